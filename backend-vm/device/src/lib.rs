@@ -1,0 +1,1 @@
+//! What a worker executes on: the Device trait.

@@ -1,0 +1,1 @@
+//! PTX on the CPU: loader, decoder, interpreter.

@@ -1,0 +1,1 @@
+//! The service that owns the device: supervisor and workers.

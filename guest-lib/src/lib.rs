@@ -1,0 +1,1 @@
+//! The CUDA driver library of guests.

@@ -1,0 +1,1 @@
+//! A small KVM monitor for guests with a window.

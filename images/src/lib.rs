@@ -1,0 +1,1 @@
+//! Guest and emulated-host images from Debian packages.

@@ -1,0 +1,1 @@
+//! The CUDA driver API table and its wire messages.

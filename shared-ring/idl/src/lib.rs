@@ -1,0 +1,1 @@
+//! Parser and code generators of the driver API table.

@@ -1,0 +1,1 @@
+//! The window that guest and backend share: layout, ring, answer slots, fences, arena.
