@@ -1,1 +1,251 @@
-//! What a worker executes on: the Device trait.
+//! What a worker executes on.
+//!
+//! [`Device`] is the worker's view of an accelerator: `CudaDevice` (the real driver) and `CpuDevice`
+//! (PTX on the CPU) implement it. Calls take raw device-side handles; translating what a guest sent,
+//! and checking that it may name what it names, is done before a call gets here.
+//!
+//! Invariants every implementation keeps:
+//! - A method that is documented as asynchronous never waits for the device.
+//! - Work handed to one stream runs in the order in which it was handed over; work on the legacy
+//!   stream orders with all blocking streams, as the CUDA programming guide says ("default stream").
+//! - A fault is sticky: once the context is dead every call returns the same error and
+//!   [`Device::health`] reports it.
+
+use std::fmt;
+
+/// A `CUresult` other than `CUDA_SUCCESS` (CUDA driver API, "Data types used by CUDA driver").
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CuError(pub u32);
+
+impl CuError {
+    pub const INVALID_VALUE: Self = Self(1);
+    pub const OUT_OF_MEMORY: Self = Self(2);
+    pub const NOT_INITIALIZED: Self = Self(3);
+    pub const DEINITIALIZED: Self = Self(4);
+    pub const NO_DEVICE: Self = Self(100);
+    pub const INVALID_DEVICE: Self = Self(101);
+    pub const INVALID_IMAGE: Self = Self(200);
+    pub const INVALID_CONTEXT: Self = Self(201);
+    pub const NO_BINARY_FOR_GPU: Self = Self(209);
+    pub const INVALID_PTX: Self = Self(218);
+    pub const UNSUPPORTED_PTX_VERSION: Self = Self(222);
+    pub const INVALID_HANDLE: Self = Self(400);
+    pub const NOT_FOUND: Self = Self(500);
+    pub const NOT_READY: Self = Self(600);
+    pub const ILLEGAL_ADDRESS: Self = Self(700);
+    pub const LAUNCH_OUT_OF_RESOURCES: Self = Self(701);
+    pub const ASSERT: Self = Self(710);
+    pub const HARDWARE_STACK_ERROR: Self = Self(714);
+    pub const ILLEGAL_INSTRUCTION: Self = Self(715);
+    pub const MISALIGNED_ADDRESS: Self = Self(716);
+    pub const LAUNCH_FAILED: Self = Self(719);
+    pub const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
+    pub const NOT_SUPPORTED: Self = Self(801);
+    pub const UNKNOWN: Self = Self(999);
+}
+
+impl fmt::Debug for CuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUresult {}", self.0)
+    }
+}
+
+impl fmt::Display for CuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA driver error {}", self.0)
+    }
+}
+
+impl std::error::Error for CuError {}
+
+/// What a device call returns.
+pub type Result<T> = std::result::Result<T, CuError>;
+
+macro_rules! raw_handle {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name(pub u64);
+    )*};
+}
+
+raw_handle! {
+    /// A stream of this device. [`RawStream::LEGACY`] is the legacy default stream.
+    RawStream
+    /// An event of this device.
+    RawEvent
+    /// A loaded module or library.
+    RawModule
+    /// A kernel.
+    RawFunction
+}
+
+impl RawStream {
+    /// The legacy default stream (`CU_STREAM_LEGACY`).
+    pub const LEGACY: Self = Self(1);
+}
+
+/// How an image is loaded: `cuModuleLoadData` or `cuLibraryLoadData`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    Module,
+    Library,
+}
+
+/// What is known of a module once it is loaded.
+#[derive(Clone, Debug)]
+pub struct LoadedModule {
+    pub module: RawModule,
+    /// The image imports `vprintf` or `__assertfail`: synchronizations may bring text.
+    pub uses_output: bool,
+}
+
+/// One kernel parameter: where it lies in the packed parameter buffer (`cuFuncGetParamInfo`), in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    pub offset: u32,
+    pub size: u32,
+}
+
+/// What a guest must know of a kernel to launch it without asking again.
+#[derive(Clone, Debug)]
+pub struct LoadedFunction {
+    pub function: RawFunction,
+    pub parameters: Vec<Parameter>,
+    /// `CUfunction_attribute` and value.
+    pub attributes: Vec<(i32, i32)>,
+}
+
+/// One launch attribute, as `CUlaunchAttribute` holds it: id and 64 bytes of value.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchAttribute {
+    pub id: u32,
+    pub value: [u8; 64],
+}
+
+/// A kernel launch.
+#[derive(Clone, Debug)]
+pub struct Launch<'a> {
+    pub function: RawFunction,
+    pub stream: RawStream,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared: u32,
+    pub attributes: &'a [LaunchAttribute],
+    /// The packed parameter buffer (`CU_LAUNCH_PARAM_BUFFER_POINTER`).
+    pub parameters: &'a [u8],
+}
+
+/// A two-dimensional fill; `height` 1 for the plain forms.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    pub destination: u64,
+    /// Bytes from row to row; ignored when `height` is 1.
+    pub pitch: u64,
+    /// Elements in a row.
+    pub width: u64,
+    pub height: u64,
+    pub value: u32,
+    /// Bytes of an element: 1, 2 or 4.
+    pub element: u32,
+}
+
+/// What a device says of itself, once, when a worker starts.
+#[derive(Clone, Debug)]
+pub struct Description {
+    pub name: String,
+    pub uuid: [u8; 16],
+    pub total_memory: u64,
+    pub driver_version: i32,
+    /// `CUdevice_attribute` and value, as the device itself reports them.
+    pub attributes: Vec<(i32, i32)>,
+    /// Least and greatest stream priority (`cuCtxGetStreamPriorityRange`).
+    pub stream_priorities: (i32, i32),
+}
+
+/// Text that kernels printed, split by where the native driver writes it.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceOutput {
+    /// `printf`: the program's standard output.
+    pub stdout: Vec<u8>,
+    /// `assert`: the program's standard error.
+    pub stderr: Vec<u8>,
+}
+
+/// An accelerator with one context.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// Makes the context current in the calling thread. Called once by each thread that uses the device.
+    fn bind_thread(&self) -> Result<()>;
+    fn describe(&self) -> &Description;
+    /// The sticky error, if the context is dead; never waits. `probe` names streams with work in flight.
+    fn health(&self, probe: &[RawStream]) -> Option<CuError>;
+    /// Takes the text that kernels printed and that a synchronization has made visible.
+    fn take_output(&self) -> DeviceOutput;
+
+    /// Free and total memory, bytes.
+    fn memory_info(&self) -> Result<(u64, u64)>;
+    fn allocate(&self, bytes: u64) -> Result<u64>;
+    /// Frees an allocation; waits as `cuMemFree` does.
+    fn free(&self, address: u64) -> Result<()>;
+    /// Makes a host range (an arena extent, mapped in this process) usable by copies and kernels.
+    ///
+    /// # Safety
+    /// `address..address + bytes` is mapped, readable and writable, until it is unregistered.
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<()>;
+    fn unregister(&self, address: u64) -> Result<()>;
+
+    /// Asynchronous. Both ends are device memory or registered host memory, already checked.
+    fn copy(&self, destination: u64, source: u64, bytes: u64, stream: RawStream) -> Result<()>;
+    /// Copies `data` to the device in stream order; `data` may be reused when this returns.
+    fn write(&self, destination: u64, data: &[u8], stream: RawStream) -> Result<()>;
+    /// Asynchronous.
+    fn fill(&self, fill: Fill, stream: RawStream) -> Result<()>;
+
+    fn create_stream(&self, flags: u32, priority: i32) -> Result<RawStream>;
+    fn destroy_stream(&self, stream: RawStream) -> Result<()>;
+    /// `Ok(false)` while work is in flight.
+    fn query_stream(&self, stream: RawStream) -> Result<bool>;
+    /// Waits.
+    fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
+    /// Waits for all work of the context.
+    fn synchronize(&self) -> Result<()>;
+    /// Asynchronous (`cuStreamWaitEvent`).
+    fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()>;
+    /// Asynchronous: when the work before it is complete, the device writes `value` to the 8-byte word at
+    /// `address`, in registered host memory (`cuStreamWriteValue64`).
+    fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()>;
+
+    fn create_event(&self, flags: u32) -> Result<RawEvent>;
+    fn destroy_event(&self, event: RawEvent) -> Result<()>;
+    /// Asynchronous.
+    fn record_event(&self, event: RawEvent, stream: RawStream, flags: u32) -> Result<()>;
+    fn query_event(&self, event: RawEvent) -> Result<bool>;
+    /// Waits.
+    fn synchronize_event(&self, event: RawEvent) -> Result<()>;
+    /// Milliseconds from `start` to `end`; `CUDA_ERROR_NOT_READY` until both have happened.
+    fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
+
+    fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule>;
+    fn unload(&self, module: RawModule) -> Result<()>;
+    fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;
+    /// Address and size of a global variable.
+    fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)>;
+    fn function_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32>;
+    fn set_function_attribute(
+        &self,
+        function: RawFunction,
+        attribute: i32,
+        value: i32,
+    ) -> Result<()>;
+    fn set_cache_config(&self, function: RawFunction, config: u32) -> Result<()>;
+    /// Blocks per multiprocessor (`cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`).
+    fn occupancy(&self, function: RawFunction, block: u32, shared: u64, flags: u32) -> Result<i32>;
+    /// Asynchronous.
+    fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+
+    fn limit(&self, limit: u32) -> Result<u64>;
+    fn set_limit(&self, limit: u32, value: u64) -> Result<()>;
+    /// Destroys everything in the context and starts afresh (`cuDevicePrimaryCtxReset`).
+    fn reset(&self) -> Result<()>;
+}
