@@ -1,0 +1,1 @@
+//! The CPU device: PTX executed on the host's processors.

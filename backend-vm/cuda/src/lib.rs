@@ -1,0 +1,1 @@
+//! The CUDA device: the real driver, loaded at run time.
