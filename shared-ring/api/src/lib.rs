@@ -1,1 +1,27 @@
-//! The CUDA driver API table and its wire messages.
+//! The CUDA driver API as it crosses the window.
+//!
+//! `driver.idl` is the one table; the messages, their encoders, the decoder and the dispatch are generated
+//! from it. What is written by hand here: handles, result codes, and the few functions that generated code
+//! calls.
+//!
+//! Invariants:
+//! - Decoding is total, allocates nothing and has no unsafe: any bytes give a checked message or an error.
+//! - A decoded message holds no value that its declaration excludes.
+//! - Encoding allocates nothing: a message becomes a few byte slices, handed to a closure.
+#![no_std]
+
+#[cfg(feature = "std")]
+extern crate std;
+
+pub mod handle;
+mod message;
+mod result;
+mod wire;
+
+pub use handle::{Event, Function, Handle, Library, Module, Stream};
+pub use message::*;
+pub use result::CuResult;
+pub use wire::{
+    Decode, DecodeError, DevicePtr, Dispatched, Encode, EncodeError, FENCES, Fence, Items, Kind,
+    MESSAGE_LIMIT, Message, MessageInfo, Outcome, REPLY_LIMIT,
+};

@@ -1,0 +1,192 @@
+//! The worker's table of what handles stand for.
+
+use core::fmt;
+use core::marker::PhantomData;
+use std::vec::Vec;
+
+use super::{Handle, HandleKind, Key};
+use crate::result::CuResult;
+
+/// Values by handle. The guest chooses the index, so the table is bounded.
+#[derive(Debug)]
+pub struct Slab<K, T> {
+    /// Generation and value, by index.
+    entries: Vec<Option<(u16, T)>>,
+    limit: u32,
+    live: usize,
+    kind: PhantomData<fn() -> K>,
+}
+
+/// Why a value could not be entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlabError {
+    /// The legacy stream has no entry.
+    Legacy,
+    /// The index is at or above the table's limit.
+    Limit { index: u32, limit: u32 },
+    /// The index is in use.
+    Occupied { index: u32 },
+}
+
+impl fmt::Display for SlabError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Legacy => write!(f, "the legacy stream cannot be created"),
+            Self::Limit { index, limit } => {
+                write!(f, "a handle has the index {index}, the limit is {limit}")
+            }
+            Self::Occupied { index } => {
+                write!(f, "a handle was minted twice: index {index} is in use")
+            }
+        }
+    }
+}
+
+impl core::error::Error for SlabError {}
+
+impl From<SlabError> for CuResult {
+    fn from(error: SlabError) -> Self {
+        match error {
+            SlabError::Limit { .. } => Self::OUT_OF_MEMORY,
+            SlabError::Legacy | SlabError::Occupied { .. } => Self::INVALID_HANDLE,
+        }
+    }
+}
+
+impl<K: HandleKind, T> Slab<K, T> {
+    /// An empty table for indices below `limit`.
+    #[must_use]
+    pub const fn new(limit: u32) -> Self {
+        Self {
+            entries: Vec::new(),
+            limit,
+            live: 0,
+            kind: PhantomData,
+        }
+    }
+
+    /// Enters a value.
+    ///
+    /// # Errors
+    /// The index is out of bounds or in use.
+    pub fn insert(&mut self, handle: Handle<K>, value: T) -> Result<(), SlabError> {
+        let Key { index, generation } = handle.key().ok_or(SlabError::Legacy)?;
+        let limit = self.limit;
+        let out_of_bounds = SlabError::Limit { index, limit };
+        if index >= limit {
+            return Err(out_of_bounds);
+        }
+        let slot = usize::try_from(index).map_err(|_| out_of_bounds)?;
+        if slot >= self.entries.len() {
+            self.entries.resize_with(slot + 1, || None);
+        }
+        let entry = self.entries.get_mut(slot).ok_or(out_of_bounds)?;
+        if entry.is_some() {
+            return Err(SlabError::Occupied { index });
+        }
+        *entry = Some((generation, value));
+        self.live += 1;
+        Ok(())
+    }
+
+    /// The value of a live handle.
+    #[must_use]
+    pub fn get(&self, handle: Handle<K>) -> Option<&T> {
+        let key = handle.key()?;
+        let (generation, value) = self
+            .entries
+            .get(usize::try_from(key.index).ok()?)?
+            .as_ref()?;
+        (*generation == key.generation).then_some(value)
+    }
+
+    /// The value of a live handle.
+    #[must_use]
+    pub fn get_mut(&mut self, handle: Handle<K>) -> Option<&mut T> {
+        let key = handle.key()?;
+        let (generation, value) = self
+            .entries
+            .get_mut(usize::try_from(key.index).ok()?)?
+            .as_mut()?;
+        (*generation == key.generation).then_some(value)
+    }
+
+    /// Takes out the value of a live handle.
+    pub fn remove(&mut self, handle: Handle<K>) -> Option<T> {
+        let key = handle.key()?;
+        let entry = self.entries.get_mut(usize::try_from(key.index).ok()?)?;
+        let (_, value) = entry.take_if(|(generation, _)| *generation == key.generation)?;
+        self.live -= 1;
+        Some(value)
+    }
+
+    /// Takes out everything.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.live = 0;
+        std::mem::take(&mut self.entries)
+            .into_iter()
+            .flatten()
+            .map(|(_, value)| value)
+    }
+
+    /// The values of live handles.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().flatten().map(|(_, value)| value)
+    }
+
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.live
+    }
+
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handle::Event;
+
+    fn event(index: u32, generation: u16) -> Handle<Event> {
+        Handle::new(Key { index, generation }).expect("in range")
+    }
+
+    #[test]
+    fn an_old_generation_finds_nothing() {
+        let mut slab = Slab::new(8);
+        slab.insert(event(3, 1), 'a').expect("free");
+        assert_eq!(slab.remove(event(3, 0)), None);
+        assert_eq!(slab.remove(event(3, 1)), Some('a'));
+        slab.insert(event(3, 2), 'b').expect("free again");
+        assert_eq!(slab.get(event(3, 1)), None);
+        assert_eq!(slab.get(event(3, 2)), Some(&'b'));
+        assert_eq!(slab.len(), 1);
+    }
+
+    #[test]
+    fn a_handle_minted_twice_or_out_of_bounds_is_refused() {
+        let mut slab = Slab::new(8);
+        slab.insert(event(0, 0), ()).expect("free");
+        assert_eq!(
+            slab.insert(event(0, 1), ()),
+            Err(SlabError::Occupied { index: 0 })
+        );
+        assert_eq!(
+            slab.insert(event(8, 0), ()),
+            Err(SlabError::Limit { index: 8, limit: 8 })
+        );
+    }
+
+    #[test]
+    fn draining_takes_everything_once() {
+        let mut slab = Slab::new(8);
+        slab.insert(event(1, 0), 1).expect("free");
+        slab.insert(event(5, 0), 5).expect("free");
+        assert_eq!(slab.drain().collect::<Vec<_>>(), [1, 5]);
+        assert!(slab.is_empty());
+        assert_eq!(slab.get(event(1, 0)), None);
+    }
+}

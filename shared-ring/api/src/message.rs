@@ -1,0 +1,12 @@
+//! The messages, generated from `driver.idl`.
+
+use zerocopy::IntoBytes as _;
+
+use crate::handle::{Event, Function, Handle, Library, Module, Stream};
+use crate::result::CuResult;
+use crate::wire::{
+    self, Decode, DecodeError, DevicePtr, Dispatched, Encode, EncodeError, Fence, Items, Kind,
+    Message, MessageInfo, Outcome,
+};
+
+include!(concat!(env!("OUT_DIR"), "/messages.rs"));

@@ -1,0 +1,273 @@
+//! The language of `driver.idl`.
+//!
+//! One declaration per line; what belongs to it follows indented. `#` starts a comment line, `///` a line
+//! of documentation for what comes next.
+//!
+//! ```text
+//! enum NAME                      values of a 32-bit field
+//!     VALUE NAME
+//! struct NAME                    element of an array in a tail
+//!     NAME TYPE
+//! message ID NAME KIND [next]    KIND: record | request | request blocking
+//!     NAME TYPE [nonzero]
+//!     tail NAME ELEMENT max N    ELEMENT: bytes | a struct
+//!   reply
+//!     NAME TYPE [= CONSTANT]
+//!     tail NAME ELEMENT max N
+//! ```
+//!
+//! TYPE is `u8 u32 i32 u64 f32`, one of them with a length (`u32[3]`), `address`, a handle (`stream event
+//! module library function`, where a stream may be the legacy one; `minted stream` may not; `new event`
+//! names one being created; `optional stream` may be absent), `fence`, `optional fence`, or an enum.
+
+use crate::table::{
+    Body, Enum, Field, FieldType, Handle, Kind, Message, Scalar, Struct, Table, Tail,
+};
+
+/// Why a table could not be read.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("line {line}: {reason}")]
+pub struct ParseError {
+    pub line: usize,
+    pub reason: String,
+}
+
+enum Open {
+    Nothing,
+    Enum,
+    Struct,
+    Body,
+    Reply,
+}
+
+/// Reads a table.
+///
+/// # Errors
+/// The first line that is not in the language, or that contradicts an earlier one.
+pub fn parse(text: &str) -> Result<Table, ParseError> {
+    let mut parser = Parser {
+        table: Table::default(),
+        open: Open::Nothing,
+        doc: Vec::new(),
+    };
+    for (index, raw) in text.lines().enumerate() {
+        parser.line(raw).map_err(|reason| ParseError {
+            line: index + 1,
+            reason,
+        })?;
+    }
+    Ok(parser.table)
+}
+
+struct Parser {
+    table: Table,
+    open: Open,
+    doc: Vec<String>,
+}
+
+impl Parser {
+    fn line(&mut self, raw: &str) -> Result<(), String> {
+        let line = raw.trim();
+        if let Some(doc) = line.strip_prefix("///") {
+            self.doc.push(doc.trim().to_owned());
+            return Ok(());
+        }
+        if line.is_empty() || line.starts_with('#') {
+            return Ok(());
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if raw.starts_with(' ') {
+            self.member(&words)
+        } else {
+            self.declaration(&words)
+        }
+    }
+
+    fn declaration(&mut self, words: &[&str]) -> Result<(), String> {
+        let doc = std::mem::take(&mut self.doc);
+        match words {
+            ["enum", name] => {
+                self.table.enums.push(Enum {
+                    doc,
+                    name: (*name).to_owned(),
+                    values: Vec::new(),
+                });
+                self.open = Open::Enum;
+            }
+            ["struct", name] => {
+                self.table.structs.push(Struct {
+                    doc,
+                    name: (*name).to_owned(),
+                    fields: Vec::new(),
+                });
+                self.open = Open::Struct;
+            }
+            ["message", id, name, rest @ ..] => {
+                let (kind, rest) = match rest {
+                    ["record", rest @ ..] => (Kind::Record, rest),
+                    ["request", "blocking", rest @ ..] => (Kind::Blocking, rest),
+                    ["request", rest @ ..] => (Kind::Request, rest),
+                    _ => return Err(format!("message {name} is neither a record nor a request")),
+                };
+                let next = match rest {
+                    [] => false,
+                    ["next"] => true,
+                    _ => return Err(format!("{rest:?} says nothing about message {name}")),
+                };
+                let id = number(id)?;
+                if let Some(other) = self
+                    .table
+                    .messages
+                    .iter()
+                    .find(|m| m.id == id || m.name == *name)
+                {
+                    return Err(format!(
+                        "message {id} {name} repeats message {} {}",
+                        other.id, other.name
+                    ));
+                }
+                self.table.messages.push(Message {
+                    doc,
+                    id,
+                    name: (*name).to_owned(),
+                    kind,
+                    next,
+                    body: Body::default(),
+                    reply: Body::default(),
+                });
+                self.open = Open::Body;
+            }
+            _ => return Err(format!("{words:?} declares nothing")),
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, words: &[&str]) -> Result<(), String> {
+        let doc = std::mem::take(&mut self.doc);
+        match self.open {
+            Open::Nothing => Err("an indented line before any declaration".to_owned()),
+            Open::Enum => {
+                let [value, name] = words else {
+                    return Err(format!("{words:?} is not a value and its name"));
+                };
+                let value = number(value)?;
+                let target = self.table.enums.last_mut().ok_or("no enum is open")?;
+                target.values.push((value, (*name).to_owned()));
+                Ok(())
+            }
+            Open::Struct => {
+                let field = self.field(words, doc)?;
+                if !matches!(field.kind, FieldType::Scalar(_) | FieldType::Array(..)) {
+                    return Err(format!("field {} of a struct must be a number", field.name));
+                }
+                self.table
+                    .structs
+                    .last_mut()
+                    .ok_or("no struct is open")?
+                    .fields
+                    .push(field);
+                Ok(())
+            }
+            Open::Body | Open::Reply => self.message_member(words, doc),
+        }
+    }
+
+    fn message_member(&mut self, words: &[&str], doc: Vec<String>) -> Result<(), String> {
+        if words == ["reply"] {
+            self.open = Open::Reply;
+            return Ok(());
+        }
+        if let ["tail", name, element, "max", max] = words {
+            let element = match *element {
+                "bytes" => None,
+                name if self.table.structs.iter().any(|s| s.name == name) => Some(name.to_owned()),
+                name => {
+                    return Err(format!(
+                        "{name} is neither bytes nor a struct declared above"
+                    ));
+                }
+            };
+            let tail = Tail {
+                doc,
+                name: (*name).to_owned(),
+                element,
+                max: number(max)?,
+            };
+            self.body()?.tails.push(tail);
+            return Ok(());
+        }
+        let field = self.field(words, doc)?;
+        let body = self.body()?;
+        if !body.tails.is_empty() {
+            return Err(format!("field {} stands behind a tail", field.name));
+        }
+        body.fields.push(field);
+        Ok(())
+    }
+
+    fn body(&mut self) -> Result<&mut Body, String> {
+        let message = self.table.messages.last_mut().ok_or("no message is open")?;
+        Ok(if matches!(self.open, Open::Reply) {
+            &mut message.reply
+        } else {
+            &mut message.body
+        })
+    }
+
+    fn field(&self, words: &[&str], doc: Vec<String>) -> Result<Field, String> {
+        let [name, words @ ..] = words else {
+            return Err("a field needs a name".to_owned());
+        };
+        let (kind, rest) = self.field_type(words)?;
+        let (nonzero, constant) = match rest {
+            [] => (false, None),
+            ["nonzero"] => (true, None),
+            ["=", constant] => (false, Some((*constant).to_owned())),
+            _ => return Err(format!("{rest:?} says nothing about field {name}")),
+        };
+        Ok(Field {
+            doc,
+            name: (*name).to_owned(),
+            kind,
+            nonzero,
+            constant,
+        })
+    }
+
+    fn field_type<'w>(&self, words: &'w [&'w str]) -> Result<(FieldType, &'w [&'w str]), String> {
+        let handle =
+            |word: &str| Handle::parse(word).ok_or_else(|| format!("{word} is not a handle"));
+        Ok(match words {
+            ["address", rest @ ..] => (FieldType::Address, rest),
+            ["fence", rest @ ..] => (FieldType::Fence, rest),
+            ["optional", "fence", rest @ ..] => (FieldType::OptionalFence, rest),
+            ["optional", word, rest @ ..] => (FieldType::OptionalHandle(handle(word)?), rest),
+            ["new" | "minted", word, rest @ ..] => (FieldType::Minted(handle(word)?), rest),
+            [word, rest @ ..] => {
+                let kind = if let Some(scalar) = Scalar::parse(word) {
+                    FieldType::Scalar(scalar)
+                } else if let Some((scalar, count)) = array(word) {
+                    FieldType::Array(scalar, count)
+                } else if let Some(handle) = Handle::parse(word) {
+                    FieldType::Handle(handle)
+                } else if self.table.enums.iter().any(|e| e.name == *word) {
+                    FieldType::Enum((*word).to_owned())
+                } else {
+                    return Err(format!("{word} is not a type"));
+                };
+                (kind, rest)
+            }
+            [] => return Err("a field needs a type".to_owned()),
+        })
+    }
+}
+
+fn array(word: &str) -> Option<(Scalar, usize)> {
+    let (scalar, count) = word.strip_suffix(']')?.split_once('[')?;
+    Some((Scalar::parse(scalar)?, count.parse().ok()?))
+}
+
+fn number<N: std::str::FromStr>(word: &str) -> Result<N, String> {
+    word.parse()
+        .map_err(|_| format!("{word} is not a number that fits"))
+}

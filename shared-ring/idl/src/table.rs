@@ -1,0 +1,189 @@
+//! The parsed table.
+
+/// Everything `driver.idl` declares, in the file's order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    pub enums: Vec<Enum>,
+    pub structs: Vec<Struct>,
+    pub messages: Vec<Message>,
+}
+
+/// A set of values that a 32-bit field may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enum {
+    pub doc: Vec<String>,
+    pub name: String,
+    pub values: Vec<(u32, String)>,
+}
+
+/// The element of an array in a tail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Struct {
+    pub doc: Vec<String>,
+    pub name: String,
+    pub fields: Vec<Field>,
+}
+
+/// What crosses the ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub doc: Vec<String>,
+    pub id: u16,
+    pub name: String,
+    pub kind: Kind,
+    /// Part of the next protocol version only.
+    pub next: bool,
+    pub body: Body,
+    pub reply: Body,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Written and forgotten.
+    Record,
+    /// Answered in its turn.
+    Request,
+    /// Answered by the thread that serves the guest thread.
+    Blocking,
+}
+
+/// The fields of a message or of a reply: a fixed part, then tails.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Body {
+    pub fields: Vec<Field>,
+    pub tails: Vec<Tail>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    pub doc: Vec<String>,
+    pub name: String,
+    pub kind: FieldType,
+    /// No element may be zero.
+    pub nonzero: bool,
+    /// A Rust constant that the field of a reply always has.
+    pub constant: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FieldType {
+    Scalar(Scalar),
+    Array(Scalar, usize),
+    /// An address as the device sees it.
+    Address,
+    /// A handle; a stream may be the legacy one.
+    Handle(Handle),
+    /// A handle that was minted: never the legacy stream.
+    Minted(Handle),
+    /// A stream, or zero for none.
+    OptionalHandle(Handle),
+    Fence,
+    /// A fence, or all ones for none.
+    OptionalFence,
+    Enum(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scalar {
+    U8,
+    U32,
+    I32,
+    U64,
+    F32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handle {
+    Stream,
+    Event,
+    Module,
+    Library,
+    Function,
+}
+
+/// A variable-length part behind the fixed one; its element count is in the fixed part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tail {
+    pub doc: Vec<String>,
+    pub name: String,
+    /// `None`: bytes.
+    pub element: Option<String>,
+    /// Greatest number of elements.
+    pub max: u32,
+}
+
+impl Scalar {
+    /// The Rust type, which is also the word of the language.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::U8 => "u8",
+            Self::U32 => "u32",
+            Self::I32 => "i32",
+            Self::U64 => "u64",
+            Self::F32 => "f32",
+        }
+    }
+
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 => 8,
+        }
+    }
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        [Self::U8, Self::U32, Self::I32, Self::U64, Self::F32]
+            .into_iter()
+            .find(|scalar| scalar.name() == word)
+    }
+}
+
+impl Handle {
+    /// The Rust marker type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "Stream",
+            Self::Event => "Event",
+            Self::Module => "Module",
+            Self::Library => "Library",
+            Self::Function => "Function",
+        }
+    }
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        match word {
+            "stream" => Some(Self::Stream),
+            "event" => Some(Self::Event),
+            "module" => Some(Self::Module),
+            "library" => Some(Self::Library),
+            "function" => Some(Self::Function),
+            _ => None,
+        }
+    }
+}
+
+impl FieldType {
+    /// Bytes and alignment on the wire.
+    #[must_use]
+    pub fn layout(&self) -> (usize, usize) {
+        match self {
+            Self::Scalar(scalar) => (scalar.size(), scalar.size()),
+            Self::Array(scalar, count) => (scalar.size() * count, scalar.size()),
+            Self::Address | Self::Handle(_) | Self::Minted(_) | Self::OptionalHandle(_) => (8, 8),
+            Self::Fence | Self::OptionalFence | Self::Enum(_) => (4, 4),
+        }
+    }
+}
+
+impl Table {
+    /// The messages of the current protocol, or of the next one.
+    pub fn protocol(&self, next: bool) -> impl Iterator<Item = &Message> {
+        self.messages
+            .iter()
+            .filter(move |message| next || !message.next)
+    }
+}
