@@ -1,0 +1,274 @@
+#![expect(
+    clippy::needless_update,
+    reason = "some fixed parts have reserved fields, some have none"
+)]
+
+#[cfg(feature = "alloc")]
+use alloc::{vec, vec::Vec};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Grant, HEADER_BYTES, Header,
+    HelloFixed, MAX_CONTROL_BODY, ReadyFixed, RefusedFixed, Stream,
+};
+
+/// Declares the messages once: the enum, the kinds, the decoder and the encoder.
+macro_rules! messages {
+    (
+        empty { $($(#[$empty_doc:meta])* $empty:ident = $empty_kind:literal,)* }
+        fixed { $($(#[$fixed_doc:meta])* $fixed:ident($fixed_body:ty) = $fixed_kind:literal,)* }
+        text {
+            $($(#[$text_doc:meta])* $text:ident {
+                $($field:ident: $field_type:ty),*; $text_field:ident
+            } = $text_kind:literal as $text_body:ident.$length:ident,)*
+        }
+        plain { $($(#[$plain_doc:meta])* $plain:ident = $plain_kind:literal,)* }
+    ) => {
+        /// A control message. Texts are borrowed from the bytes they were decoded from.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Message<'a> {
+            $($(#[$empty_doc])* $empty,)*
+            $($(#[$fixed_doc])* $fixed($fixed_body),)*
+            $($(#[$text_doc])* $text {
+                $(
+                    #[doc = concat!("See [`", stringify!($text_body), "`](super::", stringify!($text_body), ").")]
+                    $field: $field_type,
+                )*
+                /// The text behind the fixed part.
+                $text_field: &'a str,
+            },)*
+            $($(#[$plain_doc])* $plain(&'a str),)*
+        }
+
+        impl<'a> Message<'a> {
+            /// The kind that a header carries for this message.
+            #[must_use]
+            pub const fn kind(&self) -> u16 {
+                match self {
+                    $(Self::$empty => $empty_kind,)*
+                    $(Self::$fixed(_) => $fixed_kind,)*
+                    $(Self::$text { .. } => $text_kind,)*
+                    $(Self::$plain(_) => $plain_kind,)*
+                }
+            }
+
+            /// The message's name.
+            #[must_use]
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$empty => stringify!($empty),)*
+                    $(Self::$fixed(_) => stringify!($fixed),)*
+                    $(Self::$text { .. } => stringify!($text),)*
+                    $(Self::$plain(_) => stringify!($plain),)*
+                }
+            }
+
+            /// Reads the body of a message of this kind.
+            ///
+            /// # Errors
+            /// See [`ControlError`]; every byte string gives a message or an error.
+            pub fn decode(kind: u16, body: &'a [u8]) -> Result<Self, ControlError> {
+                let length = body.len();
+                if length > MAX_CONTROL_BODY {
+                    return Err(ControlError::TooLong { kind, length, limit: MAX_CONTROL_BODY });
+                }
+                match kind {
+                    $($empty_kind => {
+                        exactly(stringify!($empty), length, 0)?;
+                        Ok(Self::$empty)
+                    })*
+                    $($fixed_kind => {
+                        let (fixed, rest) = split::<$fixed_body>(stringify!($fixed), body)?;
+                        exactly(stringify!($fixed), length, length - rest.len())?;
+                        Ok(Self::$fixed(fixed))
+                    })*
+                    $($text_kind => {
+                        let (fixed, rest) = split::<$text_body>(stringify!($text), body)?;
+                        let announced = (length - rest.len()).saturating_add(fixed.$length as usize);
+                        exactly(stringify!($text), length, announced)?;
+                        let $text_body { $($field,)* .. } = fixed;
+                        Ok(Self::$text { $($field,)* $text_field: text(stringify!($text), rest)? })
+                    })*
+                    $($plain_kind => Ok(Self::$plain(text(stringify!($plain), body)?)),)*
+                    _ => Err(ControlError::Kind { kind, length }),
+                }
+            }
+
+            /// Writes header and body to the start of `frame` and returns how many bytes that are.
+            /// [`super::MAX_FRAME`] bytes hold any message.
+            ///
+            /// # Errors
+            /// The message exceeds the frame or the limit of a body.
+            pub fn encode(&self, frame: &mut [u8]) -> Result<usize, ControlError> {
+                match self {
+                    $(Self::$empty => self.write(frame, &[], ""),)*
+                    $(Self::$fixed(fixed) => self.write(frame, fixed.as_bytes(), ""),)*
+                    $(Self::$text { $($field,)* $text_field } => {
+                        let fixed = $text_body {
+                            $($field: *$field,)*
+                            $length: u32::try_from($text_field.len()).unwrap_or(u32::MAX),
+                            ..$text_body::default()
+                        };
+                        self.write(frame, fixed.as_bytes(), $text_field)
+                    })*
+                    $(Self::$plain(text) => self.write(frame, &[], text),)*
+                }
+            }
+        }
+    };
+}
+
+messages! {
+    empty {
+        /// Guest → supervisor: everything granted is mapped.
+        Mapped = 2,
+        /// Guest → supervisor: the granted bands collide with what the process has mapped.
+        Unmappable = 3,
+        /// Guest → supervisor → worker: the ring holds records and its consumer is parked.
+        Doorbell = 6,
+        /// Worker → supervisor: the session is mapped and its ring is served.
+        Assigned = 49,
+    }
+    fixed {
+        /// Guest → supervisor: more arena, please.
+        ArenaRequest(ArenaRequest) = 4,
+        /// Guest → supervisor: nothing uses this run any more.
+        ArenaReturn(ArenaRun) = 5,
+        /// Supervisor → guest: a session. The window's descriptor comes with it on a local stream.
+        Grant(Grant) = 16,
+        /// Supervisor → guest: a run of arena segments.
+        ArenaGrant(ArenaRun) = 18,
+        /// Supervisor → guest: no arena.
+        ArenaDenied(ArenaDenied) = 19,
+        /// Launcher → supervisor, on a tenant stream: the window.
+        Attach(Attach) = 32,
+        /// Launcher → supervisor, on a tenant stream: a guest process's control stream.
+        Stream(Stream) = 33,
+        /// Supervisor → worker: serve this session. Descriptors of the window and of the counter
+        /// page come with it.
+        Assign(Grant) = 48,
+        /// Supervisor → worker: map and register this run.
+        ArenaAdd(ArenaRun) = 50,
+        /// Supervisor → worker: let go of this run.
+        ArenaRemove(ArenaRun) = 51,
+        /// Worker → supervisor: this run is mapped and registered.
+        ArenaAdded(ArenaRun) = 53,
+        /// Worker → supervisor: this run is neither mapped nor registered any more.
+        ArenaRemoved(ArenaRun) = 54,
+    }
+    text {
+        /// Guest → supervisor: the first message.
+        Hello {
+            bootstrap_version: u32, protocol_hash: u64, features: u64; environment
+        } = 1 as HelloFixed.env_len,
+        /// Supervisor → guest: no session, and why.
+        Refused { code: u32; reason } = 17 as RefusedFixed.text_len,
+        /// Worker → supervisor: warm and free.
+        Ready { protocol_hash: u64; device } = 52 as ReadyFixed.text_len,
+    }
+    plain {
+        /// Supervisor → launcher: how a session ended, as JSON.
+        SessionReport = 34,
+    }
+}
+
+impl Message<'_> {
+    fn write(&self, frame: &mut [u8], fixed: &[u8], text: &str) -> Result<usize, ControlError> {
+        encode_frame(self.kind(), self.name(), frame, &[fixed, text.as_bytes()])
+    }
+
+    /// The message as bytes.
+    ///
+    /// ```
+    /// use wormhole_ring::control::{HEADER_BYTES, Header, Message};
+    /// let frame = Message::Refused { code: 2, reason: "quota: 3 of 3 sessions" }.to_vec().unwrap();
+    /// let (header, body) = frame.split_first_chunk::<HEADER_BYTES>().unwrap();
+    /// let header = Header::decode(header).unwrap();
+    /// assert_eq!(header.body_len, body.len());
+    /// let message = Message::decode(header.kind, body).unwrap();
+    /// assert_eq!(message, Message::Refused { code: 2, reason: "quota: 3 of 3 sessions" });
+    /// ```
+    ///
+    /// # Errors
+    /// The message exceeds the limit of a body.
+    #[cfg(feature = "alloc")]
+    pub fn to_vec(&self) -> Result<Vec<u8>, ControlError> {
+        let mut frame = vec![0; super::MAX_FRAME];
+        let length = self.encode(&mut frame)?;
+        frame.truncate(length);
+        Ok(frame)
+    }
+}
+
+/// Writes a header for `kind` and the concatenation of `parts` to `frame`; returns the bytes used.
+///
+fn encode_frame(
+    kind: u16,
+    message: &'static str,
+    frame: &mut [u8],
+    parts: &[&[u8]],
+) -> Result<usize, ControlError> {
+    let body_len = parts
+        .iter()
+        .map(|part| part.len())
+        .fold(0, usize::saturating_add);
+    if body_len > MAX_CONTROL_BODY {
+        return Err(ControlError::TooLong {
+            kind,
+            length: body_len,
+            limit: MAX_CONTROL_BODY,
+        });
+    }
+    let length = HEADER_BYTES + body_len;
+    let limit = frame.len();
+    let Some((header, mut rest)) = frame
+        .get_mut(..length)
+        .and_then(<[u8]>::split_first_chunk_mut::<HEADER_BYTES>)
+    else {
+        return Err(ControlError::Buffer {
+            message,
+            length,
+            limit,
+        });
+    };
+    *header = Header { kind, body_len }.encode();
+    for part in parts {
+        let (to, after) = rest.split_at_mut(part.len());
+        to.copy_from_slice(part);
+        rest = after;
+    }
+    Ok(length)
+}
+
+fn exactly(message: &'static str, length: usize, expected: usize) -> Result<(), ControlError> {
+    if length == expected {
+        Ok(())
+    } else {
+        Err(ControlError::Length {
+            message,
+            length,
+            expected,
+        })
+    }
+}
+
+fn split<'a, T: FromBytes>(
+    message: &'static str,
+    body: &'a [u8],
+) -> Result<(T, &'a [u8]), ControlError> {
+    T::read_from_prefix(body).map_err(|_| ControlError::Length {
+        message,
+        length: body.len(),
+        expected: size_of::<T>(),
+    })
+}
+
+fn text<'a>(message: &'static str, bytes: &'a [u8]) -> Result<&'a str, ControlError> {
+    core::str::from_utf8(bytes).map_err(|error| ControlError::Text {
+        message,
+        length: bytes.len(),
+        valid: error.valid_up_to(),
+    })
+}

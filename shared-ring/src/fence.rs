@@ -1,0 +1,85 @@
+//! Fences: words that grow when the work before them is complete. The device itself writes them.
+
+use crate::{
+    layout::{FENCES, session},
+    memory::SessionMemory,
+    sync::Ordering,
+};
+
+/// The number of a fence, below [`FENCES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FenceIndex(u32);
+
+impl FenceIndex {
+    /// Fence number `index`, if there is one.
+    ///
+    /// ```
+    /// use wormhole_ring::{fence::FenceIndex, layout::FENCES};
+    /// assert!(FenceIndex::new(FENCES as u32 - 1).is_some());
+    /// assert!(FenceIndex::new(FENCES as u32).is_none());
+    /// ```
+    #[must_use]
+    pub const fn new(index: u32) -> Option<Self> {
+        if (index as usize) < FENCES {
+            Some(Self(index))
+        } else {
+            None
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// Bytes from the start of the session segment to the fence's word.
+    #[must_use]
+    pub const fn address_offset(self) -> usize {
+        session::FENCE_BASE + self.0 as usize * 8
+    }
+}
+
+/// The fences of a session, for both sides.
+///
+/// ```
+/// use wormhole_ring::{fence::{FenceIndex, Fences}, memory::OwnedMemory};
+/// let region = OwnedMemory::segments(1);
+/// // SAFETY: the region outlives the fences.
+/// let fences = Fences::new(unsafe { region.session(0) }.unwrap());
+/// let fence = FenceIndex::new(7).unwrap();
+/// assert_eq!(fences.load(fence), 0);
+/// fences.store(fence, 41);
+/// assert_eq!(fences.load(fence), 41);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Fences {
+    memory: SessionMemory,
+}
+
+impl Fences {
+    /// The fences in `memory`.
+    #[must_use]
+    pub fn new(memory: SessionMemory) -> Self {
+        Self { memory }
+    }
+
+    /// The fence's value.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, fence: FenceIndex) -> u64 {
+        // SYNC POINT: fence. What the work before the fence wrote to the window is seen from here on.
+        self.memory
+            .word(fence.address_offset())
+            .load(Ordering::Acquire)
+    }
+
+    /// Sets the fence, as a device does that executes on the CPU.
+    #[inline]
+    pub fn store(&self, fence: FenceIndex, value: u64) {
+        // SYNC POINT: fence.
+        self.memory
+            .word(fence.address_offset())
+            .store(value, Ordering::Release);
+    }
+}

@@ -1,0 +1,116 @@
+//! Where everything lies: the window's segments, a session segment, and the address bands.
+
+/// Bytes of a segment, the unit in which the window is granted.
+pub const SEGMENT_BYTES: usize = 2 << 20;
+
+/// Default address of the window in a guest process and in its worker.
+pub const WINDOW_BASE: u64 = 0x5000_0000_0000;
+/// The largest window that fits its band: 4 TiB.
+pub const WINDOW_MAX_BYTES: u64 = 4 << 40;
+/// Start of the band that handles minted in a guest lie in. Nothing is ever mapped there.
+pub const HANDLE_BASE: u64 = 0x4000_0000_0000;
+/// Bytes of the handle band.
+pub const HANDLE_BYTES: u64 = 1 << 42;
+/// The band above the window, in which the driver places device memory, and its bytes.
+pub const APERTURE_HIGH: (u64, u64) = (0x6000_0000_0000, 0x400_0000_0000);
+/// The low band, in which the driver places pools and reserved virtual memory, and its bytes.
+pub const APERTURE_LOW: (u64, u64) = (0x2_0000_0000, 0x100_0000_0000 - 0x2_0000_0000);
+/// A worker with a CUDA device reserves everything from here up, so that the driver allocates below.
+pub const RESERVED_ABOVE: u64 = APERTURE_HIGH.0 + APERTURE_HIGH.1;
+
+/// Bytes of the frozen bootstrap at the start of segment 0.
+pub const BOOTSTRAP_BYTES: usize = 4096;
+
+/// Answer slots of a session: the number of guest threads that can wait at the same time.
+pub const SLOTS: usize = session::SLOTS;
+/// Payload bytes of an answer slot.
+pub const SLOT_PAYLOAD: usize = session::SLOT_PAYLOAD;
+/// Fence words of a session.
+pub const FENCES: usize = session::FENCES;
+/// Bytes of a session's ring, a power of two.
+pub const RING_BYTES: usize = session::RING_BYTES;
+/// The unit of a ring: every record starts at a multiple of it.
+pub const UNIT: usize = 64;
+/// The longest record, with its header.
+pub const MAX_RECORD: usize = session::MAX_RECORD;
+/// Bytes of a record's header.
+pub const RECORD_HEADER: usize = 32;
+/// The longest body of a record.
+pub const MAX_BODY: usize = MAX_RECORD - RECORD_HEADER;
+
+/// Offsets inside a session segment.
+#[cfg(not(loom))]
+pub mod session {
+    /// The status word: 0 while the session lives.
+    pub const STATUS: usize = 0;
+    /// The producers' reservation cursor.
+    pub const TAIL: usize = 128;
+    /// The consumer's published progress.
+    pub const HEAD: usize = 256;
+    /// 1 while the consumer sleeps or is about to.
+    pub const PARKED: usize = 384;
+    /// The session's generation, in the low 32 bits.
+    pub const GENERATION: usize = 512;
+    /// Calls that the guest answered by itself; a hint for the summary.
+    pub const LOCAL_CALLS: usize = 640;
+
+    /// The first answer slot.
+    pub const SLOT_BASE: usize = 0x1000;
+    /// Bytes from one answer slot to the next: the header and the payload.
+    pub const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_PAYLOAD;
+    /// Bytes of an answer slot's header.
+    pub const SLOT_HEADER: usize = 64;
+    pub(super) const SLOTS: usize = 128;
+    pub(super) const SLOT_PAYLOAD: usize = 4096;
+
+    /// The first fence word.
+    pub const FENCE_BASE: usize = 0xA_0000;
+    pub(super) const FENCES: usize = 49152;
+
+    /// The ring.
+    pub const RING_BASE: usize = 0x10_0000;
+    pub(super) const RING_BYTES: usize = 1 << 20;
+    pub(super) const MAX_RECORD: usize = 6 << 10;
+
+    /// Bytes of a session segment.
+    pub const BYTES: usize = super::SEGMENT_BYTES;
+}
+
+/// Offsets inside the small session that loom explores.
+#[cfg(loom)]
+#[allow(missing_docs)]
+pub mod session {
+    pub const STATUS: usize = 0;
+    pub const TAIL: usize = 8;
+    pub const HEAD: usize = 16;
+    pub const PARKED: usize = 24;
+    pub const GENERATION: usize = 32;
+    pub const LOCAL_CALLS: usize = 40;
+
+    pub const SLOT_BASE: usize = 64;
+    pub const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_PAYLOAD;
+    pub const SLOT_HEADER: usize = 64;
+    pub(super) const SLOTS: usize = 1;
+    pub(super) const SLOT_PAYLOAD: usize = 64;
+
+    pub const FENCE_BASE: usize = 192;
+    pub(super) const FENCES: usize = 2;
+
+    pub const RING_BASE: usize = 256;
+    pub(super) const RING_BYTES: usize = 256;
+    pub(super) const MAX_RECORD: usize = 128;
+
+    pub const BYTES: usize = 512;
+}
+
+const _: () = {
+    assert!(RING_BYTES.is_power_of_two() && RING_BYTES.is_multiple_of(UNIT));
+    assert!(MAX_RECORD.is_multiple_of(UNIT) && MAX_RECORD * 2 <= RING_BYTES);
+    assert!(session::SLOT_BASE + SLOTS * session::SLOT_STRIDE <= session::FENCE_BASE);
+    assert!(session::FENCE_BASE + FENCES * 8 <= session::RING_BASE);
+    assert!(session::RING_BASE + RING_BYTES <= session::BYTES);
+    assert!(
+        size_of::<usize>() == 8,
+        "offsets in the window are 64 bits wide"
+    );
+};

@@ -1,0 +1,251 @@
+use zerocopy::IntoBytes;
+
+use super::record::{Commit, RecordHead, WireHead, units_for};
+use crate::{
+    layout::{self, MAX_BODY, RING_BYTES, UNIT, session},
+    memory::SessionMemory,
+    slot::SlotIndex,
+    sync::{AtomicU64, Ordering, fence},
+};
+
+/// Why a record was not pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PushError {
+    /// The consumer has not made room yet. Nothing was written; try again.
+    #[error("the ring has no room for {needed} bytes now")]
+    Full {
+        /// Bytes that the record needs, with the pad before it.
+        needed: usize,
+    },
+    /// The body is longer than any record may be.
+    #[error("a body of {length} bytes exceeds the {limit} bytes of a record")]
+    TooLong {
+        /// Bytes of the body.
+        length: usize,
+        /// The longest body.
+        limit: usize,
+    },
+    /// The cursors in shared memory contradict each other: the session is lost.
+    #[error("the ring's cursors are impossible: head {head:#x}, tail {tail:#x}")]
+    Corrupt {
+        /// The consumer's cursor as read.
+        head: u64,
+        /// The producers' cursor as read.
+        tail: u64,
+    },
+}
+
+/// Reservations that are tried before the ring counts as full: another party that keeps moving the
+/// tail must not hold a caller here.
+const ATTEMPTS: u32 = 1 << 16;
+
+/// The producing side of a ring. All threads of a process share one.
+///
+/// ```
+/// use wormhole_ring::{memory::OwnedMemory, ring::{Consumer, Producer, RecordBuf, RecordHead}};
+/// let region = OwnedMemory::segments(1);
+/// // SAFETY: the region outlives both sides, and there is one consumer.
+/// let (producer, mut consumer) = unsafe {
+///     let session = region.session(0).unwrap();
+///     (Producer::new(session.clone()), Consumer::new(session))
+/// };
+/// producer.push(RecordHead::record(12), &[b"stream", b"fence"]).unwrap();
+///
+/// let mut buf = RecordBuf::new();
+/// let head = consumer.take(&mut buf).unwrap().unwrap();
+/// assert_eq!(head.message, 12);
+/// assert_eq!(buf.body(), b"streamfence");
+/// ```
+#[derive(Debug)]
+pub struct Producer {
+    memory: SessionMemory,
+    /// A value that the consumer's head had: at most the current one, so room computed from it
+    /// exists. Read again only when that room is too small.
+    cached_head: CachedHead,
+}
+
+/// On cache lines of its own: two, because processors fetch lines in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct CachedHead(AtomicU64);
+
+/// Units that were reserved for one record.
+struct Reservation {
+    /// Cursor of the pad or, without one, of the record.
+    start: u64,
+    /// Bytes of the pad that fills the ring's end, 0 for none.
+    pad: usize,
+}
+
+impl Producer {
+    /// The producing side of the ring in `memory`.
+    ///
+    /// # Safety
+    /// All producers and the consumer of this session that live in this process are values of this
+    /// crate.
+    #[must_use]
+    pub unsafe fn new(memory: SessionMemory) -> Self {
+        Self {
+            memory,
+            cached_head: CachedHead(AtomicU64::new(0)),
+        }
+    }
+
+    /// Copies a record with the concatenation of `parts` as its body into the ring and publishes it.
+    ///
+    /// Allocates nothing, takes no lock, never waits. Call [`Producer::consumer_parked`] afterwards.
+    ///
+    /// # Errors
+    /// See [`PushError`]; nothing was written then.
+    #[inline]
+    pub fn push(&self, head: RecordHead, parts: &[&[u8]]) -> Result<(), PushError> {
+        let body = parts
+            .iter()
+            .map(|part| part.len())
+            .fold(0, usize::saturating_add);
+        let body_len = match u32::try_from(body) {
+            Ok(body_len) if body <= MAX_BODY => body_len,
+            _ => {
+                return Err(PushError::TooLong {
+                    length: body,
+                    limit: MAX_BODY,
+                });
+            }
+        };
+        let units = units_for(body);
+        let Reservation { start, pad } = self.reserve(units * UNIT)?;
+        if pad > 0 {
+            self.publish(
+                start,
+                Commit {
+                    units: pad / UNIT,
+                    pad: true,
+                    lap: Commit::lap_of(start),
+                },
+            );
+        }
+        let cursor = start + pad as u64;
+        let offset = ring_offset(cursor);
+        let wire = WireHead {
+            message: head.message,
+            flags: head.flags,
+            slot: head.slot.map_or(SlotIndex::NONE_WIRE, SlotIndex::get),
+            pad: 0,
+            context: head.context,
+            body_len,
+            sequence: head.sequence,
+        };
+        self.memory.write(offset + 8, wire.as_bytes());
+        let mut at = offset + layout::RECORD_HEADER;
+        for part in parts {
+            self.memory.write(at, part);
+            at += part.len();
+        }
+        self.publish(
+            cursor,
+            Commit {
+                units,
+                pad: false,
+                lap: Commit::lap_of(cursor),
+            },
+        );
+        Ok(())
+    }
+
+    /// Whether the consumer sleeps or is about to: the doorbell must be rung then. Call it after
+    /// [`Producer::push`].
+    #[inline]
+    #[must_use]
+    pub fn consumer_parked(&self) -> bool {
+        // SYNC POINT: park. Either this load sees PARKED, or the consumer's look after its own fence
+        // sees the record published before this one.
+        fence(Ordering::SeqCst);
+        self.memory.word(session::PARKED).load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the consumer has taken everything that was reserved: true once the ring is drained.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        let tail = self.memory.word(session::TAIL).load(Ordering::Relaxed);
+        self.memory.word(session::HEAD).load(Ordering::Acquire) >= tail
+    }
+
+    /// Takes `bytes` contiguous bytes of the ring, and the pad before them where they would wrap.
+    #[inline]
+    fn reserve(&self, bytes: usize) -> Result<Reservation, PushError> {
+        let tail_word = self.memory.word(session::TAIL);
+        // SYNC POINT: cached head. What another thread learnt from the head it read counts here too.
+        let mut head = self.cached_head.0.load(Ordering::Acquire);
+        // Relaxed: the order of two reservations that happen one before the other in the program is
+        // given by coherence; the record itself is published by its commit word.
+        let mut tail = tail_word.load(Ordering::Relaxed);
+        let mut needed = bytes;
+        for _ in 0..ATTEMPTS {
+            if !tail.is_multiple_of(UNIT as u64) || tail > u64::MAX / 2 {
+                return Err(PushError::Corrupt { head, tail });
+            }
+            let position = ring_position(tail);
+            let pad = if RING_BYTES - position < bytes {
+                RING_BYTES - position
+            } else {
+                0
+            };
+            needed = pad + bytes;
+            let end = tail + needed as u64;
+            if end.saturating_sub(head) > RING_BYTES as u64 {
+                // Whatever others reserve meanwhile, this record would end there or later.
+                head = self.refresh(end)?.ok_or(PushError::Full { needed })?;
+            }
+            match tail_word.compare_exchange(tail, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(Reservation { start: tail, pad }),
+                Err(current) => tail = current,
+            }
+        }
+        Err(PushError::Full { needed })
+    }
+
+    /// Reads the consumer's progress again, for a reservation that would end at `end`. The head, if
+    /// it leaves that much room.
+    #[cold]
+    fn refresh(&self, end: u64) -> Result<Option<u64>, PushError> {
+        let head_word = self.memory.word(session::HEAD);
+        // The head before the tail and again after it: at the moment the tail was read the head lay
+        // between the two, which bounds the tail exactly however much the others move meanwhile.
+        let before = head_word.load(Ordering::Acquire);
+        let tail = self.memory.word(session::TAIL).load(Ordering::Relaxed);
+        // SYNC POINT: head. The consumer has cleared what it took before it let go of it.
+        let after = head_word.load(Ordering::Acquire);
+        let room_end = after.saturating_add(RING_BYTES as u64);
+        if before > tail || tail > room_end || after < before {
+            return Err(PushError::Corrupt { head: after, tail });
+        }
+        if end > room_end {
+            return Ok(None);
+        }
+        // SYNC POINT: cached head.
+        self.cached_head.0.store(after, Ordering::Release);
+        Ok(Some(after))
+    }
+
+    /// Publishes the entry at `cursor`.
+    #[inline]
+    fn publish(&self, cursor: u64, commit: Commit) {
+        // SYNC POINT: commit. Everything written to the entry is seen by whoever sees this word.
+        self.memory
+            .word(ring_offset(cursor))
+            .store(commit.to_word(), Ordering::Release);
+    }
+}
+
+/// Offset in the ring of the entry at `cursor`.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "smaller than the ring")]
+pub(super) const fn ring_position(cursor: u64) -> usize {
+    (cursor & (RING_BYTES as u64 - 1)) as usize
+}
+
+/// Offset in the session segment of the entry at `cursor`.
+#[inline]
+pub(super) const fn ring_offset(cursor: u64) -> usize {
+    session::RING_BASE + ring_position(cursor)
+}

@@ -1,0 +1,168 @@
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::{layout, slot::SlotIndex};
+
+/// What a record says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHead {
+    /// The message's id in the API table.
+    pub message: u16,
+    /// Flags of the message.
+    pub flags: u16,
+    /// Where the answer goes; `None` for a record nobody waits for.
+    pub slot: Option<SlotIndex>,
+    /// The context the call was made in.
+    pub context: u32,
+    /// The number that the answer carries.
+    pub sequence: u64,
+}
+
+impl RecordHead {
+    /// A record that expects no answer.
+    #[must_use]
+    pub const fn record(message: u16) -> Self {
+        Self {
+            message,
+            flags: 0,
+            slot: None,
+            context: 0,
+            sequence: 0,
+        }
+    }
+
+    /// A request whose answer goes to `slot` and carries `sequence`.
+    #[must_use]
+    pub const fn request(message: u16, slot: SlotIndex, sequence: u64) -> Self {
+        Self {
+            message,
+            flags: 0,
+            slot: Some(slot),
+            context: 0,
+            sequence,
+        }
+    }
+}
+
+/// A record's header without its commit word, as it lies in the ring.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct WireHead {
+    pub(super) message: u16,
+    pub(super) flags: u16,
+    /// [`SlotIndex::NONE_WIRE`] or the index of an answer slot.
+    pub(super) slot: u16,
+    pub(super) pad: u16,
+    pub(super) context: u32,
+    /// Bytes of the body, at most [`layout::MAX_BODY`].
+    pub(super) body_len: u32,
+    pub(super) sequence: u64,
+}
+
+const _: () = assert!(size_of::<WireHead>() + 8 == layout::RECORD_HEADER);
+
+/// Units of a record with a body of `body` bytes, which is at most [`layout::MAX_BODY`].
+pub(super) const fn units_for(body: usize) -> usize {
+    (layout::RECORD_HEADER + body).div_ceil(layout::UNIT)
+}
+
+/// The commit word: 0 while not published, otherwise how long the entry is, whether it is a pad, and
+/// which lap around the ring it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Commit {
+    /// In `1..=MAX_RECORD / UNIT` for every entry a producer writes.
+    pub(super) units: usize,
+    pub(super) pad: bool,
+    pub(super) lap: u32,
+}
+
+const PAD_FLAG: u64 = 1 << 16;
+
+impl Commit {
+    /// The lap of the entry that starts at `cursor`, modulo 2^32.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "laps are compared modulo 2^32"
+    )]
+    pub(super) const fn lap_of(cursor: u64) -> u32 {
+        (cursor / layout::RING_BYTES as u64) as u32
+    }
+
+    pub(super) const fn to_word(self) -> u64 {
+        let pad = if self.pad { PAD_FLAG } else { 0 };
+        (self.lap as u64) << 32 | pad | self.units as u64
+    }
+
+    /// Reads a commit word that is not 0. `None` if bits are set that no producer sets.
+    pub(super) const fn from_word(word: u64) -> Option<Self> {
+        if word & 0xFFFE_0000 != 0 {
+            return None;
+        }
+        let units = (word & 0xFFFF) as usize;
+        Some(Self {
+            units,
+            pad: word & PAD_FLAG != 0,
+            lap: (word >> 32) as u32,
+        })
+    }
+}
+
+/// Private memory that a record is copied to before it is looked at.
+///
+/// Large (6 KiB); a consumer keeps one and uses it again.
+#[derive(Clone)]
+pub struct RecordBuf {
+    bytes: RecordBytes,
+    /// Bytes of the body, at most [`layout::MAX_BODY`].
+    body_len: usize,
+}
+
+#[derive(Clone)]
+#[repr(C, align(64))]
+struct RecordBytes([u8; layout::MAX_RECORD]);
+
+impl RecordBuf {
+    /// An empty buffer.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            bytes: RecordBytes([0; layout::MAX_RECORD]),
+            body_len: 0,
+        }
+    }
+
+    /// The body of the record that was taken last; starts at a multiple of 32 bytes.
+    #[must_use]
+    pub fn body(&self) -> &[u8] {
+        &self.bytes.0[layout::RECORD_HEADER..layout::RECORD_HEADER + self.body_len]
+    }
+
+    pub(super) fn units_mut(&mut self, units: usize) -> &mut [u8] {
+        self.body_len = 0;
+        &mut self.bytes.0[..units * layout::UNIT]
+    }
+
+    pub(super) fn head(&self) -> WireHead {
+        let bytes = &self.bytes.0[8..layout::RECORD_HEADER];
+        WireHead::read_from_bytes(bytes).expect("the header is 24 bytes long")
+    }
+
+    /// `length` is at most [`layout::MAX_BODY`].
+    pub(super) fn set_body(&mut self, length: usize) {
+        debug_assert!(length <= layout::MAX_BODY);
+        self.body_len = length;
+    }
+}
+
+impl Default for RecordBuf {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl core::fmt::Debug for RecordBuf {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("RecordBuf")
+            .field("body_len", &self.body_len)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,219 @@
+use crate::sync::{AtomicU64, Ordering};
+
+/// Where a session is between two uses of its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum State {
+    /// Nobody uses the number.
+    Free = 0,
+    /// A guest process and a worker share it.
+    Active = 1,
+    /// The control stream has ended or the worker has died; the other one is being ended.
+    Dying = 2,
+    /// The worker is reaped; the guest may still map the segments.
+    Quarantined = 3,
+    /// The segments hold nothing any more.
+    Scrubbed = 4,
+}
+
+impl State {
+    const fn from_bits(bits: u64) -> Self {
+        match bits & 0xFF {
+            1 => Self::Active,
+            2 => Self::Dying,
+            3 => Self::Quarantined,
+            4 => Self::Scrubbed,
+            _ => Self::Free,
+        }
+    }
+}
+
+/// A transition that the order of states does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a session of generation {generation} in state {found:?} cannot become {wanted:?} of generation {wanted_generation}"
+)]
+pub struct TransitionError {
+    /// The state it is in.
+    pub found: State,
+    /// The generation it has.
+    pub generation: u32,
+    /// The state it was to enter.
+    pub wanted: State,
+    /// The generation the caller meant.
+    pub wanted_generation: u32,
+}
+
+/// The state of one session number: FREE → ACTIVE → DYING → QUARANTINED → SCRUBBED → FREE, and no
+/// other way. Of several callers that attempt a transition exactly one succeeds, and none succeeds
+/// for a generation that is over.
+///
+/// ```
+/// use wormhole_ring::session::{SessionState, State};
+/// let session = SessionState::new();
+/// let generation = session.activate().unwrap();
+/// session.end(generation).unwrap();
+/// assert!(session.end(generation).is_err());
+/// session.worker_reaped(generation).unwrap();
+/// session.scrubbed(generation).unwrap();
+/// session.release(generation).unwrap();
+/// assert_eq!(session.load(), (State::Free, generation));
+/// assert_eq!(session.activate().unwrap(), generation + 1);
+/// ```
+#[derive(Debug)]
+pub struct SessionState {
+    /// The generation in the high half, the [`State`] in the lowest byte.
+    word: AtomicU64,
+}
+
+impl SessionState {
+    /// A free session number that was never used.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            word: AtomicU64::new(0),
+        }
+    }
+
+    /// The state and the generation.
+    #[must_use]
+    pub fn load(&self) -> (State, u32) {
+        split(self.word.load(Ordering::Acquire))
+    }
+
+    /// FREE → ACTIVE: the next generation, which is never 0.
+    ///
+    /// # Errors
+    /// The session is not free.
+    pub fn activate(&self) -> Result<u32, TransitionError> {
+        let word = self.word.load(Ordering::Acquire);
+        let (found, generation) = split(word);
+        let next = generation.wrapping_add(1).max(1);
+        let refused = |(found, generation)| TransitionError {
+            found,
+            generation,
+            wanted: State::Active,
+            wanted_generation: next,
+        };
+        if found != State::Free {
+            return Err(refused((found, generation)));
+        }
+        // SYNC POINT: session state.
+        match self.word.compare_exchange(
+            word,
+            join(State::Active, next),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => Ok(next),
+            Err(word) => Err(refused(split(word))),
+        }
+    }
+
+    /// ACTIVE → DYING. The caller for whom this succeeds ends the worker; the end of the control
+    /// stream and the worker's death may both try.
+    ///
+    /// # Errors
+    /// The session is not active, or of another generation.
+    pub fn end(&self, generation: u32) -> Result<(), TransitionError> {
+        self.advance(generation, State::Active, State::Dying)
+    }
+
+    /// DYING → QUARANTINED: the worker has been waited for, its context is gone.
+    ///
+    /// # Errors
+    /// The session is not dying, or of another generation.
+    pub fn worker_reaped(&self, generation: u32) -> Result<(), TransitionError> {
+        self.advance(generation, State::Dying, State::Quarantined)
+    }
+
+    /// QUARANTINED → SCRUBBED: nobody maps the segments and they hold nothing any more.
+    ///
+    /// # Errors
+    /// The session is not quarantined, or of another generation.
+    pub fn scrubbed(&self, generation: u32) -> Result<(), TransitionError> {
+        self.advance(generation, State::Quarantined, State::Scrubbed)
+    }
+
+    /// SCRUBBED → FREE: its segments are back in the table.
+    ///
+    /// # Errors
+    /// The session is not scrubbed, or of another generation.
+    pub fn release(&self, generation: u32) -> Result<(), TransitionError> {
+        self.advance(generation, State::Scrubbed, State::Free)
+    }
+
+    fn advance(&self, generation: u32, from: State, to: State) -> Result<(), TransitionError> {
+        // SYNC POINT: session state. Whoever makes the next transition sees what was done before
+        // this one.
+        self.word
+            .compare_exchange(
+                join(from, generation),
+                join(to, generation),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .map(|_| ())
+            .map_err(|word| {
+                let (found, found_generation) = split(word);
+                TransitionError {
+                    found,
+                    generation: found_generation,
+                    wanted: to,
+                    wanted_generation: generation,
+                }
+            })
+    }
+}
+
+impl Default for SessionState {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+const fn join(state: State, generation: u32) -> u64 {
+    (generation as u64) << 32 | state as u64
+}
+
+const fn split(word: u64) -> (State, u32) {
+    (State::from_bits(word), (word >> 32) as u32)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_out_of_order_is_refused() {
+        let session = SessionState::new();
+        assert!(session.end(0).is_err());
+        let generation = session.activate().unwrap();
+        assert!(session.activate().is_err());
+        assert!(session.worker_reaped(generation).is_err());
+        assert!(session.scrubbed(generation).is_err());
+        assert!(session.release(generation).is_err());
+        assert_eq!(session.load(), (State::Active, generation));
+    }
+
+    #[test]
+    fn a_generation_that_is_over_cannot_move_its_successor() {
+        let session = SessionState::new();
+        let old = session.activate().unwrap();
+        session.end(old).unwrap();
+        session.worker_reaped(old).unwrap();
+        session.scrubbed(old).unwrap();
+        session.release(old).unwrap();
+        let new = session.activate().unwrap();
+        assert_eq!(
+            session.end(old),
+            Err(TransitionError {
+                found: State::Active,
+                generation: new,
+                wanted: State::Dying,
+                wanted_generation: old,
+            })
+        );
+        assert_eq!(session.load(), (State::Active, new));
+    }
+}

@@ -1,0 +1,141 @@
+//! The session's status word and the other words of its header page.
+//!
+//! 0 while the session lives. The worker writes it when its context is dead, the supervisor when the
+//! worker is; every wait and every forwarded call of the guest reads it. It is set once.
+
+use crate::{layout::session, memory::SessionMemory, sync::Ordering};
+
+/// Why a session can do no more work. The numbers are part of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum EndCause {
+    /// The device's context is dead after a fault: the error is the device's own.
+    ContextDead = 1,
+    /// The worker died or was killed.
+    WorkerLost = 2,
+    /// The supervisor is gone.
+    SupervisorLost = 3,
+    /// The guest wrote to its ring what no frontend writes.
+    Violation = 4,
+    /// The tenant was cut off: quota or administration.
+    Revoked = 5,
+}
+
+impl EndCause {
+    /// The cause with this number.
+    #[must_use]
+    pub const fn from_code(code: u32) -> Option<Self> {
+        Some(match code {
+            1 => Self::ContextDead,
+            2 => Self::WorkerLost,
+            3 => Self::SupervisorLost,
+            4 => Self::Violation,
+            5 => Self::Revoked,
+            _ => return None,
+        })
+    }
+
+    /// A short sentence for a log.
+    #[must_use]
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::ContextDead => "the device's context is dead after a fault",
+            Self::WorkerLost => "the backend's worker died",
+            Self::SupervisorLost => "the backend's supervisor is gone",
+            Self::Violation => "the session's ring was corrupted by the guest",
+            Self::Revoked => "the backend revoked the session",
+        }
+    }
+}
+
+/// The content of a status word that is not 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// The `CUresult` that every further call returns.
+    pub result: u32,
+    /// Why; [`EndCause::from_code`] names it.
+    pub cause: u32,
+}
+
+/// The status word of a session, for both sides.
+///
+/// ```
+/// use wormhole_ring::{memory::OwnedMemory, status::{Cause, EndCause, Status}};
+/// let region = OwnedMemory::segments(1);
+/// // SAFETY: the region outlives the status word.
+/// let status = Status::new(unsafe { region.session(0) }.unwrap());
+/// assert_eq!(status.load(), None);
+/// assert!(status.set_once(719, EndCause::ContextDead));
+/// assert!(!status.set_once(999, EndCause::WorkerLost));
+/// assert_eq!(status.load(), Some(Cause { result: 719, cause: EndCause::ContextDead as u32 }));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Status {
+    memory: SessionMemory,
+}
+
+impl Status {
+    /// The status word in `memory`.
+    #[must_use]
+    pub fn new(memory: SessionMemory) -> Self {
+        Self { memory }
+    }
+
+    /// Why the session can do no more work, or `None` while it lives.
+    #[inline]
+    #[must_use]
+    pub fn load(&self) -> Option<Cause> {
+        // SYNC POINT: status.
+        let word = self.memory.word(session::STATUS).load(Ordering::Acquire);
+        #[expect(clippy::cast_possible_truncation, reason = "two halves of one word")]
+        (word != 0).then_some(Cause {
+            result: word as u32,
+            cause: (word >> 32) as u32,
+        })
+    }
+
+    /// Ends the session with `result`, unless it has ended already. Whether this call did it.
+    pub fn set_once(&self, result: u32, cause: EndCause) -> bool {
+        let word = u64::from(cause as u32) << 32 | u64::from(result);
+        // SYNC POINT: status.
+        self.memory
+            .word(session::STATUS)
+            .compare_exchange(0, word, Ordering::Release, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// The generation that the supervisor wrote when it granted the session.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the generation is 32 bits wide"
+    )]
+    pub fn generation(&self) -> u32 {
+        self.memory
+            .word(session::GENERATION)
+            .load(Ordering::Relaxed) as u32
+    }
+
+    /// Writes the generation; the supervisor does so before it grants the session.
+    pub fn set_generation(&self, generation: u32) {
+        self.memory
+            .word(session::GENERATION)
+            .store(u64::from(generation), Ordering::Relaxed);
+    }
+
+    /// Calls that the guest says it answered by itself: a hint, never a decision.
+    #[must_use]
+    pub fn local_calls(&self) -> u64 {
+        self.memory
+            .word(session::LOCAL_CALLS)
+            .load(Ordering::Relaxed)
+    }
+
+    /// Writes the number of calls answered in the guest.
+    #[inline]
+    pub fn set_local_calls(&self, calls: u64) {
+        self.memory
+            .word(session::LOCAL_CALLS)
+            .store(calls, Ordering::Relaxed);
+    }
+}
