@@ -1,0 +1,98 @@
+//! Builds the CUDA programs in `programs/`, each with the runtime linked in and as a shared library.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::command::{Failure, Run, step};
+use crate::stage::place;
+use crate::toolchain::Toolkit;
+
+/// Folders below `programs/` that hold programs.
+const FOLDERS: [&str; 3] = ["", "faults", "order"];
+
+/// How a program comes by the CUDA runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    Static,
+    Shared,
+}
+
+impl Link {
+    /// nvcc's word for it and the name of the folder.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Shared => "shared",
+        }
+    }
+}
+
+/// A program that was built.
+#[derive(Debug, Clone)]
+pub struct Program {
+    pub name: String,
+    pub link: Link,
+    pub path: PathBuf,
+    /// Computes something and verifies it; the others provoke errors or order.
+    pub demo: bool,
+}
+
+/// Builds what is out of date into `root/target/programs/{static,shared}` and returns all programs.
+pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
+    let sources = root.join("programs");
+    let output = root.join("target/programs");
+    let header = modified(&sources.join("check.cuh"));
+    let runtime = output.join("shared/libcudart.so.13");
+    if !runtime.is_file() {
+        place(&toolkit.runtime(), &runtime)?;
+    }
+
+    let mut programs = Vec::new();
+    for folder in FOLDERS {
+        for source in cuda_files(&sources.join(folder))? {
+            let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            for link in [Link::Static, Link::Shared] {
+                let path = output.join(link.name()).join(&name);
+                if modified(&path) < header.max(modified(&source)) {
+                    step(&format!("compiling {} ({} runtime)", name, link.name()));
+                    compile(toolkit, &source, link, &path)?;
+                }
+                programs.push(Program { name: name.clone(), link, path, demo: folder.is_empty() });
+            }
+        }
+    }
+    Ok(programs)
+}
+
+fn compile(toolkit: &Toolkit, source: &Path, link: Link, path: &Path) -> Result<(), Failure> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)
+            .map_err(|error| Failure::new(format!("cannot make {}: {error}", folder.display())))?;
+    }
+    let fresh = path.with_extension("fresh");
+    Run::new(toolkit.nvcc())
+        .args(["-O2", "-std=c++17", "-cudart", link.name(), "-Xlinker", "-rpath,$ORIGIN", "-L"])
+        .args([toolkit.libraries().as_path(), Path::new("-o"), &fresh, source])
+        .check()?;
+    fs::rename(&fresh, path)
+        .map_err(|error| Failure::new(format!("cannot place {}: {error}", path.display())))
+}
+
+/// The CUDA sources of a folder, in the order of their names.
+fn cuda_files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let entries = fs::read_dir(folder)
+        .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+/// When a file was last written; a file that is not there is older than any other.
+fn modified(path: &Path) -> SystemTime {
+    fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+}

@@ -1,0 +1,64 @@
+//! NVIDIA's compiler and runtime for the project's CUDA programs, from PyPI, without root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::command::{Failure, Run, step};
+
+/// The packages that hold nvcc and all it needs, in versions that belong together.
+const PACKAGES: [&str; 6] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-nvrtc==13.0.88",
+];
+
+/// An installed toolkit.
+#[derive(Debug, Clone)]
+pub struct Toolkit {
+    folder: PathBuf,
+}
+
+impl Toolkit {
+    pub fn nvcc(&self) -> PathBuf {
+        self.folder.join("bin/nvcc")
+    }
+
+    /// Runtime libraries: `libcudart.so.13`, `libcudart_static.a`, `libnvrtc.so.13`.
+    pub fn libraries(&self) -> PathBuf {
+        self.folder.join("lib")
+    }
+
+    pub fn runtime(&self) -> PathBuf {
+        self.libraries().join("libcudart.so.13")
+    }
+}
+
+/// The toolkit in `root/target/cuda-toolkit`; installs it when it is not there yet.
+pub fn ensure(root: &Path) -> Result<Toolkit, Failure> {
+    let folder = root.join("target/cuda-toolkit");
+    let toolkit = Toolkit { folder: folder.join("nvidia/cu13") };
+    let installed = folder.join("installed");
+    let wanted = PACKAGES.join("\n");
+    if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
+        return Ok(toolkit);
+    }
+
+    step("installing the CUDA 13.0 compiler and runtime from PyPI (about 500 MB)");
+    Run::new("python3")
+        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--root-user-action", "ignore", "--target"])
+        .args([&folder])
+        .args(PACKAGES)
+        .check()?;
+    // The package lacks the name that the linker asks for.
+    let link = toolkit.libraries().join("libcudart.so");
+    if !link.exists() {
+        std::os::unix::fs::symlink("libcudart.so.13", &link)
+            .map_err(|error| Failure::new(format!("cannot make {}: {error}", link.display())))?;
+    }
+    fs::write(&installed, wanted)
+        .map_err(|error| Failure::new(format!("cannot write {}: {error}", installed.display())))?;
+    Ok(toolkit)
+}
