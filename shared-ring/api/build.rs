@@ -12,5 +12,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         out.join("messages.rs"),
         wormhole_idl::messages(&table, next),
     )?;
+    fs::write(out.join("functions.rs"), wormhole_idl::functions(&table))?;
     Ok(())
 }

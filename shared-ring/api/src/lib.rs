@@ -13,11 +13,16 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod ctypes;
+mod functions;
 pub mod handle;
 mod message;
 mod result;
 mod wire;
 
+pub use functions::{
+    Class, ENTRY_POINTS, EntryPoint, FUNCTIONS, FunctionInfo, NoEntryPoint, entry_point,
+};
 pub use handle::{Event, Function, Handle, Library, Module, Stream};
 pub use message::*;
 pub use result::CuResult;

@@ -1,12 +1,17 @@
 //! The one table of the CUDA driver API, and what is generated from it.
 //!
 //! `shared-ring/api/driver.idl` declares messages and functions; [`parse`] reads it. Build scripts turn the
-//! result into Rust: [`messages`] for both ends of the ring. Generated code goes to `OUT_DIR`.
+//! result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
+//! library. Generated code goes to `OUT_DIR`.
 
+mod exports;
+mod functions;
 mod messages;
 mod parse;
 mod table;
 
+pub use exports::{exports, signatures};
+pub use functions::functions;
 pub use messages::{messages, protocol_hash};
 pub use parse::{ParseError, parse};
-pub use table::{Body, Enum, Field, FieldType, Handle, Kind, Message, Scalar, Struct, Table, Tail};
+pub use table::*;

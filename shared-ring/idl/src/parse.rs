@@ -14,14 +14,25 @@
 //!   reply
 //!     NAME TYPE [= CONSTANT]
 //!     tail NAME ELEMENT max N
+//! function ID NAME BODY          BODY: CLASS MESSAGE... [stream] | local returns CODE
+//!                                   | same NAME | per-thread NAME | unsupported REASON...
+//!     DIRECTION NAME CTYPE       DIRECTION: in | out | inout
+//!     answers SYMBOL VERSION [per-thread]
+//! data NAME BYTES
 //! ```
 //!
 //! TYPE is `u8 u32 i32 u64 f32`, one of them with a length (`u32[3]`), `address`, a handle (`stream event
 //! module library function`, where a stream may be the legacy one; `minted stream` may not; `new event`
 //! names one being created; `optional stream` may be absent), `fence`, `optional fence`, or an enum.
+//!
+//! CLASS is `local record request fence`. `stream`: the function depends on the default stream, and may have
+//! a `per-thread` variant. CTYPE is a C type passed by value (`in`) or pointed at (`out`, `inout`); with
+//! `[LENGTH]` it is pointed at in any direction. `string` is NUL-terminated.
+
+mod functions;
 
 use crate::table::{
-    Body, Enum, Field, FieldType, Handle, Kind, Message, Scalar, Struct, Table, Tail,
+    Body, Data, Enum, Field, FieldType, Handle, Kind, Message, Scalar, Struct, Table, Tail,
 };
 
 /// Why a table could not be read.
@@ -38,6 +49,7 @@ enum Open {
     Struct,
     Body,
     Reply,
+    Function,
 }
 
 /// Reads a table.
@@ -56,6 +68,10 @@ pub fn parse(text: &str) -> Result<Table, ParseError> {
             reason,
         })?;
     }
+    functions::check(&parser.table).map_err(|reason| ParseError {
+        line: text.lines().count(),
+        reason,
+    })?;
     Ok(parser.table)
 }
 
@@ -137,6 +153,18 @@ impl Parser {
                 });
                 self.open = Open::Body;
             }
+            ["function", id, name, rest @ ..] => {
+                let function = functions::declaration(number(id)?, name, rest, doc)?;
+                self.table.functions.push(function);
+                self.open = Open::Function;
+            }
+            ["data", name, bytes] => {
+                self.table.data.push(Data {
+                    name: (*name).to_owned(),
+                    bytes: number(bytes)?,
+                });
+                self.open = Open::Nothing;
+            }
             _ => return Err(format!("{words:?} declares nothing")),
         }
         Ok(())
@@ -168,6 +196,13 @@ impl Parser {
                     .push(field);
                 Ok(())
             }
+            Open::Function => functions::member(
+                self.table
+                    .functions
+                    .last_mut()
+                    .ok_or("no function is open")?,
+                words,
+            ),
             Open::Body | Open::Reply => self.message_member(words, doc),
         }
     }

@@ -6,6 +6,89 @@ pub struct Table {
     pub enums: Vec<Enum>,
     pub structs: Vec<Struct>,
     pub messages: Vec<Message>,
+    pub functions: Vec<Function>,
+    pub data: Vec<Data>,
+}
+
+/// An exported function of the driver API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    pub doc: Vec<String>,
+    pub id: u16,
+    pub name: String,
+    pub body: FunctionBody,
+    pub answers: Option<Answers>,
+}
+
+/// What a function does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FunctionBody {
+    Forwarded(Forwarded),
+    /// Another name of a function with the same parameters.
+    Same(String),
+    /// A function whose default stream is the per-thread one.
+    PerThread(String),
+    /// Returns `CUDA_ERROR_NOT_SUPPORTED`, for this reason.
+    Unsupported(String),
+}
+
+/// A function that does something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forwarded {
+    pub class: Class,
+    /// The messages it may send, by name.
+    pub messages: Vec<String>,
+    /// It depends on the default stream, so it exists for the legacy and for the per-thread one.
+    pub stream: bool,
+    /// All it does is to return this code.
+    pub returns: Option<u32>,
+    pub parameters: Vec<Parameter>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Answered in the guest.
+    Local,
+    /// Written and forgotten.
+    Record,
+    /// Answered by the worker.
+    Request,
+    /// Waits on a word.
+    Fence,
+}
+
+/// A C parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    pub name: String,
+    pub direction: Direction,
+    pub kind: String,
+    /// The length of an array: a number, a parameter's name, or nothing where the content says it.
+    pub length: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    In,
+    Out,
+    InOut,
+}
+
+/// What a function answers to when `cuGetProcAddress` is asked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Answers {
+    pub symbol: String,
+    /// Asked with flag 2 (`CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`).
+    pub per_thread: bool,
+    /// The first CUDA version that this function answers for.
+    pub since: u32,
+}
+
+/// An exported variable: zeroed memory that debuggers look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Data {
+    pub name: String,
+    pub bytes: usize,
 }
 
 /// A set of values that a 32-bit field may have.
@@ -112,6 +195,19 @@ pub struct Tail {
     pub max: u32,
 }
 
+impl Class {
+    /// The Rust variant.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "Local",
+            Self::Record => "Record",
+            Self::Request => "Request",
+            Self::Fence => "Fence",
+        }
+    }
+}
+
 impl Scalar {
     /// The Rust type, which is also the word of the language.
     #[must_use]
@@ -185,5 +281,24 @@ impl Table {
         self.messages
             .iter()
             .filter(move |message| next || !message.next)
+    }
+
+    /// The function behind another name or stream variant; `None` if it is unsupported.
+    #[must_use]
+    pub fn forwarded<'t>(
+        &'t self,
+        function: &'t Function,
+    ) -> Option<(&'t Function, &'t Forwarded)> {
+        match &function.body {
+            FunctionBody::Forwarded(forwarded) => Some((function, forwarded)),
+            FunctionBody::Same(name) | FunctionBody::PerThread(name) => {
+                let base = self.functions.iter().find(|other| other.name == *name)?;
+                match &base.body {
+                    FunctionBody::Forwarded(forwarded) => Some((base, forwarded)),
+                    _ => None,
+                }
+            }
+            FunctionBody::Unsupported(_) => None,
+        }
     }
 }

@@ -1,0 +1,126 @@
+//! Types of the C interface, laid out as the CUDA driver API documents them.
+#![expect(
+    non_camel_case_types,
+    non_snake_case,
+    reason = "these are the names of the CUDA driver API"
+)]
+
+pub use core::ffi::{c_char, c_void};
+
+pub type CUresult = u32;
+pub type CUdevice = i32;
+pub type CUdeviceptr = u64;
+
+pub type CUcontext = *mut c_void;
+pub type CUstream = *mut c_void;
+pub type CUevent = *mut c_void;
+pub type CUmodule = *mut c_void;
+pub type CUlibrary = *mut c_void;
+pub type CUfunction = *mut c_void;
+pub type CUkernel = *mut c_void;
+pub type CUgraph = *mut c_void;
+pub type CUgraphNode = *mut c_void;
+pub type CUgreenCtx = *mut c_void;
+
+pub type CUdevice_attribute = i32;
+pub type CUfunction_attribute = i32;
+pub type CUpointer_attribute = u32;
+pub type CUfunc_cache = u32;
+pub type CUlimit = u32;
+pub type CUjit_option = u32;
+pub type CUlibraryOption = u32;
+pub type CUmoduleLoadingMode = u32;
+pub type CUfunctionLoadingState = u32;
+pub type CUdriverProcAddressQueryResult = u32;
+pub type CUstreamCaptureStatus = u32;
+pub type CUstreamCaptureMode = u32;
+
+/// `CUoccupancyB2DSize`: dynamic shared memory of a block of the given size.
+pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(i32) -> usize>;
+
+/// What stream 0 means: it depends on how the program was compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultStream {
+    Legacy,
+    PerThread,
+}
+
+/// `CUuuid`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUuuid {
+    pub bytes: [u8; 16],
+}
+
+/// `CUlaunchAttribute`: an id, and a union of 64 bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUlaunchAttribute {
+    pub id: u32,
+    pub pad: [u8; 4],
+    pub value: [u64; 8],
+}
+
+/// `CUlaunchConfig`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUlaunchConfig {
+    pub gridDimX: u32,
+    pub gridDimY: u32,
+    pub gridDimZ: u32,
+    pub blockDimX: u32,
+    pub blockDimY: u32,
+    pub blockDimZ: u32,
+    pub sharedMemBytes: u32,
+    pub hStream: CUstream,
+    pub attrs: *mut CUlaunchAttribute,
+    pub numAttrs: u32,
+}
+
+/// `CUDA_MEMCPY2D` (version 2).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_MEMCPY2D {
+    pub srcXInBytes: usize,
+    pub srcY: usize,
+    pub srcMemoryType: u32,
+    pub srcHost: *const c_void,
+    pub srcDevice: CUdeviceptr,
+    pub srcArray: *mut c_void,
+    pub srcPitch: usize,
+    pub dstXInBytes: usize,
+    pub dstY: usize,
+    pub dstMemoryType: u32,
+    pub dstHost: *mut c_void,
+    pub dstDevice: CUdeviceptr,
+    pub dstArray: *mut c_void,
+    pub dstPitch: usize,
+    pub WidthInBytes: usize,
+    pub Height: usize,
+}
+
+/// `CUdevprop`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CUdevprop {
+    pub maxThreadsPerBlock: i32,
+    pub maxThreadsDim: [i32; 3],
+    pub maxGridSize: [i32; 3],
+    pub sharedMemPerBlock: i32,
+    pub totalConstantMemory: i32,
+    pub SIMDWidth: i32,
+    pub memPitch: i32,
+    pub regsPerBlock: i32,
+    pub clockRate: i32,
+    pub textureAlign: i32,
+}
+
+/// `CUgraphEdgeData`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CUgraphEdgeData {
+    pub from_port: u8,
+    pub to_port: u8,
+    pub r#type: u8,
+    pub reserved: [u8; 5],
+}

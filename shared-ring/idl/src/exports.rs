@@ -1,0 +1,166 @@
+//! The C exports of the guest's driver library.
+
+use std::fmt::Write as _;
+
+use crate::table::{Direction, Forwarded, Function, FunctionBody, Parameter, Table};
+
+/// The module of exports for the guest's library: one C function per name of the table, and their addresses.
+///
+/// The code calls, in the crate that includes it:
+/// - `crate::calls::NAME(arguments)`, unsafe, for every function that is neither unsupported nor a plain
+///   return code; a function that depends on the default stream gets a `DefaultStream` first;
+/// - `crate::runtime::enter(usize)` at each call, with the function's index in `FUNCTIONS`;
+/// - `crate::runtime::tracing() -> bool`, and when it is true
+///   `crate::runtime::trace(usize, core::fmt::Arguments, CUresult)` after the call;
+/// - `crate::runtime::unsupported(usize) -> CUresult`.
+#[must_use]
+pub fn exports(table: &Table) -> String {
+    let mut out = String::new();
+    for (index, function) in table.functions.iter().enumerate() {
+        export(&mut out, table, index, function);
+    }
+    addresses(&mut out, table);
+    for data in &table.data {
+        let (kind, value) = match data.bytes {
+            4 => (
+                "core::sync::atomic::AtomicU32".to_owned(),
+                "core::sync::atomic::AtomicU32::new(0)",
+            ),
+            8 => (
+                "core::sync::atomic::AtomicU64".to_owned(),
+                "core::sync::atomic::AtomicU64::new(0)",
+            ),
+            bytes => (
+                format!("[core::sync::atomic::AtomicU8; {bytes}]"),
+                "[const { core::sync::atomic::AtomicU8::new(0) }; _]",
+            ),
+        };
+        let value = value.replace("; _]", &format!("; {}]", data.bytes));
+        let _ = writeln!(
+            out,
+            "/// Looked up by debuggers; always zero.\n// SAFETY: the name belongs to the CUDA driver API, and this library is its only definition.\n#[unsafe(no_mangle)]\npub static {}: {kind} = {value};",
+            data.name
+        );
+    }
+    out
+}
+
+fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
+    let name = &function.name;
+    let head = "// SAFETY: the name belongs to the CUDA driver API, and this library is its only definition.\n#[unsafe(no_mangle)]";
+    let Some((base, forwarded)) = table.forwarded(function) else {
+        let _ = writeln!(
+            out,
+            "/// Not supported: see the table.\n{head}\npub extern \"C\" fn {name}() -> CUresult {{\n    crate::runtime::unsupported({index})\n}}\n"
+        );
+        return;
+    };
+    if let Some(code) = forwarded.returns {
+        let _ = writeln!(
+            out,
+            "/// Returns a constant.\n{head}\npub extern \"C\" fn {name}() -> CUresult {{\n    crate::runtime::enter({index});\n    {code}\n}}\n"
+        );
+        return;
+    }
+    let parameters: Vec<String> = forwarded
+        .parameters
+        .iter()
+        .map(|parameter| format!("{}: {}", parameter.name, rust_type(parameter)))
+        .collect();
+    let _ = writeln!(
+        out,
+        "/// CUDA driver API.\n///\n/// # Safety\n/// The caller keeps the contract of `{name}`.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n    crate::runtime::enter({index});",
+        parameters.join(", ")
+    );
+    let per_thread = matches!(function.body, FunctionBody::PerThread(_));
+    let _ = writeln!(
+        out,
+        "    // SAFETY: the caller keeps the contract of the C function.\n    let result = unsafe {{ crate::calls::{}({}) }};\n    if crate::runtime::tracing() {{\n        crate::runtime::trace({index}, {}, result);\n    }}\n    result\n}}\n",
+        base.name,
+        arguments(forwarded, per_thread),
+        trace(forwarded)
+    );
+}
+
+fn arguments(forwarded: &Forwarded, per_thread: bool) -> String {
+    let default = forwarded.stream.then_some(if per_thread {
+        "DefaultStream::PerThread"
+    } else {
+        "DefaultStream::Legacy"
+    });
+    let names = forwarded
+        .parameters
+        .iter()
+        .map(|parameter| parameter.name.as_str());
+    default
+        .into_iter()
+        .chain(names)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn trace(forwarded: &Forwarded) -> String {
+    let shown: Vec<String> = forwarded
+        .parameters
+        .iter()
+        .map(|p| format!("{0}: {{{0}:x?}}", p.name))
+        .collect();
+    format!("format_args!(\"{}\")", shown.join(", "))
+}
+
+fn rust_type(parameter: &Parameter) -> String {
+    let pointed = match parameter.kind.as_str() {
+        "void" => "c_void".to_owned(),
+        "void*" => "*mut c_void".to_owned(),
+        "char" => "c_char".to_owned(),
+        "string" => "*const c_char".to_owned(),
+        other => match other.strip_suffix('*') {
+            Some(kind) => format!("*const {kind}"),
+            None => other.to_owned(),
+        },
+    };
+    match (parameter.direction, &parameter.length) {
+        (Direction::In, None) => pointed,
+        (Direction::In, Some(_)) => format!("*const {pointed}"),
+        (Direction::Out | Direction::InOut, _) => format!("*mut {pointed}"),
+    }
+}
+
+fn addresses(out: &mut String, table: &Table) {
+    out.push_str(
+        "/// The address of each function, by its index in `FUNCTIONS`.\npub static ADDRESSES: &[fn() -> *const c_void] = &[\n",
+    );
+    for function in &table.functions {
+        let _ = writeln!(out, "    || {} as *const c_void,", function.name);
+    }
+    out.push_str("];\n\n");
+}
+
+/// The signatures that `crate::calls` must have, one a line.
+#[must_use]
+pub fn signatures(table: &Table) -> String {
+    let mut out = String::new();
+    for function in &table.functions {
+        let FunctionBody::Forwarded(forwarded) = &function.body else {
+            continue;
+        };
+        if forwarded.returns.is_some() {
+            continue;
+        }
+        let default = forwarded
+            .stream
+            .then(|| "default: DefaultStream".to_owned());
+        let parameters = forwarded
+            .parameters
+            .iter()
+            .map(|parameter| format!("{}: {}", parameter.name, rust_type(parameter)));
+        let parameters: Vec<String> = default.into_iter().chain(parameters).collect();
+        let _ = writeln!(
+            out,
+            "pub unsafe fn {}({}) -> CUresult",
+            function.name,
+            parameters.join(", ")
+        );
+    }
+    out
+}
