@@ -1,1 +1,23 @@
 //! The CUDA device: the real driver, loaded at run time.
+//!
+//! [`CudaDevice`] drives one device through its primary context. It translates [`Device`] calls into
+//! driver calls one to one and holds no state of its own but the loaded images.
+//!
+//! A worker that uses it calls, in this order and before it starts a thread: [`reserve_bands`],
+//! [`capture_output`], [`CudaDevice::open`].
+//!
+//! Invariants:
+//! - Streams, events and functions are the driver's own handles; the caller passes back only what it
+//!   was given and has not destroyed. The driver does not check that.
+//! - Nothing here panics on a machine without a driver or with another driver.
+
+mod bands;
+mod capture;
+mod device;
+mod driver;
+mod image;
+
+pub use bands::{BandError, DEVICE_END, reserve_bands};
+pub use capture::{Originals, capture_output};
+pub use device::{CudaDevice, OpenError, Options};
+pub use driver::DriverError;

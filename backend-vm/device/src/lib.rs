@@ -11,6 +11,9 @@
 //! - A fault is sticky: once the context is dead every call returns the same error and
 //!   [`Device::health`] reports it.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
+
 use std::fmt;
 
 /// A `CUresult` other than `CUDA_SUCCESS` (CUDA driver API, "Data types used by CUDA driver").
@@ -27,14 +30,18 @@ impl CuError {
     pub const INVALID_IMAGE: Self = Self(200);
     pub const INVALID_CONTEXT: Self = Self(201);
     pub const NO_BINARY_FOR_GPU: Self = Self(209);
+    pub const UNSUPPORTED_LIMIT: Self = Self(215);
     pub const INVALID_PTX: Self = Self(218);
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(222);
     pub const INVALID_HANDLE: Self = Self(400);
     pub const NOT_FOUND: Self = Self(500);
     pub const NOT_READY: Self = Self(600);
     pub const ILLEGAL_ADDRESS: Self = Self(700);
+    pub const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub const LAUNCH_OUT_OF_RESOURCES: Self = Self(701);
     pub const ASSERT: Self = Self(710);
+    pub const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
+    pub const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
     pub const HARDWARE_STACK_ERROR: Self = Self(714);
     pub const ILLEGAL_INSTRUCTION: Self = Self(715);
     pub const MISALIGNED_ADDRESS: Self = Self(716);

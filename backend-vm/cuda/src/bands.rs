@@ -1,0 +1,168 @@
+//! Address bands.
+//!
+//! The driver takes the address space for its allocations where the kernel's own search ends, which is
+//! random and may hit what the guest process has mapped. With everything above one address reserved
+//! before `cuInit`, device memory lands right below that address, the same in every worker (measured on
+//! driver 580: device and host allocations descend from it; memory pools and virtual memory keep a low
+//! region of their own).
+
+use std::fs;
+use std::hint::black_box;
+use std::io;
+use std::ptr;
+
+/// Device memory lies below this address.
+pub const DEVICE_END: u64 = 0x6400_0000_0000;
+/// End of the address space of a 64-bit process with four-level page tables.
+const USER_END: u64 = 0x7fff_ffff_f000;
+/// Other threads may map while the gaps are filled; then the map is read again.
+const PASSES: usize = 32;
+
+/// Why the bands could not be reserved.
+#[derive(Debug, thiserror::Error)]
+pub enum BandError {
+    #[error("/proc/self/maps cannot be read: {0}")]
+    Maps(#[source] io::Error),
+    #[error("/proc/self/maps has a line that is no mapping: {0:?}")]
+    Line(String),
+    #[error("reserving {start:#x}..{end:#x} failed: {source}")]
+    Reserve {
+        start: u64,
+        end: u64,
+        source: io::Error,
+    },
+    #[error("other threads kept mapping memory while the address bands were reserved")]
+    Unstable,
+}
+
+/// Reserves all address space above [`DEVICE_END`] that is not in use, with mappings that permit
+/// nothing and cost nothing. To be called once, before `cuInit`, and before the process starts threads:
+/// what is mapped afterwards (stacks of threads, libraries) comes to lie among the device's memory.
+///
+/// The main thread's stack cannot grow afterwards; half a megabyte of it is made present first.
+pub fn reserve_bands() -> Result<(), BandError> {
+    grow_stack();
+    for _ in 0..PASSES {
+        let maps = fs::read_to_string("/proc/self/maps").map_err(BandError::Maps)?;
+        let gaps = gaps(&maps)?;
+        if gaps.is_empty() {
+            return Ok(());
+        }
+        for (start, end) in gaps {
+            reserve(start, end)?;
+        }
+    }
+    Err(BandError::Unstable)
+}
+
+#[inline(never)]
+fn grow_stack() {
+    black_box([0_u8; 512 << 10]);
+}
+
+/// What lies between the mappings, above [`DEVICE_END`].
+fn gaps(maps: &str) -> Result<Vec<(u64, u64)>, BandError> {
+    let mut gaps = Vec::new();
+    let mut from = DEVICE_END;
+    for line in maps.lines() {
+        let parsed = line
+            .split_whitespace()
+            .next()
+            .and_then(|range| range.split_once('-'));
+        let bounds = parsed.and_then(|(start, end)| {
+            Some((
+                u64::from_str_radix(start, 16).ok()?,
+                u64::from_str_radix(end, 16).ok()?,
+            ))
+        });
+        let (start, end) = bounds.ok_or_else(|| BandError::Line(line.to_owned()))?;
+        if start > from && from < USER_END {
+            gaps.push((from, start.min(USER_END)));
+        }
+        from = from.max(end);
+    }
+    if from < USER_END {
+        gaps.push((from, USER_END));
+    }
+    Ok(gaps)
+}
+
+fn reserve(start: u64, end: u64) -> Result<(), BandError> {
+    let bytes = usize::try_from(end - start).unwrap_or(usize::MAX);
+    // SAFETY: MAP_FIXED_NOREPLACE maps only where nothing is mapped, so no memory in use changes.
+    let mapped = unsafe {
+        libc::mmap(
+            ptr::without_provenance_mut(usize::try_from(start).unwrap_or(usize::MAX)),
+            bytes,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE
+                | libc::MAP_ANONYMOUS
+                | libc::MAP_NORESERVE
+                | libc::MAP_FIXED_NOREPLACE,
+            -1,
+            0,
+        )
+    };
+    if mapped != libc::MAP_FAILED {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        source => Err(BandError::Reserve { start, end, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_what_lies_between_mappings_above_the_device_band() {
+        let maps = "5000-6000 rw-p 0 00:00 0\n\
+                    63fffff00000-640000001000 rw-p 0 00:00 0\n\
+                    640000001000-640000002000 rw-p 0 00:00 0\n\
+                    7f0000000000-7f0000001000 r-xp 0 00:00 0 /lib/x y\n\
+                    ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]\n";
+        assert_eq!(
+            gaps(maps).expect("maps"),
+            [
+                (0x6400_0000_2000, 0x7f00_0000_0000),
+                (0x7f00_0000_1000, USER_END)
+            ]
+        );
+        assert!(gaps("nonsense\n").is_err());
+    }
+
+    /// In a process of its own, since the reservation stays.
+    #[test]
+    fn afterwards_the_kernel_maps_below_the_device_band() {
+        const CHILD: &str = "WORMHOLE_TEST_BANDS";
+        if std::env::var_os(CHILD).is_none() {
+            let me = std::env::current_exe().expect("own path");
+            let status = std::process::Command::new(me)
+                .args([
+                    "--exact",
+                    "bands::tests::afterwards_the_kernel_maps_below_the_device_band",
+                ])
+                .env(CHILD, "1")
+                .status()
+                .expect("start");
+            assert!(status.success());
+            return;
+        }
+        reserve_bands().expect("reserve");
+        // SAFETY: a new mapping where the kernel likes.
+        let mapped = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                1 << 20,
+                libc::PROT_READ,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        assert!((mapped.addr() as u64) < DEVICE_END, "{mapped:?}");
+    }
+}

@@ -1,0 +1,175 @@
+//! What kernels print.
+//!
+//! The driver writes the text of device `printf` to the process's standard output when it synchronizes,
+//! and the text of `assert` to its standard error (measured on driver 580). A worker prints nothing of its own
+//! there, so both descriptors are replaced by memory files, from which the text is taken. A pipe would
+//! block the driver when it is full.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use wormhole_device::DeviceOutput;
+
+/// The most text that is taken at once, of each kind.
+const MOST: u64 = 16 << 20;
+
+static CAPTURE: OnceLock<Capture> = OnceLock::new();
+
+#[derive(Debug)]
+struct Capture {
+    stdout: Mutex<Source>,
+    stderr: Mutex<Source>,
+}
+
+/// The process's own standard output and error, as they were before the capture.
+#[derive(Debug)]
+pub struct Originals {
+    pub stdout: File,
+    pub stderr: File,
+}
+
+/// Redirects the process's standard output and error, for good. Logs and panic messages belong on the
+/// originals, which are returned; panic messages go there already.
+///
+/// Without this call [`take`] finds nothing and the text appears where the process prints.
+pub fn capture_output() -> io::Result<Originals> {
+    let originals = Originals {
+        stdout: File::from(io::stdout().as_fd().try_clone_to_owned()?),
+        stderr: File::from(io::stderr().as_fd().try_clone_to_owned()?),
+    };
+    let capture = Capture {
+        stdout: Mutex::new(Source::redirect(libc::STDOUT_FILENO)?),
+        stderr: Mutex::new(Source::redirect(libc::STDERR_FILENO)?),
+    };
+    if CAPTURE.set(capture).is_err() {
+        return Err(io::Error::other("the process's output is captured already"));
+    }
+    let panics = Arc::new(originals.stderr.try_clone()?);
+    std::panic::set_hook(Box::new(move |info| {
+        // There is nobody left to tell that telling failed.
+        let _ = writeln!(&*panics, "{info}");
+    }));
+    Ok(originals)
+}
+
+/// Takes what has been written since the last call.
+pub fn take() -> DeviceOutput {
+    let Some(capture) = CAPTURE.get() else {
+        return DeviceOutput::default();
+    };
+    // SAFETY: with a null argument every stream of the C library is flushed.
+    unsafe { libc::fflush(std::ptr::null_mut()) };
+    let take = |source: &Mutex<Source>| {
+        let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
+        source.take().unwrap_or_else(|error| {
+            tracing::error!(%error, "text that a kernel printed is lost");
+            Vec::new()
+        })
+    };
+    DeviceOutput {
+        stdout: take(&capture.stdout),
+        stderr: take(&capture.stderr),
+    }
+}
+
+/// A memory file that a descriptor of the process writes to.
+#[derive(Debug)]
+struct Source {
+    file: File,
+    taken: u64,
+}
+
+impl Source {
+    fn redirect(descriptor: RawFd) -> io::Result<Self> {
+        // SAFETY: the name is a C string.
+        let memory = unsafe { libc::memfd_create(c"device-output".as_ptr(), libc::MFD_CLOEXEC) };
+        if memory < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(memory) });
+        // SAFETY: both descriptors are open; the target is the one to be replaced.
+        if unsafe { libc::dup2(file.as_raw_fd(), descriptor) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { file, taken: 0 })
+    }
+
+    fn take(&mut self) -> io::Result<Vec<u8>> {
+        let bytes = (self.file.metadata()?.len() - self.taken).min(MOST);
+        let mut text = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+        self.file.read_exact_at(&mut text, self.taken)?;
+        if bytes > 0 {
+            self.taken += bytes;
+            self.forget()?;
+        }
+        Ok(text)
+    }
+
+    /// Gives back the memory of what was taken. The file keeps its length: a writer may be at its end.
+    fn forget(&self) -> io::Result<()> {
+        let length = libc::off_t::try_from(self.taken).unwrap_or(libc::off_t::MAX);
+        // SAFETY: the descriptor is this object's own.
+        let result = unsafe {
+            libc::fallocate(
+                self.file.as_raw_fd(),
+                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                0,
+                length,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a process of its own, since the redirection stays.
+    #[test]
+    fn what_the_process_writes_is_taken_once_by_kind() {
+        const CHILD: &str = "WORMHOLE_TEST_CAPTURE";
+        if std::env::var_os(CHILD).is_none() {
+            let me = std::env::current_exe().expect("own path");
+            let status = std::process::Command::new(me)
+                .args([
+                    "--exact",
+                    "capture::tests::what_the_process_writes_is_taken_once_by_kind",
+                ])
+                .env(CHILD, "1")
+                .status()
+                .expect("start");
+            assert!(status.success());
+            return;
+        }
+        let print = |text: &std::ffi::CStr| {
+            // SAFETY: a format without conversions.
+            unsafe { libc::printf(text.as_ptr()) };
+        };
+        let originals = capture_output().expect("capture");
+        print(c"buffered by the C library");
+        // Not eprint!, which the test harness keeps for itself.
+        io::stderr().write_all(b"an assertion").expect("write");
+        let first = take();
+        print(c"more");
+        let second = take();
+        let third = take();
+        drop(originals);
+        assert_eq!(first.stdout, b"buffered by the C library");
+        assert_eq!(first.stderr, b"an assertion");
+        assert_eq!(
+            (second.stdout, second.stderr),
+            (b"more".to_vec(), Vec::new())
+        );
+        assert!(third.stdout.is_empty());
+        assert!(capture_output().is_err());
+    }
+}

@@ -1,0 +1,664 @@
+//! [`CudaDevice`].
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUstream, CUuuid};
+use wormhole_device::{
+    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LoadedFunction,
+    LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
+};
+
+use crate::capture;
+use crate::driver::{Driver, DriverError};
+use crate::image::{Images, Loaded, terminated, uses_output};
+
+const PAGEABLE_MEMORY_ACCESS: i32 = 88;
+/// Beyond the attributes that any known driver has.
+const ATTRIBUTES_END: i32 = 256;
+/// `CU_FUNC_ATTRIBUTE_MAX` of CUDA 13.0.
+const FUNCTION_ATTRIBUTES_END: i32 = 16;
+const STREAM_NON_BLOCKING: u32 = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
+const REGISTER_FLAGS: u32 = 3;
+
+/// How to open the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Which device of the host.
+    pub ordinal: u32,
+    /// Accept a device whose kernels can reach all memory of the worker's process.
+    pub allow_pageable_access: bool,
+}
+
+/// Why the device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("{call} failed: {error}")]
+    Call { call: &'static str, error: CuError },
+    #[error(
+        "device {ordinal} ({name}) gives kernels access to pageable memory, hence to all memory of the \
+         process that drives it; turn heterogeneous memory management off with the module option \
+         `options nvidia-uvm uvm_disable_hmm=1`, or allow it explicitly"
+    )]
+    PageableAccess { ordinal: u32, name: String },
+}
+
+/// One device of the real driver.
+#[derive(Debug)]
+pub struct CudaDevice {
+    driver: Driver,
+    device: i32,
+    context: Mutex<Handles>,
+    description: Description,
+    images: Mutex<Images>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Handles {
+    context: CUcontext,
+    /// A stream without work, to ask how the context is.
+    sentinel: CUstream,
+}
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for Handles {}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn stream(stream: RawStream) -> CUstream {
+    ptr::with_exposed_provenance_mut(size(stream.0))
+}
+
+fn event(event: RawEvent) -> CUevent {
+    ptr::with_exposed_provenance_mut(size(event.0))
+}
+
+fn function(function: RawFunction) -> CUfunction {
+    ptr::with_exposed_provenance_mut(size(function.0))
+}
+
+fn handle<T>(pointer: *mut T) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+/// A size or an address of this 64-bit machine.
+fn size(value: u64) -> usize {
+    const { assert!(usize::BITS == 64) };
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// Whether an error of a query means that the context is dead, and not that the question was wrong
+/// (invalid handles, capture) or early.
+fn is_sticky(error: CuError) -> bool {
+    !matches!(error.0, 1 | 3 | 400 | 600 | 900..=909)
+}
+
+impl CudaDevice {
+    /// Initialises the driver and the device's primary context, which becomes current in the calling
+    /// thread.
+    pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
+        let driver = Driver::load()?;
+        let failed = |call| move |error| OpenError::Call { call, error };
+        // SAFETY: the first call of the driver.
+        unsafe { driver.cuInit(0) }.map_err(failed("cuInit"))?;
+        let mut device = 0;
+        let ordinal = i32::try_from(options.ordinal).unwrap_or(i32::MAX);
+        // SAFETY: the pointer is good for one i32.
+        unsafe { driver.cuDeviceGet(&raw mut device, ordinal) }.map_err(failed("cuDeviceGet"))?;
+        let name = device_name(&driver, device).map_err(failed("cuDeviceGetName"))?;
+        let attributes = device_attributes(&driver, device);
+        if attributes.contains(&(PAGEABLE_MEMORY_ACCESS, 1)) && !options.allow_pageable_access {
+            return Err(OpenError::PageableAccess {
+                ordinal: options.ordinal,
+                name,
+            });
+        }
+        let handles = retain(&driver, device).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let description =
+            describe(&driver, device, name, attributes).map_err(failed("describing the device"))?;
+        Ok(Self {
+            driver,
+            device,
+            context: Mutex::new(handles),
+            description,
+            images: Mutex::default(),
+        })
+    }
+
+    fn image(&self, module: RawModule) -> Result<Loaded> {
+        locked(&self.images).get(module)
+    }
+
+    fn parameters(&self, function: CUfunction) -> Vec<Parameter> {
+        let mut parameters = Vec::new();
+        loop {
+            let (mut offset, mut bytes) = (0, 0);
+            // SAFETY: a function that the driver has just returned; the pointers are good.
+            let found = unsafe {
+                self.driver.cuFuncGetParamInfo(
+                    function,
+                    parameters.len(),
+                    &raw mut offset,
+                    &raw mut bytes,
+                )
+            };
+            let (Ok(()), Ok(offset), Ok(size)) =
+                (found, u32::try_from(offset), u32::try_from(bytes))
+            else {
+                return parameters;
+            };
+            parameters.push(Parameter { offset, size });
+        }
+    }
+
+    fn attributes(&self, raw: RawFunction) -> Vec<(i32, i32)> {
+        (0..FUNCTION_ATTRIBUTES_END)
+            .filter_map(|id| Some((id, self.function_attribute(raw, id).ok()?)))
+            .collect()
+    }
+}
+
+fn retain(driver: &Driver, device: i32) -> Result<Handles> {
+    let mut context = ptr::null_mut();
+    let mut sentinel = ptr::null_mut();
+    // SAFETY: the device exists, the pointers are good; the context is current for the stream's creation.
+    unsafe {
+        driver.cuDevicePrimaryCtxRetain(&raw mut context, device)?;
+        driver.cuCtxSetCurrent(context)?;
+        driver.cuStreamCreateWithPriority(&raw mut sentinel, STREAM_NON_BLOCKING, 0)?;
+    }
+    Ok(Handles { context, sentinel })
+}
+
+fn device_name(driver: &Driver, device: i32) -> Result<String> {
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer is as long as the call is told.
+    unsafe { driver.cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), 256, device) }?;
+    let end = name
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
+fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
+    (1..ATTRIBUTES_END)
+        .filter_map(|id| {
+            let mut value = 0;
+            // SAFETY: the pointer is good for one i32; an unknown attribute is an error.
+            let known = unsafe { driver.cuDeviceGetAttribute(&raw mut value, id, device) };
+            known.ok().map(|()| (id, value))
+        })
+        .collect()
+}
+
+/// Needs the context to be current.
+fn describe(
+    driver: &Driver,
+    device: i32,
+    name: String,
+    attributes: Vec<(i32, i32)>,
+) -> Result<Description> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    let mut total = 0;
+    let mut driver_version = 0;
+    let mut stream_priorities = (0, 0);
+    // SAFETY: the device exists and all pointers are good for what is written.
+    unsafe {
+        driver.cuDeviceGetUuid_v2(&raw mut uuid, device)?;
+        driver.cuDeviceTotalMem_v2(&raw mut total, device)?;
+        driver.cuDriverGetVersion(&raw mut driver_version)?;
+        driver.cuCtxGetStreamPriorityRange(
+            &raw mut stream_priorities.0,
+            &raw mut stream_priorities.1,
+        )?;
+    }
+    Ok(Description {
+        name,
+        uuid: uuid.bytes.map(|byte| u8::from_ne_bytes(byte.to_ne_bytes())),
+        total_memory: total as u64,
+        driver_version,
+        attributes,
+        stream_priorities,
+    })
+}
+
+impl Device for CudaDevice {
+    fn bind_thread(&self) -> Result<()> {
+        let context = locked(&self.context).context;
+        // SAFETY: the context is retained as long as this object lives.
+        unsafe { self.driver.cuCtxSetCurrent(context) }
+    }
+
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn health(&self, probe: &[RawStream]) -> Option<CuError> {
+        let sentinel = locked(&self.context).sentinel;
+        std::iter::once(sentinel)
+            .chain(probe.iter().map(|raw| stream(*raw)))
+            .find_map(|stream| {
+                // SAFETY: the caller names streams that exist.
+                unsafe { self.driver.cuStreamQuery(stream) }
+                    .err()
+                    .filter(|error| is_sticky(*error))
+            })
+    }
+
+    fn take_output(&self) -> DeviceOutput {
+        capture::take()
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are good.
+        unsafe { self.driver.cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
+        Ok((free as u64, total as u64))
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the pointer is good.
+        unsafe { self.driver.cuMemAlloc_v2(&raw mut address, size(bytes)) }?;
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) -> Result<()> {
+        // SAFETY: the driver checks the address.
+        unsafe { self.driver.cuMemFree_v2(address) }
+    }
+
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
+        let host = ptr::with_exposed_provenance_mut::<c_void>(size(address));
+        let mut device = 0;
+        // SAFETY: the range is mapped until it is unregistered, says the caller.
+        unsafe {
+            self.driver
+                .cuMemHostRegister_v2(host, size(bytes), REGISTER_FLAGS)?;
+            self.driver
+                .cuMemHostGetDevicePointer_v2(&raw mut device, host, 0)?;
+        }
+        if device == address {
+            return Ok(());
+        }
+        // One address for both sides is what everything above relies on.
+        tracing::error!(
+            "host memory at {address:#x} is at {device:#x} for the device; such a device cannot be used"
+        );
+        self.unregister(address)?;
+        Err(CuError::NOT_SUPPORTED)
+    }
+
+    fn unregister(&self, address: u64) -> Result<()> {
+        let host = ptr::with_exposed_provenance_mut::<c_void>(size(address));
+        // SAFETY: the driver checks the address.
+        unsafe { self.driver.cuMemHostUnregister(host) }
+    }
+
+    fn copy(&self, destination: u64, source: u64, bytes: u64, on: RawStream) -> Result<()> {
+        // SAFETY: both ends were checked by the caller to be device or registered memory.
+        unsafe {
+            self.driver
+                .cuMemcpyAsync(destination, source, size(bytes), stream(on))
+        }
+    }
+
+    fn write(&self, destination: u64, data: &[u8], on: RawStream) -> Result<()> {
+        let source = data.as_ptr().cast::<c_void>();
+        // From pageable memory the driver returns when the source has been copied (CUDA driver API,
+        // "API synchronization behavior").
+        // SAFETY: the source is readable for its length; the destination was checked by the caller.
+        unsafe {
+            self.driver
+                .cuMemcpyHtoDAsync_v2(destination, source, data.len(), stream(on))
+        }
+    }
+
+    fn fill(&self, fill: Fill, on: RawStream) -> Result<()> {
+        let (pitch, width, height) = (size(fill.pitch), size(fill.width), size(fill.height));
+        let (destination, on) = (fill.destination, stream(on));
+        let driver = &self.driver;
+        let [low, second, ..] = fill.value.to_le_bytes();
+        let half = u16::from_le_bytes([low, second]);
+        // SAFETY: the destination was checked by the caller.
+        unsafe {
+            match (fill.element, fill.height) {
+                (1, 1) => driver.cuMemsetD8Async(destination, low, width, on),
+                (2, 1) => driver.cuMemsetD16Async(destination, half, width, on),
+                (4, 1) => driver.cuMemsetD32Async(destination, fill.value, width, on),
+                (1, _) => driver.cuMemsetD2D8Async(destination, pitch, low, width, height, on),
+                (2, _) => driver.cuMemsetD2D16Async(destination, pitch, half, width, height, on),
+                (4, _) => {
+                    driver.cuMemsetD2D32Async(destination, pitch, fill.value, width, height, on)
+                }
+                _ => Err(CuError::INVALID_VALUE),
+            }
+        }
+    }
+
+    fn create_stream(&self, flags: u32, priority: i32) -> Result<RawStream> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: the pointer is good.
+        unsafe {
+            self.driver
+                .cuStreamCreateWithPriority(&raw mut stream, flags, priority)
+        }?;
+        Ok(RawStream(handle(stream)))
+    }
+
+    fn destroy_stream(&self, raw: RawStream) -> Result<()> {
+        // SAFETY: the caller passes a live stream.
+        unsafe { self.driver.cuStreamDestroy_v2(stream(raw)) }
+    }
+
+    fn query_stream(&self, raw: RawStream) -> Result<bool> {
+        // SAFETY: the caller passes a live stream.
+        ready(unsafe { self.driver.cuStreamQuery(stream(raw)) })
+    }
+
+    fn synchronize_stream(&self, raw: RawStream) -> Result<()> {
+        // SAFETY: the caller passes a live stream.
+        unsafe { self.driver.cuStreamSynchronize(stream(raw)) }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        // SAFETY: no arguments.
+        unsafe { self.driver.cuCtxSynchronize() }
+    }
+
+    fn wait_event(&self, on: RawStream, after: RawEvent, flags: u32) -> Result<()> {
+        // SAFETY: the caller passes a live stream and event.
+        unsafe {
+            self.driver
+                .cuStreamWaitEvent(stream(on), event(after), flags)
+        }
+    }
+
+    fn write_fence(&self, on: RawStream, address: u64, value: u64) -> Result<()> {
+        // SAFETY: the address is in registered memory, which has one address on both sides.
+        unsafe {
+            self.driver
+                .cuStreamWriteValue64_v2(stream(on), address, value, 0)
+        }
+    }
+
+    fn create_event(&self, flags: u32) -> Result<RawEvent> {
+        let mut event = ptr::null_mut();
+        // SAFETY: the pointer is good.
+        unsafe { self.driver.cuEventCreate(&raw mut event, flags) }?;
+        Ok(RawEvent(handle(event)))
+    }
+
+    fn destroy_event(&self, raw: RawEvent) -> Result<()> {
+        // SAFETY: the caller passes a live event.
+        unsafe { self.driver.cuEventDestroy_v2(event(raw)) }
+    }
+
+    fn record_event(&self, raw: RawEvent, on: RawStream, flags: u32) -> Result<()> {
+        // SAFETY: the caller passes a live event and stream.
+        unsafe {
+            self.driver
+                .cuEventRecordWithFlags(event(raw), stream(on), flags)
+        }
+    }
+
+    fn query_event(&self, raw: RawEvent) -> Result<bool> {
+        // SAFETY: the caller passes a live event.
+        ready(unsafe { self.driver.cuEventQuery(event(raw)) })
+    }
+
+    fn synchronize_event(&self, raw: RawEvent) -> Result<()> {
+        // SAFETY: the caller passes a live event.
+        unsafe { self.driver.cuEventSynchronize(event(raw)) }
+    }
+
+    fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the caller passes live events; the pointer is good.
+        unsafe {
+            self.driver
+                .cuEventElapsedTime(&raw mut milliseconds, event(start), event(end))
+        }?;
+        Ok(milliseconds)
+    }
+
+    fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule> {
+        let uses_output = uses_output(image);
+        let image = terminated(image);
+        let data = image.as_ptr().cast::<c_void>();
+        let loaded = match kind {
+            ImageKind::Module => {
+                let mut module = ptr::null_mut();
+                // SAFETY: the image is an ELF, a fat binary or a C string; the driver copies it.
+                unsafe { self.driver.cuModuleLoadData(&raw mut module, data) }?;
+                Loaded::Module(module)
+            }
+            ImageKind::Library => {
+                let mut library = ptr::null_mut();
+                let (jit, values) = (ptr::null_mut(), ptr::null_mut());
+                let (options, option_values) = (ptr::null_mut(), ptr::null_mut());
+                // SAFETY: as above; without CU_LIBRARY_BINARY_IS_PRESERVED the driver copies the image.
+                unsafe {
+                    self.driver.cuLibraryLoadData(
+                        &raw mut library,
+                        data,
+                        jit,
+                        values,
+                        0,
+                        options,
+                        option_values,
+                        0,
+                    )
+                }?;
+                Loaded::Library(library)
+            }
+        };
+        Ok(LoadedModule {
+            module: locked(&self.images).insert(loaded),
+            uses_output,
+        })
+    }
+
+    fn unload(&self, module: RawModule) -> Result<()> {
+        let image = locked(&self.images).remove(module)?;
+        // SAFETY: the image was loaded and is unloaded once.
+        unsafe {
+            match image {
+                Loaded::Module(module) => self.driver.cuModuleUnload(module),
+                Loaded::Library(library) => self.driver.cuLibraryUnload(library),
+            }
+        }
+    }
+
+    fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction> {
+        let name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
+        let mut function = ptr::null_mut();
+        // SAFETY: the image is loaded, the name is a C string, the pointers are good.
+        unsafe {
+            match self.image(module)? {
+                Loaded::Module(module) => {
+                    self.driver
+                        .cuModuleGetFunction(&raw mut function, module, name.as_ptr())?;
+                }
+                Loaded::Library(library) => {
+                    let mut kernel = ptr::null_mut();
+                    self.driver
+                        .cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr())?;
+                    self.driver.cuKernelGetFunction(&raw mut function, kernel)?;
+                }
+            }
+        }
+        let raw = RawFunction(handle(function));
+        Ok(LoadedFunction {
+            function: raw,
+            parameters: self.parameters(function),
+            attributes: self.attributes(raw),
+        })
+    }
+
+    fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
+        let name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
+        let (mut address, mut bytes) = (0, 0);
+        let (to, size) = (&raw mut address, &raw mut bytes);
+        // SAFETY: the image is loaded, the name is a C string, the pointers are good.
+        unsafe {
+            match self.image(module)? {
+                Loaded::Module(module) => {
+                    self.driver
+                        .cuModuleGetGlobal_v2(to, size, module, name.as_ptr())?;
+                }
+                Loaded::Library(library) => {
+                    self.driver
+                        .cuLibraryGetGlobal(to, size, library, name.as_ptr())?;
+                }
+            }
+        }
+        Ok((address, bytes as u64))
+    }
+
+    fn function_attribute(&self, raw: RawFunction, attribute: i32) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: the caller passes a live function; the pointer is good.
+        unsafe {
+            self.driver
+                .cuFuncGetAttribute(&raw mut value, attribute, function(raw))
+        }?;
+        Ok(value)
+    }
+
+    fn set_function_attribute(&self, raw: RawFunction, attribute: i32, value: i32) -> Result<()> {
+        // SAFETY: the caller passes a live function.
+        unsafe {
+            self.driver
+                .cuFuncSetAttribute(function(raw), attribute, value)
+        }
+    }
+
+    fn set_cache_config(&self, raw: RawFunction, config: u32) -> Result<()> {
+        // SAFETY: the caller passes a live function.
+        unsafe { self.driver.cuFuncSetCacheConfig(function(raw), config) }
+    }
+
+    fn occupancy(&self, raw: RawFunction, block: u32, shared: u64, flags: u32) -> Result<i32> {
+        let block = i32::try_from(block).map_err(|_| CuError::INVALID_VALUE)?;
+        let mut blocks = 0;
+        // SAFETY: the caller passes a live function; the pointer is good.
+        unsafe {
+            self.driver
+                .cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+                    &raw mut blocks,
+                    function(raw),
+                    block,
+                    size(shared),
+                    flags,
+                )
+        }?;
+        Ok(blocks)
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        /// `CUlaunchAttribute`, whose own type cannot hold an id that it does not know.
+        #[derive(Clone, Copy)]
+        #[repr(C, align(8))]
+        struct Attribute {
+            id: u32,
+            padding: u32,
+            value: [u8; 64],
+        }
+        const { assert!(size_of::<Attribute>() == 72) };
+
+        let mut attributes: Vec<Attribute> = launch
+            .attributes
+            .iter()
+            .map(|attribute| Attribute {
+                id: attribute.id,
+                padding: 0,
+                value: attribute.value,
+            })
+            .collect();
+        let config = CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block[0],
+            blockDimY: launch.block[1],
+            blockDimZ: launch.block[2],
+            sharedMemBytes: launch.shared,
+            hStream: stream(launch.stream),
+            attrs: attributes.as_mut_ptr().cast(),
+            numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
+        };
+        let mut bytes = launch.parameters.len();
+        // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
+        let mut extra: [*mut c_void; 5] = [
+            ptr::without_provenance_mut(1),
+            launch.parameters.as_ptr().cast_mut().cast(),
+            ptr::without_provenance_mut(2),
+            (&raw mut bytes).cast(),
+            ptr::null_mut(),
+        ];
+        let extra = if bytes == 0 {
+            ptr::null_mut()
+        } else {
+            extra.as_mut_ptr()
+        };
+        // SAFETY: the caller passes a live function and stream; the driver reads configuration and
+        // parameters during the call and writes none of them.
+        unsafe {
+            self.driver.cuLaunchKernelEx(
+                &raw const config,
+                function(launch.function),
+                ptr::null_mut(),
+                extra,
+            )
+        }
+    }
+
+    fn limit(&self, limit: u32) -> Result<u64> {
+        let mut value = 0;
+        // SAFETY: the pointer is good.
+        unsafe { self.driver.cuCtxGetLimit(&raw mut value, limit) }?;
+        Ok(value as u64)
+    }
+
+    fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
+        // SAFETY: no pointers.
+        unsafe { self.driver.cuCtxSetLimit(limit, size(value)) }
+    }
+
+    fn reset(&self) -> Result<()> {
+        let mut context = locked(&self.context);
+        locked(&self.images).clear();
+        // SAFETY: the device exists; what the reset destroys is used by nobody afterwards, says the
+        // caller. The reset keeps the reference that was retained, so one is given back.
+        unsafe {
+            self.driver.cuDevicePrimaryCtxReset_v2(self.device)?;
+            let again = retain(&self.driver, self.device)?;
+            self.driver.cuDevicePrimaryCtxRelease_v2(self.device)?;
+            *context = again;
+        }
+        Ok(())
+    }
+}
+
+fn ready(result: Result<()>) -> Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(CuError::NOT_READY) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // SAFETY: gives back what `open` retained; a failure leaves it to the process's end.
+        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}

@@ -1,0 +1,157 @@
+//! The driver's entry points.
+//!
+//! The types are cudarc's. The entry points are resolved here, all at once: cudarc's own wrappers
+//! panic when a symbol is absent, and hold results in an enum, which cannot hold the result codes of a
+//! driver that is newer than the enum.
+
+use std::ffi::{c_char, c_void};
+
+use cudarc::driver::sys::{
+    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, CUstream, CUuuid,
+};
+use libloading::Library;
+use wormhole_device::{CuError, Result};
+
+/// The library that every NVIDIA driver installs.
+const LIBRARY: &str = "libcuda.so.1";
+
+/// Why the driver cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("no CUDA driver: {LIBRARY} cannot be loaded; is the NVIDIA driver installed?")]
+    Absent(#[source] libloading::Error),
+    #[error(
+        "the CUDA driver has no {}; Wormhole needs a driver for CUDA 12.4 (550) or later",
+        missing.join(", ")
+    )]
+    TooOld { missing: Vec<&'static str> },
+}
+
+/// `Ok` for `CUDA_SUCCESS`.
+fn check(result: u32) -> Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(CuError(result))
+    }
+}
+
+macro_rules! entry_points {
+    ($(fn $name:ident($($argument:ident: $kind:ty),*);)*) => {
+        /// The driver. Each method is the function of that name of the CUDA driver API; enumerations
+        /// are passed as the integers that they are.
+        ///
+        /// # Safety
+        /// All methods: pointers and handles are valid as the driver API demands.
+        #[allow(non_snake_case, reason = "the driver's own names")]
+        pub struct Driver {
+            $($name: unsafe extern "C" fn($($kind),*) -> u32,)*
+            /// Keeps the functions mapped.
+            _library: Library,
+        }
+
+        #[allow(
+            non_snake_case,
+            clippy::missing_safety_doc,
+            clippy::too_many_arguments,
+            reason = "the driver's own signatures; safety is stated on the type"
+        )]
+        impl Driver {
+            /// Loads the driver and finds every entry point. Initialises nothing.
+            pub fn load() -> std::result::Result<Self, DriverError> {
+                // SAFETY: loading the driver's library runs its constructors, which it is made for.
+                let library = unsafe { Library::new(LIBRARY) }.map_err(DriverError::Absent)?;
+                let mut missing = Vec::new();
+                $(
+                    // SAFETY: the signature is that of the CUDA driver API.
+                    let $name = unsafe {
+                        library.get::<unsafe extern "C" fn($($kind),*) -> u32>(
+                            concat!(stringify!($name), "\0").as_bytes(),
+                        )
+                    };
+                    let $name = $name.map(|symbol| *symbol).ok();
+                    if $name.is_none() {
+                        missing.push(stringify!($name));
+                    }
+                )*
+                match ($($name,)*) {
+                    ($(Some($name),)*) => Ok(Self { $($name,)* _library: library }),
+                    _ => Err(DriverError::TooOld { missing }),
+                }
+            }
+
+            $(
+                #[inline]
+                pub unsafe fn $name(&self, $($argument: $kind),*) -> Result<()> {
+                    // SAFETY: passed on to the caller.
+                    check(unsafe { (self.$name)($($argument),*) })
+                }
+            )*
+        }
+    };
+}
+
+entry_points! {
+    fn cuInit(flags: u32);
+    fn cuDriverGetVersion(version: *mut i32);
+    fn cuDeviceGet(device: *mut i32, ordinal: i32);
+    fn cuDeviceGetName(name: *mut c_char, length: i32, device: i32);
+    fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: i32);
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: i32);
+    fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32);
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: i32);
+    fn cuDevicePrimaryCtxRelease_v2(device: i32);
+    fn cuDevicePrimaryCtxReset_v2(device: i32);
+    fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxSynchronize();
+    fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32);
+    fn cuCtxGetLimit(value: *mut usize, limit: u32);
+    fn cuCtxSetLimit(limit: u32, value: usize);
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize);
+    fn cuMemFree_v2(address: u64);
+    fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32);
+    fn cuMemHostUnregister(address: *mut c_void);
+    fn cuMemHostGetDevicePointer_v2(device: *mut u64, host: *mut c_void, flags: u32);
+    fn cuMemcpyAsync(destination: u64, source: u64, bytes: usize, stream: CUstream);
+    fn cuMemcpyHtoDAsync_v2(destination: u64, source: *const c_void, bytes: usize, stream: CUstream);
+    fn cuMemsetD8Async(destination: u64, value: u8, count: usize, stream: CUstream);
+    fn cuMemsetD16Async(destination: u64, value: u16, count: usize, stream: CUstream);
+    fn cuMemsetD32Async(destination: u64, value: u32, count: usize, stream: CUstream);
+    fn cuMemsetD2D8Async(destination: u64, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream);
+    fn cuMemsetD2D16Async(destination: u64, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream);
+    fn cuMemsetD2D32Async(destination: u64, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream);
+    fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32);
+    fn cuStreamDestroy_v2(stream: CUstream);
+    fn cuStreamQuery(stream: CUstream);
+    fn cuStreamSynchronize(stream: CUstream);
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32);
+    fn cuStreamWriteValue64_v2(stream: CUstream, address: u64, value: u64, flags: u32);
+    fn cuEventCreate(event: *mut CUevent, flags: u32);
+    fn cuEventDestroy_v2(event: CUevent);
+    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32);
+    fn cuEventQuery(event: CUevent);
+    fn cuEventSynchronize(event: CUevent);
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    fn cuModuleUnload(module: CUmodule);
+    fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+    fn cuModuleGetGlobal_v2(address: *mut u64, bytes: *mut usize, module: CUmodule, name: *const c_char);
+    fn cuLibraryLoadData(library: *mut CUlibrary, image: *const c_void, jit_options: *mut u32, jit_values: *mut *mut c_void, jit_count: u32, options: *mut u32, values: *mut *mut c_void, count: u32);
+    fn cuLibraryUnload(library: CUlibrary);
+    fn cuLibraryGetKernel(kernel: *mut CUkernel, library: CUlibrary, name: *const c_char);
+    fn cuLibraryGetGlobal(address: *mut u64, bytes: *mut usize, library: CUlibrary, name: *const c_char);
+    fn cuKernelGetFunction(function: *mut CUfunction, kernel: CUkernel);
+    fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
+    fn cuFuncGetAttribute(value: *mut i32, attribute: i32, function: CUfunction);
+    fn cuFuncSetAttribute(function: CUfunction, attribute: i32, value: i32);
+    fn cuFuncSetCacheConfig(function: CUfunction, config: u32);
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut i32, function: CUfunction, block: i32, shared: usize, flags: u32);
+    fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}

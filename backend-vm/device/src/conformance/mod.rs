@@ -1,0 +1,214 @@
+//! Checks that every device must pass: the same on the real driver and on the CPU.
+//!
+//! Each check gets a device of its own, since some kill the context. A device whose driver cannot open
+//! a second context after a fault runs each check in a process of its own. A check returns a sentence
+//! that says what did not hold.
+
+mod faults;
+mod kernels;
+mod launches;
+mod memory;
+mod modules;
+mod streams;
+
+use std::fmt::Debug;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::{
+    Device, ImageKind, Launch, LaunchAttribute, LoadedFunction, LoadedModule, RawStream, Result,
+};
+
+/// What a check finds: nothing, or a sentence.
+pub type Outcome = std::result::Result<(), String>;
+
+/// One check.
+#[derive(Clone, Copy, Debug)]
+pub struct Check {
+    /// What must hold.
+    pub name: &'static str,
+    /// Checks it on a fresh device, in a thread that is bound to it.
+    pub run: fn(&dyn Device) -> Outcome,
+}
+
+/// All checks.
+pub fn checks() -> Vec<Check> {
+    [
+        memory::CHECKS,
+        streams::CHECKS,
+        launches::CHECKS,
+        modules::CHECKS,
+        faults::CHECKS,
+    ]
+    .concat()
+}
+
+/// How long anything may take that happens soon.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAGE: usize = 4096;
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+
+/// Host memory that the device can reach, zeroed. Words are accessed atomically: the device writes them.
+struct HostMemory<'a> {
+    device: &'a dyn Device,
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl<'a> HostMemory<'a> {
+    fn new(device: &'a dyn Device, pages: usize) -> std::result::Result<Self, String> {
+        let bytes = pages * PAGE;
+        // SAFETY: a new mapping where the kernel likes.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(format!("mmap: {}", io::Error::last_os_error()));
+        }
+        let memory = Self {
+            device,
+            start: start.cast(),
+            bytes,
+        };
+        // SAFETY: the mapping lives as long as `memory`, which unregisters it first.
+        worked("register", unsafe {
+            device.register(memory.address(0), bytes as u64)
+        })?;
+        Ok(memory)
+    }
+
+    fn address(&self, offset: usize) -> u64 {
+        self.start.expose_provenance() as u64 + offset as u64
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!((index + 1) * 8 <= self.bytes);
+        // SAFETY: in bounds and aligned; the memory is accessed through atomics only.
+        unsafe { AtomicU64::from_ptr(self.start.cast::<u64>().add(index)) }
+    }
+
+    fn half_word(&self, index: usize) -> &AtomicU32 {
+        assert!((index + 1) * 4 <= self.bytes);
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.start.cast::<u32>().add(index)) }
+    }
+
+    fn read(&self, bytes: usize) -> Vec<u8> {
+        (0..bytes.div_ceil(4))
+            .flat_map(|index| self.half_word(index).load(Ordering::Acquire).to_ne_bytes())
+            .take(bytes)
+            .collect()
+    }
+}
+
+impl Drop for HostMemory<'_> {
+    fn drop(&mut self) {
+        // A dead context has no registrations.
+        let _ = self.device.unregister(self.address(0));
+        // SAFETY: this object's own mapping.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+/// The value, or a sentence that says what failed.
+fn worked<T>(what: &str, result: Result<T>) -> std::result::Result<T, String> {
+    result.map_err(|error| format!("{what} failed: {error}"))
+}
+
+/// A sentence unless the two are equal.
+fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Outcome {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(format!("{what}: found {found:?}, expected {expected:?}"))
+    }
+}
+
+/// A sentence unless it holds.
+fn holds(what: &str, condition: bool) -> Outcome {
+    condition
+        .then_some(())
+        .ok_or_else(|| format!("it does not hold that {what}"))
+}
+
+/// Waits until it holds, or returns a sentence after [`PATIENCE`].
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > PATIENCE {
+            return Err(format!("after {PATIENCE:?} it did not hold that {what}"));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn load(device: &dyn Device, text: &str) -> std::result::Result<LoadedModule, String> {
+    worked("load", device.load(text.as_bytes(), ImageKind::Module))
+}
+
+fn function(
+    device: &dyn Device,
+    module: &LoadedModule,
+    name: &str,
+) -> std::result::Result<LoadedFunction, String> {
+    worked(name, device.function(module.module, name))
+}
+
+/// The kernel `name` of the module that [`kernels::PLAIN`] is.
+fn kernel(device: &dyn Device, name: &str) -> std::result::Result<LoadedFunction, String> {
+    function(device, &load(device, kernels::PLAIN)?, name)
+}
+
+/// Packs parameters, each 4 or 8 bytes, as the kernel's layout says.
+fn pack(function: &LoadedFunction, values: &[u64]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    for (parameter, value) in function.parameters.iter().zip(values) {
+        packed.resize(parameter.offset as usize, 0);
+        packed.extend_from_slice(&value.to_le_bytes()[..parameter.size as usize]);
+    }
+    packed
+}
+
+/// Geometry of a launch.
+#[derive(Clone, Copy)]
+struct Shape<'a> {
+    grid: u32,
+    block: u32,
+    shared: u32,
+    attributes: &'a [LaunchAttribute],
+}
+
+const ONE_THREAD: Shape<'_> = Shape {
+    grid: 1,
+    block: 1,
+    shared: 0,
+    attributes: &[],
+};
+
+fn launch(
+    device: &dyn Device,
+    stream: RawStream,
+    function: &LoadedFunction,
+    shape: Shape<'_>,
+    values: &[u64],
+) -> Result<()> {
+    device.launch(&Launch {
+        function: function.function,
+        stream,
+        grid: [shape.grid, 1, 1],
+        block: [shape.block, 1, 1],
+        shared: shape.shared,
+        attributes: shape.attributes,
+        parameters: &pack(function, values),
+    })
+}
