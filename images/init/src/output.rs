@@ -1,0 +1,161 @@
+//! Where output goes: a vsock connection, a device or the console.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use wormhole_init::Sink;
+
+/// How long the other side may take to take the last bytes.
+const LINGER: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    #[error("cannot connect to port {port} of vsock address {cid}: {source}")]
+    Connect {
+        cid: u32,
+        port: u32,
+        source: io::Error,
+    },
+    #[error("cannot open {path}: {source}")]
+    Open { path: String, source: io::Error },
+    #[error("cannot write to {sink:?}: {source}")]
+    Write { sink: Sink, source: io::Error },
+    #[error("cannot make a pipe: {0}")]
+    Pipe(io::Error),
+}
+
+/// An open sink.
+#[derive(Debug)]
+pub struct Stream {
+    file: File,
+    connection: bool,
+}
+
+/// Says something on the console: the last resort, so that nothing is left to do if it fails.
+pub fn console(text: &str) {
+    if let Ok(mut console) = OpenOptions::new().write(true).open("/dev/console") {
+        let _ = writeln!(console, "wormhole-init: {text}");
+    }
+}
+
+pub fn open(sink: &Sink) -> Result<Stream, OutputError> {
+    match sink {
+        Sink::Console => device("/dev/console".as_ref()),
+        Sink::Device(path) => device(path),
+        &Sink::Vsock { cid, port } => connect(cid, port)
+            .map(|socket| Stream {
+                file: File::from(socket),
+                connection: true,
+            })
+            .map_err(|source| OutputError::Connect { cid, port, source }),
+    }
+}
+
+/// Opens a sink, or the console in its place.
+pub fn open_or_console(sink: &Sink) -> Result<Stream, OutputError> {
+    open(sink).or_else(|error| {
+        console(&format!("{error}; using the console"));
+        open(&Sink::Console)
+    })
+}
+
+fn device(path: &std::path::Path) -> Result<Stream, OutputError> {
+    let fail = |source| OutputError::Open {
+        path: path.display().to_string(),
+        source,
+    };
+    let file = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_NOCTTY)
+        .open(path)
+        .map_err(fail)?;
+    if path != "/dev/console" {
+        make_raw(&file);
+    }
+    Ok(Stream {
+        file,
+        connection: false,
+    })
+}
+
+/// Keeps a terminal from changing line breaks; what is no terminal stays as it is.
+fn make_raw(file: &File) {
+    // SAFETY: all zeroes is a valid termios, which tcgetattr overwrites.
+    let mut modes: libc::termios = unsafe { mem::zeroed() };
+    // SAFETY: the descriptor is open and `modes` is a termios to write to.
+    if unsafe { libc::tcgetattr(file.as_raw_fd(), &raw mut modes) } != 0 {
+        return;
+    }
+    // SAFETY: `modes` is a termios; the calls read and write nothing else.
+    unsafe {
+        libc::cfmakeraw(&raw mut modes);
+        libc::tcsetattr(file.as_raw_fd(), libc::TCSANOW, &raw const modes);
+    }
+}
+
+fn connect(cid: u32, port: u32) -> io::Result<OwnedFd> {
+    // SAFETY: socket takes no pointers.
+    let socket = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just returned to us and belongs to nobody else.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: all zeroes is a valid sockaddr_vm.
+    let mut address: libc::sockaddr_vm = unsafe { mem::zeroed() };
+    address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
+    address.svm_cid = cid;
+    address.svm_port = port;
+    let length = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or_default();
+    // SAFETY: the address is a sockaddr_vm of the given length.
+    let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    if result == 0 {
+        Ok(socket)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+impl Stream {
+    /// Ends the stream and returns once the other side has taken everything, or does not answer.
+    pub fn finish(mut self) {
+        if !self.connection {
+            // SAFETY: tcdrain takes a descriptor; on what is no terminal it fails and changes nothing.
+            unsafe { libc::tcdrain(self.file.as_raw_fd()) };
+            return;
+        }
+        let linger = libc::timeval {
+            tv_sec: libc::time_t::try_from(LINGER.as_secs()).unwrap_or_default(),
+            tv_usec: 0,
+        };
+        let length = libc::socklen_t::try_from(size_of_val(&linger)).unwrap_or_default();
+        // SAFETY: the option's value is a timeval of the given length; shutdown takes no pointers.
+        unsafe {
+            let socket = self.file.as_raw_fd();
+            libc::setsockopt(
+                socket,
+                libc::SOL_SOCKET,
+                libc::SO_RCVTIMEO,
+                (&raw const linger).cast(),
+                length,
+            );
+            libc::shutdown(socket, libc::SHUT_WR);
+        }
+        // Nothing is sent this way: the read ends when the other side closes, or with the time.
+        let _ = self.file.read(&mut [0]);
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! The report: how the program ended, and the files that were asked for.
+//!
+//! A first line with the version, a line with the ending, files with their lengths, and the line `end`,
+//! without which the report is incomplete. What it says comes from the guest and is bounded on reading.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+const VERSION: &str = "wormhole-report 1";
+const MAX_LINE: u64 = 256;
+const MAX_MESSAGE: u64 = 64 << 10;
+const MAX_PATH: u64 = 4096;
+const MAX_FILE: u64 = 64 << 20;
+const MAX_FILES: usize = 64;
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The program exited with this status.
+    Exited(u8),
+    /// This signal ended the program.
+    Signalled(u8),
+    /// The program did not run.
+    Failed { status: u8, message: String },
+}
+
+impl Ending {
+    /// The status that a shell would show.
+    pub fn status(&self) -> u8 {
+        match *self {
+            Self::Exited(status) | Self::Failed { status, .. } => status,
+            Self::Signalled(signal) => signal.saturating_add(128),
+        }
+    }
+}
+
+/// What a machine said at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub ending: Ending,
+    pub files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+/// A report that is incomplete or makes no sense.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    #[error("the report ended before it was complete")]
+    Incomplete(#[source] io::Error),
+    #[error("the report has the line {0:?}, which means nothing here")]
+    Line(String),
+    #[error("the report announces {what} of {length}, more than the {most} that are taken")]
+    TooLong {
+        what: &'static str,
+        length: u64,
+        most: u64,
+    },
+}
+
+impl Report {
+    pub fn write(&self, mut out: impl Write) -> io::Result<()> {
+        writeln!(out, "{VERSION}")?;
+        match &self.ending {
+            Ending::Exited(status) => writeln!(out, "exited {status}")?,
+            Ending::Signalled(signal) => writeln!(out, "signalled {signal}")?,
+            Ending::Failed { status, message } => {
+                writeln!(out, "failed {status} {}", message.len())?;
+                writeln!(out, "{message}")?;
+            }
+        }
+        for (path, data) in &self.files {
+            let path = path.as_os_str().as_bytes();
+            writeln!(out, "file {} {}", path.len(), data.len())?;
+            out.write_all(path)?;
+            out.write_all(data)?;
+            writeln!(out)?;
+        }
+        writeln!(out, "end")?;
+        out.flush()
+    }
+
+    pub fn read(input: impl Read) -> Result<Self, ReportError> {
+        let mut input = BufReader::new(input);
+        expect(&mut input, VERSION)?;
+        let text = line(&mut input)?;
+        let words: Vec<&str> = text.split(' ').collect();
+        let byte = |word: &str| {
+            word.parse::<u8>()
+                .map_err(|_| ReportError::Line(text.clone()))
+        };
+        let ending = match words[..] {
+            ["exited", status] => Ending::Exited(byte(status)?),
+            ["signalled", signal] => Ending::Signalled(byte(signal)?),
+            ["failed", status, length] => {
+                let status = byte(status)?;
+                let length = bounded(length, "a message", MAX_MESSAGE, &text)?;
+                let message = String::from_utf8_lossy(&bytes(&mut input, length)?).into_owned();
+                expect(&mut input, "")?;
+                Ending::Failed { status, message }
+            }
+            _ => return Err(ReportError::Line(text)),
+        };
+        let mut files = Vec::new();
+        loop {
+            let text = line(&mut input)?;
+            let words: Vec<&str> = text.split(' ').collect();
+            match words[..] {
+                ["end"] => return Ok(Self { ending, files }),
+                ["file", path, data] if files.len() < MAX_FILES => {
+                    let path = bounded(path, "a path", MAX_PATH, &text)?;
+                    let data = bounded(data, "a file", MAX_FILE, &text)?;
+                    let path = OsString::from_vec(bytes(&mut input, path)?);
+                    files.push((path.into(), bytes(&mut input, data)?));
+                    expect(&mut input, "")?;
+                }
+                _ => return Err(ReportError::Line(text)),
+            }
+        }
+    }
+}
+
+fn line(input: &mut impl BufRead) -> Result<String, ReportError> {
+    let mut text = Vec::new();
+    input
+        .take(MAX_LINE)
+        .read_until(b'\n', &mut text)
+        .map_err(ReportError::Incomplete)?;
+    match text.pop() {
+        Some(b'\n') => Ok(String::from_utf8_lossy(&text).into_owned()),
+        Some(last) if text.len() as u64 + 1 == MAX_LINE => {
+            text.push(last);
+            Err(ReportError::Line(
+                String::from_utf8_lossy(&text).into_owned(),
+            ))
+        }
+        _ => Err(ReportError::Incomplete(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+fn expect(input: &mut impl BufRead, wanted: &str) -> Result<(), ReportError> {
+    let text = line(input)?;
+    if text == wanted {
+        Ok(())
+    } else {
+        Err(ReportError::Line(text))
+    }
+}
+
+fn bounded(word: &str, what: &'static str, most: u64, text: &str) -> Result<u64, ReportError> {
+    match word.parse::<u64>() {
+        Ok(length) if length <= most => Ok(length),
+        Ok(length) => Err(ReportError::TooLong { what, length, most }),
+        Err(_) => Err(ReportError::Line(text.to_owned())),
+    }
+}
+
+/// Exactly `length` bytes; memory grows with what arrives, not with what was announced.
+fn bytes(input: &mut impl Read, length: u64) -> Result<Vec<u8>, ReportError> {
+    let mut data = Vec::new();
+    input
+        .take(length)
+        .read_to_end(&mut data)
+        .map_err(ReportError::Incomplete)?;
+    if data.len() as u64 == length {
+        Ok(data)
+    } else {
+        Err(ReportError::Incomplete(io::ErrorKind::UnexpectedEof.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(report: &Report) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        report.write(&mut bytes).expect("a vector takes all");
+        bytes
+    }
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        for ending in [
+            Ending::Exited(3),
+            Ending::Signalled(9),
+            Ending::Failed {
+                status: 125,
+                message: "two\nlines".into(),
+            },
+        ] {
+            let report = Report {
+                ending,
+                files: vec![
+                    ("/run/a b".into(), b"\nend\n\0".to_vec()),
+                    ("/empty".into(), Vec::new()),
+                ],
+            };
+            assert_eq!(
+                Report::read(&written(&report)[..]).expect("it is whole"),
+                report
+            );
+        }
+    }
+
+    #[test]
+    fn a_report_cut_anywhere_is_incomplete() {
+        let report = Report {
+            ending: Ending::Failed {
+                status: 125,
+                message: "why".into(),
+            },
+            files: vec![("/a".into(), b"text".to_vec())],
+        };
+        let bytes = written(&report);
+        for length in 0..bytes.len() {
+            assert!(
+                matches!(
+                    Report::read(&bytes[..length]),
+                    Err(ReportError::Incomplete(_))
+                ),
+                "{length}"
+            );
+        }
+    }
+
+    #[test]
+    fn hostile_reports_are_refused() {
+        let read = |rest: &str| Report::read(format!("wormhole-report 1\n{rest}").as_bytes());
+        assert!(matches!(
+            read("exited 256\nend\n"),
+            Err(ReportError::Line(_))
+        ));
+        assert!(matches!(read("exited\nend\n"), Err(ReportError::Line(_))));
+        assert!(matches!(
+            read("exited 0\nfile 1 99999999999\n"),
+            Err(ReportError::TooLong { .. })
+        ));
+        assert!(matches!(
+            read("exited 0\nfile 1 -1\n"),
+            Err(ReportError::Line(_))
+        ));
+        assert!(matches!(
+            read("failed 1 65537\n"),
+            Err(ReportError::TooLong { .. })
+        ));
+        assert!(matches!(
+            read(&"x".repeat(10_000)),
+            Err(ReportError::Line(_))
+        ));
+        let many = format!("exited 0\n{}end\n", "file 0 0\n\n".repeat(65));
+        assert!(matches!(read(&many), Err(ReportError::Line(_))));
+    }
+
+    #[test]
+    fn a_signal_shows_as_in_a_shell() {
+        assert_eq!(Ending::Signalled(9).status(), 137);
+        assert_eq!(Ending::Exited(7).status(), 7);
+    }
+}

@@ -1,0 +1,319 @@
+//! The run file: what to run, with what, and where its output goes.
+//!
+//! Lines of a key, a space and a value, after a first line with the version. Values are bytes; a line
+//! break in one is written `\n` and a backslash `\\`. Repeated keys add to a list.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+const VERSION: &[u8] = b"wormhole-run 1";
+
+/// Where one of the program's streams, or the report, goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sink {
+    /// The kernel's console.
+    Console,
+    /// A connection to this port of this vsock address.
+    Vsock { cid: u32, port: u32 },
+    /// A character device, such as a virtio port.
+    Device(PathBuf),
+}
+
+/// All that `wormhole-init` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFile {
+    /// The program's path and its arguments; never empty.
+    pub arguments: Vec<OsString>,
+    /// The program's whole environment.
+    pub variables: Vec<(OsString, OsString)>,
+    /// The program's working directory.
+    pub directory: PathBuf,
+    pub stdout: Sink,
+    pub stderr: Sink,
+    pub report: Sink,
+    /// Bytes of the window that must be there.
+    pub window: Option<u64>,
+    /// I/O port that takes the exit status as one byte.
+    pub exit_port: Option<u16>,
+    /// Files that travel with the report, if they exist when the program has ended.
+    pub collect: Vec<PathBuf>,
+}
+
+/// A run file that makes no sense.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RunFileError {
+    #[error("the run file starts with {0:?} instead of its version")]
+    Version(OsString),
+    #[error("line {line} of the run file has the unknown key {key:?}")]
+    Key { line: usize, key: OsString },
+    #[error("line {line} of the run file holds no valid {what}: {value:?}")]
+    Value {
+        line: usize,
+        what: &'static str,
+        value: OsString,
+    },
+    #[error("the run file names no program")]
+    NoProgram,
+}
+
+impl RunFile {
+    /// A program with nothing else set: output on the console, an empty environment.
+    pub fn new(program: impl Into<OsString>) -> Self {
+        Self {
+            arguments: vec![program.into()],
+            variables: Vec::new(),
+            directory: PathBuf::from("/"),
+            stdout: Sink::Console,
+            stderr: Sink::Console,
+            report: Sink::Console,
+            window: None,
+            exit_port: None,
+            collect: Vec::new(),
+        }
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut text = VERSION.to_vec();
+        text.push(b'\n');
+        for argument in &self.arguments {
+            line(&mut text, "argument", argument);
+        }
+        for (name, value) in &self.variables {
+            let mut pair = name.clone();
+            pair.push("=");
+            pair.push(value);
+            line(&mut text, "variable", &pair);
+        }
+        line(&mut text, "directory", self.directory.as_os_str());
+        line(&mut text, "stdout", &self.stdout.text());
+        line(&mut text, "stderr", &self.stderr.text());
+        line(&mut text, "report", &self.report.text());
+        if let Some(size) = self.window {
+            line(&mut text, "window", OsStr::new(&size.to_string()));
+        }
+        if let Some(port) = self.exit_port {
+            line(&mut text, "exit-port", OsStr::new(&port.to_string()));
+        }
+        for path in &self.collect {
+            line(&mut text, "collect", path.as_os_str());
+        }
+        text
+    }
+
+    pub fn parse(bytes: &[u8]) -> Result<Self, RunFileError> {
+        let mut lines = bytes.split(|&byte| byte == b'\n');
+        let version = lines.next().unwrap_or_default();
+        if version != VERSION {
+            return Err(RunFileError::Version(OsString::from_vec(version.to_vec())));
+        }
+        let mut run = Self::new("");
+        run.arguments.clear();
+        for (index, text) in lines.enumerate().filter(|(_, text)| !text.is_empty()) {
+            let line = index + 2;
+            let space = text
+                .iter()
+                .position(|&byte| byte == b' ')
+                .unwrap_or(text.len());
+            let key = &text[..space];
+            let raw = text.get(space + 1..).unwrap_or_default();
+            let bad = |what| RunFileError::Value {
+                line,
+                what,
+                value: OsString::from_vec(raw.to_vec()),
+            };
+            let value = unescape(raw).ok_or_else(|| bad("value"))?;
+            let sink = || Sink::parse(&value).ok_or_else(|| bad("sink"));
+            match key {
+                b"argument" => run.arguments.push(value),
+                b"variable" => run
+                    .variables
+                    .push(pair(&value).ok_or_else(|| bad("variable"))?),
+                b"directory" => run.directory = value.into(),
+                b"stdout" => run.stdout = sink()?,
+                b"stderr" => run.stderr = sink()?,
+                b"report" => run.report = sink()?,
+                b"window" => run.window = Some(number(&value).ok_or_else(|| bad("size"))?),
+                b"exit-port" => run.exit_port = Some(number(&value).ok_or_else(|| bad("port"))?),
+                b"collect" => run.collect.push(value.into()),
+                _ => {
+                    return Err(RunFileError::Key {
+                        line,
+                        key: OsString::from_vec(key.to_vec()),
+                    });
+                }
+            }
+        }
+        if run
+            .arguments
+            .first()
+            .is_none_or(|program| program.is_empty())
+        {
+            return Err(RunFileError::NoProgram);
+        }
+        Ok(run)
+    }
+}
+
+impl Sink {
+    fn text(&self) -> OsString {
+        match self {
+            Self::Console => "console".into(),
+            Self::Vsock { cid, port } => format!("vsock {cid} {port}").into(),
+            Self::Device(path) => {
+                let mut text = OsString::from("device ");
+                text.push(path);
+                text
+            }
+        }
+    }
+
+    fn parse(value: &OsStr) -> Option<Self> {
+        if value == "console" {
+            return Some(Self::Console);
+        }
+        if let Some(path) = value.as_bytes().strip_prefix(b"device /") {
+            let mut whole = b"/".to_vec();
+            whole.extend_from_slice(path);
+            return Some(Self::Device(OsString::from_vec(whole).into()));
+        }
+        let (cid, port) = value.to_str()?.strip_prefix("vsock ")?.split_once(' ')?;
+        Some(Self::Vsock {
+            cid: cid.parse().ok()?,
+            port: port.parse().ok()?,
+        })
+    }
+}
+
+fn line(text: &mut Vec<u8>, key: &str, value: &OsStr) {
+    text.extend_from_slice(key.as_bytes());
+    text.push(b' ');
+    for &byte in value.as_bytes() {
+        match byte {
+            b'\n' => text.extend_from_slice(b"\\n"),
+            b'\\' => text.extend_from_slice(b"\\\\"),
+            other => text.push(other),
+        }
+    }
+    text.push(b'\n');
+}
+
+/// The value behind its escapes. No value holds a NUL: neither arguments nor paths can.
+fn unescape(raw: &[u8]) -> Option<OsString> {
+    let mut value = Vec::with_capacity(raw.len());
+    let mut bytes = raw.iter();
+    while let Some(&byte) = bytes.next() {
+        value.push(match byte {
+            0 => return None,
+            b'\\' => match bytes.next()? {
+                b'n' => b'\n',
+                b'\\' => b'\\',
+                _ => return None,
+            },
+            other => other,
+        });
+    }
+    Some(OsString::from_vec(value))
+}
+
+fn pair(value: &OsStr) -> Option<(OsString, OsString)> {
+    let bytes = value.as_bytes();
+    let equals = bytes
+        .iter()
+        .position(|&byte| byte == b'=')
+        .filter(|&at| at > 0)?;
+    Some((
+        OsStr::from_bytes(&bytes[..equals]).into(),
+        OsStr::from_bytes(&bytes[equals + 1..]).into(),
+    ))
+}
+
+fn number<N: std::str::FromStr>(value: &OsStr) -> Option<N> {
+    value.to_str()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full() -> RunFile {
+        RunFile {
+            arguments: vec![
+                "/bin/a b".into(),
+                "".into(),
+                "two\nlines \\n".into(),
+                OsString::from_vec(vec![0xff, b' ']),
+            ],
+            variables: vec![("A".into(), "1=2".into()), ("EMPTY".into(), "".into())],
+            directory: "/work here".into(),
+            stdout: Sink::Vsock { cid: 2, port: 9001 },
+            stderr: Sink::Device("/dev/vport0p2".into()),
+            report: Sink::Console,
+            window: Some(256 << 20),
+            exit_port: Some(0x501),
+            collect: vec!["/run/summary.json".into()],
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        assert_eq!(RunFile::parse(&full().to_bytes()), Ok(full()));
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_is_an_error_or_a_shorter_file_but_no_panic() {
+        let bytes = full().to_bytes();
+        for length in 0..bytes.len() {
+            if let Ok(run) = RunFile::parse(&bytes[..length]) {
+                assert!(!run.arguments.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn bad_lines_are_refused_with_their_number() {
+        let parse = |lines: &str| {
+            RunFile::parse(format!("wormhole-run 1\nargument /x\n{lines}\n").as_bytes())
+        };
+        for (lines, what) in [
+            ("variable noequals", "variable"),
+            ("variable =x", "variable"),
+            ("window -1", "size"),
+            ("window 18446744073709551616", "size"),
+            ("exit-port 65536", "port"),
+            ("stdout vsock 2", "sink"),
+            ("stdout device relative", "sink"),
+            ("stdout", "sink"),
+            ("argument \\", "value"),
+            ("argument \\x", "value"),
+            ("argument a\0b", "value"),
+        ] {
+            let error = parse(lines).expect_err(lines);
+            assert!(
+                matches!(&error, RunFileError::Value { line: 3, what: found, .. } if *found == what),
+                "{lines}: {error}"
+            );
+        }
+        assert!(matches!(
+            parse("what ever"),
+            Err(RunFileError::Key { line: 3, .. })
+        ));
+    }
+
+    #[test]
+    fn a_file_without_version_or_program_is_refused() {
+        assert!(matches!(RunFile::parse(b""), Err(RunFileError::Version(_))));
+        assert!(matches!(
+            RunFile::parse(b"wormhole-run 2\nargument /x\n"),
+            Err(RunFileError::Version(_))
+        ));
+        assert_eq!(
+            RunFile::parse(b"wormhole-run 1\n"),
+            Err(RunFileError::NoProgram)
+        );
+        assert_eq!(
+            RunFile::parse(b"wormhole-run 1\nargument \n"),
+            Err(RunFileError::NoProgram)
+        );
+    }
+}

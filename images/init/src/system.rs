@@ -1,0 +1,79 @@
+//! The file systems and the network interface that every program expects.
+
+use std::ffi::{CString, c_char, c_short};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Mounts in order: file system, where, with which options.
+const MOUNTS: [(&str, &str, &str); 6] = [
+    ("proc", "/proc", ""),
+    ("sysfs", "/sys", ""),
+    ("devtmpfs", "/dev", "mode=0755"),
+    ("tmpfs", "/dev/shm", "mode=1777"),
+    ("tmpfs", "/tmp", "mode=1777"),
+    ("tmpfs", "/run", "mode=0755"),
+];
+
+#[derive(Debug, thiserror::Error)]
+pub enum SystemError {
+    #[error("cannot mount {kind} at {path}: {source}")]
+    Mount {
+        kind: &'static str,
+        path: &'static str,
+        source: io::Error,
+    },
+}
+
+pub fn mount() -> Result<(), SystemError> {
+    for (kind, path, options) in MOUNTS {
+        // An existing folder is what is wanted; a missing one shows in the mount.
+        let _ = std::fs::create_dir_all(path);
+        mount_one(kind, path, options).map_err(|source| SystemError::Mount {
+            kind,
+            path,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+fn mount_one(kind: &str, path: &str, options: &str) -> io::Result<()> {
+    let kind = CString::new(kind)?;
+    let path = CString::new(path)?;
+    let options = CString::new(options)?;
+    // SAFETY: all pointers are to strings that end in NUL and outlive the call.
+    let result = unsafe {
+        libc::mount(
+            kind.as_ptr(),
+            path.as_ptr(),
+            kind.as_ptr(),
+            0,
+            options.as_ptr().cast(),
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Brings the loopback interface up. Few programs miss it, so that its absence is no failure.
+pub fn loopback() {
+    // SAFETY: socket takes no pointers.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return;
+    }
+    // SAFETY: the descriptor was just returned to us and belongs to nobody else.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: all zeroes is a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo\0") {
+        *to = c_char::from_ne_bytes([*from]);
+    }
+    let flags = libc::IFF_UP | libc::IFF_RUNNING;
+    request.ifr_ifru.ifru_flags = c_short::try_from(flags).unwrap_or_default();
+    // SAFETY: SIOCSIFFLAGS reads an ifreq, which `request` is.
+    unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+}

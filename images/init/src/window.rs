@@ -1,0 +1,199 @@
+//! Finds the window: the range of soft-reserved memory that the kernel offers as a dax device.
+//!
+//! Linux 6.1 binds the device as soon as its drivers are there. Linux 6.12 leaves an idle region of size
+//! zero (`dax_hmem region_idle=1`), which is given its size and bound here. If the kernel's own memory
+//! driver (`kmem`) was faster, the range is ordinary memory and full of the kernel's data: that window is
+//! refused.
+
+use std::fs;
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+const DEVICES: &str = "/sys/bus/dax/devices";
+const DRIVER: &str = "/sys/bus/dax/drivers/device_dax";
+
+/// Mappings of the window start and end at multiples of this.
+const ALIGNMENT: u64 = 2 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum WindowError {
+    #[error(
+        "this machine has no window: the kernel found no soft-reserved memory, which the firmware's memory \
+         map marks with type 0xefffffff"
+    )]
+    Missing,
+    #[error("the window has {found} bytes instead of {wanted}")]
+    Size { found: u64, wanted: u64 },
+    #[error("the window's mappings are aligned to {found} bytes, not to {ALIGNMENT}")]
+    Alignment { found: u64 },
+    #[error(
+        "the kernel uses the window {start:#x}-{end:#x} as ordinary memory (\"{name}\" in /proc/iomem): keep \
+         the module kmem from being loaded"
+    )]
+    SystemRam { start: u64, end: u64, name: String },
+    #[error("the driver device_dax does not take {device}: {source}")]
+    Bind { device: String, source: io::Error },
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {value} to {path}: {source}")]
+    Write {
+        path: PathBuf,
+        value: String,
+        source: io::Error,
+    },
+    #[error("{path} holds {text:?} instead of a number")]
+    Number { path: PathBuf, text: String },
+    #[error("the window's device {0} is missing")]
+    Node(PathBuf),
+}
+
+/// Makes the window of this size usable and returns its device.
+pub fn prepare(wanted: u64) -> Result<PathBuf, WindowError> {
+    let mut names: Vec<String> = match fs::read_dir(DEVICES) {
+        Ok(entries) => entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect(),
+        Err(_) => return Err(WindowError::Missing),
+    };
+    names.sort();
+    let name = names.into_iter().next().ok_or(WindowError::Missing)?;
+    let device = Path::new(DEVICES).join(&name);
+
+    if number(&device.join("size"))? == 0 {
+        let region = fs::canonicalize(&device)
+            .map_err(|source| WindowError::Read {
+                path: device.clone(),
+                source,
+            })?
+            .with_file_name("dax_region");
+        let size = number(&region.join("available_size"))?;
+        write(&device.join("size"), &size.to_string())?;
+    }
+    let range = range(&device)?;
+    refuse_ordinary_memory(&range)?;
+    let size = number(&device.join("size"))?;
+    if size != wanted {
+        return Err(WindowError::Size {
+            found: size,
+            wanted,
+        });
+    }
+    let alignment = number(&device.join("align"))?;
+    if alignment != ALIGNMENT {
+        return Err(WindowError::Alignment { found: alignment });
+    }
+    if !device.join("driver").exists() {
+        bind(&name)?;
+    }
+    // Binding is what could have given the range away.
+    refuse_ordinary_memory(&range)?;
+    let node = Path::new("/dev").join(&name);
+    if node.exists() {
+        Ok(node)
+    } else {
+        Err(WindowError::Node(node))
+    }
+}
+
+/// Binds by the device's name: first as what the driver already matches, then as a new match.
+fn bind(name: &str) -> Result<(), WindowError> {
+    let driver = Path::new(DRIVER);
+    fs::write(driver.join("bind"), name)
+        .or_else(|_| fs::write(driver.join("new_id"), name))
+        .map_err(|source| WindowError::Bind {
+            device: name.to_owned(),
+            source,
+        })
+}
+
+/// The physical addresses of a dax device, first and last.
+fn range(device: &Path) -> Result<RangeInclusive<u64>, WindowError> {
+    let start = number(&device.join("resource"))?;
+    let size = number(&device.join("size"))?;
+    Ok(start..=start.saturating_add(size.saturating_sub(1)))
+}
+
+fn refuse_ordinary_memory(range: &RangeInclusive<u64>) -> Result<(), WindowError> {
+    let path = Path::new("/proc/iomem");
+    let map = fs::read_to_string(path).map_err(|source| WindowError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    match ordinary_memory(&map, range) {
+        Some(name) => Err(WindowError::SystemRam {
+            start: *range.start(),
+            end: *range.end(),
+            name,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// The name of the first ordinary memory that meets the range in a map as `/proc/iomem` shows it.
+fn ordinary_memory(map: &str, range: &RangeInclusive<u64>) -> Option<String> {
+    map.lines().find_map(|line| {
+        let (addresses, name) = line.trim_start().split_once(" : ")?;
+        let (start, end) = addresses.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        let end = u64::from_str_radix(end, 16).ok()?;
+        let meets = start <= *range.end() && *range.start() <= end;
+        (meets && name.starts_with("System RAM")).then(|| name.to_owned())
+    })
+}
+
+/// A number in sysfs, decimal or with `0x`.
+fn number(path: &Path) -> Result<u64, WindowError> {
+    let text = fs::read_to_string(path).map_err(|source| WindowError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let text = text.trim();
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| WindowError::Number {
+        path: path.to_owned(),
+        text: text.to_owned(),
+    })
+}
+
+fn write(path: &Path, value: &str) -> Result<(), WindowError> {
+    fs::write(path, value).map_err(|source| WindowError::Write {
+        path: path.to_owned(),
+        value: value.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ordinary_memory;
+
+    const MAP: &str = "00001000-0009fbff : System RAM\n\
+        00100000-1fffffff : System RAM\n  \
+          01000000-01ffffff : Kernel code\n\
+        100000000-10fffffff : Soft Reserved\n  \
+          100000000-10fffffff : dax0.0\n\
+        140000000-14fffffff : dax1.0\n  \
+          140000000-14fffffff : System RAM (kmem)\n";
+
+    #[test]
+    fn a_range_of_its_own_is_no_ordinary_memory() {
+        assert_eq!(ordinary_memory(MAP, &(0x1_0000_0000..=0x1_0fff_ffff)), None);
+    }
+
+    #[test]
+    fn a_range_that_the_kernel_took_is_found_at_any_depth_and_overlap() {
+        assert_eq!(
+            ordinary_memory(MAP, &(0x1_4000_0000..=0x1_4fff_ffff)).as_deref(),
+            Some("System RAM (kmem)")
+        );
+        assert_eq!(
+            ordinary_memory(MAP, &(0x1fff_ffff..=0x2fff_ffff)).as_deref(),
+            Some("System RAM")
+        );
+    }
+}
