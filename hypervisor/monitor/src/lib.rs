@@ -1,1 +1,37 @@
-//! A small KVM monitor for guests with a window.
+//! Wormhole's KVM monitor: boots a Linux guest that has a window, or runs a payload without a
+//! kernel.
+//!
+//! Mechanism only; what is run and why is decided by the caller.
+//!
+//! - [`Vm`] boots a stock kernel with an initramfs. The guest gets a serial console, ACPI
+//!   power-off, an exit-status port, a PCI bus with virtio-vsock, and the window as soft-reserved
+//!   memory that Linux's `dax_hmem` and `device_dax` make a `/dev/dax` device.
+//! - [`payload`] runs a freestanding program in user mode.
+//! - [`ability::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
+//!
+//! Invariants: guest memory is never the target of a Rust reference; what a guest wrote is copied
+//! out before it is looked at; nothing a guest does makes the monitor panic, wait or grow without
+//! bound.
+
+pub mod ability;
+pub mod boot;
+mod cpu;
+pub mod devices;
+pub mod irq;
+pub mod memory;
+mod outcome;
+pub mod payload;
+pub mod stats;
+mod vcpu;
+mod vm;
+
+pub use ability::{KvmAbility, probe};
+pub use boot::{BootError, BootSource, InitramfsPart};
+pub use cpu::CpuError;
+pub use devices::power::EXIT_STATUS as EXIT_STATUS_PORT;
+pub use devices::serial::ConsoleTail;
+pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
+pub use memory::MemoryError;
+pub use outcome::{Outcome, Registers, Report};
+pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
+pub use vm::{DisabledExits, MAX_VCPUS, Vm, VmConfig, VmError, VsockConfig};

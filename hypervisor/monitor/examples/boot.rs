@@ -1,0 +1,151 @@
+//! Boots a kernel with an initramfs and a window; echoes what the guest sends over vsock.
+//!
+//! ```text
+//! boot KERNEL INITRAMFS [--memory MIB] [--vcpus N] [--window MIB] [--timeout SECONDS]
+//!      [--disable-pause] [--append "COMMAND LINE"]
+//! ```
+
+use std::error::Error;
+use std::ffi::CString;
+use std::io::{Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use wormhole_monitor::{
+    BootSource, ConnectRequest, DisabledExits, InitramfsPart, KvmAbility, Refused, Vm, VmConfig,
+    VsockConfig, probe,
+};
+
+fn main() -> ExitCode {
+    match boot() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                eprintln!("  because: {error}");
+                cause = error.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn boot() -> Result<ExitCode, Box<dyn Error>> {
+    if let KvmAbility::Missing { why } | KvmAbility::PayloadOnly { why } = probe() {
+        return Err(why.into());
+    }
+    let mut args = std::env::args().skip(1);
+    let kernel = PathBuf::from(args.next().ok_or("which kernel?")?);
+    let initramfs = PathBuf::from(args.next().ok_or("which initramfs?")?);
+    let (mut memory, mut vcpus, mut window, mut timeout) = (256, 1, 64i64, 120);
+    let mut disabled_exits = DisabledExits::default();
+    let mut command_line = "console=ttyS0 quiet panic=-1 reboot=k".to_owned();
+    while let Some(flag) = args.next() {
+        if flag == "--disable-pause" {
+            disabled_exits.pause = true;
+            continue;
+        }
+        let value = args.next().ok_or_else(|| format!("{flag} wants a value"))?;
+        match flag.as_str() {
+            "--memory" => memory = value.parse()?,
+            "--vcpus" => vcpus = value.parse()?,
+            "--window" => window = value.parse()?,
+            "--timeout" => timeout = value.parse()?,
+            "--append" => command_line = format!("{command_line} {value}"),
+            _ => return Err(format!("unknown option {flag}").into()),
+        }
+    }
+    let start = Instant::now();
+    let vm = Vm::new(VmConfig {
+        boot: BootSource {
+            kernel,
+            initramfs: vec![InitramfsPart::Path(initramfs)],
+            command_line,
+        },
+        memory_mib: memory,
+        vcpus,
+        window: (window > 0)
+            .then(|| sealed_memfd(window << 20))
+            .transpose()?,
+        vsock: Some(VsockConfig {
+            guest_cid: 3,
+            acceptor: Box::new(echo),
+        }),
+        console: Box::new(std::io::stdout()),
+        timeout: Some(Duration::from_secs(timeout)),
+        disabled_exits,
+    })?;
+    println!(
+        "loaded in {:?}; window at {:x?}",
+        start.elapsed(),
+        vm.window_range()
+    );
+    let stats = vm.stats();
+    let report = vm.run()?;
+    println!("{} after {:?}", report.outcome, report.duration);
+    println!("exits to the monitor: {:?}", report.exits);
+    let snapshot = stats.read()?;
+    println!(
+        "KVM counts {} + {} statistics, {} exits",
+        snapshot.vm.len(),
+        snapshot
+            .vcpus
+            .first()
+            .map_or(0, std::collections::BTreeMap::len),
+        snapshot.vcpu_sum("exits")
+    );
+    let status = report
+        .outcome
+        .status()
+        .map_or(1, |status| u8::try_from(status).unwrap_or(1));
+    Ok(ExitCode::from(status))
+}
+
+/// Sends back what comes, on a thread of its own.
+fn echo(request: ConnectRequest, mut stream: UnixStream) -> Result<(), Refused> {
+    if request.port == 1 {
+        return Err(Refused);
+    }
+    std::thread::spawn(move || {
+        let mut total = 0;
+        let mut buffer = [0; 4096];
+        while let Ok(len @ 1..) = stream.read(&mut buffer) {
+            total += len;
+            if stream.write_all(&buffer[..len]).is_err() {
+                break;
+            }
+        }
+        println!("vsock port {}: {total} bytes, then the end", request.port);
+    });
+    Ok(())
+}
+
+fn sealed_memfd(bytes: i64) -> Result<OwnedFd, Box<dyn Error>> {
+    let name = CString::new("window")?;
+    // SAFETY: plain system calls on a descriptor that is made here and moves to OwnedFd.
+    let fd = unsafe {
+        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    use std::os::fd::AsRawFd;
+    // SAFETY: as above.
+    let failed = unsafe {
+        libc::ftruncate(fd.as_raw_fd(), bytes) != 0
+            || libc::fcntl(
+                fd.as_raw_fd(),
+                libc::F_ADD_SEALS,
+                libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
+            ) != 0
+    };
+    if failed {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(fd)
+}

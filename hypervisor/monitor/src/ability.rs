@@ -1,0 +1,133 @@
+//! What the machine's KVM can do.
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use kvm_ioctls::{Cap, Kvm};
+
+/// The API version of every KVM since 2007.
+const KVM_API_VERSION: i32 = 12;
+
+/// Leaf 1 ECX: SSSE3, FMA, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, AVX, F16C, RDRAND. None of them is
+/// changed by KVM at run time.
+const LEAF_1_ECX: u32 = 1 << 9
+    | 1 << 12
+    | 1 << 19
+    | 1 << 20
+    | 1 << 22
+    | 1 << 23
+    | 1 << 25
+    | 1 << 28
+    | 1 << 29
+    | 1 << 30;
+/// Leaf 7 EBX: FSGSBASE, BMI1, AVX2, BMI2, ERMS, RDSEED, ADX, SMAP.
+const LEAF_7_EBX: u32 = 1 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 18 | 1 << 19 | 1 << 20;
+
+/// What the machine's KVM can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KvmAbility {
+    /// There is no KVM to use.
+    Missing {
+        /// One line: why, and what to do.
+        why: String,
+    },
+    /// Payloads (programs in user mode without a kernel) run, Linux does not.
+    PayloadOnly {
+        /// One line: why, and what to do.
+        why: String,
+    },
+    /// Linux guests run.
+    Linux,
+}
+
+impl KvmAbility {
+    /// Why something does not work, if something does not.
+    pub fn why(&self) -> Option<&str> {
+        match self {
+            Self::Missing { why } | Self::PayloadOnly { why } => Some(why),
+            Self::Linux => None,
+        }
+    }
+}
+
+/// Looks at `/dev/kvm`.
+///
+/// A paravirtual nested KVM runs the guest's user mode on the real processor but interprets its
+/// kernel, incompletely: stock Linux does not boot there. It gives itself away by ignoring the
+/// CPUID that was set: bits that were cleared come back.
+pub fn probe() -> KvmAbility {
+    let missing = |what: &str, error: &dyn std::fmt::Display| KvmAbility::Missing {
+        why: format!("{what}: {error}; use --host emulated"),
+    };
+    let kvm = match Kvm::new() {
+        Ok(kvm) => kvm,
+        Err(error) => return missing("/dev/kvm cannot be used", &error),
+    };
+    let version = kvm.get_api_version();
+    if version != KVM_API_VERSION {
+        return missing("/dev/kvm has an unknown API version", &version);
+    }
+    for (cap, name) in [
+        (Cap::Irqchip, "an interrupt controller"),
+        (Cap::Irqfd, "irqfd"),
+        (Cap::Ioeventfd, "ioeventfd"),
+        (Cap::UserMemory, "user memory"),
+        (Cap::ImmediateExit, "immediate_exit"),
+    ] {
+        if !kvm.check_extension(cap) {
+            return missing("/dev/kvm lacks what a guest needs", &name);
+        }
+    }
+    match returned_bits(&kvm) {
+        Err(error) => missing("KVM cannot make a VM", &error),
+        Ok((0, 0)) => KvmAbility::Linux,
+        Ok((leaf_1, leaf_7)) => KvmAbility::PayloadOnly {
+            why: format!(
+                "this machine's KVM interprets guest kernels and ignores the CPUID it is given \
+                 (cleared bits came back: leaf 1 {leaf_1:#x}, leaf 7 {leaf_7:#x}), so Linux guests \
+                 do not boot on it: use --host emulated"
+            ),
+        },
+    }
+}
+
+/// Clears bits of leaves 1 and 7 and returns those that come back.
+fn returned_bits(kvm: &Kvm) -> Result<(u32, u32), kvm_ioctls::Error> {
+    let vm = kvm.create_vm()?;
+    let vcpu = vm.create_vcpu(0)?;
+    let mut cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+    for entry in cpuid.as_mut_slice() {
+        match (entry.function, entry.index) {
+            (1, _) => entry.ecx &= !LEAF_1_ECX,
+            (7, 0) => entry.ebx &= !LEAF_7_EBX,
+            _ => {}
+        }
+    }
+    vcpu.set_cpuid2(&cpuid)?;
+    Ok(set_bits(&vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES)?))
+}
+
+fn set_bits(cpuid: &CpuId) -> (u32, u32) {
+    cpuid
+        .as_slice()
+        .iter()
+        .fold((0, 0), |(leaf_1, leaf_7), entry| {
+            match (entry.function, entry.index) {
+                (1, _) => (leaf_1 | entry.ecx & LEAF_1_ECX, leaf_7),
+                (7, 0) => (leaf_1, leaf_7 | entry.ebx & LEAF_7_EBX),
+                _ => (leaf_1, leaf_7),
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_inability_says_what_to_do() {
+        let ability = probe();
+        if let Some(why) = ability.why() {
+            assert!(why.contains("--host emulated"), "{why}");
+            assert!(!why.contains('\n'), "{why}");
+        }
+    }
+}

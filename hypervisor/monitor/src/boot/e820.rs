@@ -1,0 +1,90 @@
+//! The memory map that the guest's kernel is told (E820).
+
+use crate::memory::Layout;
+
+/// Usable memory.
+pub const RAM: u32 = 1;
+/// Memory the kernel must leave alone.
+pub const RESERVED: u32 = 2;
+/// Soft-reserved memory: Linux gives it to `dax_hmem` (`E820_TYPE_SOFT_RESERVED`).
+pub const SOFT_RESERVED: u32 = 0xefff_ffff;
+
+/// Where conventional memory ends and the area of the firmware begins.
+pub const LOW_MEMORY_END: u64 = 0x9_fc00;
+/// The firmware's area: the ACPI tables lie here.
+pub const FIRMWARE_START: u64 = 0xe_0000;
+/// Where memory above the firmware's area begins.
+pub const HIGH_MEMORY_START: u64 = 0x10_0000;
+
+/// One entry of the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// First guest physical address.
+    pub start: u64,
+    /// Size in bytes.
+    pub len: u64,
+    /// The E820 type.
+    pub kind: u32,
+}
+
+/// The map for a layout: ascending, without overlaps.
+pub fn map(layout: &Layout) -> Vec<Entry> {
+    let mut map = vec![
+        Entry {
+            start: 0,
+            len: LOW_MEMORY_END,
+            kind: RAM,
+        },
+        Entry {
+            start: FIRMWARE_START,
+            len: HIGH_MEMORY_START - FIRMWARE_START,
+            kind: RESERVED,
+        },
+        Entry {
+            start: HIGH_MEMORY_START,
+            len: layout.low_ram().end() - HIGH_MEMORY_START,
+            kind: RAM,
+        },
+    ];
+    map.extend(layout.ram.iter().skip(1).map(|range| Entry {
+        start: range.start,
+        len: range.len,
+        kind: RAM,
+    }));
+    map.extend(layout.window.map(|range| Entry {
+        start: range.start,
+        len: range.len,
+        kind: SOFT_RESERVED,
+    }));
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_window_is_soft_reserved_and_last() {
+        let layout = Layout::new(4096, Some(256 << 20)).expect("layout");
+        let map = map(&layout);
+        let last = map.last().expect("entries");
+        assert_eq!(
+            (last.kind, last.start, last.len),
+            (SOFT_RESERVED, 5 << 30, 256 << 20)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn entries_ascend_without_overlap(mib in 16u64..100_000, window in proptest::option::of(1u64..10_000)) {
+            let layout = Layout::new(mib, window.map(|units| units << 21)).expect("layout");
+            let map = map(&layout);
+            for pair in map.windows(2) {
+                prop_assert!(pair[0].start + pair[0].len <= pair[1].start);
+            }
+            prop_assert!(map.iter().all(|entry| entry.len > 0));
+            prop_assert_eq!(map.iter().any(|entry| entry.kind == SOFT_RESERVED), window.is_some());
+        }
+    }
+}

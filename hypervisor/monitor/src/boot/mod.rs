@@ -1,0 +1,244 @@
+//! Loads a Linux kernel and its initramfs for the 64-bit boot protocol
+//! (Documentation/arch/x86/boot.rst of the kernel).
+
+pub mod acpi;
+pub mod e820;
+mod kernel;
+
+use std::path::PathBuf;
+
+use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use crate::memory::Layout;
+
+/// Where the command line is put.
+const COMMAND_LINE: u64 = 0x2_0000;
+/// Bytes the command line may have, its terminating NUL included (`COMMAND_LINE_SIZE` of x86).
+pub const COMMAND_LINE_MAX: usize = 2048;
+/// Where the boot parameters ("zero page") are put.
+pub(crate) const ZERO_PAGE: u64 = 0x7000;
+
+/// Why a guest could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// A file could not be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The kernel is neither a bzImage nor an ELF file for x86-64, or does not fit.
+    #[error("{path} is not a kernel that can be booted")]
+    Kernel {
+        /// The file.
+        path: PathBuf,
+        /// What the loader found.
+        source: linux_loader::loader::Error,
+    },
+    /// A bzImage without a 64-bit entry point.
+    #[error("{path} has no 64-bit entry point (XLF_KERNEL_64)")]
+    No64BitEntry {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The command line is too long.
+    #[error(
+        "the kernel's command line has {len} bytes, more than {} are not possible",
+        COMMAND_LINE_MAX - 1
+    )]
+    CommandLineTooLong {
+        /// Its length.
+        len: usize,
+    },
+    /// The initramfs does not fit.
+    #[error(
+        "an initramfs of {bytes} bytes does not fit between the kernel (which needs memory up to \
+         {kernel_end:#x}) and {limit:#x}: give the guest more memory"
+    )]
+    InitramfsTooLarge {
+        /// Size of all parts.
+        bytes: u64,
+        /// Where the kernel ends.
+        kernel_end: u64,
+        /// Where low memory ends.
+        limit: u64,
+    },
+    /// The ACPI tables outgrew their place.
+    #[error("the ACPI tables do not fit below 1 MiB")]
+    AcpiTooLarge,
+    /// Guest memory could not be written.
+    #[error("cannot write {what} to guest memory")]
+    Write {
+        /// What was to be written.
+        what: &'static str,
+        /// Why not.
+        source: vm_memory::GuestMemoryError,
+    },
+}
+
+/// One of the cpio archives that make up the initramfs; later ones win.
+#[derive(Debug, Clone)]
+pub enum InitramfsPart {
+    /// A file, compressed or not.
+    Path(PathBuf),
+    /// An archive made in memory.
+    Bytes(Vec<u8>),
+}
+
+/// What to boot.
+#[derive(Debug, Clone)]
+pub struct BootSource {
+    /// A bzImage, or an uncompressed `vmlinux` (which spares the guest the decompression).
+    pub kernel: PathBuf,
+    /// The archives, in order.
+    pub initramfs: Vec<InitramfsPart>,
+    /// The kernel's command line.
+    pub command_line: String,
+}
+
+/// Loads everything; returns the address of the 64-bit entry point.
+pub(crate) fn load(
+    ram: &GuestMemoryMmap,
+    layout: &Layout,
+    vcpus: u8,
+    source: &BootSource,
+) -> Result<u64, BootError> {
+    let kernel = kernel::load(ram, &source.kernel)?;
+    let initramfs = load_initramfs(ram, layout, kernel.end, &source.initramfs)?;
+    let command_line = source.command_line.as_bytes();
+    if command_line.len() >= COMMAND_LINE_MAX {
+        return Err(BootError::CommandLineTooLong {
+            len: command_line.len(),
+        });
+    }
+    let write = |what, bytes: &[u8], address| {
+        ram.write_slice(bytes, GuestAddress(address))
+            .map_err(|source| BootError::Write { what, source })
+    };
+    write("the command line", command_line, COMMAND_LINE)?;
+    write(
+        "the command line",
+        &[0],
+        COMMAND_LINE + command_line.len() as u64,
+    )?;
+
+    let mut params = boot_params {
+        hdr: kernel.header,
+        acpi_rsdp_addr: acpi::write(ram, vcpus)?,
+        ..Default::default()
+    };
+    params.hdr.type_of_loader = 0xff;
+    params.hdr.cmd_line_ptr = u32::try_from(COMMAND_LINE).unwrap_or(0);
+    // Both below 3 GiB: the loader puts them into low memory.
+    params.hdr.ramdisk_image = u32::try_from(initramfs.start).unwrap_or(0);
+    params.hdr.ramdisk_size = u32::try_from(initramfs.len).unwrap_or(0);
+    let map = e820::map(layout);
+    for (slot, entry) in params.e820_table.iter_mut().zip(&map) {
+        *slot = boot_e820_entry {
+            addr: entry.start,
+            size: entry.len,
+            r#type: entry.kind,
+        };
+        params.e820_entries += 1;
+    }
+    ram.write_obj(params, GuestAddress(ZERO_PAGE))
+        .map_err(|source| BootError::Write {
+            what: "the boot parameters",
+            source,
+        })?;
+    Ok(kernel.entry)
+}
+
+/// Puts the archives behind each other at the top of low memory.
+fn load_initramfs(
+    ram: &GuestMemoryMmap,
+    layout: &Layout,
+    kernel_end: u64,
+    parts: &[InitramfsPart],
+) -> Result<crate::memory::Range, BootError> {
+    let parts =
+        parts
+            .iter()
+            .map(|part| match part {
+                InitramfsPart::Bytes(bytes) => Ok(std::borrow::Cow::Borrowed(bytes.as_slice())),
+                InitramfsPart::Path(path) => std::fs::read(path)
+                    .map(std::borrow::Cow::Owned)
+                    .map_err(|source| BootError::Read {
+                        path: path.clone(),
+                        source,
+                    }),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+    // The kernel skips zeros between archives and wants each to begin at a multiple of four.
+    let size = |part: &[u8]| (part.len() as u64).next_multiple_of(4);
+    let bytes: u64 = parts.iter().map(|part| size(part)).sum();
+    let limit = layout.low_ram().end();
+    let start = limit
+        .checked_sub(bytes)
+        .map(|start| start & !0xfff)
+        .filter(|start| *start >= kernel_end)
+        .ok_or(BootError::InitramfsTooLarge {
+            bytes,
+            kernel_end,
+            limit,
+        })?;
+    let mut at = start;
+    for part in &parts {
+        ram.write_slice(part, GuestAddress(at))
+            .map_err(|source| BootError::Write {
+                what: "the initramfs",
+                source,
+            })?;
+        at += size(part);
+    }
+    Ok(crate::memory::Range { start, len: bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archives_follow_each_other_at_multiples_of_four() {
+        let layout = Layout::new(16, None).expect("layout");
+        let ram = crate::memory::map_ram(&layout.ram).expect("ram");
+        let parts = [
+            InitramfsPart::Bytes(b"first".to_vec()),
+            InitramfsPart::Bytes(b"second".to_vec()),
+        ];
+        let range = load_initramfs(&ram, &layout, 0, &parts).expect("fits");
+        let mut bytes = vec![0; usize::try_from(range.len).expect("small")];
+        ram.read_slice(&mut bytes, GuestAddress(range.start))
+            .expect("in ram");
+        assert_eq!(bytes, b"first\0\0\0second\0\0");
+        assert!(range.end() <= layout.low_ram().end());
+    }
+
+    #[test]
+    fn an_initramfs_that_would_hit_the_kernel_is_refused() {
+        let layout = Layout::new(16, None).expect("layout");
+        let ram = crate::memory::map_ram(&layout.ram).expect("ram");
+        let parts = [InitramfsPart::Bytes(vec![0; 8 << 20])];
+        assert!(matches!(
+            load_initramfs(&ram, &layout, 10 << 20, &parts),
+            Err(BootError::InitramfsTooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn a_file_that_is_no_kernel_is_named() {
+        let file = tempfile::NamedTempFile::new().expect("file");
+        let layout = Layout::new(16, None).expect("layout");
+        let ram = crate::memory::map_ram(&layout.ram).expect("ram");
+        let source = BootSource {
+            kernel: file.path().to_owned(),
+            initramfs: Vec::new(),
+            command_line: String::new(),
+        };
+        let error = load(&ram, &layout, 1, &source).expect_err("no kernel");
+        assert!(error.to_string().contains(&*file.path().to_string_lossy()));
+    }
+}

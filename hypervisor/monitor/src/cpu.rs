@@ -1,0 +1,269 @@
+//! The state in which the first processor enters a Linux kernel: CPUID, MSRs, long mode.
+
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+
+use crate::boot::ZERO_PAGE;
+
+/// Where the boot processor's GDT is put.
+const GDT: u64 = 0x500;
+/// Where its page tables are put: one PML4, one PDPT, four page directories.
+const PAGE_TABLES: u64 = 0x9000;
+const BOOT_STACK: u64 = 0x8ff0;
+
+const MSR_IA32_MISC_ENABLE: u32 = 0x1a0;
+const MISC_ENABLE_FAST_STRING: u64 = 1;
+const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
+/// MTRRs enabled, everything write-back: the window must be cached.
+const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
+
+pub(crate) const CR0_PE: u64 = 1;
+pub(crate) const CR0_MP: u64 = 1 << 1;
+pub(crate) const CR0_ET: u64 = 1 << 4;
+pub(crate) const CR0_NE: u64 = 1 << 5;
+pub(crate) const CR0_WP: u64 = 1 << 16;
+pub(crate) const CR0_PG: u64 = 1 << 31;
+pub(crate) const CR4_PAE: u64 = 1 << 5;
+pub(crate) const CR4_OSFXSR: u64 = 1 << 9;
+pub(crate) const CR4_OSXMMEXCPT: u64 = 1 << 10;
+pub(crate) const EFER_LME: u64 = 1 << 8;
+pub(crate) const EFER_LMA: u64 = 1 << 10;
+pub(crate) const EFER_NX: u64 = 1 << 11;
+
+/// Why a processor could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// KVM refused one of the settings.
+    #[error("KVM refuses to set {what} of vCPU {vcpu}")]
+    Set {
+        /// Which setting.
+        what: &'static str,
+        /// Whose.
+        vcpu: u8,
+        /// What KVM answered.
+        source: kvm_ioctls::Error,
+    },
+    /// Tables for the processor could not be written.
+    #[error("cannot write the boot processor's {what} to guest memory")]
+    Write {
+        /// Which table.
+        what: &'static str,
+        /// Why not.
+        source: GuestMemoryError,
+    },
+    /// KVM does not say what processors it can show to a guest.
+    #[error("KVM does not tell which CPUID it supports")]
+    SupportedCpuid(#[source] kvm_ioctls::Error),
+}
+
+/// The CPUID that KVM supports, before it is made a particular processor's.
+pub(crate) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, CpuError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(CpuError::SupportedCpuid)
+}
+
+/// The CPUID of processor `id`: each processor is a package of its own with one thread.
+pub(crate) fn cpuid_of(kvm: &Kvm, supported: &CpuId, id: u8) -> CpuId {
+    let id = u32::from(id);
+    let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
+    let mut cpuid = supported.clone();
+    for entry in cpuid.as_mut_slice() {
+        match (entry.function, entry.index) {
+            (1, _) => {
+                entry.ebx = entry.ebx & 0xffff | 1 << 16 | id << 24;
+                entry.edx &= !(1 << 28); // one thread per package
+                entry.ecx |= 1 << 31; // there is a hypervisor
+                if deadline {
+                    entry.ecx |= 1 << 24;
+                }
+            }
+            (4, _) => entry.eax &= 0x3fff, // one core, one thread per cache
+            (0xb | 0x1f, level) => {
+                entry.eax = 0;
+                entry.ebx = 1;
+                entry.ecx = level & 0xff | if level < 2 { (level + 1) << 8 } else { 0 };
+                entry.edx = id;
+            }
+            (0x8000_0001, _) => entry.ecx &= !(1 << 1), // CmpLegacy: no cores to count
+            (0x8000_0008, _) => entry.ecx = 0,
+            (0x8000_001e, _) => {
+                entry.eax = id;
+                entry.ebx = id;
+                entry.ecx = 0;
+            }
+            _ => {}
+        }
+    }
+    cpuid
+}
+
+/// Sets the model-specific registers that a kernel expects firmware to have set.
+pub(crate) fn set_msrs(vcpu: &VcpuFd, id: u8) -> Result<(), CpuError> {
+    for (index, data) in [
+        (MSR_IA32_MISC_ENABLE, MISC_ENABLE_FAST_STRING),
+        (MSR_MTRR_DEF_TYPE, MTRR_WRITE_BACK),
+    ] {
+        let msrs = Msrs::from_entries(&[kvm_msr_entry {
+            index,
+            data,
+            ..Default::default()
+        }]);
+        // One entry never exceeds the list's limit.
+        if let Ok(msrs) = msrs {
+            vcpu.set_msrs(&msrs).map_err(|source| CpuError::Set {
+                what: "an MSR",
+                vcpu: id,
+                source,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Connects the interrupt pins of a local APIC: LINT0 to the 8259, LINT1 to NMI.
+pub(crate) fn set_lapic_pins(vcpu: &VcpuFd, id: u8) -> Result<(), CpuError> {
+    const LVT_LINT0: usize = 0x350;
+    const LVT_LINT1: usize = 0x360;
+    const EXT_INT: u32 = 0x700;
+    const NMI: u32 = 0x400;
+    let mut lapic = vcpu.get_lapic().map_err(|source| CpuError::Set {
+        what: "the local APIC",
+        vcpu: id,
+        source,
+    })?;
+    for (offset, value) in [(LVT_LINT0, EXT_INT), (LVT_LINT1, NMI)] {
+        for (reg, byte) in lapic.regs[offset..offset + 4]
+            .iter_mut()
+            .zip(value.to_le_bytes())
+        {
+            *reg = byte.cast_signed();
+        }
+    }
+    vcpu.set_lapic(&lapic).map_err(|source| CpuError::Set {
+        what: "the local APIC",
+        vcpu: id,
+        source,
+    })
+}
+
+/// Puts the boot processor at the kernel's 64-bit `entry`, with the first 4 GiB mapped one to one.
+pub(crate) fn enter_linux(
+    vcpu: &VcpuFd,
+    ram: &GuestMemoryMmap,
+    entry: u64,
+) -> Result<(), CpuError> {
+    let set = |what| {
+        move |source| CpuError::Set {
+            what,
+            vcpu: 0,
+            source,
+        }
+    };
+    write_gdt(ram).map_err(|source| CpuError::Write {
+        what: "GDT",
+        source,
+    })?;
+    write_identity_map(ram).map_err(|source| CpuError::Write {
+        what: "page tables",
+        source,
+    })?;
+    let mut sregs = vcpu.get_sregs().map_err(set("system registers"))?;
+    long_mode(&mut sregs, PAGE_TABLES);
+    let code = flat_segment(0x10, 0xb, 0, true);
+    let data = flat_segment(0x18, 0x3, 0, false);
+    sregs.cs = code;
+    for segment in [
+        &mut sregs.ds,
+        &mut sregs.es,
+        &mut sregs.fs,
+        &mut sregs.gs,
+        &mut sregs.ss,
+    ] {
+        *segment = data;
+    }
+    sregs.tr = task_segment();
+    sregs.gdt.base = GDT;
+    sregs.gdt.limit = 4 * 8 - 1;
+    sregs.idt.base = 0;
+    sregs.idt.limit = 0;
+    vcpu.set_sregs(&sregs).map_err(set("system registers"))?;
+    vcpu.set_regs(&kvm_regs {
+        rip: entry,
+        rsp: BOOT_STACK,
+        rbp: BOOT_STACK,
+        rsi: ZERO_PAGE,
+        rflags: 2,
+        ..Default::default()
+    })
+    .map_err(set("registers"))
+}
+
+/// Long mode with paging on and the page tables at `cr3`.
+pub(crate) fn long_mode(sregs: &mut kvm_sregs, cr3: u64) {
+    sregs.cr3 = cr3;
+    sregs.cr4 |= CR4_PAE;
+    sregs.cr0 = CR0_PE | CR0_ET | CR0_NE | CR0_MP | CR0_PG;
+    sregs.efer |= EFER_LME | EFER_LMA;
+}
+
+/// A segment over everything; `kind` is the type of the descriptor, `dpl` its privilege level.
+pub(crate) fn flat_segment(selector: u16, kind: u8, dpl: u8, code: bool) -> kvm_segment {
+    kvm_segment {
+        base: 0,
+        limit: 0xffff_ffff,
+        selector,
+        type_: kind,
+        present: 1,
+        dpl,
+        db: u8::from(!code),
+        s: 1,
+        l: u8::from(code),
+        g: 1,
+        avl: 0,
+        unusable: 0,
+        padding: 0,
+    }
+}
+
+/// A busy 64-bit task state segment, as entering a guest needs one.
+pub(crate) fn task_segment() -> kvm_segment {
+    kvm_segment {
+        base: 0,
+        limit: 0x67,
+        selector: 0x20,
+        type_: 0xb,
+        present: 1,
+        ..Default::default()
+    }
+}
+
+fn write_gdt(ram: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
+    // The boot protocol asks for code at selector 0x10 and data at 0x18.
+    const TABLE: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+    for (index, descriptor) in (0..).zip(TABLE) {
+        ram.write_obj(descriptor, GuestAddress(GDT + 8 * index))?;
+    }
+    Ok(())
+}
+
+fn write_identity_map(ram: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
+    const PRESENT_WRITABLE: u64 = 0b11;
+    const LARGE: u64 = 1 << 7;
+    let pdpt = PAGE_TABLES + 0x1000;
+    ram.write_obj(pdpt | PRESENT_WRITABLE, GuestAddress(PAGE_TABLES))?;
+    for gib in 0..4 {
+        let directory = pdpt + 0x1000 * (gib + 1);
+        ram.write_obj(directory | PRESENT_WRITABLE, GuestAddress(pdpt + 8 * gib))?;
+        for index in 0..512 {
+            let address = gib << 30 | index << 21;
+            ram.write_obj(
+                address | PRESENT_WRITABLE | LARGE,
+                GuestAddress(directory + 8 * index),
+            )?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,7 @@
+//! Devices; one is one folder or file.
+
+pub mod pci;
+pub mod power;
+pub mod serial;
+pub mod virtio;
+pub mod vsock;

@@ -1,0 +1,9 @@
+//! PCI with configuration mechanism 1: one bus, a host bridge, and the functions behind it.
+
+mod bus;
+mod config_space;
+mod msix;
+
+pub use bus::{CONFIG_PORTS, PciBus, PciFunction};
+pub use config_space::{Bar, ConfigSpace, Identity};
+pub use msix::{Msix, NO_VECTOR};

@@ -1,0 +1,186 @@
+//! Message-signalled interrupts (MSI-X): table, pending bits, and the routes in KVM.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::irq::{IrqError, IrqRouter, MsiMessage};
+
+/// "No vector": what a virtio driver writes to have no interrupt.
+pub const NO_VECTOR: u16 = 0xffff;
+/// Bytes of a table entry.
+const ENTRY: usize = 16;
+/// Vector control: this vector is masked.
+const ENTRY_MASKED: u8 = 1;
+/// Message control, high byte: MSI-X enabled.
+const ENABLED: u8 = 1 << 7;
+/// Message control, high byte: all vectors masked.
+const ALL_MASKED: u8 = 1 << 6;
+
+#[derive(Debug)]
+struct Vector {
+    entry: [u8; ENTRY],
+    msi: usize,
+    event: EventFd,
+    pending: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    control: u8,
+    vectors: Vec<Vector>,
+}
+
+/// The MSI-X vectors of a function. The vCPU threads write the table, device threads trigger.
+#[derive(Debug)]
+pub struct Msix {
+    router: Arc<IrqRouter>,
+    state: Mutex<State>,
+}
+
+impl Msix {
+    /// A table of `count` vectors, all masked.
+    pub fn new(router: Arc<IrqRouter>, count: u16) -> Result<Self, IrqError> {
+        let mut vectors = Vec::new();
+        for _ in 0..count {
+            let (msi, event) = router.allocate_msi()?;
+            let mut entry = [0; ENTRY];
+            entry[12] = ENTRY_MASKED;
+            vectors.push(Vector {
+                entry,
+                msi,
+                event,
+                pending: false,
+            });
+        }
+        Ok(Self {
+            router,
+            state: Mutex::new(State {
+                control: 0,
+                vectors,
+            }),
+        })
+    }
+
+    /// The body of the capability (after id and next pointer) and its writable bits, with the
+    /// table and the pending bits in BAR 0.
+    pub fn capability(&self, table: u32, pending: u32) -> ([u8; 10], [u8; 2]) {
+        let count = self.lock().vectors.len();
+        let mut body = [0; 10];
+        let size = u16::try_from(count.saturating_sub(1)).unwrap_or(0);
+        body[..2].copy_from_slice(&size.to_le_bytes());
+        body[2..6].copy_from_slice(&table.to_le_bytes());
+        body[6..].copy_from_slice(&pending.to_le_bytes());
+        (body, [0, ENABLED | ALL_MASKED])
+    }
+
+    /// The guest wrote the high byte of message control.
+    pub fn set_control(&self, control: u8) {
+        let mut state = self.lock();
+        state.control = control;
+        self.apply(&mut state);
+    }
+
+    /// Whether `vector` exists.
+    pub fn has(&self, vector: u16) -> bool {
+        usize::from(vector) < self.lock().vectors.len()
+    }
+
+    /// Raises a vector; a masked one is remembered. `NO_VECTOR` and unknown ones do nothing.
+    pub fn trigger(&self, vector: u16) {
+        let mut state = self.lock();
+        let deliverable = state.control & (ENABLED | ALL_MASKED) == ENABLED;
+        if let Some(vector) = state.vectors.get_mut(usize::from(vector)) {
+            if deliverable && !vector.masked() {
+                vector.raise();
+            } else {
+                vector.pending = true;
+            }
+        }
+    }
+
+    /// Reads the table.
+    pub fn read_table(&self, offset: usize, data: &mut [u8]) {
+        let state = self.lock();
+        for (index, byte) in data.iter_mut().enumerate() {
+            let at = offset + index;
+            *byte = state
+                .vectors
+                .get(at / ENTRY)
+                .map_or(0, |vector| vector.entry[at % ENTRY]);
+        }
+    }
+
+    /// Writes the table.
+    pub fn write_table(&self, offset: usize, data: &[u8]) {
+        let mut state = self.lock();
+        for (index, value) in data.iter().enumerate() {
+            let at = offset + index;
+            if let Some(vector) = state.vectors.get_mut(at / ENTRY) {
+                vector.entry[at % ENTRY] = *value;
+            }
+        }
+        self.apply(&mut state);
+    }
+
+    /// Reads the pending bits.
+    pub fn read_pending(&self, offset: usize, data: &mut [u8]) {
+        let state = self.lock();
+        for (index, byte) in data.iter_mut().enumerate() {
+            *byte = (0..8)
+                .filter(|bit| {
+                    state
+                        .vectors
+                        .get((offset + index) * 8 + bit)
+                        .is_some_and(|vector| vector.pending)
+                })
+                .fold(0, |bits, bit| bits | 1 << bit);
+        }
+    }
+
+    /// Routes what is unmasked and delivers what was waiting for it.
+    fn apply(&self, state: &mut State) {
+        if state.control & (ENABLED | ALL_MASKED) != ENABLED {
+            return;
+        }
+        for vector in &mut state.vectors {
+            if vector.masked() {
+                continue;
+            }
+            // A message that KVM refuses costs the guest its own interrupts and nothing else.
+            match self.router.route_msi(vector.msi, Some(vector.message())) {
+                Ok(()) if vector.pending => {
+                    vector.pending = false;
+                    vector.raise();
+                }
+                Ok(()) => {}
+                Err(error) => tracing::debug!(%error, "the guest's MSI-X entry is not usable"),
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Vector {
+    fn masked(&self) -> bool {
+        self.entry[12] & ENTRY_MASKED != 0
+    }
+
+    fn message(&self) -> MsiMessage {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, d0, d1, d2, d3, ..] = self.entry;
+        MsiMessage {
+            address: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
+            data: u32::from_le_bytes([d0, d1, d2, d3]),
+        }
+    }
+
+    fn raise(&self) {
+        // A full counter means that the interrupt is pending anyway.
+        if let Err(error) = self.event.write(1) {
+            tracing::debug!(%error, "an interrupt's eventfd is full");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The serial console: an 8250 whose output goes to the caller and into a ring of last lines.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vm_superio::Trigger;
+use vmm_sys_util::eventfd::EventFd;
+
+/// First port of COM1.
+pub const COM1: u16 = 0x3f8;
+/// Ports of an 8250.
+pub const PORTS: u16 = 8;
+/// The interrupt of COM1.
+pub const IRQ: u32 = 4;
+
+/// Lines kept.
+const KEPT_LINES: usize = 64;
+/// Bytes of a line that are kept.
+const LINE_LIMIT: usize = 512;
+
+/// An interrupt line that an eventfd raises.
+#[derive(Debug)]
+pub struct IrqTrigger(pub EventFd);
+
+impl Trigger for IrqTrigger {
+    type E = std::io::Error;
+
+    fn trigger(&self) -> std::io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// The last lines that a guest wrote, and those that tell of its death.
+#[derive(Debug, Default)]
+struct Lines {
+    last: VecDeque<String>,
+    current: Vec<u8>,
+    panic: Option<String>,
+    out_of_memory: Option<String>,
+}
+
+impl Lines {
+    fn byte(&mut self, byte: u8) {
+        if byte != b'\n' {
+            if self.current.len() < LINE_LIMIT {
+                self.current.push(byte);
+            }
+            return;
+        }
+        let line = String::from_utf8_lossy(&self.current)
+            .trim_end_matches('\r')
+            .to_owned();
+        self.current.clear();
+        if self.panic.is_none() && line.contains("Kernel panic - not syncing") {
+            self.panic = Some(line.clone());
+        }
+        if self.out_of_memory.is_none()
+            && (line.contains("Out of memory: Killed process")
+                || line.contains("deadlocked on memory"))
+        {
+            self.out_of_memory = Some(line.clone());
+        }
+        if self.last.len() == KEPT_LINES {
+            self.last.pop_front();
+        }
+        self.last.push_back(line);
+    }
+}
+
+/// A handle to what the guest's console said last.
+#[derive(Debug, Clone, Default)]
+pub struct ConsoleTail(Arc<Mutex<Lines>>);
+
+impl ConsoleTail {
+    /// The last lines, oldest first; an unfinished line comes last.
+    pub fn lines(&self) -> Vec<String> {
+        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<String> = lines.last.iter().cloned().collect();
+        if !lines.current.is_empty() {
+            all.push(String::from_utf8_lossy(&lines.current).into_owned());
+        }
+        all
+    }
+
+    /// The line in which the kernel said that it panics.
+    pub fn panic(&self) -> Option<String> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .panic
+            .clone()
+    }
+
+    /// The line in which the kernel said that memory ran out.
+    pub fn out_of_memory(&self) -> Option<String> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .out_of_memory
+            .clone()
+    }
+}
+
+/// Writes to the caller's sink and keeps the last lines.
+pub struct Tee {
+    sink: Box<dyn Write + Send>,
+    tail: ConsoleTail,
+}
+
+impl std::fmt::Debug for Tee {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tee")
+            .field("tail", &self.tail)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tee {
+    /// A console that writes to `sink`; `tail` sees the same bytes.
+    pub fn new(sink: Box<dyn Write + Send>, tail: ConsoleTail) -> Self {
+        Self { sink, tail }
+    }
+}
+
+impl Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        {
+            let mut lines = self.tail.0.lock().unwrap_or_else(PoisonError::into_inner);
+            for byte in bytes {
+                lines.byte(*byte);
+            }
+        }
+        // A sink that fails (a closed pipe) must not fail the guest's console.
+        if let Err(error) = self.sink.write_all(bytes) {
+            tracing::debug!(%error, "the console's sink refuses output");
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.sink.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_is_bounded_and_finds_the_panic() {
+        let tail = ConsoleTail::default();
+        let mut tee = Tee::new(Box::new(std::io::sink()), tail.clone());
+        for number in 0..1000 {
+            writeln!(tee, "line {number}").expect("write");
+        }
+        tee.write_all(&[b'x'; 100_000]).expect("write");
+        tee.write_all(b"\r\n[    1.0] Kernel panic - not syncing: test\r\nhalf")
+            .expect("write");
+        let lines = tail.lines();
+        assert_eq!(lines.len(), KEPT_LINES + 1);
+        assert_eq!(lines.last().map(String::as_str), Some("half"));
+        assert!(lines.iter().all(|line| line.len() <= LINE_LIMIT));
+        assert_eq!(
+            tail.panic().as_deref(),
+            Some("[    1.0] Kernel panic - not syncing: test")
+        );
+        assert_eq!(tail.out_of_memory(), None);
+    }
+}

@@ -1,0 +1,7 @@
+//! virtio: what a device is, and the PCI transport that carries it.
+
+mod device;
+mod pci_transport;
+
+pub use device::{ActivateError, ActiveQueue, Interrupts, VirtioDevice};
+pub use pci_transport::{BAR_SIZE, VirtioPci};

@@ -1,0 +1,399 @@
+//! The modern PCI transport (virtio 1.2, section 4.1), without the transitional interface.
+//!
+//! Everything lies in BAR 0, each structure on a page of its own. Notifications reach the device
+//! through ioeventfds at the BAR's first address; a guest that moves the BAR is served too, by
+//! exits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use virtio_queue::{Queue, QueueT};
+use vm_memory::GuestMemoryMmap;
+
+use super::device::{ActiveQueue, Interrupts, VirtioDevice};
+use crate::devices::pci::{Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction};
+
+/// Bytes of the BAR.
+pub const BAR_SIZE: u32 = 0x8000;
+
+const COMMON: u64 = 0x0000;
+const ISR: u64 = 0x1000;
+const DEVICE: u64 = 0x2000;
+const NOTIFY: u64 = 0x3000;
+const MSIX_TABLE: u64 = 0x4000;
+const MSIX_PENDING: u64 = 0x5000;
+const REGION: u64 = 0x1000;
+/// Bytes between the notification addresses of two queues.
+const NOTIFY_MULTIPLIER: u32 = 4;
+
+const VENDOR: u16 = 0x1af4;
+const DEVICE_ID_BASE: u16 = 0x1040;
+const CAPABILITY_VENDOR: u8 = 0x09;
+const CAPABILITY_MSIX: u8 = 0x11;
+
+const STATUS_DRIVER_OK: u8 = 4;
+const STATUS_FEATURES_OK: u8 = 8;
+const STATUS_NEEDS_RESET: u8 = 0x40;
+
+/// What a driver has said about one queue.
+#[derive(Debug, Clone)]
+struct QueueSetup {
+    max_size: u16,
+    size: u16,
+    vector: u16,
+    enabled: bool,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+}
+
+impl QueueSetup {
+    fn new(max_size: u16) -> Self {
+        Self {
+            max_size,
+            size: max_size,
+            vector: NO_VECTOR,
+            enabled: false,
+            descriptors: 0,
+            available: 0,
+            used: 0,
+        }
+    }
+
+    /// The queue, if the driver described one that lies in guest memory.
+    fn build(&self, memory: &GuestMemoryMmap) -> Option<Queue> {
+        let mut queue = Queue::new(self.max_size).ok()?;
+        queue.try_set_size(self.size).ok()?;
+        queue
+            .try_set_desc_table_address(vm_memory::GuestAddress(self.descriptors))
+            .ok()?;
+        queue
+            .try_set_avail_ring_address(vm_memory::GuestAddress(self.available))
+            .ok()?;
+        queue
+            .try_set_used_ring_address(vm_memory::GuestAddress(self.used))
+            .ok()?;
+        queue.set_ready(true);
+        queue.is_valid(memory).then_some(queue)
+    }
+}
+
+/// A virtio device on the PCI bus.
+#[derive(Debug)]
+pub struct VirtioPci<D> {
+    device: D,
+    memory: GuestMemoryMmap,
+    config: ConfigSpace,
+    msix: Arc<Msix>,
+    msix_control: usize,
+    isr: Arc<AtomicU8>,
+    status: u8,
+    device_feature_select: u32,
+    driver_feature_select: u32,
+    driver_features: u64,
+    config_vector: u16,
+    queue_select: u16,
+    queues: Vec<QueueSetup>,
+}
+
+impl<D: VirtioDevice> VirtioPci<D> {
+    /// Puts `device` on the bus with its BAR at `address`.
+    pub fn new(device: D, memory: GuestMemoryMmap, msix: Msix, address: u32) -> Self {
+        let mut config = ConfigSpace::new(
+            Identity {
+                vendor: VENDOR,
+                device: DEVICE_ID_BASE + device.id(),
+                revision: 1,
+                class: device.pci_class(),
+                subsystem: DEVICE_ID_BASE + device.id(),
+            },
+            Some(Bar {
+                address,
+                size: BAR_SIZE,
+            }),
+        );
+        for (kind, offset) in [(1u8, COMMON), (3, ISR), (4, DEVICE)] {
+            config.add_capability(CAPABILITY_VENDOR, &region_capability(kind, offset), &[]);
+        }
+        let mut notify = region_capability(2, NOTIFY).to_vec();
+        notify[0] += 4;
+        notify.extend_from_slice(&NOTIFY_MULTIPLIER.to_le_bytes());
+        config.add_capability(CAPABILITY_VENDOR, &notify, &[]);
+        let (body, writable) = msix.capability(low(MSIX_TABLE), low(MSIX_PENDING));
+        let msix_control = config.add_capability(CAPABILITY_MSIX, &body, &writable) + 1;
+        let queues = device
+            .queue_sizes()
+            .iter()
+            .map(|size| QueueSetup::new(*size))
+            .collect();
+        Self {
+            device,
+            memory,
+            config,
+            msix: Arc::new(msix),
+            msix_control,
+            isr: Arc::new(AtomicU8::new(0)),
+            status: 0,
+            device_feature_select: 0,
+            driver_feature_select: 0,
+            driver_features: 0,
+            config_vector: NO_VECTOR,
+            queue_select: 0,
+            queues,
+        }
+    }
+
+    /// The guest physical address at which the driver notifies `queue`, for a BAR at `address`.
+    pub fn notify_address(address: u32, queue: u16) -> u64 {
+        u64::from(address) + NOTIFY + u64::from(queue) * u64::from(NOTIFY_MULTIPLIER)
+    }
+
+    fn selected(&self) -> Option<&QueueSetup> {
+        self.queues.get(usize::from(self.queue_select))
+    }
+
+    fn read_common(&self, offset: u64, data: &mut [u8]) {
+        let mut registers = [0u8; 0x38];
+        let mut put = |at: usize, bytes: &[u8]| {
+            registers[at..at + bytes.len()].copy_from_slice(bytes);
+        };
+        let features = |select: u32, bits: u64| match select {
+            0 => low(bits),
+            1 => low(bits >> 32),
+            _ => 0,
+        };
+        put(0x00, &self.device_feature_select.to_le_bytes());
+        put(
+            0x04,
+            &features(self.device_feature_select, self.device.features()).to_le_bytes(),
+        );
+        put(0x08, &self.driver_feature_select.to_le_bytes());
+        put(
+            0x0c,
+            &features(self.driver_feature_select, self.driver_features).to_le_bytes(),
+        );
+        put(0x10, &self.config_vector.to_le_bytes());
+        let count = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
+        put(0x12, &count.to_le_bytes());
+        put(0x14, &[self.status]);
+        put(0x16, &self.queue_select.to_le_bytes());
+        if let Some(queue) = self.selected() {
+            put(0x18, &queue.size.to_le_bytes());
+            put(0x1a, &queue.vector.to_le_bytes());
+            put(0x1c, &u16::from(queue.enabled).to_le_bytes());
+            put(0x1e, &self.queue_select.to_le_bytes());
+            put(0x20, &queue.descriptors.to_le_bytes());
+            put(0x28, &queue.available.to_le_bytes());
+            put(0x30, &queue.used.to_le_bytes());
+        }
+        copy_out(&registers, offset, data);
+    }
+
+    fn write_common(&mut self, offset: u64, data: &[u8]) {
+        let value = data
+            .iter()
+            .take(8)
+            .rev()
+            .fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+        let word = low16(value);
+        match offset {
+            0x00 => self.device_feature_select = low(value),
+            0x08 => self.driver_feature_select = low(value),
+            0x0c => self.write_driver_features(low(value)),
+            0x10 => self.config_vector = self.checked_vector(word),
+            0x14 => self.write_status(value.to_le_bytes()[0]),
+            0x16 => self.queue_select = word,
+            _ => self.write_queue(offset, data.len(), value),
+        }
+    }
+
+    fn write_driver_features(&mut self, bits: u32) {
+        if self.status & STATUS_FEATURES_OK != 0 {
+            return;
+        }
+        let shift = match self.driver_feature_select {
+            0 => 0,
+            1 => 32,
+            _ => return,
+        };
+        let others = self.driver_features & !(u64::from(u32::MAX) << shift);
+        self.driver_features = (others | u64::from(bits) << shift) & self.device.features();
+    }
+
+    fn checked_vector(&self, vector: u16) -> u16 {
+        if self.msix.has(vector) {
+            vector
+        } else {
+            NO_VECTOR
+        }
+    }
+
+    fn write_queue(&mut self, offset: u64, len: usize, value: u64) {
+        // A queue keeps its shape from DRIVER_OK to reset.
+        let active = self.status & STATUS_DRIVER_OK != 0;
+        let vector = self.checked_vector(low16(value));
+        let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else {
+            return;
+        };
+        if active || queue.enabled && offset != 0x1a {
+            return;
+        }
+        match offset {
+            0x18 => {
+                let size = low16(value);
+                if size <= queue.max_size && size.is_power_of_two() {
+                    queue.size = size;
+                }
+            }
+            0x1a => queue.vector = vector,
+            0x1c => queue.enabled = value == 1,
+            0x20..0x28 => patch(&mut queue.descriptors, offset - 0x20, len, value),
+            0x28..0x30 => patch(&mut queue.available, offset - 0x28, len, value),
+            0x30..0x38 => patch(&mut queue.used, offset - 0x30, len, value),
+            _ => {}
+        }
+    }
+
+    fn write_status(&mut self, status: u8) {
+        if status == 0 {
+            self.device.reset();
+            self.status = 0;
+            self.driver_features = 0;
+            self.config_vector = NO_VECTOR;
+            self.isr.store(0, Ordering::SeqCst);
+            for queue in &mut self.queues {
+                *queue = QueueSetup::new(queue.max_size);
+            }
+            return;
+        }
+        let starts = status & STATUS_DRIVER_OK != 0 && self.status & STATUS_DRIVER_OK == 0;
+        self.status = self.status & STATUS_NEEDS_RESET | status;
+        if starts && !self.activate() {
+            self.status |= STATUS_NEEDS_RESET;
+        }
+    }
+
+    /// Hands the queues to the device; `false` if the driver set up something impossible.
+    fn activate(&mut self) -> bool {
+        let queues = self
+            .queues
+            .iter()
+            .map(|setup| {
+                let queue = setup.enabled.then(|| setup.build(&self.memory)).flatten()?;
+                Some(ActiveQueue {
+                    queue,
+                    vector: setup.vector,
+                })
+            })
+            .collect::<Option<Vec<_>>>();
+        let Some(queues) = queues else {
+            tracing::debug!(device = ?self.device, "the driver set up queues that cannot be");
+            return false;
+        };
+        let interrupts = Interrupts::new(Arc::clone(&self.msix), Arc::clone(&self.isr));
+        match self.device.activate(queues, interrupts) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%error, "a device does not start");
+                false
+            }
+        }
+    }
+}
+
+impl<D: VirtioDevice> PciFunction for VirtioPci<D> {
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        self.config.read(offset, data);
+    }
+
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        self.config.write(offset, data);
+        if (offset..offset + data.len()).contains(&self.msix_control) {
+            self.msix.set_control(self.config.byte(self.msix_control));
+        }
+    }
+
+    fn bar(&self) -> Option<Bar> {
+        self.config.bar()
+    }
+
+    fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let within = usize::try_from(offset % REGION).unwrap_or(0);
+        match offset - offset % REGION {
+            COMMON => self.read_common(offset, data),
+            // Reading the ISR status clears it.
+            ISR if within == 0 => copy_out(&[self.isr.swap(0, Ordering::SeqCst)], 0, data),
+            DEVICE => self.device.read_config(within, data),
+            MSIX_TABLE => self.msix.read_table(within, data),
+            MSIX_PENDING => self.msix.read_pending(within, data),
+            _ => {}
+        }
+    }
+
+    fn write_bar(&mut self, offset: u64, data: &[u8]) {
+        let within = offset % REGION;
+        match offset - within {
+            COMMON => self.write_common(offset, data),
+            NOTIFY => {
+                if let Ok(queue) = u16::try_from(within / u64::from(NOTIFY_MULTIPLIER)) {
+                    self.device.notify(queue);
+                }
+            }
+            MSIX_TABLE => self
+                .msix
+                .write_table(usize::try_from(within).unwrap_or(0), data),
+            _ => {}
+        }
+    }
+}
+
+/// The body of a vendor capability (virtio 1.2, 4.1.4), after id and next pointer.
+fn region_capability(kind: u8, offset: u64) -> [u8; 14] {
+    let mut body = [0; 14];
+    body[0] = 16; // length of the whole capability
+    body[1] = kind;
+    body[6..10].copy_from_slice(&low(offset).to_le_bytes());
+    body[10..].copy_from_slice(&low(REGION).to_le_bytes());
+    body
+}
+
+/// Copies the bytes at `offset` of `registers`; those past the end stay as they are.
+fn copy_out(registers: &[u8], offset: u64, data: &mut [u8]) {
+    let Some(rest) = usize::try_from(offset)
+        .ok()
+        .and_then(|offset| registers.get(offset..))
+    else {
+        return;
+    };
+    for (byte, register) in data.iter_mut().zip(rest) {
+        *byte = *register;
+    }
+}
+
+/// Writes one or both halves of a 64-bit register.
+fn patch(register: &mut u64, offset: u64, len: usize, value: u64) {
+    const HALF: u64 = 0xffff_ffff;
+    match (offset, len) {
+        (0, 8) => *register = value,
+        (0, 4) => *register = *register & !HALF | value,
+        (4, 4) => *register = *register & HALF | value << 32,
+        _ => {}
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the low half is what is meant"
+)]
+fn low(value: u64) -> u32 {
+    value as u32
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the low part is what is meant"
+)]
+fn low16(value: u64) -> u16 {
+    value as u16
+}

@@ -1,0 +1,265 @@
+//! One connection: the host's socket on one side, credit-controlled packets on the other.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::num::Wrapping;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use super::packet::{Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+
+/// Bytes that a guest may send before the host has taken them.
+pub const BUFFER: u32 = 64 << 10;
+
+/// The ports that name a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The guest's port.
+    pub guest_port: u32,
+    /// The host's port.
+    pub host_port: u32,
+}
+
+/// What the event loop shall wait for on a connection's socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interest {
+    /// Data from the host (a hang-up is always told).
+    pub read: bool,
+    /// Room for data to the host.
+    pub write: bool,
+}
+
+/// What happens to a connection after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It lives.
+    Lives,
+    /// It is gone and the guest must be told.
+    Reset,
+    /// It is gone and the guest knows.
+    Gone,
+}
+
+/// A connection that stands.
+#[derive(Debug)]
+pub struct Connection {
+    key: Key,
+    stream: UnixStream,
+    response_due: bool,
+    credit_update_due: bool,
+    /// The guest was asked for credit, since there is something to read and none.
+    credit_asked: bool,
+    shutdown_due: u32,
+    shutdown_sent: u32,
+    guest_shutdown: u32,
+    /// The socket may have data; cleared when a read finds none.
+    readable: bool,
+    /// The host closed its end.
+    hung_up: bool,
+    end_of_file: bool,
+    /// Bytes from the guest on their way to the host: at most [`BUFFER`].
+    outgoing: VecDeque<u8>,
+    forwarded: Wrapping<u32>,
+    forwarded_told: Wrapping<u32>,
+    sent: Wrapping<u32>,
+    peer_buffer: u32,
+    peer_forwarded: Wrapping<u32>,
+    /// Whether the connection stands in the queue of those that have something to send.
+    pub queued: bool,
+    /// What the event loop waits for at the moment; `None` if the socket is not watched.
+    pub watched: Option<Interest>,
+}
+
+impl Connection {
+    /// A connection that answers `request`.
+    pub fn new(key: Key, stream: UnixStream, request: &Header) -> Self {
+        Self {
+            key,
+            stream,
+            response_due: true,
+            credit_update_due: false,
+            credit_asked: false,
+            shutdown_due: 0,
+            shutdown_sent: 0,
+            guest_shutdown: 0,
+            readable: false,
+            hung_up: false,
+            end_of_file: false,
+            outgoing: VecDeque::new(),
+            forwarded: Wrapping(0),
+            forwarded_told: Wrapping(0),
+            sent: Wrapping(0),
+            peer_buffer: request.buf_alloc.get(),
+            peer_forwarded: Wrapping(request.fwd_cnt.get()),
+            queued: false,
+            watched: None,
+        }
+    }
+
+    /// The socket's descriptor, for the event loop.
+    pub fn fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+
+    /// A packet for this connection came from the guest.
+    pub fn receive(&mut self, header: &Header, payload: &[u8]) -> Fate {
+        let had_credit = self.credit() > 0;
+        self.peer_buffer = header.buf_alloc.get();
+        self.peer_forwarded = Wrapping(header.fwd_cnt.get());
+        if !had_credit && self.credit() > 0 {
+            // Whether there is something to read shows when it is tried.
+            self.readable = true;
+            self.credit_asked = false;
+        }
+        match header.op() {
+            Op::Data => self.receive_data(payload),
+            Op::Shutdown => {
+                self.guest_shutdown |= header.flags.get() & SHUTDOWN_BOTH;
+                self.flush()
+            }
+            Op::CreditUpdate => Fate::Lives,
+            Op::CreditRequest => {
+                self.credit_update_due = true;
+                Fate::Lives
+            }
+            Op::Reset => {
+                // What has arrived before is still delivered, as far as the socket takes it.
+                self.flush();
+                Fate::Gone
+            }
+            Op::Request | Op::Response | Op::Unknown(_) => Fate::Reset,
+        }
+    }
+
+    fn receive_data(&mut self, payload: &[u8]) -> Fate {
+        let overdrawn = self.outgoing.len() + payload.len() > BUFFER as usize;
+        if overdrawn || self.guest_shutdown & SHUTDOWN_SEND != 0 {
+            return Fate::Reset;
+        }
+        self.outgoing.extend(payload);
+        self.flush()
+    }
+
+    /// The event loop says that the socket is ready.
+    pub fn host_ready(&mut self, readable: bool, hung_up: bool) -> Fate {
+        self.readable |= readable || hung_up;
+        self.hung_up |= hung_up;
+        self.flush()
+    }
+
+    /// Hands what the guest sent to the socket, as far as it takes it.
+    fn flush(&mut self) -> Fate {
+        while !self.outgoing.is_empty() {
+            let (front, _) = self.outgoing.as_slices();
+            match self.stream.write(front) {
+                Ok(written) => {
+                    self.outgoing.drain(..written);
+                    self.forwarded += u32::try_from(written).unwrap_or(0);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // The host closed its end: nobody will read this.
+                Err(_) => return Fate::Reset,
+            }
+        }
+        if (self.forwarded - self.forwarded_told).0 >= BUFFER / 4 {
+            self.credit_update_due = true;
+        }
+        if self.outgoing.is_empty() && self.guest_shutdown & SHUTDOWN_SEND != 0 {
+            if self.guest_shutdown & SHUTDOWN_RECEIVE != 0 {
+                return Fate::Reset;
+            }
+            // The host reads end of file; an error means that it is gone already.
+            if self.stream.shutdown(Shutdown::Write).is_err() {
+                self.hung_up = true;
+            }
+        }
+        Fate::Lives
+    }
+
+    /// Bytes that the guest can take.
+    fn credit(&self) -> u32 {
+        let in_flight = (self.sent - self.peer_forwarded).0;
+        self.peer_buffer.saturating_sub(in_flight)
+    }
+
+    fn may_read(&self) -> bool {
+        !self.end_of_file && self.guest_shutdown & SHUTDOWN_RECEIVE == 0
+    }
+
+    /// Whether [`Self::produce`] may have a packet.
+    pub fn has_packet(&self) -> bool {
+        self.response_due
+            || self.shutdown_due & !self.shutdown_sent != 0
+            || self.credit_update_due
+            || self.readable && self.may_read() && (self.credit() > 0 || !self.credit_asked)
+            || self.hung_up && self.end_of_file && self.shutdown_sent != SHUTDOWN_BOTH
+    }
+
+    /// The next packet for the guest; payload is written to `payload`, which is not empty.
+    pub fn produce(&mut self, payload: &mut [u8]) -> Option<(Op, u32, usize)> {
+        if self.response_due {
+            self.response_due = false;
+            return Some((Op::Response, 0, 0));
+        }
+        if self.credit_update_due {
+            self.credit_update_due = false;
+            return Some((Op::CreditUpdate, 0, 0));
+        }
+        if self.readable && self.may_read() {
+            let credit = usize::try_from(self.credit()).unwrap_or(usize::MAX);
+            if credit == 0 {
+                if !self.credit_asked {
+                    self.credit_asked = true;
+                    return Some((Op::CreditRequest, 0, 0));
+                }
+            } else {
+                let limit = credit.min(payload.len());
+                match self.stream.read(&mut payload[..limit]) {
+                    Ok(0) => self.end_of_file = true,
+                    Ok(len) => {
+                        self.sent += u32::try_from(len).unwrap_or(0);
+                        return Some((Op::Data, 0, len));
+                    }
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
+                    Err(_) => {
+                        self.end_of_file = true;
+                        self.hung_up = true;
+                    }
+                }
+            }
+        }
+        if self.end_of_file {
+            self.shutdown_due = if self.hung_up {
+                SHUTDOWN_BOTH
+            } else {
+                SHUTDOWN_SEND
+            };
+        }
+        if self.shutdown_due & !self.shutdown_sent != 0 {
+            self.shutdown_sent |= self.shutdown_due;
+            return Some((Op::Shutdown, self.shutdown_sent, 0));
+        }
+        None
+    }
+
+    /// The header of a packet that [`Self::produce`] made; it carries the current credit.
+    pub fn header(&mut self, guest_cid: u64, op: Op, flags: u32, len: usize) -> Header {
+        self.forwarded_told = self.forwarded;
+        Header {
+            buf_alloc: BUFFER.into(),
+            fwd_cnt: self.forwarded.0.into(),
+            ..super::mux::header_to_guest(guest_cid, self.key, op, flags, len)
+        }
+    }
+
+    /// What to wait for; `None` if nothing that the socket says matters any more.
+    pub fn interest(&self) -> Option<Interest> {
+        (!self.hung_up).then(|| Interest {
+            read: !self.readable && self.may_read() && self.credit() > 0,
+            write: !self.outgoing.is_empty(),
+        })
+    }
+}

@@ -1,0 +1,162 @@
+//! Interrupt routing: the legacy lines as KVM routes them by default, and one route per MSI.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KvmIrqRouting, kvm_irq_routing_entry,
+};
+use kvm_ioctls::VmFd;
+use vmm_sys_util::eventfd::EventFd;
+
+/// Interrupt lines of the IOAPIC; MSIs get the numbers behind them.
+pub const IOAPIC_PINS: u32 = 24;
+
+/// Why an interrupt could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum IrqError {
+    /// KVM refused the routing table.
+    #[error("KVM refuses the interrupt routing")]
+    Routing(#[source] kvm_ioctls::Error),
+    /// The table is longer than KVM allows.
+    #[error("{entries} interrupt routes are too many")]
+    TooMany {
+        /// Entries of the table.
+        entries: usize,
+    },
+    /// An eventfd could not be made.
+    #[error("cannot make an eventfd")]
+    EventFd(#[source] std::io::Error),
+    /// KVM refused to connect an eventfd to an interrupt.
+    #[error("KVM refuses to connect an eventfd to interrupt {gsi}")]
+    IrqFd {
+        /// The global interrupt.
+        gsi: u32,
+        /// What KVM answered.
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// Address and data of a message-signalled interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsiMessage {
+    /// Where the message is written.
+    pub address: u64,
+    /// What is written.
+    pub data: u32,
+}
+
+/// The VM's interrupt routing table.
+#[derive(Debug)]
+pub struct IrqRouter {
+    vm: Arc<VmFd>,
+    messages: Mutex<Vec<Option<MsiMessage>>>,
+}
+
+impl IrqRouter {
+    /// A router for a VM with an in-kernel interrupt controller.
+    pub fn new(vm: Arc<VmFd>) -> Self {
+        Self {
+            vm,
+            messages: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Connects a new eventfd to a legacy line.
+    pub fn legacy_line(&self, gsi: u32) -> Result<EventFd, IrqError> {
+        self.irqfd(gsi)
+    }
+
+    /// Reserves an MSI; returns its number and the eventfd that raises it once it has a route.
+    pub fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = messages.len();
+        let event = self.irqfd(gsi_of(index))?;
+        messages.push(None);
+        Ok((index, event))
+    }
+
+    /// Routes an MSI, or takes its route away.
+    pub fn route_msi(&self, index: usize, message: Option<MsiMessage>) -> Result<(), IrqError> {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        if messages.get(index).copied() == Some(message) {
+            return Ok(());
+        }
+        if let Some(slot) = messages.get_mut(index) {
+            *slot = message;
+        }
+        let table = table(&messages);
+        let routing = KvmIrqRouting::from_entries(&table).map_err(|_| IrqError::TooMany {
+            entries: table.len(),
+        })?;
+        self.vm.set_gsi_routing(&routing).map_err(IrqError::Routing)
+    }
+
+    fn irqfd(&self, gsi: u32) -> Result<EventFd, IrqError> {
+        let event =
+            EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(IrqError::EventFd)?;
+        self.vm
+            .register_irqfd(&event, gsi)
+            .map_err(|source| IrqError::IrqFd { gsi, source })?;
+        Ok(event)
+    }
+}
+
+fn gsi_of(msi: usize) -> u32 {
+    IOAPIC_PINS + u32::try_from(msi).unwrap_or(u32::MAX - IOAPIC_PINS)
+}
+
+/// The whole table; setting it replaces what KVM had, the default routes included.
+fn table(messages: &[Option<MsiMessage>]) -> Vec<kvm_irq_routing_entry> {
+    let chip = |gsi, irqchip, pin| {
+        let mut entry = kvm_irq_routing_entry {
+            gsi,
+            type_: KVM_IRQ_ROUTING_IRQCHIP,
+            ..Default::default()
+        };
+        entry.u.irqchip.irqchip = irqchip;
+        entry.u.irqchip.pin = pin;
+        entry
+    };
+    let mut table = Vec::new();
+    for pin in 0..IOAPIC_PINS {
+        if pin < 8 {
+            table.push(chip(pin, KVM_IRQCHIP_PIC_MASTER, pin));
+        } else if pin < 16 {
+            table.push(chip(pin, KVM_IRQCHIP_PIC_SLAVE, pin - 8));
+        }
+        table.push(chip(pin, KVM_IRQCHIP_IOAPIC, pin));
+    }
+    for (index, message) in messages.iter().enumerate() {
+        if let Some(message) = message {
+            let mut entry = kvm_irq_routing_entry {
+                gsi: gsi_of(index),
+                type_: KVM_IRQ_ROUTING_MSI,
+                ..Default::default()
+            };
+            let [a, b, c, d, e, f, g, h] = message.address.to_le_bytes();
+            entry.u.msi.address_lo = u32::from_le_bytes([a, b, c, d]);
+            entry.u.msi.address_hi = u32::from_le_bytes([e, f, g, h]);
+            entry.u.msi.data = message.data;
+            table.push(entry);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_keeps_legacy_lines_and_adds_routed_messages_only() {
+        let message = MsiMessage {
+            address: 0xfee0_1000,
+            data: 0x41,
+        };
+        let table = table(&[None, Some(message)]);
+        assert_eq!(table.len(), 24 + 16 + 1);
+        let msi = table.last().expect("entries");
+        assert_eq!((msi.gsi, msi.type_), (25, KVM_IRQ_ROUTING_MSI));
+    }
+}

@@ -1,0 +1,320 @@
+//! The guest's physical address space: RAM, the PCI hole, and the window.
+//!
+//! ```text
+//! 0            .. 3 GiB        RAM (as much as fits)
+//! 3 GiB        .. 4 GiB        PCI memory, IOAPIC, local APICs
+//! 4 GiB        .. ram_end      the rest of RAM
+//! align(1 GiB) .. + size       the window (soft-reserved memory)
+//! ```
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use vm_memory::mmap::{FromRangesError, MmapRegionError};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion,
+    VolatileMemory,
+};
+
+/// First address that RAM below 4 GiB may not reach: PCI memory starts here.
+pub const PCI_HOLE_START: u64 = 0xc000_0000;
+/// First address after the PCI memory range; the IOAPIC and the local APICs follow.
+pub const PCI_HOLE_END: u64 = 0xfec0_0000;
+/// Where RAM goes on after the PCI hole.
+pub const HIGH_RAM_START: u64 = 1 << 32;
+/// The window is a multiple of this, so that it can be mapped with 2 MiB pages.
+pub const WINDOW_UNIT: u64 = 2 << 20;
+/// Alignment of the window's guest physical address: 1 GiB pages stay possible.
+pub const WINDOW_ALIGN: u64 = 1 << 30;
+
+/// The window's memslot; RAM uses the slots below it.
+const WINDOW_SLOT: u32 = 8;
+
+/// What can be wrong with guest memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// RAM of this size makes no sense.
+    #[error("a guest cannot have {mib} MiB of memory: give it between 16 MiB and 1 TiB")]
+    RamSize {
+        /// What was asked for, in MiB.
+        mib: u64,
+    },
+    /// RAM could not be mapped.
+    #[error("cannot map {mib} MiB of guest memory")]
+    Ram {
+        /// What was asked for, in MiB.
+        mib: u64,
+        /// Why not.
+        source: FromRangesError,
+    },
+    /// The size of the window's memfd could not be read.
+    #[error("cannot look at the window's memfd")]
+    WindowStat(#[source] std::io::Error),
+    /// The window's size does not fit 2 MiB pages.
+    #[error("the window's memfd has {bytes} bytes; its size must be a multiple of 2 MiB and not 0")]
+    WindowSize {
+        /// The memfd's size.
+        bytes: u64,
+    },
+    /// A window that can shrink lets a guest be hit by SIGBUS through our own mapping.
+    #[error(
+        "the window's memfd is not sealed against resizing: its seals are {seals:#x}, \
+         F_SEAL_SHRINK and F_SEAL_GROW are needed"
+    )]
+    WindowSeals {
+        /// The seals that are there; -1 if it is no memfd.
+        seals: i32,
+    },
+    /// The window could not be mapped.
+    #[error("cannot map the window of {bytes} bytes")]
+    WindowMap {
+        /// The memfd's size.
+        bytes: u64,
+        /// Why not.
+        source: MmapRegionError,
+    },
+    /// KVM refused a memslot.
+    #[error("KVM refuses memory slot {slot} at {start:#x} with {bytes} bytes")]
+    Memslot {
+        /// The slot's number.
+        slot: u32,
+        /// Its guest physical address.
+        start: u64,
+        /// Its size.
+        bytes: u64,
+        /// What KVM answered.
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// A range of guest physical addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// First address.
+    pub start: u64,
+    /// Size in bytes.
+    pub len: u64,
+}
+
+impl Range {
+    /// The first address after the range.
+    pub fn end(self) -> u64 {
+        self.start + self.len
+    }
+}
+
+/// Where RAM and the window lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// RAM, ascending; the first range starts at 0.
+    pub ram: Vec<Range>,
+    /// The window, if there is one.
+    pub window: Option<Range>,
+}
+
+impl Layout {
+    /// Lays out `ram_mib` of RAM and a window of `window_bytes`.
+    pub fn new(ram_mib: u64, window_bytes: Option<u64>) -> Result<Self, MemoryError> {
+        if !(16..=1 << 20).contains(&ram_mib) {
+            return Err(MemoryError::RamSize { mib: ram_mib });
+        }
+        let bytes = ram_mib << 20;
+        let low = bytes.min(PCI_HOLE_START);
+        let mut ram = vec![Range { start: 0, len: low }];
+        if bytes > low {
+            ram.push(Range {
+                start: HIGH_RAM_START,
+                len: bytes - low,
+            });
+        }
+        let ram_end = ram.last().map_or(0, |range| range.end());
+        let window = window_bytes.map(|len| Range {
+            start: ram_end.max(HIGH_RAM_START).next_multiple_of(WINDOW_ALIGN),
+            len,
+        });
+        Ok(Self { ram, window })
+    }
+
+    /// RAM below 4 GiB.
+    pub fn low_ram(&self) -> Range {
+        self.ram[0]
+    }
+}
+
+/// The window as the monitor holds it: the sealed memfd and one shared mapping of all of it.
+#[derive(Debug, Clone)]
+pub struct Window {
+    region: Arc<MmapRegion<()>>,
+}
+
+impl Window {
+    /// Maps a window; the memfd must be sealed against resizing and have a multiple of 2 MiB.
+    ///
+    /// Nothing is committed: a page costs memory when somebody touches it.
+    pub fn new(memfd: OwnedFd) -> Result<Self, MemoryError> {
+        let file = File::from(memfd);
+        let bytes = file.metadata().map_err(MemoryError::WindowStat)?.len();
+        if bytes == 0 || !bytes.is_multiple_of(WINDOW_UNIT) {
+            return Err(MemoryError::WindowSize { bytes });
+        }
+        // SAFETY: F_GET_SEALS reads the flags of a descriptor that `file` keeps open.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        if seals < 0 || seals & needed != needed {
+            return Err(MemoryError::WindowSeals { seals });
+        }
+        let size = usize::try_from(bytes).map_err(|_| MemoryError::WindowSize { bytes })?;
+        let region = MmapRegion::from_file(FileOffset::new(file, 0), size)
+            .map_err(|source| MemoryError::WindowMap { bytes, source })?;
+        Ok(Self {
+            region: Arc::new(region),
+        })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.region.len() as u64
+    }
+
+    /// A window is never empty.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Makes the window a memslot of `vm` at guest physical `start`.
+    pub(crate) fn add_memslot(&self, vm: &VmFd, start: u64) -> Result<(), MemoryError> {
+        set_memslot(
+            vm,
+            WINDOW_SLOT,
+            start,
+            self.len(),
+            self.region.as_ptr() as u64,
+        )
+    }
+}
+
+/// Maps the RAM of a layout; no page is committed before it is touched.
+pub(crate) fn map_ram(ranges: &[Range]) -> Result<GuestMemoryMmap, MemoryError> {
+    let total = ranges.iter().map(|range| range.len).sum::<u64>();
+    let regions = ranges
+        .iter()
+        .map(|range| {
+            usize::try_from(range.len)
+                .map(|len| (GuestAddress(range.start), len))
+                .map_err(|_| MemoryError::RamSize { mib: total >> 20 })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    GuestMemoryMmap::from_ranges(&regions).map_err(|source| MemoryError::Ram {
+        mib: total >> 20,
+        source,
+    })
+}
+
+/// Makes every region of `ram` a memslot of `vm`.
+pub(crate) fn add_ram_memslots(vm: &VmFd, ram: &GuestMemoryMmap) -> Result<(), MemoryError> {
+    for (slot, region) in (0..WINDOW_SLOT).zip(ram.iter()) {
+        set_memslot(
+            vm,
+            slot,
+            region.start_addr().0,
+            region.len(),
+            region.as_ptr() as u64,
+        )?;
+    }
+    Ok(())
+}
+
+fn set_memslot(
+    vm: &VmFd,
+    slot: u32,
+    start: u64,
+    bytes: u64,
+    userspace_addr: u64,
+) -> Result<(), MemoryError> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        guest_phys_addr: start,
+        memory_size: bytes,
+        userspace_addr,
+        flags: 0,
+    };
+    // SAFETY: the mapping behind the slot belongs to a `GuestMemoryMmap` or a `Window` that the
+    // owner of `vm` keeps for as long as the VM exists, and it is never unmapped or moved.
+    unsafe { vm.set_user_memory_region(region) }.map_err(|source| MemoryError::Memslot {
+        slot,
+        start,
+        bytes,
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd;
+
+    fn memfd(bytes: i64, seals: i32) -> OwnedFd {
+        // SAFETY: plain system calls on a descriptor made here; its ownership moves to OwnedFd.
+        unsafe {
+            let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING);
+            assert!(fd >= 0);
+            assert_eq!(libc::ftruncate(fd, bytes), 0);
+            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+            OwnedFd::from_raw_fd(fd)
+        }
+    }
+
+    #[test]
+    fn small_ram_puts_the_window_at_4_gib() {
+        let layout = Layout::new(512, Some(64 << 20)).expect("layout");
+        assert_eq!(
+            layout.ram,
+            [Range {
+                start: 0,
+                len: 512 << 20
+            }]
+        );
+        assert_eq!(layout.window.expect("window").start, 4 << 30);
+    }
+
+    #[test]
+    fn large_ram_goes_round_the_pci_hole_and_the_window_stays_aligned() {
+        let layout = Layout::new(3500, Some(2 << 20)).expect("layout");
+        assert_eq!(layout.ram[0].end(), PCI_HOLE_START);
+        assert_eq!(layout.ram[1].start, 4 << 30);
+        assert_eq!(layout.ram.iter().map(|r| r.len).sum::<u64>(), 3500 << 20);
+        assert_eq!(layout.window.expect("window").start, 5 << 30);
+    }
+
+    #[test]
+    fn absurd_ram_is_refused() {
+        assert!(Layout::new(0, None).is_err());
+        assert!(Layout::new(u64::MAX >> 20, None).is_err());
+    }
+
+    #[test]
+    fn a_window_must_be_sealed_and_whole() {
+        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        assert_eq!(
+            Window::new(memfd(4 << 20, sealed))
+                .expect("good window")
+                .len(),
+            4 << 20
+        );
+        assert!(matches!(
+            Window::new(memfd(4 << 20, 0)),
+            Err(MemoryError::WindowSeals { seals: 0 })
+        ));
+        assert!(matches!(
+            Window::new(memfd(4096, sealed)),
+            Err(MemoryError::WindowSize { bytes: 4096 })
+        ));
+        assert!(matches!(
+            Window::new(memfd(0, sealed)),
+            Err(MemoryError::WindowSize { bytes: 0 })
+        ));
+    }
+}

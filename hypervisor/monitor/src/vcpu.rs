@@ -1,0 +1,416 @@
+//! The vCPU threads: run, dispatch exits, count them, stop when told.
+
+use std::cell::Cell;
+use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::outcome::{Outcome, Registers};
+
+/// Why the threads of a VM could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ThreadError {
+    /// The signal that gets a vCPU out of the guest could not be set up.
+    #[error("cannot set up the signal that stops vCPUs")]
+    Signal(#[source] vmm_sys_util::errno::Error),
+    /// The system gave no thread.
+    #[error("cannot start a thread for {name}")]
+    Spawn {
+        /// Whose thread.
+        name: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// What an access to a port means to the thread that ran into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PortEffect {
+    Continue,
+    /// This vCPU's program ended.
+    Exited(u32),
+    PowerOff,
+    Reset,
+    /// A payload's exception handler: the stack holds what happened.
+    Exception,
+}
+
+/// What the guest's accesses reach.
+pub(crate) trait Board: Send + Sync {
+    fn read_port(&self, port: u16, data: &mut [u8]);
+    fn write_port(&self, port: u16, data: &[u8]) -> PortEffect;
+    fn read_memory(&self, address: u64, data: &mut [u8]);
+    fn write_memory(&self, address: u64, data: &[u8]);
+}
+
+/// Why a vCPU thread ended by itself.
+#[derive(Debug, Clone)]
+pub(crate) enum End {
+    Port(PortEffect),
+    Shutdown,
+    Internal { suberror: u32 },
+    EntryFailed { reason: u64, cpu: u32 },
+    Unexpected { exit: String },
+    RunFailed { error: String },
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct VcpuEnd {
+    pub vcpu: u8,
+    pub end: End,
+    pub registers: Registers,
+}
+
+impl VcpuEnd {
+    /// The outcome of an end that means the same for every kind of VM.
+    pub fn failure(&self) -> Option<Outcome> {
+        let Self {
+            vcpu, registers, ..
+        } = *self;
+        Some(match &self.end {
+            End::Port(_) => return None,
+            End::Shutdown => Outcome::TripleFault { vcpu, registers },
+            End::Internal { suberror } => Outcome::InternalError {
+                vcpu,
+                suberror: *suberror,
+                registers,
+            },
+            End::EntryFailed { reason, cpu } => Outcome::EntryFailed {
+                vcpu,
+                reason: *reason,
+                cpu: *cpu,
+            },
+            End::Unexpected { exit } => Outcome::UnexpectedExit {
+                vcpu,
+                exit: exit.clone(),
+            },
+            End::RunFailed { error } => Outcome::RunFailed {
+                vcpu,
+                error: error.clone(),
+            },
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    Ended(VcpuEnd),
+    Stop,
+}
+
+/// Ends a VM from any thread.
+#[derive(Debug, Clone)]
+pub struct StopHandle(Sender<Event>);
+
+impl StopHandle {
+    pub(crate) fn new(events: Sender<Event>) -> Self {
+        Self(events)
+    }
+
+    /// Ends the VM: its `run` returns with [`Outcome::Stopped`]. Without effect on a VM that has
+    /// ended.
+    pub fn stop(&self) {
+        // A VM that has ended has dropped the receiver.
+        if self.0.send(Event::Stop).is_err() {
+            tracing::trace!("stopping a VM that has ended");
+        }
+    }
+}
+
+/// Exits to the monitor by reason, over all vCPUs. Exits that KVM handles itself are in
+/// [`crate::stats`] only; on some KVMs the statistic `io_exits` stays 0 and this is the only count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExitCounts {
+    /// Port reads and writes.
+    pub io: u64,
+    /// Reads and writes of memory that no memslot backs.
+    pub mmio: u64,
+    /// HLT (only without an in-kernel interrupt controller).
+    pub halt: u64,
+    /// Signals to the vCPU thread.
+    pub interrupted: u64,
+    /// Everything else.
+    pub other: u64,
+}
+
+impl ExitCounts {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.io + self.mmio + self.halt + self.interrupted + self.other
+    }
+}
+
+/// Live counts, for any thread.
+#[derive(Debug, Default)]
+pub struct ExitCounters {
+    io: AtomicU64,
+    mmio: AtomicU64,
+    halt: AtomicU64,
+    interrupted: AtomicU64,
+    other: AtomicU64,
+}
+
+impl ExitCounters {
+    /// The counts now.
+    pub fn read(&self) -> ExitCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ExitCounts {
+            io: load(&self.io),
+            mmio: load(&self.mmio),
+            halt: load(&self.halt),
+            interrupted: load(&self.interrupted),
+            other: load(&self.other),
+        }
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+thread_local! {
+    /// `immediate_exit` of the vCPU that this thread runs; null elsewhere.
+    static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// The signal that gets a vCPU thread out of KVM_RUN.
+fn kick_signal() -> libc::c_int {
+    vmm_sys_util::signal::SIGRTMIN()
+}
+
+extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // A constant-initialised thread-local without destructor: usable in a signal handler.
+    let flag = IMMEDIATE_EXIT.get();
+    if !flag.is_null() {
+        // SAFETY: the thread set the pointer to its own vCPU's mapped `kvm_run` and clears it
+        // before the vCPU is dropped; the handler runs on that thread.
+        unsafe { flag.write_volatile(1) };
+    }
+}
+
+fn register_kick() -> Result<(), ThreadError> {
+    static REGISTERED: OnceLock<Result<(), vmm_sys_util::errno::Error>> = OnceLock::new();
+    REGISTERED
+        .get_or_init(|| vmm_sys_util::signal::register_signal_handler(kick_signal(), on_kick))
+        .map_err(ThreadError::Signal)
+}
+
+/// The vCPU threads of a VM.
+#[derive(Debug)]
+pub(crate) struct VcpuThreads {
+    threads: Vec<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl VcpuThreads {
+    /// Starts one thread per vCPU.
+    pub fn start<B: Board + 'static>(
+        vcpus: Vec<VcpuFd>,
+        board: &Arc<B>,
+        counters: &Arc<ExitCounters>,
+        events: &Sender<Event>,
+    ) -> Result<Self, ThreadError> {
+        register_kick()?;
+        let mut started = Self {
+            threads: Vec::new(),
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        for (id, fd) in (0u8..).zip(vcpus) {
+            let name = format!("vcpu{id}");
+            let thread = VcpuThread {
+                id,
+                fd,
+                board: Arc::clone(board),
+                counters: Arc::clone(counters),
+                stop: Arc::clone(&started.stop),
+            };
+            let events = events.clone();
+            let handle = std::thread::Builder::new()
+                .name(name.clone())
+                .spawn(move || {
+                    if let Some(end) = thread.run() {
+                        // Nobody waits any more: the VM is being stopped.
+                        if events.send(Event::Ended(end)).is_err() {
+                            tracing::trace!("a vCPU ended after its VM");
+                        }
+                    }
+                })
+                .map_err(|source| ThreadError::Spawn { name, source })?;
+            started.threads.push(handle);
+        }
+        Ok(started)
+    }
+
+    /// Waits until `judge` finds an outcome in what happens, or until the time is over.
+    pub fn wait(
+        &self,
+        events: &Receiver<Event>,
+        timeout: Option<Duration>,
+        mut judge: impl FnMut(VcpuEnd) -> Option<Outcome>,
+    ) -> Outcome {
+        let deadline = timeout.map(|after| (after, Instant::now() + after));
+        loop {
+            let event = match deadline {
+                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some((_, end)) => {
+                    events.recv_timeout(end.saturating_duration_since(Instant::now()))
+                }
+            };
+            match event {
+                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return Outcome::Stopped,
+                Ok(Event::Ended(end)) => {
+                    if let Some(outcome) = judge(end) {
+                        return outcome;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    return Outcome::TimedOut {
+                        after: timeout.unwrap_or_default(),
+                    };
+                }
+            }
+        }
+    }
+}
+
+impl Drop for VcpuThreads {
+    /// Gets every vCPU out of the guest and waits for its thread.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            // SAFETY: the thread is not joined yet, so its pthread_t is valid; the signal has a
+            // handler.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
+            if thread.join().is_err() {
+                tracing::error!("a vCPU thread panicked");
+            }
+        }
+    }
+}
+
+struct VcpuThread<B> {
+    id: u8,
+    fd: VcpuFd,
+    board: Arc<B>,
+    counters: Arc<ExitCounters>,
+    stop: Arc<AtomicBool>,
+}
+
+impl<B: Board> VcpuThread<B> {
+    /// Runs until the guest ends (then says how) or the VM is stopped.
+    fn run(mut self) -> Option<VcpuEnd> {
+        if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
+            tracing::debug!(?error, "cannot unblock the signal that stops a vCPU");
+        }
+        IMMEDIATE_EXIT.set(&raw mut self.fd.get_kvm_run().immediate_exit);
+        let end = self.run_until_end();
+        IMMEDIATE_EXIT.set(ptr::null_mut());
+        let end = end?;
+        Some(VcpuEnd {
+            vcpu: self.id,
+            registers: self.registers(),
+            end,
+        })
+    }
+
+    fn run_until_end(&mut self) -> Option<End> {
+        while !self.stop.load(Ordering::SeqCst) {
+            let end = match self.fd.run() {
+                Ok(exit) => handle(exit, self.board.as_ref(), &self.counters),
+                Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                    count(&self.counters.interrupted);
+                    self.fd.set_kvm_immediate_exit(0);
+                    None
+                }
+                Err(error) => Some(End::RunFailed {
+                    error: error.to_string(),
+                }),
+            };
+            match end {
+                Some(End::Internal { .. }) => {
+                    // SAFETY: the exit reason says that this member of the union is the valid one.
+                    let internal = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal };
+                    return Some(End::Internal {
+                        suberror: internal.suberror,
+                    });
+                }
+                Some(end) => return Some(end),
+                None => {}
+            }
+        }
+        None
+    }
+
+    fn registers(&self) -> Registers {
+        let regs = self.fd.get_regs().unwrap_or_default();
+        let sregs = self.fd.get_sregs().unwrap_or_default();
+        Registers {
+            rip: regs.rip,
+            rsp: regs.rsp,
+            cr2: sregs.cr2,
+            cr3: sregs.cr3,
+            cs: sregs.cs.selector,
+        }
+    }
+}
+
+fn handle(exit: VcpuExit<'_>, board: &impl Board, counters: &ExitCounters) -> Option<End> {
+    match exit {
+        VcpuExit::IoIn(port, data) => {
+            count(&counters.io);
+            board.read_port(port, data);
+            None
+        }
+        VcpuExit::IoOut(port, data) => {
+            count(&counters.io);
+            match board.write_port(port, data) {
+                PortEffect::Continue => None,
+                effect => Some(End::Port(effect)),
+            }
+        }
+        VcpuExit::MmioRead(address, data) => {
+            count(&counters.mmio);
+            board.read_memory(address, data);
+            None
+        }
+        VcpuExit::MmioWrite(address, data) => {
+            count(&counters.mmio);
+            board.write_memory(address, data);
+            None
+        }
+        VcpuExit::Shutdown => {
+            count(&counters.other);
+            Some(End::Shutdown)
+        }
+        VcpuExit::InternalError => {
+            count(&counters.other);
+            Some(End::Internal { suberror: 0 })
+        }
+        VcpuExit::FailEntry(reason, cpu) => {
+            count(&counters.other);
+            Some(End::EntryFailed { reason, cpu })
+        }
+        VcpuExit::Intr | VcpuExit::IrqWindowOpen => {
+            count(&counters.interrupted);
+            None
+        }
+        VcpuExit::Hlt => {
+            count(&counters.halt);
+            Some(End::Unexpected {
+                exit: "HLT without an interrupt controller".to_owned(),
+            })
+        }
+        other => {
+            count(&counters.other);
+            Some(End::Unexpected {
+                exit: format!("{other:?}"),
+            })
+        }
+    }
+}

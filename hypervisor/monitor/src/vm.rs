@@ -1,0 +1,535 @@
+//! A VM that boots Linux.
+
+use std::fmt;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use event_manager::{EventManager, RemoteEndpoint, SubscriberOps};
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
+use vm_memory::GuestMemoryMmap;
+use vm_superio::Serial;
+use vm_superio::serial::NoEvents;
+
+use crate::boot::{self, BootError, BootSource};
+use crate::cpu::{self, CpuError};
+use crate::devices::pci::{CONFIG_PORTS, Msix, PciBus, PciFunction};
+use crate::devices::power::{self, Effect, PowerPorts};
+use crate::devices::serial::{self, ConsoleTail, IrqTrigger, Tee};
+use crate::devices::virtio::VirtioPci;
+use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockEngine};
+use crate::irq::{IrqError, IrqRouter};
+use crate::memory::{self, Layout, MemoryError, PCI_HOLE_START, Range, Window};
+use crate::outcome::{Outcome, Report};
+use crate::stats::{Stats, StatsError, VmStats};
+use crate::vcpu::{
+    Board, End, Event, ExitCounters, PortEffect, StopHandle, ThreadError, VcpuEnd, VcpuThreads,
+};
+
+/// Where Intel processors' KVM keeps three pages for real mode.
+const TSS_ADDRESS: usize = 0xfffb_d000;
+/// Where it keeps its identity map.
+const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+/// More than a firmware-less guest on one host has any use for; APIC ids are 8 bits.
+pub const MAX_VCPUS: u8 = 64;
+
+/// Why a VM could not be made or run.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// KVM refused something.
+    #[error("KVM refuses {what}")]
+    Kvm {
+        /// What was asked.
+        what: &'static str,
+        /// What KVM answered.
+        source: kvm_ioctls::Error,
+    },
+    /// The number of vCPUs is not possible.
+    #[error("a VM cannot have {0} vCPUs: between 1 and {MAX_VCPUS} are possible")]
+    Vcpus(u8),
+    /// Exits that should be disabled cannot be.
+    #[error(
+        "KVM cannot disable the exits {wanted:#x} (KVM_CAP_X86_DISABLE_EXITS offers {offered:#x})"
+    )]
+    DisableExits {
+        /// What was asked for, as KVM_X86_DISABLE_EXITS_* bits.
+        wanted: u64,
+        /// What there is.
+        offered: u64,
+    },
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Kernel and initramfs.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// Processors.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// Interrupts.
+    #[error(transparent)]
+    Irq(#[from] IrqError),
+    /// Threads.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+    /// Statistics.
+    #[error(transparent)]
+    Stats(#[from] StatsError),
+    /// Payload.
+    #[error(transparent)]
+    Payload(#[from] crate::payload::PayloadError),
+    /// The vsock device could not be made.
+    #[error("cannot make the vsock device")]
+    Vsock(#[source] std::io::Error),
+    /// The event loop of the devices could not be made.
+    #[error("cannot make the devices' event loop")]
+    EventLoop(#[source] event_manager::Error),
+}
+
+/// Which exits KVM shall not make, where it can do without.
+///
+/// With PAUSE exits a guest that spins on a word in shared memory leaves the guest every few
+/// thousand turns; with HLT exits an idle one does. Disable PAUSE exits for a VM that polls while
+/// another processor works for it. Disable HLT exits only if every vCPU has a processor of its own:
+/// such a vCPU holds its processor while it is idle, KVM cannot see that it is, and the thread that
+/// it waits for may not get to run. On hosts with few processors both stay enabled (the default).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DisabledExits {
+    /// No exits for PAUSE.
+    pub pause: bool,
+    /// No exits for HLT.
+    pub halt: bool,
+}
+
+impl DisabledExits {
+    pub(crate) fn apply(self, vm: &VmFd) -> Result<(), VmError> {
+        use kvm_bindings::{
+            KVM_CAP_X86_DISABLE_EXITS, KVM_X86_DISABLE_EXITS_HLT, KVM_X86_DISABLE_EXITS_PAUSE,
+        };
+        let bit = |on: bool, bit: u32| if on { u64::from(bit) } else { 0 };
+        let wanted = bit(self.pause, KVM_X86_DISABLE_EXITS_PAUSE)
+            | bit(self.halt, KVM_X86_DISABLE_EXITS_HLT);
+        if wanted == 0 {
+            return Ok(());
+        }
+        let offered = vm.check_extension_raw(u64::from(KVM_CAP_X86_DISABLE_EXITS));
+        let offered = u64::try_from(offered).unwrap_or(0);
+        if wanted & !offered != 0 {
+            return Err(VmError::DisableExits { wanted, offered });
+        }
+        vm.enable_cap(&kvm_enable_cap {
+            cap: KVM_CAP_X86_DISABLE_EXITS,
+            args: [wanted, 0, 0, 0],
+            ..Default::default()
+        })
+        .map_err(kvm_error("to disable exits"))
+    }
+}
+
+/// The vsock device of a guest.
+pub struct VsockConfig {
+    /// The guest's context id, at least 3.
+    pub guest_cid: u32,
+    /// Who takes connections.
+    pub acceptor: Box<dyn VsockAcceptor>,
+}
+
+impl fmt::Debug for VsockConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VsockConfig")
+            .field("guest_cid", &self.guest_cid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A VM to be made.
+pub struct VmConfig {
+    /// Kernel, initramfs, command line.
+    pub boot: BootSource,
+    /// RAM in MiB, the window not included.
+    pub memory_mib: u64,
+    /// Processors.
+    pub vcpus: u8,
+    /// The window's memfd, sealed against resizing, a multiple of 2 MiB.
+    pub window: Option<OwnedFd>,
+    /// The vsock device, if the guest shall have one.
+    pub vsock: Option<VsockConfig>,
+    /// Where the guest's console goes.
+    pub console: Box<dyn Write + Send>,
+    /// The watchdog: the VM is stopped after this time.
+    pub timeout: Option<Duration>,
+    /// Exits to do without.
+    pub disabled_exits: DisabledExits,
+}
+
+impl fmt::Debug for VmConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VmConfig")
+            .field("boot", &self.boot)
+            .field("memory_mib", &self.memory_mib)
+            .field("vcpus", &self.vcpus)
+            .field("window", &self.window)
+            .field("vsock", &self.vsock)
+            .field("timeout", &self.timeout)
+            .field("disabled_exits", &self.disabled_exits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A VM that is ready to run.
+#[derive(Debug)]
+pub struct Vm {
+    vcpus: Vec<VcpuFd>,
+    board: Arc<LinuxBoard>,
+    tail: ConsoleTail,
+    stats: VmStats,
+    counters: Arc<ExitCounters>,
+    events: (Sender<Event>, Receiver<Event>),
+    window: Option<Range>,
+    timeout: Option<Duration>,
+    // Everything below is dropped after the vCPUs, which use it.
+    _device_thread: DeviceThread,
+    _machine: Machine,
+}
+
+/// What vCPUs run on: it must outlive them.
+#[derive(Debug)]
+struct Machine {
+    _vm: Arc<VmFd>,
+    _ram: GuestMemoryMmap,
+    _window: Option<Window>,
+}
+
+impl Vm {
+    /// Makes the VM and loads the guest.
+    pub fn new(config: VmConfig) -> Result<Self, VmError> {
+        if !(1..=MAX_VCPUS).contains(&config.vcpus) {
+            return Err(VmError::Vcpus(config.vcpus));
+        }
+        let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
+        let vm = Arc::new(kvm.create_vm().map_err(kvm_error("a VM"))?);
+        create_chips(&vm)?;
+        config.disabled_exits.apply(&vm)?;
+
+        let window = config.window.map(Window::new).transpose()?;
+        let layout = Layout::new(config.memory_mib, window.as_ref().map(Window::len))?;
+        let ram = memory::map_ram(&layout.ram)?;
+        memory::add_ram_memslots(&vm, &ram)?;
+        if let (Some(window), Some(range)) = (&window, layout.window) {
+            window.add_memslot(&vm, range.start)?;
+        }
+
+        let router = Arc::new(IrqRouter::new(Arc::clone(&vm)));
+        let tail = ConsoleTail::default();
+        let console = Tee::new(config.console, tail.clone());
+        let interrupt = IrqTrigger(router.legacy_line(serial::IRQ)?);
+        let mut functions: Vec<Box<dyn PciFunction>> = Vec::new();
+        let device_thread = DeviceThread::start(|manager| match config.vsock {
+            Some(vsock) => {
+                let device = create_vsock(manager, &vm, &ram, &router, vsock)?;
+                functions.push(Box::new(device));
+                Ok(())
+            }
+            None => Ok(()),
+        })?;
+        let board = Arc::new(LinuxBoard {
+            serial: Mutex::new(Serial::new(interrupt, console)),
+            pci: Mutex::new(PciBus::new(functions)),
+            power: Mutex::default(),
+            status: Mutex::new(None),
+        });
+
+        let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
+        let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
+        if let Some(first) = vcpus.first() {
+            cpu::enter_linux(first, &ram, entry)?;
+        }
+        let stats = VmStats::new(
+            Stats::of_vm(&vm)?,
+            vcpus.iter().map(Stats::of_vcpu).collect::<Result<_, _>>()?,
+        );
+        Ok(Self {
+            vcpus,
+            board,
+            tail,
+            stats,
+            counters: Arc::new(ExitCounters::default()),
+            events: channel(),
+            window: layout.window,
+            timeout: config.timeout,
+            _device_thread: device_thread,
+            _machine: Machine {
+                _vm: vm,
+                _ram: ram,
+                _window: window,
+            },
+        })
+    }
+
+    /// Ends the VM from another thread.
+    pub fn stop_handle(&self) -> StopHandle {
+        StopHandle::new(self.events.0.clone())
+    }
+
+    /// KVM's statistics, readable from any thread while the VM runs and after.
+    pub fn stats(&self) -> VmStats {
+        self.stats.clone()
+    }
+
+    /// Counts of exits to the monitor, readable from any thread.
+    pub fn exit_counters(&self) -> Arc<ExitCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// What the guest's console says, readable from any thread.
+    pub fn console_tail(&self) -> ConsoleTail {
+        self.tail.clone()
+    }
+
+    /// Where the window lies in the guest's physical address space.
+    pub fn window_range(&self) -> Option<Range> {
+        self.window
+    }
+
+    /// Runs the guest to its end.
+    pub fn run(self) -> Result<Report, VmError> {
+        let (sender, receiver) = &self.events;
+        let start = Instant::now();
+        let threads = VcpuThreads::start(self.vcpus, &self.board, &self.counters, sender)?;
+        let outcome = threads.wait(receiver, self.timeout, |end| {
+            Some(judge(&end, &self.board, &self.tail))
+        });
+        drop(threads);
+        Ok(Report {
+            outcome,
+            duration: start.elapsed(),
+            console_tail: self.tail.lines(),
+            out_of_memory: self.tail.out_of_memory(),
+            exits: self.counters.read(),
+        })
+    }
+}
+
+/// What a vCPU's end means for a Linux guest: the first one is the VM's.
+fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> Outcome {
+    if let Some(failure) = end.failure() {
+        return failure;
+    }
+    if let Some(line) = tail.panic() {
+        return if line.contains("memory") {
+            Outcome::OutOfMemory { line }
+        } else {
+            Outcome::Panicked { line }
+        };
+    }
+    let status = *board.lock_status();
+    match (status, &end.end) {
+        (Some(status), _) | (None, &End::Port(PortEffect::Exited(status))) => {
+            Outcome::Exited { status }
+        }
+        (None, End::Port(PortEffect::PowerOff)) => Outcome::PoweredOff,
+        (None, _) => Outcome::Reset,
+    }
+}
+
+pub(crate) fn kvm_error(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VmError {
+    move |source| VmError::Kvm { what, source }
+}
+
+fn create_chips(vm: &VmFd) -> Result<(), VmError> {
+    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
+        .map_err(kvm_error("to place its identity map"))?;
+    vm.set_tss_address(TSS_ADDRESS)
+        .map_err(kvm_error("to place its task state"))?;
+    vm.create_irq_chip()
+        .map_err(kvm_error("an interrupt controller"))?;
+    vm.create_pit2(kvm_pit_config {
+        flags: KVM_PIT_SPEAKER_DUMMY,
+        ..Default::default()
+    })
+    .map_err(kvm_error("a timer"))
+}
+
+fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, VmError> {
+    let supported = cpu::supported_cpuid(kvm)?;
+    (0..count)
+        .map(|id| {
+            let vcpu = vm.create_vcpu(u64::from(id)).map_err(kvm_error("a vCPU"))?;
+            vcpu.set_cpuid2(&cpu::cpuid_of(kvm, &supported, id))
+                .map_err(kvm_error("the vCPU's CPUID"))?;
+            cpu::set_msrs(&vcpu, id)?;
+            cpu::set_lapic_pins(&vcpu, id)?;
+            Ok(vcpu)
+        })
+        .collect()
+}
+
+fn create_vsock(
+    manager: &mut EventManager<VsockEngine>,
+    vm: &VmFd,
+    ram: &GuestMemoryMmap,
+    router: &Arc<IrqRouter>,
+    config: VsockConfig,
+) -> Result<VirtioPci<Vsock>, VmError> {
+    let address = u32::try_from(PCI_HOLE_START).unwrap_or(0);
+    let cid = u64::from(config.guest_cid);
+    let engine =
+        VsockEngine::new(ram.clone(), Mux::new(cid, config.acceptor)).map_err(VmError::Vsock)?;
+    let kicks = engine.kicks().map_err(VmError::Vsock)?;
+    for (queue, kick) in (0u16..).zip(&kicks) {
+        let address = VirtioPci::<Vsock>::notify_address(address, queue);
+        vm.register_ioevent(kick, &IoEventAddress::Mmio(address), NoDatamatch)
+            .map_err(kvm_error("an ioeventfd"))?;
+    }
+    let endpoint = manager.remote_endpoint();
+    let engine = manager.add_subscriber(engine);
+    let device = Vsock::new(cid, kicks, endpoint, engine);
+    let msix = Msix::new(Arc::clone(router), Vsock::VECTORS)?;
+    Ok(VirtioPci::new(device, ram.clone(), msix, address))
+}
+
+/// The thread that serves the devices' queues and sockets.
+#[derive(Debug)]
+struct DeviceThread {
+    stop: Arc<AtomicBool>,
+    endpoint: RemoteEndpoint<VsockEngine>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DeviceThread {
+    /// Starts the event loop with the devices that `add` puts into it.
+    fn start(
+        add: impl FnOnce(&mut EventManager<VsockEngine>) -> Result<(), VmError>,
+    ) -> Result<Self, VmError> {
+        let mut manager = EventManager::new().map_err(VmError::EventLoop)?;
+        add(&mut manager)?;
+        let endpoint = manager.remote_endpoint();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("devices".to_owned())
+            .spawn(move || {
+                while !stopped.load(Ordering::SeqCst) {
+                    if let Err(error) = manager.run() {
+                        tracing::error!(%error, "the devices' event loop failed");
+                        break;
+                    }
+                }
+            })
+            .map_err(|source| ThreadError::Spawn {
+                name: "the devices".to_owned(),
+                source,
+            })?;
+        Ok(Self {
+            stop,
+            endpoint,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for DeviceThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Err(error) = self.endpoint.kick() {
+            tracing::debug!(%error, "the devices' event loop has ended already");
+        }
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            tracing::error!("the devices' thread panicked");
+        }
+    }
+}
+
+/// What a Linux guest's accesses reach.
+#[derive(Debug)]
+struct LinuxBoard {
+    serial: Mutex<Serial<IrqTrigger, NoEvents, Tee>>,
+    pci: Mutex<PciBus>,
+    power: Mutex<PowerPorts>,
+    status: Mutex<Option<u32>>,
+}
+
+impl LinuxBoard {
+    fn lock_power(&self) -> MutexGuard<'_, PowerPorts> {
+        self.power.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_status(&self) -> MutexGuard<'_, Option<u32>> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_pci(&self) -> MutexGuard<'_, PciBus> {
+        self.pci.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_serial(&self) -> MutexGuard<'_, Serial<IrqTrigger, NoEvents, Tee>> {
+        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The register of COM1 behind a port.
+fn serial_register(port: u16) -> Option<u8> {
+    port.checked_sub(serial::COM1)
+        .filter(|register| *register < serial::PORTS)
+        .and_then(|register| u8::try_from(register).ok())
+}
+
+impl Board for LinuxBoard {
+    fn read_port(&self, port: u16, data: &mut [u8]) {
+        if let Some(register) = serial_register(port) {
+            let mut serial = self.lock_serial();
+            for byte in data {
+                *byte = serial.read(register);
+            }
+        } else if CONFIG_PORTS.contains(&port) {
+            self.lock_pci().read_port(port, data);
+        } else if power::owns(port) {
+            self.lock_power().read(port, data);
+        } else {
+            // As on a bus where nobody answers.
+            data.fill(0xff);
+        }
+    }
+
+    fn write_port(&self, port: u16, data: &[u8]) -> PortEffect {
+        if let Some(register) = serial_register(port) {
+            let mut serial = self.lock_serial();
+            for byte in data {
+                if let Err(error) = serial.write(register, *byte) {
+                    tracing::debug!(?error, "the serial port cannot take a byte");
+                }
+            }
+        } else if CONFIG_PORTS.contains(&port) {
+            self.lock_pci().write_port(port, data);
+        } else if power::owns(port) {
+            match self.lock_power().write(port, data) {
+                Effect::None => {}
+                Effect::ExitStatus(status) => *self.lock_status() = Some(status),
+                Effect::PowerOff => return PortEffect::PowerOff,
+                Effect::Reset => return PortEffect::Reset,
+            }
+        }
+        PortEffect::Continue
+    }
+
+    fn read_memory(&self, address: u64, data: &mut [u8]) {
+        if !self.lock_pci().read_memory(address, data) {
+            data.fill(0xff);
+        }
+    }
+
+    fn write_memory(&self, address: u64, data: &[u8]) {
+        if !self.lock_pci().write_memory(address, data) {
+            tracing::trace!(address, "a write to where nothing is");
+        }
+    }
+}
