@@ -1,4 +1,4 @@
-//! Generates the messages from `driver.idl`.
+//! Generates messages, functions and round-trip tests from `driver.idl`.
 
 use std::path::PathBuf;
 use std::{env, fs};
@@ -13,5 +13,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         wormhole_idl::messages(&table, next),
     )?;
     fs::write(out.join("functions.rs"), wormhole_idl::functions(&table))?;
+    fs::write(
+        out.join("round_trips.rs"),
+        wormhole_idl::round_trips(&table, next),
+    )?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The functions of the driver API: what they are, and which one `cuGetProcAddress` means.
+//! The functions of the driver API: what they are, which one `cuGetProcAddress` means; device attributes.
 
 use crate::message::*;
 use crate::wire::Message;
@@ -39,6 +39,16 @@ pub struct EntryPoint {
     pub since: u32,
     /// Index in [`FUNCTIONS`].
     pub function: usize,
+}
+
+/// A `CUdevice_attribute`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttributeInfo {
+    pub id: i32,
+    /// Without `CU_DEVICE_ATTRIBUTE_`.
+    pub name: &'static str,
+    /// What a guest is told whatever the device says: attributes are promises, and a guest lacks things.
+    pub answer: Option<i32>,
 }
 
 /// Why there is no entry point.

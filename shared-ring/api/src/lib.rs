@@ -21,7 +21,8 @@ mod result;
 mod wire;
 
 pub use functions::{
-    Class, ENTRY_POINTS, EntryPoint, FUNCTIONS, FunctionInfo, NoEntryPoint, entry_point,
+    ATTRIBUTES, AttributeInfo, Class, ENTRY_POINTS, EntryPoint, FUNCTIONS, FunctionInfo,
+    NoEntryPoint, entry_point,
 };
 pub use handle::{Event, Function, Handle, Library, Module, Stream};
 pub use message::*;

@@ -1,4 +1,4 @@
-//! The tables of functions and of what `cuGetProcAddress` answers.
+//! The tables of functions, of what `cuGetProcAddress` answers, and of device attributes.
 
 use std::fmt::Write as _;
 
@@ -48,6 +48,18 @@ pub fn functions(table: &Table) -> String {
             out,
             "    EntryPoint {{ symbol: {:?}, per_thread: {}, since: {}, function: {index} }},",
             answers.symbol, answers.per_thread, answers.since
+        );
+    }
+    out.push_str("];\n");
+    out.push_str("/// Every `CUdevice_attribute`, by rising id.\npub static ATTRIBUTES: &[AttributeInfo] = &[\n");
+    let mut attributes: Vec<_> = table.attributes.iter().collect();
+    attributes.sort_by_key(|attribute| attribute.id);
+    for attribute in attributes {
+        let answer = attribute.answers.as_ref().map(|(value, _)| *value);
+        let _ = writeln!(
+            out,
+            "    AttributeInfo {{ id: {}, name: {:?}, answer: {answer:?} }},",
+            attribute.id, attribute.name
         );
     }
     out.push_str("];\n");

@@ -8,10 +8,12 @@ mod exports;
 mod functions;
 mod messages;
 mod parse;
+mod round_trips;
 mod table;
 
 pub use exports::{exports, signatures};
 pub use functions::functions;
 pub use messages::{messages, protocol_hash};
 pub use parse::{ParseError, parse};
+pub use round_trips::round_trips;
 pub use table::*;

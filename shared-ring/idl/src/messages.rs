@@ -487,7 +487,8 @@ fn requests(out: &mut String, messages: &[&Message]) {
     );
 }
 
-fn method(name: &str) -> String {
+/// The name of a method or test for a message.
+pub(crate) fn snake_case(name: &str) -> String {
     let mut out = String::new();
     for letter in name.chars() {
         if letter.is_ascii_uppercase() && !out.is_empty() {
@@ -539,7 +540,7 @@ fn service(out: &mut String, messages: &[&Message]) {
         let _ = write!(
             out,
             "    fn {}{generics}({service}, {call}: &Self::Call, {argument}: &{}{any}) -> Outcome<{reply}>",
-            method(&message.name),
+            snake_case(&message.name),
             message.name
         );
         match provided {
@@ -563,7 +564,7 @@ fn service(out: &mut String, messages: &[&Message]) {
             out,
             "        Request::{}(message) => service.{}(call, message).deliver(&mut answer),",
             message.name,
-            method(&message.name)
+            snake_case(&message.name)
         );
     }
     let _ = writeln!(out, "    }}\n}}");

@@ -19,6 +19,7 @@
 //!     DIRECTION NAME CTYPE       DIRECTION: in | out | inout
 //!     answers SYMBOL VERSION [per-thread]
 //! data NAME BYTES
+//! attribute ID NAME [answers VALUE REASON...]
 //! ```
 //!
 //! TYPE is `u8 u32 i32 u64 f32`, one of them with a length (`u32[3]`), `address`, a handle (`stream event
@@ -32,7 +33,8 @@
 mod functions;
 
 use crate::table::{
-    Body, Data, Enum, Field, FieldType, Handle, Kind, Message, Scalar, Struct, Table, Tail,
+    Attribute, Body, Data, Enum, Field, FieldType, Handle, Kind, Message, Scalar, Struct, Table,
+    Tail,
 };
 
 /// Why a table could not be read.
@@ -162,6 +164,30 @@ impl Parser {
                 self.table.data.push(Data {
                     name: (*name).to_owned(),
                     bytes: number(bytes)?,
+                });
+                self.open = Open::Nothing;
+            }
+            ["attribute", id, name, rest @ ..] => {
+                let answers = match rest {
+                    [] => None,
+                    ["answers", value, reason @ ..] if !reason.is_empty() => {
+                        Some((number(value)?, reason.join(" ")))
+                    }
+                    _ => return Err(format!("{rest:?} says nothing about attribute {name}")),
+                };
+                let id = number(id)?;
+                if self
+                    .table
+                    .attributes
+                    .iter()
+                    .any(|other| other.id == id || other.name == *name)
+                {
+                    return Err(format!("attribute {id} {name} is declared twice"));
+                }
+                self.table.attributes.push(Attribute {
+                    id,
+                    name: (*name).to_owned(),
+                    answers,
                 });
                 self.open = Open::Nothing;
             }

@@ -8,6 +8,17 @@ pub struct Table {
     pub messages: Vec<Message>,
     pub functions: Vec<Function>,
     pub data: Vec<Data>,
+    pub attributes: Vec<Attribute>,
+}
+
+/// A `CUdevice_attribute`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attribute {
+    pub id: i32,
+    /// Without `CU_DEVICE_ATTRIBUTE_`.
+    pub name: String,
+    /// What guests are told whatever the device says, and why.
+    pub answers: Option<(i32, String)>,
 }
 
 /// An exported function of the driver API.
