@@ -1,0 +1,189 @@
+//! Fetches kernel packages from Debian's archive, without root: apt runs on a state of its own and checks
+//! the archive's signatures as always.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{ImageError, io};
+use crate::kernel::Kernel;
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const SOURCES: [&str; 3] = [
+    "http://deb.debian.org/debian bookworm main",
+    "http://deb.debian.org/debian-security bookworm-security main",
+    "http://deb.debian.org/debian bookworm-backports main",
+];
+const META_PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// A private state of apt below the folder of images.
+#[derive(Debug)]
+pub struct Archive {
+    folder: PathBuf,
+}
+
+/// An unpacked kernel package.
+#[derive(Debug)]
+pub struct Package {
+    /// The kernel's whole release, such as `6.1.0-50-cloud-amd64`.
+    pub release: String,
+    /// Where its files lie, as below `/`.
+    pub root: tempfile::TempDir,
+}
+
+impl Archive {
+    /// Asks the archive for its current index.
+    pub fn update(images: &Path) -> Result<Self, ImageError> {
+        if !Path::new(KEYRING).is_file() {
+            return Err(ImageError::NoKeyring(KEYRING.into()));
+        }
+        let folder = images.join("apt");
+        for part in ["lists/partial", "cache/archives/partial", "packages"] {
+            let path = folder.join(part);
+            fs::create_dir_all(&path).map_err(io("make", &path))?;
+        }
+        let sources: String = SOURCES
+            .iter()
+            .map(|source| format!("deb [arch=amd64 signed-by={KEYRING}] {source}\n"))
+            .collect();
+        for (name, text) in [("sources.list", sources.as_str()), ("status", "")] {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(io("write", &path))?;
+        }
+        let archive = Self { folder };
+        archive.apt("apt-get", &["--quiet", "update"], None)?;
+        Ok(archive)
+    }
+
+    /// Downloads and unpacks the newest kernel of a series.
+    pub fn fetch(&self, kernel: Kernel) -> Result<Package, ImageError> {
+        let text = self.apt("apt-cache", &["show", META_PACKAGE], None)?;
+        let package = kernel_package(&text, kernel).ok_or(ImageError::NoKernel {
+            kernel,
+            package: META_PACKAGE,
+        })?;
+        let downloads = self.folder.join("packages");
+        // apt checks a file that is already there and downloads it only if it differs.
+        self.apt(
+            "apt-get",
+            &["--quiet", "download", &package],
+            Some(&downloads),
+        )?;
+        let prefix = format!("{package}_");
+        let file = fs::read_dir(&downloads)
+            .map_err(io("list", &downloads))?
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| {
+                path.file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+            })
+            .max_by_key(|path| fs::metadata(path).and_then(|data| data.modified()).ok())
+            .ok_or_else(|| ImageError::Package {
+                package: package.clone(),
+                what: "file after its download",
+            })?;
+
+        let root = tempfile::Builder::new()
+            .prefix("unpacked-")
+            .tempdir_in(&self.folder)
+            .map_err(io("make a folder in", &self.folder))?;
+        let mut unpack = Command::new("dpkg-deb");
+        unpack.arg("--extract").arg(&file).arg(root.path());
+        run("dpkg-deb", "dpkg", unpack)?;
+        let release = package.trim_start_matches("linux-image-").to_owned();
+        Ok(Package { release, root })
+    }
+
+    fn apt(
+        &self,
+        program: &'static str,
+        args: &[&str],
+        folder: Option<&Path>,
+    ) -> Result<String, ImageError> {
+        let at = |part: &str| self.folder.join(part).display().to_string();
+        let options = [
+            format!("Dir::Etc::SourceList={}", at("sources.list")),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+            format!("Dir::State={}", at("")),
+            format!("Dir::State::Lists={}", at("lists")),
+            format!("Dir::State::Status={}", at("status")),
+            format!("Dir::Cache={}", at("cache")),
+            "APT::Architecture=amd64".to_owned(),
+            "APT::Sandbox::User=root".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::Retries=3".to_owned(),
+        ];
+        let mut command = Command::new(program);
+        command.env("LC_ALL", "C");
+        for option in options {
+            command.arg("-o").arg(option);
+        }
+        command.args(args);
+        if let Some(folder) = folder {
+            command.current_dir(folder);
+        }
+        run(program, "apt", command)
+    }
+}
+
+/// The kernel package of a series that one of the meta package's versions depends on.
+fn kernel_package(text: &str, kernel: Kernel) -> Option<String> {
+    let prefix = format!("linux-image-{}.", kernel.series());
+    text.lines()
+        .filter_map(|line| line.strip_prefix("Depends: "))
+        .flat_map(|depends| depends.split(','))
+        .filter_map(|depend| depend.split_whitespace().next())
+        .find(|package| package.starts_with(&prefix))
+        .map(str::to_owned)
+}
+
+/// Runs a tool to its end and returns what it wrote to its standard output.
+fn run(
+    program: &'static str,
+    package: &'static str,
+    mut command: Command,
+) -> Result<String, ImageError> {
+    let output = command.output().map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => ImageError::NoTool { program, package },
+        _ => ImageError::Start { program, source },
+    })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(ImageError::Tool {
+        command: format!("{command:?}"),
+        status: output.status,
+        output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHOWN: &str = "Package: linux-image-cloud-amd64\n\
+        Version: 6.12.95-1~bpo12+1\n\
+        Depends: linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1~bpo12+1)\n\
+        \n\
+        Package: linux-image-cloud-amd64\n\
+        Version: 6.1.176-1\n\
+        Depends: linux-image-6.1.0-50-cloud-amd64 (= 6.1.176-1)\n";
+
+    #[test]
+    fn each_series_finds_its_own_package() {
+        assert_eq!(
+            kernel_package(SHOWN, Kernel::V6_1).as_deref(),
+            Some("linux-image-6.1.0-50-cloud-amd64")
+        );
+        assert_eq!(
+            kernel_package(SHOWN, Kernel::V6_12).as_deref(),
+            Some("linux-image-6.12.95+deb12-cloud-amd64")
+        );
+        assert_eq!(
+            kernel_package("Depends: linux-image-6.12.1-cloud-amd64\n", Kernel::V6_1),
+            None
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! What can go wrong while images are made or run.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use wormhole_init::report::ReportError;
+
+use crate::kernel::Kernel;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    #[error("cannot {action} {path}")]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{program} is not installed: install the Debian package {package}")]
+    NoTool {
+        program: &'static str,
+        package: &'static str,
+    },
+    #[error("cannot start {program}")]
+    Start {
+        program: &'static str,
+        source: io::Error,
+    },
+    #[error("{command} failed ({status}): {output}")]
+    Tool {
+        command: String,
+        status: ExitStatus,
+        output: String,
+    },
+    #[error(
+        "the keys of Debian's archive are not at {0}: install the package debian-archive-keyring"
+    )]
+    NoKeyring(PathBuf),
+    #[error("Debian's archive offers no kernel {kernel} as {package}")]
+    NoKernel {
+        kernel: Kernel,
+        package: &'static str,
+    },
+    #[error("the package {package} holds no {what}")]
+    Package { package: String, what: &'static str },
+    #[error(
+        "there is no {what} for kernel {kernel} in {folder}: make it with `wormhole image build {what} --kernel {kernel}`"
+    )]
+    NotBuilt {
+        what: &'static str,
+        kernel: Kernel,
+        folder: PathBuf,
+    },
+    #[error("the kernel has no module {name}")]
+    NoModule { name: String },
+    #[error("{path} is not a kernel module")]
+    NotAModule { path: PathBuf },
+    #[error("{path} cannot be unpacked: {reason}")]
+    Xz { path: PathBuf, reason: String },
+    #[error("the kernel module {name} depends on itself")]
+    ModuleCycle { name: String },
+    #[error("{path} has {bytes} bytes, more than an image's file can have")]
+    FileTooLarge { path: String, bytes: usize },
+    #[error("{0} is not an absolute path of plain text, which files in an image need")]
+    Path(PathBuf),
+    #[error("{path} is a program for another machine or a damaged one: {reason}")]
+    Elf { path: PathBuf, reason: String },
+    #[error("{needed_by} needs the library {name}, which is not on this machine")]
+    MissingLibrary { name: String, needed_by: PathBuf },
+    #[error(
+        "the script {script} names the interpreter {interpreter}, which is not on this machine"
+    )]
+    NoInterpreter {
+        script: PathBuf,
+        interpreter: PathBuf,
+    },
+    #[error("the emulated host did not end within {} s; its console says: {console}", .after.as_secs())]
+    HostTimeout { after: Duration, console: String },
+    #[error("the emulated host ended without a report ({status}); its console says: {console}")]
+    HostDied {
+        status: ExitStatus,
+        console: String,
+        source: ReportError,
+    },
+}
+
+/// Makes an error of what was tried on which path.
+pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
+    let path = path.to_owned();
+    move |source| ImageError::Io {
+        action,
+        path,
+        source,
+    }
+}

@@ -1,0 +1,264 @@
+//! Images in their folder: a kernel, an archive of its modules, and which release they are of.
+//!
+//! `FOLDER/guest-6.1/{vmlinuz,modules.cpio,release}`. A folder of that name is complete: it is made under
+//! another name and renamed.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use wormhole_init::MODULE_LIST;
+
+use crate::cpio::Archive;
+use crate::debian;
+use crate::error::{ImageError, io};
+use crate::kernel::Kernel;
+use crate::modules::Modules;
+
+/// The command line of every image's kernel.
+pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k tsc=reliable";
+
+/// What a guest loads: its sockets to the outside, then the drivers of the window.
+const GUEST_MODULES: [&str; 4] = [
+    "virtio_pci",
+    "vmw_vsock_virtio_transport",
+    "dax_hmem",
+    "device_dax",
+];
+
+/// What the emulated host loads: its ports to the outside, then KVM.
+const HOST_MODULES: [&str; 4] = ["virtio_pci", "virtio_console", "irqbypass", "kvm_amd"];
+
+/// A kernel and its modules, ready to boot with an overlay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// The kernel, a bzImage.
+    pub kernel: PathBuf,
+    /// The archive of modules, uncompressed.
+    pub modules: PathBuf,
+    /// The kernel's whole release, such as `6.1.0-50-cloud-amd64`.
+    pub release: String,
+}
+
+/// Where and how to build.
+#[derive(Clone, Copy)]
+pub struct BuildOptions<'a> {
+    /// The folder of images.
+    pub folder: &'a Path,
+    pub kernel: Kernel,
+    /// Build even if the image is there.
+    pub rebuild: bool,
+    /// Told what happens, one sentence at a time.
+    pub progress: &'a dyn Fn(&str),
+}
+
+impl std::fmt::Debug for BuildOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BuildOptions")
+            .field("folder", &self.folder)
+            .field("kernel", &self.kernel)
+            .field("rebuild", &self.rebuild)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The user's folder of images: `$WORMHOLE_IMAGES`, else `wormhole/images` in the user's data folder.
+/// None where the user has no home.
+pub fn default_folder() -> Option<PathBuf> {
+    let variable = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    variable("WORMHOLE_IMAGES").or_else(|| {
+        variable("XDG_DATA_HOME")
+            .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
+            .map(|data| data.join("wormhole/images"))
+    })
+}
+
+/// Builds the guest's image unless it is there.
+pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
+    build("guest", &GUEST_MODULES, options)
+}
+
+/// Builds the emulated host's image unless it is there.
+pub fn build_emulated_host(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
+    build("emulated-host", &HOST_MODULES, options)
+}
+
+impl Image {
+    /// The guest's image, which must have been built.
+    pub fn guest(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
+        Self::open("guest", folder, kernel)
+    }
+
+    /// The emulated host's image, which must have been built.
+    pub fn emulated_host(folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
+        Self::open("emulated-host", folder, kernel)
+    }
+
+    fn open(what: &'static str, folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
+        let place = place(what, folder, kernel);
+        let path = place.join("release");
+        if !path.is_file() {
+            return Err(ImageError::NotBuilt {
+                what,
+                kernel,
+                folder: folder.to_owned(),
+            });
+        }
+        Ok(Self {
+            kernel: place.join("vmlinuz"),
+            modules: place.join("modules.cpio"),
+            release: fs::read_to_string(&path).map_err(io("read", &path))?,
+        })
+    }
+
+    /// The first file system of a machine: the modules, then the overlay.
+    pub fn initrd(&self, overlay: &[u8]) -> Result<Vec<u8>, ImageError> {
+        let mut bytes = fs::read(&self.modules).map_err(io("read", &self.modules))?;
+        bytes.extend_from_slice(overlay);
+        Ok(bytes)
+    }
+
+    /// Puts the image into an archive, where [`Image::guest`] finds it below `folder`.
+    pub(crate) fn pack(
+        &self,
+        kernel: Kernel,
+        archive: &mut Archive,
+        folder: &str,
+    ) -> Result<(), ImageError> {
+        let place = place("guest", Path::new(folder), kernel)
+            .display()
+            .to_string();
+        for (name, path) in [("vmlinuz", &self.kernel), ("modules.cpio", &self.modules)] {
+            let data = fs::read(path).map_err(io("read", path))?;
+            archive.file(&format!("{place}/{name}"), 0o644, &data)?;
+        }
+        archive.file(&format!("{place}/release"), 0o644, self.release.as_bytes())
+    }
+}
+
+fn place(what: &str, folder: &Path, kernel: Kernel) -> PathBuf {
+    folder.join(format!("{what}-{kernel}"))
+}
+
+fn build(
+    what: &'static str,
+    modules: &[&str],
+    options: &BuildOptions<'_>,
+) -> Result<Image, ImageError> {
+    let &BuildOptions {
+        folder,
+        kernel,
+        rebuild,
+        progress,
+    } = options;
+    if !rebuild && let Ok(image) = Image::open(what, folder, kernel) {
+        return Ok(image);
+    }
+    fs::create_dir_all(folder).map_err(io("make", folder))?;
+    let path = folder.join("lock");
+    let lock = File::create(&path).map_err(io("make", &path))?;
+    lock.lock().map_err(io("lock", &path))?;
+    // Whoever held the lock may have built it.
+    if !rebuild && let Ok(image) = Image::open(what, folder, kernel) {
+        return Ok(image);
+    }
+
+    progress(&format!(
+        "fetching Debian's kernel {kernel} for the {what} image"
+    ));
+    let package = debian::Archive::update(folder)?.fetch(kernel)?;
+    progress(&format!("packing the {what} image of {}", package.release));
+    let fresh = tempfile::Builder::new()
+        .prefix("fresh-")
+        .tempdir_in(folder)
+        .map_err(io("make a folder in", folder))?;
+    let root = package.root.path();
+    copy(
+        &root
+            .join("boot")
+            .join(format!("vmlinuz-{}", package.release)),
+        &fresh.path().join("vmlinuz"),
+    )?;
+    let modules =
+        Modules::in_folder(&root.join("lib/modules").join(&package.release))?.in_order(modules)?;
+    let mut archive = Archive::new();
+    let mut list = String::new();
+    for module in modules {
+        let path = format!("usr/lib/modules/wormhole/{}.ko", module.name);
+        archive.file(&path, 0o644, &module.data)?;
+        list.push_str(&format!("/{path}{}\n", parameters(&module.name, kernel)));
+    }
+    archive.file(MODULE_LIST.trim_start_matches('/'), 0o644, list.as_bytes())?;
+    write(&fresh.path().join("modules.cpio"), &archive.finish())?;
+    write(&fresh.path().join("release"), package.release.as_bytes())?;
+
+    let place = place(what, folder, kernel);
+    if place.exists() {
+        fs::remove_dir_all(&place).map_err(io("remove", &place))?;
+    }
+    fs::rename(fresh.path(), &place).map_err(io("place", &place))?;
+    Image::open(what, folder, kernel)
+}
+
+/// What a module is loaded with: since 6.12 the memory of the window is to stay idle until it is bound.
+fn parameters(module: &str, kernel: Kernel) -> &'static str {
+    match (module, kernel) {
+        ("dax_hmem", Kernel::V6_12) => " region_idle=1",
+        _ => "",
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), ImageError> {
+    fs::copy(from, to).map(drop).map_err(io("copy", from))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
+    fs::write(path, bytes).map_err(io("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_is_not_built_names_the_command_that_builds_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = Image::guest(folder.path(), Kernel::V6_12).expect_err("nothing was built");
+        assert!(
+            error
+                .to_string()
+                .contains("wormhole image build guest --kernel 6.12"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_packed_image_is_found_where_it_was_packed_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("guest-6.1");
+        fs::create_dir(&place).expect("a folder");
+        for (name, text) in [
+            ("vmlinuz", "kernel"),
+            ("modules.cpio", "modules"),
+            ("release", "6.1.0-1"),
+        ] {
+            fs::write(place.join(name), text).expect("a file");
+        }
+        let image = Image::guest(folder.path(), Kernel::V6_1).expect("it is there");
+        assert_eq!(image.release, "6.1.0-1");
+        assert_eq!(
+            image.initrd(b" and overlay").expect("it is read"),
+            b"modules and overlay"
+        );
+        let mut archive = Archive::new();
+        image
+            .pack(Kernel::V6_1, &mut archive, "var/images")
+            .expect("it is packed");
+        for name in ["vmlinuz", "modules.cpio", "release"] {
+            assert!(archive.contains(&format!("var/images/guest-6.1/{name}")));
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Which shared libraries a program needs and where they lie on this machine, found as the dynamic loader
+//! finds them (ld.so(8)) but without running anything.
+//!
+//! Variants of libraries for newer processors (glibc-hwcaps) are passed over: the machine that the program
+//! will run on may be another one.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use goblin::elf::Elf;
+use goblin::elf::header::{EM_X86_64, ET_DYN, ET_EXEC};
+
+use crate::error::{ImageError, io};
+
+/// Where the loader looks at last.
+const DEFAULT_FOLDERS: [&str; 6] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+];
+
+/// The loader's cache of libraries in the folders that `/etc/ld.so.conf` names.
+pub const CACHE: &str = "/etc/ld.so.cache";
+
+/// How libraries are searched.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// The folders of LD_LIBRARY_PATH.
+    pub library_path: Vec<PathBuf>,
+    /// Names that the machine has in any case, whatever this one has.
+    pub provided: BTreeSet<String>,
+    /// The loader's cache: names and paths.
+    pub cache: Vec<(String, PathBuf)>,
+}
+
+/// What an ELF file says about its libraries.
+#[derive(Debug)]
+struct Object {
+    path: PathBuf,
+    interpreter: Option<PathBuf>,
+    needed: Vec<String>,
+    /// Folders for this object's own needs only.
+    runpath: Vec<PathBuf>,
+    /// Folders for its needs and for those of all that it loads.
+    rpath: Vec<PathBuf>,
+}
+
+impl Search {
+    /// This machine's cache, and these folders before it.
+    pub fn of_this_machine(library_path: Vec<PathBuf>) -> Self {
+        let cache = fs::read(CACHE)
+            .map(|bytes| parse_cache(&bytes))
+            .unwrap_or_default();
+        Self {
+            library_path,
+            provided: BTreeSet::new(),
+            cache,
+        }
+    }
+
+    /// The loader and all libraries of a program or library, at the paths under which they are found.
+    /// Empty for a program that is linked statically.
+    pub fn libraries(&self, program: &Path) -> Result<Vec<PathBuf>, ImageError> {
+        let program = fs::canonicalize(program).map_err(io("find", program))?;
+        let mut objects = vec![Object::read(&program)?];
+        // For each object, the index of the one that asked for it first.
+        let mut parents = vec![None];
+        let mut names = BTreeSet::new();
+        let mut next = 0;
+        while next < objects.len() {
+            for name in objects[next].needed.clone() {
+                if self.provided.contains(&name) || !names.insert(name.clone()) {
+                    continue;
+                }
+                let found = self.find(&name, next, &objects, &parents).ok_or_else(|| {
+                    ImageError::MissingLibrary {
+                        name,
+                        needed_by: objects[next].path.clone(),
+                    }
+                })?;
+                if objects.iter().all(|object| object.path != found.path) {
+                    objects.push(found);
+                    parents.push(Some(next));
+                }
+            }
+            next += 1;
+        }
+        let mut paths: Vec<PathBuf> = objects[0].interpreter.iter().cloned().collect();
+        for object in objects.into_iter().skip(1) {
+            if !paths.contains(&object.path) {
+                paths.push(object.path);
+            }
+        }
+        Ok(paths)
+    }
+
+    fn find(
+        &self,
+        name: &str,
+        by: usize,
+        objects: &[Object],
+        parents: &[Option<usize>],
+    ) -> Option<Object> {
+        let open = |path: PathBuf| Object::read(&path).ok();
+        if name.contains('/') {
+            return open(name.into());
+        }
+        let mut folders: Vec<&Path> = Vec::new();
+        if objects[by].runpath.is_empty() {
+            let mut current = Some(by);
+            while let Some(index) = current {
+                folders.extend(objects[index].rpath.iter().map(PathBuf::as_path));
+                current = parents[index];
+            }
+        }
+        folders.extend(self.library_path.iter().map(PathBuf::as_path));
+        folders.extend(objects[by].runpath.iter().map(PathBuf::as_path));
+        folders
+            .into_iter()
+            .map(|folder| folder.join(name))
+            .chain(
+                self.cache
+                    .iter()
+                    .filter(|(known, _)| known == name)
+                    .map(|(_, path)| path.clone()),
+            )
+            .chain(
+                DEFAULT_FOLDERS
+                    .iter()
+                    .map(|folder| Path::new(folder).join(name)),
+            )
+            .find_map(open)
+    }
+}
+
+impl Object {
+    fn read(path: &Path) -> Result<Self, ImageError> {
+        let bytes = fs::read(path).map_err(io("read", path))?;
+        let bad = |reason: &str| ImageError::Elf {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let elf = Elf::parse(&bytes).map_err(|error| bad(&error.to_string()))?;
+        if !elf.is_64 || elf.header.e_machine != EM_X86_64 {
+            return Err(bad("it is not for x86-64"));
+        }
+        if !matches!(elf.header.e_type, ET_DYN | ET_EXEC) {
+            return Err(bad("it is neither a program nor a library"));
+        }
+        let origin = path.parent().unwrap_or(Path::new("/"));
+        let folders = |lists: &[&str]| {
+            lists
+                .iter()
+                .flat_map(|list| list.split(':'))
+                .filter(|folder| !folder.is_empty())
+                .map(|folder| {
+                    let folder = folder
+                        .replace("${ORIGIN}", "$ORIGIN")
+                        .replace("${LIB}", "$LIB");
+                    let folder = folder.replace("$LIB", "lib/x86_64-linux-gnu");
+                    folder.replace("$ORIGIN", &origin.to_string_lossy()).into()
+                })
+                .collect::<Vec<PathBuf>>()
+        };
+        let runpath = folders(&elf.runpaths);
+        Ok(Self {
+            path: path.to_owned(),
+            interpreter: elf.interpreter.map(PathBuf::from),
+            needed: elf.libraries.iter().map(|&name| name.to_owned()).collect(),
+            // An RPATH counts only without a RUNPATH.
+            rpath: if runpath.is_empty() {
+                folders(&elf.rpaths)
+            } else {
+                Vec::new()
+            },
+            runpath,
+        })
+    }
+}
+
+/// Whether a file starts as ELF files do.
+pub fn is_elf(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\x7fELF")
+}
+
+/// Reads the loader's cache in its present format (glibc's `dl-cache.h`): a header of 48 bytes that starts
+/// with its name and version and has the number of entries at 20; entries of 24 bytes with flags, the
+/// offsets of name and path, and the processor variant. Anything else is an empty cache.
+fn parse_cache(bytes: &[u8]) -> Vec<(String, PathBuf)> {
+    const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
+    const HEADER: usize = 48;
+    const ENTRY: usize = 24;
+    /// A library of glibc 2 for x86-64.
+    const X86_64: u32 = 0x0303;
+
+    let Some(start) = bytes
+        .windows(MAGIC.len())
+        .position(|window| window == MAGIC)
+    else {
+        return Vec::new();
+    };
+    let cache = &bytes[start..];
+    let word = |at: usize| -> Option<u32> {
+        Some(u32::from_le_bytes(cache.get(at..at + 4)?.try_into().ok()?))
+    };
+    let text =
+        |at: u32| -> Option<&[u8]> { cache.get(at as usize..)?.split(|&byte| byte == 0).next() };
+    let Some(count) = word(MAGIC.len()) else {
+        return Vec::new();
+    };
+    (0..count as usize)
+        .map_while(|index| {
+            let at = HEADER.checked_add(index.checked_mul(ENTRY)?)?;
+            let (flags, name, path) = (word(at)?, text(word(at + 4)?)?, text(word(at + 8)?)?);
+            let variant = (word(at + 16)?, word(at + 20)?);
+            let name = String::from_utf8_lossy(name).into_owned();
+            Some((
+                flags == X86_64 && variant == (0, 0),
+                name,
+                PathBuf::from(OsStr::from_bytes(path)),
+            ))
+        })
+        .filter(|(plain, ..)| *plain)
+        .map(|(_, name, path)| (name, path))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compiles an empty library, or a program that needs `-l` what `args` name.
+    fn compile(folder: &Path, output: &str, shared: bool, args: &[&str]) {
+        let source = folder.join("source.c");
+        fs::write(
+            &source,
+            if shared {
+                "int nothing;\n"
+            } else {
+                "int main(void) { return 0; }\n"
+            },
+        )
+        .expect("the source is written");
+        let mut command = std::process::Command::new("cc");
+        command
+            .arg("-Wl,--no-as-needed")
+            .arg("-L")
+            .arg(folder)
+            .arg("-o")
+            .arg(folder.join(output))
+            .arg(&source);
+        if shared {
+            command.args(["-shared", "-fPIC"]);
+        }
+        assert!(
+            command
+                .args(args)
+                .status()
+                .expect("the compiler runs")
+                .success()
+        );
+    }
+
+    #[test]
+    fn this_test_needs_what_the_loader_loaded_for_it() {
+        let own = std::env::current_exe().expect("the test has a file");
+        let found = Search::of_this_machine(Vec::new())
+            .libraries(&own)
+            .expect("it runs here");
+        let maps = fs::read_to_string("/proc/self/maps").expect("proc is mounted");
+        for library in ["libc.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"] {
+            let path = found
+                .iter()
+                .find(|path| path.ends_with(library))
+                .expect(library);
+            let real = fs::canonicalize(path).expect("it is there");
+            assert!(
+                maps.contains(&*real.to_string_lossy()),
+                "{}",
+                real.display()
+            );
+        }
+    }
+
+    #[test]
+    fn runpath_library_path_and_what_is_provided_decide() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = &fs::canonicalize(folder.path()).expect("it is there");
+        let sub = folder.join("sub");
+        fs::create_dir(&sub).expect("a folder");
+        compile(folder, "libinner.so", true, &[]);
+        compile(folder, "libouter.so", true, &["-linner"]);
+        compile(
+            folder,
+            "program",
+            false,
+            &["-louter", "-Wl,-rpath,$ORIGIN/sub,--allow-shlib-undefined"],
+        );
+        fs::rename(folder.join("libouter.so"), sub.join("libouter.so")).expect("it is moved");
+
+        // A RUNPATH does not hold for the libraries' own needs.
+        let mut search = Search::of_this_machine(Vec::new());
+        let error = search
+            .libraries(&folder.join("program"))
+            .expect_err("libinner.so is nowhere");
+        match error {
+            ImageError::MissingLibrary { name, needed_by } => {
+                assert_eq!(
+                    (name.as_str(), needed_by),
+                    ("libinner.so", sub.join("libouter.so"))
+                );
+            }
+            other => panic!("{other}"),
+        }
+        search.library_path = vec![folder.clone()];
+        let found = search
+            .libraries(&folder.join("program"))
+            .expect("all are there");
+        assert!(
+            found.contains(&sub.join("libouter.so")) && found.contains(&folder.join("libinner.so"))
+        );
+
+        search = Search::of_this_machine(Vec::new());
+        search.provided.insert("libinner.so".to_owned());
+        let found = search
+            .libraries(&folder.join("program"))
+            .expect("the rest is there");
+        assert!(!found.iter().any(|path| path.ends_with("libinner.so")));
+    }
+
+    #[test]
+    fn a_static_program_needs_nothing_and_a_text_is_no_program() {
+        let folder = tempfile::tempdir().expect("a folder");
+        compile(folder.path(), "program", false, &["-static"]);
+        let search = Search::of_this_machine(Vec::new());
+        assert_eq!(
+            search
+                .libraries(&folder.path().join("program"))
+                .expect("it is ELF"),
+            Vec::<PathBuf>::new()
+        );
+        assert!(matches!(
+            search.libraries(&folder.path().join("source.c")),
+            Err(ImageError::Elf { .. })
+        ));
+    }
+
+    #[test]
+    fn a_damaged_cache_gives_no_wrong_entries() {
+        let whole = fs::read(CACHE).expect("this machine has a cache");
+        let entries = parse_cache(&whole);
+        assert!(
+            entries
+                .iter()
+                .any(|(name, path)| name == "libc.so.6" && path.exists())
+        );
+        for length in [0, 19, 20, 47, 48, 60, whole.len() / 2] {
+            assert!(parse_cache(&whole[..length]).len() <= entries.len());
+        }
+        assert!(parse_cache(b"glibc-ld.so.cache1.1\xff\xff\xff\xff").is_empty());
+    }
+}

@@ -1,0 +1,244 @@
+//! Kernel modules: which file holds which, what each depends on, and the order in which to load them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use goblin::elf::Elf;
+
+use crate::error::{ImageError, io};
+
+/// The modules of one kernel, by name.
+#[derive(Debug)]
+pub struct Modules {
+    files: BTreeMap<String, PathBuf>,
+    builtin: BTreeSet<String>,
+}
+
+/// A module as the kernel loads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    pub name: String,
+    pub data: Vec<u8>,
+}
+
+impl Modules {
+    /// The modules below `lib/modules/RELEASE`.
+    pub fn in_folder(folder: &Path) -> Result<Self, ImageError> {
+        let mut files = BTreeMap::new();
+        let mut folders = vec![folder.join("kernel")];
+        while let Some(current) = folders.pop() {
+            for entry in fs::read_dir(&current).map_err(io("list", &current))? {
+                let path = entry.map_err(io("list", &current))?.path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if let Some(name) = path.file_name().and_then(module_name) {
+                    files.insert(name, path);
+                }
+            }
+        }
+        let list = folder.join("modules.builtin");
+        let builtin = fs::read_to_string(&list).map_err(io("read", &list))?;
+        let builtin = builtin
+            .lines()
+            .filter_map(|line| Path::new(line).file_name().and_then(module_name))
+            .collect();
+        Ok(Self { files, builtin })
+    }
+
+    /// The wanted modules with all they depend on, each after what it depends on. What the kernel has
+    /// built in is left out.
+    pub fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>, ImageError> {
+        let mut order = Vec::new();
+        for name in wanted {
+            visit(&canonical(name), &mut order, &mut Vec::new(), &mut |name| {
+                self.load(name)
+            })?;
+        }
+        Ok(order.into_iter().map(|(module, _)| module).collect())
+    }
+
+    /// A module and the names of those it depends on; none when it is built in.
+    fn load(&self, name: &str) -> Result<Option<(Module, Vec<String>)>, ImageError> {
+        let Some(path) = self.files.get(name) else {
+            if self.builtin.contains(name) {
+                return Ok(None);
+            }
+            return Err(ImageError::NoModule {
+                name: name.to_owned(),
+            });
+        };
+        let data = read(path)?;
+        let depends =
+            dependencies(&data).ok_or_else(|| ImageError::NotAModule { path: path.clone() })?;
+        Ok(Some((
+            Module {
+                name: name.to_owned(),
+                data,
+            },
+            depends,
+        )))
+    }
+}
+
+type Loaded = (Module, Vec<String>);
+
+/// Appends a module behind its dependencies, depth first.
+fn visit(
+    name: &str,
+    order: &mut Vec<Loaded>,
+    above: &mut Vec<String>,
+    load: &mut impl FnMut(&str) -> Result<Option<Loaded>, ImageError>,
+) -> Result<(), ImageError> {
+    if order.iter().any(|(module, _)| module.name == name) {
+        return Ok(());
+    }
+    if above.iter().any(|other| other == name) {
+        return Err(ImageError::ModuleCycle {
+            name: name.to_owned(),
+        });
+    }
+    let Some(loaded) = load(name)? else {
+        return Ok(());
+    };
+    above.push(name.to_owned());
+    for dependency in &loaded.1 {
+        visit(dependency, order, above, load)?;
+    }
+    above.pop();
+    order.push(loaded);
+    Ok(())
+}
+
+/// `kvm-amd.ko.xz` as `kvm_amd`; none for what is no module.
+fn module_name(file: &OsStr) -> Option<String> {
+    let name = file.to_str()?;
+    let stem = name
+        .strip_suffix(".xz")
+        .unwrap_or(name)
+        .strip_suffix(".ko")?;
+    Some(canonical(stem))
+}
+
+/// The kernel treats `-` and `_` in names as one.
+fn canonical(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// A module's file, unpacked.
+fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
+    let packed = fs::read(path).map_err(io("read", path))?;
+    if path.extension() != Some(OsStr::new("xz")) {
+        return Ok(packed);
+    }
+    let mut data = Vec::new();
+    lzma_rs::xz_decompress(&mut packed.as_slice(), &mut data).map_err(|error| ImageError::Xz {
+        path: path.to_owned(),
+        reason: format!("{error:?}"),
+    })?;
+    Ok(data)
+}
+
+/// The names in the `depends=` entry of a module's `.modinfo` section.
+fn dependencies(data: &[u8]) -> Option<Vec<String>> {
+    let elf = Elf::parse(data).ok()?;
+    let section = elf
+        .section_headers
+        .iter()
+        .find(|section| elf.shdr_strtab.get_at(section.sh_name) == Some(".modinfo"))?;
+    let info = data.get(section.file_range()?)?;
+    let names = info
+        .split(|&byte| byte == 0)
+        .find_map(|entry| entry.strip_prefix(b"depends="))?;
+    let names = std::str::from_utf8(names).ok()?;
+    Some(
+        names
+            .split(',')
+            .filter(|name| !name.is_empty())
+            .map(canonical)
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Resolves over a made-up set: name, dependencies; no dependencies listed as `!` means built in.
+    fn resolve(set: &[(&str, &[&str])], wanted: &[&str]) -> Result<Vec<String>, ImageError> {
+        let mut order = Vec::new();
+        for name in wanted {
+            visit(name, &mut order, &mut Vec::new(), &mut |name| {
+                let (_, depends) =
+                    set.iter()
+                        .find(|(known, _)| *known == name)
+                        .ok_or_else(|| ImageError::NoModule {
+                            name: name.to_owned(),
+                        })?;
+                if *depends == ["!"] {
+                    return Ok(None);
+                }
+                let depends = depends.iter().map(|&name| name.to_owned()).collect();
+                Ok(Some((
+                    Module {
+                        name: name.to_owned(),
+                        data: Vec::new(),
+                    },
+                    depends,
+                )))
+            })?;
+        }
+        Ok(order.into_iter().map(|(module, _)| module.name).collect())
+    }
+
+    #[test]
+    fn dependencies_come_first_and_each_module_once() {
+        let set: [(&str, &[&str]); 5] = [
+            ("transport", &["common", "vsock", "virtio"]),
+            ("common", &["vsock"]),
+            ("vsock", &[]),
+            ("virtio", &["!"]),
+            ("console", &["virtio"]),
+        ];
+        assert_eq!(
+            resolve(&set, &["transport", "vsock", "console"]).expect("all are there"),
+            ["vsock", "common", "transport", "console"]
+        );
+    }
+
+    #[test]
+    fn a_missing_module_is_named() {
+        let error = resolve(&[("kvm_amd", &["kvm"])], &["kvm_amd"]).expect_err("kvm is missing");
+        assert!(error.to_string().contains("kvm"), "{error}");
+        assert!(matches!(error, ImageError::NoModule { name } if name == "kvm"));
+    }
+
+    #[test]
+    fn a_cycle_is_an_error() {
+        let error = resolve(&[("a", &["b"]), ("b", &["a"])], &["a"]).expect_err("a needs itself");
+        assert!(matches!(error, ImageError::ModuleCycle { .. }));
+    }
+
+    #[test]
+    fn file_names_become_module_names() {
+        assert_eq!(
+            module_name("kvm-amd.ko.xz".as_ref()).as_deref(),
+            Some("kvm_amd")
+        );
+        assert_eq!(
+            module_name("device_dax.ko".as_ref()).as_deref(),
+            Some("device_dax")
+        );
+        assert_eq!(module_name("modules.builtin".as_ref()), None);
+    }
+
+    #[test]
+    fn what_is_no_module_has_no_dependencies() {
+        assert_eq!(dependencies(b""), None);
+        assert_eq!(dependencies(b"\x7fELF and nothing else"), None);
+        let own = fs::read(std::env::current_exe().expect("the test has a file"))
+            .expect("it can be read");
+        assert_eq!(dependencies(&own), None);
+    }
+}

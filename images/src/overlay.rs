@@ -1,0 +1,455 @@
+//! Overlays: what a machine gets at run time on top of its image. The first process, the program with its
+//! libraries, the CUDA driver library of guests, and the run file that ties them together.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use wormhole_init::{RUN_FILE, RunFile, Sink};
+
+use crate::cpio::Archive;
+use crate::error::{ImageError, io};
+use crate::image::Image;
+use crate::kernel::Kernel;
+use crate::libraries::{CACHE, Search, is_elf};
+
+/// Ports of the host's vsock address to which a guest connects.
+pub mod ports {
+    /// Control streams of guest processes.
+    pub const CONTROL: u32 = 9000;
+    /// The program's standard output.
+    pub const STDOUT: u32 = 9001;
+    /// The program's standard error.
+    pub const STDERR: u32 = 9002;
+    /// The report at the end, as [`Report`](wormhole_init::Report) reads it.
+    pub const REPORT: u32 = 9003;
+}
+
+/// The I/O port to which a guest writes the exit status, one byte, just before it restarts.
+pub const EXIT_PORT: u16 = 0x501;
+
+/// The host's vsock address.
+const HOST_CID: u32 = 2;
+
+/// Where Wormhole's parts lie in every machine.
+const PARTS: &str = "/usr/lib/wormhole";
+
+/// Where the emulated host keeps the guest's image.
+const IMAGES: &str = "/var/lib/wormhole/images";
+
+/// Names that the frontend stands for, whether or not this machine has an NVIDIA driver.
+const FRONTEND_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+/// Folders that are links into `/usr`, as on Debian.
+const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+
+/// One program in one guest.
+#[derive(Clone, Debug)]
+pub struct GuestRun {
+    /// `wormhole-init`.
+    pub init: PathBuf,
+    /// The guest's `libcuda.so.1`; none for a guest without CUDA.
+    pub frontend: Option<PathBuf>,
+    /// The program, at whose path the guest has it too.
+    pub program: PathBuf,
+    /// Its arguments, without its own name.
+    pub arguments: Vec<OsString>,
+    /// Variables of its environment, in addition to what every program has.
+    pub variables: Vec<(OsString, OsString)>,
+    /// Its working directory.
+    pub directory: PathBuf,
+    /// More files and folders, which the guest has at the same paths, programs with their libraries.
+    pub take: Vec<PathBuf>,
+    /// Bytes of the window; 0 for a guest without one.
+    pub window: u64,
+}
+
+/// One run of `wormhole` in the emulated host.
+#[derive(Clone, Debug)]
+pub struct HostRun {
+    /// `wormhole-init`.
+    pub init: PathBuf,
+    /// The `wormhole` command.
+    pub wormhole: PathBuf,
+    /// What it starts and takes along: supervisor, worker, `libcuda.so.1`, `wormhole-init`.
+    pub parts: Vec<PathBuf>,
+    /// The image of the guest that it boots.
+    pub guest: Image,
+    pub guest_kernel: Kernel,
+    /// Arguments of `wormhole`, without its own name.
+    pub arguments: Vec<OsString>,
+    /// Variables of its environment, in addition to what every program has.
+    pub variables: Vec<(OsString, OsString)>,
+    /// Files and folders that the guest will take along, at the same paths, programs with their libraries.
+    pub programs: Vec<PathBuf>,
+    /// Files that come back with the report.
+    pub collect: Vec<PathBuf>,
+}
+
+/// Makes the overlay of a guest.
+pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
+    guest_overlay_to(
+        run,
+        [ports::STDOUT, ports::STDERR, ports::REPORT].map(|port| Sink::Vsock {
+            cid: HOST_CID,
+            port,
+        }),
+    )
+}
+
+/// As [`guest_overlay`], with sinks for standard output, standard error and the report.
+pub(crate) fn guest_overlay_to(run: &GuestRun, sinks: [Sink; 3]) -> Result<Vec<u8>, ImageError> {
+    let mut overlay = Overlay::new(&run.init, &run.variables)?;
+    if let Some(frontend) = &run.frontend {
+        overlay.executable_at(frontend, &Path::new(PARTS).join("libcuda.so.1"))?;
+    }
+    overlay.take(&run.program)?;
+    for path in &run.take {
+        overlay.take(path)?;
+    }
+    let mut variables = common_variables(&run.variables);
+    variables.push((
+        "WORMHOLE_CONTROL".into(),
+        format!("vsock:{HOST_CID}:{}", ports::CONTROL).into(),
+    ));
+    variables.extend(
+        run.variables
+            .iter()
+            .filter(|(name, _)| name != "LD_LIBRARY_PATH")
+            .cloned(),
+    );
+    let arguments = std::iter::once(run.program.clone().into_os_string())
+        .chain(run.arguments.iter().cloned())
+        .collect();
+    let [stdout, stderr, report] = sinks;
+    overlay.finish(&RunFile {
+        arguments,
+        variables,
+        directory: run.directory.clone(),
+        stdout,
+        stderr,
+        report,
+        window: Some(run.window).filter(|&size| size > 0),
+        exit_port: Some(EXIT_PORT),
+        collect: Vec::new(),
+    })
+}
+
+/// Makes the overlay of the emulated host.
+pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
+    let mut overlay = Overlay::new(&run.init, &run.variables)?;
+    let command = Path::new("/usr/bin/wormhole");
+    overlay.executable_at(&run.wormhole, command)?;
+    for part in &run.parts {
+        let name = part
+            .file_name()
+            .ok_or_else(|| ImageError::Path(part.clone()))?;
+        overlay.executable_at(part, &Path::new(PARTS).join(name))?;
+    }
+    for path in &run.programs {
+        overlay.take(path)?;
+    }
+    run.guest.pack(
+        run.guest_kernel,
+        &mut overlay.archive,
+        IMAGES.trim_start_matches('/'),
+    )?;
+    let mut variables = common_variables(&run.variables);
+    variables.push(("WORMHOLE_IMAGES".into(), IMAGES.into()));
+    variables.extend(
+        run.variables
+            .iter()
+            .filter(|(name, _)| name != "LD_LIBRARY_PATH")
+            .cloned(),
+    );
+    let arguments = std::iter::once(command.as_os_str().to_owned())
+        .chain(run.arguments.iter().cloned())
+        .collect();
+    overlay.finish(&RunFile {
+        arguments,
+        variables,
+        stdout: Sink::Device("/dev/vport0p1".into()),
+        stderr: Sink::Device("/dev/vport0p2".into()),
+        report: Sink::Device("/dev/vport0p3".into()),
+        collect: run.collect.clone(),
+        ..RunFile::new(command)
+    })
+}
+
+/// What every program's environment has. Wormhole's libraries come before the program's own choice.
+fn common_variables(own: &[(OsString, OsString)]) -> Vec<(OsString, OsString)> {
+    let mut library_path = OsString::from(PARTS);
+    if let Some(path) = value(own, "LD_LIBRARY_PATH") {
+        library_path.push(":");
+        library_path.push(path);
+    }
+    vec![
+        (
+            "PATH".into(),
+            "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin".into(),
+        ),
+        ("HOME".into(), "/root".into()),
+        ("LD_LIBRARY_PATH".into(), library_path),
+    ]
+}
+
+fn value<'a>(variables: &'a [(OsString, OsString)], name: &str) -> Option<&'a OsStr> {
+    variables
+        .iter()
+        .rev()
+        .find(|(known, value)| known == name && !value.is_empty())
+        .map(|(_, value)| value.as_os_str())
+}
+
+/// An overlay that grows file by file.
+#[derive(Debug)]
+struct Overlay {
+    archive: Archive,
+    search: Search,
+}
+
+impl Overlay {
+    fn new(init: &Path, variables: &[(OsString, OsString)]) -> Result<Self, ImageError> {
+        let library_path =
+            value(variables, "LD_LIBRARY_PATH").map(|path| std::env::split_paths(path).collect());
+        let mut search = Search::of_this_machine(library_path.unwrap_or_default());
+        search.provided = BTreeSet::from(FRONTEND_NAMES.map(str::to_owned));
+
+        let mut archive = Archive::new();
+        for name in MERGED {
+            archive.link(name, &format!("usr/{name}"));
+            archive.folder(&format!("usr/{name}"));
+        }
+        for name in ["proc", "sys", "dev", "tmp", "run", "root", "var", "etc"] {
+            archive.folder(name);
+        }
+        // The kernel opens it before any file system is mounted.
+        archive.character_device("dev/console", 0o600, 5, 1);
+        archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
+        archive.file("etc/group", 0o644, b"root:x:0:\n")?;
+        archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n")?;
+        let mut overlay = Self { archive, search };
+        let data = fs::read(init).map_err(io("read", init))?;
+        overlay.archive.file("init", 0o755, &data)?;
+        // The loader finds libraries in unusual folders by its cache.
+        if let Ok(cache) = fs::read(CACHE) {
+            overlay
+                .archive
+                .file(CACHE.trim_start_matches('/'), 0o644, &cache)?;
+        }
+        Ok(overlay)
+    }
+
+    fn finish(mut self, run: &RunFile) -> Result<Vec<u8>, ImageError> {
+        self.archive.folder(&destination(&run.directory)?);
+        self.archive
+            .file(RUN_FILE.trim_start_matches('/'), 0o644, &run.to_bytes())?;
+        Ok(self.archive.finish())
+    }
+
+    /// A file or folder at its own path, with what it takes to run it.
+    fn take(&mut self, path: &Path) -> Result<(), ImageError> {
+        let path = std::path::absolute(path).map_err(io("find", path))?;
+        if !path.is_dir() {
+            return self.executable_at(&path, &path);
+        }
+        let mut folders = vec![path];
+        while let Some(folder) = folders.pop() {
+            self.archive.folder(&destination(&folder)?);
+            for entry in fs::read_dir(&folder).map_err(io("list", &folder))? {
+                let path = entry.map_err(io("list", &folder))?.path();
+                let kind = fs::symlink_metadata(&path)
+                    .map_err(io("read", &path))?
+                    .file_type();
+                if kind.is_dir() {
+                    folders.push(path);
+                } else if kind.is_symlink() {
+                    let target = fs::read_link(&path).map_err(io("read", &path))?;
+                    self.archive.link(&destination(&path)?, text(&target)?);
+                } else if kind.is_file() {
+                    match self.executable_at(&path, &path) {
+                        // A folder may hold parts that are never used.
+                        Err(ImageError::MissingLibrary { .. } | ImageError::Elf { .. }) => {}
+                        other => other?,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A file at a path, with its libraries if it is a program, and with its interpreter if it is a script.
+    fn executable_at(&mut self, source: &Path, place: &Path) -> Result<(), ImageError> {
+        let name = destination(place)?;
+        if self.archive.contains(&name) {
+            return Ok(());
+        }
+        let data = fs::read(source).map_err(io("read", source))?;
+        let mode = fs::metadata(source)
+            .map_err(io("read", source))?
+            .permissions()
+            .mode();
+        self.archive.file(&name, mode & 0o777, &data)?;
+        if is_elf(&data) {
+            for library in self.search.libraries(source)? {
+                self.library(&library)?;
+            }
+        } else if let Some(interpreter) = interpreter(&data) {
+            if !interpreter.is_file() {
+                return Err(ImageError::NoInterpreter {
+                    script: source.to_owned(),
+                    interpreter,
+                });
+            }
+            self.executable_at(&interpreter, &interpreter)?;
+        }
+        Ok(())
+    }
+
+    fn library(&mut self, path: &Path) -> Result<(), ImageError> {
+        let name = destination(path)?;
+        if self.archive.contains(&name) {
+            return Ok(());
+        }
+        let data = fs::read(path).map_err(io("read", path))?;
+        self.archive.file(&name, 0o755, &data)
+    }
+}
+
+/// The interpreter that a script's first line names.
+fn interpreter(data: &[u8]) -> Option<PathBuf> {
+    let line = data
+        .strip_prefix(b"#!")?
+        .split(|&byte| byte == b'\n')
+        .next()?;
+    let mut words = line
+        .split(|byte| byte.is_ascii_whitespace())
+        .filter(|word| !word.is_empty());
+    words.next().map(|word| OsStr::from_bytes(word).into())
+}
+
+/// A path's name in an archive: relative to the root, without `..`, and with the merged folders below `usr`.
+fn destination(path: &Path) -> Result<String, ImageError> {
+    let mut parts: Vec<&str> = Vec::new();
+    if !path.is_absolute() {
+        return Err(ImageError::Path(path.to_owned()));
+    }
+    for component in path.components() {
+        match component {
+            Component::Normal(part) => parts.push(
+                part.to_str()
+                    .ok_or_else(|| ImageError::Path(path.to_owned()))?,
+            ),
+            Component::ParentDir => drop(parts.pop()),
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
+        }
+    }
+    if parts.first().is_some_and(|first| MERGED.contains(first)) {
+        parts.insert(0, "usr");
+    }
+    Ok(parts.join("/"))
+}
+
+fn text(path: &Path) -> Result<&str, ImageError> {
+    path.to_str()
+        .ok_or_else(|| ImageError::Path(path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(program: &Path) -> GuestRun {
+        GuestRun {
+            init: "/bin/true".into(),
+            frontend: None,
+            program: program.into(),
+            arguments: vec!["x".into()],
+            variables: vec![
+                ("LD_LIBRARY_PATH".into(), "/opt/mine".into()),
+                ("A".into(), "b".into()),
+            ],
+            directory: "/work".into(),
+            take: Vec::new(),
+            window: 0,
+        }
+    }
+
+    fn contains(overlay: &[u8], text: &str) -> bool {
+        overlay
+            .windows(text.len())
+            .any(|window| window == text.as_bytes())
+    }
+
+    #[test]
+    fn a_guest_gets_the_program_its_loader_and_its_run_file() {
+        let overlay = guest_overlay(&run("/bin/sh".as_ref())).expect("every machine has a shell");
+        for text in [
+            "usr/bin/sh\0",
+            "libc.so.6\0",
+            "usr/lib64/ld-linux-x86-64.so.2\0",
+            "argument /bin/sh\nargument x\n",
+            "variable LD_LIBRARY_PATH=/usr/lib/wormhole:/opt/mine\n",
+            "variable A=b\n",
+            "directory /work\n",
+            "stdout vsock 2 9001\n",
+        ] {
+            assert!(contains(&overlay, text), "{text:?}");
+        }
+        assert_eq!(
+            overlay,
+            guest_overlay(&run("/bin/sh".as_ref())).expect("as before")
+        );
+    }
+
+    #[test]
+    fn a_script_brings_its_interpreter_and_names_a_missing_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("script");
+        fs::write(&script, "#! /bin/sh -e\nexit 0\n").expect("it is written");
+        let overlay = guest_overlay(&run(&script)).expect("the shell is there");
+        assert!(contains(&overlay, "usr/bin/sh\0"));
+        fs::write(&script, "#!/nowhere/shell\n").expect("it is written");
+        let error = guest_overlay(&run(&script)).expect_err("there is no such shell");
+        assert!(error.to_string().contains("/nowhere/shell"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_is_taken_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir(folder.path().join("deep")).expect("a folder");
+        fs::write(folder.path().join("deep/data"), "some data of mine").expect("it is written");
+        std::os::unix::fs::symlink("deep/data", folder.path().join("link")).expect("a link");
+        let mut run = run("/bin/true".as_ref());
+        run.take = vec![folder.path().to_owned()];
+        let overlay = guest_overlay(&run).expect("all is there");
+        let name = folder.path().display().to_string();
+        let name = name.trim_start_matches('/');
+        assert!(contains(&overlay, &format!("{name}/deep/data\0")));
+        assert!(contains(&overlay, &format!("{name}/link\0")));
+        assert!(contains(&overlay, "some data of mine"));
+    }
+
+    #[test]
+    fn paths_keep_inside_the_root_and_in_the_merged_folders() {
+        assert_eq!(
+            destination("/lib64/../lib/./x.so".as_ref()).expect("absolute"),
+            "usr/lib/x.so"
+        );
+        assert_eq!(
+            destination("/../../etc/x".as_ref()).expect("absolute"),
+            "etc/x"
+        );
+        assert_eq!(
+            destination("/library/x".as_ref()).expect("absolute"),
+            "library/x"
+        );
+        assert!(matches!(
+            destination("x".as_ref()),
+            Err(ImageError::Path(_))
+        ));
+    }
+}
