@@ -3,7 +3,7 @@
 use crate::{
     layout::{FENCES, session},
     memory::SessionMemory,
-    sync::Ordering,
+    sync::SyncPoint,
 };
 
 /// The number of a fence, below [`FENCES`].
@@ -71,7 +71,7 @@ impl Fences {
         // SYNC POINT: fence. What the work before the fence wrote to the window is seen from here on.
         self.memory
             .word(fence.address_offset())
-            .load(Ordering::Acquire)
+            .load(SyncPoint::Fence.acquire())
     }
 
     /// Sets the fence, as a device does that executes on the CPU.
@@ -80,6 +80,6 @@ impl Fences {
         // SYNC POINT: fence.
         self.memory
             .word(fence.address_offset())
-            .store(value, Ordering::Release);
+            .store(value, SyncPoint::Fence.release());
     }
 }

@@ -11,7 +11,8 @@
 //!   a [`ring::Violation`]. The producer's side is bounded the same way and reports
 //!   [`ring::PushError::Corrupt`].
 //! - `push` and `take` allocate nothing, take no lock and make no system call.
-//! - Each Release and its Acquire carry a comment `SYNC POINT: name` with the same name.
+//! - Each Release and its Acquire name their [`sync::SyncPoint`], and carry a comment
+//!   `SYNC POINT: name` with the same name.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 

@@ -7,7 +7,7 @@
 use crate::{
     layout::{SLOT_PAYLOAD, SLOTS, session},
     memory::SessionMemory,
-    sync::Ordering,
+    sync::SyncPoint,
 };
 
 /// The number of an answer slot, below [`SLOTS`].
@@ -133,7 +133,7 @@ impl AnswerSlots {
         // SYNC POINT: answer. Status, length and payload are seen by whoever sees this number.
         self.memory
             .word(offset + SEQUENCE)
-            .store(sequence, Ordering::Release);
+            .store(sequence, SyncPoint::Answer.release());
         Ok(())
     }
 
@@ -145,7 +145,12 @@ impl AnswerSlots {
     pub fn poll(&self, slot: SlotIndex, sequence: u64) -> Result<Option<Answer>, SlotError> {
         let offset = offset(slot);
         // SYNC POINT: answer. What the worker wrote before this number is seen from here on.
-        if self.memory.word(offset + SEQUENCE).load(Ordering::Acquire) != sequence {
+        if self
+            .memory
+            .word(offset + SEQUENCE)
+            .load(SyncPoint::Answer.acquire())
+            != sequence
+        {
             return Ok(None);
         }
         let word = self.memory.read_word(offset + STATUS_AND_LENGTH);

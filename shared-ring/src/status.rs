@@ -3,7 +3,11 @@
 //! 0 while the session lives. The worker writes it when its context is dead, the supervisor when the
 //! worker is; every wait and every forwarded call of the guest reads it. It is set once.
 
-use crate::{layout::session, memory::SessionMemory, sync::Ordering};
+use crate::{
+    layout::session,
+    memory::SessionMemory,
+    sync::{Ordering, SyncPoint},
+};
 
 /// Why a session can do no more work. The numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,7 +90,10 @@ impl Status {
     #[must_use]
     pub fn load(&self) -> Option<Cause> {
         // SYNC POINT: status.
-        let word = self.memory.word(session::STATUS).load(Ordering::Acquire);
+        let word = self
+            .memory
+            .word(session::STATUS)
+            .load(SyncPoint::Status.acquire());
         #[expect(clippy::cast_possible_truncation, reason = "two halves of one word")]
         (word != 0).then_some(Cause {
             result: word as u32,
@@ -100,7 +107,7 @@ impl Status {
         // SYNC POINT: status.
         self.memory
             .word(session::STATUS)
-            .compare_exchange(0, word, Ordering::Release, Ordering::Relaxed)
+            .compare_exchange(0, word, SyncPoint::Status.release(), Ordering::Relaxed)
             .is_ok()
     }
 

@@ -69,10 +69,97 @@ impl AtomicU64 {
     }
 }
 
-/// A fence between the accesses before it and those after it.
-#[inline]
-pub fn fence(order: Ordering) {
-    atomic::fence(order);
+/// The places where one side's writes become the other side's reads. Each has a side that releases
+/// and a side that acquires, or two sides with a full fence; the comments `SYNC POINT: name` mark
+/// them. Models can break one, to show that they would notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncPoint {
+    /// A record's content, by its commit word.
+    Commit,
+    /// Room in the ring, by the consumer's head.
+    Head,
+    /// How far the head was when a producer moved the tail, told to the producers that see that tail.
+    Tail,
+    /// What one producer learnt of the head, told to the others of its process.
+    CachedHead,
+    /// The consumer's PARKED against a producer's record.
+    Park,
+    /// An answer's content, by its sequence number.
+    Answer,
+    /// What work wrote to the window, by its fence.
+    Fence,
+    /// What preceded the end of a session, by its status word.
+    Status,
+    /// What a state of a session was about, by the next state.
+    SessionState,
+}
+
+impl SyncPoint {
+    /// The order in which the releasing side stores.
+    #[inline]
+    #[must_use]
+    pub fn release(self) -> Ordering {
+        if self.is_broken() {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        }
+    }
+
+    /// The order in which the acquiring side loads.
+    #[inline]
+    #[must_use]
+    pub fn acquire(self) -> Ordering {
+        Ordering::Acquire
+    }
+
+    /// The order of an access that does both.
+    #[inline]
+    #[must_use]
+    pub fn acquire_release(self) -> Ordering {
+        if self.is_broken() {
+            Ordering::Relaxed
+        } else {
+            Ordering::AcqRel
+        }
+    }
+
+    /// The full fence that both sides have between their store and their load.
+    #[inline]
+    pub fn fence(self) {
+        if !self.is_broken() {
+            atomic::fence(Ordering::SeqCst);
+        }
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    const fn is_broken(self) -> bool {
+        false
+    }
+
+    #[cfg(loom)]
+    fn is_broken(self) -> bool {
+        model::BROKEN.get() == Some(self)
+    }
+}
+
+/// What only models do.
+#[cfg(loom)]
+pub mod model {
+    use std::cell::Cell;
+
+    use super::SyncPoint;
+
+    std::thread_local! {
+        pub(super) static BROKEN: Cell<Option<SyncPoint>> = const { Cell::new(None) };
+    }
+
+    /// Runs `model` with a sync point that synchronises nothing.
+    pub fn without<R>(point: SyncPoint, model: impl FnOnce() -> R) -> R {
+        BROKEN.set(Some(point));
+        model()
+    }
 }
 
 /// Tells the processor (or loom) that this thread is waiting for another.

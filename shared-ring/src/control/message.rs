@@ -128,6 +128,8 @@ messages! {
         Unmappable = 3,
         /// Guest → supervisor → worker: the ring holds records and its consumer is parked.
         Doorbell = 6,
+        /// Supervisor → launcher: the window is attached and the device can be used.
+        Attached = 35,
         /// Worker → supervisor: the session is mapped and its ring is served.
         Assigned = 49,
     }

@@ -6,7 +6,7 @@ use crate::{
     layout::{MAX_BODY, MAX_RECORD, RING_BYTES, SLOTS, UNIT, session},
     memory::SessionMemory,
     slot::SlotIndex,
-    sync::{Ordering, fence},
+    sync::{Ordering, SyncPoint},
 };
 
 /// Something no correct producer writes: the session is hostile or broken and must end.
@@ -158,7 +158,7 @@ impl Consumer {
             .store(1, Ordering::Relaxed);
         // SYNC POINT: park. Either the look below sees the record, or the producer that published it
         // sees PARKED after its own fence.
-        fence(Ordering::SeqCst);
+        SyncPoint::Park.fence();
         if self
             .memory
             .word(ring_offset(self.head))
@@ -206,7 +206,7 @@ impl Consumer {
         let word = self
             .memory
             .word(ring_offset(cursor))
-            .load(Ordering::Acquire);
+            .load(SyncPoint::Commit.acquire());
         if word == 0 {
             return Ok(None);
         }
@@ -248,6 +248,6 @@ impl Consumer {
         // SYNC POINT: head. A producer that sees this cursor may write what lies before it.
         self.memory
             .word(session::HEAD)
-            .store(self.head, Ordering::Release);
+            .store(self.head, SyncPoint::Head.release());
     }
 }

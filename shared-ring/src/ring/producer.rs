@@ -5,7 +5,7 @@ use crate::{
     layout::{self, MAX_BODY, RING_BYTES, UNIT, session},
     memory::SessionMemory,
     slot::SlotIndex,
-    sync::{AtomicU64, Ordering, fence},
+    sync::{AtomicU64, Ordering, SyncPoint},
 };
 
 /// Why a record was not pushed.
@@ -159,7 +159,7 @@ impl Producer {
     pub fn consumer_parked(&self) -> bool {
         // SYNC POINT: park. Either this load sees PARKED, or the consumer's look after its own fence
         // sees the record published before this one.
-        fence(Ordering::SeqCst);
+        SyncPoint::Park.fence();
         self.memory.word(session::PARKED).load(Ordering::Relaxed) != 0
     }
 
@@ -167,7 +167,10 @@ impl Producer {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let tail = self.memory.word(session::TAIL).load(Ordering::Relaxed);
-        self.memory.word(session::HEAD).load(Ordering::Acquire) >= tail
+        self.memory
+            .word(session::HEAD)
+            .load(SyncPoint::Head.acquire())
+            >= tail
     }
 
     /// Takes `bytes` contiguous bytes of the ring, and the pad before them where they would wrap.
@@ -175,10 +178,10 @@ impl Producer {
     fn reserve(&self, bytes: usize) -> Result<Reservation, PushError> {
         let tail_word = self.memory.word(session::TAIL);
         // SYNC POINT: cached head. What another thread learnt from the head it read counts here too.
-        let mut head = self.cached_head.0.load(Ordering::Acquire);
-        // Relaxed: the order of two reservations that happen one before the other in the program is
-        // given by coherence; the record itself is published by its commit word.
-        let mut tail = tail_word.load(Ordering::Relaxed);
+        let mut head = self.cached_head.0.load(SyncPoint::CachedHead.acquire());
+        // Two reservations that happen one before the other in the program keep that order by
+        // coherence alone; the records themselves are published by their commit words.
+        let mut tail = tail_word.load(SyncPoint::Tail.acquire());
         let mut needed = bytes;
         for _ in 0..ATTEMPTS {
             if !tail.is_multiple_of(UNIT as u64) || tail > u64::MAX / 2 {
@@ -196,7 +199,13 @@ impl Producer {
                 // Whatever others reserve meanwhile, this record would end there or later.
                 head = self.refresh(end)?.ok_or(PushError::Full { needed })?;
             }
-            match tail_word.compare_exchange(tail, end, Ordering::Relaxed, Ordering::Relaxed) {
+            // SYNC POINT: tail.
+            match tail_word.compare_exchange(
+                tail,
+                end,
+                SyncPoint::Tail.release(),
+                SyncPoint::Tail.acquire(),
+            ) {
                 Ok(_) => return Ok(Reservation { start: tail, pad }),
                 Err(current) => tail = current,
             }
@@ -211,10 +220,14 @@ impl Producer {
         let head_word = self.memory.word(session::HEAD);
         // The head before the tail and again after it: at the moment the tail was read the head lay
         // between the two, which bounds the tail exactly however much the others move meanwhile.
-        let before = head_word.load(Ordering::Acquire);
-        let tail = self.memory.word(session::TAIL).load(Ordering::Relaxed);
+        let before = head_word.load(SyncPoint::Head.acquire());
+        // SYNC POINT: tail. The head that let a peer move the tail there is seen below.
+        let tail = self
+            .memory
+            .word(session::TAIL)
+            .load(SyncPoint::Tail.acquire());
         // SYNC POINT: head. The consumer has cleared what it took before it let go of it.
-        let after = head_word.load(Ordering::Acquire);
+        let after = head_word.load(SyncPoint::Head.acquire());
         let room_end = after.saturating_add(RING_BYTES as u64);
         if before > tail || tail > room_end || after < before {
             return Err(PushError::Corrupt { head: after, tail });
@@ -223,7 +236,9 @@ impl Producer {
             return Ok(None);
         }
         // SYNC POINT: cached head.
-        self.cached_head.0.store(after, Ordering::Release);
+        self.cached_head
+            .0
+            .store(after, SyncPoint::CachedHead.release());
         Ok(Some(after))
     }
 
@@ -233,7 +248,7 @@ impl Producer {
         // SYNC POINT: commit. Everything written to the entry is seen by whoever sees this word.
         self.memory
             .word(ring_offset(cursor))
-            .store(commit.to_word(), Ordering::Release);
+            .store(commit.to_word(), SyncPoint::Commit.release());
     }
 }
 

@@ -1,4 +1,4 @@
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, SyncPoint};
 
 /// Where a session is between two uses of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +78,7 @@ impl SessionState {
     /// The state and the generation.
     #[must_use]
     pub fn load(&self) -> (State, u32) {
-        split(self.word.load(Ordering::Acquire))
+        split(self.word.load(SyncPoint::SessionState.acquire()))
     }
 
     /// FREE → ACTIVE: the next generation, which is never 0.
@@ -86,7 +86,7 @@ impl SessionState {
     /// # Errors
     /// The session is not free.
     pub fn activate(&self) -> Result<u32, TransitionError> {
-        let word = self.word.load(Ordering::Acquire);
+        let word = self.word.load(SyncPoint::SessionState.acquire());
         let (found, generation) = split(word);
         let next = generation.wrapping_add(1).max(1);
         let refused = |(found, generation)| TransitionError {
@@ -102,8 +102,8 @@ impl SessionState {
         match self.word.compare_exchange(
             word,
             join(State::Active, next),
-            Ordering::AcqRel,
-            Ordering::Acquire,
+            SyncPoint::SessionState.acquire_release(),
+            SyncPoint::SessionState.acquire(),
         ) {
             Ok(_) => Ok(next),
             Err(word) => Err(refused(split(word))),
@@ -150,8 +150,8 @@ impl SessionState {
             .compare_exchange(
                 join(from, generation),
                 join(to, generation),
-                Ordering::AcqRel,
-                Ordering::Acquire,
+                SyncPoint::SessionState.acquire_release(),
+                SyncPoint::SessionState.acquire(),
             )
             .map(|_| ())
             .map_err(|word| {

@@ -1,0 +1,360 @@
+//! Models of the ring's protocols: loom runs them in every order that the memory model allows.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p wormhole-ring --test loom`
+//!
+//! For each property there is a model that breaks the sync point it rests on and must fail, so that
+//! a model which checks nothing is noticed.
+
+#![cfg(loom)]
+
+use loom::{
+    sync::{Arc, Mutex},
+    thread,
+};
+use wormhole_ring::{
+    memory::SessionMemory,
+    ring::{Consumer, Producer, PushError, RecordBuf, RecordHead},
+    session::{SessionState, State, TransitionError},
+    slot::{AnswerSlots, SlotIndex},
+    status::{EndCause, Status},
+    sync::{SyncPoint, model::without},
+};
+
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+fn sides() -> (Arc<Producer>, Consumer) {
+    let memory = SessionMemory::new();
+    // SAFETY: one consumer.
+    unsafe {
+        (
+            Arc::new(Producer::new(memory.clone())),
+            Consumer::new(memory),
+        )
+    }
+}
+
+fn push(producer: &Producer, message: u16, words: &[u64]) {
+    let body: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    loop {
+        match producer.push(RecordHead::record(message), &[&body]) {
+            Ok(()) => return,
+            Err(PushError::Full { .. }) => thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn take(consumer: &mut Consumer) -> (u16, Vec<u64>) {
+    let mut buf = RecordBuf::new();
+    loop {
+        match consumer.take(&mut buf).expect("the producers are correct") {
+            Some(head) => {
+                let (words, _) = buf.body().as_chunks::<8>();
+                return (
+                    head.message,
+                    words.iter().copied().map(u64::from_le_bytes).collect(),
+                );
+            }
+            None => thread::yield_now(),
+        }
+    }
+}
+
+fn published_records_arrive_whole() {
+    explore(3, || {
+        let (producer, mut consumer) = sides();
+        let pushing = thread::spawn(move || {
+            push(&producer, 1, &[11]);
+            push(&producer, 2, &[21, 22, 23, 24, 25]);
+        });
+        assert_eq!(take(&mut consumer), (1, vec![11]));
+        assert_eq!(take(&mut consumer), (2, vec![21, 22, 23, 24, 25]));
+        pushing.join().unwrap();
+    });
+}
+
+#[test]
+fn a_published_record_arrives_whole() {
+    published_records_arrive_whole();
+}
+
+#[test]
+#[should_panic]
+fn a_publication_without_release_is_noticed() {
+    without(SyncPoint::Commit, published_records_arrive_whole);
+}
+
+/// The ring holds four units: the later records lie where the first ones lay, the second of the
+/// longer ones behind a pad.
+fn places_are_used_again() {
+    explore(2, || {
+        let (producer, mut consumer) = sides();
+        let pushing = thread::spawn(move || {
+            for message in 1..=3 {
+                push(&producer, message, &[1, 2, 3, 4, u64::from(message)]);
+            }
+            push(&producer, 4, &[4]);
+            push(&producer, 5, &[1, 2, 3, 4, 5]);
+        });
+        for message in 1..=3 {
+            assert_eq!(
+                take(&mut consumer),
+                (message, vec![1, 2, 3, 4, u64::from(message)])
+            );
+        }
+        assert_eq!(take(&mut consumer), (4, vec![4]));
+        assert_eq!(take(&mut consumer), (5, vec![1, 2, 3, 4, 5]));
+        pushing.join().unwrap();
+    });
+}
+
+#[test]
+fn a_place_is_written_again_only_after_it_was_taken() {
+    places_are_used_again();
+}
+
+#[test]
+#[should_panic]
+fn a_head_without_release_is_noticed() {
+    without(SyncPoint::Head, places_are_used_again);
+}
+
+/// Two producers find the ring full while the consumer makes room for both: one may rely on the head
+/// that the other read.
+fn a_head_read_by_a_peer() {
+    explore(2, || {
+        let (producer, mut consumer) = sides();
+        for message in 0..4 {
+            push(&producer, message, &[u64::from(message)]);
+        }
+        let taking = thread::spawn(move || {
+            let taken = [take(&mut consumer), take(&mut consumer)];
+            assert_eq!(taken, [(0, vec![0]), (1, vec![1])]);
+            consumer
+        });
+        let attempt = |message: u16| {
+            let producer = Arc::clone(&producer);
+            move || match producer.push(RecordHead::record(message), &[&[9; 8]]) {
+                Ok(()) => true,
+                Err(PushError::Full { .. }) => false,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let peer = thread::spawn(attempt(8));
+        let pushed = attempt(9)();
+        let expected = 2 + usize::from(pushed) + usize::from(peer.join().unwrap());
+        let mut consumer = taking.join().unwrap();
+        let mut buf = RecordBuf::new();
+        let mut left = 0;
+        while consumer
+            .take(&mut buf)
+            .expect("the producers are correct")
+            .is_some()
+        {
+            left += 1;
+        }
+        assert_eq!(left, expected);
+    });
+}
+
+#[test]
+fn a_head_read_by_one_producer_counts_for_its_peer() {
+    a_head_read_by_a_peer();
+}
+
+#[test]
+#[should_panic(expected = "the ring's cursors are impossible")]
+fn a_tail_without_release_is_noticed() {
+    without(SyncPoint::Tail, a_head_read_by_a_peer);
+}
+
+#[test]
+#[should_panic]
+fn a_cached_head_without_release_is_noticed() {
+    without(SyncPoint::CachedHead, a_head_read_by_a_peer);
+}
+
+/// Two threads push one record each; `ordered` gives the first a happens-before edge to the second.
+fn two_producers(ordered: bool) {
+    explore(3, move || {
+        let (producer, mut consumer) = sides();
+        let peer = Arc::clone(&producer);
+        let first = thread::spawn(move || push(&peer, 1, &[1]));
+        let second = thread::spawn(move || {
+            let first = if ordered {
+                first.join().unwrap();
+                None
+            } else {
+                Some(first)
+            };
+            push(&producer, 2, &[2]);
+            first
+        });
+        assert_eq!(take(&mut consumer), (1, vec![1]));
+        assert_eq!(take(&mut consumer), (2, vec![2]));
+        if let Some(first) = second.join().unwrap() {
+            first.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_happens_before_lies_before_in_the_ring() {
+    two_producers(true);
+}
+
+#[test]
+#[should_panic]
+fn producers_without_an_order_are_seen_in_both() {
+    two_producers(false);
+}
+
+/// The doorbell is a flag; the consumer may only miss it if it saw the record.
+fn parked_consumer() {
+    explore(3, || {
+        let (producer, mut consumer) = sides();
+        let bell = Arc::new(Mutex::new(false));
+        let pushing = {
+            let bell = Arc::clone(&bell);
+            thread::spawn(move || {
+                push(&producer, 1, &[1]);
+                if producer.consumer_parked() {
+                    *bell.lock().unwrap() = true;
+                }
+            })
+        };
+        let sleeps = consumer.park().expect("the tail is possible");
+        pushing.join().unwrap();
+        assert!(
+            !sleeps || *bell.lock().unwrap(),
+            "the consumer sleeps and nobody rings"
+        );
+        consumer.unpark();
+        assert_eq!(take(&mut consumer), (1, vec![1]));
+    });
+}
+
+#[test]
+fn a_consumer_that_sleeps_is_woken() {
+    parked_consumer();
+}
+
+#[test]
+#[should_panic(expected = "the consumer sleeps and nobody rings")]
+fn parking_without_fences_is_noticed() {
+    without(SyncPoint::Park, parked_consumer);
+}
+
+fn request_and_answer() {
+    explore(3, || {
+        let memory = SessionMemory::new();
+        // SAFETY: one thread answers, one polls.
+        let slots = unsafe { AnswerSlots::new(memory.clone()) };
+        // SAFETY: one consumer.
+        let (producer, mut consumer) =
+            unsafe { (Producer::new(memory.clone()), Consumer::new(memory)) };
+        let slot = SlotIndex::new(0).unwrap();
+        let answers = slots.clone();
+        let worker = thread::spawn(move || {
+            for _ in 0..2 {
+                take(&mut consumer);
+                let sequence = consumer.taken() / 64;
+                answers
+                    .publish(slot, sequence, 7, &[&sequence.to_le_bytes(), &[9; 8]])
+                    .expect("it fits");
+            }
+        });
+        for sequence in 1..=2_u64 {
+            push(&producer, 1, &[sequence]);
+            let answer = loop {
+                match slots.poll(slot, sequence).expect("a correct worker") {
+                    Some(answer) => break answer,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!((answer.status, answer.length), (7, 16));
+            let mut payload = [0; 16];
+            slots.copy_payload(slot, 0, &mut payload);
+            assert_eq!(payload[..8], sequence.to_le_bytes());
+            assert_eq!(payload[8..], [9; 8]);
+        }
+        worker.join().unwrap();
+    });
+}
+
+#[test]
+fn an_answer_arrives_whole() {
+    request_and_answer();
+}
+
+#[test]
+#[should_panic]
+fn an_answer_without_release_is_noticed() {
+    without(SyncPoint::Answer, request_and_answer);
+}
+
+#[test]
+fn a_status_is_set_once() {
+    loom::model(|| {
+        let status = Status::new(SessionMemory::new());
+        let worker = {
+            let status = status.clone();
+            thread::spawn(move || status.set_once(719, EndCause::ContextDead))
+        };
+        let lost = status.set_once(999, EndCause::WorkerLost);
+        assert_ne!(worker.join().unwrap(), lost);
+        assert_eq!(status.load().unwrap().result, if lost { 999 } else { 719 });
+    });
+}
+
+type End = fn(&SessionState, u32) -> Result<(), TransitionError>;
+
+/// The control stream ends while the worker dies: one of the two is the end of the session.
+fn session_ends_once(end: End) {
+    loom::model(move || {
+        let session = Arc::new(SessionState::new());
+        let generation = session.activate().unwrap();
+        let attempt = |session: Arc<SessionState>| {
+            move || {
+                let won = end(&session, generation).is_ok();
+                // Whoever won also reaps; the other one leaves the session alone.
+                if won {
+                    session
+                        .worker_reaped(generation)
+                        .expect("this thread ended the session");
+                }
+                won
+            }
+        };
+        let stream_ended = thread::spawn(attempt(Arc::clone(&session)));
+        let worker_died = thread::spawn(attempt(Arc::clone(&session)));
+        let won = [stream_ended.join().unwrap(), worker_died.join().unwrap()];
+        assert_eq!(
+            won.iter().filter(|won| **won).count(),
+            1,
+            "the session ended once"
+        );
+        assert_eq!(session.load(), (State::Quarantined, generation));
+        session.scrubbed(generation).unwrap();
+        session.release(generation).unwrap();
+    });
+}
+
+#[test]
+fn a_session_ends_once() {
+    session_ends_once(SessionState::end);
+}
+
+#[test]
+#[should_panic]
+fn a_session_that_is_looked_at_before_it_is_ended_is_noticed() {
+    session_ends_once(|session, generation| {
+        let active = session.load() == (State::Active, generation);
+        let ended = session.end(generation);
+        if active { Ok(()) } else { ended }
+    });
+}
