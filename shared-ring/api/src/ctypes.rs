@@ -124,3 +124,33 @@ pub struct CUgraphEdgeData {
     pub r#type: u8,
     pub reserved: [u8; 5],
 }
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use super::*;
+
+    /// Sizes and offsets that a C compiler gives for `cuda.h` of CUDA 13.0 on x86-64.
+    #[test]
+    fn structs_are_laid_out_as_in_c() {
+        assert_eq!(size_of::<CUuuid>(), 16);
+        assert_eq!(size_of::<CUlaunchAttribute>(), 72);
+        assert_eq!(offset_of!(CUlaunchAttribute, value), 8);
+        assert_eq!(size_of::<CUlaunchConfig>(), 56);
+        assert_eq!(offset_of!(CUlaunchConfig, sharedMemBytes), 24);
+        assert_eq!(offset_of!(CUlaunchConfig, hStream), 32);
+        assert_eq!(offset_of!(CUlaunchConfig, attrs), 40);
+        assert_eq!(offset_of!(CUlaunchConfig, numAttrs), 48);
+        assert_eq!(size_of::<CUDA_MEMCPY2D>(), 128);
+        assert_eq!(offset_of!(CUDA_MEMCPY2D, srcHost), 24);
+        assert_eq!(offset_of!(CUDA_MEMCPY2D, dstXInBytes), 56);
+        assert_eq!(offset_of!(CUDA_MEMCPY2D, dstHost), 80);
+        assert_eq!(offset_of!(CUDA_MEMCPY2D, Height), 120);
+        assert_eq!(size_of::<CUdevprop>(), 56);
+        assert_eq!(offset_of!(CUdevprop, sharedMemPerBlock), 28);
+        assert_eq!(offset_of!(CUdevprop, textureAlign), 52);
+        assert_eq!(size_of::<CUgraphEdgeData>(), 8);
+        assert_eq!(offset_of!(CUgraphEdgeData, r#type), 2);
+    }
+}

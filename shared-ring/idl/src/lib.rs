@@ -4,6 +4,7 @@
 //! result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
 //! library. Generated code goes to `OUT_DIR`.
 
+mod coverage;
 mod exports;
 mod functions;
 mod messages;
@@ -11,6 +12,7 @@ mod parse;
 mod round_trips;
 mod table;
 
+pub use coverage::coverage;
 pub use exports::{exports, signatures};
 pub use functions::functions;
 pub use messages::{messages, protocol_hash};

@@ -1,0 +1,158 @@
+//! What must hold of `driver.idl`.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use wormhole_idl::{FunctionBody, Kind, Table, coverage, exports, parse, protocol_hash};
+
+fn read(path: &str) -> String {
+    let path = format!("{}/{path}", env!("CARGO_MANIFEST_DIR"));
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn table() -> Table {
+    parse(&read("../api/driver.idl")).expect("driver.idl is in the language")
+}
+
+#[test]
+fn every_symbol_of_the_native_library_is_declared() {
+    let table = table();
+    let functions = table
+        .functions
+        .iter()
+        .map(|function| function.name.as_str());
+    let declared: BTreeSet<&str> = functions
+        .chain(table.data.iter().map(|data| data.name.as_str()))
+        .collect();
+    let symbols = read("../api/symbols.txt");
+    let native: BTreeSet<&str> = symbols.lines().collect();
+    assert_eq!(native.len(), 707);
+    let missing: Vec<_> = native.difference(&declared).collect();
+    let invented: Vec<_> = declared.difference(&native).collect();
+    assert!(
+        missing.is_empty() && invented.is_empty(),
+        "missing {missing:?}, invented {invented:?}"
+    );
+}
+
+#[test]
+fn every_name_is_exported_once() {
+    let table = table();
+    let code = exports(&table);
+    for name in read("../api/symbols.txt").lines() {
+        let function = code.matches(&format!(" extern \"C\" fn {name}(")).count();
+        let variable = code.matches(&format!("pub static {name}: ")).count();
+        assert_eq!(function + variable, 1, "{name}");
+    }
+}
+
+#[test]
+fn stream_functions_have_both_variants() {
+    let table = table();
+    for function in &table.functions {
+        let FunctionBody::Forwarded(forwarded) = &function.body else {
+            continue;
+        };
+        let variants = table
+            .functions
+            .iter()
+            .filter(|other| matches!(&other.body, FunctionBody::PerThread(base) if *base == function.name))
+            .count();
+        assert_eq!(variants, usize::from(forwarded.stream), "{}", function.name);
+        let has_stream = forwarded
+            .parameters
+            .iter()
+            .any(|parameter| parameter.name == "hStream");
+        let destroys = function.name == "cuStreamDestroy_v2";
+        assert!(
+            forwarded.stream || !has_stream || destroys,
+            "{} takes a stream",
+            function.name
+        );
+    }
+}
+
+#[test]
+fn blocking_messages_can_be_handed_on_by_value() {
+    for message in table()
+        .messages
+        .iter()
+        .filter(|message| message.kind == Kind::Blocking)
+    {
+        assert!(
+            message.body.tails.is_empty(),
+            "{} borrows from the ring's record",
+            message.name
+        );
+    }
+}
+
+#[test]
+fn every_message_is_sent_by_some_function() {
+    let table = table();
+    // The frontend asks for the description when it attaches, and the hash is for tests.
+    let unsent = ["DeviceDescribe", "ProtocolHash"];
+    for message in &table.messages {
+        let sent = table.functions.iter().any(|function| match &function.body {
+            FunctionBody::Forwarded(forwarded) => forwarded.messages.contains(&message.name),
+            _ => false,
+        });
+        assert_eq!(
+            sent,
+            !unsent.contains(&message.name.as_str()),
+            "{}",
+            message.name
+        );
+    }
+}
+
+#[test]
+fn any_change_to_what_crosses_the_ring_changes_the_hash() {
+    let text = read("../api/driver.idl");
+    let hash = protocol_hash(&parse(&text).expect("the table"), false);
+    let changes = [
+        (
+            "message 3 MemAlloc request\n    bytes u64",
+            "message 3 MemAlloc request\n    size u64",
+        ),
+        (
+            "message 3 MemAlloc request\n    bytes u64",
+            "message 3 MemAlloc request\n    bytes u32",
+        ),
+        (
+            "message 4 MemFree request blocking",
+            "message 4 MemFree request",
+        ),
+        ("message 4 MemFree", "message 400 MemFree"),
+        ("    2 Half", "    3 Half"),
+        ("tail data bytes max 4096", "tail data bytes max 4095"),
+        ("grid u32[3] nonzero", "grid u32[3]"),
+        (
+            "    reserved u32\n    value u8[64]",
+            "    value u8[64]\n    reserved u32",
+        ),
+    ];
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from:?} is not in the table");
+        let changed = parse(&text.replace(from, to)).expect("still in the language");
+        assert_ne!(
+            protocol_hash(&changed, false),
+            hash,
+            "{from:?} became {to:?}"
+        );
+    }
+    assert_ne!(protocol_hash(&table(), true), hash);
+    let documented = text.replace("message 3 MemAlloc", "/// More words.\nmessage 3 MemAlloc");
+    assert_eq!(
+        protocol_hash(&parse(&documented).expect("the table"), false),
+        hash
+    );
+}
+
+#[test]
+fn the_coverage_page_is_up_to_date() {
+    assert!(
+        coverage(&table()) == read("../../docs/api-coverage.md"),
+        "run: cargo run -p wormhole-idl --example coverage > docs/api-coverage.md"
+    );
+}

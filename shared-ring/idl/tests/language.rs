@@ -1,0 +1,78 @@
+//! What the language refuses, and where it says so.
+
+use wormhole_idl::parse;
+
+fn refused(text: &str) -> String {
+    parse(text).expect_err("it should be refused").to_string()
+}
+
+#[test]
+fn an_id_is_never_used_twice() {
+    assert_eq!(
+        refused("message 1 First request\nmessage 1 Second request"),
+        "line 2: message 1 Second repeats message 1 First"
+    );
+    let twice = "function 1 cuInit local\nfunction 1 cuFree local";
+    assert!(refused(twice).contains("function id 1 of cuFree is used twice"));
+}
+
+#[test]
+fn a_name_is_never_used_twice() {
+    let message = "message 1 First request\nmessage 2 First request";
+    assert!(refused(message).contains("repeats message 1 First"));
+    let function = "function 1 cuInit local\nfunction 2 cuInit local";
+    assert!(refused(function).contains("function cuInit is declared twice"));
+    let answers =
+        "function 1 cuA local\n    answers cuA 2000\nfunction 2 cuB local\n    answers cuA 2000";
+    assert!(refused(answers).contains("cuB answers to"));
+}
+
+#[test]
+fn the_line_and_the_word_are_named() {
+    assert_eq!(
+        refused("message 1 First request\n    size u63"),
+        "line 2: u63 is not a type"
+    );
+    assert_eq!(
+        refused("    size u64"),
+        "line 1: an indented line before any declaration"
+    );
+    assert_eq!(
+        refused("massage 1 First"),
+        "line 1: [\"massage\", \"1\", \"First\"] declares nothing"
+    );
+    assert_eq!(
+        refused("message 70000 Far request"),
+        "line 1: 70000 is not a number that fits"
+    );
+    assert_eq!(
+        refused("message 1 First query"),
+        "line 1: message First is neither a record nor a request"
+    );
+}
+
+#[test]
+fn fields_come_before_tails() {
+    let text = "message 1 First record\n    tail data bytes max 4\n    size u64";
+    assert_eq!(refused(text), "line 3: field size stands behind a tail");
+}
+
+#[test]
+fn a_function_refers_only_to_what_exists() {
+    assert!(
+        refused("function 1 cuA record Nothing")
+            .contains("cuA sends Nothing, which is not declared")
+    );
+    assert!(
+        refused("function 1 cuA same cuB").contains("cuA refers to cuB, which is not forwarded")
+    );
+    let per_thread = "function 1 cuA local\nfunction 2 cuA_ptsz per-thread cuA";
+    assert!(refused(per_thread).contains("cuA does not depend on a stream"));
+    let length = "function 1 cuA local\n    in data u8[size]";
+    assert!(refused(length).contains("the length of data of cuA is no parameter"));
+}
+
+#[test]
+fn an_unsupported_function_says_why() {
+    assert!(refused("function 1 cuA unsupported").contains("says not what function cuA does"));
+}
