@@ -19,6 +19,9 @@ use crate::image::{COMMAND_LINE, Image};
 
 const QEMU: &str = "qemu-system-x86_64";
 
+/// A processor with nested virtualization. What QEMU cannot emulate of it is left out without a warning.
+const CPU: &str = "EPYC,+svm,check=off";
+
 /// How much of the console an error shows.
 const CONSOLE_TAIL: usize = 4096;
 
@@ -113,9 +116,15 @@ impl EmulatedHost<'_> {
         initrd: &std::path::Path,
         writers: [PipeWriter; 4],
     ) -> Result<Child, ImageError> {
-        // The descriptors get numbers of their own in QEMU, above all that are to be moved.
+        // What QEMU itself has to say is shown with the console.
+        let errors = writers[0].try_clone().map_err(|source| ImageError::Start {
+            program: QEMU,
+            source,
+        })?;
+        // The descriptors get numbers of their own in QEMU, above all that are to be moved and well above
+        // the few that are opened to start it.
         let sources: [RawFd; 4] = std::array::from_fn(|index| writers[index].as_raw_fd());
-        let first = sources.iter().max().map_or(0, |highest| highest + 1);
+        let first = sources.iter().max().map_or(0, |highest| highest + 100);
         let numbers: [RawFd; 4] =
             std::array::from_fn(|index| first + RawFd::try_from(index).unwrap_or_default());
 
@@ -124,7 +133,7 @@ impl EmulatedHost<'_> {
             "-accel",
             "tcg,thread=multi",
             "-cpu",
-            "EPYC,+svm",
+            CPU,
             "-M",
             "q35",
             "-nodefaults",
@@ -157,7 +166,10 @@ impl EmulatedHost<'_> {
                 &format!("virtserialport,chardev={name},name={name},nr={}", index + 1),
             ]);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors);
         // SAFETY: the closure calls only dup2 and prctl, which are safe between fork and exec, and touches
         // no memory but its own copies of the numbers.
         unsafe {
