@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::table::{Class, Function, FunctionBody, Kind, Table};
+use crate::table::{Class, Function, FunctionBody, Table};
 
 /// The coverage page, in Markdown.
 #[must_use]
@@ -131,11 +131,6 @@ fn attributes(out: &mut String, table: &Table) {
 fn messages(out: &mut String, table: &Table) {
     out.push_str("## Messages\n\n| id | message | kind | sent by |\n|---|---|---|---|\n");
     for message in table.protocol(false) {
-        let kind = match message.kind {
-            Kind::Record => "record",
-            Kind::Request => "request",
-            Kind::Blocking => "request, blocking",
-        };
         let senders: Vec<&str> = table
             .functions
             .iter()
@@ -147,9 +142,10 @@ fn messages(out: &mut String, table: &Table) {
             .collect();
         let _ = writeln!(
             out,
-            "| {} | {} | {kind} | {} |",
+            "| {} | {} | {} | {} |",
             message.id,
             message.name,
+            message.kind.words(),
             senders.join(", ")
         );
     }

@@ -4,47 +4,41 @@ use std::fmt::Write as _;
 
 use crate::table::{Body, Enum, Field, FieldType, Kind, Message, Scalar, Struct, Table, Tail};
 
-/// A hash of all that the two ends of a ring must agree on: ids, names, fields, types, bounds, values.
+/// A hash of all that the two ends of a ring must agree on: ids, names, fields, types, bounds, values, in the
+/// words of the language (so that it depends on the table alone).
 #[must_use]
 pub fn protocol_hash(table: &Table, next: bool) -> u64 {
-    let messages: Vec<&Message> = table.protocol(next).collect();
     let mut canonical = String::new();
-    let mut write_body = |body: &Body| {
-        for field in &body.fields {
-            let _ = write!(
-                canonical,
-                "{} {:?} {};",
-                field.name, field.kind, field.nonzero
-            );
-        }
-        for tail in &body.tails {
-            let _ = write!(
-                canonical,
-                "tail {} {:?} {};",
-                tail.name, tail.element, tail.max
-            );
-        }
-        canonical.push('|');
-    };
-    for message in &messages {
-        write_body(&message.body);
-        write_body(&message.reply);
-    }
-    for message in &messages {
+    for message in table.protocol(next) {
         let _ = writeln!(
             canonical,
-            "{} {} {:?}",
-            message.id, message.name, message.kind
+            "message {} {} {}",
+            message.id,
+            message.name,
+            message.kind.words()
         );
+        for body in [&message.body, &message.reply] {
+            for field in &body.fields {
+                let nonzero = if field.nonzero { " nonzero" } else { "" };
+                let _ = writeln!(canonical, "{} {}{nonzero}", field.name, field.kind);
+            }
+            for tail in &body.tails {
+                let element = tail.element.as_deref().unwrap_or("bytes");
+                let _ = writeln!(canonical, "tail {} {element} max {}", tail.name, tail.max);
+            }
+            canonical.push_str("reply\n");
+        }
     }
     for item in &table.enums {
-        let _ = writeln!(canonical, "enum {} {:?}", item.name, item.values);
+        for (value, name) in &item.values {
+            let _ = writeln!(canonical, "enum {} {value} {name}", item.name);
+        }
     }
     for item in &table.structs {
         for field in &item.fields {
             let _ = writeln!(
                 canonical,
-                "struct {} {} {:?}",
+                "struct {} {} {}",
                 item.name, field.name, field.kind
             );
         }

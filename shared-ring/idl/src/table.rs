@@ -1,5 +1,7 @@
 //! The parsed table.
 
+use std::fmt;
+
 /// Everything `driver.idl` declares, in the file's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
@@ -282,6 +284,41 @@ impl FieldType {
             Self::Array(scalar, count) => (scalar.size() * count, scalar.size()),
             Self::Address | Self::Handle(_) | Self::Minted(_) | Self::OptionalHandle(_) => (8, 8),
             Self::Fence | Self::OptionalFence | Self::Enum(_) => (4, 4),
+        }
+    }
+}
+
+impl Handle {
+    fn word(self) -> String {
+        self.name().to_ascii_lowercase()
+    }
+}
+
+/// The type in the words of the language.
+impl fmt::Display for FieldType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Scalar(scalar) => f.write_str(scalar.name()),
+            Self::Array(scalar, count) => write!(f, "{}[{count}]", scalar.name()),
+            Self::Address => f.write_str("address"),
+            Self::Handle(handle) => f.write_str(&handle.word()),
+            Self::Minted(handle) => write!(f, "minted {}", handle.word()),
+            Self::OptionalHandle(handle) => write!(f, "optional {}", handle.word()),
+            Self::Fence => f.write_str("fence"),
+            Self::OptionalFence => f.write_str("optional fence"),
+            Self::Enum(name) => f.write_str(name),
+        }
+    }
+}
+
+impl Kind {
+    /// The words of the language.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Record => "record",
+            Self::Request => "request",
+            Self::Blocking => "request blocking",
         }
     }
 }
