@@ -1,1 +1,24 @@
 //! The CPU device: PTX executed on the host's processors.
+//!
+//! [`CpuDevice`] keeps the rules of a CUDA device where there is none: streams that overlap, the legacy
+//! default stream, events with times, fences, faults that are sticky, memory in the same address band.
+//!
+//! Invariants:
+//! - Memory is reached only through addresses that [`memory`] has checked.
+//! - Work on streams holds what it needs (memory, output, a kernel), never the context: a context is
+//!   torn down by the threads that use the device, not by the streams' own.
+//! - After the first fault nothing runs: no fence behind it is ever written.
+
+mod aperture;
+mod description;
+mod device;
+mod event;
+mod launch;
+mod limits;
+mod memory;
+mod module;
+mod output;
+mod scheduler;
+
+pub use aperture::ApertureError;
+pub use device::{CpuDevice, OpenError, Options};

@@ -185,7 +185,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;
     fn describe(&self) -> &Description;
-    /// The sticky error, if the context is dead; never waits. `probe` names streams with work in flight.
+    /// The sticky error, if the context is dead; never waits. `probe` names streams with work in flight,
+    /// all of which must exist.
     fn health(&self, probe: &[RawStream]) -> Option<CuError>;
     /// Takes the text that kernels printed and that a synchronization has made visible.
     fn take_output(&self) -> DeviceOutput;
@@ -253,6 +254,7 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     fn limit(&self, limit: u32) -> Result<u64>;
     fn set_limit(&self, limit: u32, value: u64) -> Result<()>;
-    /// Destroys everything in the context and starts afresh (`cuDevicePrimaryCtxReset`).
+    /// Destroys everything in the context and starts afresh (`cuDevicePrimaryCtxReset`). Host ranges are
+    /// registered and threads bound anew afterwards. Nobody else uses the device meanwhile.
     fn reset(&self) -> Result<()>;
 }

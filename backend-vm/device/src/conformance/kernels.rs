@@ -139,6 +139,12 @@ AGAIN:
     ret;
 }
 
+.visible .entry bounded()
+.maxntid 64, 1, 1
+{
+    ret;
+}
+
 .visible .entry fall()
 {
     trap;

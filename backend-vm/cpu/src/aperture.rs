@@ -1,0 +1,207 @@
+//! The address range that device memory is taken from: reserved once, made usable piece by piece.
+//!
+//! Every device of a process takes a slot of its own inside the device band, so that several may
+//! live side by side.
+
+use std::io;
+use std::ptr;
+
+/// Start of the band that device addresses lie in.
+pub const BAND_START: u64 = 0x6000_0000_0000;
+/// End of the band.
+pub const BAND_END: u64 = 0x6400_0000_0000;
+/// What is made usable at a time.
+const COMMIT_UNIT: u64 = 2 << 20;
+
+/// A reserved range of addresses.
+#[derive(Debug)]
+pub struct Aperture {
+    start: u64,
+    bytes: u64,
+}
+
+/// Why there is no aperture.
+#[derive(Debug, thiserror::Error)]
+pub enum ApertureError {
+    #[error(
+        "no {bytes:#x} bytes of address space are free in {BAND_START:#x}..{BAND_END:#x}, where \
+         device memory must lie"
+    )]
+    Full { bytes: u64 },
+    #[error("reserving {bytes:#x} bytes of address space at {start:#x} failed: {source}")]
+    Reserve {
+        start: u64,
+        bytes: u64,
+        source: io::Error,
+    },
+}
+
+impl Aperture {
+    /// Reserves the first free slot of `bytes` (a power of two) in the band.
+    pub fn reserve(bytes: u64) -> Result<Self, ApertureError> {
+        let mut start = BAND_START;
+        while start + bytes <= BAND_END {
+            match Self::reserve_at(start, bytes) {
+                Ok(()) => return Ok(Self { start, bytes }),
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => start += bytes,
+                Err(source) => {
+                    return Err(ApertureError::Reserve {
+                        start,
+                        bytes,
+                        source,
+                    });
+                }
+            }
+        }
+        Err(ApertureError::Full { bytes })
+    }
+
+    fn reserve_at(start: u64, bytes: u64) -> io::Result<()> {
+        // SAFETY: MAP_FIXED_NOREPLACE maps only where nothing is mapped, so no memory in use changes.
+        let mapped = unsafe {
+            libc::mmap(
+                ptr::without_provenance_mut(to_usize(start)),
+                to_usize(bytes),
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE
+                    | libc::MAP_ANONYMOUS
+                    | libc::MAP_NORESERVE
+                    | libc::MAP_FIXED_NOREPLACE,
+                -1,
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        if mapped.addr() == to_usize(start) {
+            return Ok(());
+        }
+        // Kernels before 4.17 take the address as a hint.
+        // SAFETY: this call has just mapped that range, nobody else knows of it.
+        unsafe { libc::munmap(mapped, to_usize(bytes)) };
+        Err(io::Error::from_raw_os_error(libc::EEXIST))
+    }
+
+    /// First address.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Makes a range readable and writable. What is outside the aperture is not touched.
+    pub fn commit(&self, address: u64, bytes: u64) -> io::Result<()> {
+        let first = (address & !(COMMIT_UNIT - 1)).max(self.start);
+        let last = (address + bytes)
+            .next_multiple_of(COMMIT_UNIT)
+            .min(self.start + self.bytes);
+        // SAFETY: first..last lies in the aperture, which this object owns.
+        let result = unsafe {
+            libc::mprotect(
+                ptr::without_provenance_mut(to_usize(first)),
+                to_usize(last - first),
+                libc::PROT_READ | libc::PROT_WRITE,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// Empties a range: it reads as zeros afterwards. Whole pages go back to the system.
+    pub fn scrub(&self, address: u64, bytes: u64) {
+        const PAGE: u64 = 4096;
+        let first = address.next_multiple_of(PAGE);
+        let last = (address + bytes) & !(PAGE - 1);
+        if first >= last {
+            zero(address, bytes);
+            return;
+        }
+        zero(address, first - address);
+        zero(last, address + bytes - last);
+        // SAFETY: first..last lies in the aperture and is private anonymous memory of this object.
+        let result = unsafe {
+            libc::madvise(
+                ptr::without_provenance_mut(to_usize(first)),
+                to_usize(last - first),
+                libc::MADV_DONTNEED,
+            )
+        };
+        if result != 0 {
+            zero(first, last - first);
+        }
+    }
+}
+
+impl Drop for Aperture {
+    fn drop(&mut self) {
+        // SAFETY: the range is this object's own; whoever holds its addresses holds this object too.
+        unsafe {
+            libc::munmap(
+                ptr::without_provenance_mut(to_usize(self.start)),
+                to_usize(self.bytes),
+            )
+        };
+    }
+}
+
+fn zero(address: u64, bytes: u64) {
+    // SAFETY: callers pass committed ranges of the aperture.
+    unsafe {
+        ptr::with_exposed_provenance_mut::<u8>(to_usize(address)).write_bytes(0, to_usize(bytes))
+    };
+}
+
+/// An address or a size of this 64-bit machine.
+pub fn to_usize(value: u64) -> usize {
+    const { assert!(usize::BITS == 64) };
+    value as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(address: u64) -> u8 {
+        // SAFETY: the tests read what they committed.
+        unsafe { ptr::with_exposed_provenance::<u8>(to_usize(address)).read_volatile() }
+    }
+
+    fn fill(address: u64, bytes: usize) {
+        // SAFETY: the tests write what they committed.
+        unsafe {
+            ptr::with_exposed_provenance_mut::<u8>(to_usize(address)).write_bytes(0xaa, bytes)
+        };
+    }
+
+    #[test]
+    fn two_apertures_do_not_overlap() {
+        let first = Aperture::reserve(1 << 30).expect("reserve");
+        let second = Aperture::reserve(1 << 30).expect("reserve");
+        assert!(
+            first.start() + first.bytes() <= second.start()
+                || second.start() + second.bytes() <= first.start()
+        );
+        assert!(first.start() >= BAND_START && second.start() + second.bytes() <= BAND_END);
+    }
+
+    #[test]
+    fn scrubbing_empties_the_range_and_nothing_else() {
+        let aperture = Aperture::reserve(1 << 30).expect("reserve");
+        let base = aperture.start();
+        aperture.commit(base, 64 << 10).expect("commit");
+        fill(base, 64 << 10);
+        aperture.scrub(base + 512, 20_000);
+        assert_eq!(read(base + 511), 0xaa);
+        assert!((512..20_512).all(|offset| read(base + offset) == 0));
+        assert_eq!(read(base + 20_512), 0xaa);
+        aperture.scrub(base, 512);
+        assert!((0..512).all(|offset| read(base + offset) == 0));
+    }
+}

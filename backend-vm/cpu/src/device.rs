@@ -1,0 +1,479 @@
+//! [`CpuDevice`].
+
+use std::fs;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+
+use wormhole_device::{
+    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LoadedFunction,
+    LoadedModule, RawEvent, RawFunction, RawModule, RawStream, Result,
+};
+
+use crate::aperture::{ApertureError, to_usize};
+use crate::description::describe;
+use crate::event::Events;
+use crate::limits::Limits;
+use crate::memory::{Memory, Owner, pointer};
+use crate::module::Modules;
+use crate::output::Output;
+use crate::scheduler::{Point, Scheduler};
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+/// The most flags that `cuEventRecordWithFlags` and `cuStreamWaitEvent` know: one, for capture.
+const EXTERNAL: u32 = 1;
+/// Memory of the device when the system does not say how much there is.
+const FALLBACK_MEMORY: u64 = 1 << 30;
+
+/// How to open the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Bytes of device memory; half of the host's memory if not given.
+    pub memory: Option<u64>,
+}
+
+/// Why the device cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("the CPU device has no memory: {0}")]
+pub struct OpenError(#[from] ApertureError);
+
+/// A CUDA device made of the host's processors.
+#[derive(Debug)]
+pub struct CpuDevice {
+    description: Description,
+    memory: Arc<Memory>,
+    multiprocessors: u32,
+    context: RwLock<Arc<Context>>,
+}
+
+/// What a reset replaces.
+#[derive(Debug)]
+struct Context {
+    scheduler: Scheduler,
+    events: Events,
+    modules: Modules,
+    limits: Limits,
+    output: Arc<Output>,
+}
+
+impl Context {
+    fn new() -> Self {
+        Self {
+            scheduler: Scheduler::new(),
+            events: Events::default(),
+            modules: Modules::default(),
+            limits: Limits::default(),
+            output: Arc::default(),
+        }
+    }
+
+    /// Waits for the points, after which printed text is visible.
+    fn synchronize(&self, points: &[Point]) -> Result<()> {
+        let result = self.scheduler.wait(points);
+        self.output.flush();
+        result
+    }
+}
+
+impl CpuDevice {
+    /// Opens the device. Each one opened is a device of its own.
+    pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
+        let bytes = options.memory.unwrap_or_else(|| host_memory() / 2);
+        let memory = Arc::new(Memory::new(bytes)?);
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let multiprocessors = u32::try_from(processors).unwrap_or(u32::MAX);
+        Ok(Self {
+            description: describe(bytes, multiprocessors),
+            memory,
+            multiprocessors,
+            context: RwLock::new(Arc::new(Context::new())),
+        })
+    }
+
+    fn current(&self) -> Arc<Context> {
+        Arc::clone(&self.context.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The context, if it lives.
+    fn context(&self) -> Result<Arc<Context>> {
+        let context = self.current();
+        context.scheduler.alive()?;
+        Ok(context)
+    }
+
+    /// Waits until all work of the context is complete, as calls do that take memory away.
+    fn idle(&self) -> Result<Arc<Context>> {
+        let context = self.context()?;
+        context
+            .scheduler
+            .wait(&context.scheduler.whole_frontier())?;
+        Ok(context)
+    }
+}
+
+/// Bytes of memory of this machine.
+fn host_memory() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.map_or(2 * FALLBACK_MEMORY, |kilobytes| kilobytes << 10)
+}
+
+/// The bytes that a fill covers, from its first to its last.
+fn extent(fill: &Fill) -> Result<u64> {
+    let element = u64::from(fill.element);
+    if !matches!(element, 1 | 2 | 4) || !fill.destination.is_multiple_of(element) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let row = fill
+        .width
+        .checked_mul(element)
+        .ok_or(CuError::INVALID_VALUE)?;
+    if fill.height <= 1 {
+        return Ok(if fill.height == 0 { 0 } else { row });
+    }
+    if fill.pitch < row || !fill.pitch.is_multiple_of(element) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let before = fill
+        .pitch
+        .checked_mul(fill.height - 1)
+        .ok_or(CuError::INVALID_VALUE)?;
+    before.checked_add(row).ok_or(CuError::INVALID_VALUE)
+}
+
+/// Fills memory that [`extent`] was checked for.
+fn run_fill(fill: &Fill) {
+    let width = to_usize(fill.width);
+    let [low, second, ..] = fill.value.to_le_bytes();
+    for row in 0..fill.height {
+        let start = pointer(fill.destination + row * fill.pitch);
+        // SAFETY: the whole extent lies in memory of the device or in a registered range, both of which
+        // stay mapped; it is aligned to the element. Others may write it at the same time, as the
+        // program allows itself; nothing is read.
+        unsafe {
+            match fill.element {
+                1 => start.write_bytes(low, width),
+                2 => {
+                    let value = u16::from_le_bytes([low, second]);
+                    (0..width).for_each(|index| start.cast::<u16>().add(index).write(value));
+                }
+                _ => (0..width).for_each(|index| start.cast::<u32>().add(index).write(fill.value)),
+            }
+        }
+    }
+}
+
+impl Device for CpuDevice {
+    fn bind_thread(&self) -> Result<()> {
+        self.context().map(drop)
+    }
+
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn health(&self, _probe: &[RawStream]) -> Option<CuError> {
+        self.current().scheduler.fault()
+    }
+
+    fn take_output(&self) -> DeviceOutput {
+        let context = self.current();
+        if context.scheduler.fault().is_some() {
+            context.output.flush();
+        }
+        context.output.take()
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        self.context()?;
+        Ok(self.memory.info())
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64> {
+        self.context()?;
+        self.memory.allocate(bytes, Owner::Program)
+    }
+
+    fn free(&self, address: u64) -> Result<()> {
+        self.context()?;
+        self.memory.owned(address, Owner::Program)?;
+        self.idle()?;
+        self.memory.free(address, Owner::Program)
+    }
+
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
+        self.context()?;
+        self.memory.register(address, bytes)
+    }
+
+    fn unregister(&self, address: u64) -> Result<()> {
+        self.context()?;
+        self.memory.registered(address)?;
+        let context = self.idle()?;
+        self.memory.unregister(address)?;
+        // Kernels that started meanwhile may have found the range.
+        let late = context.scheduler.wait(&context.scheduler.whole_frontier());
+        if late.is_err() {
+            context.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
+        }
+        late
+    }
+
+    fn copy(&self, destination: u64, source: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let context = self.context()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.memory.check(destination, bytes)?;
+        self.memory.check(source, bytes)?;
+        let memory = Arc::clone(&self.memory);
+        let work = move || {
+            let _mapped = memory;
+            // SAFETY: both ranges were found in memory of the device or in registered ranges, which
+            // stay mapped until the work before their unregistration is complete. The C library's
+            // function is used because others may write to the memory meanwhile.
+            unsafe {
+                libc::memmove(
+                    pointer(destination).cast(),
+                    pointer(source).cast(),
+                    to_usize(bytes),
+                )
+            };
+            Ok(())
+        };
+        context.scheduler.submit(stream, Box::new(work)).map(drop)
+    }
+
+    fn write(&self, destination: u64, data: &[u8], stream: RawStream) -> Result<()> {
+        let context = self.context()?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.memory.check(destination, data.len() as u64)?;
+        let memory = Arc::clone(&self.memory);
+        let data = Box::<[u8]>::from(data);
+        let work = move || {
+            let _mapped = memory;
+            // SAFETY: the destination was found in memory of the device or in a registered range; the
+            // source is private to this work.
+            unsafe {
+                libc::memcpy(
+                    pointer(destination).cast(),
+                    data.as_ptr().cast(),
+                    data.len(),
+                )
+            };
+            Ok(())
+        };
+        context.scheduler.submit(stream, Box::new(work)).map(drop)
+    }
+
+    fn fill(&self, fill: Fill, stream: RawStream) -> Result<()> {
+        let context = self.context()?;
+        let bytes = extent(&fill)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.memory.check(fill.destination, bytes)?;
+        let memory = Arc::clone(&self.memory);
+        let work = move || {
+            let _mapped = memory;
+            run_fill(&fill);
+            Ok(())
+        };
+        context.scheduler.submit(stream, Box::new(work)).map(drop)
+    }
+
+    fn create_stream(&self, flags: u32, _priority: i32) -> Result<RawStream> {
+        let context = self.context()?;
+        if flags & !NON_BLOCKING != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(context.scheduler.create(flags & NON_BLOCKING == 0))
+    }
+
+    fn destroy_stream(&self, stream: RawStream) -> Result<()> {
+        self.context()?.scheduler.destroy(stream)
+    }
+
+    fn query_stream(&self, stream: RawStream) -> Result<bool> {
+        let context = self.context()?;
+        context
+            .scheduler
+            .reached(&context.scheduler.frontier(stream)?)
+    }
+
+    fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
+        let context = self.context()?;
+        let points = context.scheduler.frontier(stream)?;
+        context.synchronize(&points)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        let context = self.context()?;
+        let points = context.scheduler.whole_frontier();
+        context.synchronize(&points)
+    }
+
+    fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()> {
+        let context = self.context()?;
+        if flags & !EXTERNAL != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let point = context.events.point(event)?;
+        context
+            .scheduler
+            .submit_after(stream, point, Box::new(|| Ok(())))
+            .map(drop)
+    }
+
+    fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()> {
+        let context = self.context()?;
+        self.memory.check(address, 8)?;
+        if !address.is_multiple_of(8) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let work = move || {
+            // SAFETY: the word was found in a registered range, which stays mapped until the work before
+            // its unregistration is complete; it is aligned, and all sides access it atomically.
+            let word = unsafe { AtomicU64::from_ptr(pointer(address).cast()) };
+            // SYNC POINT: fence. What the work before wrote is visible to whoever reads the value.
+            word.store(value, Ordering::Release);
+            Ok(())
+        };
+        context.scheduler.submit(stream, Box::new(work)).map(drop)
+    }
+
+    fn create_event(&self, flags: u32) -> Result<RawEvent> {
+        self.context()?.events.create(flags)
+    }
+
+    fn destroy_event(&self, event: RawEvent) -> Result<()> {
+        self.context()?.events.destroy(event)
+    }
+
+    fn record_event(&self, event: RawEvent, stream: RawStream, flags: u32) -> Result<()> {
+        let context = self.context()?;
+        if flags & !EXTERNAL != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        context.events.record(event, stream, &context.scheduler)
+    }
+
+    fn query_event(&self, event: RawEvent) -> Result<bool> {
+        let context = self.context()?;
+        let point = context.events.point(event)?;
+        context.scheduler.reached(point.as_slice())
+    }
+
+    fn synchronize_event(&self, event: RawEvent) -> Result<()> {
+        let context = self.context()?;
+        let point = context.events.point(event)?;
+        context.synchronize(point.as_slice())
+    }
+
+    fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
+        self.context()?.events.elapsed(start, end)
+    }
+
+    fn load(&self, image: &[u8], _kind: ImageKind) -> Result<LoadedModule> {
+        self.context()?.modules.load(image, &self.memory)
+    }
+
+    fn unload(&self, module: RawModule) -> Result<()> {
+        self.context()?.modules.check(module)?;
+        self.idle()?.modules.unload(module)
+    }
+
+    fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction> {
+        self.context()?.modules.function(module, name)
+    }
+
+    fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
+        self.context()?.modules.global(module, name)
+    }
+
+    fn function_attribute(&self, function: RawFunction, attribute: i32) -> Result<i32> {
+        self.context()?
+            .modules
+            .kernel(function)?
+            .attribute(attribute)
+    }
+
+    fn set_function_attribute(
+        &self,
+        function: RawFunction,
+        attribute: i32,
+        value: i32,
+    ) -> Result<()> {
+        self.context()?
+            .modules
+            .kernel(function)?
+            .set_attribute(attribute, value)
+    }
+
+    fn set_cache_config(&self, function: RawFunction, config: u32) -> Result<()> {
+        // CU_FUNC_CACHE_PREFER_EQUAL is the last; there is no cache to divide.
+        const PREFER_EQUAL: u32 = 3;
+        self.context()?.modules.kernel(function)?;
+        if config > PREFER_EQUAL {
+            Err(CuError::INVALID_VALUE)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn occupancy(&self, function: RawFunction, block: u32, shared: u64, flags: u32) -> Result<i32> {
+        // CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE.
+        const KNOWN_FLAGS: u32 = 1;
+        let kernel = self.context()?.modules.kernel(function)?;
+        if block == 0 || flags & !KNOWN_FLAGS != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let blocks = crate::launch::occupancy(&kernel.needs(), block, shared);
+        i32::try_from(blocks).map_err(|_| CuError::UNKNOWN)
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let context = self.context()?;
+        let kernel = context.modules.kernel(launch.function)?;
+        let cooperative = crate::launch::validate(&kernel.needs(), launch, self.multiprocessors)?;
+        let work = kernel.work(
+            launch,
+            cooperative,
+            Arc::clone(&self.memory),
+            Arc::clone(&context.output),
+            &context.limits,
+            context.scheduler.cancel(),
+        );
+        context.scheduler.submit(launch.stream, work).map(drop)
+    }
+
+    fn limit(&self, limit: u32) -> Result<u64> {
+        self.context()?.limits.get(limit)
+    }
+
+    fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
+        self.context()?.limits.set(limit, value)
+    }
+
+    fn reset(&self) -> Result<()> {
+        let mut current = self.context.write().unwrap_or_else(PoisonError::into_inner);
+        current.scheduler.alive()?;
+        current.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
+        self.memory.clear();
+        *current = Arc::new(Context::new());
+        Ok(())
+    }
+}
+
+impl Drop for CpuDevice {
+    fn drop(&mut self) {
+        self.current().scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
+    }
+}

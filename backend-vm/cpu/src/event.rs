@@ -1,0 +1,120 @@
+//! Events: a point in a stream, and the time at which it was reached.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use wormhole_device::{CuError, RawEvent, RawStream, Result};
+
+use crate::scheduler::{Point, Scheduler};
+
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+const KNOWN_FLAGS: u32 = 1 | DISABLE_TIMING | INTERPROCESS;
+
+#[derive(Debug)]
+struct Event {
+    timing: bool,
+    last: Option<Record>,
+}
+
+#[derive(Clone, Debug)]
+struct Record {
+    point: Point,
+    time: Arc<OnceLock<Instant>>,
+}
+
+#[derive(Debug, Default)]
+struct Slab {
+    events: HashMap<u64, Event>,
+    next: u64,
+}
+
+/// The events of one context.
+#[derive(Debug, Default)]
+pub struct Events {
+    slab: Mutex<Slab>,
+}
+
+impl Events {
+    fn lock(&self) -> MutexGuard<'_, Slab> {
+        self.slab.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `cuEventCreate`.
+    pub fn create(&self, flags: u32) -> Result<RawEvent> {
+        // An interprocess event keeps no time (CUDA driver API, cuEventCreate).
+        if flags & !KNOWN_FLAGS != 0 || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut slab = self.lock();
+        slab.next += 1;
+        let id = slab.next;
+        slab.events.insert(
+            id,
+            Event {
+                timing: flags & DISABLE_TIMING == 0,
+                last: None,
+            },
+        );
+        Ok(RawEvent(id))
+    }
+
+    /// `cuEventDestroy`: what waits for the event still does.
+    pub fn destroy(&self, event: RawEvent) -> Result<()> {
+        self.lock()
+            .events
+            .remove(&event.0)
+            .map(drop)
+            .ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// `cuEventRecord`. The slab stays locked until the record is queued, so that the last record is
+    /// the one queued last.
+    pub fn record(&self, event: RawEvent, stream: RawStream, scheduler: &Scheduler) -> Result<()> {
+        let mut slab = self.lock();
+        let entry = slab
+            .events
+            .get_mut(&event.0)
+            .ok_or(CuError::INVALID_HANDLE)?;
+        let time = Arc::new(OnceLock::new());
+        let stamp = Arc::clone(&time);
+        let point = scheduler.submit(
+            stream,
+            Box::new(move || {
+                stamp.get_or_init(Instant::now);
+                Ok(())
+            }),
+        )?;
+        entry.last = Some(Record { point, time });
+        Ok(())
+    }
+
+    /// The point of the last record; none if it was never recorded.
+    pub fn point(&self, event: RawEvent) -> Result<Option<Point>> {
+        let slab = self.lock();
+        let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
+        Ok(entry.last.as_ref().map(|record| record.point))
+    }
+
+    /// `cuEventElapsedTime`.
+    pub fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
+        let slab = self.lock();
+        let record = |event: RawEvent| {
+            let entry = slab.events.get(&event.0).filter(|entry| entry.timing);
+            entry
+                .and_then(|entry| entry.last.clone())
+                .ok_or(CuError::INVALID_HANDLE)
+        };
+        let (start, end) = (record(start)?, record(end)?);
+        let time = |record: &Record| record.time.get().copied().ok_or(CuError::NOT_READY);
+        let (start, end) = (time(&start)?, time(&end)?);
+        let milliseconds = if end >= start {
+            (end - start).as_secs_f64() * 1e3
+        } else {
+            -(start - end).as_secs_f64() * 1e3
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "the API's type")]
+        Ok(milliseconds as f32)
+    }
+}

@@ -1,0 +1,211 @@
+//! Which launches are possible, and how many blocks fit a multiprocessor.
+//!
+//! The limits and the codes are the native driver's; where the CPU itself has none, the described
+//! device's are kept, so that a program behaves here as it will there.
+
+use wormhole_device::{CuError, Launch, LaunchAttribute, Result};
+
+use crate::description::{
+    BLOCKS_PER_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID,
+    REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED,
+    THREADS_PER_MULTIPROCESSOR, WARP,
+};
+
+const COOPERATIVE: u32 = 2;
+const CLUSTER_DIMENSION: u32 = 4;
+const PROGRAMMATIC_EVENT: u32 = 7;
+const LAUNCH_COMPLETION_EVENT: u32 = 12;
+const DEVICE_UPDATABLE_KERNEL_NODE: u32 = 13;
+/// Registers are given to warps in units of this many.
+const REGISTER_UNIT: u32 = 256;
+
+/// What a block of a kernel takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// Most threads of a block (`.maxntid`, `.reqntid`).
+    pub max_threads: u32,
+    /// Static shared memory, bytes.
+    pub shared: u32,
+    /// Most dynamic shared memory, bytes.
+    pub max_dynamic_shared: u32,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of the packed parameters.
+    pub parameters: usize,
+}
+
+/// Refuses what the device cannot run. Says whether the launch is cooperative.
+pub fn validate(needs: &Needs, launch: &Launch<'_>, multiprocessors: u32) -> Result<bool> {
+    let within = |value: [u32; 3], most: [u32; 3]| {
+        value
+            .iter()
+            .zip(most)
+            .all(|(value, most)| (1..=most).contains(value))
+    };
+    if !within(launch.grid, MAX_GRID) || !within(launch.block, MAX_BLOCK) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // Each dimension is at most 1024, so the product fits.
+    let threads: u32 = launch.block.iter().product();
+    if threads > MAX_BLOCK_THREADS.min(needs.max_threads)
+        || launch.shared > needs.max_dynamic_shared
+        || launch.parameters.len() < needs.parameters
+    {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let cooperative = attributes(launch.attributes)?;
+    let fitting = occupancy(needs, threads, launch.shared.into());
+    if fitting == 0 {
+        return Err(CuError::LAUNCH_OUT_OF_RESOURCES);
+    }
+    let blocks = launch.grid.iter().fold(1_u64, |product, count| {
+        product.saturating_mul(u64::from(*count))
+    });
+    if cooperative && blocks > u64::from(fitting) * u64::from(multiprocessors) {
+        return Err(CuError::COOPERATIVE_LAUNCH_TOO_LARGE);
+    }
+    Ok(cooperative)
+}
+
+/// Refuses attributes whose effect would be missed; the others are hints. Says whether the launch is
+/// cooperative.
+fn attributes(attributes: &[LaunchAttribute]) -> Result<bool> {
+    let mut cooperative = false;
+    for attribute in attributes {
+        let word = |index: usize| {
+            attribute.value[4 * index..][..4]
+                .iter()
+                .rev()
+                .fold(0_u32, |word, byte| word << 8 | u32::from(*byte))
+        };
+        match attribute.id {
+            COOPERATIVE => cooperative = word(0) != 0,
+            CLUSTER_DIMENSION if [word(0), word(1), word(2)].iter().all(|size| *size <= 1) => {}
+            CLUSTER_DIMENSION
+            | PROGRAMMATIC_EVENT
+            | LAUNCH_COMPLETION_EVENT
+            | DEVICE_UPDATABLE_KERNEL_NODE => return Err(CuError::NOT_SUPPORTED),
+            _ => {}
+        }
+    }
+    Ok(cooperative)
+}
+
+/// Blocks that fit a multiprocessor at a time (CUDA programming guide, "Multiprocessor level").
+pub fn occupancy(needs: &Needs, threads: u32, dynamic_shared: u64) -> u32 {
+    if threads == 0 || threads > needs.max_threads.min(MAX_BLOCK_THREADS) {
+        return 0;
+    }
+    let warps = threads.div_ceil(WARP);
+    let by_threads = THREADS_PER_MULTIPROCESSOR / (warps * WARP);
+    let warp_registers = (needs.registers * WARP).next_multiple_of(REGISTER_UNIT);
+    let by_registers = (REGISTERS_PER_MULTIPROCESSOR / warp_registers.max(1)) / warps;
+    let shared = u64::from(needs.shared) + dynamic_shared + u64::from(SHARED_RESERVED);
+    let by_shared = u64::from(SHARED_PER_MULTIPROCESSOR) / shared;
+    let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
+    BLOCKS_PER_MULTIPROCESSOR
+        .min(by_threads)
+        .min(by_registers)
+        .min(by_shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use wormhole_device::{RawFunction, RawStream};
+
+    use super::*;
+
+    const NEEDS: Needs = Needs {
+        max_threads: 256,
+        shared: 1024,
+        max_dynamic_shared: 48 << 10,
+        registers: 32,
+        parameters: 12,
+    };
+
+    fn try_launch(
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        id: u32,
+        value: u8,
+    ) -> Result<bool> {
+        let mut bytes = [0; 64];
+        bytes[0] = value;
+        let launch = Launch {
+            function: RawFunction(1),
+            stream: RawStream::LEGACY,
+            grid,
+            block,
+            shared,
+            attributes: &[LaunchAttribute { id, value: bytes }],
+            parameters: &[0; 12],
+        };
+        validate(&NEEDS, &launch, 2)
+    }
+
+    #[test]
+    fn each_impossible_launch_has_the_native_code() {
+        assert_eq!(
+            try_launch([1, 1, 1], [256, 1, 1], 48 << 10, 0, 0),
+            Ok(false)
+        );
+        let invalid = [
+            ([0, 1, 1], [1, 1, 1], 0),
+            ([1, 65_536, 1], [1, 1, 1], 0),
+            ([1, 1, 1], [1, 1, 65], 0),
+            ([1, 1, 1], [1025, 1, 1], 0),
+            ([1, 1, 1], [64, 64, 1], 0),
+            ([1, 1, 1], [257, 1, 1], 0),
+            ([1, 1, 1], [1, 1, 1], (48 << 10) + 1),
+        ];
+        for (grid, block, shared) in invalid {
+            let result = try_launch(grid, block, shared, 0, 0);
+            assert_eq!(
+                result,
+                Err(CuError::INVALID_VALUE),
+                "{grid:?} {block:?} {shared}"
+            );
+        }
+        assert_eq!(
+            try_launch([16, 1, 1], [256, 1, 1], 0, COOPERATIVE, 1),
+            Ok(true)
+        );
+        let large = try_launch([17, 1, 1], [256, 1, 1], 0, COOPERATIVE, 1);
+        assert_eq!(large, Err(CuError::COOPERATIVE_LAUNCH_TOO_LARGE));
+        assert_eq!(
+            try_launch([17, 1, 1], [256, 1, 1], 0, COOPERATIVE, 0),
+            Ok(false)
+        );
+        assert_eq!(
+            try_launch([2, 1, 1], [1, 1, 1], 0, CLUSTER_DIMENSION, 1),
+            Ok(false)
+        );
+        let cluster = try_launch([2, 1, 1], [1, 1, 1], 0, CLUSTER_DIMENSION, 2);
+        assert_eq!(cluster, Err(CuError::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn the_scarcest_resource_bounds_the_occupancy() {
+        let needs = |registers, shared| Needs {
+            max_threads: 1024,
+            shared,
+            registers,
+            ..NEEDS
+        };
+        assert_eq!(occupancy(&needs(16, 0), 1024, 0), 2, "threads");
+        assert_eq!(occupancy(&needs(16, 0), 32, 0), 32, "blocks");
+        assert_eq!(occupancy(&needs(128, 0), 256, 0), 2, "registers");
+        assert_eq!(
+            occupancy(&needs(16, 47 << 10), 32, 0),
+            4,
+            "static shared memory"
+        );
+        assert_eq!(
+            occupancy(&needs(16, 0), 32, 227 << 10),
+            1,
+            "dynamic shared memory"
+        );
+        assert_eq!(occupancy(&needs(255, 0), 1024, 0), 0, "nothing fits");
+    }
+}

@@ -1,0 +1,90 @@
+//! Context limits (`cuCtxGetLimit`, `cuCtxSetLimit`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wormhole_device::{CuError, Result};
+
+const STACK_SIZE: u32 = 0;
+const PRINTF_FIFO_SIZE: u32 = 1;
+const MALLOC_HEAP_SIZE: u32 = 2;
+const DEV_RUNTIME_PENDING_LAUNCH_COUNT: u32 = 4;
+const MAX_L2_FETCH_GRANULARITY: u32 = 5;
+const PERSISTING_L2_CACHE_SIZE: u32 = 6;
+/// One past the last `CUlimit` of CUDA 13.0.
+const END: u32 = 10;
+/// The most local memory of a thread (CUDA programming guide, technical specifications).
+const MAX_STACK: u64 = 512 << 10;
+
+/// The limits that mean something here.
+#[derive(Debug)]
+pub struct Limits {
+    stack: AtomicU64,
+    printf: AtomicU64,
+    heap: AtomicU64,
+    launches: AtomicU64,
+    granularity: AtomicU64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            stack: AtomicU64::new(1024),
+            printf: AtomicU64::new(1 << 20),
+            heap: AtomicU64::new(8 << 20),
+            launches: AtomicU64::new(2048),
+            granularity: AtomicU64::new(64),
+        }
+    }
+}
+
+impl Limits {
+    fn cell(&self, limit: u32) -> Result<&AtomicU64> {
+        match limit {
+            STACK_SIZE => Ok(&self.stack),
+            PRINTF_FIFO_SIZE => Ok(&self.printf),
+            MALLOC_HEAP_SIZE => Ok(&self.heap),
+            DEV_RUNTIME_PENDING_LAUNCH_COUNT => Ok(&self.launches),
+            MAX_L2_FETCH_GRANULARITY => Ok(&self.granularity),
+            limit if limit < END => Err(CuError::UNSUPPORTED_LIMIT),
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+
+    /// `cuCtxGetLimit`.
+    pub fn get(&self, limit: u32) -> Result<u64> {
+        if limit == PERSISTING_L2_CACHE_SIZE {
+            return Ok(0);
+        }
+        Ok(self.cell(limit)?.load(Ordering::Relaxed))
+    }
+
+    /// `cuCtxSetLimit`.
+    pub fn set(&self, limit: u32, value: u64) -> Result<()> {
+        let cell = self.cell(limit)?;
+        let allowed = match limit {
+            STACK_SIZE => value <= MAX_STACK,
+            MAX_L2_FETCH_GRANULARITY => value <= 128,
+            _ => true,
+        };
+        if !allowed {
+            return Err(CuError::INVALID_VALUE);
+        }
+        cell.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Bytes of stack of a thread.
+    pub fn stack(&self) -> u64 {
+        self.stack.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of printed text that are kept between synchronizations.
+    pub fn printf(&self) -> u64 {
+        self.printf.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the heap that device `malloc` takes from.
+    pub fn heap(&self) -> u64 {
+        self.heap.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,357 @@
+//! Device memory and registered host memory: what is allocated, and what may be reached.
+//!
+//! An address is a real address of this process. Nothing reaches memory through an address that was
+//! not looked up here. Memory stays mapped after it is freed (and is emptied), so that a kernel that
+//! races with its own program's `cuMemFree` reads zeros at worst.
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use wormhole_device::{CuError, Result};
+
+use crate::aperture::{Aperture, ApertureError, to_usize};
+
+/// Allocations begin at and are rounded to multiples of this.
+const GRANULE: u64 = 512;
+/// Allocations of at least this size begin at multiples of it.
+const LARGE: u64 = 2 << 20;
+/// Address space for each byte that may be allocated, so that holes do not exhaust it early.
+const SPREAD: u64 = 4;
+/// The smallest aperture.
+const SMALLEST_APERTURE: u64 = 1 << 30;
+
+/// Who frees an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The program (`cuMemFree`).
+    Program,
+    /// A module, when it is unloaded.
+    Module,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    bytes: u64,
+    owner: Owner,
+}
+
+#[derive(Debug)]
+struct Books {
+    live: BTreeMap<u64, Block>,
+    /// Free ranges, address to size; no two are adjacent.
+    holes: BTreeMap<u64, u64>,
+    used: u64,
+    /// Registered host ranges, address to size.
+    registered: BTreeMap<u64, u64>,
+}
+
+impl Books {
+    /// The allocation or registration that holds all of `bytes` bytes at `address`.
+    fn find(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
+        let end = address.checked_add(bytes)?;
+        let allocated = self
+            .live
+            .range(..=address)
+            .next_back()
+            .map(|(at, block)| (*at, block.bytes));
+        let registered = self
+            .registered
+            .range(..=address)
+            .next_back()
+            .map(|(at, size)| (*at, *size));
+        allocated
+            .into_iter()
+            .chain(registered)
+            .find(|(start, size)| end <= start + size)
+    }
+}
+
+/// The memory of one device.
+#[derive(Debug)]
+pub struct Memory {
+    aperture: Aperture,
+    limit: u64,
+    books: RwLock<Books>,
+}
+
+impl Memory {
+    /// Memory of `limit` bytes.
+    pub fn new(limit: u64) -> std::result::Result<Self, ApertureError> {
+        let bytes = limit
+            .saturating_mul(SPREAD)
+            .checked_next_power_of_two()
+            .ok_or(ApertureError::Full { bytes: limit })?
+            .max(SMALLEST_APERTURE);
+        let aperture = Aperture::reserve(bytes)?;
+        let books = RwLock::new(Books {
+            live: BTreeMap::new(),
+            holes: BTreeMap::from([(aperture.start(), bytes)]),
+            used: 0,
+            registered: BTreeMap::new(),
+        });
+        Ok(Self {
+            aperture,
+            limit,
+            books,
+        })
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Books> {
+        self.books.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Books> {
+        self.books.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Free and total, bytes.
+    pub fn info(&self) -> (u64, u64) {
+        (self.limit - self.read().used, self.limit)
+    }
+
+    /// Allocates memory that reads as zeros.
+    pub fn allocate(&self, bytes: u64, owner: Owner) -> Result<u64> {
+        if bytes == 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if bytes > self.limit {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let alignment = if bytes >= LARGE { LARGE } else { GRANULE };
+        let bytes = bytes.next_multiple_of(GRANULE);
+        let mut books = self.write();
+        if bytes > self.limit - books.used {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let (hole, size, address) = books
+            .holes
+            .iter()
+            .map(|(hole, size)| (*hole, *size, hole.next_multiple_of(alignment)))
+            .find(|(hole, size, address)| address + bytes <= hole + size)
+            .ok_or(CuError::OUT_OF_MEMORY)?;
+        self.aperture.commit(address, bytes).map_err(|error| {
+            tracing::warn!(%error, bytes, "the system gives no memory for an allocation");
+            CuError::OUT_OF_MEMORY
+        })?;
+        books.holes.remove(&hole);
+        if address > hole {
+            books.holes.insert(hole, address - hole);
+        }
+        if address + bytes < hole + size {
+            books
+                .holes
+                .insert(address + bytes, hole + size - address - bytes);
+        }
+        books.used += bytes;
+        books.live.insert(address, Block { bytes, owner });
+        Ok(address)
+    }
+
+    /// `Ok` if `address` is the start of an allocation of that owner.
+    pub fn owned(&self, address: u64, owner: Owner) -> Result<()> {
+        match self.read().live.get(&address) {
+            Some(block) if block.owner == owner => Ok(()),
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+
+    /// Frees an allocation and empties it.
+    pub fn free(&self, address: u64, owner: Owner) -> Result<()> {
+        let mut books = self.write();
+        match books.live.get(&address) {
+            Some(block) if block.owner == owner => {}
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+        self.release(&mut books, address);
+        Ok(())
+    }
+
+    fn release(&self, books: &mut Books, address: u64) {
+        let Some(block) = books.live.remove(&address) else {
+            return;
+        };
+        self.aperture.scrub(address, block.bytes);
+        books.used -= block.bytes;
+        let (mut start, mut bytes) = (address, block.bytes);
+        if let Some((&before, &size)) = books.holes.range(..address).next_back()
+            && before + size == address
+        {
+            books.holes.remove(&before);
+            start = before;
+            bytes += size;
+        }
+        if let Some(size) = books.holes.remove(&(address + block.bytes)) {
+            bytes += size;
+        }
+        books.holes.insert(start, bytes);
+    }
+
+    /// Frees everything and forgets all registrations.
+    pub fn clear(&self) {
+        let mut books = self.write();
+        while let Some((&address, _)) = books.live.first_key_value() {
+            self.release(&mut books, address);
+        }
+        books.registered.clear();
+    }
+
+    /// Makes a host range reachable.
+    pub fn register(&self, address: u64, bytes: u64) -> Result<()> {
+        let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
+        if bytes == 0
+            || (address < self.aperture.start() + self.aperture.bytes()
+                && end > self.aperture.start())
+        {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut books = self.write();
+        if let Some((&before, &size)) = books.registered.range(..end).next_back()
+            && before + size > address
+        {
+            return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        books.registered.insert(address, bytes);
+        Ok(())
+    }
+
+    /// `Ok` if a registration begins at `address`.
+    pub fn registered(&self, address: u64) -> Result<()> {
+        let known = self.read().registered.contains_key(&address);
+        known
+            .then_some(())
+            .ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
+    }
+
+    /// Ends a registration.
+    pub fn unregister(&self, address: u64) -> Result<()> {
+        let known = self.write().registered.remove(&address);
+        known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
+    }
+
+    /// The allocation or registration that the range lies in: its start and size.
+    pub fn region(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
+        self.read().find(address, bytes)
+    }
+
+    /// `Ok` if the range lies in one allocation or one registration.
+    pub fn check(&self, address: u64, bytes: u64) -> Result<()> {
+        self.region(address, bytes)
+            .map(drop)
+            .ok_or(CuError::INVALID_VALUE)
+    }
+}
+
+/// A pointer to the byte at an address of the device.
+pub fn pointer(address: u64) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(to_usize(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> Memory {
+        Memory::new(64 << 20).expect("an aperture")
+    }
+
+    #[test]
+    fn allocations_are_apart_aligned_and_counted() {
+        let memory = memory();
+        let mut all = Vec::new();
+        for bytes in [1, 512, 513, 4096, 3 << 20, 7] {
+            let address = memory.allocate(bytes, Owner::Program).expect("allocate");
+            assert_eq!(address % if bytes >= LARGE { LARGE } else { GRANULE }, 0);
+            assert!(memory.check(address, bytes).is_ok());
+            all.push((address, bytes.next_multiple_of(GRANULE)));
+        }
+        let used: u64 = all.iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!(memory.info(), ((64 << 20) - used, 64 << 20));
+        all.sort_unstable();
+        assert!(
+            all.windows(2)
+                .all(|pair| pair[0].0 + pair[0].1 <= pair[1].0)
+        );
+        for (address, _) in all {
+            memory.free(address, Owner::Program).expect("free");
+            assert_eq!(memory.region(address, 1), None);
+            assert_eq!(
+                memory.free(address, Owner::Program),
+                Err(CuError::INVALID_VALUE)
+            );
+        }
+        assert_eq!(memory.info().0, 64 << 20);
+        assert_eq!(memory.read().holes.len(), 1, "holes were merged");
+    }
+
+    #[test]
+    fn nothing_beyond_the_limit_is_given() {
+        let memory = memory();
+        assert_eq!(
+            memory.allocate((64 << 20) + 1, Owner::Program),
+            Err(CuError::OUT_OF_MEMORY)
+        );
+        let half = memory.allocate(40 << 20, Owner::Program).expect("allocate");
+        assert_eq!(
+            memory.allocate(40 << 20, Owner::Program),
+            Err(CuError::OUT_OF_MEMORY)
+        );
+        memory.free(half, Owner::Program).expect("free");
+        memory
+            .allocate(40 << 20, Owner::Program)
+            .expect("allocate again");
+        assert_eq!(
+            memory.allocate(0, Owner::Program),
+            Err(CuError::INVALID_VALUE)
+        );
+        assert_eq!(
+            memory.allocate(u64::MAX, Owner::Program),
+            Err(CuError::OUT_OF_MEMORY)
+        );
+    }
+
+    #[test]
+    fn a_range_past_an_allocation_is_refused() {
+        let memory = memory();
+        let address = memory.allocate(1024, Owner::Program).expect("allocate");
+        assert_eq!(memory.check(address, 1025), Err(CuError::INVALID_VALUE));
+        assert_eq!(memory.check(address + 1024, 1), Err(CuError::INVALID_VALUE));
+        assert_eq!(memory.check(address, u64::MAX), Err(CuError::INVALID_VALUE));
+        assert_eq!(memory.check(address + 1020, 8), Err(CuError::INVALID_VALUE));
+        assert_eq!(memory.check(u64::MAX, 8), Err(CuError::INVALID_VALUE));
+        assert_eq!(memory.region(address + 1020, 4), Some((address, 1024)));
+        assert_eq!(memory.region(0, 1), None);
+    }
+
+    #[test]
+    fn a_module_s_memory_is_not_the_program_s_to_free() {
+        let memory = memory();
+        let address = memory.allocate(64, Owner::Module).expect("allocate");
+        assert_eq!(
+            memory.free(address, Owner::Program),
+            Err(CuError::INVALID_VALUE)
+        );
+        memory.free(address, Owner::Module).expect("free");
+    }
+
+    #[test]
+    fn registrations_do_not_overlap_and_are_separate_ranges() {
+        let memory = memory();
+        memory.register(0x10000, 0x1000).expect("register");
+        memory.register(0x11000, 0x1000).expect("register");
+        for (address, bytes) in [(0x10000, 1), (0xffff, 2), (0x10fff, 1), (0xf000, 0x10000)] {
+            assert_eq!(
+                memory.register(address, bytes),
+                Err(CuError::HOST_MEMORY_ALREADY_REGISTERED)
+            );
+        }
+        assert!(memory.check(0x10800, 0x800).is_ok());
+        assert_eq!(memory.check(0x10800, 0x1000), Err(CuError::INVALID_VALUE));
+        memory.unregister(0x10000).expect("unregister");
+        assert_eq!(
+            memory.unregister(0x10000),
+            Err(CuError::HOST_MEMORY_NOT_REGISTERED)
+        );
+        assert_eq!(memory.region(0x10800, 4), None);
+    }
+}

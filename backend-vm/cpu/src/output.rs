@@ -1,0 +1,72 @@
+//! Text that kernels print.
+//!
+//! `printf` text is kept as the device keeps it, in a buffer that a synchronization empties and that
+//! loses its oldest text when full; the text of `assert` is visible at once (CUDA programming guide,
+//! "Formatted output", "Assertion").
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wormhole_device::DeviceOutput;
+
+#[derive(Debug, Default)]
+struct State {
+    printed: VecDeque<u8>,
+    visible: DeviceOutput,
+}
+
+/// The text of one context.
+#[derive(Debug, Default)]
+pub struct Output {
+    state: Mutex<State>,
+}
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `printf` wrote this; at most `capacity` bytes are kept.
+    pub fn print(&self, text: &[u8], capacity: u64) {
+        let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+        let mut state = self.lock();
+        state.printed.extend(text);
+        let excess = state.printed.len().saturating_sub(capacity);
+        state.printed.drain(..excess);
+    }
+
+    /// `assert` wrote this.
+    pub fn complain(&self, text: &[u8]) {
+        self.lock().visible.stderr.extend_from_slice(text);
+    }
+
+    /// A synchronization: what was printed so far can be taken.
+    pub fn flush(&self) {
+        let state = &mut *self.lock();
+        state.visible.stdout.extend(state.printed.drain(..));
+    }
+
+    /// Takes what is visible.
+    pub fn take(&self) -> DeviceOutput {
+        std::mem::take(&mut self.lock().visible)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_text_waits_for_a_synchronization_and_the_oldest_is_lost() {
+        let output = Output::default();
+        output.print(b"abcdef", 4);
+        output.complain(b"no");
+        assert_eq!(
+            (output.take().stderr, output.take().stdout),
+            (b"no".to_vec(), Vec::new())
+        );
+        output.flush();
+        assert_eq!(output.take().stdout, b"cdef");
+        assert!(output.take().stdout.is_empty());
+    }
+}
