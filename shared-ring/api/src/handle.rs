@@ -5,16 +5,12 @@
 //! have. On the wire the base is left out: the worker needs no address to check a handle.
 
 #[cfg(feature = "std")]
-mod minter;
-#[cfg(feature = "std")]
 mod slab;
 
 use core::fmt;
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
 
-#[cfg(feature = "std")]
-pub use minter::Minter;
 #[cfg(feature = "std")]
 pub use slab::{Slab, SlabError};
 

@@ -147,6 +147,10 @@ impl<K: HandleKind, T> Slab<K, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
     use super::*;
     use crate::handle::Event;
 
@@ -178,6 +182,39 @@ mod tests {
             slab.insert(event(8, 0), ()),
             Err(SlabError::Limit { index: 8, limit: 8 })
         );
+    }
+
+    proptest! {
+        /// A guest mints as it likes: the table agrees with a map of what is live.
+        #[test]
+        fn it_holds_what_was_entered_and_not_removed(
+            steps in prop::collection::vec((any::<bool>(), 0_u32..12, 0_u16..3), 0..200),
+        ) {
+            let mut slab = Slab::new(10);
+            let mut model: HashMap<u32, (u16, usize)> = HashMap::new();
+            for (value, (enter, index, generation)) in steps.into_iter().enumerate() {
+                let handle = event(index, generation);
+                if enter {
+                    let expected = if index >= 10 {
+                        Err(SlabError::Limit { index, limit: 10 })
+                    } else if model.contains_key(&index) {
+                        Err(SlabError::Occupied { index })
+                    } else {
+                        model.insert(index, (generation, value));
+                        Ok(())
+                    };
+                    prop_assert_eq!(slab.insert(handle, value), expected);
+                } else {
+                    let live = model.get(&index).is_some_and(|entry| entry.0 == generation);
+                    let expected = live.then(|| model.remove(&index).map(|entry| entry.1)).flatten();
+                    prop_assert_eq!(slab.remove(handle), expected);
+                }
+                prop_assert_eq!(slab.len(), model.len());
+                for (index, (generation, value)) in &model {
+                    prop_assert_eq!(slab.get(event(*index, *generation)), Some(value));
+                }
+            }
+        }
     }
 
     #[test]
