@@ -40,6 +40,19 @@ pub fn owns(port: u16) -> bool {
         || (PM1_EVENT..PM1_CONTROL + 2).contains(&port)
 }
 
+/// The exit status in a write to [`EXIT_STATUS`]: little-endian, missing bytes are 0.
+pub fn status(data: &[u8]) -> u32 {
+    u32::from_le_bytes(first_bytes(data))
+}
+
+fn first_bytes(data: &[u8]) -> [u8; 4] {
+    let mut bytes = [0; 4];
+    for (byte, value) in bytes.iter_mut().zip(data) {
+        *byte = *value;
+    }
+    bytes
+}
+
 /// The ports.
 #[derive(Debug, Default)]
 pub struct PowerPorts {
@@ -50,16 +63,10 @@ pub struct PowerPorts {
 impl PowerPorts {
     /// What a write does; every byte sequence has a meaning.
     pub fn write(&mut self, port: u16, data: &[u8]) -> Effect {
-        let [b0, b1, b2, b3] = {
-            let mut bytes = [0; 4];
-            for (byte, value) in bytes.iter_mut().zip(data) {
-                *byte = *value;
-            }
-            bytes
-        };
+        let [b0, b1, ..] = first_bytes(data);
         let word = u16::from_le_bytes([b0, b1]);
         match port {
-            EXIT_STATUS => Effect::ExitStatus(u32::from_le_bytes([b0, b1, b2, b3])),
+            EXIT_STATUS => Effect::ExitStatus(status(data)),
             I8042_COMMAND if b0 == I8042_RESET => Effect::Reset,
             PM1_CONTROL
                 if word & SLEEP_ENABLE != 0 && word >> 10 & 7 == u16::from(SLEEP_TYPE_S5) =>

@@ -1,0 +1,229 @@
+//! Runs the payloads of `hypervisor/payload` on this machine's KVM; without one there is nothing
+//! to test, which the tests say.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+use wormhole_monitor::payload::{PayloadConfig, PayloadVm, PayloadWindow};
+use wormhole_monitor::{DisabledExits, KvmAbility, Outcome, probe};
+
+const WINDOW_ADDRESS: u64 = 0x5000_0000_0000;
+const WINDOW_BYTES: usize = 4 << 20;
+
+/// Whether payloads can run here; says so if not.
+fn kvm() -> bool {
+    if let KvmAbility::Missing { why } = probe() {
+        eprintln!("skipped: {why}");
+        return false;
+    }
+    true
+}
+
+/// The ELF file of a payload; built once.
+fn payload(name: &str) -> Vec<u8> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let folder = BUILT.get_or_init(|| {
+        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("payload");
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../payload/Cargo.toml");
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--release", "--manifest-path", manifest])
+            .arg("--target-dir")
+            .arg(&target)
+            .env_remove("RUSTFLAGS")
+            .status()
+            .expect("cargo runs");
+        assert!(status.success(), "the payloads do not build");
+        target.join("release")
+    });
+    std::fs::read(folder.join(name)).expect("the payload was built")
+}
+
+fn config(name: &str, parameters: Vec<Vec<u64>>) -> PayloadConfig {
+    PayloadConfig {
+        elf: payload(name),
+        parameters,
+        memory_mib: 16,
+        window: None,
+        timeout: Some(Duration::from_secs(60)),
+        disabled_exits: DisabledExits::default(),
+    }
+}
+
+fn window_memfd() -> OwnedFd {
+    // SAFETY: plain system calls on a descriptor made here; its ownership moves to OwnedFd.
+    unsafe {
+        let fd = libc::memfd_create(c"window".as_ptr(), libc::MFD_ALLOW_SEALING);
+        assert!(fd >= 0);
+        assert_eq!(libc::ftruncate(fd, WINDOW_BYTES.cast_signed() as i64), 0);
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+#[test]
+fn spin_makes_its_turns_on_every_vcpu_without_exits() {
+    if !kvm() {
+        return;
+    }
+    let turns = 10_000_000;
+    let vm = PayloadVm::new(config("spin", vec![vec![turns], vec![turns]])).expect("payload");
+    let blocks = [0, 1].map(|vcpu| vm.parameters(vcpu).expect("block"));
+    let report = vm.run().expect("run");
+    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert_eq!(report.statuses.len(), 2);
+    // One exit per vCPU: the write of its status.
+    assert_eq!((report.exits.io, report.exits.mmio), (2, 0));
+    for block in blocks {
+        assert_eq!(block.load(2), Some(turns));
+    }
+}
+
+#[test]
+fn spin_stops_at_a_word_in_its_parameter_block() {
+    if !kvm() {
+        return;
+    }
+    let vm = PayloadVm::new(config("spin", vec![vec![0]])).expect("payload");
+    let block = vm.parameters(0).expect("block");
+    let stats = vm.stats();
+    let before = stats.read().expect("statistics");
+    let running = std::thread::spawn(move || vm.run());
+    // The statistics show that it has entered the guest.
+    while stats
+        .read()
+        .expect("statistics")
+        .since(&before)
+        .vcpu_sum("exits")
+        == 0
+    {
+        std::thread::yield_now();
+    }
+    assert!(block.store(1, 1));
+    let report = running.join().expect("thread").expect("run");
+    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert!(block.load(2) > Some(0));
+}
+
+#[test]
+fn a_payload_that_does_not_end_is_stopped() {
+    if !kvm() {
+        return;
+    }
+    let vm = PayloadVm::new(config("spin", vec![vec![0]])).expect("payload");
+    let stop = vm.stop_handle();
+    let running = std::thread::spawn(move || vm.run());
+    stop.stop();
+    let report = running.join().expect("thread").expect("run");
+    assert_eq!(report.outcome, Outcome::Stopped);
+
+    let after = Duration::from_millis(50);
+    let vm = PayloadVm::new(PayloadConfig {
+        timeout: Some(after),
+        ..config("spin", vec![vec![0]])
+    })
+    .expect("payload");
+    assert_eq!(vm.run().expect("run").outcome, Outcome::TimedOut { after });
+}
+
+#[test]
+fn pingpong_reaches_the_host_through_the_window() {
+    if !kvm() {
+        return;
+    }
+    let rounds = 1000u64;
+    let memfd = window_memfd();
+    let file = std::fs::File::from(memfd.try_clone().expect("clone"));
+    let view = MmapRegion::<()>::from_file(FileOffset::new(file, 0), WINDOW_BYTES).expect("map");
+    let parameters = vec![
+        WINDOW_ADDRESS,
+        WINDOW_ADDRESS + 128,
+        rounds,
+        WINDOW_ADDRESS + 0x1000,
+    ];
+    let vm = PayloadVm::new(PayloadConfig {
+        window: Some(PayloadWindow {
+            memfd,
+            address: WINDOW_ADDRESS,
+        }),
+        ..config("pingpong", vec![parameters])
+    })
+    .expect("payload");
+    let running = std::thread::spawn(move || vm.run());
+    let slice = view.as_volatile_slice();
+    let word = |offset| {
+        slice
+            .get_atomic_ref::<std::sync::atomic::AtomicU64>(offset)
+            .expect("in the window")
+    };
+    let (ping, pong) = (word(0), word(128));
+    for round in 1..=rounds {
+        while ping.load(std::sync::atomic::Ordering::Acquire) != round {
+            assert!(!running.is_finished(), "the payload ended in round {round}");
+            std::thread::yield_now();
+        }
+        pong.store(round, std::sync::atomic::Ordering::Release);
+    }
+    let report = running.join().expect("thread").expect("run");
+    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert_eq!(report.exits.total(), 1, "{:?}", report.exits);
+    for round in 0..1000 {
+        let duration = word(0x1000 + 8 * round).load(std::sync::atomic::Ordering::Relaxed);
+        assert!(duration > 0, "round {round} was not recorded");
+    }
+}
+
+#[test]
+fn exceptions_are_told_with_their_place() {
+    if !kvm() {
+        return;
+    }
+    // Read of an unmapped page, undefined instruction, write to code, execution of data, write to
+    // the monitor's own tables.
+    for (fault, target, expected_vector, expected_code, expected_cr2) in [
+        (0, 0, 14, Some(4), Some(0x7000_0000_1000)),
+        (1, 0, 6, Some(0), None),
+        (2, 0, 14, Some(7), None),
+        (3, 0, 14, Some(0x15), None),
+        (4, 0x1000, 14, Some(7), Some(0x1000)),
+    ] {
+        let vm = PayloadVm::new(config("fault", vec![vec![fault, target]])).expect("payload");
+        let report = vm.run().expect("run");
+        let Outcome::PayloadException {
+            vector,
+            error_code,
+            registers,
+            ..
+        } = report.outcome
+        else {
+            panic!("fault {fault}: {}", report.outcome);
+        };
+        assert_eq!(vector, expected_vector, "fault {fault}");
+        assert_eq!(Some(error_code), expected_code, "fault {fault}");
+        assert_eq!(registers.cs & 3, 3, "fault {fault}");
+        if let Some(address) = expected_cr2 {
+            assert_eq!(registers.cr2, address, "fault {fault}");
+        }
+    }
+}
+
+#[test]
+fn a_window_at_an_impossible_address_is_refused() {
+    if !kvm() {
+        return;
+    }
+    for address in [0, WINDOW_ADDRESS + 4096, 1 << 47, u64::MAX - (2 << 20) + 1] {
+        let memfd = window_memfd();
+        assert!(memfd.as_raw_fd() >= 0);
+        let error = PayloadVm::new(PayloadConfig {
+            window: Some(PayloadWindow { memfd, address }),
+            ..config("spin", vec![vec![1]])
+        })
+        .expect_err("impossible");
+        assert!(error.to_string().contains("multiple of 2 MiB"), "{error}");
+    }
+}

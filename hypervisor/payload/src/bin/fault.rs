@@ -1,0 +1,33 @@
+//! Runs into the exception that word 0 names, to show that the monitor tells it: 0 reads address
+//! 0x1000 less than nothing that is mapped, 1 executes an undefined instruction, 2 writes to code,
+//! 3 executes data, 4 writes to the address in word 1.
+#![no_std]
+#![no_main]
+
+use core::arch::asm;
+
+use wormhole_payload::{Parameters, entry};
+
+entry!(main);
+
+static mut DATA: [u8; 16] = [0xc3; 16];
+
+fn main(parameters: Parameters, _vcpu: u64) -> u32 {
+    let fault = parameters.load(0);
+    let target = match fault {
+        0 => 0x7000_0000_1000,
+        2 => main as fn(Parameters, u64) -> u32 as usize as u64,
+        3 => (&raw const DATA).addr() as u64,
+        _ => parameters.load(1),
+    };
+    // SAFETY: none of these returns: each raises an exception, which ends the payload.
+    unsafe {
+        match fault {
+            0 => asm!("mov rax, [{}]", in(reg) target, out("rax") _),
+            1 => asm!("ud2"),
+            3 => asm!("call {}", in(reg) target, clobber_abi("C")),
+            _ => asm!("mov qword ptr [{}], 1", in(reg) target),
+        }
+    }
+    0
+}
