@@ -148,6 +148,7 @@ impl<K: HandleKind, T> Slab<K, T> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::collections::hash_map::Entry;
 
     use proptest::prelude::*;
 
@@ -197,11 +198,11 @@ mod tests {
                 if enter {
                     let expected = if index >= 10 {
                         Err(SlabError::Limit { index, limit: 10 })
-                    } else if model.contains_key(&index) {
-                        Err(SlabError::Occupied { index })
-                    } else {
-                        model.insert(index, (generation, value));
+                    } else if let Entry::Vacant(vacant) = model.entry(index) {
+                        vacant.insert((generation, value));
                         Ok(())
+                    } else {
+                        Err(SlabError::Occupied { index })
                     };
                     prop_assert_eq!(slab.insert(handle, value), expected);
                 } else {
