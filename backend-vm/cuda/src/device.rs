@@ -14,6 +14,8 @@ use crate::capture;
 use crate::driver::{Driver, DriverError};
 use crate::image::{Images, Loaded, terminated, uses_output};
 
+const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+const COMPUTE_CAPABILITY_MINOR: i32 = 76;
 const PAGEABLE_MEMORY_ACCESS: i32 = 88;
 /// Beyond the attributes that any known driver has.
 const ATTRIBUTES_END: i32 = 256;
@@ -129,6 +131,21 @@ impl CudaDevice {
             description,
             images: Mutex::default(),
         })
+    }
+
+    /// The compute capability, 90 for 9.0; 0 if the driver does not say.
+    fn arch(&self) -> u32 {
+        let attribute = |id| {
+            let found = self
+                .description
+                .attributes
+                .iter()
+                .find(|(known, _)| *known == id);
+            found
+                .and_then(|(_, value)| u32::try_from(*value).ok())
+                .unwrap_or(0)
+        };
+        attribute(COMPUTE_CAPABILITY_MAJOR) * 10 + attribute(COMPUTE_CAPABILITY_MINOR)
     }
 
     fn image(&self, module: RawModule) -> Result<Loaded> {
@@ -430,7 +447,7 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule> {
-        let uses_output = uses_output(image);
+        let uses_output = uses_output(image, self.arch());
         let image = terminated(image);
         let data = image.as_ptr().cast::<c_void>();
         let loaded = match kind {

@@ -7,6 +7,8 @@ use cudarc::driver::sys::{CUlibrary, CUmodule};
 use memchr::memmem;
 use wormhole_device::{CuError, RawModule, Result};
 
+use crate::fatbin;
+
 const ELF: &[u8] = b"\x7fELF";
 const FATBIN: &[u8] = b"\x50\xed\x55\xba";
 
@@ -63,16 +65,52 @@ pub fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Whether an image imports `vprintf` or `__assertfail`. Errs on the side of yes: what is inside a
-/// compressed part of a fat binary is not looked at.
-pub fn uses_output(image: &[u8]) -> bool {
-    let names = |bytes: &[u8]| {
-        memmem::find(bytes, b"vprintf").is_some() || memmem::find(bytes, b"__assertfail").is_some()
-    };
-    names(image) || (image.starts_with(FATBIN) && !names_are_readable(image))
+/// Whether what the driver would load from an image, on a device of compute capability `arch` (90 for
+/// 9.0), imports `vprintf` or `__assertfail`. Errs on the side of yes.
+pub fn uses_output(image: &[u8], arch: u32) -> bool {
+    if image.starts_with(FATBIN) {
+        fatbin::chosen(image, arch).is_none_or(|parts| {
+            parts
+                .iter()
+                .any(|part| part.text().is_none_or(|text| imports_output(&text)))
+        })
+    } else {
+        imports_output(image)
+    }
 }
 
-/// Whether no entry of a fat binary is compressed.
-fn names_are_readable(_image: &[u8]) -> bool {
-    false
+/// PTX names what it calls; an ELF image has it in its string table.
+fn imports_output(code: &[u8]) -> bool {
+    memmem::find(code, b"vprintf").is_some() || memmem::find(code, b"__assertfail").is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_text_gets_an_end() {
+        assert_eq!(*terminated(b".version 7.0"), *b".version 7.0\0");
+        assert_eq!(*terminated(b".version 7.0\0"), *b".version 7.0\0");
+        assert_eq!(*terminated(b"\x7fELF"), *b"\x7fELF");
+    }
+
+    #[test]
+    fn plain_images_are_searched() {
+        assert!(uses_output(b"call (r), vprintf, (a, b);", 90));
+        assert!(uses_output(b"\x7fELF...\0__assertfail\0", 90));
+        assert!(!uses_output(b"\x7fELF...\0printer\0", 90));
+    }
+
+    #[test]
+    fn images_are_found_until_they_are_forgotten() {
+        let mut images = Images::default();
+        let first = images.insert(Loaded::Module(std::ptr::null_mut()));
+        let second = images.insert(Loaded::Library(std::ptr::null_mut()));
+        assert_ne!(first, second);
+        assert!(matches!(images.get(second), Ok(Loaded::Library(_))));
+        assert!(matches!(images.remove(first), Ok(Loaded::Module(_))));
+        assert_eq!(images.get(first).err(), Some(CuError::INVALID_HANDLE));
+        assert_eq!(images.remove(first).err(), Some(CuError::INVALID_HANDLE));
+    }
 }

@@ -15,6 +15,7 @@ mod bands;
 mod capture;
 mod device;
 mod driver;
+mod fatbin;
 mod image;
 
 pub use bands::{BandError, DEVICE_END, reserve_bands};
