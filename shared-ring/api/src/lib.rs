@@ -9,6 +9,7 @@
 //! - A decoded message holds no value that its declaration excludes.
 //! - Encoding allocates nothing: a message becomes a few byte slices, handed to a closure.
 #![no_std]
+#![deny(unsafe_code)]
 
 #[cfg(feature = "std")]
 extern crate std;

@@ -4,6 +4,8 @@
 //! result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
 //! library. Generated code goes to `OUT_DIR`.
 
+#![forbid(unsafe_code)]
+
 mod coverage;
 mod exports;
 mod functions;
