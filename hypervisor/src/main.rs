@@ -1,1 +1,58 @@
-fn main() {}
+//! The `wormhole` command.
+//!
+//! Policy only: what to start, in which order, and what to tell the user. The mechanisms are the
+//! monitor (`wormhole-monitor`), the backend (`wormhole-backend`) and the images (`wormhole-images`).
+
+mod backend;
+mod image;
+mod installation;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exit status of everything that is wrong before or beside the program itself.
+const USAGE: u8 = 2;
+
+#[derive(Debug, Parser)]
+#[command(name = "wormhole", version, about = "Give virtual machines a GPU without giving them the GPU")]
+struct Command {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Run a CUDA program with its driver calls forwarded to a backend.
+    Run(run::Options),
+    /// Build the images that guests and the emulated host boot from.
+    #[command(subcommand)]
+    Image(image::Action),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Command::parse().action {
+        Action::Run(options) => run::run(options).map_err(|error| chain(&error)),
+        Action::Image(action) => image::run(&action).map(|()| 0).map_err(|error| chain(&error)),
+    };
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(message) => {
+            eprintln!("wormhole: {message}");
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+/// An error and its causes as one sentence.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

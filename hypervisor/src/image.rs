@@ -1,0 +1,62 @@
+//! `wormhole image`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use wormhole_images::{BuildOptions, Image, ImageError, build_emulated_host, build_guest, default_folder};
+
+use crate::run::Kernel;
+
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// Build an image from Debian's packages.
+    #[command(subcommand)]
+    Build(Build),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Build {
+    /// What guests boot from.
+    Guest(Options),
+    /// A machine with emulated virtualization, for hosts whose KVM cannot run Linux.
+    EmulatedHost(Options),
+}
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The Debian kernel to take.
+    #[arg(long, value_enum, default_value = "6.1")]
+    kernel: Kernel,
+    /// Where images lie; WORMHOLE_IMAGES or the user's data folder otherwise.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Build again what is there already.
+    #[arg(long)]
+    rebuild: bool,
+}
+
+/// Why there is no image.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
+    NoFolder,
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+pub fn run(action: &Action) -> Result<(), Error> {
+    let Action::Build(build) = action;
+    let (options, make): (_, fn(&BuildOptions<'_>) -> Result<Image, ImageError>) = match build {
+        Build::Guest(options) => (options, build_guest),
+        Build::EmulatedHost(options) => (options, build_emulated_host),
+    };
+    let folder = options.folder.clone().or_else(default_folder).ok_or(Error::NoFolder)?;
+    let image = make(&BuildOptions {
+        folder: &folder,
+        kernel: options.kernel.into(),
+        rebuild: options.rebuild,
+        progress: &|line| eprintln!("wormhole: {line}"),
+    })?;
+    println!("{}: kernel {}", image.kernel.display(), image.release);
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! Placement `host`: the program in a guest VM of this machine's KVM, the backend a process beside it.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use wormhole_images::{COMMAND_LINE, Ending, GuestRun, Image, Report, guest_overlay, ports};
+use wormhole_monitor::stats::{Snapshot, VmStats};
+use wormhole_monitor::{
+    BootSource, ConnectRequest, DisabledExits, InitramfsPart, Outcome, Refused, Vm, VmConfig, VmError, VsockConfig,
+};
+
+use crate::backend::{Backend, Port};
+use crate::installation::Installation;
+
+use super::summary::Summary;
+use super::{Options, RunError, images};
+
+/// The guest's vsock address. Every guest has a monitor of its own, so that one number serves all.
+const GUEST_CID: u32 = 3;
+
+/// How a guest went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    #[error("{outcome}{}", console(.tail))]
+    Ended { outcome: Outcome, tail: Vec<String> },
+    #[error("the guest could not run the program: {0}")]
+    Failed(String),
+    #[error("the guest ended without a report of its program{}", console(.0))]
+    NoReport(Vec<String>),
+}
+
+/// The console's last lines, as an appendix to a sentence.
+fn console(tail: &[String]) -> String {
+    if tail.is_empty() {
+        return String::new();
+    }
+    format!("; its console's last lines:\n{}", tail.join("\n"))
+}
+
+/// Boots a guest that runs the program and nothing else.
+pub fn run(options: &Options, program: &Path, installation: &Installation) -> Result<(u8, Summary), RunError> {
+    let start = Instant::now();
+    let folder = images()?;
+    let image = Image::guest(&folder, options.kernel.into())?;
+    let overlay = guest_overlay(&GuestRun {
+        init: installation.init()?,
+        frontend: Some(installation.frontend()?),
+        program: program.to_path_buf(),
+        arguments: options.command[1..].iter().map(Into::into).collect(),
+        variables: super::forwarded_variables(),
+        directory: "/".into(),
+        take: options.take.clone(),
+        window: options.window.0,
+    })?;
+    let backend = Backend::start(installation, &options.device, options.window.0)?;
+    let window = backend
+        .window()
+        .try_clone()
+        .map_err(|source| RunError::Io { what: "cannot share the window with the guest".to_owned(), source })?;
+    let (sender, streams) = channel();
+    let vm = Vm::new(VmConfig {
+        boot: BootSource {
+            kernel: image.kernel,
+            initramfs: vec![InitramfsPart::Path(image.modules), InitramfsPart::Bytes(overlay)],
+            command_line: COMMAND_LINE.to_owned(),
+        },
+        memory_mib: options.memory.0 >> 20,
+        vcpus: options.cpus,
+        window: Some(window.into()),
+        vsock: Some(VsockConfig { guest_cid: GUEST_CID, acceptor: Box::new(acceptor(backend.port()?, sender)) }),
+        console: Box::new(io::sink()),
+        timeout: Some(Duration::from_secs(options.timeout)),
+        disabled_exits: DisabledExits::default(),
+    })
+    .map_err(GuestError::from)?;
+
+    let stats = vm.stats();
+    let attendant = std::thread::spawn(move || attend(&streams, &stats));
+    let report = vm.run().map_err(GuestError::from)?;
+    // The VM is gone, and with it the other ends of all streams: the attendant comes to its end.
+    let seen = attendant.join().unwrap_or_default();
+    let sessions = backend.finish()?;
+
+    if let Some(line) = &report.out_of_memory {
+        eprintln!("wormhole: the guest ran out of memory ({line}): give it more with --memory");
+    }
+    let status = status(report.outcome, seen.report, report.console_tail)?;
+    let mut summary = Summary::of(sessions, "kvm", start.elapsed());
+    summary.count_exits(seen.exits);
+    Ok((status, summary))
+}
+
+/// Takes the guest's connections: control streams go to the supervisor, the rest to the attendant.
+fn acceptor(
+    port: Port,
+    sender: Sender<(u32, UnixStream)>,
+) -> impl FnMut(ConnectRequest, UnixStream) -> Result<(), Refused> + Send {
+    let mut open = vec![ports::STDOUT, ports::STDERR, ports::REPORT];
+    move |request, stream| {
+        if request.port == ports::CONTROL {
+            return port.forward(&stream.into(), false).map_err(|_| Refused);
+        }
+        // Each of the others is connected once, by the first process, before the program starts.
+        let at = open.iter().position(|port| *port == request.port).ok_or(Refused)?;
+        open.swap_remove(at);
+        sender.send((request.port, stream)).map_err(|_| Refused)
+    }
+}
+
+/// What came out of a guest beside its program's output.
+#[derive(Debug, Default)]
+struct Seen {
+    report: Option<Report>,
+    /// VM exits of all vCPUs from the program's start to its report.
+    exits: Option<u64>,
+}
+
+/// Copies the program's output through, reads its report, and counts exits between start and report.
+fn attend(streams: &Receiver<(u32, UnixStream)>, stats: &VmStats) -> Seen {
+    let mut seen = Seen::default();
+    let mut before = None;
+    std::thread::scope(|scope| {
+        for (port, stream) in streams {
+            match port {
+                ports::STDOUT => {
+                    scope.spawn(move || copy(stream, io::stdout()));
+                }
+                ports::STDERR => {
+                    scope.spawn(move || copy(stream, io::stderr()));
+                }
+                _ => {
+                    // The last connection before the program starts; its report comes when it has ended.
+                    before = stats.read().ok();
+                    seen.report = Report::read(stream).ok();
+                    seen.exits = before.take().zip(stats.read().ok()).map(|(before, after)| exits(&before, &after));
+                }
+            }
+        }
+    });
+    seen
+}
+
+fn exits(before: &Snapshot, after: &Snapshot) -> u64 {
+    after.since(before).vcpu_sum("exits")
+}
+
+fn copy(mut from: UnixStream, mut to: impl Write) {
+    // A guest that goes away or an output that is closed ends the copy; the run tells how it went.
+    drop(io::copy(&mut from, &mut to).and_then(|_| to.flush()));
+}
+
+fn status(outcome: Outcome, report: Option<Report>, tail: Vec<String>) -> Result<u8, GuestError> {
+    match outcome {
+        Outcome::Exited { .. } => match report {
+            Some(Report { ending: Ending::Failed { message, .. }, .. }) => Err(GuestError::Failed(message)),
+            Some(report) => Ok(report.ending.status()),
+            None => Err(GuestError::NoReport(tail)),
+        },
+        outcome => Err(GuestError::Ended { outcome, tail }),
+    }
+}

@@ -1,0 +1,88 @@
+//! What a run forwarded and what it cost.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use wormhole_backend::report::SessionReport;
+
+/// The outcome of one `wormhole run`, for people (its `Display`) and machines (as JSON).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Summary {
+    /// `none`, `kvm` or `emulated`.
+    pub guest: String,
+    /// Wall time of the whole run, seconds.
+    pub seconds: f64,
+    pub records: u64,
+    pub requests: u64,
+    /// Calls answered in the guest, as the guest counted them.
+    pub local_calls: u64,
+    pub fences: u64,
+    /// Bytes copied to and from the device.
+    pub bytes_to_device: u64,
+    pub bytes_from_device: u64,
+    /// VM exits of all vCPUs, from KVM's statistics; none without a VM.
+    pub vm_exits: Option<u64>,
+    /// VM exits while forwarding, for each record and request.
+    pub exits_per_call: Option<f64>,
+    /// One for each guest process that used the driver.
+    pub sessions: Vec<SessionReport>,
+}
+
+impl Summary {
+    pub fn of(sessions: Vec<SessionReport>, guest: &str, took: Duration) -> Self {
+        let sum = |count: fn(&SessionReport) -> u64| sessions.iter().map(count).sum();
+        Self {
+            guest: guest.to_owned(),
+            seconds: took.as_secs_f64(),
+            records: sum(|session| session.records),
+            requests: sum(|session| session.requests),
+            local_calls: sum(|session| session.local_calls),
+            fences: sum(|session| session.fences),
+            bytes_to_device: sum(|session| session.bytes_in),
+            bytes_from_device: sum(|session| session.bytes_out),
+            vm_exits: None,
+            exits_per_call: None,
+            sessions,
+        }
+    }
+
+    /// Adds the VM exits that were counted while the program ran.
+    pub fn count_exits(&mut self, exits: Option<u64>) {
+        let calls = self.records + self.requests;
+        self.vm_exits = exits;
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+        let ratio = exits.filter(|_| calls > 0).map(|exits| exits as f64 / calls as f64);
+        self.exits_per_call = ratio;
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "wormhole: guest {}, {} session{}: {} local calls, {} records, {} requests, {} fences, \
+             {} bytes to the device, {} back, ",
+            self.guest,
+            self.sessions.len(),
+            if self.sessions.len() == 1 { "" } else { "s" },
+            self.local_calls,
+            self.records,
+            self.requests,
+            self.fences,
+            self.bytes_to_device,
+            self.bytes_from_device,
+        )?;
+        if let Some(exits) = self.vm_exits {
+            write!(f, "{exits} VM exits, ")?;
+        }
+        writeln!(f, "{:.2} s", self.seconds)?;
+        for session in &self.sessions {
+            let mut messages: Vec<_> = session.messages.iter().filter(|(_, count)| **count > 0).collect();
+            messages.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+            let list: Vec<_> = messages.iter().map(|(name, count)| format!("{name} {count}")).collect();
+            writeln!(f, "wormhole: session {}: {} ({})", session.session, list.join(", "), session.end)?;
+        }
+        Ok(())
+    }
+}

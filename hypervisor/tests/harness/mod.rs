@@ -1,0 +1,185 @@
+//! Runs the staged `wormhole` as a user would.
+//!
+//! `cargo xtask test` stages an installation and builds the programs, then names both in the environment.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long any one run may take before it counts as hung.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The staged installation.
+pub fn stage() -> PathBuf {
+    from_environment("WORMHOLE_STAGE")
+}
+
+/// A built program: `link` is `static` or `shared`.
+pub fn program(link: &str, name: &str) -> PathBuf {
+    let path = from_environment("WORMHOLE_PROGRAMS").join(link).join(name);
+    assert!(path.is_file(), "{} is not built", path.display());
+    path
+}
+
+fn from_environment(key: &str) -> PathBuf {
+    std::env::var_os(key).unwrap_or_else(|| panic!("{key} is not set: run these tests by `cargo xtask test`")).into()
+}
+
+/// What a finished run left.
+#[derive(Debug)]
+pub struct Finished {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub took: Duration,
+}
+
+/// `wormhole` with these arguments.
+pub fn wormhole(args: &[&str]) -> Command {
+    let mut command = Command::new(stage().join("bin/wormhole"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test.
+pub fn finish(command: &mut Command) -> Finished {
+    let start = Instant::now();
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    wait(child, start)
+}
+
+/// Waits for a child whose output is piped.
+pub fn wait(mut child: Child, start: Instant) -> Finished {
+    let stdout = drain(child.stdout.take());
+    let stderr = drain(child.stderr.take());
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("the child can be waited for") {
+            break status;
+        }
+        if start.elapsed() > PATIENCE {
+            child.kill().expect("a hung child can be killed");
+            child.wait().expect("a killed child ends");
+            let text = stderr.join().expect("its output was read");
+            panic!("the run did not end within {PATIENCE:?}; it said: {text}");
+        }
+        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(5));
+    };
+    Finished {
+        status,
+        stdout: stdout.join().expect("stdout was read"),
+        stderr: stderr.join().expect("stderr was read"),
+        took: start.elapsed(),
+    }
+}
+
+fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            pipe.read_to_end(&mut bytes).expect("the pipe can be read");
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Processes whose executable lies in the stage: what a run must not leave behind.
+pub fn leftovers() -> Vec<String> {
+    let lib = stage().join("lib/wormhole");
+    std::fs::read_dir("/proc")
+        .expect("proc is mounted")
+        .flatten()
+        .filter_map(|entry| {
+            let executable = std::fs::read_link(entry.path().join("exe")).ok()?;
+            executable.starts_with(&lib).then(|| format!("{:?} {}", entry.file_name(), executable.display()))
+        })
+        .collect()
+}
+
+/// Waits until a condition holds; says what was awaited if it never does.
+pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < within, "{what} did not happen within {within:?}");
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+}
+
+/// A run that is under way, and the processes it consists of.
+#[derive(Debug)]
+pub struct Underway {
+    child: Child,
+    start: Instant,
+    first_line: std::sync::mpsc::Receiver<String>,
+    rest: std::thread::JoinHandle<String>,
+}
+
+impl Underway {
+    /// Starts a run whose program prints a line once it is in the middle of its work.
+    pub fn start(command: &mut Command) -> Self {
+        use std::io::{BufRead, BufReader};
+        let start = Instant::now();
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+        let mut output = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let (tell, first_line) = std::sync::mpsc::channel();
+        let rest = std::thread::spawn(move || {
+            let mut line = String::new();
+            output.read_line(&mut line).expect("stdout can be read");
+            // The test may have given up already.
+            drop(tell.send(line.clone()));
+            output.read_to_string(&mut line).expect("stdout can be read");
+            line
+        });
+        Self { child, start, first_line, rest }
+    }
+
+    /// Waits until the program said its first line.
+    pub fn working(&self) -> String {
+        self.first_line.recv_timeout(PATIENCE).expect("the program says that it is at work")
+    }
+
+    /// The process of this run whose executable has this name.
+    pub fn pid_of(&self, name: &str) -> libc::pid_t {
+        let own = self.child.id();
+        let family = descendants(own);
+        family
+            .iter()
+            .copied()
+            .find(|pid| {
+                std::fs::read_link(format!("/proc/{pid}/exe"))
+                    .is_ok_and(|path| path.file_name().is_some_and(|file| file == name))
+            })
+            .and_then(|pid| libc::pid_t::try_from(pid).ok())
+            .unwrap_or_else(|| panic!("no process {name} below {own}: {family:?}"))
+    }
+
+    /// Waits for the end of the run.
+    pub fn finish(self) -> Finished {
+        let mut finished = wait(self.child, self.start);
+        finished.stdout = self.rest.join().expect("stdout was read");
+        finished
+    }
+}
+
+/// A process and all that descend from it.
+fn descendants(root: u32) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        next += 1;
+        for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            if let Ok(children) = std::fs::read_to_string(task.path().join("children")) {
+                found.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+            }
+        }
+    }
+    found
+}
+
+/// Sends SIGKILL.
+pub fn kill_9(pid: libc::pid_t) {
+    // SAFETY: kill takes no pointers.
+    let outcome = unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(outcome, 0, "process {pid} can be killed");
+}

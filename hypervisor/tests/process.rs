@@ -1,0 +1,92 @@
+//! Programs at `process` placement, on the CPU device.
+
+mod harness;
+
+use std::time::Duration;
+
+use harness::{eventually, finish, leftovers, program, wormhole};
+
+/// Runs one program and checks that it verified its own results and left nothing behind.
+fn passes(link: &str, name: &str) {
+    let path = program(link, name);
+    let run = finish(wormhole(&["run", "--placement", "process", "--"]).arg(path));
+    assert!(run.status.success(), "{name}: {:?}\n{}\n{}", run.status, run.stdout, run.stderr);
+    assert!(run.stdout.contains(&format!("PASS {name}")), "{name} said: {}", run.stdout);
+    eventually("the backend's end", Duration::from_secs(10), || leftovers().is_empty());
+}
+
+macro_rules! programs_pass {
+    ($($test:ident: $link:literal $name:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            passes($link, $name);
+        }
+    )*};
+}
+
+programs_pass! {
+    vector_add_with_the_static_runtime: "static" "vector_add";
+    vector_add_with_the_shared_runtime: "shared" "vector_add";
+    matrix_mul_with_the_static_runtime: "static" "matrix_mul";
+    matrix_mul_with_the_shared_runtime: "shared" "matrix_mul";
+    reduction_with_the_static_runtime: "static" "reduction";
+    reduction_with_the_shared_runtime: "shared" "reduction";
+    streams_and_events_with_the_static_runtime: "static" "streams_events";
+    streams_and_events_with_the_shared_runtime: "shared" "streams_events";
+}
+
+#[test]
+fn the_exit_status_is_the_programs() {
+    let run = finish(&mut wormhole(&["run", "--placement", "process", "--", "/bin/sh", "-c", "exit 41"]));
+    assert_eq!(run.status.code(), Some(41), "{}", run.stderr);
+}
+
+#[test]
+fn a_program_ended_by_a_signal_reports_it_as_a_shell_does() {
+    let run = finish(&mut wormhole(&["run", "--placement", "process", "--", "/bin/sh", "-c", "kill -TERM $$"]));
+    assert_eq!(run.status.code(), Some(128 + libc::SIGTERM), "{}", run.stderr);
+}
+
+/// A run that cannot start says why in one sentence, ends with 2, and leaves nothing.
+fn refuses(args: &[&str], expected: &str) {
+    let run = finish(&mut wormhole(args));
+    assert_eq!(run.status.code(), Some(2), "{args:?}: {}", run.stderr);
+    assert!(run.stderr.contains(expected), "{args:?} said: {}", run.stderr);
+    eventually("the backend's end", Duration::from_secs(10), || leftovers().is_empty());
+}
+
+#[test]
+fn a_missing_program_is_named() {
+    refuses(&["run", "--placement", "process", "--", "/no/such/program"], "/no/such/program");
+}
+
+#[test]
+fn a_wrong_flag_is_named() {
+    refuses(&["run", "--placment", "process", "--", "/bin/true"], "--placment");
+}
+
+#[test]
+fn an_unknown_device_is_refused() {
+    refuses(&["run", "--placement", "process", "--device", "tpu", "--", "/bin/true"], "cuda:N");
+}
+
+#[test]
+fn a_machine_without_cuda_says_so() {
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: this machine has an NVIDIA driver");
+        return;
+    }
+    refuses(&["run", "--placement", "process", "--device", "cuda:0", "--", "/bin/true"], "libcuda.so.1");
+}
+
+#[test]
+fn a_window_too_small_is_refused_with_the_least_size() {
+    refuses(&["run", "--placement", "process", "--window", "2M", "--", "/bin/true"], "2097152");
+}
+
+#[test]
+fn a_broken_kernel_is_noticed() {
+    let run = finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("broken", "vector_add")));
+    assert_eq!(run.status.code(), Some(1), "{}\n{}", run.stdout, run.stderr);
+    assert!(run.stdout.contains("FAIL vector_add"), "{}", run.stdout);
+}
