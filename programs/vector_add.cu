@@ -5,7 +5,12 @@
 
 __global__ void vector_add(const float *a, const float *b, float *c, int count) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
+#ifdef BROKEN_KERNEL
+    // For the test that a wrong result is found out.
+    if (i < count) c[i] = a[i] - b[i];
+#else
     if (i < count) c[i] = a[i] + b[i];
+#endif
 }
 
 int main(int argc, char **argv) {

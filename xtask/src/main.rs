@@ -1,1 +1,52 @@
-fn main() {}
+//! The developer's commands: `cargo xtask …`. CI runs the same.
+
+mod command;
+mod demo;
+mod programs;
+mod setup;
+mod stage;
+mod tally;
+mod test;
+mod toolchain;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Wormhole's developer commands")]
+struct Command {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Install what Debian and PyPI have to give, and build programs and images.
+    Setup,
+    /// Build Wormhole and lay it out in target/wormhole.
+    Stage,
+    /// Run CUDA programs in a guest VM and verify them: these, or the standard set.
+    Demo { programs: Vec<PathBuf> },
+    /// Run everything that must hold.
+    Test,
+}
+
+fn main() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default();
+    let outcome = match Command::parse().action {
+        Action::Setup => setup::setup(&root).map(|()| true),
+        Action::Stage => stage::stage(&root).map(|_| true),
+        Action::Demo { programs } => demo::demo(&root, &programs),
+        Action::Test => test::test(&root),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

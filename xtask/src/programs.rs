@@ -9,7 +9,7 @@ use crate::stage::place;
 use crate::toolchain::Toolkit;
 
 /// Folders below `programs/` that hold programs.
-const FOLDERS: [&str; 3] = ["", "faults", "order"];
+const FOLDERS: [&str; 4] = ["", "faults", "lives", "order"];
 
 /// How a program comes by the CUDA runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +56,38 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
                 let path = output.join(link.name()).join(&name);
                 if modified(&path) < header.max(modified(&source)) {
                     step(&format!("compiling {} ({} runtime)", name, link.name()));
-                    compile(toolkit, &source, link, &path)?;
+                    compile(toolkit, &source, link, &[], &path)?;
                 }
                 programs.push(Program { name: name.clone(), link, path, demo: folder.is_empty() });
             }
         }
     }
+    build_broken(toolkit, root)?;
     Ok(programs)
 }
 
-fn compile(toolkit: &Toolkit, source: &Path, link: Link, path: &Path) -> Result<(), Failure> {
+/// Where the program lies whose kernel computes something else than it should.
+pub fn broken(root: &Path) -> PathBuf {
+    root.join("target/programs/broken/vector_add")
+}
+
+/// Builds the program that must be found out by its own verification.
+fn build_broken(toolkit: &Toolkit, root: &Path) -> Result<(), Failure> {
+    let source = root.join("programs/vector_add.cu");
+    let path = broken(root);
+    if modified(&path) < modified(&source) {
+        compile(toolkit, &source, Link::Static, &["-DBROKEN_KERNEL"], &path)?;
+    }
+    Ok(())
+}
+
+fn compile(
+    toolkit: &Toolkit,
+    source: &Path,
+    link: Link,
+    extra: &[&str],
+    path: &Path,
+) -> Result<(), Failure> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)
             .map_err(|error| Failure::new(format!("cannot make {}: {error}", folder.display())))?;
@@ -74,6 +96,7 @@ fn compile(toolkit: &Toolkit, source: &Path, link: Link, path: &Path) -> Result<
     Run::new(toolkit.nvcc())
         .args(["-O2", "-std=c++17", "-cudart", link.name(), "-Xlinker", "-rpath,$ORIGIN", "-L"])
         .args([toolkit.libraries().as_path(), Path::new("-o"), &fresh, source])
+        .args(extra)
         .check()?;
     fs::rename(&fresh, path)
         .map_err(|error| Failure::new(format!("cannot place {}: {error}", path.display())))

@@ -1,0 +1,86 @@
+//! Starting other programs and saying what failed.
+
+use std::fmt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A step that failed, as a sentence.
+#[derive(Debug)]
+pub struct Failure(String);
+
+impl Failure {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Tells the developer what happens now.
+pub fn step(what: &str) {
+    eprintln!("xtask: {what}");
+}
+
+/// A command that is run for its success.
+#[derive(Debug)]
+pub struct Run(Command);
+
+impl Run {
+    pub fn new(program: impl AsRef<std::ffi::OsStr>) -> Self {
+        Self(Command::new(program))
+    }
+
+    pub fn args<A: AsRef<std::ffi::OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.0.args(args);
+        self
+    }
+
+    pub fn env(mut self, key: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.0.env(key, value);
+        self
+    }
+
+    pub fn dir(mut self, folder: &Path) -> Self {
+        self.0.current_dir(folder);
+        self
+    }
+
+    /// Runs it with the terminal as it is; anything but success is a failure.
+    pub fn check(mut self) -> Result<(), Failure> {
+        match self.0.status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(Failure(format!("{:?} ended with {status}", self.0))),
+            Err(error) => Err(self.unstarted(&error)),
+        }
+    }
+
+    /// Runs it, copies its output through line by line, and returns the output with its success.
+    pub fn tee(mut self) -> Result<(bool, String), Failure> {
+        use std::io::{BufRead, BufReader};
+        self.0.stdout(Stdio::piped());
+        let mut child = self.0.spawn().map_err(|error| self.unstarted(&error))?;
+        let mut text = String::new();
+        if let Some(output) = child.stdout.take() {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                println!("{line}");
+                text.push_str(&line);
+                text.push('\n');
+            }
+        }
+        let status = child.wait().map_err(|error| Failure(format!("{:?} was lost: {error}", self.0)))?;
+        Ok((status.success(), text))
+    }
+
+    fn unstarted(&self, error: &std::io::Error) -> Failure {
+        Failure(format!("cannot start {:?}: {error}", self.0.get_program()))
+    }
+}
+
+/// The cargo that runs this very command, in the project's root.
+pub fn cargo(root: &Path) -> Run {
+    Run::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).dir(root)
+}

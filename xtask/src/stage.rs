@@ -1,0 +1,62 @@
+//! Builds Wormhole and lays it out as it is installed: `target/wormhole/{bin,lib/wormhole}`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::command::{Failure, cargo, step};
+
+/// The only target there is; naming it makes cargo keep build scripts off the static flags.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// A staged installation.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    pub prefix: PathBuf,
+}
+
+impl Stage {
+    pub fn wormhole(&self) -> PathBuf {
+        self.prefix.join("bin/wormhole")
+    }
+}
+
+/// Builds everything in release form and stages it under `root/target/wormhole`.
+pub fn stage(root: &Path) -> Result<Stage, Failure> {
+    step("building wormhole, its backend and the frontend library");
+    cargo(root)
+        .args(["build", "--release", "--package", "wormhole", "--package", "wormhole-backend"])
+        .args(["--package", "wormhole-guest"])
+        .check()?;
+    // The first process of an image has no libraries to load.
+    cargo(root)
+        .args(["build", "--release", "--package", "wormhole-init", "--target", TARGET])
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .check()?;
+
+    let target = root.join("target");
+    let prefix = target.join("wormhole");
+    let release = target.join("release");
+    for (source, destination) in [
+        (release.join("wormhole"), "bin/wormhole"),
+        (release.join("wormhole-supervisor"), "lib/wormhole/wormhole-supervisor"),
+        (release.join("wormhole-worker"), "lib/wormhole/wormhole-worker"),
+        (release.join("libcuda.so"), "lib/wormhole/libcuda.so.1"),
+        (target.join(TARGET).join("release/wormhole-init"), "lib/wormhole/wormhole-init"),
+    ] {
+        place(&source, &prefix.join(destination))?;
+    }
+    Ok(Stage { prefix })
+}
+
+/// Copies by way of a rename, so that a running program keeps its file.
+pub fn place(source: &Path, destination: &Path) -> Result<(), Failure> {
+    let copy = || {
+        if let Some(folder) = destination.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let fresh = destination.with_extension("fresh");
+        fs::copy(source, &fresh)?;
+        fs::rename(&fresh, destination)
+    };
+    copy().map_err(|error| Failure::new(format!("cannot place {}: {error}", destination.display())))
+}

@@ -1,0 +1,101 @@
+//! `cargo xtask test`: everything that must hold.
+
+use std::path::Path;
+use std::time::Instant;
+
+use crate::command::{Failure, Run, cargo, step};
+use crate::tally::Tally;
+use crate::{setup, stage};
+
+/// Seconds that each fuzz target runs on top of its corpus.
+const FUZZ_SECONDS: u32 = 5;
+
+/// Runs all checks, prints the closing line, and tells whether all passed.
+pub fn test(root: &Path) -> Result<bool, Failure> {
+    let start = Instant::now();
+    setup::setup(root)?;
+    let stage = stage::stage(root)?;
+
+    let mut total = Tally::default();
+    total += single("formatting", cargo(root).args(["fmt", "--all", "--check"]))?;
+    total += single(
+        "lints",
+        cargo(root).args(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+    )?;
+    total += suite(
+        "unit, protocol and whole-VM tests",
+        cargo(root)
+            .args(["test", "--workspace", "--no-fail-fast"])
+            .env("WORMHOLE_STAGE", &stage.prefix)
+            .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
+            .env("WORMHOLE_IMAGES", setup::images(root)),
+    )?;
+    total += suite(
+        "ring models under loom",
+        cargo(root)
+            .args(["test", "--release", "--package", "wormhole-ring", "--test", "loom"])
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", root.join("target/loom")),
+    )?;
+    total += nightly(root)?;
+
+    eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
+    println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
+    Ok(total.failed == 0)
+}
+
+/// What needs a nightly toolchain: miri and the fuzz targets.
+fn nightly(root: &Path) -> Result<Tally, Failure> {
+    let mut total = Tally::default();
+    total += suite(
+        "ring tests under miri",
+        Run::new("cargo")
+            .dir(root)
+            .args(["+nightly", "miri", "test", "--package", "wormhole-ring", "--lib"])
+            .env("CARGO_TARGET_DIR", root.join("target/miri"))
+            .env("MIRIFLAGS", "-Zmiri-permissive-provenance"),
+    )?;
+    for target in fuzz_targets(root)? {
+        total += single(
+            &format!("fuzzing {target}"),
+            Run::new("cargo")
+                .dir(&root.join("fuzz"))
+                .args(["+nightly", "fuzz", "run", &target, &format!("corpus/{target}"), "--"])
+                .args([format!("-max_total_time={FUZZ_SECONDS}")]),
+        )?;
+    }
+    Ok(total)
+}
+
+/// The names of all fuzz targets, one for each corpus.
+fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
+    let folder = root.join("fuzz/fuzz_targets");
+    let entries = std::fs::read_dir(&folder)
+        .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".rs").map(str::to_owned))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// A step that passes or fails as a whole.
+fn single(what: &str, run: Run) -> Result<Tally, Failure> {
+    step(what);
+    let (success, _) = run.tee()?;
+    if !success {
+        eprintln!("xtask: {what}: FAILED");
+    }
+    Ok(Tally::of(success))
+}
+
+/// A step that is a run of libtest.
+fn suite(what: &str, run: Run) -> Result<Tally, Failure> {
+    step(what);
+    let (success, output) = run.tee()?;
+    if !success {
+        eprintln!("xtask: {what}: FAILED");
+    }
+    Ok(Tally::of_libtest(&output, success))
+}
