@@ -3,10 +3,13 @@
 //! Every shared word is 64 bits wide, including those that hold a smaller value, so that one word is
 //! only ever accessed with one size.
 
-#![expect(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    reason = "the one place that names them"
+#![cfg_attr(
+    not(loom),
+    expect(
+        clippy::disallowed_types,
+        clippy::disallowed_methods,
+        reason = "the one place that names them"
+    )
 )]
 
 #[cfg(not(loom))]

@@ -28,8 +28,7 @@ impl SessionMemory {
     pub fn new() -> Self {
         use layout::session;
         let synchronises = |offset: usize| {
-            offset < session::SLOT_BASE
-                || offset == session::SLOT_BASE
+            offset <= session::SLOT_BASE
                 || (session::FENCE_BASE..session::RING_BASE).contains(&offset)
                 || (offset >= session::RING_BASE && offset.is_multiple_of(layout::UNIT))
         };
