@@ -1,0 +1,98 @@
+//! Comparisons of `set`, `setp`, `slct` and `testp` (PTX ISA 9.7.6).
+#![expect(clippy::float_cmp, reason = "exact comparison is what the instruction does")]
+
+use super::half::{Bf16, F16, Short};
+use super::{Compare, by_bits, by_int, compare_rows};
+use crate::parse::ast::Type;
+
+macro_rules! test {
+    ($t:ty, $f:expr) => {{
+        let f: Compare = |rows, a, b| compare_rows::<$t>(rows, a, b, $f);
+        f
+    }};
+}
+
+macro_rules! floats {
+    ($name:expr, $t:ty, $v:expr) => {
+        Some(match $name {
+            "eq" => test!($t, |a, b| $v(a) == $v(b)),
+            "ne" => test!($t, |a, b| $v(a) < $v(b) || $v(a) > $v(b)),
+            "lt" => test!($t, |a, b| $v(a) < $v(b)),
+            "le" => test!($t, |a, b| $v(a) <= $v(b)),
+            "gt" => test!($t, |a, b| $v(a) > $v(b)),
+            "ge" => test!($t, |a, b| $v(a) >= $v(b)),
+            "equ" => test!($t, |a, b| !($v(a) < $v(b) || $v(a) > $v(b))),
+            "neu" => test!($t, |a, b| $v(a) != $v(b)),
+            "ltu" => test!($t, |a, b| !($v(a) >= $v(b))),
+            "leu" => test!($t, |a, b| !($v(a) > $v(b))),
+            "gtu" => test!($t, |a, b| !($v(a) <= $v(b))),
+            "geu" => test!($t, |a, b| !($v(a) < $v(b))),
+            "num" => test!($t, |a, b| !$v(a).is_nan() && !$v(b).is_nan()),
+            "nan" => test!($t, |a, b| $v(a).is_nan() || $v(b).is_nan()),
+            _ => return None,
+        })
+    };
+}
+/// The comparison `name` of operands of type `ty`.
+pub(crate) fn find(name: &str, ty: Type, ftz: bool) -> Option<Compare> {
+    match ty {
+        Type::F32 if ftz => floats!(name, f32, |x: f32| super::float::flush(x)),
+        Type::F32 => floats!(name, f32, |x: f32| x),
+        Type::F64 => floats!(name, f64, |x: f64| x),
+        Type::F16 => floats!(name, F16, |x: F16| x.wide()),
+        Type::Bf16 => floats!(name, Bf16, |x: Bf16| x.wide()),
+        Type::B16 | Type::B32 | Type::B64 if !matches!(name, "eq" | "ne") => None,
+        _ => {
+            // The unsigned names of an ordering apply to unsigned types only.
+            let name = match name {
+                "lo" => "lt",
+                "ls" => "le",
+                "hi" => "gt",
+                "hs" => "ge",
+                other => other,
+            };
+            match name {
+                "eq" => by_bits!(ty, T => test!(T, |a, b| a == b)).filter(|_| ty != Type::Pred),
+                "ne" => by_bits!(ty, T => test!(T, |a, b| a != b)).filter(|_| ty != Type::Pred),
+                "lt" => by_int!(ty, T => test!(T, |a, b| a < b)),
+                "le" => by_int!(ty, T => test!(T, |a, b| a <= b)),
+                "gt" => by_int!(ty, T => test!(T, |a, b| a > b)),
+                "ge" => by_int!(ty, T => test!(T, |a, b| a >= b)),
+                _ => None,
+            }
+        }
+    }
+}
+
+
+/// `testp`, a test of one operand.
+pub(crate) fn property(name: &str, ty: Type) -> Option<Compare> {
+    macro_rules! on {
+        ($t:ty) => {
+            Some(match name {
+                "finite" => test!($t, |a, _| a.is_finite()),
+                "infinite" => test!($t, |a, _| a.is_infinite()),
+                "number" => test!($t, |a, _| !a.is_nan()),
+                "notanumber" => test!($t, |a, _| a.is_nan()),
+                "normal" => test!($t, |a, _| a.is_normal()),
+                "subnormal" => test!($t, |a, _| a.is_subnormal()),
+                _ => return None,
+            })
+        };
+    }
+    match ty {
+        Type::F32 => on!(f32),
+        Type::F64 => on!(f64),
+        _ => None,
+    }
+}
+
+/// The selector of `slct`: whether its third operand is not negative.
+pub(crate) fn not_negative(ty: Type, ftz: bool) -> Option<Compare> {
+    match ty {
+        Type::S32 => Some(test!(i32, |a, _| a >= 0)),
+        Type::F32 if ftz => Some(test!(f32, |a, _| super::float::flush(a) >= 0.0)),
+        Type::F32 => Some(test!(f32, |a, _| a >= 0.0)),
+        _ => None,
+    }
+}

@@ -1,0 +1,177 @@
+//! Directed rounding of single and double precision arithmetic.
+//!
+//! The processor rounds: an operation runs with its rounding mode set in MXCSR,
+//! inside one block of assembly that puts the old mode back before it ends.
+
+use super::half::Rounding;
+
+/// The arithmetic operations that round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Sqrt,
+    /// From a double to a single.
+    Narrow,
+}
+
+/// MXCSR with every exception masked and the rounding mode set.
+fn control(rounding: Rounding) -> u32 {
+    0x1f80
+        | match rounding {
+            Rounding::Nearest => 0,
+            Rounding::Down => 0x2000,
+            Rounding::Up => 0x4000,
+            Rounding::Zero => 0x6000,
+        }
+}
+
+macro_rules! rounded {
+    ($instruction:literal, $mode:expr, $a:expr, $b:expr) => {{
+        let (mut value, old, new) = ($a, 0_u32, control($mode));
+        // SAFETY: stores and loads only the two words whose addresses are given, and
+        // leaves MXCSR as it found it, so that no other code sees the rounding mode.
+        unsafe {
+            std::arch::asm!(
+                "stmxcsr [{old}]",
+                "ldmxcsr [{new}]",
+                $instruction,
+                "ldmxcsr [{old}]",
+                old = in(reg) &raw const old,
+                new = in(reg) &raw const new,
+                a = inout(xmm_reg) value,
+                b = in(xmm_reg) $b,
+                options(nostack, preserves_flags),
+            );
+        }
+        value
+    }};
+}
+
+/// Computes `a op b` in single precision; `Sqrt` ignores `b`.
+pub(crate) fn single(operation: Operation, rounding: Rounding, a: f32, b: f32) -> f32 {
+    match operation {
+        Operation::Add => rounded!("addss {a}, {b}", rounding, a, b),
+        Operation::Sub => rounded!("subss {a}, {b}", rounding, a, b),
+        Operation::Mul => rounded!("mulss {a}, {b}", rounding, a, b),
+        Operation::Div => rounded!("divss {a}, {b}", rounding, a, b),
+        Operation::Sqrt => rounded!("sqrtss {a}, {b}", rounding, a, a),
+        Operation::Narrow => a,
+    }
+}
+
+/// Computes `a op b` in double precision; `Sqrt` ignores `b`.
+pub(crate) fn double(operation: Operation, rounding: Rounding, a: f64, b: f64) -> f64 {
+    match operation {
+        Operation::Add => rounded!("addsd {a}, {b}", rounding, a, b),
+        Operation::Sub => rounded!("subsd {a}, {b}", rounding, a, b),
+        Operation::Mul => rounded!("mulsd {a}, {b}", rounding, a, b),
+        Operation::Div => rounded!("divsd {a}, {b}", rounding, a, b),
+        Operation::Sqrt => rounded!("sqrtsd {a}, {b}", rounding, a, a),
+        Operation::Narrow => f64::from(narrow(a, rounding)),
+    }
+}
+
+/// Rounds a double to a single.
+pub(crate) fn narrow(value: f64, rounding: Rounding) -> f32 {
+    let out: f64 = rounded!("cvtsd2ss {a}, {b}", rounding, value, value);
+    #[expect(clippy::cast_possible_truncation, reason = "the single is in the low half")]
+    let bits = out.to_bits() as u32;
+    f32::from_bits(bits)
+}
+
+/// The step from the nearest result `r` to the directed one, given the sign of what rounding took away.
+fn toward(rounding: Rounding, r: f64, error: f64) -> f64 {
+    match rounding {
+        Rounding::Up if error > 0.0 => r.next_up(),
+        Rounding::Down if error < 0.0 => r.next_down(),
+        Rounding::Zero if r > 0.0 && error < 0.0 => r.next_down(),
+        Rounding::Zero if r < 0.0 && error > 0.0 => r.next_up(),
+        _ => r,
+    }
+}
+
+/// `a * b + c` in single precision, rounded once.
+pub(crate) fn fma_single(rounding: Rounding, a: f32, b: f32, c: f32) -> f32 {
+    // The product of two singles is exact in double precision; the sum is rounded to
+    // odd, so that rounding it again to a single gives what one rounding would.
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    if !sum.is_finite() || rounding == Rounding::Nearest {
+        return a.mul_add(b, c_as_single(c));
+    }
+    let t = sum - product;
+    let error = (product - (sum - t)) + (c - t);
+    if sum == 0.0 && error == 0.0 {
+        return if product == 0.0 && c == 0.0 && product.is_sign_negative() == c.is_sign_negative() {
+            a.mul_add(b, c_as_single(c))
+        } else if rounding == Rounding::Down {
+            -0.0
+        } else {
+            0.0
+        };
+    }
+    let odd = if error != 0.0 && sum.to_bits() & 1 == 0 {
+        if (error > 0.0) == (sum > 0.0) {
+            f64::from_bits(sum.to_bits() + 1)
+        } else {
+            f64::from_bits(sum.to_bits() - 1)
+        }
+    } else {
+        sum
+    };
+    narrow(odd, rounding)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "it was a single before")]
+fn c_as_single(c: f64) -> f32 {
+    c as f32
+}
+
+/// `a * b + c` in double precision, rounded once.
+pub(crate) fn fma_double(rounding: Rounding, a: f64, b: f64, c: f64) -> f64 {
+    let nearest = a.mul_add(b, c);
+    if rounding == Rounding::Nearest || !nearest.is_finite() {
+        return nearest;
+    }
+    // What the nearest result misses, from the exact product and an exact sum.
+    let product = a * b;
+    let low = a.mul_add(b, -product);
+    let sum = product + c;
+    let t = sum - product;
+    let rest = (product - (sum - t)) + (c - t);
+    toward(rounding, nearest, (sum - nearest) + (rest + low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_third_is_enclosed() {
+        let down = single(Operation::Div, Rounding::Down, 1.0, 3.0);
+        let up = single(Operation::Div, Rounding::Up, 1.0, 3.0);
+        assert_eq!(down.next_up(), up);
+        assert_eq!(single(Operation::Div, Rounding::Zero, -1.0, 3.0), -down);
+        let down = double(Operation::Sqrt, Rounding::Down, 2.0, 0.0);
+        assert_eq!(down.next_up(), double(Operation::Sqrt, Rounding::Up, 2.0, 0.0));
+    }
+
+    #[test]
+    fn fma_rounds_once() {
+        let tiny = f32::MIN_POSITIVE;
+        assert_eq!(fma_single(Rounding::Up, 1.0, 1.0, tiny), 1.0_f32.next_up());
+        assert_eq!(fma_single(Rounding::Down, 1.0, 1.0, tiny), 1.0);
+        assert_eq!(fma_single(Rounding::Zero, 1.0, 1.0, -tiny), 1.0_f32.next_down());
+        assert_eq!(fma_double(Rounding::Up, 1.0, 1.0, 1e-300), 1.0_f64.next_up());
+        assert_eq!(fma_double(Rounding::Down, 1.0, 1.0, -1e-300), 1.0_f64.next_down());
+    }
+
+    #[test]
+    fn the_mode_does_not_leak() {
+        single(Operation::Div, Rounding::Up, 1.0, 3.0);
+        assert_eq!(1.0_f32 / std::hint::black_box(3.0), 0.333_333_34);
+    }
+}

@@ -1,0 +1,457 @@
+//! Arithmetic, logic, comparison, selection and conversion.
+
+use super::function::{Lowering, Symbol};
+use super::insn::{Carry, CarryOp, Logic, Op, PredSource, TRUE, Test};
+use super::modifiers::Modifiers;
+use super::{Reject, malformed};
+use crate::alu::float::Style;
+use crate::alu::half::Rounding;
+use crate::alu::int::Part;
+use crate::alu::{Alu, compare, convert, float, int};
+use crate::parse::ast::{Operand, Type};
+
+fn is_float(ty: Type) -> bool {
+    matches!(ty, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2 | Type::F32 | Type::F64)
+}
+
+/// Checks the number of operands.
+pub(crate) fn exactly<const N: usize>(operands: &[Operand<'_>]) -> Result<(), Reject> {
+    if operands.len() == N {
+        Ok(())
+    } else {
+        malformed(format!("it has {} operands instead of {N}", operands.len()))
+    }
+}
+
+impl<'a> Lowering<'a, '_, '_> {
+    /// Emits `f` with sources of the given types.
+    fn alu(&mut self, f: Option<Alu>, operands: &[Operand<'a>], types: &[Type]) -> Result<bool, Reject> {
+        let f = f.ok_or(Reject::Unsupported)?;
+        if operands.len() != types.len() + 1 {
+            return malformed(format!("it has {} operands instead of {}", operands.len(), types.len() + 1));
+        }
+        let mut ops = [0; 5];
+        for (index, ty) in types.iter().enumerate() {
+            ops[index + 1] = self.source(&operands[index + 1], *ty)?;
+        }
+        ops[0] = self.dest(&operands[0])?;
+        self.emit(Op::Alu { f, ops });
+        Ok(true)
+    }
+
+    /// Lowers the instruction if it is one of this module's.
+    pub(crate) fn arithmetic(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        match name {
+            "mov" => self.mov(m, operands),
+            "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "abs" | "neg" | "mad" | "fma" | "addc"
+            | "subc" | "madc" => self.basic(name, m, operands),
+            "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" => self.logic(name, m, operands),
+            "setp" | "set" => self.compare(name, m, operands),
+            "selp" => {
+                let ty = m.ty()?;
+                exactly::<4>(operands)?;
+                let (a, b) = (self.source(&operands[1], ty)?, self.source(&operands[2], ty)?);
+                let p = self.source_pred(&operands[3])?;
+                let d = self.dest(&operands[0])?;
+                self.emit(Op::Select { d, a, b, p });
+                Ok(true)
+            }
+            "slct" => {
+                let condition = m.ty()?;
+                let (ty, ftz) = (m.ty()?, m.take("ftz"));
+                exactly::<4>(operands)?;
+                let compare = compare::not_negative(condition, ftz).ok_or(Reject::Unsupported)?;
+                let c = self.source(&operands[3], condition)?;
+                let (a, b) = (self.source(&operands[1], ty)?, self.source(&operands[2], ty)?);
+                let pred = self.scratch_pred()?;
+                let d = self.dest(&operands[0])?;
+                self.emit(Op::Compare { compare, d: pred, a: c, b: c });
+                self.emit(Op::Select { d, a, b, p: PredSource { pred, negated: false } });
+                Ok(true)
+            }
+            "testp" => {
+                let ty = m.ty()?;
+                let property = m.first().ok_or(Reject::Unsupported)?;
+                exactly::<2>(operands)?;
+                let compare = compare::property(property, ty).ok_or(Reject::Unsupported)?;
+                let a = self.source(&operands[1], ty)?;
+                let d = self.one_dest_pred(&operands[0])?;
+                self.emit(Op::Compare { compare, d, a, b: a });
+                Ok(true)
+            }
+            "cvt" => self.convert(m, operands),
+            "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" | "tanh" => {
+                let ty = m.ty()?;
+                let approximate = m.take("approx");
+                let rounding = m.rounding();
+                if approximate == rounding.is_some() {
+                    return Err(Reject::Unsupported);
+                }
+                let rounding = rounding.unwrap_or(Rounding::Nearest);
+                let style = Style { rounding, ftz: m.take("ftz"), saturate: false };
+                self.alu(float::function(name, ty, style), operands, &[ty])
+            }
+            "copysign" => {
+                let ty = m.ty()?;
+                self.alu(float::copy_sign(ty), operands, &[ty, ty])
+            }
+            _ => self.bits(name, m, operands),
+        }
+    }
+
+    /// Integer instructions beyond the basic ones.
+    fn bits(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        let u = Type::U32;
+        match name {
+            "mul24" | "mad24" => {
+                let part = if m.take("hi") { Part::High } else { Part::Low };
+                m.take("lo");
+                let ty = m.ty()?;
+                let f = int::multiply_add24(part, ty);
+                if name == "mad24" {
+                    return self.alu(f, operands, &[ty, ty, ty]);
+                }
+                let mut operands = operands.to_vec();
+                operands.push(Operand::Int(0));
+                self.alu(f, &operands, &[ty, ty, ty])
+            }
+            "sad" => {
+                let ty = m.ty()?;
+                self.alu(int::sum_of_differences(ty), operands, &[ty, ty, ty])
+            }
+            "popc" | "clz" | "brev" => {
+                let ty = m.ty()?;
+                self.alu(int::unary(name, ty), operands, &[ty])
+            }
+            "bfind" => {
+                let ty = m.ty()?;
+                let shift_amount = m.take("shiftamt");
+                self.alu(int::find_bit(ty, shift_amount), operands, &[ty])
+            }
+            "fns" => {
+                m.ty()?;
+                self.alu(Some(int::nth_set()), operands, &[u, u, Type::S32])
+            }
+            "bfe" => {
+                let ty = m.ty()?;
+                self.alu(int::extract(ty), operands, &[ty, u, u])
+            }
+            "bfi" => {
+                let ty = m.ty()?;
+                self.alu(int::insert(ty), operands, &[ty, ty, u, u])
+            }
+            "bmsk" | "szext" => {
+                let ty = m.ty()?;
+                let wrap = m.take("wrap");
+                m.take("clamp");
+                self.alu(int::mask_or_extend(name, wrap, ty), operands, &[ty, u])
+            }
+            "shf" => {
+                let left = m.take("l");
+                if !left && !m.take("r") {
+                    return Err(Reject::Unsupported);
+                }
+                let wrap = m.take("wrap");
+                m.take("clamp");
+                let ty = m.ty()?;
+                self.alu(Some(int::funnel(left, wrap)), operands, &[ty, ty, u])
+            }
+            "lop3" => {
+                if m.ty()? != Type::B32 {
+                    return Err(Reject::Unsupported);
+                }
+                self.alu(Some(int::logic3()), operands, &[u, u, u, u])
+            }
+            "prmt" => {
+                if m.take("b32") {
+                    let mode = m.first();
+                    self.alu(int::permute(mode), operands, &[u, u, u])
+                } else {
+                    Err(Reject::Unsupported)
+                }
+            }
+            "dp4a" | "dp2a" => {
+                let high = m.take("hi");
+                m.take("lo");
+                let b = m.ty()?;
+                let a = m.ty()?;
+                self.alu(int::dot(name, high, a.is_signed(), b.is_signed()), operands, &[u, u, u])
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn mov(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        let ty = m.ty()?;
+        exactly::<2>(operands)?;
+        if ty == Type::Pred {
+            let a = self.source_pred(&operands[1])?;
+            let d = self.one_dest_pred(&operands[0])?;
+            self.emit(Op::Predicate { logic: Logic::And, d, a, b: TRUE });
+            return Ok(true);
+        }
+        match (&operands[0], &operands[1]) {
+            (Operand::Vector(list), source) => {
+                let bits = self.piece_bits(ty, list.len())?;
+                let a = self.source(source, ty)?;
+                let d = list.iter().map(|piece| self.optional_dest(piece)).collect::<Result<_, _>>()?;
+                self.emit(Op::Unpack { d, a, bits });
+            }
+            (dest, Operand::Vector(list)) => {
+                let bits = self.piece_bits(ty, list.len())?;
+                let piece_ty = if bits == 32 { Type::B32 } else { Type::B16 };
+                let a = list.iter().map(|piece| self.source(piece, piece_ty)).collect::<Result<_, _>>()?;
+                let d = self.dest(dest)?;
+                self.emit(Op::Pack { d, a, bits });
+            }
+            (dest, source) => {
+                let a = self.source(source, ty)?;
+                let d = self.dest(dest)?;
+                let f = int::unary("mov", ty).ok_or(Reject::Unsupported)?;
+                self.emit(Op::Alu { f, ops: [d, a, 0, 0, 0] });
+            }
+        }
+        Ok(true)
+    }
+
+    fn piece_bits(&self, ty: Type, pieces: usize) -> Result<u32, Reject> {
+        match (ty.bytes(), pieces) {
+            (8, 2) => Ok(32),
+            (8, 4) | (4, 2) => Ok(16),
+            (4, 4) | (2, 2) => Ok(8),
+            _ => Err(Reject::Unsupported),
+        }
+    }
+
+    fn basic(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        let relu = m.take("relu");
+        let saturate = m.take("sat");
+        if m.take("u16x2") {
+            return self.alu(int::packed(name, "u16x2", relu), operands, &[Type::B32, Type::B32]);
+        }
+        if m.take("s16x2") {
+            return self.alu(int::packed(name, "s16x2", relu), operands, &[Type::B32, Type::B32]);
+        }
+        let ty = m.ty()?;
+        if is_float(ty) {
+            return self.float(name, ty, saturate, relu, m, operands);
+        }
+        let carry_out = m.take("cc");
+        let carry_in = matches!(name, "addc" | "subc" | "madc");
+        if carry_out || carry_in {
+            return self.carry(name, ty, carry_in, carry_out, m, operands);
+        }
+        match name {
+            "abs" | "neg" => self.alu(int::unary(name, ty), operands, &[ty]),
+            "mul" | "mad" => {
+                let part = if m.take("wide") {
+                    Part::Wide
+                } else if m.take("hi") {
+                    Part::High
+                } else {
+                    m.take("lo");
+                    Part::Low
+                };
+                if name == "mul" {
+                    return self.alu(int::multiply(part, ty), operands, &[ty, ty]);
+                }
+                let wide = match ty {
+                    Type::U32 | Type::S32 if part == Part::Wide => Type::U64,
+                    _ => ty,
+                };
+                self.alu(int::multiply_add(part, ty, saturate), operands, &[ty, ty, wide])
+            }
+            _ if relu || saturate => {
+                if ty != Type::S32 {
+                    return Err(Reject::Unsupported);
+                }
+                self.alu(int::saturating(name, relu), operands, &[ty, ty])
+            }
+            _ => self.alu(int::binary(name, ty), operands, &[ty, ty]),
+        }
+    }
+
+    fn float(
+        &mut self,
+        name: &str,
+        ty: Type,
+        saturate: bool,
+        relu: bool,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        let ftz = m.take("ftz");
+        // `.noftz`, `.approx` and `.full` permit what exact results satisfy too.
+        m.take("noftz");
+        if name == "div" {
+            m.take("approx");
+            m.take("full");
+        }
+        let rounding = m.rounding().unwrap_or(Rounding::Nearest);
+        let style = Style { rounding, ftz, saturate };
+        match name {
+            "add" | "sub" | "mul" | "div" if !relu => {
+                self.alu(float::binary(name, ty, style), operands, &[ty, ty])
+            }
+            "fma" | "mad" => self.alu(float::fused(ty, style, relu), operands, &[ty, ty, ty]),
+            "min" | "max" if !relu && !saturate => {
+                let (nan, xorsign) = (m.take("NaN"), m.take("xorsign"));
+                if xorsign && !m.take("abs") {
+                    return Err(Reject::Unsupported);
+                }
+                self.alu(float::extreme(name, ty, ftz, nan, xorsign), operands, &[ty, ty])
+            }
+            "abs" | "neg" => self.alu(float::sign(name, ty, ftz), operands, &[ty]),
+            _ => Err(Reject::Unsupported),
+        }
+    }
+
+    fn carry(
+        &mut self,
+        name: &str,
+        ty: Type,
+        carry_in: bool,
+        carry_out: bool,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        let op = match name {
+            "add" | "addc" => CarryOp::Add,
+            "sub" | "subc" => CarryOp::Sub,
+            "mad" | "madc" if m.take("hi") => CarryOp::MadHigh,
+            "mad" | "madc" if m.take("lo") => CarryOp::MadLow,
+            _ => return Err(Reject::Unsupported),
+        };
+        if !matches!(ty.bytes(), 4 | 8) {
+            return Err(Reject::Unsupported);
+        }
+        let a = operands.get(1).map(|a| self.source(a, ty)).transpose()?;
+        let b = operands.get(2).map(|b| self.source(b, ty)).transpose()?;
+        let (Some(a), Some(b)) = (a, b) else { return malformed("operands are missing") };
+        let multiplies = matches!(op, CarryOp::MadHigh | CarryOp::MadLow);
+        if operands.len() != 3 + usize::from(multiplies) {
+            return malformed("it has the wrong number of operands");
+        }
+        let c = if multiplies { self.source(&operands[3], ty)? } else { a };
+        let d = self.dest(&operands[0])?;
+        let carry =
+            Carry { op, bytes: ty.bytes(), signed: ty.is_signed(), carry_in, carry_out, d, a, b, c };
+        self.emit(Op::Carry(Box::new(carry)));
+        Ok(true)
+    }
+
+    fn logic(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        let ty = m.ty()?;
+        if ty == Type::Pred {
+            let a = operands.get(1).map(|a| self.source_pred(a)).transpose()?;
+            let Some(mut a) = a else { return malformed("operands are missing") };
+            let (logic, b) = if name == "not" {
+                a.negated = !a.negated;
+                (Logic::And, TRUE)
+            } else {
+                exactly::<3>(operands)?;
+                let logic = match name {
+                    "and" => Logic::And,
+                    "or" => Logic::Or,
+                    "xor" => Logic::Xor,
+                    _ => return Err(Reject::Unsupported),
+                };
+                (logic, self.source_pred(&operands[2])?)
+            };
+            let d = self.one_dest_pred(&operands[0])?;
+            self.emit(Op::Predicate { logic, d, a, b });
+            return Ok(true);
+        }
+        match name {
+            "not" | "cnot" => self.alu(int::unary(name, ty), operands, &[ty]),
+            "shl" | "shr" => self.alu(int::binary(name, ty), operands, &[ty, Type::U32]),
+            _ => self.alu(int::binary(name, ty), operands, &[ty, ty]),
+        }
+    }
+
+    fn compare(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        let ty = m.ty()?;
+        let dest_ty = if name == "set" { Some(m.ty()?) } else { None };
+        let ftz = m.take("ftz");
+        let logic = m.take_map(|part| match part {
+            "and" => Some(Logic::And),
+            "or" => Some(Logic::Or),
+            "xor" => Some(Logic::Xor),
+            _ => None,
+        });
+        let relation = m.first().ok_or(Reject::Unsupported)?;
+        let compare = compare::find(relation, ty, ftz).ok_or(Reject::Unsupported)?;
+        if operands.len() != 3 + usize::from(logic.is_some()) {
+            return malformed("it has the wrong number of operands");
+        }
+        let (a, b) = (self.source(&operands[1], ty)?, self.source(&operands[2], ty)?);
+        let combine = match logic {
+            Some(logic) => Some((logic, self.source_pred(&operands[3])?)),
+            None => None,
+        };
+        let test = Box::new(Test { compare, a, b, combine });
+        if let Some(dest_ty) = dest_ty {
+            let value = match dest_ty {
+                Type::F32 => u64::from(1.0_f32.to_bits()),
+                Type::U32 | Type::S32 => u64::from(u32::MAX),
+                Type::U16 | Type::S16 => u64::from(u16::MAX),
+                _ => return Err(Reject::Unsupported),
+            };
+            let d = self.dest(&operands[0])?;
+            self.emit(Op::Set { test, d, value });
+            return Ok(true);
+        }
+        match &operands[0] {
+            Operand::Name(_) if combine.is_none() => {
+                let d = self.one_dest_pred(&operands[0])?;
+                self.emit(Op::Compare { compare, d, a, b });
+            }
+            Operand::Name(_) => {
+                let d = self.one_dest_pred(&operands[0])?;
+                self.emit(Op::SetPredicate { test, d, q: None });
+            }
+            Operand::Pair(p, q) => {
+                let d = match self.dest_pred(p)? {
+                    Some(d) => d,
+                    None => self.scratch_pred()?,
+                };
+                let q = self.dest_pred(q)?;
+                self.emit(Op::SetPredicate { test, d, q });
+            }
+            _ => return malformed("the destination is not a predicate"),
+        }
+        Ok(true)
+    }
+
+    fn convert(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        let from = m.ty()?;
+        let to = m.ty()?;
+        let integral = m.integral_rounding();
+        let rounding = m.rounding();
+        let style = convert::Style {
+            rounding: integral.or(rounding).unwrap_or(Rounding::Nearest),
+            integral: integral.is_some(),
+            ftz: m.take("ftz"),
+            saturate: m.take("sat"),
+            relu: m.take("relu"),
+        };
+        if matches!(to, Type::F16x2 | Type::Bf16x2) {
+            if from != Type::F32 {
+                return Err(Reject::Unsupported);
+            }
+            return self.alu(convert::pack_halves(to, style), operands, &[from, from]);
+        }
+        // A register wider than the source type is read by its low bits; `mov` semantics suffice.
+        if let [Operand::Name(_), Operand::Name(name)] = operands
+            && matches!(self.lookup(name)?, Some(Symbol::Predicate(_)))
+        {
+            return Err(Reject::Unsupported);
+        }
+        self.alu(convert::find(to, from, style), operands, &[from])
+    }
+}

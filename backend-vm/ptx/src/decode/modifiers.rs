@@ -1,0 +1,91 @@
+//! The dotted parts of an opcode.
+
+use super::Reject;
+use crate::alu::half::Rounding;
+use crate::parse::ast::Type;
+
+/// The modifiers of one instruction, struck off as they are understood.
+#[derive(Debug)]
+pub(crate) struct Modifiers<'a> {
+    parts: Vec<Option<&'a str>>,
+}
+
+impl<'a> Modifiers<'a> {
+    /// Splits an opcode into its name and modifiers.
+    pub(crate) fn split(opcode: &'a str) -> (&'a str, Self) {
+        let mut parts = opcode.split('.');
+        let name = parts.next().unwrap_or("");
+        (name, Self { parts: parts.map(Some).collect() })
+    }
+
+    /// Strikes off `name`; whether it was there.
+    pub(crate) fn take(&mut self, name: &str) -> bool {
+        match self.parts.iter_mut().find(|part| **part == Some(name)) {
+            Some(part) => {
+                *part = None;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Strikes off the first modifier that `accept` maps to something.
+    pub(crate) fn take_map<T>(&mut self, accept: impl Fn(&'a str) -> Option<T>) -> Option<T> {
+        for part in &mut self.parts {
+            if let Some(value) = part.and_then(&accept) {
+                *part = None;
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    /// Strikes off the first modifier that is left.
+    pub(crate) fn first(&mut self) -> Option<&'a str> {
+        self.parts.iter_mut().find_map(Option::take)
+    }
+
+    /// Strikes off every modifier that `ignore` accepts.
+    pub(crate) fn ignore(&mut self, ignore: impl Fn(&str) -> bool) {
+        for part in &mut self.parts {
+            if part.is_some_and(&ignore) {
+                *part = None;
+            }
+        }
+    }
+
+    /// Strikes off the last modifier, which must be a type.
+    pub(crate) fn ty(&mut self) -> Result<Type, Reject> {
+        let part = self.parts.iter_mut().rev().find(|part| part.is_some()).ok_or(Reject::Unsupported)?;
+        let ty = part.and_then(Type::named).ok_or(Reject::Unsupported)?;
+        *part = None;
+        Ok(ty)
+    }
+
+    /// Strikes off a rounding mode of arithmetic.
+    pub(crate) fn rounding(&mut self) -> Option<Rounding> {
+        self.take_map(|part| match part {
+            "rn" => Some(Rounding::Nearest),
+            "rz" => Some(Rounding::Zero),
+            "rm" => Some(Rounding::Down),
+            "rp" => Some(Rounding::Up),
+            _ => None,
+        })
+    }
+
+    /// Strikes off a rounding mode to integers.
+    pub(crate) fn integral_rounding(&mut self) -> Option<Rounding> {
+        self.take_map(|part| match part {
+            "rni" => Some(Rounding::Nearest),
+            "rzi" => Some(Rounding::Zero),
+            "rmi" => Some(Rounding::Down),
+            "rpi" => Some(Rounding::Up),
+            _ => None,
+        })
+    }
+
+    /// Fails if anything was not understood.
+    pub(crate) fn finish(&self) -> Result<(), Reject> {
+        if self.parts.iter().any(Option::is_some) { Err(Reject::Unsupported) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,78 @@
+//! Special registers by name (PTX ISA 10).
+
+use super::insn::Special;
+
+/// The special register `name` (with its `%`).
+pub(crate) fn find(name: &str) -> Option<Special> {
+    fn axis(suffix: &str) -> Option<u8> {
+        match suffix {
+            ".x" => Some(0),
+            ".y" => Some(1),
+            ".z" => Some(2),
+            ".w" => Some(3),
+            _ => None,
+        }
+    }
+    let name = name.strip_prefix('%')?;
+    let families: [(&str, fn(u8) -> Special); 4] = [
+        ("tid", Special::Tid),
+        ("ntid", Special::Ntid),
+        ("ctaid", Special::Ctaid),
+        ("nctaid", Special::Nctaid),
+    ];
+    for (family, make) in families {
+        if let Some(axis) = name.strip_prefix(family).and_then(axis) {
+            return Some(make(axis));
+        }
+    }
+    // A launch without clusters counts as clusters of one block each.
+    if let Some(axis) = name.strip_prefix("clusterid").and_then(axis) {
+        return Some(Special::Ctaid(axis));
+    }
+    if let Some(axis) = name.strip_prefix("nclusterid").and_then(axis) {
+        return Some(Special::Nctaid(axis));
+    }
+    if name.strip_prefix("cluster_ctaid").and_then(axis).is_some() {
+        return Some(Special::Constant(0));
+    }
+    if let Some(axis) = name.strip_prefix("cluster_nctaid").and_then(axis) {
+        return Some(Special::Constant(u64::from(axis < 3)));
+    }
+    Some(match name {
+        "laneid" => Special::LaneId,
+        "warpid" => Special::WarpId,
+        "nwarpid" => Special::NwarpId,
+        "smid" => Special::SmId,
+        "nsmid" => Special::NsmId,
+        "gridid" => Special::GridId,
+        "clock" => Special::Clock,
+        "clock_hi" => Special::ClockHi,
+        "clock64" => Special::Clock64,
+        "globaltimer" => Special::GlobalTimer,
+        "globaltimer_lo" => Special::GlobalTimerLo,
+        "globaltimer_hi" => Special::GlobalTimerHi,
+        "lanemask_eq" => Special::LaneMaskEq,
+        "lanemask_le" => Special::LaneMaskLe,
+        "lanemask_lt" => Special::LaneMaskLt,
+        "lanemask_ge" => Special::LaneMaskGe,
+        "lanemask_gt" => Special::LaneMaskGt,
+        "dynamic_smem_size" => Special::DynamicShared,
+        "total_smem_size" | "aggr_smem_size" => Special::TotalShared,
+        "is_explicit_cluster" | "cluster_ctarank" => Special::Constant(0),
+        "cluster_nctarank" => Special::Constant(1),
+        "reserved_smem_offset_begin"
+        | "reserved_smem_offset_end"
+        | "reserved_smem_offset_cap"
+        | "reserved_smem_offset_0"
+        | "reserved_smem_offset_1" => Special::Constant(0),
+        _ => {
+            let index = name.strip_prefix("envreg")?.parse::<u32>().ok()?;
+            match index {
+                // Cooperative launches find their grid's barrier through these two.
+                1 | 2 => Special::EnvReg(index == 2),
+                0..=31 => Special::Constant(0),
+                _ => return None,
+            }
+        }
+    })
+}

@@ -1,0 +1,97 @@
+//! The sixteen barriers of a block (PTX ISA 9.7.13.1).
+
+use crate::error::FaultKind;
+
+/// Barriers of a block.
+const COUNT: usize = 16;
+
+/// What a reduction at a barrier came to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Reduction {
+    pub count: u32,
+    pub all: bool,
+    pub any: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct State {
+    arrived: u32,
+    /// Threads that must arrive; all of the block if absent.
+    expected: Option<u32>,
+    /// Threads that arrived, as opposed to places they filled.
+    threads: u32,
+    holds: u32,
+    generation: u32,
+    result: Reduction,
+}
+
+/// The barriers of a block and the threads that may still come to them.
+#[derive(Debug)]
+pub(super) struct Barriers {
+    states: [State; COUNT],
+    live: u32,
+}
+
+impl Barriers {
+    pub(super) fn new(live: u32) -> Self {
+        Self { states: [State::default(); COUNT], live }
+    }
+
+    /// Threads of the block that have not ended.
+    pub(super) fn live(&self) -> u32 {
+        self.live
+    }
+
+    pub(super) fn generation(&self, id: usize) -> u32 {
+        self.states[id].generation
+    }
+
+    pub(super) fn result(&self, id: usize) -> Reduction {
+        self.states[id].result
+    }
+
+    /// Threads arrive, `holds` of them with a predicate that holds; `whole` if they are all of their
+    /// warp that is left, which then counts as a full warp. Returns the use of the barrier they wait for.
+    pub(super) fn arrive(
+        &mut self,
+        id: u64,
+        expected: Option<u32>,
+        threads: u32,
+        holds: u32,
+        whole: bool,
+    ) -> Result<(usize, u32), FaultKind> {
+        let index = usize::try_from(id).ok().filter(|&id| id < COUNT);
+        let index = index.ok_or(FaultKind::IllegalInstruction("a barrier's number is above 15"))?;
+        if expected.is_some_and(|count| count == 0 || count % 32 != 0) {
+            return Err(FaultKind::IllegalInstruction("a barrier's thread count is not a multiple of 32"));
+        }
+        let state = &mut self.states[index];
+        let generation = state.generation;
+        state.arrived += if expected.is_some() && whole { 32 } else { threads };
+        state.expected = expected;
+        state.threads += threads;
+        state.holds += holds;
+        self.complete(index);
+        Ok((index, generation))
+    }
+
+    /// Threads end, which may be what the others have waited for.
+    pub(super) fn leave(&mut self, threads: u32) {
+        self.live = self.live.saturating_sub(threads);
+        for index in 0..COUNT {
+            if self.states[index].arrived > 0 {
+                self.complete(index);
+            }
+        }
+    }
+
+    fn complete(&mut self, index: usize) {
+        let state = &mut self.states[index];
+        if state.arrived >= state.expected.unwrap_or(self.live) {
+            let result =
+                Reduction { count: state.holds, all: state.holds == state.threads, any: state.holds > 0 };
+            let generation = state.generation.wrapping_add(1);
+            *state = State { generation, result, ..State::default() };
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A block: its warps take turns on one thread of the host.
+
+use super::barrier::Barriers;
+use super::launch::Launch;
+use super::memory::Global;
+use super::special::now;
+use super::warp::{Context, Turn, Warp};
+use crate::error::{Fault, FaultKind};
+
+/// Instructions of a warp's turn.
+const TURN: u64 = 16_384;
+
+/// What became of a block's turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// It could go on.
+    Ready,
+    /// All its threads that do not wait sleep until a time.
+    Asleep(u64),
+    /// All its threads have ended.
+    Done,
+}
+
+/// The state of a block that has begun and not ended.
+#[derive(Debug)]
+pub(super) struct Block {
+    index: [u32; 3],
+    shared: Vec<u8>,
+    warps: Vec<Warp>,
+    barriers: Barriers,
+}
+
+impl Block {
+    /// A block at the beginning of the kernel.
+    pub(super) fn new(launch: &Launch<'_>, number: u64) -> Result<Self, FaultKind> {
+        let warps = (0..launch.warps()).map(|warp| Warp::new(launch, warp, launch.lanes(warp)));
+        Ok(Self {
+            index: launch.block_index(number),
+            shared: vec![0; launch.shared_bytes],
+            warps: warps.collect::<Result<_, _>>()?,
+            barriers: Barriers::new(launch.threads()),
+        })
+    }
+
+    /// Begins another block in the memory of one that has ended.
+    pub(super) fn restart(&mut self, launch: &Launch<'_>, number: u64) -> Result<(), FaultKind> {
+        self.index = launch.block_index(number);
+        self.barriers = Barriers::new(launch.threads());
+        for warp in &mut self.warps {
+            warp.restart(launch, launch.lanes(warp.index))?;
+        }
+        Ok(())
+    }
+
+    /// Gives each warp turns until `rounds` rounds have passed or nothing can run.
+    pub(super) fn run(
+        &mut self,
+        launch: &Launch<'_>,
+        global: &mut Global<'_>,
+        rounds: u32,
+    ) -> Result<Progress, Box<Fault>> {
+        let mut cx = Context {
+            launch,
+            global,
+            shared: &mut self.shared,
+            barriers: &mut self.barriers,
+            block: self.index,
+        };
+        for _ in 0..rounds {
+            let mut ready = false;
+            let mut wake = u64::MAX;
+            let mut progress = false;
+            for warp in &mut self.warps {
+                let before = warp.count;
+                match warp.run(&mut cx, TURN)? {
+                    Turn::Ready => ready = true,
+                    Turn::Asleep(until) => wake = wake.min(until),
+                    Turn::Blocked | Turn::Done => {}
+                }
+                progress |= warp.count != before;
+            }
+            if cx.barriers.live() == 0 {
+                return Ok(Progress::Done);
+            }
+            if launch.stopped() {
+                return Ok(Progress::Ready);
+            }
+            // A warp that ran may have released one whose turn had passed.
+            if ready || progress {
+                continue;
+            }
+            if wake != u64::MAX {
+                return Ok(if wake <= now() { Progress::Ready } else { Progress::Asleep(wake) });
+            }
+            return Err(Box::new(Fault {
+                kind: FaultKind::Deadlock,
+                kernel: launch.name.to_owned(),
+                line: 0,
+                block: self.index,
+                thread: [0; 3],
+            }));
+        }
+        Ok(Progress::Ready)
+    }
+}

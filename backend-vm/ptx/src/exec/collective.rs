@@ -1,0 +1,200 @@
+//! Operations of the lanes of a warp with one another (PTX ISA 9.7.9.6, 9.7.13).
+//!
+//! A lane waits until every lane of its member mask that still lives has come to
+//! the same operation with the same mask. Usually they come together, as one
+//! group; if not, the groups wait for each other and are served at once.
+
+use super::step::{pred, word};
+use super::frame::Frame;
+use super::memory::Lanes;
+use super::warp::{Context, Group, Wait, Warp};
+use crate::alu::{LANES, Row, commit};
+use crate::decode::insn::{Collective, CollectiveArgs, Op, Pc};
+
+/// What the lanes bring.
+#[derive(Debug)]
+struct Inputs {
+    a: Row,
+    b: Row,
+    c: Row,
+    source: u32,
+}
+
+impl Inputs {
+    fn empty() -> Self {
+        Self { a: [0; LANES], b: [0; LANES], c: [0; LANES], source: 0 }
+    }
+
+    fn gather(&mut self, frame: &Frame, args: &CollectiveArgs, mask: u32) {
+        commit(&mut self.a, &frame.rows[args.a as usize], mask);
+        commit(&mut self.b, &frame.rows[args.b as usize], mask);
+        commit(&mut self.c, &frame.rows[args.c as usize], mask);
+        self.source |= pred(frame, args.source) & mask;
+    }
+}
+
+fn scatter(frame: &mut Frame, args: &CollectiveArgs, out: &Row, holds: u32, mask: u32) {
+    if let Some(dest) = args.dest {
+        commit(&mut frame.rows[dest as usize], out, mask);
+    }
+    if let Some(dest) = args.dest_pred {
+        let old = &mut frame.preds[dest as usize];
+        *old = *old & !mask | holds & mask;
+    }
+}
+
+/// The operation itself, for lanes that share a member mask.
+fn compute(kind: Collective, inputs: &Inputs, lanes: u32) -> (Row, u32) {
+    let mut out = [0; LANES];
+    let mut holds = 0;
+    let uniform = |value: u32, holds: bool| ([u64::from(value); LANES], if holds { u32::MAX } else { 0 });
+    let value = |lane: usize| word(&inputs.a, lane);
+    let reduce = |f: fn(u32, u32) -> u32| uniform(Lanes(lanes).map(value).reduce(f).unwrap_or(0), false);
+    match kind {
+        Collective::ShuffleUp | Collective::ShuffleDown | Collective::ShuffleButterfly | Collective::ShuffleIndex => {
+            for lane in Lanes(lanes) {
+                let me = u32::try_from(lane).unwrap_or(0);
+                let (b, c) = (word(&inputs.b, lane) & 31, word(&inputs.c, lane));
+                let (clamp, segment) = (c & 31, c >> 8 & 31);
+                let max = me & segment | clamp & !segment;
+                let min = me & segment;
+                let (from, inside) = match kind {
+                    Collective::ShuffleUp => (me.wrapping_sub(b), me.cast_signed() - b.cast_signed() >= max.cast_signed()),
+                    Collective::ShuffleDown => (me + b, me + b <= max),
+                    Collective::ShuffleButterfly => (me ^ b, me ^ b <= max),
+                    _ => {
+                        let from = min | b & !segment;
+                        (from, from <= max)
+                    }
+                };
+                let from = if inside { from & 31 } else { me };
+                out[lane] = u64::from(word(&inputs.a, from as usize));
+                holds |= u32::from(inside) << lane;
+            }
+            (out, holds)
+        }
+        Collective::VoteAll => uniform(0, inputs.source & lanes == lanes),
+        Collective::VoteAny => uniform(0, inputs.source & lanes != 0),
+        Collective::VoteUniform => uniform(0, matches!(inputs.source & lanes, 0) || inputs.source & lanes == lanes),
+        Collective::VoteBallot => uniform(inputs.source & lanes, false),
+        Collective::MatchAny { bytes } => {
+            let cut = |lane: usize| if bytes == 8 { inputs.a[lane] } else { u64::from(value(lane)) };
+            for lane in Lanes(lanes) {
+                let same = Lanes(lanes).filter(|&other| cut(other) == cut(lane));
+                out[lane] = same.fold(0, |mask, other| mask | 1 << other);
+            }
+            (out, 0)
+        }
+        Collective::MatchAll { bytes } => {
+            let cut = |lane: usize| if bytes == 8 { inputs.a[lane] } else { u64::from(value(lane)) };
+            let first = cut(lanes.trailing_zeros() as usize & 31);
+            let all = Lanes(lanes).all(|lane| cut(lane) == first);
+            uniform(if all { lanes } else { 0 }, all)
+        }
+        Collective::ReduceAdd => reduce(u32::wrapping_add),
+        Collective::ReduceMinUnsigned => reduce(u32::min),
+        Collective::ReduceMaxUnsigned => reduce(u32::max),
+        Collective::ReduceMinSigned => reduce(|a, b| a.cast_signed().min(b.cast_signed()).cast_unsigned()),
+        Collective::ReduceMaxSigned => reduce(|a, b| a.cast_signed().max(b.cast_signed()).cast_unsigned()),
+        Collective::ReduceAnd => reduce(|a, b| a & b),
+        Collective::ReduceOr => reduce(|a, b| a | b),
+        Collective::ReduceXor => reduce(|a, b| a ^ b),
+        Collective::ElectSync => {
+            let leader = lanes.trailing_zeros();
+            ([u64::from(leader); LANES], 1 << (leader & 31))
+        }
+        Collective::WarpBarrier => (out, 0),
+    }
+}
+
+/// Whether lanes at the two operations wait for each other.
+fn pair(a: &CollectiveArgs, b: &CollectiveArgs) -> bool {
+    a.kind == b.kind
+}
+
+fn args_at<'c>(cx: &'c Context<'_, '_>, pc: Pc) -> Option<&'c CollectiveArgs> {
+    match &cx.launch.code.code[pc as usize].op {
+        Op::Collective(args) => Some(args),
+        _ => None,
+    }
+}
+
+impl Warp {
+    /// Lanes `mask` of `group` come to a collective operation. Returns whether they could do it at
+    /// once; otherwise they, and the lanes `rest` that skip it, are back among the groups.
+    pub(super) fn collective(
+        &mut self,
+        args: &CollectiveArgs,
+        group: &Group,
+        pc: Pc,
+        mask: u32,
+        rest: u32,
+    ) -> bool {
+        let alive = self.alive;
+        let members = self.frames.get(group.frame).rows[args.members as usize];
+        let mut sets: [(u32, u32); LANES] = [(0, 0); LANES];
+        let mut count = 0;
+        let mut left = mask;
+        let mut complete = true;
+        while left != 0 {
+            let wanted = word(&members, left.trailing_zeros() as usize);
+            let lanes = Lanes(left).filter(|&lane| word(&members, lane) == wanted).fold(0, |m, lane| m | 1 << lane);
+            complete &= wanted & alive & !lanes == 0;
+            sets[count] = (wanted, lanes);
+            count += 1;
+            left &= !lanes;
+        }
+        if complete {
+            let frame = self.frames.get_mut(group.frame);
+            for &(_, lanes) in &sets[..count] {
+                let mut inputs = Inputs::empty();
+                inputs.gather(frame, args, lanes);
+                let (out, holds) = compute(args.kind, &inputs, lanes);
+                scatter(frame, args, &out, holds, lanes);
+            }
+            return true;
+        }
+        self.push(Group { pc: pc + 1, mask: rest, ran: self.count, ..*group });
+        for &(wanted, lanes) in &sets[..count] {
+            let wait = Wait::Collective { members: wanted };
+            self.push(Group { pc, mask: lanes, wait, ran: self.count, ..*group });
+        }
+        false
+    }
+
+    /// Serves waiting groups whose members have all come or ended; whether any was served.
+    pub(super) fn resolve_collectives(&mut self, cx: &Context<'_, '_>) -> bool {
+        for first in 0..self.groups.len() {
+            let Wait::Collective { members } = self.groups[first].wait else { continue };
+            let Some(args) = args_at(cx, self.groups[first].pc) else { continue };
+            let together: Vec<usize> = (first..self.groups.len())
+                .filter(|&other| {
+                    self.groups[other].wait == Wait::Collective { members }
+                        && args_at(cx, self.groups[other].pc).is_some_and(|other| pair(args, other))
+                })
+                .collect();
+            let lanes = together.iter().fold(0, |lanes, &index| lanes | self.groups[index].mask);
+            if members & self.alive & !lanes != 0 {
+                continue;
+            }
+            let mut inputs = Inputs::empty();
+            for &index in &together {
+                let group = self.groups[index];
+                if let Some(args) = args_at(cx, group.pc) {
+                    inputs.gather(self.frames.get(group.frame), args, group.mask);
+                }
+            }
+            let (out, holds) = compute(args.kind, &inputs, lanes);
+            for &index in &together {
+                let group = self.groups[index];
+                if let Some(args) = args_at(cx, group.pc) {
+                    scatter(self.frames.get_mut(group.frame), args, &out, holds, group.mask);
+                }
+                self.groups[index].wait = Wait::Ready;
+                self.groups[index].pc += 1;
+            }
+            return true;
+        }
+        false
+    }
+}

@@ -1,0 +1,168 @@
+//! Frames of functions and the local memory of a warp.
+
+use crate::alu::{LANES, Row};
+use crate::decode::insn::FunctionCode;
+use crate::error::FaultKind;
+use crate::limits::{MAX_CALL_DEPTH, MAX_LOCAL_BYTES};
+
+/// Index of a frame in its warp.
+pub(super) type FrameId = u32;
+
+/// The frame to which the kernel itself would return.
+pub(super) const NO_FRAME: FrameId = u32::MAX;
+
+/// One activation of a function, shared by the lanes that called it together.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub function: u32,
+    pub rows: Vec<Row>,
+    pub preds: Vec<u32>,
+    /// The carry flag of each lane.
+    pub carry: u32,
+    /// Where its part of local memory begins.
+    pub local_base: u32,
+    pub parent: FrameId,
+    /// The call that made it, in its parent.
+    pub call_pc: u32,
+    /// Lanes that have not returned.
+    pub lanes: u32,
+    pub depth: u32,
+}
+
+/// Frames of a warp; those that are no longer used wait to be used again.
+#[derive(Debug, Default)]
+pub(super) struct Frames {
+    list: Vec<Frame>,
+    idle: Vec<FrameId>,
+}
+
+impl Frames {
+    pub(super) fn get(&self, id: FrameId) -> &Frame {
+        &self.list[id as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, id: FrameId) -> &mut Frame {
+        &mut self.list[id as usize]
+    }
+
+    /// Both frames of a call.
+    pub(super) fn pair(&mut self, a: FrameId, b: FrameId) -> (&mut Frame, &mut Frame) {
+        let (a, b) = (a as usize, b as usize);
+        if a < b {
+            let (low, high) = self.list.split_at_mut(b);
+            (&mut low[a], &mut high[0])
+        } else {
+            let (low, high) = self.list.split_at_mut(a);
+            (&mut high[0], &mut low[b])
+        }
+    }
+
+    /// Makes a frame for `lanes` of the function `function`.
+    pub(super) fn push(
+        &mut self,
+        function: u32,
+        code: &FunctionCode,
+        parent: FrameId,
+        call_pc: u32,
+        lanes: u32,
+    ) -> Result<FrameId, FaultKind> {
+        let (depth, local_base) = if parent == NO_FRAME {
+            (0, 0)
+        } else {
+            let parent = self.get(parent);
+            (parent.depth + 1, parent.local_base)
+        };
+        if depth > MAX_CALL_DEPTH {
+            return Err(FaultKind::StackOverflow);
+        }
+        // The constants of a frame that ran the same function are still in their rows.
+        if let Some(at) = self.idle.iter().rposition(|&id| self.list[id as usize].function == function) {
+            let id = self.idle.swap_remove(at);
+            let frame = self.get_mut(id);
+            (frame.parent, frame.call_pc, frame.lanes) = (parent, call_pc, lanes);
+            (frame.depth, frame.local_base) = (depth, local_base);
+            return Ok(id);
+        }
+        let mut rows = vec![[0; LANES]; code.rows as usize];
+        for &(reg, value) in &code.constants {
+            rows[reg as usize] = [value; LANES];
+        }
+        let mut preds = vec![0; code.preds.max(1) as usize];
+        preds[0] = u32::MAX;
+        let frame = Frame { function, rows, preds, carry: 0, local_base, parent, call_pc, lanes, depth };
+        if let Some(id) = self.idle.pop() {
+            *self.get_mut(id) = frame;
+            return Ok(id);
+        }
+        let id = u32::try_from(self.list.len()).map_err(|_| FaultKind::StackOverflow)?;
+        self.list.push(frame);
+        Ok(id)
+    }
+
+    /// Marks lanes of a frame as returned or ended.
+    pub(super) fn leave(&mut self, id: FrameId, lanes: u32) {
+        let frame = self.get_mut(id);
+        frame.lanes &= !lanes;
+        if frame.lanes == 0 {
+            self.idle.push(id);
+        }
+    }
+}
+
+/// Local memory of the lanes of a warp: each has a stretch of its own.
+#[derive(Debug, Default)]
+pub(super) struct Local {
+    bytes: Vec<u8>,
+    stride: u32,
+}
+
+impl Local {
+    /// Makes room for `wanted` bytes in every lane.
+    pub(super) fn reserve(&mut self, wanted: u32) -> Result<(), FaultKind> {
+        if wanted <= self.stride {
+            return Ok(());
+        }
+        if wanted > MAX_LOCAL_BYTES {
+            return Err(FaultKind::StackOverflow);
+        }
+        let stride = wanted.next_power_of_two().clamp(64, MAX_LOCAL_BYTES);
+        let mut bytes = vec![0; stride as usize * LANES];
+        for (lane, old) in self.bytes.chunks_exact(self.stride.max(1) as usize).enumerate() {
+            let start = lane * stride as usize;
+            bytes[start..start + old.len()].copy_from_slice(old);
+        }
+        self.bytes = bytes;
+        self.stride = stride;
+        Ok(())
+    }
+
+    /// The bytes of one lane from `address` on.
+    #[inline]
+    pub(super) fn slice(&self, lane: usize, address: u64, bytes: u32) -> Option<&[u8]> {
+        let start = self.start(lane, address, bytes)?;
+        self.bytes.get(start..start + bytes as usize)
+    }
+
+    /// The same, to write.
+    #[inline]
+    pub(super) fn slice_mut(&mut self, lane: usize, address: u64, bytes: u32) -> Option<&mut [u8]> {
+        let start = self.start(lane, address, bytes)?;
+        self.bytes.get_mut(start..start + bytes as usize)
+    }
+
+    /// Copies within one lane's memory; out of bounds, nothing.
+    pub(super) fn copy(&mut self, lane: usize, from: u64, to: u64, bytes: u32) {
+        if let (Some(from), Some(to)) = (self.start(lane, from, bytes), self.start(lane, to, bytes)) {
+            self.bytes.copy_within(from..from + bytes as usize, to);
+        }
+    }
+
+    #[inline]
+    fn start(&self, lane: usize, address: u64, bytes: u32) -> Option<usize> {
+        let end = address.checked_add(u64::from(bytes))?;
+        if end > u64::from(self.stride) {
+            return None;
+        }
+        usize::try_from(address).ok().map(|address| lane * self.stride as usize + address)
+    }
+}

@@ -1,0 +1,237 @@
+//! A launch: checks, and the blocks of the grid over the host's threads.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::block::{Block, Progress};
+use super::memory::Global;
+use super::special::now;
+use super::{GlobalMemory, LaunchConfig, Output};
+use crate::decode::KernelCode;
+use crate::error::{Fault, FaultKind};
+use crate::limits::{MAX_BLOCK_LOCAL_BYTES, MAX_BLOCK_ROW_BYTES, MAX_BLOCK_THREADS, MAX_SHARED_BYTES};
+use crate::module::Kernel;
+
+/// Rounds of turns that a block gets before another may.
+const ROUNDS: u32 = 16;
+/// Blocks that one thread of the host keeps begun at the same time, unless the launch is cooperative.
+const RESIDENT: usize = 32;
+/// Work that is shorter than this is not worth another thread.
+const ALONE: Duration = Duration::from_micros(40);
+/// Longest sleep before cancellation is looked at again.
+const NAP: Duration = Duration::from_micros(500);
+
+/// What all blocks of a launch share.
+pub(super) struct Launch<'a> {
+    pub code: &'a KernelCode,
+    pub name: &'a str,
+    pub config: LaunchConfig<'a>,
+    pub output: &'a dyn Output,
+    /// Shared memory of a block, static and dynamic.
+    pub shared_bytes: usize,
+    stop: AtomicBool,
+}
+
+impl Launch<'_> {
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> u32 {
+        self.config.block.iter().product()
+    }
+
+    /// Warps of a block.
+    pub(super) fn warps(&self) -> u32 {
+        self.threads().div_ceil(32)
+    }
+
+    /// The lanes of a warp that have a thread.
+    pub(super) fn lanes(&self, warp: u32) -> u32 {
+        let threads = self.threads() - warp * 32;
+        if threads >= 32 { u32::MAX } else { (1 << threads) - 1 }
+    }
+
+    /// The index of a block of the grid, by its number.
+    pub(super) fn block_index(&self, number: u64) -> [u32; 3] {
+        let [x, y, _] = self.config.grid.map(u64::from);
+        let index = [number % x, number / x % y, number / (x * y)];
+        index.map(|axis| u32::try_from(axis).unwrap_or(u32::MAX))
+    }
+
+    /// The index of a thread of a block, by its number.
+    pub(super) fn thread_index(&self, number: u32) -> [u32; 3] {
+        let [x, y, _] = self.config.block;
+        [number % x, number / x % y, number / (x * y)]
+    }
+
+    /// Whether the launch is to end early.
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.config.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+    }
+}
+
+/// The blocks that nobody has begun, and the first fault.
+struct Queue {
+    next: AtomicU64,
+    blocks: u64,
+    fault: Mutex<Option<Box<Fault>>>,
+}
+
+impl Queue {
+    fn take(&self) -> Option<u64> {
+        // Saturation is no matter: the count of blocks is below 2^63, and takers are few.
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        (number < self.blocks).then_some(number)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.next.load(Ordering::Relaxed) >= self.blocks
+    }
+
+    fn fail(&self, launch: &Launch<'_>, fault: Box<Fault>) {
+        launch.stop.store(true, Ordering::Relaxed);
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+    }
+}
+
+/// Runs `kernel` to its end on the calling thread and, if it takes long, on others.
+///
+/// # Errors
+///
+/// The first fault of any thread; the other blocks are then abandoned.
+pub fn launch(
+    kernel: &Kernel,
+    config: &LaunchConfig<'_>,
+    memory: &dyn GlobalMemory,
+    output: &dyn Output,
+) -> Result<(), Fault> {
+    let code = kernel.code();
+    let failed = |kind| {
+        Err(Fault { kind, kernel: kernel.name().to_owned(), line: 0, block: [0; 3], thread: [0; 3] })
+    };
+    let shared = u64::from(code.dynamic_shared) + u64::from(config.dynamic_shared);
+    let threads = config.block.iter().map(|&extent| u64::from(extent)).product::<u64>();
+    let blocks = config.grid.iter().try_fold(1_u64, |count, &extent| count.checked_mul(u64::from(extent)));
+    let Some(blocks) = blocks.filter(|&blocks| blocks > 0 && blocks < 1 << 62) else {
+        return failed(FaultKind::InvalidLaunch("the grid is empty or too large"));
+    };
+    if threads == 0 {
+        return failed(FaultKind::InvalidLaunch("the block is empty"));
+    }
+    if threads > u64::from(MAX_BLOCK_THREADS.min(kernel.max_threads_per_block())) {
+        return failed(FaultKind::OutOfResources { what: "more threads in a block than the kernel can have" });
+    }
+    if kernel.required_block().is_some_and(|required| required != config.block) {
+        return failed(FaultKind::InvalidLaunch("the block differs from the one that .reqntid demands"));
+    }
+    if shared > u64::from(MAX_SHARED_BYTES) {
+        return failed(FaultKind::OutOfResources { what: "more shared memory than a block can have" });
+    }
+    if config.params.len() < code.param_bytes as usize {
+        return failed(FaultKind::InvalidLaunch("the parameter buffer is too short"));
+    }
+    let warps = usize::try_from(threads.div_ceil(32)).unwrap_or(usize::MAX);
+    let rows = code.functions[0].rows as usize * size_of::<crate::alu::Row>();
+    let local = code.functions[0].local_bytes as usize * 32;
+    if rows.saturating_mul(warps) > MAX_BLOCK_ROW_BYTES || local.saturating_mul(warps) > MAX_BLOCK_LOCAL_BYTES {
+        return failed(FaultKind::OutOfResources { what: "more registers or local memory than a block can have" });
+    }
+    let launch = Launch {
+        code,
+        name: kernel.name(),
+        config: *config,
+        output,
+        shared_bytes: usize::try_from(shared).unwrap_or(0),
+        stop: AtomicBool::new(false),
+    };
+    let queue = Queue { next: AtomicU64::new(0), blocks, fault: Mutex::new(None) };
+    let workers = config.threads.clamp(1, 1024).min(usize::try_from(blocks).unwrap_or(usize::MAX));
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let mut helpers = workers - 1;
+        let mut hire = || {
+            if helpers > 0 && (config.cooperative || started.elapsed() > ALONE) && !queue.is_empty() {
+                for _ in 0..std::mem::take(&mut helpers) {
+                    scope.spawn(|| work(&launch, &queue, memory, workers, &mut || {}));
+                }
+            }
+        };
+        work(&launch, &queue, memory, workers, &mut hire);
+    });
+    let fault = queue.fault.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match fault {
+        Some(fault) => Err(*fault),
+        None if launch.stopped() => failed(FaultKind::Cancelled),
+        None => Ok(()),
+    }
+}
+
+/// Runs blocks until none is left.
+fn work(launch: &Launch<'_>, queue: &Queue, memory: &dyn GlobalMemory, workers: usize, hire: &mut dyn FnMut()) {
+    let mut global = Global::new(memory);
+    let mut resident: VecDeque<Block> = VecDeque::new();
+    let mut spare: Option<Block> = None;
+    let capacity = if launch.config.cooperative {
+        usize::try_from(queue.blocks.div_ceil(workers as u64)).unwrap_or(usize::MAX)
+    } else {
+        RESIDENT
+    };
+    // Blocks that had a turn since one was begun or ended: when all had, another may begin.
+    let mut turns = 0;
+    let mut wake: Option<u64> = None;
+    loop {
+        if launch.stopped() {
+            return;
+        }
+        let room = resident.len() < capacity;
+        if room && (launch.config.cooperative || turns >= resident.len()) {
+            match begin(launch, queue, &mut spare) {
+                Ok(Some(block)) => {
+                    resident.push_front(block);
+                    turns = 0;
+                    wake = None;
+                    if launch.config.cooperative && resident.len() < capacity {
+                        continue;
+                    }
+                }
+                Ok(None) if resident.is_empty() => return,
+                Ok(None) => {}
+                Err(kind) => {
+                    let kernel = launch.name.to_owned();
+                    let fault = Fault { kind, kernel, line: 0, block: [0; 3], thread: [0; 3] };
+                    return queue.fail(launch, Box::new(fault));
+                }
+            }
+        }
+        hire();
+        let Some(mut block) = resident.pop_front() else { continue };
+        turns += 1;
+        match block.run(launch, &mut global, ROUNDS) {
+            Ok(Progress::Done) => {
+                spare = Some(block);
+                turns = resident.len();
+                wake = None;
+                continue;
+            }
+            Ok(Progress::Ready) => wake = Some(0),
+            Ok(Progress::Asleep(until)) => wake = Some(wake.unwrap_or(u64::MAX).min(until)),
+            Err(fault) => return queue.fail(launch, fault),
+        }
+        resident.push_back(block);
+        if turns >= resident.len() && (resident.len() >= capacity || queue.is_empty()) {
+            let pause = wake.take().unwrap_or(0).saturating_sub(now());
+            if pause > 0 {
+                std::thread::sleep(Duration::from_nanos(pause).min(NAP));
+            }
+            turns = 0;
+        }
+    }
+}
+
+fn begin(launch: &Launch<'_>, queue: &Queue, spare: &mut Option<Block>) -> Result<Option<Block>, FaultKind> {
+    let Some(number) = queue.take() else { return Ok(None) };
+    match spare.take() {
+        Some(mut block) => block.restart(launch, number).map(|()| Some(block)),
+        None => Block::new(launch, number).map(Some),
+    }
+}

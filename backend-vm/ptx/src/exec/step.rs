@@ -1,0 +1,424 @@
+//! The loop that executes decoded instructions for one group of lanes.
+
+use super::atomic;
+use super::frame::{Frame, NO_FRAME};
+use super::memory::{LaneFault, Lanes, resolve};
+use super::warp::{Context, Group, Wait, Warp};
+use super::{builtin, function_at, special};
+use crate::alu::{LANES, commit};
+use crate::decode::insn::{
+    Barrier, BarrierKind, Call, Callee, Carry, CarryOp, Logic, Op, Param, Pc, PredSource, Slot, Test,
+};
+use crate::error::{Fault, FaultKind};
+
+/// The mask of a predicate operand.
+#[inline]
+pub(super) fn pred(frame: &Frame, source: PredSource) -> u32 {
+    let mask = frame.preds[source.pred as usize];
+    if source.negated { !mask } else { mask }
+}
+
+#[inline]
+fn set_pred(frame: &mut Frame, pred: u32, value: u32, mask: u32) {
+    let old = &mut frame.preds[pred as usize];
+    *old = *old & !mask | value & mask;
+}
+
+fn combine(logic: Logic, a: u32, b: u32) -> u32 {
+    match logic {
+        Logic::And => a & b,
+        Logic::Or => a | b,
+        Logic::Xor => a ^ b,
+    }
+}
+
+/// The result of a test, and of its complement.
+fn test(frame: &Frame, test: &Test) -> (u32, u32) {
+    let holds = (test.compare)(&frame.rows, test.a, test.b);
+    match test.combine {
+        None => (holds, !holds),
+        Some((logic, source)) => {
+            let other = pred(frame, source);
+            (combine(logic, holds, other), combine(logic, !holds, other))
+        }
+    }
+}
+
+/// The value of a lane's 32-bit register.
+#[inline]
+pub(super) fn word(row: &[u64; LANES], lane: usize) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "a 32-bit register is the low half of its slot")]
+    let value = row[lane] as u32;
+    value
+}
+
+impl Warp {
+    /// Runs `group` until the warp has executed `limit` instructions, the group comes to `stop`
+    /// (where another one is) or it parts, waits or ends.
+    pub(super) fn step(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        mut group: Group,
+        limit: u64,
+        stop: Pc,
+    ) -> Result<(), Box<Fault>> {
+        let launch = cx.launch;
+        let code = &launch.code.code[..];
+        let mut pc = group.pc;
+        loop {
+            if pc >= stop || self.count >= limit {
+                break;
+            }
+            let insn = &code[pc as usize];
+            self.count += 1;
+            let frame = self.frames.get_mut(group.frame);
+            let mask = group.mask & pred(frame, insn.guard);
+            if mask == 0 {
+                pc += 1;
+                continue;
+            }
+            match &insn.op {
+                Op::Alu { f, ops } => f(&mut frame.rows, mask, ops),
+                Op::Compare { compare, d, a, b } => {
+                    let holds = compare(&frame.rows, *a, *b);
+                    set_pred(frame, *d, holds, mask);
+                }
+                Op::Branch { target } => {
+                    if mask == group.mask {
+                        pc = *target;
+                        continue;
+                    }
+                    let rest = Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group };
+                    self.push(rest);
+                    group.mask = mask;
+                    pc = *target;
+                    break;
+                }
+                Op::Load(access) => {
+                    let loaded = Self::spaces(&mut self.local, cx).load(frame, access, mask);
+                    loaded.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Store(access) => {
+                    let stored = Self::spaces(&mut self.local, cx).store(frame, access, mask);
+                    stored.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::SetPredicate { test: condition, d, q } => {
+                    let (holds, complement) = test(frame, condition);
+                    set_pred(frame, *d, holds, mask);
+                    if let Some(q) = q {
+                        set_pred(frame, *q, complement, mask);
+                    }
+                }
+                Op::Set { test: condition, d, value } => {
+                    let (holds, _) = test(frame, condition);
+                    let mut row = [0; LANES];
+                    for lane in Lanes(holds) {
+                        row[lane] = *value;
+                    }
+                    commit(&mut frame.rows[*d as usize], &row, mask);
+                }
+                Op::Select { d, a, b, p } => {
+                    let chosen = pred(frame, *p);
+                    let mut row = frame.rows[*b as usize];
+                    commit(&mut row, &frame.rows[*a as usize], chosen);
+                    commit(&mut frame.rows[*d as usize], &row, mask);
+                }
+                Op::Predicate { logic, d, a, b } => {
+                    let value = combine(*logic, pred(frame, *a), pred(frame, *b));
+                    set_pred(frame, *d, value, mask);
+                }
+                Op::Unpack { d, a, bits } => {
+                    let row = frame.rows[*a as usize];
+                    for (index, reg) in d.iter().enumerate() {
+                        let Some(reg) = reg else { continue };
+                        let shift = u32::try_from(index).unwrap_or(0) * bits;
+                        let piece = row.map(|value| value >> shift & ((1 << bits) - 1));
+                        commit(&mut frame.rows[*reg as usize], &piece, mask);
+                    }
+                }
+                Op::Pack { d, a, bits } => {
+                    let mut row = [0; LANES];
+                    for (index, reg) in a.iter().enumerate() {
+                        let shift = u32::try_from(index).unwrap_or(0) * bits;
+                        for (whole, piece) in row.iter_mut().zip(&frame.rows[*reg as usize]) {
+                            *whole |= (piece & ((1 << bits) - 1)) << shift;
+                        }
+                    }
+                    commit(&mut frame.rows[*d as usize], &row, mask);
+                }
+                Op::Special { d, special } => {
+                    let row = special::read(*special, launch, cx.block, self.index);
+                    commit(&mut frame.rows[*d as usize], &row, mask);
+                }
+                Op::FrameAddress { d, offset } => {
+                    let row = [u64::from(frame.local_base + offset); LANES];
+                    commit(&mut frame.rows[*d as usize], &row, mask);
+                }
+                Op::IsSpace { d, a, space } => {
+                    let row = &frame.rows[*a as usize];
+                    let holds = (0..LANES).fold(0, |holds, lane| {
+                        holds | u32::from(resolve(row[lane]).0 == *space) << lane
+                    });
+                    set_pred(frame, *d, holds, mask);
+                }
+                Op::Carry(carry) => add_with_carry(frame, carry, mask),
+                Op::Atomic(operation) => {
+                    let done = atomic::execute(&mut Self::spaces(&mut self.local, cx), frame, operation, mask);
+                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Fence(_) => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
+                Op::ActiveMask { d } => {
+                    commit(&mut frame.rows[*d as usize], &[u64::from(mask); LANES], mask);
+                }
+                Op::Nothing => {}
+                Op::Collective(args) => {
+                    let rest = group.mask & !mask;
+                    if !self.collective(args, &group, pc, mask, rest) {
+                        return Ok(());
+                    }
+                }
+                Op::Barrier(barrier) => {
+                    if let Some(wait) = self.arrive(cx, barrier, &group, pc, mask)? {
+                        self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
+                        self.push(Group { pc, mask, wait, ran: self.count, ..group });
+                        return Ok(());
+                    }
+                }
+                Op::Sleep { nanoseconds } => {
+                    let row = &frame.rows[*nanoseconds as usize];
+                    let longest = Lanes(mask).map(|lane| word(row, lane)).max().unwrap_or(0);
+                    // What the hardware would do too: never longer than a millisecond at a time.
+                    let until = special::now() + u64::from(longest.min(1_000_000));
+                    self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
+                    self.push(Group { pc, mask, wait: Wait::Sleep { until }, ran: self.count, ..group });
+                    return Ok(());
+                }
+                Op::BranchIndexed { index, targets } => {
+                    let row = frame.rows[*index as usize];
+                    self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
+                    for lane in Lanes(mask) {
+                        let target = targets.get(word(&row, lane) as usize).copied().ok_or_else(|| {
+                            let kind = FaultKind::IllegalInstruction("brx.idx beyond its list");
+                            self.fault(cx, pc, lane_fault(kind, lane))
+                        })?;
+                        self.push(Group { pc: target, mask: 1 << lane, ran: self.count, ..group });
+                    }
+                    return Ok(());
+                }
+                Op::Call(call) => {
+                    if self.call(cx, call, &group, pc, mask)? {
+                        return Ok(());
+                    }
+                }
+                Op::Return | Op::FallOff | Op::Exit => {
+                    self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
+                    if matches!(insn.op, Op::Exit) || frame_is_kernel(self, group.frame) {
+                        self.end_lanes(cx, group.frame, mask);
+                    } else {
+                        self.return_lanes(cx, &group, mask);
+                    }
+                    return Ok(());
+                }
+                Op::Trap => return Err(self.fault(cx, pc, first(FaultKind::Trap, mask))),
+            }
+            pc += 1;
+        }
+        self.push(Group { pc, ran: self.count, ..group });
+        Ok(())
+    }
+
+    /// Comes to a barrier; what to wait for, unless nothing.
+    fn arrive(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        barrier: &Barrier,
+        group: &Group,
+        pc: Pc,
+        mask: u32,
+    ) -> Result<Option<Wait>, Box<Fault>> {
+        let frame = self.frames.get(group.frame);
+        let lane = mask.trailing_zeros() as usize;
+        let id = u64::from(word(&frame.rows[barrier.id as usize], lane));
+        let expected = barrier.count.map(|count| word(&frame.rows[count as usize], lane));
+        let holds = (pred(frame, barrier.source) & mask).count_ones();
+        let whole = mask == self.alive;
+        let arrived = cx.barriers.arrive(id, expected, mask.count_ones(), holds, whole);
+        let (id, generation) = arrived.map_err(|kind| self.fault(cx, pc, first(kind, mask)))?;
+        Ok(if barrier.kind == BarrierKind::Arrive { None } else { Some(Wait::Barrier { id, generation }) })
+    }
+
+    /// Calls a function; whether the group is gone from here.
+    fn call(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        call: &Call,
+        group: &Group,
+        pc: Pc,
+        mask: u32,
+    ) -> Result<bool, Box<Fault>> {
+        let rest = Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..*group };
+        match call.callee {
+            Callee::Builtin(function) => {
+                let done = builtin::call(self, cx, function, call, group.frame, mask);
+                done.map_err(|fault| self.fault(cx, pc, fault))?;
+                Ok(false)
+            }
+            Callee::Function(index) => {
+                self.push(rest);
+                self.enter(cx, call, index, group, pc, mask)?;
+                Ok(true)
+            }
+            Callee::Indirect(reg) => {
+                self.push(rest);
+                let row = self.frames.get(group.frame).rows[reg as usize];
+                let mut left = mask;
+                while left != 0 {
+                    let lane = left.trailing_zeros() as usize;
+                    let address = row[lane];
+                    let same = Lanes(left).filter(|&other| row[other] == address).fold(0, |m, l| m | 1 << l);
+                    let index = function_at(address)
+                        .and_then(|index| cx.launch.code.by_module_index.get(index).copied().flatten());
+                    let Some(index) = index else {
+                        return Err(self.fault(cx, pc, lane_fault(FaultKind::InvalidPc { address }, lane)));
+                    };
+                    self.enter(cx, call, index, group, pc, same)?;
+                    left &= !same;
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    fn enter(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        call: &Call,
+        index: u32,
+        group: &Group,
+        pc: Pc,
+        mask: u32,
+    ) -> Result<(), Box<Fault>> {
+        let launch = cx.launch;
+        let function = &launch.code.functions[index as usize];
+        let matches = call.args.len() == function.params.len() && call.returns.len() == function.returns.len();
+        let address = u64::from(index);
+        if !matches {
+            return Err(self.fault(cx, pc, first(FaultKind::InvalidPc { address }, mask)));
+        }
+        let parent = self.frames.get(group.frame);
+        let parent_bytes = launch.code.functions[parent.function as usize].local_bytes;
+        let local_base = parent.local_base + parent_bytes;
+        let made = self
+            .local
+            .reserve(local_base.saturating_add(function.local_bytes))
+            .and_then(|()| self.frames.push(index, function, group.frame, pc, mask));
+        let frame = made.map_err(|kind| self.fault(cx, pc, first(kind, mask)))?;
+        self.frames.get_mut(frame).local_base = local_base;
+        for (actual, formal) in call.args.iter().zip(&function.params) {
+            self.copy_param(group.frame, actual, frame, formal, mask);
+        }
+        self.push(Group { pc: function.start, mask, frame, wait: Wait::Ready, ran: self.count });
+        Ok(())
+    }
+
+    fn return_lanes(&mut self, cx: &Context<'_, '_>, group: &Group, mask: u32) {
+        let code = &cx.launch.code;
+        let frame = self.frames.get(group.frame);
+        let (parent, call_pc, function) = (frame.parent, frame.call_pc, frame.function);
+        if let Op::Call(call) = &code.code[call_pc as usize].op {
+            for (actual, formal) in call.returns.iter().zip(&code.functions[function as usize].returns) {
+                self.copy_param(group.frame, formal, parent, actual, mask);
+            }
+        }
+        self.frames.leave(group.frame, mask);
+        self.push(Group { pc: call_pc + 1, mask, frame: parent, wait: Wait::Ready, ran: self.count });
+    }
+
+    /// Copies a parameter from one frame's slot to another's.
+    fn copy_param(&mut self, from: u32, source: &Param, to: u32, dest: &Param, mask: u32) {
+        let bytes = source.bytes.min(dest.bytes);
+        let (from_frame, to_frame) = self.frames.pair(from, to);
+        match (source.slot, dest.slot) {
+            (Slot::Row(a), Slot::Row(d)) => {
+                commit(&mut to_frame.rows[d as usize], &from_frame.rows[a as usize], mask);
+            }
+            (Slot::Memory(a), Slot::Row(d)) => {
+                let address = u64::from(from_frame.local_base + a);
+                for lane in Lanes(mask) {
+                    let mut value = [0; 8];
+                    if let Some(found) = self.local.slice(lane, address, bytes.min(8)) {
+                        value[..found.len()].copy_from_slice(found);
+                    }
+                    to_frame.rows[d as usize][lane] = u64::from_le_bytes(value);
+                }
+            }
+            (Slot::Row(a), Slot::Memory(d)) => {
+                let address = u64::from(to_frame.local_base + d);
+                for lane in Lanes(mask) {
+                    let value = from_frame.rows[a as usize][lane].to_le_bytes();
+                    if let Some(place) = self.local.slice_mut(lane, address, bytes.min(8)) {
+                        let length = place.len();
+                        place.copy_from_slice(&value[..length]);
+                    }
+                }
+            }
+            (Slot::Memory(a), Slot::Memory(d)) => {
+                let (a, d) = (u64::from(from_frame.local_base + a), u64::from(to_frame.local_base + d));
+                for lane in Lanes(mask) {
+                    self.local.copy(lane, a, d, bytes);
+                }
+            }
+        }
+    }
+}
+
+fn frame_is_kernel(warp: &Warp, frame: u32) -> bool {
+    warp.frames.get(frame).parent == NO_FRAME
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a lane is below 32")]
+fn lane_fault(kind: FaultKind, lane: usize) -> LaneFault {
+    LaneFault { kind, lane: lane as u32 }
+}
+
+fn first(kind: FaultKind, mask: u32) -> LaneFault {
+    LaneFault { kind, lane: mask.trailing_zeros() }
+}
+
+/// Executes one link of a carry chain.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "arithmetic on halves of products")]
+fn add_with_carry(frame: &mut Frame, carry: &Carry, mask: u32) {
+    let width = carry.bytes * 8;
+    let low = if width == 64 { u64::MAX } else { (1 << width) - 1 };
+    let mut flags = frame.carry;
+    for lane in Lanes(mask) {
+        let a = frame.rows[carry.a as usize][lane] & low;
+        let b = frame.rows[carry.b as usize][lane] & low;
+        let c = frame.rows[carry.c as usize][lane] & low;
+        let flag = if carry.carry_in { u128::from(frame.carry >> lane & 1) } else { 0 };
+        let extend = |x: u64| -> i128 {
+            if carry.signed && width == 64 {
+                i128::from(x.cast_signed())
+            } else if carry.signed {
+                i128::from((x as u32).cast_signed())
+            } else {
+                i128::from(x)
+            }
+        };
+        let sum = match carry.op {
+            CarryOp::Add => u128::from(a) + u128::from(b) + flag,
+            // The flag of a subtraction is its borrow.
+            CarryOp::Sub => u128::from(a).wrapping_sub(u128::from(b)).wrapping_sub(flag),
+            CarryOp::MadLow => u128::from(a.wrapping_mul(b) & low) + u128::from(c) + flag,
+            CarryOp::MadHigh => {
+                let product = if carry.signed { (extend(a) * extend(b)) as u128 } else { u128::from(a) * u128::from(b) };
+                u128::from((product >> width) as u64 & low) + u128::from(c) + flag
+            }
+        };
+        if carry.carry_out {
+            flags = flags & !(1 << lane) | ((sum >> width) as u32 & 1) << lane;
+        }
+        frame.rows[carry.d as usize][lane] = sum as u64 & low;
+    }
+    frame.carry = flags;
+}

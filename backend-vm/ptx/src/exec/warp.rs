@@ -1,0 +1,273 @@
+//! A warp: its frames, and the groups into which its lanes have parted.
+
+use super::barrier::Barriers;
+use super::frame::{FrameId, Frames, Local, NO_FRAME};
+use super::launch::Launch;
+use super::memory::{Global, LaneFault, Spaces};
+use crate::decode::insn::{BarrierKind, Op, Pc};
+use crate::error::{Fault, FaultKind};
+
+/// Instructions that a group may execute while others that could run wait.
+const PATIENCE: u64 = 4096;
+
+/// What a group waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Nothing: it can run.
+    Ready,
+    /// A barrier of the block, and which use of it.
+    Barrier { id: usize, generation: u32 },
+    /// The other lanes of a collective operation.
+    Collective { members: u32 },
+    /// A time, on [`super::special::now`]'s clock.
+    Sleep { until: u64 },
+}
+
+/// Lanes at one place in one frame.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    pub pc: Pc,
+    pub mask: u32,
+    pub frame: FrameId,
+    pub wait: Wait,
+    /// When it last ran, on the warp's count of instructions.
+    pub ran: u64,
+}
+
+/// What became of a warp's turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It could go on.
+    Ready,
+    /// It sleeps until a time.
+    Asleep(u64),
+    /// It waits for others.
+    Blocked,
+    /// All its threads have ended.
+    Done,
+}
+
+/// What a warp sees while it runs.
+pub(super) struct Context<'w, 'a> {
+    pub launch: &'w Launch<'w>,
+    pub global: &'w mut Global<'a>,
+    pub shared: &'w mut [u8],
+    pub barriers: &'w mut Barriers,
+    /// The block's index in each dimension.
+    pub block: [u32; 3],
+}
+
+/// The state of a warp.
+#[derive(Debug)]
+pub(super) struct Warp {
+    pub index: u32,
+    pub frames: Frames,
+    pub groups: Vec<Group>,
+    pub local: Local,
+    /// Lanes that have not ended.
+    pub alive: u32,
+    /// Instructions executed.
+    pub count: u64,
+}
+
+impl Warp {
+    /// A warp at the beginning of the kernel.
+    pub(super) fn new(launch: &Launch<'_>, index: u32, alive: u32) -> Result<Self, FaultKind> {
+        let entry = &launch.code.functions[0];
+        let mut warp = Self {
+            index,
+            frames: Frames::default(),
+            groups: Vec::with_capacity(2),
+            local: Local::default(),
+            alive,
+            count: 0,
+        };
+        warp.local.reserve(entry.local_bytes)?;
+        let frame = warp.frames.push(0, entry, NO_FRAME, 0, alive)?;
+        warp.groups.push(Group { pc: entry.start, mask: alive, frame, wait: Wait::Ready, ran: 0 });
+        Ok(warp)
+    }
+
+    /// Begins the kernel anew, for another block.
+    pub(super) fn restart(&mut self, launch: &Launch<'_>, alive: u32) -> Result<(), FaultKind> {
+        let entry = &launch.code.functions[0];
+        self.groups.clear();
+        self.alive = alive;
+        let frame = self.frames.push(0, entry, NO_FRAME, 0, alive)?;
+        self.groups.push(Group { pc: entry.start, mask: alive, frame, wait: Wait::Ready, ran: self.count });
+        Ok(())
+    }
+
+    /// The spaces that the lanes of this warp see.
+    pub(super) fn spaces<'w, 'a>(local: &'w mut Local, cx: &'w mut Context<'_, 'a>) -> Spaces<'w, 'a> {
+        Spaces { global: cx.global, shared: cx.shared, local, params: cx.launch.config.params }
+    }
+
+    /// Runs until `budget` instructions are executed or nothing can run.
+    pub(super) fn run(&mut self, cx: &mut Context<'_, '_>, budget: u64) -> Result<Turn, Box<Fault>> {
+        let end = self.count + budget;
+        while self.count < end {
+            let Some((index, forced)) = self.pick(cx) else {
+                return Ok(self.idle());
+            };
+            let group = self.groups.swap_remove(index);
+            let (limit, stop) = self.bounds(&group, forced, end);
+            self.step(cx, group, limit, stop)?;
+        }
+        Ok(if self.groups.is_empty() { Turn::Done } else { Turn::Ready })
+    }
+
+    /// How long a group may run: a count of instructions, and the place of the next group ahead of it.
+    fn bounds(&self, group: &Group, forced: bool, end: u64) -> (u64, Pc) {
+        if self.groups.is_empty() {
+            return (end, Pc::MAX);
+        }
+        let limit = end.min(self.count + PATIENCE);
+        if forced {
+            return (limit, Pc::MAX);
+        }
+        let ahead = self.groups.iter().filter(|other| other.wait == Wait::Ready && other.frame == group.frame);
+        (limit, ahead.map(|other| other.pc).min().unwrap_or(Pc::MAX))
+    }
+
+    fn idle(&self) -> Turn {
+        if self.groups.is_empty() {
+            return Turn::Done;
+        }
+        let wakes = self.groups.iter().filter_map(|group| match group.wait {
+            Wait::Sleep { until } => Some(until),
+            _ => None,
+        });
+        wakes.min().map_or(Turn::Blocked, Turn::Asleep)
+    }
+
+    /// Chooses the group that runs next, and whether it does because it has waited too long.
+    fn pick(&mut self, cx: &mut Context<'_, '_>) -> Option<(usize, bool)> {
+        if let [group] = &self.groups[..]
+            && group.wait == Wait::Ready
+        {
+            return Some((0, false));
+        }
+        loop {
+            self.wake(cx);
+            let mut best: Option<(usize, (u32, Pc))> = None;
+            let mut oldest: Option<(usize, u64)> = None;
+            for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.wait == Wait::Ready) {
+                // The deepest call first, so that callers meet again; then whoever is furthest behind.
+                let key = (u32::MAX - self.frames.get(group.frame).depth, group.pc);
+                if best.is_none_or(|(_, found)| key < found) {
+                    best = Some((index, key));
+                }
+                if oldest.is_none_or(|(_, ran)| group.ran < ran) {
+                    oldest = Some((index, group.ran));
+                }
+            }
+            if let Some((index, ran)) = oldest
+                && self.count - ran > PATIENCE
+            {
+                return Some((index, true));
+            }
+            if let Some((index, _)) = best {
+                return Some((index, false));
+            }
+            if !self.resolve_collectives(cx) {
+                return None;
+            }
+        }
+    }
+
+    /// Makes groups ready whose wait is over.
+    fn wake(&mut self, cx: &Context<'_, '_>) {
+        let mut now = None;
+        for index in 0..self.groups.len() {
+            let group = self.groups[index];
+            let over = match group.wait {
+                Wait::Barrier { id, generation } => {
+                    let done = cx.barriers.generation(id) != generation;
+                    if done {
+                        self.barrier_result(cx, group, id);
+                    }
+                    done
+                }
+                Wait::Sleep { until } => *now.get_or_insert_with(super::special::now) >= until,
+                Wait::Ready | Wait::Collective { .. } => false,
+            };
+            if over {
+                self.groups[index].wait = Wait::Ready;
+                self.groups[index].pc += 1;
+            }
+        }
+        // Groups that meet become one.
+        let mut index = 0;
+        while index < self.groups.len() {
+            let group = self.groups[index];
+            let twin = self.groups[..index]
+                .iter()
+                .position(|other| same_place(other, &group) && group.wait == Wait::Ready && other.wait == Wait::Ready);
+            match twin {
+                Some(twin) => {
+                    self.groups[twin].mask |= group.mask;
+                    self.groups.swap_remove(index);
+                }
+                None => index += 1,
+            }
+        }
+    }
+
+    fn barrier_result(&mut self, cx: &Context<'_, '_>, group: Group, id: usize) {
+        let Op::Barrier(barrier) = &cx.launch.code.code[group.pc as usize].op else { return };
+        let result = cx.barriers.result(id);
+        let frame = self.frames.get_mut(group.frame);
+        let set = |pred: &mut u32, value: bool| {
+            *pred = if value { *pred | group.mask } else { *pred & !group.mask };
+        };
+        match barrier.kind {
+            BarrierKind::Sync | BarrierKind::Arrive => {}
+            BarrierKind::Count(reg) => {
+                let row = [u64::from(result.count); crate::alu::LANES];
+                crate::alu::commit(&mut frame.rows[reg as usize], &row, group.mask);
+            }
+            BarrierKind::All(pred) => set(&mut frame.preds[pred as usize], result.all),
+            BarrierKind::Any(pred) => set(&mut frame.preds[pred as usize], result.any),
+        }
+    }
+
+    /// Adds a group, joining one at the same place.
+    pub(super) fn push(&mut self, group: Group) {
+        if group.mask == 0 {
+            return;
+        }
+        if group.wait == Wait::Ready
+            && let Some(twin) =
+                self.groups.iter_mut().find(|other| other.wait == Wait::Ready && same_place(other, &group))
+        {
+            twin.mask |= group.mask;
+            return;
+        }
+        self.groups.push(group);
+    }
+
+    /// Ends lanes: they leave their frames, and whoever waits for them waits no longer.
+    pub(super) fn end_lanes(&mut self, cx: &mut Context<'_, '_>, frame: FrameId, mask: u32) {
+        self.alive &= !mask;
+        let mut id = frame;
+        while id != NO_FRAME {
+            let parent = self.frames.get(id).parent;
+            self.frames.leave(id, mask);
+            id = parent;
+        }
+        cx.barriers.leave(mask.count_ones());
+    }
+
+    /// The fault of a lane.
+    #[cold]
+    pub(super) fn fault(&self, cx: &Context<'_, '_>, pc: Pc, fault: LaneFault) -> Box<Fault> {
+        let line = cx.launch.code.code.get(pc as usize).map_or(0, |insn| insn.line);
+        let thread = cx.launch.thread_index(self.index * 32 + fault.lane);
+        Box::new(Fault { kind: fault.kind, kernel: cx.launch.name.to_owned(), line, block: cx.block, thread })
+    }
+}
+
+fn same_place(a: &Group, b: &Group) -> bool {
+    a.pc == b.pc && a.frame == b.frame
+}

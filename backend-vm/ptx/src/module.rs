@@ -1,0 +1,467 @@
+//! Modules, their variables and their kernels.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::decode::{self, KernelCode, ModuleSymbol, ParamLayout, Source};
+use crate::error::{KernelError, LoadError};
+use crate::image::{Found, find_ptx};
+use crate::limits::MAX_BLOCK_THREADS;
+use crate::parse::ast::{Ast, Function, InitValue, Linkage, Space, Tuning, Type};
+use crate::parse::{ParseError, parse_body, parse_function, parse_module};
+
+/// A scalar of a variable's initialiser, ready for its address to be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Initial {
+    Bits(u64),
+    /// The address of a variable of the module, plus bytes.
+    Variable(usize, i64),
+    /// The address of a function.
+    Function(u32),
+}
+
+/// A variable of a module that lives in device memory.
+#[derive(Debug, Clone)]
+pub struct ModuleVariable {
+    name: String,
+    size: u64,
+    align: u64,
+    constant: bool,
+    managed: bool,
+    element: u32,
+    init: Vec<(u64, Initial)>,
+}
+
+impl ModuleVariable {
+    /// Its name, mangled as in the PTX.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// Its size in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+    /// Its alignment in bytes, a power of two.
+    #[must_use]
+    pub fn align(&self) -> u64 {
+        self.align
+    }
+    /// Whether it is a `.const` variable.
+    #[must_use]
+    pub fn is_constant(&self) -> bool {
+        self.constant
+    }
+    /// Whether it is a `__managed__` variable.
+    #[must_use]
+    pub fn is_managed(&self) -> bool {
+        self.managed
+    }
+}
+
+/// A function of a module: where its text is.
+#[derive(Debug, Clone)]
+struct FunctionItem {
+    name: String,
+    entry: bool,
+    start: usize,
+    end: usize,
+    line: u32,
+}
+
+/// A module as loaded: parsed and checked, its variables not yet placed.
+#[derive(Debug)]
+pub struct Module {
+    text: Arc<str>,
+    version: (u32, u32),
+    target: String,
+    functions: Vec<FunctionItem>,
+    function_names: HashMap<String, u32>,
+    variables: Vec<ModuleVariable>,
+    variable_names: HashMap<String, usize>,
+    shared: HashMap<String, ModuleSymbol>,
+    prints: bool,
+}
+
+/// What a loaded image without kernels stands for.
+const EMPTY: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
+
+impl Module {
+    /// Loads what `cuModuleLoadData` and `cuLibraryLoadData` receive: PTX text (with or without a
+    /// NUL at its end), a fatbin, or an ELF file.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`]; its `cuda_code` is what the driver API returns.
+    pub fn load(image: &[u8]) -> Result<Self, LoadError> {
+        match find_ptx(image)? {
+            Found::Ptx(text) => Self::from_ptx(&text),
+            Found::Empty => Self::from_ptx(EMPTY),
+        }
+    }
+
+    /// Loads PTX text.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] if it is not valid.
+    pub fn from_ptx(text: &str) -> Result<Self, LoadError> {
+        let text: Arc<str> = Arc::from(text);
+        let ast = parse_module(&text)?;
+        let mut module = Self {
+            text: Arc::clone(&text),
+            version: ast.version,
+            target: ast.target.to_owned(),
+            functions: Vec::new(),
+            function_names: HashMap::new(),
+            variables: Vec::new(),
+            variable_names: HashMap::new(),
+            shared: HashMap::new(),
+            prints: false,
+        };
+        module.take_functions(&ast)?;
+        module.take_variables(&ast)?;
+        Ok(module)
+    }
+
+    fn take_functions(&mut self, ast: &Ast<'_>) -> Result<(), LoadError> {
+        let mut defined = vec![];
+        for function in &ast.functions {
+            if let Some(body) = function.body {
+                parse_body(body)?;
+            }
+            self.prints |= matches!(function.name, "vprintf" | "__assertfail");
+            let item = FunctionItem {
+                name: function.name.to_owned(),
+                entry: function.entry,
+                start: function.start,
+                end: function.end,
+                line: function.line,
+            };
+            match self.function_names.get(function.name).map(|&index| index as usize) {
+                None => {
+                    let index = u32::try_from(self.functions.len()).unwrap_or(u32::MAX);
+                    self.function_names.insert(item.name.clone(), index);
+                    self.functions.push(item);
+                    defined.push(function.body.is_some());
+                }
+                // A definition takes the place of declarations before it.
+                Some(index) if function.body.is_some() => {
+                    if defined[index] {
+                        return Err(LoadError::Duplicate { name: item.name, line: item.line });
+                    }
+                    self.functions[index] = item;
+                    defined[index] = true;
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn take_variables(&mut self, ast: &Ast<'_>) -> Result<(), LoadError> {
+        let mut pending = Vec::new();
+        for variable in &ast.variables {
+            let size = variable.bytes().unwrap_or(0);
+            let name = variable.name.to_owned();
+            match variable.space {
+                Space::Shared => {
+                    let dynamic = variable.count == 0 || variable.linkage == Linkage::Extern;
+                    let bytes = u32::try_from(size).unwrap_or(u32::MAX);
+                    self.shared.insert(name, ModuleSymbol::Shared { bytes, align: variable.align, dynamic });
+                }
+                Space::Global | Space::Const if variable.linkage != Linkage::Extern => {
+                    if self.variable_names.contains_key(&name) {
+                        return Err(LoadError::Duplicate { name, line: variable.line });
+                    }
+                    self.variable_names.insert(name.clone(), self.variables.len());
+                    pending.push(variable);
+                    self.variables.push(ModuleVariable {
+                        name,
+                        size,
+                        align: u64::from(variable.align),
+                        constant: variable.space == Space::Const,
+                        managed: variable.managed,
+                        element: variable.ty.bytes(),
+                        init: Vec::new(),
+                    });
+                }
+                _ => {}
+            }
+        }
+        for (index, variable) in pending.iter().enumerate() {
+            let element = u64::from(variable.ty.bytes());
+            let mut init = Vec::with_capacity(variable.init.len());
+            for item in &variable.init {
+                let value = self.initial(item.value, variable.ty).ok_or_else(|| LoadError::UnknownSymbol {
+                    variable: variable.name.to_owned(),
+                    symbol: match item.value {
+                        InitValue::Symbol { name, .. } => name.to_owned(),
+                        _ => String::new(),
+                    },
+                    line: variable.line,
+                })?;
+                init.push((item.index * element, value));
+            }
+            self.variables[index].init = init;
+        }
+        Ok(())
+    }
+
+    fn initial(&self, value: InitValue<'_>, ty: Type) -> Option<Initial> {
+        #[expect(clippy::cast_possible_truncation, reason = "an initialiser is rounded to its variable's type")]
+        Some(match value {
+            InitValue::Int(value) => Initial::Bits(value),
+            InitValue::F32(bits) if ty == Type::F64 => Initial::Bits(f64::from(f32::from_bits(bits)).to_bits()),
+            InitValue::F32(bits) => Initial::Bits(u64::from(bits)),
+            InitValue::F64(bits) if ty == Type::F32 => {
+                Initial::Bits(u64::from((f64::from_bits(bits) as f32).to_bits()))
+            }
+            InitValue::F64(bits) => Initial::Bits(bits),
+            InitValue::Symbol { name, offset, .. } => match self.variable_names.get(name) {
+                Some(&index) => Initial::Variable(index, offset),
+                None => Initial::Function(*self.function_names.get(name)?),
+            },
+        })
+    }
+
+    /// The variables that need device memory before [`Module::link`].
+    #[must_use]
+    pub fn variables(&self) -> &[ModuleVariable] {
+        &self.variables
+    }
+
+    /// `.version` of the PTX: major and minor.
+    #[must_use]
+    pub fn ptx_version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// `.target` of the PTX.
+    #[must_use]
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// Whether any kernel may print or assert, so that synchronizations have output to fetch.
+    #[must_use]
+    pub fn may_print(&self) -> bool {
+        self.prints
+    }
+
+    /// The names of its kernels, in the order of the PTX.
+    pub fn kernel_names(&self) -> impl Iterator<Item = &str> {
+        self.functions.iter().filter(|function| function.entry).map(|function| function.name.as_str())
+    }
+
+    /// Places the variables: `addresses[i]` is the device address of `variables()[i]`.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many addresses as variables.
+    #[must_use]
+    pub fn link(self, addresses: Vec<u64>) -> Program {
+        assert_eq!(addresses.len(), self.variables.len(), "one address for each variable");
+        Program { module: self, addresses, kernels: Mutex::new(HashMap::new()) }
+    }
+}
+
+/// A module whose variables have addresses: kernels can be had from it.
+#[derive(Debug)]
+pub struct Program {
+    module: Module,
+    addresses: Vec<u64>,
+    kernels: Mutex<HashMap<String, Result<Arc<Kernel>, KernelError>>>,
+}
+
+/// Longest piece of initial values that is written at once.
+const CHUNK: usize = 64 << 10;
+
+impl Program {
+    /// The module.
+    #[must_use]
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    /// The address and size of the variable `name`.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<(u64, u64)> {
+        let &index = self.module.variable_names.get(name)?;
+        Some((self.addresses[index], self.module.variables[index].size))
+    }
+
+    /// Calls `write(offset, bytes)` for every stretch of the variable `index` that its initialiser
+    /// sets. What is not written is zero; whoever allocated the memory sees to that.
+    pub fn write_initial(&self, index: usize, mut write: impl FnMut(u64, &[u8])) {
+        let Some(variable) = self.module.variables.get(index) else { return };
+        let element = variable.element.min(8) as usize;
+        let mut start = 0;
+        let mut pending: Vec<u8> = Vec::new();
+        for &(offset, value) in &variable.init {
+            let bits = match value {
+                Initial::Bits(bits) => bits,
+                Initial::Variable(other, offset) => self.addresses[other].wrapping_add_signed(offset),
+                Initial::Function(function) => crate::exec::function_address(function),
+            };
+            if start + pending.len() as u64 != offset || pending.len() >= CHUNK {
+                if !pending.is_empty() {
+                    write(start, &pending);
+                }
+                pending.clear();
+                start = offset;
+            }
+            pending.extend_from_slice(&bits.to_le_bytes()[..element]);
+            pending.resize(pending.len() + variable.element as usize - element, 0);
+        }
+        if !pending.is_empty() {
+            write(start, &pending);
+        }
+    }
+
+    /// The kernel `name`, decoded when it is first asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError`] if there is none, or if it needs what this device lacks.
+    pub fn kernel(&self, name: &str) -> Result<Arc<Kernel>, KernelError> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = kernels.get(name) {
+            return known.clone();
+        }
+        let index = self.module.function_names.get(name).copied();
+        let index = index.filter(|&index| self.module.functions[index as usize].entry);
+        let Some(index) = index else { return Err(KernelError::NotFound(name.to_owned())) };
+        let made = self.decode(name, index).map(Arc::new);
+        kernels.insert(name.to_owned(), made.clone());
+        made
+    }
+
+    fn decode(&self, name: &str, index: u32) -> Result<Kernel, KernelError> {
+        let code = decode::decode(self, index)?;
+        let tuning = self.function(index).map(|function| function.tuning).unwrap_or_default();
+        let constants = self.module.variables.iter().filter(|variable| variable.constant);
+        Ok(Kernel {
+            name: name.to_owned(),
+            tuning,
+            constant_bytes: constants.map(|variable| variable.size).sum(),
+            version: self.module.version,
+            code,
+        })
+    }
+}
+
+impl Source for Program {
+    fn symbol(&self, name: &str) -> Option<ModuleSymbol> {
+        if let Some(&index) = self.module.variable_names.get(name) {
+            return Some(ModuleSymbol::Address(self.addresses[index]));
+        }
+        if let Some(&index) = self.module.function_names.get(name) {
+            return Some(ModuleSymbol::Function(index));
+        }
+        self.module.shared.get(name).copied()
+    }
+
+    fn function(&self, index: u32) -> Option<Function<'_>> {
+        let item = self.module.functions.get(index as usize)?;
+        let text = self.module.text.get(item.start..item.end)?;
+        let parsed: Result<Function<'_>, ParseError> = parse_function(text, item.line, item.entry);
+        parsed.ok()
+    }
+
+    fn function_count(&self) -> u32 {
+        u32::try_from(self.module.functions.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// A kernel, ready to be launched.
+#[derive(Debug)]
+pub struct Kernel {
+    name: String,
+    tuning: Tuning,
+    constant_bytes: u64,
+    version: (u32, u32),
+    code: KernelCode,
+}
+
+impl Kernel {
+    /// Its name, mangled as in the PTX.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// Its parameters: where each lies in the parameter buffer, and its size.
+    #[must_use]
+    pub fn params(&self) -> &[ParamLayout] {
+        &self.code.params
+    }
+    /// The size of the parameter buffer in bytes.
+    #[must_use]
+    pub fn param_bytes(&self) -> u32 {
+        self.code.param_bytes
+    }
+    /// Static shared memory of a block in bytes.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u32 {
+        self.code.shared_bytes
+    }
+    /// Local memory of a thread in bytes, without that of the functions it calls.
+    #[must_use]
+    pub fn local_bytes(&self) -> u32 {
+        self.code.functions[0].local_bytes
+    }
+    /// `.const` memory of its module in bytes.
+    #[must_use]
+    pub fn constant_bytes(&self) -> u64 {
+        self.constant_bytes
+    }
+    /// An estimate of the registers that a thread needs on a GPU.
+    #[must_use]
+    pub fn register_estimate(&self) -> u32 {
+        let entry = &self.code.functions[0];
+        let constants = u32::try_from(entry.constants.len()).unwrap_or(u32::MAX);
+        entry.rows.saturating_sub(constants).clamp(8, 255)
+    }
+    /// Most threads that a block may have, by `.maxntid` and `.reqntid`.
+    #[must_use]
+    pub fn max_threads_per_block(&self) -> u32 {
+        let extents = self.tuning.required_threads.or(self.tuning.max_threads);
+        let product = |extents: [u32; 3]| extents.iter().fold(1_u32, |product, &extent| product.saturating_mul(extent));
+        extents.map_or(MAX_BLOCK_THREADS, |extents| product(extents).clamp(1, MAX_BLOCK_THREADS))
+    }
+    /// The block that `.reqntid` demands.
+    #[must_use]
+    pub fn required_block(&self) -> Option<[u32; 3]> {
+        self.tuning.required_threads
+    }
+    /// The cluster that `.reqnctapercluster` demands.
+    #[must_use]
+    pub fn required_cluster(&self) -> Option<[u32; 3]> {
+        self.tuning.required_cluster
+    }
+    /// `.version` of its PTX: major and minor.
+    #[must_use]
+    pub fn ptx_version(&self) -> (u32, u32) {
+        self.version
+    }
+    /// Whether it or a function it calls may print.
+    #[must_use]
+    pub fn uses_printf(&self) -> bool {
+        self.code.uses_printf
+    }
+    /// Whether it or a function it calls may assert.
+    #[must_use]
+    pub fn uses_assert(&self) -> bool {
+        self.code.uses_assert
+    }
+    /// Whether it or a function it calls may use the device's heap.
+    #[must_use]
+    pub fn uses_heap(&self) -> bool {
+        self.code.uses_heap
+    }
+
+    pub(crate) fn code(&self) -> &KernelCode {
+        &self.code
+    }
+}

@@ -1,0 +1,325 @@
+//! What the parser makes of a module. Everything borrows from the text.
+
+/// The type of a variable or of an instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Type {
+    /// A predicate.
+    Pred,
+    /// Untyped bits.
+    B8,
+    /// Untyped bits.
+    B16,
+    /// Untyped bits.
+    B32,
+    /// Untyped bits.
+    B64,
+    /// Untyped bits.
+    B128,
+    /// An unsigned integer.
+    U8,
+    /// An unsigned integer.
+    U16,
+    /// An unsigned integer.
+    U32,
+    /// An unsigned integer.
+    U64,
+    /// A signed integer.
+    S8,
+    /// A signed integer.
+    S16,
+    /// A signed integer.
+    S32,
+    /// A signed integer.
+    S64,
+    /// Half precision.
+    F16,
+    /// Two halves.
+    F16x2,
+    /// The upper half of a single.
+    Bf16,
+    /// Two of those.
+    Bf16x2,
+    /// Single precision.
+    F32,
+    /// Double precision.
+    F64,
+}
+
+impl Type {
+    /// The type that `name` (without its dot) names.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "pred" => Self::Pred,
+            "b8" => Self::B8,
+            "b16" => Self::B16,
+            "b32" => Self::B32,
+            "b64" => Self::B64,
+            "b128" => Self::B128,
+            "u8" => Self::U8,
+            "u16" => Self::U16,
+            "u32" => Self::U32,
+            "u64" => Self::U64,
+            "s8" => Self::S8,
+            "s16" => Self::S16,
+            "s32" => Self::S32,
+            "s64" => Self::S64,
+            "f16" => Self::F16,
+            "f16x2" => Self::F16x2,
+            "bf16" => Self::Bf16,
+            "bf16x2" => Self::Bf16x2,
+            "f32" => Self::F32,
+            "f64" => Self::F64,
+            _ => return None,
+        })
+    }
+
+    /// Its size in memory, in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,
+            Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 => 2,
+            Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::Bf16x2 => 4,
+            Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
+            Self::B128 => 16,
+        }
+    }
+
+    /// Whether it is a signed integer.
+    #[must_use]
+    pub fn is_signed(self) -> bool {
+        matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
+    }
+}
+
+/// A state space in which variables live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// Registers.
+    Reg,
+    /// Device memory.
+    Global,
+    /// Device memory that kernels only read.
+    Const,
+    /// Memory of a block.
+    Shared,
+    /// Memory of a thread.
+    Local,
+    /// Parameters.
+    Param,
+}
+
+/// How a symbol may be seen from other modules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Linkage {
+    /// Only here.
+    #[default]
+    Local,
+    /// Defined here, seen elsewhere.
+    Visible,
+    /// Defined elsewhere.
+    Extern,
+    /// Defined here unless elsewhere too.
+    Weak,
+    /// Defined here and perhaps elsewhere, once in the end.
+    Common,
+}
+
+/// A scalar of an initialiser.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum InitValue<'a> {
+    /// An integer.
+    Int(u64),
+    /// Single-precision bits.
+    F32(u32),
+    /// Double-precision bits.
+    F64(u64),
+    /// The address of a symbol plus an offset; `generic` if as a generic address.
+    Symbol {
+        /// The symbol.
+        name: &'a str,
+        /// Bytes beyond it.
+        offset: i64,
+        /// Whether `generic(…)` was written.
+        generic: bool,
+    },
+}
+
+/// A scalar of an initialiser and the element it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct InitItem<'a> {
+    /// Index of the element, counted over all dimensions and vector lanes.
+    pub index: u64,
+    /// Its value.
+    pub value: InitValue<'a>,
+}
+
+/// A variable: name, type and shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Variable<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Where it lives.
+    pub space: Space,
+    /// Type of one scalar.
+    pub ty: Type,
+    /// Lanes of its vector type, 1 for a scalar.
+    pub vector: u32,
+    /// Alignment in bytes, a power of two.
+    pub align: u32,
+    /// Elements (over all dimensions); 1 for a scalar, 0 if unsized (`[]`).
+    pub count: u64,
+    /// Its initialiser.
+    pub init: Vec<InitItem<'a>>,
+    /// Visibility.
+    pub linkage: Linkage,
+    /// Whether `.attribute(.managed)` was written.
+    pub managed: bool,
+    /// `Some(n)` for `%r<n>`: registers `%r0` to `%r(n-1)`.
+    pub range: Option<u32>,
+    /// The line of its declaration.
+    pub line: u32,
+}
+
+impl Variable<'_> {
+    /// Its size in bytes; 0 if unsized. `None` if it does not fit 64 bits.
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        self.count.checked_mul(u64::from(self.ty.bytes()) * u64::from(self.vector))
+    }
+}
+
+/// An operand of an instruction.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Operand<'a> {
+    /// A register, variable, label, function or special register.
+    Name(&'a str),
+    /// A symbol's address plus bytes.
+    Offset(&'a str, i64),
+    /// An integer.
+    Int(u64),
+    /// Single-precision bits.
+    F32(u32),
+    /// Double-precision bits.
+    F64(u64),
+    /// `!p`.
+    Not(&'a str),
+    /// `p|q`.
+    Pair(&'a str, &'a str),
+    /// `{a, b, …}`.
+    Vector(Vec<Operand<'a>>),
+    /// `[base + offset]`, base absent for an absolute address.
+    Address(Option<&'a str>, i64),
+    /// `(a, b, …)` of a call.
+    List(Vec<Operand<'a>>),
+}
+
+/// An instruction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Instruction<'a> {
+    /// `@p` or `@!p`: the predicate and whether it is negated.
+    pub guard: Option<(&'a str, bool)>,
+    /// The opcode with its modifiers.
+    pub opcode: &'a str,
+    /// Its operands.
+    pub operands: Vec<Operand<'a>>,
+    /// Its line.
+    pub line: u32,
+}
+
+/// A piece of a function's body.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Statement<'a> {
+    /// An instruction.
+    Instruction(Instruction<'a>),
+    /// `name:`
+    Label(&'a str),
+    /// A register, local, shared or parameter variable.
+    Variable(Variable<'a>),
+    /// `{`
+    Open,
+    /// `}`
+    Close,
+    /// `name: .branchtargets a, b;`
+    BranchTargets(&'a str, Vec<&'a str>),
+    /// `name: .calltargets a, b;`
+    CallTargets(&'a str, Vec<&'a str>),
+    /// `name: .callprototype (…) _ (…);`
+    Prototype(&'a str, Signature<'a>),
+}
+
+/// What a function takes and returns.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Signature<'a> {
+    /// Return parameters.
+    pub returns: Vec<Variable<'a>>,
+    /// Parameters.
+    pub params: Vec<Variable<'a>>,
+}
+
+/// Performance directives of a kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// `.maxntid`
+    pub max_threads: Option<[u32; 3]>,
+    /// `.reqntid`
+    pub required_threads: Option<[u32; 3]>,
+    /// `.minnctapersm`
+    pub min_blocks: Option<u32>,
+    /// `.maxnreg`
+    pub max_registers: Option<u32>,
+    /// `.reqnctapercluster`
+    pub required_cluster: Option<[u32; 3]>,
+    /// `.maxclusterrank`
+    pub max_cluster_rank: Option<u32>,
+    /// `.explicitcluster`
+    pub explicit_cluster: bool,
+}
+
+/// A function or kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Function<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Whether it is a kernel.
+    pub entry: bool,
+    /// Visibility.
+    pub linkage: Linkage,
+    /// What it takes and returns.
+    pub signature: Signature<'a>,
+    /// Performance directives.
+    pub tuning: Tuning,
+    /// The body from its opening to its closing brace, absent in a declaration.
+    pub body: Option<Body<'a>>,
+    /// Where its declaration begins in the module, after `.entry` or `.func`, in bytes.
+    pub start: usize,
+    /// Where it ends.
+    pub end: usize,
+    /// The line on which it begins.
+    pub line: u32,
+}
+
+/// The text of a function's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Body<'a> {
+    /// From `{` to `}`.
+    pub text: &'a str,
+    /// The line of the `{`.
+    pub line: u32,
+}
+
+/// A whole module.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ast<'a> {
+    /// `.version`, major and minor.
+    pub version: (u32, u32),
+    /// First operand of `.target`.
+    pub target: &'a str,
+    /// `.address_size`.
+    pub address_size: u32,
+    /// Module-scope variables.
+    pub variables: Vec<Variable<'a>>,
+    /// Functions and kernels, declarations included.
+    pub functions: Vec<Function<'a>>,
+}
