@@ -12,11 +12,12 @@ mod system;
 mod window;
 
 use std::fs;
-use std::io::Write;
 
 use wormhole_init::{
-    Ending, MODULE_LIST, RUN_FILE, Report, RunFile, Sink, run_file::RunFileError, status,
+    Ending, MODULE_LIST, RUN_FILE, Report, RunFile, run_file::RunFileError, status,
 };
+
+use output::Stream;
 
 /// What keeps the program from being run.
 #[derive(Debug, thiserror::Error)]
@@ -49,26 +50,31 @@ impl InitError {
 
 fn main() {
     let mut run = RunFile::new("none");
-    let ending = prepare(&mut run)
-        .and_then(|()| program::run(&run))
-        .unwrap_or_else(|error| {
-            let message = error.to_string();
-            output::console(&message);
-            Ending::Failed {
-                status: error.status(),
-                message,
-            }
-        });
-    report(&run, ending.clone());
+    let (ending, report) = match prepare(&mut run) {
+        Ok([stdout, stderr, report]) => (program::run(&run, stdout, stderr), Some(report)),
+        Err(error) => (Err(error), output::open_or_console(&run.report).ok()),
+    };
+    let ending = ending.unwrap_or_else(|error| {
+        let message = error.to_string();
+        output::console(&message);
+        Ending::Failed {
+            status: error.status(),
+            message,
+        }
+    });
+    if let Some(stream) = report {
+        send(&run, ending.clone(), stream);
+    }
     if let Some(port) = run.exit_port {
         power::tell_monitor(port, ending.status());
     }
     power::restart();
 }
 
-/// Everything before the program. The run file is handed out as soon as it is read, since it says where a
-/// failure is to be reported.
-fn prepare(run: &mut RunFile) -> Result<(), InitError> {
+/// Everything before the program, up to the streams of standard output, standard error and the report, in
+/// this order: that the last one is open tells the other side that the program starts. The run file is
+/// handed out as soon as it is read, since it says where a failure is to be reported.
+fn prepare(run: &mut RunFile) -> Result<[Stream; 3], InitError> {
     system::mount()?;
     *run = RunFile::parse(&fs::read(RUN_FILE).map_err(InitError::NoRunFile)?)?;
     system::loopback();
@@ -78,31 +84,21 @@ fn prepare(run: &mut RunFile) -> Result<(), InitError> {
         run.variables
             .push(("WORMHOLE_WINDOW".into(), device.into()));
     }
-    Ok(())
+    Ok([
+        output::open_or_console(&run.stdout)?,
+        output::open_or_console(&run.stderr)?,
+        output::open_or_console(&run.report)?,
+    ])
 }
 
-fn report(run: &RunFile, ending: Ending) {
+fn send(run: &RunFile, ending: Ending, mut stream: Stream) {
     let files = run
         .collect
         .iter()
         .filter_map(|path| Some((path.clone(), fs::read(path).ok()?)))
         .collect();
-    let mut text = Vec::new();
-    // A vector takes everything.
-    let _ = Report { ending, files }.write(&mut text);
-    let sent = output::open(&run.report).and_then(|mut sink| {
-        sink.write_all(&text)
-            .map_err(|source| output::OutputError::Write {
-                sink: run.report.clone(),
-                source,
-            })?;
-        sink.finish();
-        Ok(())
-    });
-    if let Err(error) = sent {
-        output::console(&error.to_string());
-        if run.report != Sink::Console {
-            output::console(&String::from_utf8_lossy(&text));
-        }
+    match (Report { ending, files }).write(&mut stream) {
+        Ok(()) => stream.finish(),
+        Err(error) => output::console(&format!("the report was lost: {error}")),
     }
 }

@@ -5,12 +5,17 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::time::Duration;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use wormhole_init::Sink;
 
 /// How long the other side may take to take the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
+
+/// How long a device may take to appear.
+const APPEARANCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
@@ -22,8 +27,6 @@ pub enum OutputError {
     },
     #[error("cannot open {path}: {source}")]
     Open { path: String, source: io::Error },
-    #[error("cannot write to {sink:?}: {source}")]
-    Write { sink: Sink, source: io::Error },
     #[error("cannot make a pipe: {0}")]
     Pipe(io::Error),
 }
@@ -63,16 +66,12 @@ pub fn open_or_console(sink: &Sink) -> Result<Stream, OutputError> {
     })
 }
 
-fn device(path: &std::path::Path) -> Result<Stream, OutputError> {
+fn device(path: &Path) -> Result<Stream, OutputError> {
     let fail = |source| OutputError::Open {
         path: path.display().to_string(),
         source,
     };
-    let file = OpenOptions::new()
-        .write(true)
-        .custom_flags(libc::O_NOCTTY)
-        .open(path)
-        .map_err(fail)?;
+    let file = appear(path).map_err(fail)?;
     if path != "/dev/console" {
         make_raw(&file);
     }
@@ -80,6 +79,22 @@ fn device(path: &std::path::Path) -> Result<Stream, OutputError> {
         file,
         connection: false,
     })
+}
+
+/// Opens a device. A port's device appears some time after its driver was loaded.
+fn appear(path: &Path) -> io::Result<File> {
+    let start = Instant::now();
+    loop {
+        let mut options = OpenOptions::new();
+        match options.write(true).custom_flags(libc::O_NOCTTY).open(path) {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && start.elapsed() < APPEARANCE =>
+            {
+                thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
 }
 
 /// Keeps a terminal from changing line breaks; what is no terminal stays as it is.

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use wormhole_init::{Ending, RunFile, status};
 
 use crate::InitError;
-use crate::output::{self, OutputError, Stream};
+use crate::output::{OutputError, Stream};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
@@ -30,9 +30,7 @@ impl ProgramError {
     }
 }
 
-pub fn run(run: &RunFile) -> Result<Ending, InitError> {
-    let stdout = output::open_or_console(&run.stdout)?;
-    let stderr = output::open_or_console(&run.stderr)?;
+pub fn run(run: &RunFile, stdout: Stream, stderr: Stream) -> Result<Ending, InitError> {
     let (stdout_reader, stdout_writer) = io::pipe().map_err(OutputError::Pipe)?;
     let (stderr_reader, stderr_writer) = io::pipe().map_err(OutputError::Pipe)?;
 
