@@ -161,7 +161,7 @@ fn zero(address: u64, bytes: u64) {
 /// An address or a size of this 64-bit machine.
 pub fn to_usize(value: u64) -> usize {
     const { assert!(usize::BITS == 64) };
-    value as usize
+    usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

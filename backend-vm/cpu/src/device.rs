@@ -14,6 +14,7 @@ use wormhole_device::{
 use crate::aperture::{ApertureError, to_usize};
 use crate::description::describe;
 use crate::event::Events;
+use crate::kernel::Surroundings;
 use crate::limits::Limits;
 use crate::memory::{Memory, Owner, pointer};
 use crate::module::Modules;
@@ -45,6 +46,7 @@ pub struct CpuDevice {
     description: Description,
     memory: Arc<Memory>,
     multiprocessors: u32,
+    processors: usize,
     context: RwLock<Arc<Context>>,
 }
 
@@ -88,6 +90,7 @@ impl CpuDevice {
             description: describe(bytes, multiprocessors),
             memory,
             multiprocessors,
+            processors,
             context: RwLock::new(Arc::new(Context::new())),
         })
     }
@@ -443,14 +446,19 @@ impl Device for CpuDevice {
         let context = self.context()?;
         let kernel = context.modules.kernel(launch.function)?;
         let cooperative = crate::launch::validate(&kernel.needs(), launch, self.multiprocessors)?;
-        let work = kernel.work(
-            launch,
-            cooperative,
-            Arc::clone(&self.memory),
-            Arc::clone(&context.output),
-            &context.limits,
-            context.scheduler.cancel(),
-        );
+        let heap = match kernel.uses_heap() {
+            true => context.modules.heap(&self.memory, &context.limits),
+            false => None,
+        };
+        let surroundings = Surroundings {
+            memory: Arc::clone(&self.memory),
+            output: Arc::clone(&context.output),
+            cancel: context.scheduler.cancel(),
+            heap,
+            printed: context.limits.printf(),
+            threads: self.processors,
+        };
+        let work = kernel.work(launch, cooperative, surroundings);
         context.scheduler.submit(launch.stream, work).map(drop)
     }
 

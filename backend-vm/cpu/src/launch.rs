@@ -24,6 +24,8 @@ const REGISTER_UNIT: u32 = 256;
 pub struct Needs {
     /// Most threads of a block (`.maxntid`, `.reqntid`).
     pub max_threads: u32,
+    /// The block that the kernel demands (`.reqntid`).
+    pub block: Option<[u32; 3]>,
     /// Static shared memory, bytes.
     pub shared: u32,
     /// Most dynamic shared memory, bytes.
@@ -31,7 +33,7 @@ pub struct Needs {
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes of the packed parameters.
-    pub parameters: usize,
+    pub parameters: u32,
 }
 
 /// Refuses what the device cannot run. Says whether the launch is cooperative.
@@ -49,7 +51,8 @@ pub fn validate(needs: &Needs, launch: &Launch<'_>, multiprocessors: u32) -> Res
     let threads: u32 = launch.block.iter().product();
     if threads > MAX_BLOCK_THREADS.min(needs.max_threads)
         || launch.shared > needs.max_dynamic_shared
-        || launch.parameters.len() < needs.parameters
+        || launch.parameters.len() < needs.parameters as usize
+        || needs.block.is_some_and(|block| block != launch.block)
     {
         return Err(CuError::INVALID_VALUE);
     }
@@ -117,6 +120,7 @@ mod tests {
 
     const NEEDS: Needs = Needs {
         max_threads: 256,
+        block: None,
         shared: 1024,
         max_dynamic_shared: 48 << 10,
         registers: 32,

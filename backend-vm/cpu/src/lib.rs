@@ -13,6 +13,7 @@ mod aperture;
 mod description;
 mod device;
 mod event;
+mod kernel;
 mod launch;
 mod limits;
 mod memory;

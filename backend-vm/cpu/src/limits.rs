@@ -73,11 +73,6 @@ impl Limits {
         Ok(())
     }
 
-    /// Bytes of stack of a thread.
-    pub fn stack(&self) -> u64 {
-        self.stack.load(Ordering::Relaxed)
-    }
-
     /// Bytes of printed text that are kept between synchronizations.
     pub fn printf(&self) -> u64 {
         self.printf.load(Ordering::Relaxed)

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use wormhole_device::{CuError, Result};
@@ -13,7 +14,7 @@ use wormhole_device::{CuError, Result};
 use crate::aperture::{Aperture, ApertureError, to_usize};
 
 /// Allocations begin at and are rounded to multiples of this.
-const GRANULE: u64 = 512;
+pub const ALIGNMENT: u64 = 512;
 /// Allocations of at least this size begin at multiples of it.
 const LARGE: u64 = 2 << 20;
 /// Address space for each byte that may be allocated, so that holes do not exhaust it early.
@@ -26,8 +27,16 @@ const SMALLEST_APERTURE: u64 = 1 << 30;
 pub enum Owner {
     /// The program (`cuMemFree`).
     Program,
-    /// A module, when it is unloaded.
-    Module,
+    /// The device itself: a module's variables, the heap. Each such owner is another.
+    Internal(u64),
+}
+
+impl Owner {
+    /// An owner that nothing else has.
+    pub fn internal() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self::Internal(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -118,8 +127,8 @@ impl Memory {
         if bytes > self.limit {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let alignment = if bytes >= LARGE { LARGE } else { GRANULE };
-        let bytes = bytes.next_multiple_of(GRANULE);
+        let alignment = if bytes >= LARGE { LARGE } else { ALIGNMENT };
+        let bytes = bytes.next_multiple_of(ALIGNMENT);
         let mut books = self.write();
         if bytes > self.limit - books.used {
             return Err(CuError::OUT_OF_MEMORY);
@@ -261,9 +270,9 @@ mod tests {
         let mut all = Vec::new();
         for bytes in [1, 512, 513, 4096, 3 << 20, 7] {
             let address = memory.allocate(bytes, Owner::Program).expect("allocate");
-            assert_eq!(address % if bytes >= LARGE { LARGE } else { GRANULE }, 0);
+            assert_eq!(address % if bytes >= LARGE { LARGE } else { ALIGNMENT }, 0);
             assert!(memory.check(address, bytes).is_ok());
-            all.push((address, bytes.next_multiple_of(GRANULE)));
+            all.push((address, bytes.next_multiple_of(ALIGNMENT)));
         }
         let used: u64 = all.iter().map(|(_, bytes)| bytes).sum();
         assert_eq!(memory.info(), ((64 << 20) - used, 64 << 20));
@@ -324,14 +333,15 @@ mod tests {
     }
 
     #[test]
-    fn a_module_s_memory_is_not_the_program_s_to_free() {
+    fn the_device_s_own_memory_is_not_the_program_s_to_free() {
         let memory = memory();
-        let address = memory.allocate(64, Owner::Module).expect("allocate");
+        let owner = Owner::internal();
+        let address = memory.allocate(64, owner).expect("allocate");
         assert_eq!(
             memory.free(address, Owner::Program),
             Err(CuError::INVALID_VALUE)
         );
-        memory.free(address, Owner::Module).expect("free");
+        memory.free(address, owner).expect("free");
     }
 
     #[test]

@@ -1,72 +1,194 @@
 //! Modules, their variables and their kernels.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use wormhole_device::{
-    CuError, Launch, LoadedFunction, LoadedModule, Parameter, RawFunction, RawModule, Result,
-};
+use wormhole_device::{CuError, LoadedFunction, LoadedModule, RawFunction, RawModule, Result};
+use wormhole_ptx::{DeviceHeap, Program};
 
-use crate::description::{MAX_BLOCK_THREADS, SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
-use crate::launch::Needs;
+use crate::kernel::Kernel;
 use crate::limits::Limits;
-use crate::memory::Memory;
-use crate::output::Output;
-use crate::scheduler::Work;
-
-#[derive(Debug, Default)]
-pub struct Modules {}
+use crate::memory::{ALIGNMENT, Memory, Owner, pointer};
 
 #[derive(Debug)]
-pub struct Kernel {}
+struct Module {
+    program: Arc<Program>,
+    /// Freed with the module.
+    _variables: Variables,
+    functions: HashMap<String, RawFunction>,
+}
 
-impl Modules {
-    pub fn load(&self, _image: &[u8], _memory: &Arc<Memory>) -> Result<LoadedModule> {
-        Err(CuError::NOT_SUPPORTED)
-    }
-    pub fn check(&self, _module: RawModule) -> Result<()> {
-        Err(CuError::INVALID_HANDLE)
-    }
-    pub fn unload(&self, _module: RawModule) -> Result<()> {
-        Err(CuError::INVALID_HANDLE)
-    }
-    pub fn function(&self, _module: RawModule, _name: &str) -> Result<LoadedFunction> {
-        Err(CuError::INVALID_HANDLE)
-    }
-    pub fn global(&self, _module: RawModule, _name: &str) -> Result<(u64, u64)> {
-        Err(CuError::INVALID_HANDLE)
-    }
-    pub fn kernel(&self, _function: RawFunction) -> Result<Arc<Kernel>> {
-        Err(CuError::INVALID_HANDLE)
+/// The memory of a module's variables; freed with them.
+#[derive(Debug)]
+struct Variables {
+    owner: Owner,
+    memory: Arc<Memory>,
+    addresses: Vec<u64>,
+}
+
+impl Drop for Variables {
+    fn drop(&mut self) {
+        for address in &self.addresses {
+            // After a reset the memory knows them no more.
+            let _ = self.memory.free(*address, self.owner);
+        }
     }
 }
 
-impl Kernel {
-    pub fn attribute(&self, _attribute: i32) -> Result<i32> {
-        Err(CuError::INVALID_HANDLE)
+#[derive(Debug, Default)]
+struct Slab {
+    modules: HashMap<u64, Module>,
+    kernels: HashMap<u64, Arc<Kernel>>,
+    next: u64,
+}
+
+impl Slab {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
     }
-    pub fn set_attribute(&self, _attribute: i32, _value: i32) -> Result<()> {
-        Err(CuError::INVALID_HANDLE)
+
+    fn module(&self, module: RawModule) -> Result<&Module> {
+        self.modules.get(&module.0).ok_or(CuError::INVALID_HANDLE)
     }
-    pub fn needs(&self) -> Needs {
-        Needs {
-            max_threads: 0,
-            shared: 0,
-            max_dynamic_shared: 0,
-            registers: 0,
-            parameters: 0,
+}
+
+/// The modules of one context. The numbers given out are never used again.
+#[derive(Debug, Default)]
+pub struct Modules {
+    slab: Mutex<Slab>,
+    heap: OnceLock<Option<Arc<DeviceHeap>>>,
+}
+
+impl Modules {
+    fn lock(&self) -> MutexGuard<'_, Slab> {
+        self.slab.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Loads an image: its variables get memory and their first values.
+    pub fn load(&self, image: &[u8], memory: &Arc<Memory>) -> Result<LoadedModule> {
+        let loaded = wormhole_ptx::Module::load(image).map_err(|error| {
+            tracing::warn!(%error, "an image is refused");
+            CuError(error.cuda_code())
+        })?;
+        let uses_output = loaded.may_print();
+        let owner = Owner::internal();
+        let mut variables = Variables {
+            owner,
+            memory: Arc::clone(memory),
+            addresses: Vec::new(),
+        };
+        for variable in loaded.variables() {
+            if variable.is_managed() || variable.align() > ALIGNMENT {
+                tracing::warn!(
+                    variable = variable.name(),
+                    "an image is refused: it has a managed variable, or one of unknown alignment"
+                );
+                return Err(CuError::NOT_SUPPORTED);
+            }
+            variables
+                .addresses
+                .push(memory.allocate(variable.size().max(1), owner)?);
         }
+        let program = loaded.link(variables.addresses.clone());
+        for (index, address) in variables.addresses.iter().enumerate() {
+            program.write_initial(index, |offset, bytes| {
+                write(memory, address + offset, bytes)
+            });
+        }
+        let mut slab = self.lock();
+        let number = slab.number();
+        let module = Module {
+            program: Arc::new(program),
+            _variables: variables,
+            functions: HashMap::new(),
+        };
+        slab.modules.insert(number, module);
+        Ok(LoadedModule {
+            module: RawModule(number),
+            uses_output,
+        })
     }
-    pub fn work(
-        &self,
-        _launch: &Launch<'_>,
-        _cooperative: bool,
-        _memory: Arc<Memory>,
-        _output: Arc<Output>,
-        _limits: &Limits,
-        _cancel: Arc<AtomicBool>,
-    ) -> Work {
-        Box::new(|| Err(CuError::NOT_SUPPORTED))
+
+    /// `Ok` if there is such a module.
+    pub fn check(&self, module: RawModule) -> Result<()> {
+        self.lock().module(module).map(drop)
+    }
+
+    /// Forgets a module, its functions and its variables. No kernel of it runs any more.
+    pub fn unload(&self, module: RawModule) -> Result<()> {
+        let mut slab = self.lock();
+        let gone = slab
+            .modules
+            .remove(&module.0)
+            .ok_or(CuError::INVALID_HANDLE)?;
+        for function in gone.functions.values() {
+            slab.kernels.remove(&function.0);
+        }
+        Ok(())
+    }
+
+    /// A kernel of a module, decoded when it is first asked for. Asked again, the same.
+    pub fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction> {
+        let program = Arc::clone(&self.lock().module(module)?.program);
+        let code = program.kernel(name).map_err(|error| {
+            tracing::warn!(%error, "a kernel is refused");
+            CuError(error.cuda_code())
+        })?;
+        let mut slab = self.lock();
+        let known = slab.module(module)?.functions.get(name).copied();
+        let function = known.unwrap_or_else(|| RawFunction(slab.number()));
+        let kernel = slab
+            .kernels
+            .entry(function.0)
+            .or_insert_with(|| Arc::new(Kernel::new(code, program.module().target())));
+        let kernel = Arc::clone(kernel);
+        if let Some(module) = slab.modules.get_mut(&module.0) {
+            module.functions.insert(name.to_owned(), function);
+        }
+        Ok(LoadedFunction {
+            function,
+            parameters: kernel.parameters(),
+            attributes: kernel.attributes(),
+        })
+    }
+
+    /// Address and size of a variable.
+    pub fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
+        self.lock()
+            .module(module)?
+            .program
+            .variable(name)
+            .ok_or(CuError::NOT_FOUND)
+    }
+
+    /// Finds a kernel.
+    pub fn kernel(&self, function: RawFunction) -> Result<Arc<Kernel>> {
+        self.lock()
+            .kernels
+            .get(&function.0)
+            .cloned()
+            .ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// The heap of device `malloc`: taken from memory once, as large as the limit is then. None if
+    /// there is no memory for it.
+    pub fn heap(&self, memory: &Memory, limits: &Limits) -> Option<Arc<DeviceHeap>> {
+        let make = || {
+            let bytes = limits.heap();
+            let start = memory.allocate(bytes, Owner::internal()).ok()?;
+            Some(Arc::new(DeviceHeap::new(start, bytes)))
+        };
+        self.heap.get_or_init(make).clone()
+    }
+}
+
+/// Writes a variable's first values; what lies outside its memory is left out.
+fn write(memory: &Memory, address: u64, bytes: &[u8]) {
+    if memory.check(address, bytes.len() as u64).is_ok() {
+        // SAFETY: the range was found in an allocation, of which nobody else knows yet.
+        unsafe {
+            pointer(address).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
     }
 }

@@ -1,0 +1,226 @@
+//! Kernels: their attributes, and the work that a launch makes of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+
+use wormhole_device::{CuError, Launch, Parameter, Result};
+use wormhole_ptx::{DeviceHeap, GlobalMemory, LaunchConfig, Region};
+
+use crate::description::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
+use crate::launch::Needs;
+use crate::memory::{Memory, Owner, pointer};
+use crate::output::Output;
+use crate::scheduler::Work;
+
+const MAX_THREADS_PER_BLOCK: i32 = 0;
+const SHARED_SIZE_BYTES: i32 = 1;
+const LOCAL_SIZE_BYTES: i32 = 3;
+const NUM_REGS: i32 = 4;
+const CONST_SIZE_BYTES: i32 = 2;
+const PTX_VERSION: i32 = 5;
+const BINARY_VERSION: i32 = 6;
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+const PREFERRED_SHARED_MEMORY_CARVEOUT: i32 = 9;
+/// One past the last `CUfunction_attribute` of CUDA 13.0.
+const ATTRIBUTES_END: i32 = 16;
+
+/// Registers that a kernel is said to take of a thread: a processor has no file of them to divide, and
+/// with this many they never bound the occupancy.
+const REGISTERS: u32 = 32;
+/// What the interpreter is said to be compiled for.
+const COMPUTE_CAPABILITY: i32 = 90;
+/// Bytes of the workspace in which the blocks of a cooperative launch meet.
+const WORKSPACE: u64 = 512;
+
+/// A kernel of a loaded module.
+#[derive(Debug)]
+pub struct Kernel {
+    code: Arc<wormhole_ptx::Kernel>,
+    /// The architecture that its PTX was made for, 90 for 9.0.
+    ptx_version: i32,
+    max_dynamic_shared: AtomicI32,
+    carveout: AtomicI32,
+}
+
+/// What launches of a context share.
+#[derive(Debug)]
+pub struct Surroundings {
+    pub memory: Arc<Memory>,
+    pub output: Arc<Output>,
+    /// Becomes true when kernels are to stop.
+    pub cancel: Arc<AtomicBool>,
+    /// Where device `malloc` takes memory from.
+    pub heap: Option<Arc<DeviceHeap>>,
+    /// Bytes of printed text that are kept between synchronizations.
+    pub printed: u64,
+    /// Threads of the host that one kernel may use.
+    pub threads: usize,
+}
+
+fn signed(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+impl Kernel {
+    /// A kernel with its attributes at their defaults.
+    pub fn new(code: Arc<wormhole_ptx::Kernel>, target: &str) -> Self {
+        let digits = target.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let digits = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let most = SHARED_PER_BLOCK.saturating_sub(code.shared_bytes());
+        Self {
+            code,
+            ptx_version: digits.parse().unwrap_or(0),
+            max_dynamic_shared: AtomicI32::new(signed(most)),
+            carveout: AtomicI32::new(-1),
+        }
+    }
+
+    /// Where its parameters lie.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let params = self.code.params().iter();
+        params
+            .map(|param| Parameter {
+                offset: param.offset,
+                size: param.size,
+            })
+            .collect()
+    }
+
+    /// Whether it takes memory from the heap.
+    pub fn uses_heap(&self) -> bool {
+        self.code.uses_heap()
+    }
+
+    /// What a block of it takes.
+    pub fn needs(&self) -> Needs {
+        let most = self.max_dynamic_shared.load(Ordering::Relaxed);
+        Needs {
+            max_threads: self.code.max_threads_per_block(),
+            block: self.code.required_block(),
+            shared: self.code.shared_bytes(),
+            max_dynamic_shared: u32::try_from(most).unwrap_or(0),
+            registers: REGISTERS,
+            parameters: self.code.param_bytes(),
+        }
+    }
+
+    /// All attributes and their values.
+    pub fn attributes(&self) -> Vec<(i32, i32)> {
+        (0..ATTRIBUTES_END)
+            .filter_map(|id| Some((id, self.attribute(id).ok()?)))
+            .collect()
+    }
+
+    /// `cuFuncGetAttribute`.
+    pub fn attribute(&self, attribute: i32) -> Result<i32> {
+        Ok(match attribute {
+            MAX_THREADS_PER_BLOCK => signed(self.code.max_threads_per_block()),
+            SHARED_SIZE_BYTES => signed(self.code.shared_bytes()),
+            CONST_SIZE_BYTES => i32::try_from(self.code.constant_bytes()).unwrap_or(i32::MAX),
+            LOCAL_SIZE_BYTES => signed(self.code.local_bytes()),
+            NUM_REGS => signed(REGISTERS),
+            PTX_VERSION => self.ptx_version,
+            BINARY_VERSION => COMPUTE_CAPABILITY,
+            MAX_DYNAMIC_SHARED_SIZE_BYTES => self.max_dynamic_shared.load(Ordering::Relaxed),
+            PREFERRED_SHARED_MEMORY_CARVEOUT => self.carveout.load(Ordering::Relaxed),
+            // There are no clusters.
+            id if (0..ATTRIBUTES_END).contains(&id) => 0,
+            _ => return Err(CuError::INVALID_VALUE),
+        })
+    }
+
+    /// `cuFuncSetAttribute`.
+    pub fn set_attribute(&self, attribute: i32, value: i32) -> Result<()> {
+        let (cell, allowed) = match attribute {
+            MAX_DYNAMIC_SHARED_SIZE_BYTES => {
+                let most = SHARED_PER_BLOCK_OPTIN.saturating_sub(self.code.shared_bytes());
+                (&self.max_dynamic_shared, 0..=signed(most))
+            }
+            PREFERRED_SHARED_MEMORY_CARVEOUT => (&self.carveout, -1..=100),
+            _ => return Err(CuError::INVALID_VALUE),
+        };
+        if !allowed.contains(&value) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        cell.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The work of a launch that was found possible.
+    pub fn work(
+        self: Arc<Self>,
+        launch: &Launch<'_>,
+        cooperative: bool,
+        around: Surroundings,
+    ) -> Work {
+        let (grid, block, dynamic_shared) = (launch.grid, launch.block, launch.shared);
+        let parameters = launch.parameters.to_vec();
+        Box::new(move || {
+            static GRIDS: AtomicU64 = AtomicU64::new(1);
+            let memory = Reach(&around.memory);
+            let output = Printer {
+                output: &around.output,
+                capacity: around.printed,
+            };
+            let owner = Owner::internal();
+            let grid_workspace = match cooperative {
+                true => around.memory.allocate(WORKSPACE, owner)?,
+                false => 0,
+            };
+            let config = LaunchConfig {
+                grid,
+                block,
+                dynamic_shared,
+                cooperative,
+                params: &parameters,
+                grid_id: GRIDS.fetch_add(1, Ordering::Relaxed),
+                grid_workspace,
+                heap: around.heap.as_deref(),
+                cancel: Some(&around.cancel),
+                threads: around.threads,
+            };
+            let result = wormhole_ptx::launch(&self.code, &config, &memory, &output);
+            if cooperative {
+                around.memory.free(grid_workspace, owner)?;
+            }
+            result.map_err(|fault| {
+                tracing::warn!(%fault, "a kernel faulted");
+                CuError(fault.cuda_code())
+            })
+        })
+    }
+}
+
+/// Device memory as kernels reach it.
+struct Reach<'a>(&'a Memory);
+
+// SAFETY: an allocation stays mapped as long as the memory exists, which the launch holds; a registered
+// range stays mapped until the work before the end of its unregistration is complete, as the device's
+// `unregister` sees to. Device and host addresses are equal.
+unsafe impl GlobalMemory for Reach<'_> {
+    fn region(&self, address: u64, bytes: u64) -> Option<Region> {
+        let (start, bytes) = self.0.region(address, bytes)?;
+        Some(Region {
+            start,
+            bytes,
+            host: pointer(start),
+            writable: true,
+        })
+    }
+}
+
+/// Output as kernels write it.
+struct Printer<'a> {
+    output: &'a Output,
+    capacity: u64,
+}
+
+impl wormhole_ptx::Output for Printer<'_> {
+    fn printf(&self, text: &[u8]) {
+        self.output.print(text, self.capacity);
+    }
+
+    fn assertion(&self, text: &[u8]) {
+        self.output.complain(text);
+    }
+}

@@ -1,0 +1,204 @@
+//! What this device refuses and the native driver leaves to the program's luck.
+
+use wormhole_cpu_device::{CpuDevice, Options};
+use wormhole_device::{
+    CuError, Device, Fill, ImageKind, Launch, RawEvent, RawFunction, RawModule, RawStream,
+};
+
+const LEGACY: RawStream = RawStream::LEGACY;
+const STORE: &str = "
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry store(.param .u64 address)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [address];
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+";
+
+fn device() -> CpuDevice {
+    CpuDevice::open(&Options {
+        memory: Some(64 << 20),
+    })
+    .expect("open")
+}
+
+fn store(device: &CpuDevice, address: u64) -> Result<(), CuError> {
+    let module = device.load(STORE.as_bytes(), ImageKind::Module)?.module;
+    let function = device.function(module, "store")?.function;
+    device.launch(&Launch {
+        function,
+        stream: LEGACY,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: &[],
+        parameters: &address.to_le_bytes(),
+    })?;
+    device.synchronize()
+}
+
+#[test]
+fn copies_and_fills_stay_inside_allocations() {
+    let device = device();
+    let (first, second) = (
+        device.allocate(1024).expect("allocate"),
+        device.allocate(1024).expect("allocate"),
+    );
+    assert_eq!(
+        second,
+        first + 1024,
+        "neighbours, so that a copy across both could work"
+    );
+    let refused = Err(CuError::INVALID_VALUE);
+    assert_eq!(device.copy(first, second, 1025, LEGACY), refused);
+    assert_eq!(device.copy(second, first, 1025, LEGACY), refused);
+    assert_eq!(device.copy(first, 4096, 8, LEGACY), refused);
+    assert_eq!(device.write(first + 1020, &[0; 8], LEGACY), refused);
+    let fill = Fill {
+        destination: first,
+        pitch: 0,
+        width: 256,
+        height: 1,
+        value: 0,
+        element: 4,
+    };
+    assert_eq!(device.fill(fill, LEGACY), Ok(()));
+    for wrong in [
+        Fill { width: 257, ..fill },
+        Fill { element: 3, ..fill },
+        Fill {
+            destination: first + 2,
+            width: 1,
+            ..fill
+        },
+        Fill {
+            width: u64::MAX,
+            ..fill
+        },
+        Fill {
+            width: 2,
+            height: 2,
+            pitch: 4,
+            ..fill
+        },
+        Fill {
+            width: 2,
+            height: u64::MAX,
+            pitch: 8,
+            ..fill
+        },
+        Fill {
+            width: 2,
+            height: 3,
+            pitch: 512,
+            ..fill
+        },
+    ] {
+        assert_eq!(device.fill(wrong, LEGACY), refused, "{wrong:?}");
+    }
+    assert_eq!(device.synchronize(), Ok(()));
+}
+
+#[test]
+fn a_fence_lies_aligned_in_known_memory() {
+    let device = device();
+    let address = device.allocate(64).expect("allocate");
+    assert_eq!(
+        device.write_fence(LEGACY, 4096, 1),
+        Err(CuError::INVALID_VALUE)
+    );
+    assert_eq!(
+        device.write_fence(LEGACY, address + 4, 1),
+        Err(CuError::INVALID_VALUE)
+    );
+    assert_eq!(device.write_fence(LEGACY, address, 1), Ok(()));
+}
+
+#[test]
+fn unknown_handles_are_refused() {
+    let device = device();
+    let refused = CuError::INVALID_HANDLE;
+    for number in [0, 2, 3, 17, u64::MAX] {
+        let stream = RawStream(number);
+        assert_eq!(device.query_stream(stream), Err(refused));
+        assert_eq!(device.synchronize_stream(stream), Err(refused));
+        assert_eq!(device.destroy_stream(stream), Err(refused));
+        assert_eq!(
+            device.write_fence(stream, device.allocate(8).expect("allocate"), 1),
+            Err(refused)
+        );
+        assert_eq!(device.query_event(RawEvent(number)), Err(refused));
+        assert_eq!(
+            device.record_event(RawEvent(number), LEGACY, 0),
+            Err(refused)
+        );
+        assert_eq!(device.unload(RawModule(number)), Err(refused));
+        assert_eq!(
+            device.function_attribute(RawFunction(number), 0),
+            Err(refused)
+        );
+    }
+}
+
+#[test]
+fn a_kernel_that_uses_freed_memory_faults() {
+    let device = device();
+    let address = device.allocate(64).expect("allocate");
+    assert_eq!(store(&device, address), Ok(()));
+    device.free(address).expect("free");
+    assert_eq!(store(&device, address), Err(CuError::ILLEGAL_ADDRESS));
+    assert_eq!(
+        device.free(address),
+        Err(CuError::ILLEGAL_ADDRESS),
+        "the fault is sticky"
+    );
+}
+
+#[test]
+fn a_kernel_that_leaves_its_allocation_faults() {
+    let device = device();
+    let address = device.allocate(512).expect("allocate");
+    assert_eq!(store(&device, address + 508), Ok(()));
+    assert_eq!(store(&device, address + 512), Err(CuError::ILLEGAL_ADDRESS));
+}
+
+#[test]
+fn dropping_the_device_ends_kernels_that_would_run_forever() {
+    const FOREVER: &str = "
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry forever()
+{
+AGAIN:
+    bra AGAIN;
+}
+";
+    let device = device();
+    let module = device
+        .load(FOREVER.as_bytes(), ImageKind::Module)
+        .expect("load")
+        .module;
+    let function = device
+        .function(module, "forever")
+        .expect("function")
+        .function;
+    let launch = Launch {
+        function,
+        stream: LEGACY,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: &[],
+        parameters: &[],
+    };
+    device.launch(&launch).expect("launch");
+    assert_eq!(device.query_stream(LEGACY), Ok(false));
+    drop(device);
+}
