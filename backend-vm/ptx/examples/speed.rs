@@ -1,0 +1,75 @@
+//! Measures how many thread-instructions a second one core interprets.
+//!
+//! `cargo run --release -p wormhole-ptx --example speed`
+
+use std::time::Instant;
+
+use wormhole_ptx::{GlobalMemory, LaunchConfig, Module, Output, Region, launch};
+
+const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
+/// Times around the loop of each kernel.
+const ROUNDS: u64 = 20_000;
+/// Copies of the measured instructions in the loop.
+const UNROLL: usize = 16;
+
+/// One buffer.
+struct Memory(Vec<u64>);
+
+// SAFETY: the buffer is neither resized nor freed while launches run.
+unsafe impl GlobalMemory for Memory {
+    fn region(&self, address: u64, bytes: u64) -> Option<Region> {
+        let (start, length) = (self.0.as_ptr() as u64, (self.0.len() * 8) as u64);
+        let inside = address >= start && address.checked_add(bytes)? <= start + length;
+        inside.then_some(Region { start, bytes: length, host: self.0.as_ptr().cast_mut().cast(), writable: true })
+    }
+}
+
+struct Silent;
+
+impl Output for Silent {
+    fn printf(&self, _: &[u8]) {}
+    fn assertion(&self, _: &[u8]) {}
+}
+
+fn main() {
+    let memory = Memory(vec![0; 1 << 16]);
+    let kernels = [
+        ("add.u32", "add.u32 %r1, %r1, %r2;"),
+        ("mad.lo.s32", "mad.lo.s32 %r1, %r1, %r2, %r3;"),
+        ("add.u64", "add.u64 %rd1, %rd1, %rd2;"),
+        ("fma.rn.f32", "fma.rn.f32 %f1, %f1, %f2, %f3;"),
+        ("fma.rn.f64", "fma.rn.f64 %d1, %d1, %d2, %d3;"),
+        ("setp and selp", "setp.lt.s32 %p1, %r1, %r2; selp.b32 %r3, %r1, %r2, %p1;"),
+        ("ld.shared", "ld.shared.f32 %f1, [%r5];"),
+        ("ld.global", "ld.global.f32 %f1, [%rd3];"),
+        ("st.global", "st.global.f32 [%rd3], %f1;"),
+        ("sin.approx", "sin.approx.f32 %f1, %f1;"),
+        ("cvt.rn.f32.s32", "cvt.rn.f32.s32 %f1, %r1;"),
+        ("shfl.sync.bfly", "shfl.sync.bfly.b32 %r1, %r1, 1, 31, -1;"),
+        ("divergent branch", "@%p2 bra L$; add.u32 %r1, %r1, 1; L$: add.u32 %r1, %r1, 2;"),
+    ];
+    println!("{:>20}  {:>10}  million thread-instructions/s on one core", "instruction", "count");
+    for (name, body) in kernels {
+        let instructions = body.matches(';').count() * UNROLL + 3;
+        let unrolled: String = (0..UNROLL).map(|copy| body.replace('$', &copy.to_string()) + "\n").collect();
+        let text = format!(
+            "{HEAD}.entry k(.param .u64 p) {{
+            .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .f64 %d<9>;
+            .shared .align 4 .b8 s[4096];
+            mov.u32 %r5, %tid.x; mul.wide.u32 %rd4, %r5, 4; shl.b32 %r5, %r5, 2;
+            ld.param.u64 %rd3, [p]; add.u64 %rd3, %rd3, %rd4; and.b32 %r8, %r5, 4; setp.ne.u32 %p2, %r8, 0;
+            mov.u32 %r7, 0;
+            LOOP: {unrolled}
+            add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, {ROUNDS}; @%p3 bra LOOP; ret; }}"
+        );
+        let program = Module::from_ptx(&text).expect("valid PTX").link(Vec::new());
+        let kernel = program.kernel("k").expect("supported");
+        let params = (memory.0.as_ptr() as u64).to_le_bytes();
+        let config = LaunchConfig { block: [32, 1, 1], params: &params, ..LaunchConfig::default() };
+        let start = Instant::now();
+        launch(&kernel, &config, &memory, &Silent).expect("no fault");
+        let count = ROUNDS * instructions as u64 * 32;
+        let rate = count as f64 / start.elapsed().as_secs_f64() / 1e6;
+        println!("{name:>20}  {count:>10}  {rate:>8.0}");
+    }
+}
