@@ -1,0 +1,411 @@
+//! Control messages and descriptors over sockets.
+//!
+//! [`Incoming`] assembles messages from a byte stream without ever holding more than one message's worth
+//! of bytes and a few descriptors, whatever the other side sends. [`Outgoing`] keeps what a slow reader
+//! has not taken yet, up to a limit. Neither waits.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use wormhole_ring::control::{
+    ControlError, HEADER_BYTES, Header, MAX_CONTROL_BODY, MAX_FRAME, Message,
+};
+
+/// Descriptors that may wait for the messages they came with.
+const MAX_DESCRIPTORS: usize = 8;
+/// Messages that may wait for a slow reader.
+const MAX_QUEUED: usize = 256;
+
+/// Why a stream cannot be used any longer.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    #[error("the stream ended")]
+    Ended,
+    #[error("the stream ended in the middle of a message")]
+    Cut,
+    #[error(transparent)]
+    Message(#[from] ControlError),
+    #[error("more than {MAX_DESCRIPTORS} descriptors came without messages that take them")]
+    Descriptors,
+    #[error("the reader has left {MAX_QUEUED} messages unread")]
+    Unread,
+    #[error("the stream failed")]
+    Socket(#[source] io::Error),
+}
+
+/// The reading side of a stream.
+#[derive(Debug)]
+pub struct Incoming {
+    bytes: Vec<u8>,
+    descriptors: VecDeque<OwnedFd>,
+    /// Bytes at the front that belong to a message that was handed out.
+    consumed: usize,
+    /// Descriptors that come with bytes are kept; otherwise the kernel drops them.
+    takes_descriptors: bool,
+    ended: bool,
+}
+
+impl Incoming {
+    pub fn new(takes_descriptors: bool) -> Self {
+        Self {
+            bytes: Vec::new(),
+            descriptors: VecDeque::new(),
+            consumed: 0,
+            takes_descriptors,
+            ended: false,
+        }
+    }
+
+    /// Reads once what the socket has, if anything.
+    ///
+    /// # Errors
+    /// The socket failed, or descriptors pile up.
+    pub fn fill(&mut self, socket: &impl AsRawFd) -> Result<(), ChannelError> {
+        self.bytes.drain(..self.consumed);
+        self.consumed = 0;
+        let room = MAX_FRAME - self.bytes.len().min(MAX_FRAME);
+        if room == 0 || self.ended {
+            return Ok(());
+        }
+        let mut buffer = [0u8; MAX_FRAME];
+        match receive(
+            socket.as_raw_fd(),
+            &mut buffer[..room],
+            self.takes_descriptors,
+            &mut self.descriptors,
+        ) {
+            Ok(0) => self.ended = true,
+            Ok(count) => self.bytes.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The other side closed with bytes unread: an end like any other.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.ended = true,
+            Err(error) => return Err(ChannelError::Socket(error)),
+        }
+        if self.descriptors.len() > MAX_DESCRIPTORS {
+            return Err(ChannelError::Descriptors);
+        }
+        Ok(())
+    }
+
+    /// The next complete message, if there is one.
+    ///
+    /// # Errors
+    /// What is there is no message, or the stream has ended.
+    pub fn next(&mut self) -> Result<Option<Message<'_>>, ChannelError> {
+        self.bytes.drain(..self.consumed);
+        self.consumed = 0;
+        let header = match self.bytes.first_chunk::<HEADER_BYTES>() {
+            Some(header) => Header::decode(header)?,
+            None if self.ended && self.bytes.is_empty() => return Err(ChannelError::Ended),
+            None if self.ended => return Err(ChannelError::Cut),
+            None => return Ok(None),
+        };
+        debug_assert!(header.body_len <= MAX_CONTROL_BODY);
+        let end = HEADER_BYTES + header.body_len;
+        let Some(body) = self.bytes.get(HEADER_BYTES..end) else {
+            if self.ended {
+                return Err(ChannelError::Cut);
+            }
+            return Ok(None);
+        };
+        self.consumed = end;
+        Ok(Some(Message::decode(header.kind, body)?))
+    }
+
+    /// The descriptor that came with a message, in the order in which they were sent.
+    pub fn descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop_front()
+    }
+}
+
+/// The writing side of a stream.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    queue: VecDeque<Frame>,
+}
+
+#[derive(Debug)]
+struct Frame {
+    bytes: Vec<u8>,
+    written: usize,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Outgoing {
+    /// Queues a message with the descriptors that go with it, and writes what the socket takes.
+    ///
+    /// # Errors
+    /// The message cannot be encoded, the reader takes nothing, or the socket failed.
+    pub fn send(
+        &mut self,
+        socket: &impl AsRawFd,
+        message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        if self.queue.len() >= MAX_QUEUED {
+            return Err(ChannelError::Unread);
+        }
+        self.queue.push_back(Frame {
+            bytes: message.to_vec()?,
+            written: 0,
+            descriptors,
+        });
+        self.flush(socket)
+    }
+
+    /// Writes what the socket takes.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn flush(&mut self, socket: &impl AsRawFd) -> Result<(), ChannelError> {
+        while let Some(frame) = self.queue.front_mut() {
+            match send(
+                socket.as_raw_fd(),
+                &frame.bytes[frame.written..],
+                &frame.descriptors,
+            ) {
+                Ok(count) => {
+                    frame.written += count;
+                    // They went with the first byte.
+                    frame.descriptors.clear();
+                    if frame.written == frame.bytes.len() {
+                        self.queue.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                    ) =>
+                {
+                    return Err(ChannelError::Ended);
+                }
+                Err(error) => return Err(ChannelError::Socket(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something waits for the reader.
+    pub fn is_waiting(&self) -> bool {
+        !self.queue.is_empty()
+    }
+}
+
+/// Waits until the socket can be read, or has ended.
+///
+/// # Errors
+/// As `poll`.
+pub fn wait_readable(socket: &impl AsRawFd) -> io::Result<()> {
+    wait(socket, libc::POLLIN)
+}
+
+/// Waits until the socket takes bytes, or has ended.
+///
+/// # Errors
+/// As `poll`.
+pub fn wait_writable(socket: &impl AsRawFd) -> io::Result<()> {
+    wait(socket, libc::POLLOUT)
+}
+
+fn wait(socket: &impl AsRawFd, events: libc::c_short) -> io::Result<()> {
+    let mut entry = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events,
+        revents: 0,
+    };
+    loop {
+        // SAFETY: one entry, which lives during the call.
+        if unsafe { libc::poll(&raw mut entry, 1, -1) } >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Room for the control data of [`MAX_DESCRIPTORS`] descriptors.
+const CONTROL_BYTES: usize = 128;
+
+#[repr(C, align(8))]
+struct ControlBuffer([u8; CONTROL_BYTES]);
+
+fn receive(
+    socket: RawFd,
+    buffer: &mut [u8],
+    takes_descriptors: bool,
+    descriptors: &mut VecDeque<OwnedFd>,
+) -> io::Result<usize> {
+    let mut control = ControlBuffer([0; CONTROL_BYTES]);
+    let mut parts = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    // SAFETY: all-zero is a valid message header.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut parts;
+    message.msg_iovlen = 1;
+    if takes_descriptors {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_BYTES;
+    }
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    // SAFETY: the header points at live local buffers of the lengths it says.
+    let count = unsafe { libc::recvmsg(socket, &raw mut message, flags) };
+    let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the kernel filled the control buffer; the macros stay inside the length it set. Each
+    // descriptor it lists was made for this process and belongs to nobody else.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(header).cast::<RawFd>();
+                let empty = libc::CMSG_LEN(0) as usize;
+                let length = (*header).cmsg_len.saturating_sub(empty) / size_of::<RawFd>();
+                for index in 0..length {
+                    descriptors.push_back(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    Ok(count)
+}
+
+fn send(socket: RawFd, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<usize> {
+    let mut control = ControlBuffer([0; CONTROL_BYTES]);
+    let mut parts = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    // SAFETY: all-zero is a valid message header.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut parts;
+    message.msg_iovlen = 1;
+    if !descriptors.is_empty() {
+        let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        let length = u32::try_from(size_of_val(numbers.as_slice())).unwrap_or(u32::MAX);
+        // SAFETY: arithmetic on a length.
+        let (space, whole) = unsafe { (libc::CMSG_SPACE(length), libc::CMSG_LEN(length)) };
+        if space as usize > CONTROL_BYTES {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = space as usize;
+        // SAFETY: the control buffer has room for one header and its data, as just checked.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = whole as usize;
+            let data = libc::CMSG_DATA(header);
+            std::ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), data, length as usize);
+        }
+    }
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the header points at live local buffers of the lengths it says.
+    let count = unsafe { libc::sendmsg(socket, &raw const message, flags) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_message_arrives_with_its_descriptor() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let mut outgoing = Outgoing::default();
+        outgoing
+            .send(&near, &Message::Doorbell, Vec::new())
+            .unwrap();
+        outgoing
+            .send(&near, &Message::Mapped, vec![file.into()])
+            .unwrap();
+        let mut incoming = Incoming::new(true);
+        incoming.fill(&far).unwrap();
+        incoming.fill(&far).unwrap();
+        assert_eq!(incoming.next().unwrap(), Some(Message::Doorbell));
+        assert_eq!(incoming.next().unwrap(), Some(Message::Mapped));
+        assert!(incoming.descriptor().is_some());
+        assert!(incoming.descriptor().is_none());
+    }
+
+    #[test]
+    fn a_stream_that_takes_no_descriptors_keeps_none() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let mut outgoing = Outgoing::default();
+        outgoing
+            .send(&near, &Message::Doorbell, vec![file.into()])
+            .unwrap();
+        let mut incoming = Incoming::new(false);
+        incoming.fill(&far).unwrap();
+        assert_eq!(incoming.next().unwrap(), Some(Message::Doorbell));
+        assert!(incoming.descriptor().is_none());
+    }
+
+    #[test]
+    fn a_reader_that_never_reads_is_given_up() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let text = "x".repeat(8000);
+        let mut outgoing = Outgoing::default();
+        let refused = (0..10_000).find_map(|_| {
+            outgoing
+                .send(&near, &Message::SessionReport(&text), Vec::new())
+                .err()
+        });
+        assert!(matches!(refused, Some(ChannelError::Unread)));
+    }
+
+    #[test]
+    fn the_end_is_told_from_a_cut_message() {
+        for (bytes, cut) in [(0, false), (7, true), (HEADER_BYTES + 3, true)] {
+            let (mut near, far) = UnixStream::pair().unwrap();
+            let frame = Message::SessionReport("report").to_vec().unwrap();
+            near.write_all(&frame[..bytes]).unwrap();
+            drop(near);
+            let mut incoming = Incoming::new(false);
+            incoming.fill(&far).unwrap();
+            incoming.fill(&far).unwrap();
+            match incoming.next() {
+                Err(ChannelError::Cut) => assert!(cut),
+                Err(ChannelError::Ended) => assert!(!cut),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_messages_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            let (mut near, far) = UnixStream::pair().unwrap();
+            near.write_all(&bytes).unwrap();
+            drop(near);
+            let mut incoming = Incoming::new(false);
+            let mut turns = 0;
+            loop {
+                turns += 1;
+                prop_assert!(turns < 1000);
+                if incoming.fill(&far).is_err() {
+                    break;
+                }
+                match incoming.next() {
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What a worker counts, in a page that outlives it.
+//!
+//! The supervisor makes the page and hands it to the worker at assignment; the worker alone writes it,
+//! with relaxed stores. The supervisor copies it out when the worker is gone and takes what it finds for
+//! numbers that a hostile worker may have written.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::memory;
+
+/// Bytes of the page.
+pub const PAGE_BYTES: usize = 4096;
+/// Words before the counts by message.
+const FIRST_MESSAGE: usize = 64;
+/// Messages that are counted one by one.
+pub const MESSAGES: usize = PAGE_BYTES / 8 - FIRST_MESSAGE;
+
+/// A number that a worker keeps. The discriminant is its word in the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Counter {
+    /// Records that nobody waited for.
+    Records = 0,
+    /// Records that were answered.
+    Requests = 1,
+    /// Fences handed to the device.
+    Fences = 2,
+    BytesToDevice = 3,
+    BytesToHost = 4,
+    BytesOnDevice = 5,
+    BytesOnHost = 6,
+    /// Calls that the device or a check refused.
+    Failures = 7,
+    /// Handles that named nothing of the session.
+    InvalidHandles = 8,
+    /// Addresses outside everything the session holds.
+    InvalidAddresses = 9,
+    /// Records that do not decode.
+    Malformed = 10,
+    /// Times the executor went to sleep.
+    Parks = 11,
+}
+
+/// A copy of the page.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    words: Vec<u64>,
+}
+
+impl Counts {
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.words.get(counter as usize).copied().unwrap_or(0)
+    }
+
+    /// How often each message was executed: id and count, those that occurred.
+    pub fn messages(&self) -> impl Iterator<Item = (u16, u64)> {
+        (0u16..)
+            .zip(self.words.iter().skip(FIRST_MESSAGE).copied())
+            .filter(|(_, count)| *count > 0)
+    }
+}
+
+/// The supervisor's side: the file behind the page.
+#[derive(Debug)]
+pub struct CountersFile {
+    file: File,
+}
+
+impl CountersFile {
+    /// A fresh page, all zero, of a size that nobody can change.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no descriptor for it.
+    pub fn create() -> io::Result<Self> {
+        let file = File::from(memory::anonymous_file(c"wormhole-counters")?);
+        file.set_len(PAGE_BYTES as u64)?;
+        memory::seal_size(&file)?;
+        Ok(Self { file })
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// What the worker has counted so far.
+    pub fn read(&self) -> Counts {
+        let mut bytes = [0u8; PAGE_BYTES];
+        if self.file.read_exact_at(&mut bytes, 0).is_err() {
+            return Counts::default();
+        }
+        let (words, _) = bytes.as_chunks::<8>();
+        Counts {
+            words: words.iter().map(|word| u64::from_le_bytes(*word)).collect(),
+        }
+    }
+}
+
+/// The worker's side: the page, mapped. One thread writes it.
+#[derive(Debug)]
+pub struct Counters {
+    page: NonNull<AtomicU64>,
+}
+
+// SAFETY: the page is reached through atomics only.
+unsafe impl Send for Counters {}
+// SAFETY: as above.
+unsafe impl Sync for Counters {}
+
+impl Counters {
+    /// Maps the page that the supervisor sent. It stays mapped until the process ends.
+    ///
+    /// # Errors
+    /// The descriptor is no page that can be mapped.
+    pub fn map(fd: &OwnedFd) -> io::Result<Self> {
+        let page = memory::map_shared(fd.as_raw_fd(), PAGE_BYTES)?;
+        Ok(Self { page: page.cast() })
+    }
+
+    /// Adds `amount`. A plain load and store: there is one writer.
+    #[inline]
+    pub fn add(&self, counter: Counter, amount: u64) {
+        self.add_word(counter as usize, amount);
+    }
+
+    /// Counts one execution of message `id`.
+    #[inline]
+    pub fn message(&self, id: u16) {
+        let id = usize::from(id);
+        if id < MESSAGES {
+            self.add_word(FIRST_MESSAGE + id, 1);
+        }
+    }
+
+    #[inline]
+    fn add_word(&self, index: usize, amount: u64) {
+        debug_assert!(index < PAGE_BYTES / 8);
+        // SAFETY: inside the page, which is mapped for the life of the process.
+        let word = unsafe { self.page.add(index).as_ref() };
+        word.store(
+            word.load(Ordering::Relaxed).wrapping_add(amount),
+            Ordering::Relaxed,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_worker_counts_the_supervisor_reads() {
+        let file = CountersFile::create().unwrap();
+        let counters = Counters::map(&OwnedFd::from(file.file().try_clone().unwrap())).unwrap();
+        counters.add(Counter::Requests, 2);
+        counters.message(33);
+        counters.message(33);
+        counters.message(u16::MAX);
+        let counts = file.read();
+        assert_eq!(counts.get(Counter::Requests), 2);
+        assert_eq!(counts.messages().collect::<Vec<_>>(), [(33, 2)]);
+    }
+
+    #[test]
+    fn the_page_cannot_be_cut_off_under_its_readers() {
+        let file = CountersFile::create().unwrap();
+        assert!(file.file().set_len(0).is_err());
+    }
+}

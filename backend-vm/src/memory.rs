@@ -1,0 +1,268 @@
+//! Mappings and anonymous files: the only place outside the sandbox that talks to `mmap`.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+/// An anonymous file that can be sealed and that is closed on `exec`.
+///
+/// # Errors
+/// As `memfd_create`.
+pub fn anonymous_file(name: &CStr) -> io::Result<OwnedFd> {
+    // SAFETY: a C string; the result is a fresh descriptor or an error.
+    unsafe {
+        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Fixes the size of an anonymous file for good.
+///
+/// # Errors
+/// As `F_ADD_SEALS`.
+pub fn seal_size(file: &impl AsRawFd) -> io::Result<()> {
+    let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+    // SAFETY: an open descriptor and flags.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The seals of a file; an error for what is not an anonymous file.
+///
+/// # Errors
+/// As `F_GET_SEALS`.
+pub fn seals(file: &impl AsRawFd) -> io::Result<i32> {
+    // SAFETY: an open descriptor.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(seals)
+}
+
+/// Gives the memory behind a range of an anonymous file back: it reads as zero afterwards.
+///
+/// # Errors
+/// As `fallocate`.
+pub fn punch_hole(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let (offset, bytes) = (to_offset(offset)?, to_offset(bytes)?);
+    // SAFETY: an open descriptor and integers.
+    let result = unsafe {
+        libc::fallocate(
+            file.as_raw_fd(),
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            offset,
+            bytes,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Maps the start of a file, shared, at an address the kernel chooses.
+///
+/// # Errors
+/// As `mmap`.
+pub fn map_shared(fd: RawFd, bytes: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: no fixed address, so no existing mapping is replaced.
+    unsafe {
+        map(
+            std::ptr::null_mut(),
+            bytes,
+            READ_WRITE,
+            libc::MAP_SHARED,
+            fd,
+            0,
+        )
+    }
+}
+
+/// Keeps the address range from everybody else: nothing can be read or written there.
+///
+/// # Errors
+/// `EEXIST` when something is there already.
+pub fn reserve(address: u64, bytes: u64) -> io::Result<()> {
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: MAP_FIXED_NOREPLACE replaces no existing mapping.
+    unsafe {
+        map(
+            to_pointer(address)?,
+            to_length(bytes)?,
+            libc::PROT_NONE,
+            flags,
+            -1,
+            0,
+        )?;
+    }
+    Ok(())
+}
+
+/// Maps a part of a file over a range that [`reserve`] keeps.
+///
+/// # Safety
+/// The range was reserved by this process and nothing refers to memory in it.
+///
+/// # Errors
+/// As `mmap`.
+pub unsafe fn map_over(address: u64, bytes: u64, fd: RawFd, offset: u64) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        map(
+            to_pointer(address)?,
+            to_length(bytes)?,
+            READ_WRITE,
+            libc::MAP_SHARED | libc::MAP_FIXED,
+            fd,
+            to_offset(offset)?,
+        )?;
+    }
+    Ok(())
+}
+
+/// Undoes [`map_over`]: the range is reserved again.
+///
+/// # Safety
+/// Nothing refers to memory in the range any more.
+///
+/// # Errors
+/// As `mmap`.
+pub unsafe fn unmap_over(address: u64, bytes: u64) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the caller's promise.
+    unsafe {
+        map(
+            to_pointer(address)?,
+            to_length(bytes)?,
+            libc::PROT_NONE,
+            flags,
+            -1,
+            0,
+        )?;
+    }
+    Ok(())
+}
+
+/// Copies mapped memory that a guest may be writing at the same time.
+///
+/// # Safety
+/// `address..address + bytes` stays mapped and readable during the call.
+pub unsafe fn copy_out(address: u64, bytes: usize) -> Vec<u8> {
+    let mut copy = Vec::with_capacity(bytes);
+    // SAFETY: the source is readable by the caller's promise, the destination has this capacity. The
+    // copy instruction is opaque to the compiler, so a source that changes meanwhile yields some bytes
+    // or others, never a second fetch.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rdi") copy.as_mut_ptr() => _,
+            inout("rsi") address => _,
+            options(nostack, preserves_flags),
+        );
+        copy.set_len(bytes);
+    }
+    copy
+}
+
+/// A mapping of one range of a file, undone on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a range of addresses; who reads or writes there synchronises by other means.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes` of the file from `offset` on, shared.
+    ///
+    /// # Errors
+    /// As `mmap`.
+    pub fn new(file: &impl AsRawFd, offset: u64, bytes: usize) -> io::Result<Self> {
+        // SAFETY: no fixed address, so no existing mapping is replaced.
+        let base = unsafe {
+            map(
+                std::ptr::null_mut(),
+                bytes,
+                READ_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                to_offset(offset)?,
+            )?
+        };
+        Ok(Self { base, bytes })
+    }
+
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; whoever made something from the base promised to
+        // drop it first.
+        unsafe {
+            libc::munmap(self.base.as_ptr().cast(), self.bytes);
+        }
+    }
+}
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// # Safety
+/// With MAP_FIXED, nothing refers to what the mapping replaces.
+unsafe fn map(
+    address: *mut libc::c_void,
+    bytes: usize,
+    protection: i32,
+    flags: i32,
+    fd: RawFd,
+    offset: libc::off_t,
+) -> io::Result<NonNull<u8>> {
+    // SAFETY: the caller's promise.
+    let result = unsafe { libc::mmap(address, bytes, protection, flags, fd, offset) };
+    if result == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    if !address.is_null() && result != address {
+        // A kernel without MAP_FIXED_NOREPLACE took the address for a hint.
+        // SAFETY: just mapped by this call.
+        unsafe { libc::munmap(result, bytes) };
+        return Err(io::Error::from_raw_os_error(libc::EEXIST));
+    }
+    NonNull::new(result.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+fn invalid<E>(_: E) -> io::Error {
+    io::Error::from_raw_os_error(libc::EINVAL)
+}
+
+fn to_offset(value: u64) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(value).map_err(invalid)
+}
+
+fn to_length(value: u64) -> io::Result<usize> {
+    usize::try_from(value).map_err(invalid)
+}
+
+fn to_pointer(address: u64) -> io::Result<*mut libc::c_void> {
+    to_length(address).map(std::ptr::with_exposed_provenance_mut)
+}

@@ -1,0 +1,421 @@
+//! What the new process does to itself between `clone` and `exec`.
+//!
+//! Only system calls on data prepared beforehand: no allocation, no lock, no destructor, since another
+//! thread of the parent may have held any lock at the moment of the clone.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::RawFd;
+
+use seccompiler::BpfProgram;
+
+use super::root::{STAGE, Step};
+use super::spawn::Isolation;
+
+/// Everything the child needs, prepared by the parent.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub isolation: Isolation,
+    pub steps: Vec<Step>,
+    pub stage: CString,
+    pub old_root: CString,
+    pub uid_map: Vec<u8>,
+    pub gid_map: Vec<u8>,
+    /// Groups that own the device files, when not everybody may open them.
+    pub groups: Vec<libc::gid_t>,
+    /// Change to the user "nobody": only where the supervisor is root.
+    pub change_user: bool,
+    /// `(what the parent has, number in the child)`, none of the sources below 10.
+    pub descriptors: Vec<(RawFd, RawFd)>,
+    /// The child's end of the stream whose other end dies with the supervisor, as numbered in the child.
+    pub lifeline: Option<RawFd>,
+    pub open_files: u64,
+    pub filters: Vec<BpfProgram>,
+    pub program: CString,
+    pub arguments: Vec<*const libc::c_char>,
+    pub environment: Vec<*const libc::c_char>,
+}
+
+/// The user and group a worker runs as where the supervisor is root ("nobody").
+pub(super) const NOBODY: u32 = 65534;
+/// A descriptor number above all that a child is given; failures are reported on it.
+pub(super) const REPORT: RawFd = 9;
+
+/// The name of what failed, for the parent to say.
+pub(super) const STAGES: &[&str] = &[
+    "resetting signals",
+    "mapping its user",
+    "making its mounts private",
+    "mounting its root",
+    "binding a directory into its root",
+    "entering its root",
+    "placing its descriptors",
+    "setting its resource limits",
+    "dropping its privileges",
+    "tying its life to the supervisor's",
+    "installing its system call filter",
+    "executing the worker",
+];
+
+type Outcome = Result<(), (u32, i32)>;
+
+/// Runs in the child; does not return.
+///
+/// # Safety
+/// To be called in a process that has just been cloned without sharing memory, whose `report` descriptor
+/// is the write end of a pipe and closes on exec. The pointers in `plan` are valid C strings and arrays
+/// that end with a null pointer.
+pub(super) unsafe fn become_worker(plan: &Plan, report: RawFd) -> ! {
+    // SAFETY: the caller's promise.
+    let failure = unsafe { prepare_and_execute(plan, report) };
+    let (stage, errno) = failure.err().unwrap_or((0, 0));
+    let mut message = [0u8; 8];
+    message[..4].copy_from_slice(&stage.to_le_bytes());
+    message[4..].copy_from_slice(&errno.to_le_bytes());
+    // SAFETY: plain system calls on a local buffer; the process ends here.
+    unsafe {
+        for fd in [REPORT, report] {
+            if libc::write(fd, message.as_ptr().cast(), message.len()) == 8 {
+                break;
+            }
+        }
+        libc::_exit(126)
+    }
+}
+
+unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
+    // SAFETY: as promised by the caller; each callee makes system calls on memory of `plan` only.
+    unsafe {
+        reset_signals()?;
+        if plan.isolation == Isolation::UserNamespace {
+            map_user(plan)?;
+        }
+        if plan.isolation != Isolation::None {
+            assemble_root(plan)?;
+            enter_root(plan)?;
+        }
+        place_descriptors(plan, report)?;
+        limit_resources(plan)?;
+        drop_privileges(plan)?;
+        tie_to_parent(plan)?;
+        check(
+            10,
+            i64::from(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
+        )?;
+        for filter in &plan.filters {
+            if seccompiler::apply_filter(filter).is_err() {
+                return Err((10, errno()));
+            }
+        }
+        libc::execve(
+            plan.program.as_ptr(),
+            plan.arguments.as_ptr(),
+            plan.environment.as_ptr(),
+        );
+    }
+    Err((11, errno()))
+}
+
+unsafe fn reset_signals() -> Outcome {
+    // SAFETY: a local signal set; SIGPIPE back to its default.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        check(
+            0,
+            i64::from(libc::sigprocmask(
+                libc::SIG_SETMASK,
+                &raw const none,
+                std::ptr::null_mut(),
+            )),
+        )?;
+        libc::setsid();
+        libc::umask(0o077);
+    }
+    Ok(())
+}
+
+unsafe fn map_user(plan: &Plan) -> Outcome {
+    // SAFETY: paths and contents are prepared byte strings.
+    unsafe {
+        // Absent on kernels without the protection; then there is nothing to deny.
+        let _ = write_file(c"/proc/self/setgroups", b"deny");
+        write_file(c"/proc/self/uid_map", &plan.uid_map).map_err(|errno| (1, errno))?;
+        write_file(c"/proc/self/gid_map", &plan.gid_map).map_err(|errno| (1, errno))
+    }
+}
+
+unsafe fn write_file(path: &CStr, content: &[u8]) -> Result<(), i32> {
+    // SAFETY: `path` is a C string, `content` a live buffer.
+    unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return Err(errno());
+        }
+        let written = libc::write(fd, content.as_ptr().cast(), content.len());
+        let failure = errno();
+        libc::close(fd);
+        if usize::try_from(written) == Ok(content.len()) {
+            Ok(())
+        } else {
+            Err(failure)
+        }
+    }
+}
+
+unsafe fn assemble_root(plan: &Plan) -> Outcome {
+    // SAFETY: every path is a C string of `plan`.
+    unsafe {
+        check(
+            2,
+            i64::from(libc::mount(
+                c"none".as_ptr(),
+                c"/".as_ptr(),
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            )),
+        )?;
+        let options = c"mode=755,size=16m";
+        check(3, mount_new(c"tmpfs", &plan.stage, options))?;
+        for step in &plan.steps {
+            take_step(step)?;
+        }
+    }
+    Ok(())
+}
+
+unsafe fn take_step(step: &Step) -> Outcome {
+    // SAFETY: every path is a C string of the step.
+    unsafe {
+        match step {
+            Step::Directory(at) => {
+                if libc::mkdir(at.as_ptr(), 0o755) != 0 && errno() != libc::EEXIST {
+                    return Err((3, errno()));
+                }
+            }
+            Step::File(at) => {
+                let fd = libc::open(
+                    at.as_ptr(),
+                    libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC,
+                    0o644,
+                );
+                if fd < 0 {
+                    return Err((3, errno()));
+                }
+                libc::close(fd);
+            }
+            Step::Link { target, at } => {
+                check(3, i64::from(libc::symlink(target.as_ptr(), at.as_ptr())))?;
+            }
+            Step::Bind {
+                source,
+                at,
+                optional,
+                writable,
+            } => {
+                let bound = libc::mount(
+                    source.as_ptr(),
+                    at.as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_BIND | libc::MS_REC,
+                    std::ptr::null(),
+                );
+                if bound != 0 {
+                    return if *optional { Ok(()) } else { Err((4, errno())) };
+                }
+                let mut flags = MOUNT_ATTR_NOSUID;
+                if !writable {
+                    flags |= MOUNT_ATTR_RDONLY;
+                }
+                check(4, set_mount_flags(at, flags, true))?;
+            }
+            Step::Temporary(at) => {
+                check(3, mount_new(c"tmpfs", at, c"mode=1777,size=64m"))?;
+            }
+            Step::Proc(at) => {
+                // A container that masks parts of its own /proc may not mount a fresh one; a worker
+                // can do without.
+                let _ = mount_new(c"proc", at, c"");
+            }
+        }
+    }
+    Ok(())
+}
+
+unsafe fn mount_new(kind: &CStr, at: &CStr, options: &CStr) -> i64 {
+    // SAFETY: C strings.
+    i64::from(unsafe {
+        libc::mount(
+            kind.as_ptr(),
+            at.as_ptr(),
+            kind.as_ptr(),
+            libc::MS_NOSUID | libc::MS_NODEV,
+            options.as_ptr().cast(),
+        )
+    })
+}
+
+const MOUNT_ATTR_RDONLY: u64 = 1;
+const MOUNT_ATTR_NOSUID: u64 = 2;
+
+unsafe fn set_mount_flags(at: &CStr, flags: u64, recursive: bool) -> i64 {
+    // struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
+    let attributes = [flags, 0, 0, 0];
+    let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: a C string and a complete `struct mount_attr`.
+    unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            at.as_ptr(),
+            recursive,
+            attributes.as_ptr(),
+            size_of_val(&attributes),
+        )
+    }
+}
+
+unsafe fn enter_root(plan: &Plan) -> Outcome {
+    // SAFETY: C strings of `plan` or literals.
+    unsafe {
+        check(5, i64::from(libc::chdir(plan.stage.as_ptr())))?;
+        let pivoted = libc::syscall(
+            libc::SYS_pivot_root,
+            plan.stage.as_ptr(),
+            plan.old_root.as_ptr(),
+        );
+        if pivoted == 0 {
+            check(5, i64::from(libc::chdir(c"/".as_ptr())))?;
+            check(
+                5,
+                i64::from(libc::umount2(c"/old".as_ptr(), libc::MNT_DETACH)),
+            )?;
+        } else {
+            // The initial root file system (an initramfs) cannot be pivoted away from; it is covered.
+            check(
+                5,
+                i64::from(libc::mount(
+                    c".".as_ptr(),
+                    c"/".as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_MOVE,
+                    std::ptr::null(),
+                )),
+            )?;
+            check(5, i64::from(libc::chroot(c".".as_ptr())))?;
+            check(5, i64::from(libc::chdir(c"/".as_ptr())))?;
+        }
+        check(
+            5,
+            set_mount_flags(c"/", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, false),
+        )?;
+        let name = "worker";
+        libc::sethostname(name.as_ptr().cast(), name.len());
+    }
+    Ok(())
+}
+
+unsafe fn place_descriptors(plan: &Plan, report: RawFd) -> Outcome {
+    // SAFETY: system calls on descriptor numbers.
+    unsafe {
+        for &(source, target) in &plan.descriptors {
+            check(6, i64::from(libc::dup2(source, target)))?;
+        }
+        check(6, i64::from(libc::dup3(report, REPORT, libc::O_CLOEXEC)))?;
+        let first_given = 3 + plan.descriptors.iter().filter(|(_, at)| *at >= 3).count();
+        for fd in first_given..REPORT.unsigned_abs() as usize {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_possible_wrap,
+                reason = "below 10"
+            )]
+            libc::close(fd as i32);
+        }
+        let above = u32::try_from(REPORT + 1).unwrap_or(10);
+        check(6, libc::syscall(libc::SYS_close_range, above, u32::MAX, 0))
+    }
+}
+
+unsafe fn limit_resources(plan: &Plan) -> Outcome {
+    let limits = [
+        (libc::RLIMIT_CORE, 0),
+        (libc::RLIMIT_NOFILE, plan.open_files),
+        (libc::RLIMIT_MSGQUEUE, 0),
+        (libc::RLIMIT_NPROC, 4096),
+    ];
+    for (resource, value) in limits {
+        // SAFETY: local structures.
+        unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            check(7, i64::from(libc::getrlimit(resource, &raw mut limit)))?;
+            limit.rlim_cur = value.min(limit.rlim_max);
+            limit.rlim_max = limit.rlim_cur;
+            check(7, i64::from(libc::setrlimit(resource, &raw const limit)))?;
+        }
+    }
+    Ok(())
+}
+
+unsafe fn drop_privileges(plan: &Plan) -> Outcome {
+    // SAFETY: system calls on integers and on `plan.groups`.
+    unsafe {
+        // Numbers beyond the last capability are refused, which is as good.
+        for capability in 0..64 {
+            libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+        }
+        if plan.change_user {
+            check(
+                8,
+                i64::from(libc::setgroups(plan.groups.len(), plan.groups.as_ptr())),
+            )?;
+            check(8, i64::from(libc::setresgid(NOBODY, NOBODY, NOBODY)))?;
+            check(8, i64::from(libc::setresuid(NOBODY, NOBODY, NOBODY)))?;
+        }
+        // _LINUX_CAPABILITY_VERSION_3, this thread; two sets of effective, permitted, inheritable.
+        let header = [0x2008_0522_u32, 0];
+        let none = [0u32; 6];
+        check(
+            8,
+            libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()),
+        )
+    }
+}
+
+unsafe fn tie_to_parent(plan: &Plan) -> Outcome {
+    // SAFETY: system calls on integers and a local buffer.
+    unsafe {
+        check(
+            9,
+            i64::from(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0)),
+        )?;
+        // The supervisor may have died before that; then its end of the stream is closed.
+        if let Some(lifeline) = plan.lifeline {
+            let mut byte = 0u8;
+            let got = libc::recv(
+                lifeline,
+                (&raw mut byte).cast(),
+                1,
+                libc::MSG_PEEK | libc::MSG_DONTWAIT,
+            );
+            if got == 0 {
+                return Err((9, libc::EPIPE));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check(stage: u32, result: i64) -> Outcome {
+    if result < 0 {
+        Err((stage, errno()))
+    } else {
+        Ok(())
+    }
+}
+
+fn errno() -> i32 {
+    // SAFETY: the C library's per-thread error number is always readable.
+    unsafe { *libc::__errno_location() }
+}
+
+const _: () = assert!(STAGE.len() > 1);

@@ -1,0 +1,74 @@
+//! What of a guest's environment reaches its worker.
+
+use std::ffi::OsString;
+
+/// Variables that the driver reads at start and that change what a program may rely on (CUDA programming
+/// guide, "CUDA environment variables"). Which devices there are, and whether launches block, is the
+/// frontend's.
+const PASSED: &[&str] = &[
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
+    "CUDA_DISABLE_JIT",
+    "CUDA_DISABLE_PTX_JIT",
+    "CUDA_FORCE_JIT",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_GRAPHS_USE_NODE_PRIORITY",
+    "CUDA_MODULE_DATA_LOADING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_SCALE_LAUNCH_QUEUES",
+];
+/// Bytes of a value.
+const LONGEST: usize = 32;
+
+/// The part of a hello's environment that a worker is started with, sorted. All else is dropped.
+pub fn passed_on(text: &str) -> Vec<(OsString, OsString)> {
+    let mut variables: Vec<(OsString, OsString)> = text
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .filter(|(name, value)| {
+            PASSED.contains(name)
+                && value.len() <= LONGEST
+                && value
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"_-.%".contains(&byte))
+        })
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect();
+    variables.sort();
+    variables.dedup_by(|a, b| a.0 == b.0);
+    variables
+}
+
+/// The variables of the supervisor itself that workers need.
+pub fn inherited() -> Vec<(OsString, OsString)> {
+    let mut variables: Vec<(OsString, OsString)> =
+        ["LD_LIBRARY_PATH", "WORMHOLE_LOG", "RUST_BACKTRACE"]
+            .iter()
+            .filter_map(|name| std::env::var_os(name).map(|value| ((*name).into(), value)))
+            .collect();
+    variables.push(("PATH".into(), "/usr/bin:/bin".into()));
+    variables.push(("HOME".into(), "/tmp".into()));
+    variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_driver_reads_is_passed_on() {
+        let text = "CUDA_MODULE_LOADING=EAGER\nLD_PRELOAD=/tmp/x.so\nCUDA_INJECTION64_PATH=/tmp/y\n\
+                    CUDA_DEVICE_MAX_CONNECTIONS=8\nCUDA_CACHE_MAXSIZE=1;rm\nnonsense";
+        let passed: Vec<String> = passed_on(text)
+            .into_iter()
+            .map(|(name, value)| format!("{}={}", name.display(), value.display()))
+            .collect();
+        assert_eq!(
+            passed,
+            ["CUDA_DEVICE_MAX_CONNECTIONS=8", "CUDA_MODULE_LOADING=EAGER"]
+        );
+    }
+}

@@ -1,0 +1,303 @@
+//! Guest processes' control streams.
+
+use std::os::fd::OwnedFd;
+
+use event_manager::{EventOps, EventSet};
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{ArenaRequest, ArenaRun, Message, Refusal};
+use wormhole_ring::status::EndCause;
+
+use super::peer::Peer;
+use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
+use crate::channel::ChannelError;
+
+/// One control stream.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub tenant: Id,
+    /// Descriptors can be passed over the stream.
+    pub local: bool,
+    pub peer: Peer,
+    token: u32,
+    /// Its session, from the hello on.
+    pub session: Option<Id>,
+}
+
+/// What a guest said, without what it was read from.
+enum Request {
+    Hello {
+        version: u32,
+        hash: u64,
+        environment: String,
+    },
+    Mapped,
+    Unmappable,
+    ArenaRequest(ArenaRequest),
+    ArenaReturn(ArenaRun),
+    Doorbell,
+    Wrong(&'static str),
+}
+
+/// Why a control stream is closed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum GuestError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error("it sent {0}, which guests do not send")]
+    Direction(&'static str),
+    #[error("it sent {0} before its session was granted")]
+    Early(&'static str),
+    #[error("it said hello twice")]
+    SecondHello,
+    #[error("it returned {count} segments from {first}, which are no extent of its arena")]
+    Return { first: u32, count: u32 },
+    #[error("its worker's stream failed")]
+    Worker,
+    /// The guest has been told.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Supervisor {
+    pub(super) fn add_guest(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        tenant: Id,
+        socket: OwnedFd,
+        local: bool,
+    ) {
+        if self.stopping || !self.has_room_for_guest(tenant) {
+            tracing::warn!("tenant {tenant} has too many control streams: one is closed");
+            return;
+        }
+        let id = self.id();
+        let token = self.token(Source::Guest(id));
+        // Guests send no descriptors; what they attach is dropped by the kernel.
+        match Peer::register(ops, socket, token, false) {
+            Ok(peer) => {
+                self.guests.insert(
+                    id,
+                    Guest {
+                        tenant,
+                        local,
+                        peer,
+                        token,
+                        session: None,
+                    },
+                );
+            }
+            Err(error) => {
+                self.sources.remove(&token);
+                tracing::warn!("tenant {tenant}: a control stream cannot be watched: {error}");
+            }
+        }
+    }
+
+    pub(super) fn guest_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
+        let Err(error) = self.serve_guest(ops, id, set) else {
+            return;
+        };
+        let name = self.guest_name(id);
+        let why = match error {
+            GuestError::Channel(ChannelError::Ended) => {
+                tracing::debug!("{name}: its guest process is gone");
+                "the guest process ended".to_owned()
+            }
+            GuestError::Refused(reason) => {
+                tracing::info!("{name} is refused: {reason}");
+                reason
+            }
+            error => {
+                let why = format!("the guest broke the protocol: {}", crate::chain(&error));
+                tracing::warn!("{name}: {why}");
+                why
+            }
+        };
+        self.end_guest(ops, id, &why, None);
+    }
+
+    /// What the log calls a control stream.
+    fn guest_name(&self, id: Id) -> String {
+        let session = self
+            .guests
+            .get(&id)
+            .and_then(|guest| guest.session)
+            .and_then(|session| self.sessions.get(&session));
+        match (session, self.guests.get(&id)) {
+            (Some(session), _) => format!("tenant {} {}", session.tenant, session.id),
+            (None, Some(guest)) => format!("tenant {} control stream {id}", guest.tenant),
+            (None, None) => format!("control stream {id}"),
+        }
+    }
+
+    fn serve_guest(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        set: EventSet,
+    ) -> Result<(), GuestError> {
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return Ok(());
+        };
+        if set.contains(EventSet::OUT) {
+            guest.peer.flush(ops)?;
+        }
+        guest.peer.fill()?;
+        loop {
+            let Some(guest) = self.guests.get_mut(&id) else {
+                return Ok(());
+            };
+            let request = match guest.peer.incoming.next()? {
+                None => return Ok(()),
+                Some(Message::Hello {
+                    bootstrap_version,
+                    protocol_hash,
+                    environment,
+                    ..
+                }) => Request::Hello {
+                    version: bootstrap_version,
+                    hash: protocol_hash,
+                    environment: environment.to_owned(),
+                },
+                Some(Message::Mapped) => Request::Mapped,
+                Some(Message::Unmappable) => Request::Unmappable,
+                Some(Message::ArenaRequest(request)) => Request::ArenaRequest(request),
+                Some(Message::ArenaReturn(run)) => Request::ArenaReturn(run),
+                Some(Message::Doorbell) => Request::Doorbell,
+                Some(other) => Request::Wrong(other.name()),
+            };
+            let session = guest.session;
+            self.guest_request(ops, id, session, request)?;
+        }
+    }
+
+    fn guest_request(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        session: Option<Id>,
+        request: Request,
+    ) -> Result<(), GuestError> {
+        let session = match (session, request) {
+            (
+                None,
+                Request::Hello {
+                    version,
+                    hash,
+                    environment,
+                },
+            ) => return self.hello(ops, id, version, hash, &environment),
+            (Some(_), Request::Hello { .. }) => return Err(GuestError::SecondHello),
+            (_, Request::Wrong(name)) => return Err(GuestError::Direction(name)),
+            (session, request) => {
+                let granted = session.filter(|session| self.is_granted(*session));
+                let Some(session) = granted else {
+                    return Err(GuestError::Early(request.name()));
+                };
+                match request {
+                    Request::Mapped => return Ok(()),
+                    Request::Unmappable => {
+                        let reason =
+                            "the address bands of the session are taken in the guest process";
+                        return Err(self.refuse(ops, id, Refusal::Bands, reason.to_owned()));
+                    }
+                    Request::ArenaRequest(request) => {
+                        return self.request_arena(ops, id, session, &request);
+                    }
+                    Request::ArenaReturn(run) => return self.return_arena(ops, session, &run),
+                    Request::Doorbell | Request::Hello { .. } | Request::Wrong(_) => session,
+                }
+            }
+        };
+        self.ring_doorbell(ops, session)
+    }
+
+    fn hello(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        version: u32,
+        hash: u64,
+        environment: &str,
+    ) -> Result<(), GuestError> {
+        if version != bootstrap::VERSION {
+            let reason = format!(
+                "the guest speaks version {version} of the control channel, the backend version {}",
+                bootstrap::VERSION
+            );
+            return Err(self.refuse(ops, id, Refusal::Version, reason));
+        }
+        if self.executables.get(hash).is_none() {
+            let reason = format!(
+                "the guest speaks protocol {hash:016x}, the installed workers speak {}",
+                self.executables.names()
+            );
+            return Err(self.refuse(ops, id, Refusal::Version, reason));
+        }
+        let environment = environment::passed_on(environment);
+        match self.begin_session(ops, id, hash, environment) {
+            Ok(()) => Ok(()),
+            Err((refusal, reason)) => Err(self.refuse(ops, id, refusal, reason)),
+        }
+    }
+
+    /// Tells a guest that it is refused, and gives the reason to close its stream for.
+    pub(super) fn refuse(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        refusal: Refusal,
+        reason: String,
+    ) -> GuestError {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            let message = Message::Refused {
+                code: refusal as u32,
+                reason: &reason,
+            };
+            if let Err(error) = guest.peer.send(ops, &message, Vec::new()) {
+                tracing::debug!("a refusal was not taken: {error}");
+            }
+        }
+        GuestError::Refused(reason)
+    }
+
+    /// Closes a control stream; its session ends.
+    pub(super) fn end_guest(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        why: &str,
+        status: Option<(u32, EndCause)>,
+    ) {
+        let Some(guest) = self.guests.remove(&id) else {
+            return;
+        };
+        self.sources.remove(&guest.token);
+        guest.peer.forget(ops);
+        if let Some(session) = guest.session {
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.guest = None;
+            }
+            self.end_session(ops, session, why, status);
+        }
+    }
+
+    /// Cuts a guest off that has done nothing wrong.
+    pub(super) fn revoke_guest(&mut self, ops: &mut EventOps<'_>, id: Id, why: &str) {
+        self.end_guest(ops, id, why, Some((REVOKED_RESULT, EndCause::Revoked)));
+    }
+}
+
+impl Request {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "Hello",
+            Self::Mapped => "Mapped",
+            Self::Unmappable => "Unmappable",
+            Self::ArenaRequest(_) => "ArenaRequest",
+            Self::ArenaReturn(_) => "ArenaReturn",
+            Self::Doorbell => "Doorbell",
+            Self::Wrong(name) => name,
+        }
+    }
+}

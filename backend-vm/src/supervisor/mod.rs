@@ -1,0 +1,291 @@
+//! The supervisor: one thread, one event loop, no waiting for anybody.
+//!
+//! Launchers bring windows and guest processes' control streams over tenant streams. A guest's hello is
+//! matched with a worker by the hash of its protocol; the session is granted when the worker has mapped it.
+//! Everything a launcher, a guest or a worker sends is checked, and whoever breaks the protocol loses its
+//! stream, with one line in the log, while the others notice nothing.
+//!
+//! A session ends in one order, whoever dies first: its worker is killed and reaped; its guest's stream has
+//! ended; its segments are scrubbed; they are free. See [`sessions`].
+
+mod environment;
+mod guests;
+mod peer;
+mod pool;
+mod sessions;
+mod signals;
+mod tenants;
+mod window;
+mod workers;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+
+use self::guests::Guest;
+use self::pool::Worker;
+use self::sessions::Session;
+use self::signals::Signals;
+use self::tenants::Tenant;
+pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
+use self::workers::Executables;
+pub use self::workers::ExecutablesError;
+use crate::device::DeviceChoice;
+use crate::sandbox::{self, Confinement, Isolation};
+
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
+pub const WORKER_LOST_RESULT: u32 = 709;
+/// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor was told to stop.
+pub const REVOKED_RESULT: u32 = 802;
+
+/// What a supervisor is to do.
+#[derive(Debug)]
+pub struct Options {
+    pub device: DeviceChoice,
+    /// Directories of worker executables.
+    pub workers: Vec<PathBuf>,
+    /// Tenants connect here.
+    pub listener: Option<UnixListener>,
+    /// The stream of one tenant; when it ends and its sessions are closed, so is the supervisor.
+    pub stream: Option<OwnedFd>,
+    /// Start workers although this system lets nobody confine them with namespaces.
+    pub without_namespaces: bool,
+}
+
+/// Why the supervisor cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisorError {
+    #[error(
+        "workers cannot be confined on this system ({0}); --sandbox=filter starts them with the system call \
+         filter and resource limits only"
+    )]
+    Sandbox(String),
+    #[error(transparent)]
+    Executables(#[from] ExecutablesError),
+    #[error("the event loop failed: {0}")]
+    Loop(#[from] event_manager::Error),
+    #[error("signals cannot be received")]
+    Signals(#[source] std::io::Error),
+}
+
+/// A number that names a tenant, a guest, a worker or a session in this supervisor, and is not used again
+/// while it is in use.
+type Id = u32;
+
+/// What a descriptor of the event loop belongs to.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Listener,
+    Signals,
+    Tenant(Id),
+    Guest(Id),
+    WorkerStream(Id),
+    WorkerEnd(Id),
+    WorkerLog(Id),
+}
+
+/// The supervisor's state. Reached through [`run`].
+#[derive(Debug)]
+struct Supervisor {
+    device: DeviceChoice,
+    confinement: Confinement,
+    executables: Executables,
+    /// What every worker is started with, before what its guest adds.
+    environment: Vec<(OsString, OsString)>,
+    listener: Option<UnixListener>,
+    stream: Option<OwnedFd>,
+    signals: Signals,
+    /// End when the last tenant is gone.
+    ends_with_tenants: bool,
+    stopping: bool,
+    sources: HashMap<u32, Source>,
+    next_token: u32,
+    next_id: Id,
+    tenants: BTreeMap<Id, Tenant>,
+    guests: BTreeMap<Id, Guest>,
+    sessions: BTreeMap<Id, Session>,
+    workers: BTreeMap<Id, Worker>,
+    /// Why the last spare worker of a protocol could not be had; the next demand tries again.
+    failures: BTreeMap<u64, String>,
+    /// A worker has been ready once: the device works.
+    device_works: bool,
+}
+
+/// Serves until told to stop.
+///
+/// # Errors
+/// When workers cannot be confined or found, or the event loop fails.
+pub fn run(options: Options) -> Result<(), SupervisorError> {
+    let profile = options.device.profile();
+    let isolation = match sandbox::probe(profile) {
+        Ok(isolation) => isolation,
+        Err(reason) if options.without_namespaces => {
+            tracing::warn!("workers run without namespaces: {reason}");
+            Isolation::None
+        }
+        Err(reason) => return Err(SupervisorError::Sandbox(reason)),
+    };
+    let environment = environment::inherited();
+    let library_directories = environment
+        .iter()
+        .filter(|(name, _)| name == "LD_LIBRARY_PATH")
+        .flat_map(|(_, value)| std::env::split_paths(value).collect::<Vec<_>>())
+        .collect();
+    let confinement = Confinement {
+        isolation,
+        profile,
+        library_directories,
+    };
+    let executables = Executables::find(&options.workers, &confinement)?;
+    tracing::debug!(
+        "device {}, protocols {}, isolation {isolation:?}",
+        options.device,
+        executables.names()
+    );
+    let supervisor = Supervisor {
+        device: options.device,
+        confinement,
+        executables,
+        environment,
+        ends_with_tenants: options.listener.is_none(),
+        listener: options.listener,
+        stream: options.stream,
+        signals: Signals::new().map_err(SupervisorError::Signals)?,
+        stopping: false,
+        sources: HashMap::new(),
+        next_token: 0,
+        next_id: 0,
+        tenants: BTreeMap::new(),
+        guests: BTreeMap::new(),
+        sessions: BTreeMap::new(),
+        workers: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        device_works: false,
+    };
+    let mut manager = EventManager::new()?;
+    let id = manager.add_subscriber(supervisor);
+    while !manager.subscriber_mut(id)?.is_done() {
+        manager.run()?;
+    }
+    manager.subscriber_mut(id)?.end_spares();
+    Ok(())
+}
+
+impl Supervisor {
+    fn is_done(&self) -> bool {
+        let idle = self.tenants.is_empty() && self.sessions.is_empty();
+        (self.stopping || (self.ends_with_tenants && self.stream.is_none())) && idle
+    }
+
+    /// A token for a descriptor.
+    fn token(&mut self, source: Source) -> u32 {
+        loop {
+            self.next_token = self.next_token.wrapping_add(1);
+            if let std::collections::hash_map::Entry::Vacant(entry) =
+                self.sources.entry(self.next_token)
+            {
+                entry.insert(source);
+                return self.next_token;
+            }
+        }
+    }
+
+    /// A number that nothing has.
+    fn id(&mut self) -> Id {
+        loop {
+            self.next_id = self.next_id.wrapping_add(1);
+            let id = self.next_id;
+            let used = self.tenants.contains_key(&id)
+                || self.guests.contains_key(&id)
+                || self.sessions.contains_key(&id)
+                || self.workers.contains_key(&id);
+            if !used {
+                return id;
+            }
+        }
+    }
+
+    fn add_source(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        fd: &impl AsRawFd,
+        source: Source,
+    ) -> Result<u32, event_manager::Error> {
+        let token = self.token(source);
+        ops.add(Events::with_data(fd, token, EventSet::IN))
+            .inspect_err(|_| {
+                self.sources.remove(&token);
+            })?;
+        Ok(token)
+    }
+
+    /// Ends every session, in order; the loop ends when they have.
+    fn stop(&mut self, ops: &mut EventOps<'_>, why: &str) {
+        if self.stopping {
+            return;
+        }
+        self.stopping = true;
+        tracing::info!("the supervisor ends: {why}");
+        let tenants: Vec<Id> = self.tenants.keys().copied().collect();
+        for id in tenants {
+            self.end_sessions_of(ops, id, &format!("the supervisor ended: {why}"));
+        }
+        self.end_idle_tenants(ops);
+    }
+}
+
+impl MutEventSubscriber for Supervisor {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let watched = self.watch_start(ops);
+        if let Err(error) = watched {
+            tracing::error!("the event loop: {error}");
+            self.stopping = true;
+        }
+        if let Some(stream) = self.stream.take() {
+            self.add_tenant(ops, stream);
+        }
+        self.keep_spares(ops);
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let token = events.data();
+        // What was closed earlier in this round may still be announced.
+        let Some(source) = self.sources.get(&token).copied() else {
+            return;
+        };
+        let set = events.event_set();
+        match source {
+            Source::Listener => self.accept(ops),
+            Source::Signals => {
+                if let Some(name) = self.signals.take() {
+                    self.stop(ops, name);
+                }
+            }
+            Source::Tenant(id) => self.tenant_event(ops, id, set),
+            Source::Guest(id) => self.guest_event(ops, id, set),
+            Source::WorkerStream(id) => self.worker_event(ops, id, set),
+            Source::WorkerEnd(id) => self.worker_ended(ops, id),
+            Source::WorkerLog(id) => self.worker_log(ops, id),
+        }
+    }
+}
+
+impl Supervisor {
+    fn watch_start(&mut self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
+        let token = self.token(Source::Signals);
+        ops.add(Events::with_data(
+            &self.signals.as_fd(),
+            token,
+            EventSet::IN,
+        ))?;
+        if let Some(listener) = self.listener.take() {
+            self.add_source(ops, &listener, Source::Listener)?;
+            self.listener = Some(listener);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! One stream of the event loop, with what was read and what is still to be written.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use event_manager::{EventOps, EventSet, Events};
+use wormhole_ring::control::Message;
+
+use crate::channel::{ChannelError, Incoming, Outgoing};
+
+/// A registered stream.
+#[derive(Debug)]
+pub struct Peer {
+    socket: OwnedFd,
+    pub incoming: Incoming,
+    outgoing: Outgoing,
+    token: u32,
+    watches_out: bool,
+}
+
+impl Peer {
+    /// Registers `socket` with the event loop, under `token`.
+    ///
+    /// # Errors
+    /// The loop cannot watch the descriptor.
+    pub fn register(
+        ops: &mut EventOps<'_>,
+        socket: OwnedFd,
+        token: u32,
+        takes_descriptors: bool,
+    ) -> Result<Self, event_manager::Error> {
+        ops.add(Events::with_data(&socket, token, EventSet::IN))?;
+        Ok(Self {
+            socket,
+            incoming: Incoming::new(takes_descriptors),
+            outgoing: Outgoing::default(),
+            token,
+            watches_out: false,
+        })
+    }
+
+    /// Reads what is there, once.
+    ///
+    /// # Errors
+    /// As [`Incoming::fill`].
+    pub fn fill(&mut self) -> Result<(), ChannelError> {
+        self.incoming.fill(&self.socket)
+    }
+
+    /// Sends a message, or queues it for when the reader has room.
+    ///
+    /// # Errors
+    /// As [`Outgoing::send`].
+    pub fn send(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        self.outgoing.send(&self.socket, message, descriptors)?;
+        self.watch(ops);
+        Ok(())
+    }
+
+    /// Writes what waited.
+    ///
+    /// # Errors
+    /// As [`Outgoing::flush`].
+    pub fn flush(&mut self, ops: &mut EventOps<'_>) -> Result<(), ChannelError> {
+        self.outgoing.flush(&self.socket)?;
+        self.watch(ops);
+        Ok(())
+    }
+
+    /// Whether the reader has left something unread.
+    pub fn is_waiting(&self) -> bool {
+        self.outgoing.is_waiting()
+    }
+
+    /// Takes the stream out of the event loop. To be called before it is dropped.
+    pub fn forget(&self, ops: &mut EventOps<'_>) {
+        forget(ops, &self.socket);
+    }
+
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        let waiting = self.outgoing.is_waiting();
+        if waiting != self.watches_out {
+            let set = if waiting {
+                EventSet::IN | EventSet::OUT
+            } else {
+                EventSet::IN
+            };
+            match ops.modify(Events::with_data(&self.socket, self.token, set)) {
+                Ok(()) => self.watches_out = waiting,
+                Err(error) => tracing::error!("the event loop: {error}"),
+            }
+        }
+    }
+}
+
+/// Takes a descriptor out of the event loop.
+pub fn forget(ops: &mut EventOps<'_>, fd: &impl AsRawFd) {
+    if let Err(error) = ops.remove(Events::empty(fd)) {
+        tracing::error!("the event loop: {error}");
+    }
+}

@@ -1,0 +1,369 @@
+//! Workers, from the start to the reaping, and the spare ones that wait with a ready device.
+
+use std::ffi::OsString;
+
+use event_manager::{EventOps, EventSet};
+use wormhole_ring::control::{ArenaRun, Message};
+
+use super::peer::{self, Peer};
+use super::workers::{self, Log};
+use super::{Id, Source, Supervisor};
+use crate::channel::ChannelError;
+use crate::sandbox::Child;
+use crate::worker::BROKEN;
+
+/// One worker process.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub child: Child,
+    pub peer: Peer,
+    log: Option<Log>,
+    tokens: [u32; 3],
+    hash: u64,
+    /// What it was started with beyond what every worker is.
+    environment: Vec<(OsString, OsString)>,
+    state: WorkerState,
+    /// The session it has or is to have.
+    session: Option<Id>,
+    /// What it said when it could not serve.
+    refusal: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WorkerState {
+    Starting,
+    Ready,
+    /// It has been told its session.
+    Assigned,
+}
+
+impl Worker {
+    /// Whether it is known if the device works in it.
+    pub fn is_settled(&self) -> bool {
+        self.state != WorkerState::Starting
+    }
+}
+
+/// What a worker said, without what it was read from.
+enum Report {
+    Ready(u64, String),
+    Refused(String),
+    Assigned,
+    Added(ArenaRun),
+    Removed(ArenaRun),
+    Wrong(&'static str),
+}
+
+impl Supervisor {
+    /// Sees to it that a spare worker is ready, or getting so, for every protocol.
+    pub(super) fn keep_spares(&mut self, ops: &mut EventOps<'_>) {
+        if self.stopping {
+            return;
+        }
+        let hashes: Vec<u64> = self.executables.hashes().collect();
+        for hash in hashes {
+            let has_spare = self.workers.values().any(|worker| {
+                worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
+            });
+            if !has_spare {
+                self.failures.remove(&hash);
+                if let Err(reason) = self.start_worker(ops, hash, Vec::new()) {
+                    self.worker_failed(hash, reason);
+                }
+            }
+        }
+    }
+
+    fn worker_failed(&mut self, hash: u64, reason: String) {
+        tracing::error!("no worker for protocol {hash:016x}: {reason}");
+        self.failures.insert(hash, reason);
+    }
+
+    fn start_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        hash: u64,
+        environment: Vec<(OsString, OsString)>,
+    ) -> Result<Id, String> {
+        let Some(program) = self.executables.get(hash) else {
+            return Err(format!("no worker speaks protocol {hash:016x}"));
+        };
+        let mut variables = self.environment.clone();
+        variables.extend(environment.iter().cloned());
+        let started = workers::start(program, self.device, &variables, &self.confinement)
+            .map_err(|error| crate::chain(&error))?;
+        let id = self.id();
+        let stream = self.token(Source::WorkerStream(id));
+        let loop_failed = |error: event_manager::Error| format!("the event loop: {error}");
+        let peer = Peer::register(ops, started.socket, stream, false).map_err(loop_failed)?;
+        let end = self
+            .add_source(ops, &started.child.pidfd(), Source::WorkerEnd(id))
+            .map_err(loop_failed)?;
+        let log = self
+            .add_source(ops, started.log.pipe(), Source::WorkerLog(id))
+            .map_err(loop_failed)?;
+        tracing::debug!(
+            "worker {} starts on {} for protocol {hash:016x}",
+            started.child.pid(),
+            self.device
+        );
+        self.workers.insert(
+            id,
+            Worker {
+                child: started.child,
+                peer,
+                log: Some(started.log),
+                tokens: [stream, end, log],
+                hash,
+                environment,
+                state: WorkerState::Starting,
+                session: None,
+                refusal: None,
+            },
+        );
+        Ok(id)
+    }
+
+    pub(super) fn worker_of(&mut self, session: Id) -> Option<&mut Worker> {
+        let worker = self.sessions.get(&session)?.worker?;
+        self.workers.get_mut(&worker)
+    }
+
+    /// Gives a session a spare worker that was started like it wants, or starts one.
+    pub(super) fn find_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        session: Id,
+    ) -> Result<(), String> {
+        let Some(wanted) = self.sessions.get(&session) else {
+            return Ok(());
+        };
+        let (hash, environment) = (wanted.hash, wanted.environment.clone());
+        let spare = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| {
+                worker.session.is_none()
+                    && worker.refusal.is_none()
+                    && worker.hash == hash
+                    && worker.environment == environment
+            })
+            .max_by_key(|(_, worker)| worker.is_settled())
+            .map(|(id, _)| *id);
+        let id = match spare {
+            Some(id) => id,
+            None => self.start_worker(ops, hash, environment)?,
+        };
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return Ok(());
+        };
+        worker.session = Some(session);
+        let (pid, ready) = (worker.child.pid(), worker.state == WorkerState::Ready);
+        self.bind_worker(session, id, pid);
+        if ready {
+            self.assign(ops, id);
+        }
+        Ok(())
+    }
+
+    /// Tells a ready worker its session.
+    fn assign(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        let Some(key) = self.workers.get(&id).and_then(|worker| worker.session) else {
+            return;
+        };
+        let grant = self.grant_of(key);
+        let descriptors = self.sessions.get(&key).and_then(|session| {
+            let window = self.tenants.get(&session.tenant)?.window.as_ref()?;
+            let page = session.counters.file().try_clone().ok()?;
+            Some(vec![window.descriptor().ok()?, page.into()])
+        });
+        let (Some(grant), Some(descriptors), Some(worker)) =
+            (grant, descriptors, self.workers.get_mut(&id))
+        else {
+            self.session_unserved(ops, key, "no descriptor is left for the session");
+            return;
+        };
+        worker.state = WorkerState::Assigned;
+        if let Err(error) = worker.peer.send(ops, &Message::Assign(grant), descriptors) {
+            tracing::warn!("worker {} takes no session: {error}", worker.child.pid());
+            worker.child.kill();
+        }
+    }
+
+    pub(super) fn worker_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
+        let Err(reason) = self.serve_worker(ops, id, set) else {
+            return;
+        };
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        if let Some(reason) = reason {
+            tracing::warn!(
+                "worker {} is killed: it broke the protocol: {reason}",
+                worker.child.pid()
+            );
+        }
+        // Its end is announced on its own descriptor; this one would only repeat itself.
+        worker.child.kill();
+        worker.peer.forget(ops);
+        let token = std::mem::take(&mut worker.tokens[0]);
+        self.sources.remove(&token);
+    }
+
+    /// `Err(None)`: the stream ended.
+    fn serve_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        set: EventSet,
+    ) -> Result<(), Option<String>> {
+        let failed = |error: ChannelError| match error {
+            ChannelError::Ended => None,
+            error => Some(crate::chain(&error)),
+        };
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return Ok(());
+        };
+        if set.contains(EventSet::OUT) {
+            worker.peer.flush(ops).map_err(failed)?;
+        }
+        worker.peer.fill().map_err(failed)?;
+        loop {
+            let Some(worker) = self.workers.get_mut(&id) else {
+                return Ok(());
+            };
+            let report = match worker.peer.incoming.next().map_err(failed)? {
+                None => return Ok(()),
+                Some(Message::Ready {
+                    protocol_hash,
+                    device,
+                }) => Report::Ready(protocol_hash, device.chars().take(200).collect()),
+                Some(Message::Refused { reason, .. }) => {
+                    Report::Refused(reason.chars().take(1000).collect())
+                }
+                Some(Message::Assigned) => Report::Assigned,
+                Some(Message::ArenaAdded(run)) => Report::Added(run),
+                Some(Message::ArenaRemoved(run)) => Report::Removed(run),
+                Some(other) => Report::Wrong(other.name()),
+            };
+            self.worker_report(ops, id, report).map_err(Some)?;
+        }
+    }
+
+    fn worker_report(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        report: Report,
+    ) -> Result<(), String> {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return Ok(());
+        };
+        let assigned = worker
+            .session
+            .filter(|_| worker.state == WorkerState::Assigned);
+        match (report, assigned) {
+            (Report::Ready(hash, device), None) if worker.state == WorkerState::Starting => {
+                if hash != worker.hash {
+                    return Err(format!(
+                        "it speaks protocol {hash:016x}, its executable said {:016x}",
+                        worker.hash
+                    ));
+                }
+                tracing::debug!("worker {} is ready on {device:?}", worker.child.pid());
+                worker.state = WorkerState::Ready;
+                self.device_works = true;
+                self.answer_attached(ops);
+                self.assign(ops, id);
+                Ok(())
+            }
+            (Report::Refused(reason), None) if worker.state == WorkerState::Starting => {
+                worker.refusal = Some(reason);
+                Ok(())
+            }
+            (Report::Assigned, Some(session)) => {
+                self.session_assigned(ops, session)?;
+                self.keep_spares(ops);
+                Ok(())
+            }
+            (Report::Added(run), Some(session)) => self.arena_added(ops, session, &run),
+            (Report::Removed(run), Some(session)) => self.arena_removed(session, &run),
+            (Report::Wrong(name), _) => Err(format!("it sent {name}, which workers do not send")),
+            _ => Err("it sent a message out of turn".to_owned()),
+        }
+    }
+
+    /// A worker's process has ended.
+    pub(super) fn worker_ended(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        let Some(ending) = self
+            .workers
+            .get(&id)
+            .and_then(|worker| worker.child.try_reap())
+        else {
+            return;
+        };
+        // What it said last may say why.
+        let _ = self.serve_worker(ops, id, EventSet::IN);
+        while self.read_log(id) {}
+        let Some(worker) = self.workers.remove(&id) else {
+            return;
+        };
+        if worker.tokens[0] != 0 {
+            worker.peer.forget(ops);
+        }
+        peer::forget(ops, &worker.child.pidfd());
+        if let Some(log) = &worker.log {
+            peer::forget(ops, log.pipe());
+        }
+        for token in worker.tokens {
+            self.sources.remove(&token);
+        }
+        let why = match (&worker.refusal, ending) {
+            (Some(reason), _) => reason.clone(),
+            (None, crate::sandbox::Ending::Exited(BROKEN)) => {
+                "the guest corrupted its ring".to_owned()
+            }
+            (None, ending) => format!("worker {} {ending}", worker.child.pid()),
+        };
+        match worker.session {
+            Some(session) => self.session_lost_worker(ops, session, &why),
+            None => self.worker_failed(worker.hash, why),
+        }
+        self.answer_attached(ops);
+    }
+
+    pub(super) fn worker_log(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        if self.read_log(id) {
+            return;
+        }
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        if let Some(log) = worker.log.take() {
+            peer::forget(ops, log.pipe());
+            let token = std::mem::take(&mut worker.tokens[2]);
+            self.sources.remove(&token);
+        }
+    }
+
+    /// Passes on one portion of a worker's log. False when there is none.
+    fn read_log(&mut self, id: Id) -> bool {
+        match self.workers.get_mut(&id) {
+            Some(worker) => {
+                let pid = worker.child.pid();
+                worker.log.as_mut().is_some_and(|log| log.read(pid))
+            }
+            None => false,
+        }
+    }
+
+    /// Ends what is left when the supervisor ends.
+    pub(super) fn end_spares(&mut self) {
+        for worker in self.workers.values() {
+            worker.child.kill();
+        }
+        for worker in self.workers.values() {
+            worker.child.wait();
+        }
+    }
+}

@@ -1,0 +1,592 @@
+//! Sessions, from the hello to the scrubbed segments.
+//!
+//! `begin` reserves a number and segments, and a worker. When the worker has mapped them the guest is
+//! granted the session. It ends when the guest's stream ends, when the worker dies, or when either breaks
+//! the protocol; then the worker is killed and reaped, and once the guest is gone too, the segments are
+//! scrubbed and free, and the launcher gets the report. As long as the guest lives its segments stay
+//! quarantined: it may still map them, and it reads there why its session ended.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use event_manager::EventOps;
+use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Band, Grant, Message, Refusal};
+use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
+use wormhole_ring::session::{GrantError, Run, SegmentTable, SessionId, SessionState, State};
+use wormhole_ring::status::EndCause;
+
+use super::guests::GuestError;
+use super::window::SessionHeader;
+use super::{Id, Supervisor, WORKER_LOST_RESULT};
+use crate::counters::CountersFile;
+use crate::report::SessionReport;
+
+/// Arena segments that a session starts with, where the tenant's quota has them.
+const FIRST_ARENA: u32 = 8;
+/// Arena that is on its way between a worker and its guest.
+const MAX_PENDING_ARENA: usize = 16;
+
+/// One session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub id: SessionId,
+    pub tenant: Id,
+    /// None once its stream has ended.
+    pub guest: Option<Id>,
+    /// None once it has been reaped.
+    pub worker: Option<Id>,
+    worker_pid: i32,
+    pub hash: u64,
+    pub environment: Vec<(OsString, OsString)>,
+    header: SessionHeader,
+    segment: Run,
+    arena: Option<Run>,
+    /// Runs of arena by their first segment.
+    extents: BTreeMap<u32, Extent>,
+    phase: Phase,
+    pub counters: CountersFile,
+    /// Why it ended.
+    end: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The worker is starting or mapping.
+    Preparing,
+    Granted,
+    Dying,
+}
+
+/// A run of arena.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    count: u32,
+    state: ExtentState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ExtentState {
+    /// The worker maps it; the guest's request has this number.
+    Adding(u32),
+    Granted,
+    /// The worker lets go of it.
+    Removing,
+}
+
+impl Supervisor {
+    pub(super) fn is_granted(&self, session: Id) -> bool {
+        self.sessions
+            .get(&session)
+            .is_some_and(|session| session.phase == Phase::Granted)
+    }
+
+    /// Makes a session for a guest that said hello, and finds it a worker.
+    pub(super) fn begin_session(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        hash: u64,
+        environment: Vec<(OsString, OsString)>,
+    ) -> Result<(), (Refusal, String)> {
+        let key = self.id();
+        let Some(tenant_id) = self.guests.get(&guest).map(|guest| guest.tenant) else {
+            return Err((Refusal::Protocol, "the control stream is closed".to_owned()));
+        };
+        let live = self
+            .sessions
+            .values()
+            .filter(|session| session.tenant == tenant_id)
+            .count();
+        let Some(tenant) = self.tenants.get_mut(&tenant_id) else {
+            return Err((Refusal::Protocol, "the tenant is gone".to_owned()));
+        };
+        let Some(window) = &mut tenant.window else {
+            let reason = "no window is attached for this guest".to_owned();
+            return Err((Refusal::Protocol, reason));
+        };
+        let limit = tenant.session_limit;
+        if limit != 0 && live >= limit as usize {
+            let reason = format!("the tenant has {live} sessions, its limit is {limit}");
+            return Err((Refusal::Quota, reason));
+        }
+        let id = activate(&mut tenant.numbers);
+        let granted = grant_first(&mut window.segments, id).and_then(|(segment, arena)| {
+            let header = window
+                .session_header(segment.first)
+                .map_err(|error| (Refusal::WindowFull, crate::chain(&error)))?;
+            let counters = CountersFile::create().map_err(|error| {
+                (
+                    Refusal::NoDevice,
+                    format!("no memory for counters: {error}"),
+                )
+            })?;
+            Ok((segment, arena, header, counters))
+        });
+        let (segment, arena, header, counters) = match granted {
+            Ok(granted) => granted,
+            Err(refused) => {
+                for run in window.segments.take_back_all(id) {
+                    let _ = window.segments.scrubbed(id, run);
+                }
+                release(&tenant.numbers, id);
+                return Err(refused);
+            }
+        };
+        header.status.set_generation(id.generation);
+        let extents = arena
+            .map(|run| {
+                let state = ExtentState::Granted;
+                let count = run.count;
+                (run.first, Extent { count, state })
+            })
+            .into_iter()
+            .collect();
+        self.sessions.insert(
+            key,
+            Session {
+                id,
+                tenant: tenant_id,
+                guest: Some(guest),
+                worker: None,
+                worker_pid: 0,
+                hash,
+                environment,
+                header,
+                segment,
+                arena,
+                extents,
+                phase: Phase::Preparing,
+                counters,
+                end: String::new(),
+            },
+        );
+        if let Some(guest) = self.guests.get_mut(&guest) {
+            guest.session = Some(key);
+        }
+        self.find_worker(ops, key)
+            .map_err(|reason| (Refusal::NoDevice, reason))
+    }
+
+    /// Ties a session to its worker.
+    pub(super) fn bind_worker(&mut self, session: Id, worker: Id, pid: i32) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.worker = Some(worker);
+            session.worker_pid = pid;
+        }
+    }
+
+    /// What the worker and the guest are told of a session.
+    pub(super) fn grant_of(&self, session: Id) -> Option<Grant> {
+        let session = self.sessions.get(&session)?;
+        let window = self.tenants.get(&session.tenant)?.window.as_ref()?;
+        let band = |(base, size)| Band { base, size };
+        let arena = session.arena.unwrap_or(Run { first: 0, count: 0 });
+        Some(Grant {
+            session: session.id.index,
+            generation: session.id.generation,
+            session_segment: session.segment.first,
+            arena_first: arena.first,
+            arena_count: arena.count,
+            reserved: 0,
+            window_base: WINDOW_BASE,
+            window_size: window.bytes(),
+            handle_base: HANDLE_BASE,
+            apertures: [band(APERTURE_HIGH), band(APERTURE_LOW)],
+            protocol_hash: session.hash,
+            features: 0,
+        })
+    }
+
+    /// The worker has mapped the session: the guest gets it.
+    pub(super) fn session_assigned(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+    ) -> Result<(), String> {
+        let grant = self.grant_of(key);
+        let (Some(session), Some(grant)) = (self.sessions.get_mut(&key), grant) else {
+            return Ok(());
+        };
+        if session.phase != Phase::Preparing {
+            return Err("it sent Assigned for a session that it has".to_owned());
+        }
+        session.phase = Phase::Granted;
+        let Some(id) = session.guest else {
+            return Ok(());
+        };
+        let window = self
+            .tenants
+            .get(&session.tenant)
+            .and_then(|tenant| tenant.window.as_ref());
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return Ok(());
+        };
+        let mut descriptors = Vec::new();
+        if let (true, Some(window)) = (guest.local, window) {
+            match window.descriptor() {
+                Ok(file) => descriptors.push(file),
+                Err(error) => tracing::error!("the window cannot be passed on: {error}"),
+            }
+        }
+        if let Err(error) = guest.peer.send(ops, &Message::Grant(grant), descriptors) {
+            let why = format!("the guest does not take its grant: {error}");
+            self.end_guest(ops, id, &why, None);
+        }
+        Ok(())
+    }
+
+    /// The session's worker cannot be had: the guest is refused.
+    pub(super) fn session_unserved(&mut self, ops: &mut EventOps<'_>, key: Id, reason: &str) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        match session.guest {
+            Some(guest) => {
+                self.refuse(ops, guest, Refusal::NoDevice, reason.to_owned());
+                self.end_guest(ops, guest, reason, None);
+            }
+            None => self.end_session(ops, key, reason, None),
+        }
+    }
+
+    pub(super) fn ring_doorbell(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        session: Id,
+    ) -> Result<(), GuestError> {
+        let Some(worker) = self.worker_of(session) else {
+            return Ok(());
+        };
+        // With something unread before it, the worker will look anyway.
+        if worker.peer.is_waiting() {
+            return Ok(());
+        }
+        worker
+            .peer
+            .send(ops, &Message::Doorbell, Vec::new())
+            .or(Ok(()))
+    }
+
+    pub(super) fn request_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        key: Id,
+        request: &ArenaRequest,
+    ) -> Result<(), GuestError> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(window) = self
+            .tenants
+            .get_mut(&session.tenant)
+            .and_then(|tenant| tenant.window.as_mut())
+        else {
+            return Ok(());
+        };
+        let pending = session
+            .extents
+            .values()
+            .filter(|extent| extent.state != ExtentState::Granted)
+            .count();
+        let granted = if pending >= MAX_PENDING_ARENA {
+            Err((Refusal::Quota, format!("{pending} runs are on their way")))
+        } else {
+            window
+                .segments
+                .grant(session.id, request.segments)
+                .map_err(|error| (refusal_of(&error), error.to_string()))
+        };
+        match granted {
+            Ok(run) => {
+                session.extents.insert(
+                    run.first,
+                    Extent {
+                        count: run.count,
+                        state: ExtentState::Adding(request.id),
+                    },
+                );
+                let run = ArenaRun {
+                    id: request.id,
+                    first: run.first,
+                    count: run.count,
+                };
+                self.tell_worker(ops, key, &Message::ArenaAdd(run))
+            }
+            Err((refusal, reason)) => {
+                tracing::info!("tenant {} {}: {reason}", session.tenant, session.id);
+                let denied = ArenaDenied {
+                    id: request.id,
+                    code: refusal as u32,
+                };
+                match self.guests.get_mut(&guest) {
+                    Some(guest) => {
+                        Ok(guest
+                            .peer
+                            .send(ops, &Message::ArenaDenied(denied), Vec::new())?)
+                    }
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    pub(super) fn return_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), GuestError> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(extent) = session
+            .extents
+            .get_mut(&run.first)
+            .filter(|extent| extent.count == run.count && extent.state == ExtentState::Granted)
+        else {
+            return Err(GuestError::Return {
+                first: run.first,
+                count: run.count,
+            });
+        };
+        extent.state = ExtentState::Removing;
+        self.tell_worker(ops, key, &Message::ArenaRemove(*run))
+    }
+
+    fn tell_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        session: Id,
+        message: &Message<'_>,
+    ) -> Result<(), GuestError> {
+        match self.worker_of(session) {
+            Some(worker) => worker
+                .peer
+                .send(ops, message, Vec::new())
+                .map_err(|_| GuestError::Worker),
+            // It has died; the guest reads so in its status word.
+            None => Ok(()),
+        }
+    }
+
+    /// The worker has mapped a run: the guest may use it.
+    pub(super) fn arena_added(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), String> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(extent) = session.extents.get_mut(&run.first).filter(|extent| {
+            extent.count == run.count && extent.state == ExtentState::Adding(run.id)
+        }) else {
+            return Err("it confirmed arena that it was not given".to_owned());
+        };
+        extent.state = ExtentState::Granted;
+        let Some(id) = session.guest else {
+            return Ok(());
+        };
+        let sent = match self.guests.get_mut(&id) {
+            Some(guest) => guest.peer.send(ops, &Message::ArenaGrant(*run), Vec::new()),
+            None => Ok(()),
+        };
+        if let Err(error) = sent {
+            let why = format!("the guest does not take its arena: {error}");
+            self.end_guest(ops, id, &why, None);
+        }
+        Ok(())
+    }
+
+    /// The worker has let go of a run: it is scrubbed and free.
+    pub(super) fn arena_removed(&mut self, key: Id, run: &ArenaRun) -> Result<(), String> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let removing = session.extents.get(&run.first).is_some_and(|extent| {
+            extent.count == run.count && extent.state == ExtentState::Removing
+        });
+        if !removing {
+            return Err("it gave back arena that was not asked back".to_owned());
+        }
+        session.extents.remove(&run.first);
+        let Some(window) = self
+            .tenants
+            .get_mut(&session.tenant)
+            .and_then(|tenant| tenant.window.as_mut())
+        else {
+            return Ok(());
+        };
+        let run = Run {
+            first: run.first,
+            count: run.count,
+        };
+        match window.segments.take_back(session.id, run) {
+            Ok(()) => scrub(window, session.id, run),
+            Err(error) => tracing::error!("{error}"),
+        }
+        Ok(())
+    }
+
+    /// Ends a session: its status word says why, its worker is killed. The rest follows when the worker is
+    /// reaped and the guest is gone.
+    pub(super) fn end_session(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        why: &str,
+        status: Option<(u32, EndCause)>,
+    ) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        if session.phase != Phase::Dying {
+            session.phase = Phase::Dying;
+            why.clone_into(&mut session.end);
+            if let Some((result, cause)) = status {
+                session.header.status.set_once(result, cause);
+            }
+            advance(&self.tenants, session, SessionState::end);
+            if let Some(worker) = session.worker.and_then(|worker| self.workers.get(&worker)) {
+                worker.child.kill();
+            }
+        }
+        self.finish_session(ops, key);
+    }
+
+    /// The worker of a session has been reaped.
+    pub(super) fn session_lost_worker(&mut self, ops: &mut EventOps<'_>, key: Id, why: &str) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        session.worker = None;
+        let lost = (WORKER_LOST_RESULT, EndCause::WorkerLost);
+        if session.phase == Phase::Preparing {
+            self.session_unserved(ops, key, why);
+        } else if session.phase == Phase::Granted {
+            tracing::warn!("tenant {} {}: {why}", session.tenant, session.id);
+            self.end_session(ops, key, why, Some(lost));
+        }
+        self.finish_session(ops, key);
+    }
+
+    /// Frees a session's segments once nobody is left who could touch them.
+    fn finish_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
+        let over = self.sessions.get(&key).is_some_and(|session| {
+            session.phase == Phase::Dying && session.worker.is_none() && session.guest.is_none()
+        });
+        if !over {
+            return;
+        }
+        let Some(session) = self.sessions.remove(&key) else {
+            return;
+        };
+        advance(&self.tenants, &session, SessionState::worker_reaped);
+        let report = SessionReport::new(
+            format!("{}.{}", session.id.index, session.id.generation),
+            session.worker_pid,
+            &session.counters.read(),
+            session.header.status.local_calls(),
+            session.end.clone(),
+        );
+        let window = self
+            .tenants
+            .get_mut(&session.tenant)
+            .and_then(|tenant| tenant.window.as_mut());
+        if let Some(window) = window {
+            for run in window.segments.take_back_all(session.id) {
+                scrub(window, session.id, run);
+            }
+        }
+        advance(&self.tenants, &session, SessionState::scrubbed);
+        advance(&self.tenants, &session, SessionState::release);
+        tracing::debug!(
+            "tenant {} {} ended: {}",
+            session.tenant,
+            session.id,
+            session.end
+        );
+        self.send_report(ops, session.tenant, &report);
+        self.end_idle_tenants(ops);
+    }
+}
+
+fn scrub(window: &mut super::window::Window, session: SessionId, run: Run) {
+    match window.scrub(run) {
+        Ok(()) => {
+            if let Err(error) = window.segments.scrubbed(session, run) {
+                tracing::error!("{error}");
+            }
+        }
+        // What still holds data is never granted again.
+        Err(error) => tracing::error!("{run} of the window cannot be scrubbed: {error}"),
+    }
+}
+
+/// Takes the first free session number.
+fn activate(numbers: &mut Vec<SessionState>) -> SessionId {
+    let free = numbers
+        .iter()
+        .position(|number| number.load().0 == State::Free)
+        .unwrap_or_else(|| {
+            numbers.push(SessionState::new());
+            numbers.len() - 1
+        });
+    let generation = numbers[free].activate().unwrap_or(0);
+    SessionId {
+        index: u32::try_from(free).unwrap_or(u32::MAX),
+        generation,
+    }
+}
+
+/// Gives a number back that no session came to use.
+fn release(numbers: &[SessionState], id: SessionId) {
+    let steps = [
+        SessionState::end,
+        SessionState::worker_reaped,
+        SessionState::scrubbed,
+        SessionState::release,
+    ];
+    for step in steps {
+        if let Err(error) = step(&numbers[id.index as usize], id.generation) {
+            tracing::error!("{id}: {error}");
+        }
+    }
+}
+
+fn advance(
+    tenants: &BTreeMap<Id, super::Tenant>,
+    session: &Session,
+    step: impl Fn(&SessionState, u32) -> Result<(), wormhole_ring::session::TransitionError>,
+) {
+    let number = tenants
+        .get(&session.tenant)
+        .and_then(|tenant| tenant.numbers.get(session.id.index as usize));
+    if let Some(Err(error)) = number.map(|number| step(number, session.id.generation)) {
+        tracing::error!("{}: {error}", session.id);
+    }
+}
+
+/// The session's own segment, and what arena the quota has room for.
+fn grant_first(
+    segments: &mut SegmentTable,
+    id: SessionId,
+) -> Result<(Run, Option<Run>), (Refusal, String)> {
+    let segment = segments
+        .grant(id, 1)
+        .map_err(|error| (refusal_of(&error), error.to_string()))?;
+    let arena = (0..=FIRST_ARENA.ilog2())
+        .rev()
+        .find_map(|power| segments.grant(id, 1 << power).ok());
+    Ok((segment, arena))
+}
+
+fn refusal_of(error: &GrantError) -> Refusal {
+    match error {
+        GrantError::Empty { .. } => Refusal::Protocol,
+        GrantError::Quota { .. } => Refusal::Quota,
+        GrantError::NoRun { .. } => Refusal::WindowFull,
+    }
+}

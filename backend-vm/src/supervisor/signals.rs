@@ -1,0 +1,59 @@
+//! SIGTERM and SIGINT as a descriptor.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// The signals that end the supervisor, blocked and read from a descriptor.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+}
+
+impl Signals {
+    /// Blocks the signals for this process and receives them here.
+    ///
+    /// # Errors
+    /// As `signalfd`.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: a local signal set, filled before it is used; the result is a fresh descriptor.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in [libc::SIGTERM, libc::SIGINT] {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Self {
+                fd: OwnedFd::from_raw_fd(fd),
+            })
+        }
+    }
+
+    /// The name of a signal that came.
+    pub fn take(&self) -> Option<&'static str> {
+        // SAFETY: all-zero is a valid value of the structure, which the kernel fills.
+        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: a live local structure of this size.
+        let count = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut info).cast(), size) };
+        if usize::try_from(count) != Ok(size) {
+            return None;
+        }
+        match i32::try_from(info.ssi_signo) {
+            Ok(libc::SIGINT) => Some("interrupted"),
+            _ => Some("terminated"),
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

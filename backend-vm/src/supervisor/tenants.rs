@@ -1,0 +1,280 @@
+//! Tenant streams: a launcher attaches a window, then brings control streams.
+
+use std::os::fd::OwnedFd;
+
+use event_manager::{EventOps, EventSet};
+use wormhole_ring::control::{Attach, Message, Refusal, Stream};
+use wormhole_ring::session::SessionState;
+
+use super::peer::Peer;
+use super::window::Window;
+use super::{Id, Source, Supervisor};
+use crate::channel::ChannelError;
+use crate::report::SessionReport;
+
+/// Control streams that a tenant may have open.
+const MAX_GUESTS: usize = 1024;
+
+/// One tenant.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    /// None once the stream has ended.
+    peer: Option<Peer>,
+    token: u32,
+    pub window: Option<Window>,
+    pub session_limit: u32,
+    /// The states of the session numbers used so far.
+    pub numbers: Vec<SessionState>,
+    /// The launcher waits to hear whether the device works.
+    awaits_device: bool,
+}
+
+/// What a launcher said, without what it was read from.
+enum Request {
+    Attach(Attach),
+    Stream(Stream),
+    Wrong(&'static str),
+}
+
+impl Supervisor {
+    /// Accepts tenants until no more are waiting.
+    pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        match listener.accept() {
+            Ok((stream, _)) => self.add_tenant(ops, stream.into()),
+            Err(error) => tracing::warn!("a tenant cannot be accepted: {error}"),
+        }
+    }
+
+    pub(super) fn add_tenant(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd) {
+        let id = self.id();
+        let token = self.token(Source::Tenant(id));
+        match Peer::register(ops, stream, token, true) {
+            Ok(peer) => {
+                self.tenants.insert(
+                    id,
+                    Tenant {
+                        peer: Some(peer),
+                        token,
+                        window: None,
+                        session_limit: 0,
+                        numbers: Vec::new(),
+                        awaits_device: false,
+                    },
+                );
+            }
+            Err(error) => {
+                self.sources.remove(&token);
+                tracing::error!("a tenant's stream cannot be watched: {error}");
+            }
+        }
+    }
+
+    pub(super) fn tenant_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
+        if let Err(error) = self.serve_tenant(ops, id, set) {
+            match error {
+                ChannelError::Ended => tracing::debug!("tenant {id} is gone"),
+                error => tracing::warn!("tenant {id} is cut off: {}", crate::chain(&error)),
+            }
+            self.end_tenant(ops, id);
+        }
+    }
+
+    fn serve_tenant(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        set: EventSet,
+    ) -> Result<(), ChannelError> {
+        let Some(peer) = self.tenant_peer(id) else {
+            return Ok(());
+        };
+        if set.contains(EventSet::OUT) {
+            peer.flush(ops)?;
+        }
+        peer.fill()?;
+        loop {
+            let Some(peer) = self.tenant_peer(id) else {
+                return Ok(());
+            };
+            let request = match peer.incoming.next()? {
+                None => return Ok(()),
+                Some(Message::Attach(attach)) => Request::Attach(attach),
+                Some(Message::Stream(stream)) => Request::Stream(stream),
+                Some(other) => Request::Wrong(other.name()),
+            };
+            match request {
+                Request::Attach(attach) => {
+                    let file = peer.incoming.descriptor();
+                    self.attach(ops, id, &attach, file)?;
+                }
+                Request::Stream(stream) => match peer.incoming.descriptor() {
+                    Some(socket) => self.add_guest(ops, id, socket, stream.local != 0),
+                    None => tracing::warn!("tenant {id} announced a stream and sent none"),
+                },
+                Request::Wrong(name) => {
+                    tracing::warn!("tenant {id} sent {name}, which launchers do not send");
+                    return Err(ChannelError::Cut);
+                }
+            }
+        }
+    }
+
+    fn tenant_peer(&mut self, id: Id) -> Option<&mut Peer> {
+        self.tenants.get_mut(&id)?.peer.as_mut()
+    }
+
+    fn attach(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        attach: &Attach,
+        file: Option<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return Ok(());
+        };
+        let accepted = match file {
+            _ if tenant.window.is_some() => Err("the window is attached already".to_owned()),
+            None => Err("the window's descriptor did not come with it".to_owned()),
+            Some(file) => Window::accept(file, attach).map_err(|error| crate::chain(&error)),
+        };
+        match accepted {
+            Ok(window) => {
+                tenant.window = Some(window);
+                tenant.session_limit = attach.session_limit;
+                tenant.awaits_device = true;
+                self.keep_spares(ops);
+                self.answer_attached(ops);
+                Ok(())
+            }
+            Err(reason) => {
+                tracing::warn!("tenant {id}: {reason}");
+                self.tell_tenant(
+                    ops,
+                    id,
+                    &Message::Refused {
+                        code: Refusal::Protocol as u32,
+                        reason: &reason,
+                    },
+                )
+            }
+        }
+    }
+
+    /// Tells waiting launchers what has become known of the device.
+    pub(super) fn answer_attached(&mut self, ops: &mut EventOps<'_>) {
+        let starting = self.workers.values().any(|worker| !worker.is_settled());
+        let failure = self.failures.values().next().cloned();
+        let reason = match (self.device_works, starting, failure) {
+            (true, ..) => None,
+            (false, false, Some(reason)) => Some(reason),
+            (false, ..) => return,
+        };
+        let waiting: Vec<Id> = self
+            .tenants
+            .iter()
+            .filter(|(_, tenant)| tenant.awaits_device)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in waiting {
+            if let Some(tenant) = self.tenants.get_mut(&id) {
+                tenant.awaits_device = false;
+            }
+            let message = match &reason {
+                None => Message::Attached,
+                Some(reason) => Message::Refused {
+                    code: Refusal::NoDevice as u32,
+                    reason,
+                },
+            };
+            if self.tell_tenant(ops, id, &message).is_err() {
+                self.end_tenant(ops, id);
+            }
+        }
+    }
+
+    fn tell_tenant(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        message: &Message<'_>,
+    ) -> Result<(), ChannelError> {
+        match self.tenant_peer(id) {
+            Some(peer) => peer.send(ops, message, Vec::new()),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a session's report to its launcher, if that still listens.
+    pub(super) fn send_report(&mut self, ops: &mut EventOps<'_>, id: Id, report: &SessionReport) {
+        let text = match serde_json::to_string(report) {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::error!("a report cannot be written: {error}");
+                return;
+            }
+        };
+        if let Err(error) = self.tell_tenant(ops, id, &Message::SessionReport(&text)) {
+            tracing::debug!("tenant {id} does not take its report: {error}");
+        }
+    }
+
+    /// The launcher is gone: so is everything it brought.
+    fn end_tenant(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        self.end_sessions_of(ops, id, "the launcher is gone");
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            if let Some(peer) = tenant.peer.take() {
+                peer.forget(ops);
+            }
+            self.sources.remove(&tenant.token);
+        }
+        self.end_idle_tenants(ops);
+    }
+
+    /// Ends a tenant's streams and sessions.
+    pub(super) fn end_sessions_of(&mut self, ops: &mut EventOps<'_>, id: Id, why: &str) {
+        let guests: Vec<Id> = self
+            .guests
+            .iter()
+            .filter(|(_, guest)| guest.tenant == id)
+            .map(|(id, _)| *id)
+            .collect();
+        for guest in guests {
+            self.revoke_guest(ops, guest, why);
+        }
+    }
+
+    /// Lets go of tenants that are gone and have no session left.
+    pub(super) fn end_idle_tenants(&mut self, ops: &mut EventOps<'_>) {
+        let idle: Vec<Id> = self
+            .tenants
+            .iter()
+            .filter(|(id, tenant)| {
+                (self.stopping || tenant.peer.is_none())
+                    && !self.sessions.values().any(|session| session.tenant == **id)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in idle {
+            if let Some(tenant) = self.tenants.remove(&id) {
+                if let Some(mut peer) = tenant.peer {
+                    let _ = peer.flush(ops);
+                    peer.forget(ops);
+                }
+                self.sources.remove(&tenant.token);
+            }
+        }
+    }
+
+    /// Whether the tenant may open another control stream.
+    pub(super) fn has_room_for_guest(&self, id: Id) -> bool {
+        self.guests
+            .values()
+            .filter(|guest| guest.tenant == id)
+            .count()
+            < MAX_GUESTS
+    }
+}

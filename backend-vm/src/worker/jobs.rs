@@ -1,0 +1,97 @@
+//! The threads for what can block: one for each guest thread that asks.
+//!
+//! A job runs on the thread of its answer slot, bound to the device. What it leaves behind runs on the
+//! executor, which alone owns the session's tables, so that a new object is entered before its answer can
+//! be seen.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use wormhole_device::{CuError, Device};
+use wormhole_ring::layout::SLOTS;
+use wormhole_ring::slot::SlotIndex;
+
+use super::session::{Event, Finish};
+use super::wake::Notifier;
+
+/// What runs on a job thread; the result runs on the executor.
+type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
+
+/// The threads, started at first use.
+pub struct Jobs {
+    device: Arc<dyn Device>,
+    notifier: Notifier<Event>,
+    /// By slot; the last serves jobs that nobody waits for.
+    threads: Vec<Option<Sender<(Option<SlotIndex>, u64, Job)>>>,
+}
+
+impl fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Jobs").finish_non_exhaustive()
+    }
+}
+
+impl Jobs {
+    pub fn new(device: Arc<dyn Device>, notifier: Notifier<Event>) -> Self {
+        Self {
+            device,
+            notifier,
+            threads: (0..=SLOTS).map(|_| None).collect(),
+        }
+    }
+
+    /// Runs `job` on the thread of `slot`.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` when the thread cannot be started.
+    pub fn run(
+        &mut self,
+        slot: Option<SlotIndex>,
+        sequence: u64,
+        job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
+    ) -> Result<(), CuError> {
+        let index = slot.map_or(SLOTS, |slot| usize::from(slot.get()));
+        let place = &mut self.threads[index];
+        let sender = match place {
+            Some(sender) => sender,
+            None => place.insert(start(index, &self.device, &self.notifier)?),
+        };
+        sender
+            .send((slot, sequence, Box::new(job)))
+            .map_err(|_| CuError::UNKNOWN)
+    }
+
+    /// Lets every thread end when its jobs are done; later jobs get new threads, bound afresh.
+    pub fn retire(&mut self) {
+        self.threads.fill_with(|| None);
+    }
+}
+
+fn start(
+    index: usize,
+    device: &Arc<dyn Device>,
+    notifier: &Notifier<Event>,
+) -> Result<Sender<(Option<SlotIndex>, u64, Job)>, CuError> {
+    let (sender, receiver) = channel::<(Option<SlotIndex>, u64, Job)>();
+    let (device, notifier) = (Arc::clone(device), notifier.clone());
+    let body = move || {
+        // A context that cannot be made current says so again at the job's own call.
+        if let Err(error) = device.bind_thread() {
+            tracing::warn!("the device cannot be used from the thread of slot {index}: {error}");
+        }
+        while let Ok((slot, sequence, job)) = receiver.recv() {
+            let finish = job(device.as_ref());
+            notifier.send(Event::Finished {
+                slot,
+                sequence,
+                finish,
+            });
+        }
+    };
+    std::thread::Builder::new()
+        .name(format!("slot {index}"))
+        .spawn(body)
+        .map_err(|_| CuError::OUT_OF_MEMORY)?;
+    Ok(sender)
+}

@@ -1,0 +1,342 @@
+//! A worker: the process that executes one guest process's calls.
+//!
+//! The supervisor starts it, confined, with one stream to itself. The worker reserves the window's address
+//! band, opens its device, says that it is ready, and is later assigned a session. From then on the
+//! [`executor`] takes records from the session's ring, [`jobs`] runs what can block, the [`watcher`] looks
+//! for a dead context, and this thread listens to the supervisor. When the supervisor's end of the stream
+//! closes, the worker says so in the session's status word and ends.
+//!
+//! Invariants:
+//! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
+//! - What the guest wrote is copied out before it is looked at, and is looked at without unsafe code.
+
+pub mod executor;
+pub mod jobs;
+mod objects;
+mod ranges;
+pub mod session;
+pub mod wake;
+pub mod watcher;
+mod window;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use wormhole_api::PROTOCOL_HASH;
+use wormhole_device::{CuError, Device};
+use wormhole_ring::control::{ArenaRun, Grant, Message, Refusal};
+use wormhole_ring::fence::Fences;
+use wormhole_ring::memory::SessionMemory;
+use wormhole_ring::ring::Consumer;
+use wormhole_ring::slot::AnswerSlots;
+use wormhole_ring::status::{EndCause, Status};
+
+use self::executor::Executor;
+use self::session::{Event, Session};
+use self::wake::{Inbox, Notifier};
+use self::watcher::Watcher;
+use self::window::{Window, WindowError};
+use crate::channel::{self, ChannelError, Incoming, Outgoing};
+use crate::counters::Counters;
+use crate::device::DeviceChoice;
+
+/// The descriptor of the stream to the supervisor.
+pub const CONTROL: RawFd = 3;
+/// The descriptor that the worker's log goes to; standard output and error belong to the device.
+pub const LOG: RawFd = 4;
+/// Exit status after the guest broke its ring.
+pub const BROKEN: i32 = 3;
+/// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor is gone.
+pub const SUPERVISOR_LOST_RESULT: u32 = 802;
+
+/// Why a worker cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    #[error("the device {device} cannot be used: {reason}")]
+    Device {
+        device: DeviceChoice,
+        reason: String,
+    },
+    #[error("the stream to the supervisor failed")]
+    Channel(#[from] ChannelError),
+    #[error("the supervisor sent {0} where an assignment was due")]
+    Unexpected(&'static str),
+    #[error("the assignment came without its descriptors")]
+    Descriptors,
+    #[error("the counters page cannot be mapped")]
+    Counters(#[source] io::Error),
+    #[error("the memory at {address:#x} cannot be registered with the device: {error}")]
+    Register { address: u64, error: CuError },
+    #[error("a thread or its descriptor cannot be made")]
+    Thread(#[source] io::Error),
+}
+
+/// The stream to the supervisor, waited on.
+#[derive(Debug)]
+struct Supervisor {
+    socket: OwnedFd,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+impl Supervisor {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            incoming: Incoming::new(true),
+            outgoing: Outgoing::default(),
+        }
+    }
+
+    fn send(&mut self, message: &Message<'_>) -> Result<(), ChannelError> {
+        self.outgoing.send(&self.socket, message, Vec::new())?;
+        while self.outgoing.is_waiting() {
+            channel::wait_writable(&self.socket).map_err(ChannelError::Socket)?;
+            self.outgoing.flush(&self.socket)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the next message that a supervisor sends to a worker.
+    fn receive(&mut self) -> Result<Order, ChannelError> {
+        loop {
+            if let Some(message) = self.incoming.next()? {
+                return Ok(match message {
+                    Message::Assign(grant) => Order::Assign(grant),
+                    Message::ArenaAdd(run) => Order::Add(run),
+                    Message::ArenaRemove(run) => Order::Remove(run),
+                    Message::Doorbell => Order::Doorbell,
+                    other => Order::Unknown(other.name()),
+                });
+            }
+            channel::wait_readable(&self.socket).map_err(ChannelError::Socket)?;
+            self.incoming.fill(&self.socket)?;
+        }
+    }
+}
+
+/// What a supervisor tells a worker.
+#[derive(Debug)]
+enum Order {
+    Assign(Grant),
+    Add(ArenaRun),
+    Remove(ArenaRun),
+    Doorbell,
+    Unknown(&'static str),
+}
+
+/// Serves one session on `choice`, from start to end: the process's exit status.
+///
+/// # Errors
+/// When no session can be served, and when the supervisor breaks the protocol.
+pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
+    let mut supervisor = Supervisor::new(socket);
+    let device = match open(choice) {
+        Ok(device) => device,
+        Err(error) => {
+            let code = Refusal::NoDevice as u32;
+            let reason = error.to_string();
+            supervisor.send(&Message::Refused {
+                code,
+                reason: &reason,
+            })?;
+            return Err(error);
+        }
+    };
+    supervisor.send(&Message::Ready {
+        protocol_hash: PROTOCOL_HASH,
+        device: &device.describe().name,
+    })?;
+    let grant = match supervisor.receive() {
+        Ok(Order::Assign(grant)) => grant,
+        Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
+        Ok(_) => return Err(WorkerError::Unexpected("a message about a session")),
+        // A spare worker that is not needed any more.
+        Err(ChannelError::Ended) => return Ok(0),
+        Err(error) => return Err(error.into()),
+    };
+    let (Some(file), Some(page)) = (
+        supervisor.incoming.descriptor(),
+        supervisor.incoming.descriptor(),
+    ) else {
+        return Err(WorkerError::Descriptors);
+    };
+    let counters = Counters::map(&page).map_err(WorkerError::Counters)?;
+    let window = Window::new(file, &grant)?;
+    let served = serve(device, &window, &grant, counters)?;
+    supervisor.send(&Message::Assigned)?;
+    listen(&mut supervisor, &window, &served)
+}
+
+/// A session that is being served by other threads.
+struct Served {
+    device: Arc<dyn Device>,
+    notifier: Notifier<Event>,
+    status: Status,
+}
+
+fn serve(
+    device: Arc<dyn Device>,
+    window: &Window,
+    grant: &Grant,
+    counters: Counters,
+) -> Result<Served, WorkerError> {
+    let memory = window.map_session(grant.session_segment)?;
+    let (base, bytes) = window.range(grant.session_segment, 1)?;
+    register(device.as_ref(), base, bytes)?;
+    let (notifier, inbox) = wake::inbox().map_err(WorkerError::Thread)?;
+    let status = Status::new(memory.clone());
+    let mut executor = executor(&device, &memory, base, counters, notifier.clone(), inbox)
+        .map_err(WorkerError::Thread)?;
+    if grant.arena_count > 0 {
+        let (address, bytes) = window.map(grant.arena_first, grant.arena_count)?;
+        register(device.as_ref(), address, bytes)?;
+        notifier.send(Event::ExtentAdded { address, bytes });
+    }
+    let bound = Arc::clone(&device);
+    std::thread::Builder::new()
+        .name("executor".to_owned())
+        .spawn(move || {
+            if let Err(error) = bound.bind_thread() {
+                tracing::error!("the device cannot be used by the executor: {error}");
+            }
+            let broken = executor.run();
+            tracing::warn!("the session ends: {}", crate::chain(&broken));
+            std::process::exit(BROKEN);
+        })
+        .map_err(WorkerError::Thread)?;
+    Ok(Served {
+        device,
+        notifier,
+        status,
+    })
+}
+
+/// An executor for the session segment that is mapped and registered at `base`.
+///
+/// # Errors
+/// The watcher's thread cannot be started.
+pub fn executor(
+    device: &Arc<dyn Device>,
+    memory: &SessionMemory,
+    base: u64,
+    counters: Counters,
+    notifier: Notifier<Event>,
+    inbox: Inbox<Event>,
+) -> io::Result<Executor> {
+    let status = Status::new(memory.clone());
+    let fences = Fences::new(memory.clone());
+    let watcher = Watcher::start(Arc::clone(device), fences, status.clone())?;
+    let session = Session::new(
+        Arc::clone(device),
+        notifier,
+        watcher,
+        status,
+        counters,
+        base,
+    );
+    // SAFETY: this worker serves the session alone, and this executor alone consumes its ring and
+    // publishes its answers.
+    let (consumer, answers) = unsafe {
+        (
+            Consumer::new(memory.clone()),
+            AnswerSlots::new(memory.clone()),
+        )
+    };
+    Ok(Executor::new(consumer, answers, session, inbox))
+}
+
+/// Listens to the supervisor until it is gone: the process's exit status.
+fn listen(
+    supervisor: &mut Supervisor,
+    window: &Window,
+    served: &Served,
+) -> Result<i32, WorkerError> {
+    loop {
+        match supervisor.receive() {
+            Ok(Order::Doorbell) => served.notifier.ring(),
+            Ok(Order::Add(run)) => {
+                let (address, bytes) = window.map(run.first, run.count)?;
+                register(served.device.as_ref(), address, bytes)?;
+                served.notifier.send(Event::ExtentAdded { address, bytes });
+                supervisor.send(&Message::ArenaAdded(run))?;
+            }
+            Ok(Order::Remove(run)) => {
+                remove(window, served, run)?;
+                supervisor.send(&Message::ArenaRemoved(run))?;
+            }
+            Ok(Order::Assign(_)) => return Err(WorkerError::Unexpected("a second assignment")),
+            Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
+            Err(error) => {
+                // Also when the stream makes no sense: without a supervisor there is no session.
+                served
+                    .status
+                    .set_once(SUPERVISOR_LOST_RESULT, EndCause::SupervisorLost);
+                return match error {
+                    ChannelError::Ended | ChannelError::Cut => Ok(0),
+                    error => Err(error.into()),
+                };
+            }
+        }
+    }
+}
+
+fn remove(window: &Window, served: &Served, run: ArenaRun) -> Result<(), WorkerError> {
+    let (address, _) = window.range(run.first, run.count)?;
+    let (done, is_done) = channel();
+    served.notifier.send(Event::ExtentRemoved { address, done });
+    if is_done.recv().unwrap_or(false) {
+        if let Err(error) = served.device.unregister(address) {
+            tracing::warn!("the arena at {address:#x} cannot be unregistered: {error}");
+        }
+        // SAFETY: the executor has taken the run out of what may be named, and no job reads it.
+        unsafe { window.unmap(run.first, run.count)? };
+    }
+    Ok(())
+}
+
+fn register(device: &dyn Device, address: u64, bytes: u64) -> Result<(), WorkerError> {
+    // SAFETY: mapped by the caller just now, and unregistered before it is unmapped.
+    unsafe { device.register(address, bytes) }
+        .map_err(|error| WorkerError::Register { address, error })
+}
+
+/// Opens the device, with the address bands reserved before.
+fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
+    window::reserve_band()?;
+    let failed = |reason: String| WorkerError::Device {
+        device: choice,
+        reason,
+    };
+    match choice {
+        DeviceChoice::Cpu => {
+            wormhole_cpu_device::CpuDevice::open(&wormhole_cpu_device::Options::default())
+                .map(|device| Arc::new(device) as Arc<dyn Device>)
+                .map_err(|error| failed(crate::chain(&error)))
+        }
+        DeviceChoice::Cuda(ordinal) => {
+            wormhole_cuda_device::reserve_bands().map_err(|error| failed(crate::chain(&error)))?;
+            wormhole_cuda_device::capture_output().map_err(|error| failed(crate::chain(&error)))?;
+            let options = wormhole_cuda_device::Options {
+                ordinal,
+                ..Default::default()
+            };
+            wormhole_cuda_device::CudaDevice::open(&options)
+                .map(|device| Arc::new(device) as Arc<dyn Device>)
+                .map_err(|error| failed(crate::chain(&error)))
+        }
+    }
+}
+
+/// The stream to the supervisor that this process was started with.
+pub fn inherited_stream() -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the supervisor put the stream there, and nothing else in this process uses the number.
+    let socket = unsafe { OwnedFd::from_raw_fd(CONTROL) };
+    debug_assert_eq!(socket.as_raw_fd(), CONTROL);
+    socket
+}

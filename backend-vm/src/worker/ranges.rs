@@ -1,0 +1,108 @@
+//! The addresses a session may name.
+
+use std::collections::BTreeMap;
+
+/// Disjoint ranges of addresses by where they start.
+#[derive(Debug, Default)]
+pub struct Ranges {
+    /// Start → bytes, never 0, and no range reaches into the next.
+    starts: BTreeMap<u64, u64>,
+    /// The range that was found last: programs name the same one again and again.
+    last: std::cell::Cell<(u64, u64)>,
+}
+
+impl Ranges {
+    /// Adds a range. False, and nothing changes, when it is empty, wraps or overlaps another.
+    pub fn insert(&mut self, start: u64, bytes: u64) -> bool {
+        let Some(end) = start.checked_add(bytes) else {
+            return false;
+        };
+        let before = self.starts.range(..end).next_back();
+        if bytes == 0 || before.is_some_and(|(&at, &length)| at + length > start) {
+            return false;
+        }
+        self.starts.insert(start, bytes);
+        true
+    }
+
+    /// Removes the range that starts at `start`: its bytes.
+    pub fn remove(&mut self, start: u64) -> Option<u64> {
+        self.last.set((0, 0));
+        self.starts.remove(&start)
+    }
+
+    /// Whether `address..address + bytes` lies in one of the ranges.
+    pub fn contains(&self, address: u64, bytes: u64) -> bool {
+        let within = |(start, length): (u64, u64)| {
+            address >= start && bytes <= length && address - start <= length - bytes
+        };
+        if within(self.last.get()) {
+            return true;
+        }
+        match self.starts.range(..=address).next_back() {
+            Some((&start, &length)) if within((start, length)) => {
+                self.last.set((start, length));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Every range: start and bytes, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.starts.iter().map(|(&start, &bytes)| (start, bytes))
+    }
+
+    pub fn clear(&mut self) {
+        self.starts.clear();
+        self.last.set((0, 0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_range_that_reaches_over_an_end_is_not_contained() {
+        let mut ranges = Ranges::default();
+        assert!(ranges.insert(0x1000, 0x1000));
+        assert!(ranges.insert(0x2000, 0x1000));
+        assert!(ranges.contains(0x1000, 0x1000));
+        assert!(ranges.contains(0x1fff, 1));
+        assert!(!ranges.contains(0x1fff, 2), "no access spans two ranges");
+        assert!(!ranges.contains(0x0fff, 1));
+        assert!(!ranges.contains(0x3000, 1));
+        assert!(!ranges.contains(0x1000, u64::MAX));
+        assert!(!ranges.contains(u64::MAX, 2));
+    }
+
+    #[test]
+    fn what_was_removed_is_not_remembered() {
+        let mut ranges = Ranges::default();
+        assert!(ranges.insert(0x1000, 0x1000));
+        assert!(ranges.contains(0x1800, 8));
+        assert_eq!(ranges.remove(0x1000), Some(0x1000));
+        assert!(!ranges.contains(0x1800, 8));
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_never_overlap(inserts in prop::collection::vec((0u64..64, 0u64..16), 0..40)) {
+            let mut ranges = Ranges::default();
+            let mut owner = [false; 96];
+            for (start, bytes) in inserts {
+                let cells = start as usize..(start + bytes) as usize;
+                let free = bytes > 0 && !owner[cells.clone()].iter().any(|&taken| taken);
+                prop_assert_eq!(ranges.insert(start, bytes), free);
+                if free {
+                    owner[cells].fill(true);
+                }
+            }
+            for address in 0..95u64 {
+                prop_assert_eq!(ranges.contains(address, 1), owner[address as usize]);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Allocations, copies and fills.
+
+use wormhole_api::{CuResult, Element, MemAllocReply, MemCopy, MemSet, MemWrite, Outcome};
+use wormhole_device::{CuError, Fill};
+
+use super::{Answer, Call, Session, to_result};
+use crate::counters::Counter;
+
+/// What an address belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Device,
+    Arena,
+}
+
+impl Session {
+    pub(super) fn allocate(&mut self, bytes: u64) -> Result<MemAllocReply, CuResult> {
+        if bytes == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let address = self.done(self.device.allocate(bytes))?;
+        if !self.device_memory.insert(address, bytes) {
+            tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
+            return Err(to_result(CuError::UNKNOWN));
+        }
+        self.allocations.insert(address);
+        Ok(MemAllocReply {
+            address: wormhole_api::DevicePtr(address),
+        })
+    }
+
+    /// The allocation may not be named from here on; the device's own wait happens on the caller's thread.
+    pub(super) fn free(&mut self, call: &Call, address: u64) -> Outcome<()> {
+        if !self.allocations.remove(&address) {
+            return Outcome::Failed(self.invalid_address());
+        }
+        self.device_memory.remove(address);
+        self.defer(call, move |device| {
+            let freed = device.free(address);
+            Box::new(move |session: &mut Session| {
+                Answer::status(freed.inspect_err(|error| {
+                    session.failed(*error);
+                }))
+            })
+        })
+    }
+
+    pub(super) fn copy(&mut self, message: &MemCopy) -> Result<(), CuResult> {
+        let stream = self.stream(message.stream)?.raw;
+        if message.bytes == 0 {
+            return Ok(());
+        }
+        let to = self.place(message.destination.0, message.bytes)?;
+        let from = self.place(message.source.0, message.bytes)?;
+        self.counters.add(
+            match (from, to) {
+                (Place::Arena, Place::Device) => Counter::BytesToDevice,
+                (Place::Device, Place::Arena) => Counter::BytesToHost,
+                (Place::Device, Place::Device) => Counter::BytesOnDevice,
+                (Place::Arena, Place::Arena) => Counter::BytesOnHost,
+            },
+            message.bytes,
+        );
+        self.done(self.device.copy(
+            message.destination.0,
+            message.source.0,
+            message.bytes,
+            stream,
+        ))
+    }
+
+    pub(super) fn write(&mut self, message: &MemWrite<'_>) -> Result<(), CuResult> {
+        let stream = self.stream(message.stream)?.raw;
+        if message.data.is_empty() {
+            return Ok(());
+        }
+        let bytes = message.data.len() as u64;
+        self.place(message.destination.0, bytes)?;
+        self.counters.add(Counter::BytesToDevice, bytes);
+        self.done(
+            self.device
+                .write(message.destination.0, message.data, stream),
+        )
+    }
+
+    pub(super) fn fill(&mut self, message: &MemSet) -> Result<(), CuResult> {
+        let stream = self.stream(message.stream)?.raw;
+        let element: u32 = match message.element {
+            Element::Byte => 1,
+            Element::Half => 2,
+            Element::Word => 4,
+        };
+        if message.width == 0 || message.height == 0 {
+            return Ok(());
+        }
+        let aligned = |value: u64| value.is_multiple_of(u64::from(element));
+        let row = message.width.checked_mul(u64::from(element));
+        let rows = (message.height - 1).checked_mul(message.pitch);
+        let span = row.zip(rows).and_then(|(row, rows)| rows.checked_add(row));
+        let tall = message.height > 1;
+        let fits = row.is_some_and(|row| !tall || row <= message.pitch);
+        let Some(span) = span.filter(|_| {
+            fits && aligned(message.destination.0) && (!tall || aligned(message.pitch))
+        }) else {
+            return Err(self.invalid_address());
+        };
+        self.place(message.destination.0, span)?;
+        self.done(self.device.fill(
+            Fill {
+                destination: message.destination.0,
+                pitch: message.pitch,
+                width: message.width,
+                height: message.height,
+                value: message.value,
+                element,
+            },
+            stream,
+        ))
+    }
+
+    /// What the range lies in, if it lies in one thing that the session holds.
+    fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
+        if self.device_memory.contains(address, bytes) {
+            Ok(Place::Device)
+        } else if self.extents.contains(address, bytes) {
+            Ok(Place::Arena)
+        } else {
+            Err(self.invalid_address())
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! A session as its worker sees it: the tables behind the guest's handles, the addresses it may name, and
+//! what each message does to them.
+//!
+//! Everything here takes decoded messages. Handles are looked up, addresses are checked, and only then is
+//! the device called. The executor alone owns a `Session`; what blocks is handed to [`Jobs`] with all it
+//! needs, and what it leaves behind comes back as a [`Finish`].
+
+mod images;
+mod launch;
+mod memory;
+mod output;
+mod service;
+mod streams;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use wormhole_api::{
+    CuResult, Encode, Event as EventKind, Function, Library, Module, Outcome, Stream,
+};
+use wormhole_device::{CuError, Device, RawStream};
+use wormhole_ring::slot::SlotIndex;
+use wormhole_ring::status::Status;
+
+use self::output::PendingOutput;
+use super::jobs::Jobs;
+use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, StreamObject};
+use super::ranges::Ranges;
+use super::wake::Notifier;
+use super::watcher::{self, Watcher};
+use crate::counters::{Counter, Counters};
+
+/// Objects of one type that a session may have at the same time.
+const OBJECTS: u32 = 1 << 18;
+
+/// Where an answer goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    pub slot: Option<SlotIndex>,
+    pub sequence: u64,
+}
+
+/// An answer that is ready to be published.
+#[derive(Debug)]
+pub struct Answer {
+    pub result: CuResult,
+    pub payload: Vec<u8>,
+}
+
+/// What a job leaves to be done on the executor, and the answer it then gives.
+pub type Finish = Box<dyn FnOnce(&mut Session) -> Answer + Send>;
+
+/// What reaches the executor from other threads.
+pub enum Event {
+    /// A job is done.
+    Finished {
+        slot: Option<SlotIndex>,
+        sequence: u64,
+        finish: Finish,
+    },
+    /// A run of arena is mapped and registered.
+    ExtentAdded { address: u64, bytes: u64 },
+    /// A run of arena is to be given back: answered when nothing here will touch it again.
+    ExtentRemoved { address: u64, done: Sender<bool> },
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Finished { .. } => "Finished",
+            Self::ExtentAdded { .. } => "ExtentAdded",
+            Self::ExtentRemoved { .. } => "ExtentRemoved",
+        })
+    }
+}
+
+impl Answer {
+    /// An answer without payload.
+    pub fn status(result: wormhole_device::Result<()>) -> Self {
+        Self {
+            result: result.map_or_else(to_result, |()| CuResult::SUCCESS),
+            payload: Vec::new(),
+        }
+    }
+
+    pub fn failed(result: CuResult) -> Self {
+        Self {
+            result,
+            payload: Vec::new(),
+        }
+    }
+
+    /// An answer with a reply, which was made to fit.
+    pub fn reply(reply: &impl Encode) -> Self {
+        match reply.encode(|parts| parts.concat()) {
+            Ok(payload) => Self {
+                result: CuResult::SUCCESS,
+                payload,
+            },
+            Err(error) => {
+                tracing::error!("an answer does not fit: {error}");
+                Self::failed(CuResult::NOT_SUPPORTED)
+            }
+        }
+    }
+}
+
+/// One guest process's state.
+#[derive(Debug)]
+pub struct Session {
+    device: Arc<dyn Device>,
+    jobs: Jobs,
+    watcher: Watcher,
+    status: Status,
+    counters: Counters,
+    /// Where the session segment lies, for the device and here.
+    base: u64,
+    legacy: Arc<StreamObject>,
+    streams: wormhole_api::handle::Slab<Stream, Arc<StreamObject>>,
+    events: wormhole_api::handle::Slab<EventKind, Arc<EventObject>>,
+    modules: wormhole_api::handle::Slab<Module, ImageObject>,
+    libraries: wormhole_api::handle::Slab<Library, ImageObject>,
+    functions: wormhole_api::handle::Slab<Function, FunctionObject>,
+    graveyard: Graveyard,
+    /// Device memory that copies may name: allocations and global variables.
+    device_memory: Ranges,
+    /// Starts of what was allocated, and so may be freed.
+    allocations: HashSet<u64>,
+    /// Arena that the session was granted.
+    extents: Ranges,
+    /// Held by jobs that read the arena.
+    readers: Arc<()>,
+    /// Runs of arena that wait for those jobs.
+    leaving: Vec<(u64, Sender<bool>)>,
+    output: PendingOutput,
+    description: service::Described,
+    /// A reset is under way: nothing else may touch the device.
+    resetting: bool,
+}
+
+impl Session {
+    /// A session without objects, whose segment is mapped and registered at `base`.
+    ///
+    /// # Errors
+    /// The watcher's thread cannot be started.
+    pub fn new(
+        device: Arc<dyn Device>,
+        notifier: Notifier<Event>,
+        watcher: Watcher,
+        status: Status,
+        counters: Counters,
+        base: u64,
+    ) -> Self {
+        let slab = OBJECTS;
+        Self {
+            jobs: Jobs::new(Arc::clone(&device), notifier),
+            description: service::Described::new(device.describe()),
+            device,
+            watcher,
+            status,
+            counters,
+            base,
+            legacy: Arc::new(StreamObject {
+                raw: RawStream::LEGACY,
+            }),
+            streams: wormhole_api::handle::Slab::new(slab),
+            events: wormhole_api::handle::Slab::new(slab),
+            modules: wormhole_api::handle::Slab::new(slab),
+            libraries: wormhole_api::handle::Slab::new(slab),
+            functions: wormhole_api::handle::Slab::new(slab),
+            graveyard: Graveyard::default(),
+            device_memory: Ranges::default(),
+            allocations: HashSet::new(),
+            extents: Ranges::default(),
+            readers: Arc::new(()),
+            leaving: Vec::new(),
+            output: PendingOutput::default(),
+            resetting: false,
+        }
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// Whether the device is being reset, so that no record may be taken.
+    pub fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
+    /// A run of arena that is mapped and registered may be named from now on.
+    pub fn add_extent(&mut self, address: u64, bytes: u64) {
+        if !self.extents.insert(address, bytes) {
+            tracing::error!("arena at {address:#x} was granted twice");
+        }
+    }
+
+    /// Takes a run of arena out of what may be named; `done` hears when nothing reads it any more, and
+    /// whether it was there.
+    pub fn remove_extent(&mut self, address: u64, done: Sender<bool>) {
+        if self.extents.remove(address).is_none() {
+            let _ = done.send(false);
+            return;
+        }
+        self.leaving.push((address, done));
+        self.release_leaving();
+    }
+
+    /// Does what had to wait for a job.
+    pub fn sweep(&mut self) {
+        self.graveyard.sweep(self.device.as_ref());
+        self.release_leaving();
+    }
+
+    fn release_leaving(&mut self) {
+        if Arc::strong_count(&self.readers) == 1 {
+            for (_, done) in self.leaving.drain(..) {
+                let _ = done.send(true);
+            }
+        }
+    }
+
+    /// Translates a failure of the device, and publishes it if it was the context's end.
+    fn failed(&self, error: CuError) -> CuResult {
+        self.counters.add(Counter::Failures, 1);
+        if let Some(sticky) = self.device.health(&[]) {
+            watcher::publish_death(&self.status, sticky);
+        }
+        to_result(error)
+    }
+
+    fn done<T>(&self, result: wormhole_device::Result<T>) -> Result<T, CuResult> {
+        result.map_err(|error| self.failed(error))
+    }
+
+    fn invalid_handle(&self) -> CuResult {
+        self.counters.add(Counter::InvalidHandles, 1);
+        CuResult::INVALID_HANDLE
+    }
+
+    fn invalid_address(&self) -> CuResult {
+        self.counters.add(Counter::InvalidAddresses, 1);
+        CuResult::INVALID_VALUE
+    }
+
+    /// Hands a job to the thread of the caller's slot.
+    fn defer<R>(
+        &mut self,
+        call: &Call,
+        job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
+    ) -> Outcome<R> {
+        match self.jobs.run(call.slot, call.sequence, job) {
+            Ok(()) => Outcome::Deferred,
+            Err(error) => Outcome::Failed(self.failed(error)),
+        }
+    }
+}
+
+/// The same code on the wire.
+pub fn to_result(error: CuError) -> CuResult {
+    CuResult(error.0)
+}

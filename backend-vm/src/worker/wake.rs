@@ -1,0 +1,149 @@
+//! How other threads reach the executor: a queue, and an eventfd for when it sleeps.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use vmm_sys_util::eventfd::EventFd;
+
+#[derive(Debug)]
+struct Bell {
+    eventfd: EventFd,
+    /// Something is in the queue.
+    pending: AtomicBool,
+    /// The executor sleeps or is about to.
+    asleep: AtomicBool,
+}
+
+/// The sending end. Each thread has its own.
+#[derive(Debug)]
+pub struct Notifier<T> {
+    queue: Sender<T>,
+    bell: Arc<Bell>,
+}
+
+/// The executor's end.
+#[derive(Debug)]
+pub struct Inbox<T> {
+    queue: Receiver<T>,
+    bell: Arc<Bell>,
+}
+
+/// A queue and its bell.
+///
+/// # Errors
+/// No descriptor is left for the bell.
+pub fn inbox<T>() -> io::Result<(Notifier<T>, Inbox<T>)> {
+    let (sender, receiver) = channel();
+    let bell = Arc::new(Bell {
+        eventfd: EventFd::new(libc::EFD_CLOEXEC)?,
+        pending: AtomicBool::new(false),
+        asleep: AtomicBool::new(false),
+    });
+    let notifier = Notifier {
+        queue: sender,
+        bell: Arc::clone(&bell),
+    };
+    Ok((
+        notifier,
+        Inbox {
+            queue: receiver,
+            bell,
+        },
+    ))
+}
+
+impl<T> Clone for Notifier<T> {
+    fn clone(&self) -> Self {
+        Self {
+            queue: self.queue.clone(),
+            bell: Arc::clone(&self.bell),
+        }
+    }
+}
+
+impl<T> Notifier<T> {
+    /// Hands `item` to the executor and wakes it if it sleeps. Lost when the executor is gone.
+    pub fn send(&self, item: T) {
+        if self.queue.send(item).is_ok() {
+            // SYNC POINT: inbox. Either the executor's look after announcing its sleep sees this, or the
+            // load below sees the announcement.
+            self.bell.pending.store(true, Ordering::SeqCst);
+            if self.bell.asleep.load(Ordering::SeqCst) {
+                self.ring();
+            }
+        }
+    }
+
+    /// Wakes the executor, whatever it waits for.
+    pub fn ring(&self) {
+        // A full counter is a bell that rings already.
+        let _ = self.bell.eventfd.write(1);
+    }
+}
+
+impl<T> Inbox<T> {
+    /// Whether [`Inbox::next`] is worth calling. Costs a load.
+    #[inline]
+    pub fn is_pending(&self) -> bool {
+        self.bell.pending.load(Ordering::Acquire)
+    }
+
+    /// Call before draining: what is sent from here on is announced again.
+    pub fn acknowledge(&self) {
+        self.bell.pending.store(false, Ordering::SeqCst);
+    }
+
+    pub fn next(&self) -> Option<T> {
+        self.queue.try_recv().ok()
+    }
+
+    /// Announces that the executor is about to sleep. False: something came, so it must not.
+    pub fn announce_sleep(&self) -> bool {
+        self.bell.asleep.store(true, Ordering::SeqCst);
+        // SYNC POINT: inbox.
+        if self.bell.pending.load(Ordering::SeqCst) {
+            self.awake();
+            return false;
+        }
+        true
+    }
+
+    /// Sleeps until the bell rings.
+    pub fn sleep(&self) {
+        let _ = self.bell.eventfd.read();
+    }
+
+    pub fn awake(&self) {
+        self.bell.asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleeper_is_woken_by_what_is_sent() {
+        let (notifier, inbox) = inbox::<u32>().unwrap();
+        let receiver = std::thread::spawn(move || {
+            let mut sum = 0;
+            while sum < 5050 {
+                if inbox.announce_sleep() {
+                    inbox.sleep();
+                    inbox.awake();
+                }
+                inbox.acknowledge();
+                while let Some(item) = inbox.next() {
+                    sum += item;
+                }
+            }
+            sum
+        });
+        for item in 1..=100 {
+            notifier.send(item);
+        }
+        assert_eq!(receiver.join().unwrap(), 5050);
+    }
+}

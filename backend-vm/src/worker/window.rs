@@ -1,0 +1,146 @@
+//! The parts of the tenant's window that this worker maps, at the addresses the guest uses.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use wormhole_ring::control::Grant;
+use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE, WINDOW_MAX_BYTES};
+use wormhole_ring::memory::{MemoryError, SessionMemory};
+
+use crate::memory;
+
+const SEGMENT: u64 = SEGMENT_BYTES as u64;
+
+/// Why a part of the window cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowError {
+    #[error("the address range {base:#x}..{end:#x} of the window is taken in this process")]
+    Band {
+        base: u64,
+        end: u64,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("the grant's window of {size:#x} bytes at {base:#x} lies outside the reserved band")]
+    Grant { base: u64, size: u64 },
+    #[error("segments {first}..{end} do not lie in a window of {segments}")]
+    Run { first: u32, end: u64, segments: u64 },
+    #[error("segments {first}..{end} of the window cannot be mapped")]
+    Map {
+        first: u32,
+        end: u64,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("the session segment cannot be used")]
+    Session(#[from] MemoryError),
+}
+
+/// Keeps the window's band from the driver and everybody else in this process, until parts of a window
+/// are mapped there. Once, before the device is initialised.
+///
+/// # Errors
+/// Something is mapped there already.
+pub fn reserve_band() -> Result<(), WindowError> {
+    memory::reserve(WINDOW_BASE, WINDOW_MAX_BYTES).map_err(|cause| WindowError::Band {
+        base: WINDOW_BASE,
+        end: WINDOW_BASE + WINDOW_MAX_BYTES,
+        cause,
+    })
+}
+
+/// The window of this worker's tenant.
+#[derive(Debug)]
+pub struct Window {
+    file: OwnedFd,
+    base: u64,
+    segments: u64,
+}
+
+impl Window {
+    /// The window that a grant describes, behind `file`. Nothing is mapped yet; [`reserve_band`] was
+    /// called.
+    ///
+    /// # Errors
+    /// The grant's window does not lie in the reserved band.
+    pub fn new(file: OwnedFd, grant: &Grant) -> Result<Self, WindowError> {
+        let (base, size) = (grant.window_base, grant.window_size);
+        let fits = base
+            .checked_sub(WINDOW_BASE)
+            .is_some_and(|offset| size <= WINDOW_MAX_BYTES && offset <= WINDOW_MAX_BYTES - size);
+        if !fits || !base.is_multiple_of(SEGMENT) || !size.is_multiple_of(SEGMENT) {
+            return Err(WindowError::Grant { base, size });
+        }
+        Ok(Self {
+            file,
+            base,
+            segments: size / SEGMENT,
+        })
+    }
+
+    /// Maps a run of segments: its address and its bytes. A run stays mapped until [`Window::unmap`].
+    ///
+    /// # Errors
+    /// The run does not lie in the window, or cannot be mapped.
+    pub fn map(&self, first: u32, count: u32) -> Result<(u64, u64), WindowError> {
+        let (address, bytes) = self.range(first, count)?;
+        let offset = u64::from(first) * SEGMENT;
+        // SAFETY: inside the band that this process reserved; a run is mapped once, since the supervisor
+        // grants it once, and nothing refers to memory in it before.
+        unsafe { memory::map_over(address, bytes, self.file.as_raw_fd(), offset) }.map_err(
+            |cause| WindowError::Map {
+                first,
+                end: u64::from(first) + u64::from(count),
+                cause,
+            },
+        )?;
+        Ok((address, bytes))
+    }
+
+    /// Maps a session segment.
+    ///
+    /// # Errors
+    /// As [`Window::map`].
+    pub fn map_session(&self, segment: u32) -> Result<SessionMemory, WindowError> {
+        let (address, _) = self.map(segment, 1)?;
+        let base = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
+        // SAFETY: just mapped, and never unmapped while the process lives: only arena is returned.
+        Ok(unsafe { SessionMemory::new(base, SEGMENT_BYTES) }?)
+    }
+
+    /// Unmaps a run of arena.
+    ///
+    /// # Safety
+    /// Nothing in this process refers to memory in the run any more.
+    ///
+    /// # Errors
+    /// As [`Window::map`].
+    pub unsafe fn unmap(&self, first: u32, count: u32) -> Result<(), WindowError> {
+        let (address, bytes) = self.range(first, count)?;
+        // SAFETY: the caller's promise.
+        unsafe { memory::unmap_over(address, bytes) }.map_err(|cause| WindowError::Map {
+            first,
+            end: u64::from(first) + u64::from(count),
+            cause,
+        })
+    }
+
+    /// Address and bytes of a run.
+    ///
+    /// # Errors
+    /// The run does not lie in the window.
+    pub fn range(&self, first: u32, count: u32) -> Result<(u64, u64), WindowError> {
+        let end = u64::from(first) + u64::from(count);
+        if count == 0 || end > self.segments {
+            return Err(WindowError::Run {
+                first,
+                end,
+                segments: self.segments,
+            });
+        }
+        Ok((
+            self.base + u64::from(first) * SEGMENT,
+            u64::from(count) * SEGMENT,
+        ))
+    }
+}
