@@ -1,0 +1,345 @@
+//! Contexts, primary and created.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit};
+
+use super::devices::device;
+use super::{body, put, put_if_wanted};
+use crate::context::{self, Scope};
+use crate::error::{CuError, Result};
+use crate::session::session;
+use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
+use crate::{event, memory, module, stream};
+
+/// What `cuCtxGetApiVersion` says of contexts of this interface.
+const API_VERSION: u32 = 3020;
+/// The greatest `CUfunc_cache`.
+const CACHE_CONFIGS: CUfunc_cache = 3;
+
+/// Limits that have been asked for.
+static LIMITS: LazyLock<Mutex<HashMap<CUlimit, u64>>> = LazyLock::new(Mutex::default);
+
+/// The current context, or error 201.
+fn current() -> Result<&'static context::Context> {
+    session()?;
+    Ok(context::find_active(context::current())
+        .map_err(|_| CuError::INVALID_CONTEXT)?
+        .0)
+}
+
+/// The context that a program names, where null is the current one.
+fn named(ctx: CUcontext) -> Result<(CUcontext, &'static context::Context)> {
+    session()?;
+    let ctx = if ctx.is_null() {
+        context::current()
+    } else {
+        ctx
+    };
+    let (facts, _) = context::find(ctx).ok_or(CuError::INVALID_CONTEXT)?;
+    Ok((ctx, facts))
+}
+
+pub unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
+    body! {
+        session()?;
+        // SAFETY: as the caller promises.
+        unsafe { put(pctx, context::current()) }
+    }
+}
+
+pub unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
+    body! {
+        session()?;
+        context::set_current(ctx)
+    }
+}
+
+pub unsafe fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
+    body! {
+        session()?;
+        context::push(ctx)
+    }
+}
+
+pub unsafe fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> CUresult {
+    body! {
+        session()?;
+        let top = context::pop()?;
+        // SAFETY: as the caller promises.
+        unsafe { put_if_wanted(pctx, top) };
+        Ok(())
+    }
+}
+
+pub unsafe fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
+    body! {
+        device(dev)?;
+        if pctx.is_null() || flags & !CTX_FLAGS_MASK != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { put(pctx, context::create(flags)?) }
+    }
+}
+
+/// With execution affinity, which limits a context to some multiprocessors.
+pub unsafe fn cuCtxCreate_v3(
+    pctx: *mut CUcontext,
+    paramsArray: *const c_void,
+    numParams: i32,
+    flags: u32,
+    dev: CUdevice,
+) -> CUresult {
+    if !paramsArray.is_null() || numParams != 0 {
+        return CuError::UNSUPPORTED_EXEC_AFFINITY.0;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { cuCtxCreate_v2(pctx, flags, dev) }
+}
+
+/// With execution affinity, or shared with a graphics interface.
+pub unsafe fn cuCtxCreate_v4(
+    pctx: *mut CUcontext,
+    ctxCreateParams: *const c_void,
+    flags: u32,
+    dev: CUdevice,
+) -> CUresult {
+    if !ctxCreateParams.is_null() {
+        return CuError::NOT_SUPPORTED.0;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { cuCtxCreate_v2(pctx, flags, dev) }
+}
+
+pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
+    body! {
+        let session = session()?;
+        let (_, handle) = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
+        let scope = Scope { session, context: handle.key().map_or(0, |key| key.index) };
+        // Native waits for the context's work; its memory and modules go with it.
+        let waited = stream::synchronize_all(scope);
+        context::destroy(ctx)?;
+        stream::destroy_of(scope);
+        event::destroy_of(scope);
+        module::unload_of(scope);
+        memory::free_of(scope);
+        waited
+    }
+}
+
+pub unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
+    body! {
+        current()?;
+        // SAFETY: as the caller promises.
+        unsafe { put(device, 0) }
+    }
+}
+
+pub unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) -> CUresult {
+    body! {
+        named(ctx)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(device, 0) }
+    }
+}
+
+pub unsafe fn cuCtxGetFlags(flags: *mut u32) -> CUresult {
+    body! {
+        let value = current()?.flags.load(Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { put(flags, value) }
+    }
+}
+
+pub unsafe fn cuCtxGetId(ctx: CUcontext, ctxId: *mut u64) -> CUresult {
+    body! {
+        let (ctx, _) = named(ctx)?;
+        let id = context::identity(ctx).ok_or(CuError::INVALID_CONTEXT)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(ctxId, id) }
+    }
+}
+
+pub unsafe fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) -> CUresult {
+    body! {
+        named(ctx)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(version, API_VERSION) }
+    }
+}
+
+pub unsafe fn cuCtxGetCacheConfig(pconfig: *mut CUfunc_cache) -> CUresult {
+    body! {
+        let value = current()?.cache_config.load(Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { put(pconfig, value) }
+    }
+}
+
+pub unsafe fn cuCtxSetCacheConfig(config: CUfunc_cache) -> CUresult {
+    body! {
+        let context = current()?;
+        if config > CACHE_CONFIGS {
+            return Err(CuError::INVALID_VALUE);
+        }
+        context.cache_config.store(config, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+pub unsafe fn cuCtxGetStreamPriorityRange(
+    leastPriority: *mut i32,
+    greatestPriority: *mut i32,
+) -> CUresult {
+    body! {
+        let (least, greatest) = context::scope()?.session.device().priorities;
+        // SAFETY: as the caller promises.
+        unsafe {
+            put_if_wanted(leastPriority, least);
+            put_if_wanted(greatestPriority, greatest);
+        }
+        Ok(())
+    }
+}
+
+pub unsafe fn cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) -> CUresult {
+    body! {
+        let scope = context::scope()?;
+        let known = LIMITS.lock().unwrap_or_else(PoisonError::into_inner).get(&limit).copied();
+        let value = match known {
+            Some(value) => value,
+            None => ask_limit(scope, limit)?,
+        };
+        // SAFETY: as the caller promises.
+        unsafe { put(pvalue, usize::try_from(value).unwrap_or(usize::MAX)) }
+    }
+}
+
+fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
+    let value = scope
+        .session
+        .request(scope.context, &ContextGetLimit { limit }, |reply| {
+            reply.value
+        })?;
+    LIMITS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(limit, value);
+    Ok(value)
+}
+
+pub unsafe fn cuCtxSetLimit(limit: CUlimit, value: usize) -> CUresult {
+    body! {
+        let scope = context::scope()?;
+        let message = ContextSetLimit { limit, value: value as u64 };
+        let value = scope.session.request(scope.context, &message, |reply| reply.value)?;
+        LIMITS.lock().unwrap_or_else(PoisonError::into_inner).insert(limit, value);
+        Ok(())
+    }
+}
+
+pub unsafe fn cuCtxSynchronize() -> CUresult {
+    body! { stream::synchronize_all(context::scope()?) }
+}
+
+pub unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
+    body! {
+        let (ctx, _) = named(ctx)?;
+        let (_, handle) = context::find_active(ctx)?;
+        let scope = Scope { session: session()?, context: handle.key().map_or(0, |key| key.index) };
+        stream::synchronize_all(scope)
+    }
+}
+
+pub unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
+    body! {
+        device(dev)?;
+        if pctx.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { put(pctx, context::retain_primary()?) }
+    }
+}
+
+pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
+    body! {
+        device(dev)?;
+        if context::release_primary()? { reset_primary() } else { Ok(()) }
+    }
+}
+
+pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
+    body! {
+        device(dev)?;
+        reset_primary()
+    }
+}
+
+/// Ends everything in the primary context.
+fn reset_primary() -> Result {
+    let session = session()?;
+    let (facts, handle) = context::primary_context()?;
+    if !facts.is_active() {
+        return Ok(());
+    }
+    let scope = Scope {
+        session,
+        context: 0,
+    };
+    // Fences that are still to be written would be lost with their streams.
+    let waited = stream::synchronize_all(scope);
+    facts.clear(handle);
+    context::deactivate_primary()?;
+    if context::others_active() {
+        // The worker's context is shared with contexts that the program created and still uses.
+        stream::destroy_of(scope);
+        event::destroy_of(scope);
+        module::unload_of(scope);
+        memory::free_of(scope);
+        return waited;
+    }
+    let reset = waited.and_then(|()| session.request(0, &ContextReset {}, |()| ()));
+    LIMITS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clear();
+    stream::forget_all(scope);
+    event::forget_all(scope);
+    module::forget_all();
+    memory::forget_all(scope);
+    reset
+}
+
+pub unsafe fn cuDevicePrimaryCtxGetState(
+    dev: CUdevice,
+    flags: *mut u32,
+    active: *mut i32,
+) -> CUresult {
+    body! {
+        device(dev)?;
+        let (context, _) = context::primary_context()?;
+        // SAFETY: as the caller promises.
+        unsafe {
+            put_if_wanted(flags, context.flags.load(Ordering::Relaxed));
+            put_if_wanted(active, i32::from(context.is_active()));
+        }
+        Ok(())
+    }
+}
+
+pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
+    body! {
+        device(dev)?;
+        if flags & !CTX_FLAGS_MASK != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let (context, _) = context::primary_context()?;
+        context.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+}

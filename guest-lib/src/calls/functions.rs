@@ -1,0 +1,193 @@
+//! Functions and kernels, which are one thing here.
+
+use std::ffi::{c_char, c_void};
+
+use super::devices::device;
+use super::{body, put, put_if_wanted};
+use crate::error::{CuError, Result};
+use crate::function::{self, Owner};
+use crate::types::{
+    CUdevice, CUfunc_cache, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUkernel,
+    CUlibrary, CUmodule, CUresult,
+};
+use crate::{context, module};
+
+/// `CU_FUNCTION_LOADING_STATE_LOADED`.
+const LOADED: CUfunctionLoadingState = 1;
+
+/// # Safety
+/// `place` is null or writable.
+unsafe fn attribute(place: *mut i32, id: CUfunction_attribute, function: *mut c_void) -> Result {
+    let scope = context::scope()?;
+    let (handle, facts) = function::find(function)?;
+    // SAFETY: as the caller promises.
+    unsafe { put(place, facts.attribute(scope, handle, id)?) }
+}
+
+fn set_attribute(function: *mut c_void, id: CUfunction_attribute, value: i32) -> Result {
+    let scope = context::scope()?;
+    let (handle, facts) = function::find(function)?;
+    facts.set_attribute(scope, handle, id, value)
+}
+
+fn set_cache_config(function: *mut c_void, config: CUfunc_cache) -> Result {
+    let scope = context::scope()?;
+    let (handle, facts) = function::find(function)?;
+    facts.set_cache_config(scope, handle, config)
+}
+
+/// # Safety
+/// `place` is null or writable.
+unsafe fn name(place: *mut *const c_char, function: *mut c_void) -> Result {
+    let (_, facts) = function::find(function)?;
+    // SAFETY: as the caller promises. The facts of a function are never freed.
+    unsafe { put(place, facts.name.as_ptr()) }
+}
+
+/// # Safety
+/// `offset` and `size` are null or writable.
+unsafe fn parameter(
+    function: *mut c_void,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> Result {
+    let (_, facts) = function::find(function)?;
+    let parameter = facts.parameters.get(index).ok_or(CuError::INVALID_VALUE)?;
+    // SAFETY: as the caller promises.
+    unsafe {
+        put(offset, parameter.offset as usize)?;
+        put_if_wanted(size, parameter.size as usize);
+    }
+    Ok(())
+}
+
+pub unsafe fn cuFuncGetAttribute(
+    pi: *mut i32,
+    attrib: CUfunction_attribute,
+    hfunc: CUfunction,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { attribute(pi, attrib, hfunc) } }
+}
+
+pub unsafe fn cuFuncSetAttribute(
+    hfunc: CUfunction,
+    attrib: CUfunction_attribute,
+    value: i32,
+) -> CUresult {
+    body! { set_attribute(hfunc, attrib, value) }
+}
+
+pub unsafe fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> CUresult {
+    body! { set_cache_config(hfunc, config) }
+}
+
+pub unsafe fn cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) -> CUresult {
+    body! {
+        let scope = context::scope()?;
+        let module = match function::find(hfunc)?.1.owner {
+            Owner::Module(module) => module,
+            Owner::Library(library) => module::of_library(scope, library)?,
+        };
+        // SAFETY: as the caller promises.
+        unsafe { put(hmod, module) }
+    }
+}
+
+pub unsafe fn cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { self::name(name, hfunc) } }
+}
+
+pub unsafe fn cuFuncGetParamInfo(
+    func: CUfunction,
+    paramIndex: usize,
+    paramOffset: *mut usize,
+    paramSize: *mut usize,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { parameter(func, paramIndex, paramOffset, paramSize) } }
+}
+
+pub unsafe fn cuFuncIsLoaded(state: *mut CUfunctionLoadingState, hfunc: CUfunction) -> CUresult {
+    body! {
+        function::find(hfunc)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(state, LOADED) }
+    }
+}
+
+pub unsafe fn cuFuncLoad(hfunc: CUfunction) -> CUresult {
+    body! { function::find(hfunc).map(|_| ()) }
+}
+
+pub unsafe fn cuKernelGetAttribute(
+    pi: *mut i32,
+    attrib: CUfunction_attribute,
+    kernel: CUkernel,
+    dev: CUdevice,
+) -> CUresult {
+    body! {
+        device(dev)?;
+        // SAFETY: as the caller promises.
+        unsafe { attribute(pi, attrib, kernel) }
+    }
+}
+
+pub unsafe fn cuKernelSetAttribute(
+    attrib: CUfunction_attribute,
+    val: i32,
+    kernel: CUkernel,
+    dev: CUdevice,
+) -> CUresult {
+    body! {
+        device(dev)?;
+        set_attribute(kernel, attrib, val)
+    }
+}
+
+pub unsafe fn cuKernelSetCacheConfig(
+    kernel: CUkernel,
+    config: CUfunc_cache,
+    dev: CUdevice,
+) -> CUresult {
+    body! {
+        device(dev)?;
+        set_cache_config(kernel, config)
+    }
+}
+
+pub unsafe fn cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) -> CUresult {
+    body! {
+        context::scope()?;
+        function::find(kernel)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(pFunc, kernel) }
+    }
+}
+
+pub unsafe fn cuKernelGetLibrary(pLib: *mut CUlibrary, kernel: CUkernel) -> CUresult {
+    body! {
+        match function::find(kernel)?.1.owner {
+            // SAFETY: as the caller promises.
+            Owner::Library(library) => unsafe { put(pLib, library) },
+            Owner::Module(_) => Err(CuError::INVALID_HANDLE),
+        }
+    }
+}
+
+pub unsafe fn cuKernelGetName(name: *mut *const c_char, hfunc: CUkernel) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { self::name(name, hfunc) } }
+}
+
+pub unsafe fn cuKernelGetParamInfo(
+    kernel: CUkernel,
+    paramIndex: usize,
+    paramOffset: *mut usize,
+    paramSize: *mut usize,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { parameter(kernel, paramIndex, paramOffset, paramSize) } }
+}

@@ -1,0 +1,93 @@
+//! The functions of the driver API, one for each that the table forwards. The exports of the same names
+//! call them.
+#![expect(
+    non_snake_case,
+    clippy::too_many_arguments,
+    reason = "names and arguments are those of the CUDA driver API"
+)]
+
+mod contexts;
+mod copies;
+mod devices;
+mod driver;
+mod events;
+mod functions;
+mod launches;
+mod memories;
+mod modules;
+mod occupancy;
+mod pointers;
+mod streams;
+
+pub use contexts::*;
+pub use copies::*;
+pub use devices::*;
+pub use driver::*;
+pub use events::*;
+pub use functions::*;
+pub use launches::*;
+pub use memories::*;
+pub use modules::*;
+pub use occupancy::*;
+pub use pointers::*;
+pub use streams::*;
+
+use std::ffi::{CStr, c_char};
+
+use crate::error::{CuError, Result};
+use crate::types::CUresult;
+
+/// Runs a function's body and gives its result as a code.
+#[inline]
+fn run(body: impl FnOnce() -> Result) -> CUresult {
+    match body() {
+        Ok(()) => 0,
+        Err(error) => error.0,
+    }
+}
+
+/// Writes a result where the program wants it.
+///
+/// # Safety
+/// `place` is null or writable.
+#[inline]
+unsafe fn put<T>(place: *mut T, value: T) -> Result {
+    if place.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: not null, so writable.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// The same for results that the program may not want.
+///
+/// # Safety
+/// `place` is null or writable.
+#[inline]
+unsafe fn put_if_wanted<T>(place: *mut T, value: T) {
+    if !place.is_null() {
+        // SAFETY: not null, so writable.
+        unsafe { place.write(value) };
+    }
+}
+
+/// A string that the program passed.
+///
+/// # Safety
+/// `text` is null or points to a string that outlives the result.
+unsafe fn string<'a>(text: *const c_char) -> Result<&'a CStr> {
+    if text.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: not null, so a string.
+    Ok(unsafe { CStr::from_ptr(text) })
+}
+
+/// The function's body, with `?`, as a code.
+macro_rules! body {
+    ($($statement:tt)*) => {
+        $crate::calls::run(|| -> $crate::error::Result { $($statement)* })
+    };
+}
+use body;

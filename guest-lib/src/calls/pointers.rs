@@ -1,0 +1,140 @@
+//! What an address is.
+
+use std::ffi::c_void;
+
+use super::body;
+use crate::context;
+use crate::error::{CuError, Result};
+use crate::memory::memory_map;
+use crate::memory_map::Allocation;
+use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult};
+
+/// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
+const TYPE_HOST: u32 = 1;
+const TYPE_DEVICE: u32 = 2;
+/// `CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE`.
+const READ_WRITE: u32 = 3;
+/// The ordinal of an address that no device has.
+const NO_DEVICE: u32 = (-2_i32).cast_unsigned();
+
+/// An attribute's value, as wide as the driver writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    /// A C `bool`.
+    Byte(u8),
+    Word(u32),
+    Long(u64),
+}
+
+impl Value {
+    /// # Safety
+    /// `place` is writable for the value's width.
+    unsafe fn write(self, place: *mut c_void) {
+        // SAFETY: as the caller promises; the program's place may have any alignment.
+        unsafe {
+            match self {
+                Self::Byte(value) => place.cast::<u8>().write(value),
+                Self::Word(value) => place.cast::<u32>().write_unaligned(value),
+                Self::Long(value) => place.cast::<u64>().write_unaligned(value),
+            }
+        }
+    }
+}
+
+/// The value of an attribute of an address in an allocation. `None`: the attribute does not exist for it.
+fn value(
+    attribute: CUpointer_attribute,
+    address: u64,
+    allocation: &Allocation,
+) -> Result<Option<Value>> {
+    let is_host = allocation.is_host();
+    Ok(Some(match attribute {
+        // CONTEXT
+        1 => Value::Long(context::by_number(allocation.context)?.addr() as u64),
+        // MEMORY_TYPE
+        2 => Value::Word(if is_host { TYPE_HOST } else { TYPE_DEVICE }),
+        // DEVICE_POINTER: page-locked memory has one address everywhere
+        3 => Value::Long(address),
+        // HOST_POINTER
+        4 if is_host => Value::Long(address),
+        4 => return Ok(None),
+        // SYNC_MEMOPS, IS_MANAGED, IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
+        6 | 8 | 10 | 15 => Value::Byte(0),
+        // BUFFER_ID
+        7 => Value::Long(allocation.id),
+        // DEVICE_ORDINAL
+        9 => Value::Word(0),
+        // RANGE_START_ADDR, MAPPING_BASE_ADDR
+        11 | 19 => Value::Long(allocation.base),
+        // RANGE_SIZE, MAPPING_SIZE
+        12 | 18 => Value::Long(allocation.bytes),
+        // MAPPED
+        13 => Value::Byte(1),
+        // ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE
+        14 | 17 => Value::Long(0),
+        // ACCESS_FLAGS
+        16 => Value::Word(READ_WRITE),
+        // MEMORY_BLOCK_ID
+        20 => Value::Long(allocation.id),
+        _ => return Err(CuError::INVALID_VALUE),
+    }))
+}
+
+/// What is said of an address that CUDA knows nothing of.
+fn null_value(attribute: CUpointer_attribute) -> Result<Value> {
+    Ok(match attribute {
+        1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Value::Long(0),
+        2 | 16 => Value::Word(0),
+        9 => Value::Word(NO_DEVICE),
+        6 | 8 | 10 | 13 | 15 => Value::Byte(0),
+        _ => return Err(CuError::INVALID_VALUE),
+    })
+}
+
+pub unsafe fn cuPointerGetAttribute(
+    data: *mut c_void,
+    attribute: CUpointer_attribute,
+    ptr: CUdeviceptr,
+) -> CUresult {
+    body! {
+        context::scope()?;
+        if data.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let allocation = memory_map().find(ptr).ok_or(CuError::INVALID_VALUE)?;
+        let value = value(attribute, ptr, &allocation)?.ok_or(CuError::INVALID_VALUE)?;
+        // SAFETY: not null, so as wide as the attribute.
+        unsafe { value.write(data) };
+        Ok(())
+    }
+}
+
+pub unsafe fn cuPointerGetAttributes(
+    numAttributes: u32,
+    attributes: *const CUpointer_attribute,
+    data: *mut *mut c_void,
+    ptr: CUdeviceptr,
+) -> CUresult {
+    body! {
+        context::scope()?;
+        if attributes.is_null() || data.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let allocation = memory_map().find(ptr);
+        for index in 0..numAttributes as usize {
+            // SAFETY: both arrays have that many elements.
+            let (attribute, place) = unsafe { (attributes.add(index).read(), data.add(index).read()) };
+            let known = match &allocation {
+                Some(allocation) => value(attribute, ptr, allocation)?,
+                None => None,
+            };
+            let value = match known {
+                Some(value) => value,
+                None => null_value(attribute)?,
+            };
+            // SAFETY: each place is as wide as its attribute.
+            unsafe { value.write(place) };
+        }
+        Ok(())
+    }
+}

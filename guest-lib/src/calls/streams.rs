@@ -1,0 +1,212 @@
+//! Streams.
+
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use super::{body, put, put_if_wanted};
+use crate::error::{CuError, Result};
+use crate::stream::{self, Target, target};
+use crate::types::{
+    CUcontext, CUdevice, CUevent, CUgraph, CUgraphEdgeData, CUgraphNode, CUgreenCtx, CUresult,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, DefaultStream,
+};
+use crate::{context, event, handle};
+
+/// `CU_STREAM_CAPTURE_STATUS_NONE`: graphs are not forwarded, so no stream is ever being captured.
+const NOT_CAPTURING: CUstreamCaptureStatus = 0;
+/// The greatest `CUstreamCaptureMode`.
+const CAPTURE_MODES: CUstreamCaptureMode = 2;
+
+pub unsafe fn cuStreamCreate(phStream: *mut CUstream, Flags: u32) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { cuStreamCreateWithPriority(phStream, Flags, 0) }
+}
+
+pub unsafe fn cuStreamCreateWithPriority(
+    phStream: *mut CUstream,
+    flags: u32,
+    priority: i32,
+) -> CUresult {
+    body! {
+        let scope = context::scope()?;
+        if phStream.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let stream = stream::create(scope, flags, priority)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(phStream, handle::to_pointer(stream)) }
+    }
+}
+
+pub unsafe fn cuStreamDestroy_v2(hStream: CUstream) -> CUresult {
+    body! {
+        let scope = context::scope()?;
+        stream::destroy(scope, stream::minted(hStream)?)
+    }
+}
+
+pub unsafe fn cuStreamQuery(default: DefaultStream, hStream: CUstream) -> CUresult {
+    body! {
+        let (scope, target) = target(default, hStream)?;
+        target.query(scope)
+    }
+}
+
+pub unsafe fn cuStreamSynchronize(default: DefaultStream, hStream: CUstream) -> CUresult {
+    body! {
+        let (scope, target) = target(default, hStream)?;
+        target.synchronize(scope)
+    }
+}
+
+pub unsafe fn cuStreamWaitEvent(
+    default: DefaultStream,
+    hStream: CUstream,
+    hEvent: CUevent,
+    Flags: u32,
+) -> CUresult {
+    body! {
+        let (scope, target) = target(default, hStream)?;
+        if Flags & !1 != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        event::wait(scope, target, hEvent, Flags)
+    }
+}
+
+/// Answers a question about a stream.
+fn about<T>(
+    default: DefaultStream,
+    stream: CUstream,
+    place: *mut T,
+    read: impl Fn(Target) -> T,
+) -> Result {
+    let (_, target) = target(default, stream)?;
+    // SAFETY: the caller of the export promises that the place is null or writable.
+    unsafe { put(place, read(target)) }
+}
+
+pub unsafe fn cuStreamGetFlags(
+    default: DefaultStream,
+    hStream: CUstream,
+    flags: *mut u32,
+) -> CUresult {
+    body! { about(default, hStream, flags, |target| target.stream.flags.load(Ordering::Relaxed)) }
+}
+
+pub unsafe fn cuStreamGetId(
+    default: DefaultStream,
+    hStream: CUstream,
+    streamId: *mut u64,
+) -> CUresult {
+    body! { about(default, hStream, streamId, |target| target.stream.id.load(Ordering::Relaxed)) }
+}
+
+pub unsafe fn cuStreamGetPriority(
+    default: DefaultStream,
+    hStream: CUstream,
+    priority: *mut i32,
+) -> CUresult {
+    body! { about(default, hStream, priority, |target| target.stream.priority.load(Ordering::Relaxed)) }
+}
+
+pub unsafe fn cuStreamGetDevice(
+    default: DefaultStream,
+    hStream: CUstream,
+    device: *mut CUdevice,
+) -> CUresult {
+    body! { about(default, hStream, device, |_| 0) }
+}
+
+pub unsafe fn cuStreamGetCtx(
+    default: DefaultStream,
+    hStream: CUstream,
+    pctx: *mut CUcontext,
+) -> CUresult {
+    body! {
+        let (_, target) = target(default, hStream)?;
+        let ctx = if target.handle.is_legacy() {
+            context::current()
+        } else {
+            context::by_number(target.stream.context.load(Ordering::Relaxed))?
+        };
+        // SAFETY: as the caller promises.
+        unsafe { put(pctx, ctx) }
+    }
+}
+
+pub unsafe fn cuStreamGetCtx_v2(
+    default: DefaultStream,
+    hStream: CUstream,
+    pctx: *mut CUcontext,
+    pGreenCtx: *mut CUgreenCtx,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe {
+        put_if_wanted(pGreenCtx, ptr::null_mut());
+        cuStreamGetCtx(default, hStream, pctx)
+    }
+}
+
+pub unsafe fn cuStreamIsCapturing(
+    default: DefaultStream,
+    hStream: CUstream,
+    captureStatus: *mut CUstreamCaptureStatus,
+) -> CUresult {
+    body! { about(default, hStream, captureStatus, |_| NOT_CAPTURING) }
+}
+
+pub unsafe fn cuStreamGetCaptureInfo(
+    default: DefaultStream,
+    hStream: CUstream,
+    captureStatus_out: *mut CUstreamCaptureStatus,
+    _id_out: *mut u64,
+) -> CUresult {
+    body! { about(default, hStream, captureStatus_out, |_| NOT_CAPTURING) }
+}
+
+/// Everything but the status is left as it is while no capture is under way.
+pub unsafe fn cuStreamGetCaptureInfo_v2(
+    default: DefaultStream,
+    hStream: CUstream,
+    captureStatus_out: *mut CUstreamCaptureStatus,
+    _id_out: *mut u64,
+    _graph_out: *mut CUgraph,
+    _dependencies_out: *mut *const CUgraphNode,
+    _numDependencies_out: *mut usize,
+) -> CUresult {
+    body! { about(default, hStream, captureStatus_out, |_| NOT_CAPTURING) }
+}
+
+pub unsafe fn cuStreamGetCaptureInfo_v3(
+    default: DefaultStream,
+    hStream: CUstream,
+    captureStatus_out: *mut CUstreamCaptureStatus,
+    _id_out: *mut u64,
+    _graph_out: *mut CUgraph,
+    _dependencies_out: *mut *const CUgraphNode,
+    _edgeData_out: *mut *const CUgraphEdgeData,
+    _numDependencies_out: *mut usize,
+) -> CUresult {
+    body! { about(default, hStream, captureStatus_out, |_| NOT_CAPTURING) }
+}
+
+/// Every thread starts in the global mode.
+pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult {
+    thread_local! {
+        static MODE: std::cell::Cell<CUstreamCaptureMode> = const { std::cell::Cell::new(0) };
+    }
+    body! {
+        if mode.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: not null, so readable and writable.
+        let wanted = unsafe { mode.read() };
+        if wanted > CAPTURE_MODES {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as above.
+        unsafe { mode.write(MODE.replace(wanted)) };
+        Ok(())
+    }
+}

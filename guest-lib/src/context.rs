@@ -1,0 +1,319 @@
+//! Contexts: primary ones, those that programs create, and each thread's stack of them.
+//!
+//! The worker has one CUDA context; contexts of a program are kept apart here. Every answer about them
+//! is local.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+
+use wormhole_api::Handle;
+use wormhole_api::handle::Context as ContextKind;
+
+use crate::error::{CuError, Result};
+use crate::export_tables::Storage;
+use crate::handle::{self, Table};
+use crate::session::{self, Session};
+use crate::types::CUcontext;
+
+/// What is known of a context.
+#[derive(Debug, Default)]
+pub struct Context {
+    /// `CU_CTX_*` flags.
+    pub flags: AtomicU32,
+    pub cache_config: AtomicU32,
+    /// A primary context that nobody retains is not active; others are active until destroyed.
+    active: AtomicBool,
+    retained: AtomicU32,
+    storage: AtomicPtr<Storage>,
+}
+
+static CONTEXTS: Table<ContextKind, Context> = Table::new();
+static PRIMARY: OnceLock<Result<Handle<ContextKind>>> = OnceLock::new();
+
+thread_local! {
+    /// The context on top of this thread's stack; null for none.
+    static CURRENT: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
+    /// The contexts below it.
+    static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The session and the context that a call is made in.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope {
+    pub session: &'static Session,
+    /// Which context: the number that records carry.
+    pub context: u32,
+}
+
+impl Context {
+    /// Context-local storage; made when first used.
+    pub fn storage(&self) -> &Storage {
+        let storage = self.storage.load(Ordering::Acquire);
+        // SAFETY: what is stored is leaked, and an entry's storage serves whatever context lives there.
+        match unsafe { storage.as_ref() } {
+            Some(storage) => storage,
+            None => self.make_storage(),
+        }
+    }
+
+    #[cold]
+    fn make_storage(&self) -> &Storage {
+        let made = Box::into_raw(Box::new(Storage::default()));
+        let stored = self.storage.compare_exchange(
+            std::ptr::null_mut(),
+            made,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        match stored {
+            // SAFETY: just made, and leaked from here on.
+            Ok(_) => unsafe { &*made },
+            Err(other) => {
+                // SAFETY: another thread was faster; this one is nobody else's.
+                drop(unsafe { Box::from_raw(made) });
+                // SAFETY: as in `storage`.
+                unsafe { &*other }
+            }
+        }
+    }
+
+    pub fn is_active(&self) -> bool {
+        self.active.load(Ordering::Acquire)
+    }
+
+    /// Ends what is kept with the context; its values' destructors run.
+    pub fn clear(&self, handle: CUcontext) {
+        for (key, value, destructor) in self.storage().drain() {
+            if let Some(destructor) = destructor {
+                let [key, value] =
+                    [key, value].map(std::ptr::with_exposed_provenance_mut::<c_void>);
+                // SAFETY: the runtime that stored the value wants to be called with it.
+                unsafe { destructor(handle, key, value) };
+            }
+        }
+    }
+}
+
+/// The handle of the device's primary context, whether it is active or not.
+pub fn primary() -> Result<Handle<ContextKind>> {
+    *PRIMARY.get_or_init(|| CONTEXTS.mint(|_| {}))
+}
+
+/// The primary context and what a program holds for it.
+pub fn primary_context() -> Result<(&'static Context, CUcontext)> {
+    let handle = primary()?;
+    let context = CONTEXTS.get(handle).ok_or(CuError::UNKNOWN)?;
+    Ok((context, handle::to_pointer(handle)))
+}
+
+/// A context by what a program passed.
+#[inline]
+pub fn find(context: CUcontext) -> Option<(&'static Context, Handle<ContextKind>)> {
+    let handle = handle::from_pointer(context)?;
+    Some((CONTEXTS.get(handle)?, handle))
+}
+
+/// A context by what a program passed, while it may be used.
+pub fn find_active(context: CUcontext) -> Result<(&'static Context, Handle<ContextKind>)> {
+    let (context, handle) = find(context).ok_or(CuError::INVALID_CONTEXT)?;
+    if context.is_active() {
+        Ok((context, handle))
+    } else {
+        Err(CuError::CONTEXT_IS_DESTROYED)
+    }
+}
+
+/// What the calling thread holds as its current context; null for none.
+#[inline]
+pub fn current() -> CUcontext {
+    CURRENT.get()
+}
+
+/// The session and context of the calling thread; error 201 without one.
+#[inline]
+pub fn scope() -> Result<Scope> {
+    let session = session::session()?;
+    let current = CURRENT.get();
+    if current.is_null() {
+        return Err(CuError::INVALID_CONTEXT);
+    }
+    let (_, handle) = find_active(current)?;
+    let context = handle.key().map_or(0, |key| key.index);
+    Ok(Scope { session, context })
+}
+
+/// The session with the current context, or with the primary one where there is none: for calls that
+/// need no context.
+pub fn scope_or_primary() -> Result<Scope> {
+    match scope() {
+        Err(CuError::INVALID_CONTEXT) => Ok(Scope {
+            session: session::session()?,
+            context: 0,
+        }),
+        scope => scope,
+    }
+}
+
+/// What a program holds for the context with a number.
+pub fn by_number(number: u32) -> Result<CUcontext> {
+    CONTEXTS
+        .live()
+        .find(|(handle, _)| handle.key().is_some_and(|key| key.index == number))
+        .map(|(handle, _)| handle::to_pointer(handle))
+        .ok_or(CuError::INVALID_CONTEXT)
+}
+
+/// `cuCtxGetId`: different for every context of the process.
+pub fn identity(context: CUcontext) -> Option<u64> {
+    let key = find(context)?.1.key()?;
+    Some(u64::from(key.generation) << 32 | u64::from(key.index))
+}
+
+/// Whether a context that the program created is active.
+pub fn others_active() -> bool {
+    CONTEXTS
+        .live()
+        .any(|(handle, context)| Ok(handle) != primary() && context.is_active())
+}
+
+/// Replaces the top of the calling thread's stack; null takes it off.
+pub fn set_current(context: CUcontext) -> Result {
+    if context.is_null() {
+        let below = BELOW.with_borrow_mut(Vec::pop);
+        CURRENT.set(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
+        return Ok(());
+    }
+    find_active(context)?;
+    CURRENT.set(context);
+    Ok(())
+}
+
+/// Puts a context on top of the calling thread's stack.
+pub fn push(context: CUcontext) -> Result {
+    find_active(context)?;
+    let covered = CURRENT.replace(context);
+    if !covered.is_null() {
+        BELOW.with_borrow_mut(|below| below.push(covered.expose_provenance()));
+    }
+    Ok(())
+}
+
+/// Takes the top off the calling thread's stack.
+pub fn pop() -> Result<CUcontext> {
+    let top = CURRENT.get();
+    if top.is_null() {
+        return Err(CuError::INVALID_CONTEXT);
+    }
+    let below = BELOW.with_borrow_mut(Vec::pop);
+    CURRENT.set(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
+    Ok(top)
+}
+
+/// Makes one more user of the primary context.
+pub fn retain_primary() -> Result<CUcontext> {
+    let (context, handle) = primary_context()?;
+    context.retained.fetch_add(1, Ordering::AcqRel);
+    context.active.store(true, Ordering::Release);
+    Ok(handle)
+}
+
+/// One user less; true when it was the last, and the context is to be torn down.
+pub fn release_primary() -> Result<bool> {
+    let (context, _) = primary_context()?;
+    let before = context
+        .retained
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            count.checked_sub(1)
+        })
+        .map_err(|_| CuError::INVALID_CONTEXT)?;
+    Ok(before == 1)
+}
+
+/// Makes a primary context inactive, with nobody retaining it.
+pub fn deactivate_primary() -> Result {
+    let (context, _) = primary_context()?;
+    context.retained.store(0, Ordering::Release);
+    context.active.store(false, Ordering::Release);
+    Ok(())
+}
+
+/// A context of the program's own; it becomes the calling thread's current one.
+pub fn create(flags: u32) -> Result<CUcontext> {
+    // The primary context's number, 0, is taken before any other.
+    primary()?;
+    let handle = CONTEXTS.mint(|context| {
+        context.flags.store(flags, Ordering::Relaxed);
+        context.cache_config.store(0, Ordering::Relaxed);
+        context.active.store(true, Ordering::Release);
+    })?;
+    let pointer = handle::to_pointer(handle);
+    push(pointer)?;
+    Ok(pointer)
+}
+
+/// Ends a context that [`create`] made.
+pub fn destroy(context: CUcontext) -> Result {
+    let (facts, handle) = find_active(context)?;
+    if handle == primary()? {
+        return Err(CuError::INVALID_CONTEXT);
+    }
+    facts.active.store(false, Ordering::Release);
+    facts.clear(context);
+    if CURRENT.get() == context {
+        pop()?;
+    }
+    CONTEXTS.retire(handle).ok_or(CuError::INVALID_CONTEXT)?;
+    CONTEXTS.recycle(handle);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stack_of_a_thread_gives_back_what_was_covered() {
+        let outer = create(0).unwrap();
+        assert_eq!(current(), outer);
+        let inner = create(4).unwrap();
+        assert_eq!(current(), inner);
+        assert_eq!(pop().unwrap(), inner);
+        assert_eq!(current(), outer);
+        push(inner).unwrap();
+        set_current(outer).unwrap();
+        assert_eq!(pop().unwrap(), outer);
+        assert_eq!(pop().unwrap(), outer);
+        assert_eq!(pop(), Err(CuError::INVALID_CONTEXT));
+        destroy(inner).unwrap();
+        destroy(outer).unwrap();
+        assert_eq!(set_current(inner), Err(CuError::INVALID_CONTEXT));
+    }
+
+    #[test]
+    fn other_threads_have_stacks_of_their_own() {
+        let mine = create(0).unwrap();
+        let theirs = std::thread::spawn(|| current().is_null()).join().unwrap();
+        assert!(theirs);
+        destroy(mine).unwrap();
+        assert!(current().is_null());
+    }
+
+    #[test]
+    fn values_kept_with_a_context_go_with_it() {
+        static CALLED: AtomicU32 = AtomicU32::new(0);
+        unsafe extern "C" fn destructor(_: CUcontext, key: *mut c_void, value: *mut c_void) {
+            assert_eq!((key.addr(), value.addr()), (0x10, 0x20));
+            CALLED.fetch_add(1, Ordering::Relaxed);
+        }
+        let context = create(0).unwrap();
+        find(context)
+            .unwrap()
+            .0
+            .storage()
+            .put(0x10, 0x20, Some(destructor));
+        destroy(context).unwrap();
+        assert_eq!(CALLED.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,409 @@
+//! Copies and fills.
+//!
+//! Device memory and page-locked memory are reached by the device itself. Other host memory goes through
+//! staging buffers in the arena: the guest fills the next while the device empties the last.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
+use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::memory::memory_map;
+use crate::output;
+use crate::stream::{Cover, Target};
+
+/// Copies up to this size travel in the record itself.
+const INLINE: usize = 4096;
+/// Bytes of a staging buffer.
+const CHUNK: usize = 512 << 10;
+/// Staging buffers of a process.
+const BUFFERS: usize = 8;
+const PAGE: u64 = 4096;
+/// Buffers that one copy to the host keeps busy.
+const DEPTH: usize = 4;
+
+/// What one end of a copy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Device,
+    /// Page-locked: the device reaches it, and so does the program.
+    Pinned,
+    /// The program's own.
+    Pageable,
+}
+
+impl End {
+    /// What a whole range is. A range that leaves its allocation is an invalid value, and so is an
+    /// address that only the device could have.
+    fn of(address: u64, bytes: u64) -> Result<Self> {
+        match memory_map().find_range(address, bytes)? {
+            Some(allocation) if allocation.is_host() => Ok(Self::Pinned),
+            Some(_) => Ok(Self::Device),
+            None if is_reserved(address) => Err(CuError::INVALID_VALUE),
+            None => Ok(Self::Pageable),
+        }
+    }
+}
+
+fn is_reserved(address: u64) -> bool {
+    [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
+        .iter()
+        .any(|(base, bytes)| {
+            address
+                .checked_sub(*base)
+                .is_some_and(|offset| offset < *bytes)
+        })
+}
+
+/// Whether the call returns when the copy is complete, as the synchronous copies do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Synchronous,
+    Asynchronous,
+}
+
+/// The parts of a range, none longer than `limit`: offset and length.
+fn chunks(bytes: usize, limit: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..bytes.div_ceil(limit)).map(move |index| {
+        let offset = index * limit;
+        (offset, limit.min(bytes - offset))
+    })
+}
+
+/// Which ends a call accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+    /// Whatever the addresses say.
+    Unified,
+}
+
+/// Copies `bytes` bytes.
+///
+/// # Safety
+/// An end that is host memory is valid for the copy.
+pub unsafe fn copy(
+    scope: Scope,
+    target: Target,
+    direction: Direction,
+    (destination, source): (u64, u64),
+    bytes: usize,
+    mode: Mode,
+) -> Result {
+    scope.session.alive()?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let length = bytes as u64;
+    let ends = (End::of(destination, length)?, End::of(source, length)?);
+    let device_end = match direction {
+        Direction::HostToDevice => ends.0 != End::Pageable,
+        Direction::DeviceToHost => ends.1 != End::Pageable,
+        Direction::DeviceToDevice => ends.0 != End::Pageable && ends.1 != End::Pageable,
+        Direction::Unified => true,
+    };
+    if !device_end {
+        return Err(CuError::INVALID_VALUE);
+    }
+    match ends {
+        (End::Pageable, End::Pageable) => {
+            target.synchronize(scope)?;
+            let [to, from] = [destination, source].map(host_pointer);
+            // SAFETY: both ends are the program's memory, which it vouches for.
+            unsafe { to.copy_from(from, bytes) };
+            Ok(())
+        }
+        (End::Pageable, _) => {
+            // SAFETY: the destination is the program's memory, which it vouches for.
+            unsafe { download(scope, target, host_pointer(destination), source, bytes) }?;
+            show_output(scope, target)
+        }
+        (_, End::Pageable) => {
+            if mode == Mode::Synchronous {
+                // The native driver waits before such a copy, so this is where a fault shows.
+                target.settle_launches(scope)?;
+            }
+            // SAFETY: the source is the program's memory, which it vouches for.
+            unsafe { upload(scope, target, destination, host_pointer(source), bytes) }
+        }
+        (to, from) => {
+            submit(scope, target, destination, source, length)?;
+            let with_host = to == End::Pinned || from == End::Pinned;
+            if mode == Mode::Synchronous && with_host {
+                target.synchronize(scope)
+            } else {
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Text of kernels appears at copies that wait.
+fn show_output(scope: Scope, target: Target) -> Result {
+    if scope.session.has_device_output() {
+        output::synchronize(scope, Some(target.handle))
+    } else {
+        Ok(())
+    }
+}
+
+fn host_pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
+}
+
+/// Hands a copy that the device makes to a stream.
+fn submit(scope: Scope, target: Target, destination: u64, source: u64, bytes: u64) -> Result {
+    let message = MemCopy {
+        destination: DevicePtr(destination),
+        source: DevicePtr(source),
+        bytes,
+        stream: target.handle,
+    };
+    scope.session.record(scope.context, &message)?;
+    target.worked(scope)
+}
+
+/// Copies the program's memory to the device; returns when the source may be used again.
+unsafe fn upload(
+    scope: Scope,
+    target: Target,
+    destination: u64,
+    source: *const u8,
+    bytes: usize,
+) -> Result {
+    if bytes <= INLINE {
+        // SAFETY: the caller vouches for the source; it is read before this returns.
+        let data = unsafe { std::slice::from_raw_parts(source, bytes) };
+        let message = MemWrite {
+            destination: DevicePtr(destination),
+            stream: target.handle,
+            data,
+        };
+        scope.session.record(scope.context, &message)?;
+        return target.worked(scope);
+    }
+    for (offset, length) in chunks(bytes, CHUNK) {
+        let buffer = STAGING.take(scope)?;
+        // SAFETY: the buffer holds CHUNK bytes that the device has done with, outside the program's memory.
+        unsafe {
+            host_pointer(buffer.address).copy_from_nonoverlapping(source.add(offset), length)
+        };
+        let submitted = submit(
+            scope,
+            target,
+            destination + offset as u64,
+            buffer.address,
+            length as u64,
+        )
+        .and_then(|()| target.fence_now(scope));
+        STAGING.give_back(buffer, submitted.as_ref().ok().copied());
+        submitted?;
+    }
+    Ok(())
+}
+
+/// Copies device memory to the program's; returns when it is there.
+unsafe fn download(
+    scope: Scope,
+    target: Target,
+    destination: *mut u8,
+    source: u64,
+    bytes: usize,
+) -> Result {
+    let mut pending: VecDeque<(Buffer, Cover, usize, usize)> = VecDeque::with_capacity(DEPTH);
+    let mut parts = chunks(bytes, CHUNK).peekable();
+    loop {
+        while pending.len() < DEPTH
+            && let Some(&(offset, length)) = parts.peek()
+        {
+            let buffer = if pending.is_empty() {
+                STAGING.take(scope)?
+            } else {
+                match STAGING.try_take(scope) {
+                    Some(buffer) => buffer?,
+                    None => break,
+                }
+            };
+            let submitted = submit(
+                scope,
+                target,
+                buffer.address,
+                source + offset as u64,
+                length as u64,
+            )
+            .and_then(|()| target.fence_now(scope));
+            match submitted {
+                Ok(cover) => {
+                    pending.push_back((buffer, cover, offset, length));
+                    parts.next();
+                }
+                Err(error) => {
+                    STAGING.give_back(buffer, None);
+                    return Err(error);
+                }
+            }
+        }
+        let Some((buffer, cover, offset, length)) = pending.pop_front() else {
+            return Ok(());
+        };
+        let waited = target.wait(scope, cover);
+        if waited.is_ok() {
+            // SAFETY: the device has written the buffer, and the caller vouches for the destination.
+            unsafe {
+                destination
+                    .add(offset)
+                    .copy_from_nonoverlapping(host_pointer(buffer.address), length)
+            };
+        }
+        STAGING.give_back(buffer, None);
+        waited?;
+    }
+}
+
+/// A staging buffer of [`CHUNK`] bytes in the arena.
+#[derive(Clone, Copy, Debug)]
+struct Buffer {
+    address: u64,
+}
+
+/// The staging buffers of the process.
+#[derive(Debug)]
+struct Staging(Mutex<Pool>);
+
+#[derive(Debug)]
+struct Pool {
+    /// Oldest first, each with the fence that says when the device has done with it.
+    free: VecDeque<(Buffer, Option<Cover>)>,
+    made: usize,
+}
+
+static STAGING: Staging = Staging(Mutex::new(Pool {
+    free: VecDeque::new(),
+    made: 0,
+}));
+
+impl Staging {
+    fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer that the device has done with, if there is one now.
+    fn try_take(&self, scope: Scope) -> Option<Result<Buffer>> {
+        let mut pool = self.pool();
+        let is_ready = |(_, cover): &(Buffer, Option<Cover>)| {
+            cover.is_none_or(|cover| scope.session.fence_passed(cover.fence, cover.value))
+        };
+        if let Some(index) = pool.free.iter().position(is_ready) {
+            return pool.free.remove(index).map(|(buffer, _)| Ok(buffer));
+        }
+        if pool.made >= BUFFERS {
+            return None;
+        }
+        pool.made += 1;
+        drop(pool);
+        let made = scope.session.allocate_arena(CHUNK as u64, PAGE);
+        if made.is_err() {
+            self.pool().made -= 1;
+        }
+        Some(made.map(|address| Buffer { address }))
+    }
+
+    /// A buffer, as soon as there is one. A caller that holds one already uses [`Staging::try_take`].
+    fn take(&self, scope: Scope) -> Result<Buffer> {
+        scope.session.wait(|| self.try_take(scope))?
+    }
+
+    /// Gives a buffer back; `cover` says when the device has done with it.
+    fn give_back(&self, buffer: Buffer, cover: Option<Cover>) {
+        self.pool().free.push_back((buffer, cover));
+    }
+}
+
+/// A fill of `height` rows of `width` elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    pub destination: u64,
+    /// Bytes from row to row; ignored with one row.
+    pub pitch: usize,
+    pub value: u32,
+    pub element: Element,
+    pub width: usize,
+    pub height: usize,
+}
+
+/// `cuMemset*`.
+pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
+    scope.session.alive()?;
+    if fill.width == 0 || fill.height == 0 {
+        return Ok(());
+    }
+    let element = u64::from(fill.element.to_wire());
+    let (width, height) = (fill.width as u64, fill.height as u64);
+    let row = width.checked_mul(element).ok_or(CuError::INVALID_VALUE)?;
+    let pitch = if height > 1 { fill.pitch as u64 } else { row };
+    if pitch < row || !fill.destination.is_multiple_of(element) || !pitch.is_multiple_of(element) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let bytes = pitch
+        .checked_mul(height - 1)
+        .and_then(|bytes| bytes.checked_add(row))
+        .ok_or(CuError::INVALID_VALUE)?;
+    let end = End::of(fill.destination, bytes)?;
+    if end == End::Pageable {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let message = MemSet {
+        destination: DevicePtr(fill.destination),
+        pitch,
+        width,
+        height,
+        value: fill.value,
+        element: fill.element,
+        stream: target.handle,
+    };
+    scope.session.record(scope.context, &message)?;
+    target.worked(scope)?;
+    // A fill of device memory does not wait natively either; of page-locked memory it does.
+    if mode == Mode::Synchronous && end == End::Pinned {
+        target.synchronize(scope)
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn chunks_cover_a_range_once_and_in_order(bytes in 0..10_000_usize, limit in 1..3000_usize) {
+            let mut end = 0;
+            for (offset, length) in chunks(bytes, limit) {
+                prop_assert_eq!(offset, end);
+                prop_assert!(length > 0 && length <= limit);
+                end += length;
+            }
+            prop_assert_eq!(end, bytes);
+        }
+    }
+
+    #[test]
+    fn addresses_that_only_a_device_can_have_are_no_host_memory() {
+        assert_eq!(
+            End::of(APERTURE_HIGH.0 + 4096, 1),
+            Err(CuError::INVALID_VALUE)
+        );
+        assert_eq!(End::of(WINDOW_BASE, 1), Err(CuError::INVALID_VALUE));
+        let value = 0_u8;
+        let address = std::ptr::from_ref(&value).addr() as u64;
+        assert_eq!(End::of(address, 1), Ok(End::Pageable));
+    }
+}

@@ -1,0 +1,224 @@
+//! What the guest says of the device: fetched once, then answered from here.
+//!
+//! Attributes are promises: what this driver does not offer is reported as absent, whatever the device
+//! itself could do.
+
+use std::ffi::{CString, c_char};
+
+use wormhole_api::{ATTRIBUTES, DeviceDescribeReply};
+
+use crate::error::{CuError, Result};
+
+/// `CUdevice_attribute` numbers this crate itself asks for.
+pub mod attribute {
+    pub const MAX_THREADS_PER_BLOCK: i32 = 1;
+    pub const MAX_BLOCK_DIM_X: i32 = 2;
+    pub const MAX_GRID_DIM_X: i32 = 5;
+    pub const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 8;
+    pub const TOTAL_CONSTANT_MEMORY: i32 = 9;
+    pub const WARP_SIZE: i32 = 10;
+    pub const MAX_PITCH: i32 = 11;
+    pub const MAX_REGISTERS_PER_BLOCK: i32 = 12;
+    pub const CLOCK_RATE: i32 = 13;
+    pub const TEXTURE_ALIGNMENT: i32 = 14;
+    pub const MULTIPROCESSOR_COUNT: i32 = 16;
+    pub const PCI_BUS_ID: i32 = 33;
+    pub const PCI_DEVICE_ID: i32 = 34;
+    pub const PCI_DOMAIN_ID: i32 = 50;
+    pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+    pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+}
+
+/// One more than the greatest attribute that is answered.
+const PLACES: usize = {
+    let mut greatest = 0;
+    let mut index = 0;
+    while index < ATTRIBUTES.len() {
+        if ATTRIBUTES[index].id > greatest {
+            greatest = ATTRIBUTES[index].id;
+        }
+        index += 1;
+    }
+    greatest.cast_unsigned() as usize + 1
+};
+
+/// The device of this process.
+#[derive(Debug)]
+pub struct Device {
+    /// Devices that the backend offers.
+    pub count: u32,
+    pub driver_version: i32,
+    pub total_memory: u64,
+    pub uuid: [u8; 16],
+    /// Least and greatest stream priority.
+    pub priorities: (i32, i32),
+    pub name: CString,
+    attributes: [i32; PLACES],
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        Self {
+            count: 0,
+            driver_version: 0,
+            total_memory: 0,
+            uuid: [0; 16],
+            priorities: (0, 0),
+            name: CString::default(),
+            attributes: [0; PLACES],
+        }
+    }
+}
+
+impl Device {
+    pub fn new(reply: &DeviceDescribeReply<'_>) -> Self {
+        let mut attributes = [0; PLACES];
+        let given = reply
+            .attributes
+            .iter()
+            .map(|attribute| (attribute.id, attribute.value));
+        let promised = ATTRIBUTES
+            .iter()
+            .filter_map(|info| Some((info.id, info.answer?)));
+        for (id, value) in given.chain(promised) {
+            if let Some(place) = usize::try_from(id)
+                .ok()
+                .and_then(|id| attributes.get_mut(id))
+            {
+                *place = value;
+            }
+        }
+        let name: Vec<u8> = reply
+            .name
+            .iter()
+            .copied()
+            .filter(|byte| *byte != 0)
+            .collect();
+        Self {
+            count: reply.devices,
+            driver_version: reply.driver_version,
+            total_memory: reply.total_memory,
+            uuid: reply.uuid,
+            priorities: (reply.least_priority, reply.greatest_priority),
+            name: CString::new(name).unwrap_or_default(),
+            attributes,
+        }
+    }
+
+    /// The value of an attribute; a number that is none is an invalid value.
+    #[inline]
+    pub fn attribute(&self, id: i32) -> Result<i32> {
+        usize::try_from(id)
+            .ok()
+            .filter(|id| *id != 0)
+            .and_then(|id| self.attributes.get(id))
+            .copied()
+            .ok_or(CuError::INVALID_VALUE)
+    }
+
+    /// An attribute that is known to exist.
+    pub fn value(&self, id: i32) -> i32 {
+        self.attribute(id).unwrap_or(0)
+    }
+
+    /// `domain:bus:device.function`, as `cuDeviceGetPCIBusId` writes it.
+    pub fn pci_bus_id(&self) -> String {
+        format!(
+            "{:04X}:{:02X}:{:02X}.0",
+            self.value(attribute::PCI_DOMAIN_ID),
+            self.value(attribute::PCI_BUS_ID),
+            self.value(attribute::PCI_DEVICE_ID)
+        )
+    }
+}
+
+/// Copies a string with its terminator into a buffer of `length` bytes, cut where it does not fit.
+///
+/// # Safety
+/// `buffer` is writable for `length` bytes.
+pub unsafe fn copy_string(text: &[u8], buffer: *mut c_char, length: i32) -> Result {
+    let length = usize::try_from(length)
+        .ok()
+        .filter(|length| *length > 0 && !buffer.is_null());
+    let length = length.ok_or(CuError::INVALID_VALUE)?;
+    let kept = text.len().min(length - 1);
+    // SAFETY: `kept + 1` is at most `length`, and the program's buffer overlaps nothing of ours.
+    unsafe {
+        buffer
+            .cast::<u8>()
+            .copy_from_nonoverlapping(text.as_ptr(), kept);
+        buffer.add(kept).write(0);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use wormhole_api::{Attribute, Items};
+
+    use super::*;
+
+    fn device(attributes: &[Attribute]) -> Device {
+        Device::new(&DeviceDescribeReply {
+            devices: 1,
+            driver_version: 13000,
+            total_memory: 1 << 30,
+            uuid: [7; 16],
+            least_priority: 0,
+            greatest_priority: -5,
+            name: b"Test GPU",
+            attributes: Items::new(attributes),
+        })
+    }
+
+    #[test]
+    fn what_the_guest_lacks_is_absent_even_where_the_device_has_it() {
+        let device = device(&[
+            Attribute { id: 88, value: 1 },
+            Attribute { id: 134, value: 0 },
+            Attribute { id: 16, value: 132 },
+        ]);
+        assert_eq!(device.attribute(88), Ok(0));
+        assert_eq!(device.attribute(134), Ok(-1));
+        assert_eq!(device.attribute(16), Ok(132));
+    }
+
+    #[test]
+    fn numbers_that_are_no_attributes_are_invalid_values() {
+        let device = device(&[
+            Attribute { id: -1, value: 3 },
+            Attribute {
+                id: 100_000,
+                value: 3,
+            },
+        ]);
+        for id in [-1, 0, 100_000, i32::MIN] {
+            assert_eq!(device.attribute(id), Err(CuError::INVALID_VALUE));
+        }
+    }
+
+    #[test]
+    fn the_bus_id_is_written_in_hexadecimal() {
+        let device = device(&[
+            Attribute {
+                id: 33,
+                value: 0xAB,
+            },
+            Attribute { id: 34, value: 1 },
+        ]);
+        assert_eq!(device.pci_bus_id(), "0000:AB:01.0");
+    }
+
+    #[test]
+    fn a_string_is_cut_to_its_buffer() {
+        let mut buffer = [0x55; 5];
+        // SAFETY: the buffer has that many bytes.
+        unsafe { copy_string(b"Test GPU", buffer.as_mut_ptr(), 5) }.unwrap();
+        assert_eq!(buffer.map(|byte| byte.cast_unsigned()), *b"Test\0");
+        // SAFETY: nothing is written to an empty buffer.
+        assert_eq!(
+            unsafe { copy_string(b"x", buffer.as_mut_ptr(), 0) },
+            Err(CuError::INVALID_VALUE)
+        );
+    }
+}

@@ -1,0 +1,253 @@
+//! Events. One that has once been queried or waited for gets a fence at each record from then on, so
+//! that asking again costs no round trip; the others cost the device nothing.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::handle::{Event as EventKind, Stream as StreamKind};
+use wormhole_api::{
+    EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Handle,
+    StreamWaitEvent,
+};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::handle::{self, Table};
+use crate::session::FenceLine;
+use crate::stream::Target;
+use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
+
+/// Flags that `cuEventCreate` knows.
+const FLAGS: u32 = 7;
+/// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Above:
+/// one more than the fence's value.
+const NEVER: u64 = 0;
+const UNFENCED: u64 = 1;
+
+/// What is known of an event.
+#[derive(Debug, Default)]
+pub struct Event {
+    flags: AtomicU32,
+    /// The context it belongs to.
+    context: AtomicU32,
+    /// It was queried or waited for once.
+    asked: AtomicBool,
+    state: AtomicU64,
+    fence: Mutex<Option<EventFence>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct EventFence {
+    line: FenceLine,
+    /// The stream that the last value was asked for in.
+    stream: Handle<StreamKind>,
+}
+
+static EVENTS: Table<EventKind, Event> = Table::new();
+
+fn find(event: CUevent) -> Result<(Handle<EventKind>, &'static Event)> {
+    let handle = handle::from_pointer(event).ok_or(CuError::INVALID_HANDLE)?;
+    Ok((handle, EVENTS.get(handle).ok_or(CuError::INVALID_HANDLE)?))
+}
+
+pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
+    if flags & !FLAGS != 0
+        || flags & (EVENT_INTERPROCESS | EVENT_DISABLE_TIMING) == EVENT_INTERPROCESS
+    {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if flags & EVENT_INTERPROCESS != 0 {
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    let handle = EVENTS.mint(|event| {
+        event.flags.store(flags, Ordering::Relaxed);
+        event.context.store(scope.context, Ordering::Relaxed);
+        event.asked.store(false, Ordering::Relaxed);
+        event.state.store(NEVER, Ordering::Relaxed);
+    })?;
+    if let Err(error) = scope
+        .session
+        .record(scope.context, &EventCreate { new: handle, flags })
+    {
+        EVENTS.retire(handle);
+        EVENTS.recycle(handle);
+        return Err(error);
+    }
+    Ok(handle::to_pointer(handle))
+}
+
+pub fn destroy(scope: Scope, event: CUevent) -> Result {
+    let (handle, _) = find(event)?;
+    let facts = EVENTS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    let sent = scope
+        .session
+        .record(scope.context, &EventDestroy { event: handle });
+    facts.give_fence_back(scope);
+    EVENTS.recycle(handle);
+    sent
+}
+
+/// Destroys the events of a context.
+pub fn destroy_of(scope: Scope) {
+    for (handle, event) in EVENTS.live() {
+        if event.context.load(Ordering::Relaxed) == scope.context {
+            // The context goes; an event that somebody else destroys at the same time is gone too.
+            let _ = destroy(scope, handle::to_pointer(handle));
+        }
+    }
+}
+
+/// Forgets every event, after the worker has destroyed them all.
+pub fn forget_all(scope: Scope) {
+    for (handle, _) in EVENTS.live() {
+        if let Some(event) = EVENTS.retire(handle) {
+            event.give_fence_back(scope);
+            EVENTS.recycle(handle);
+        }
+    }
+}
+
+/// `cuEventRecordWithFlags`.
+pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Result {
+    let (handle, facts) = find(event)?;
+    let stream = target.handle;
+    if facts.asked.load(Ordering::Relaxed) {
+        let mut place = facts.fence.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = match *place {
+            // Values of two streams may be written in either order, so one fence serves one stream
+            // until it is quiet.
+            Some(fence)
+                if fence.stream == stream
+                    || scope
+                        .session
+                        .fence_passed(fence.line.fence, fence.line.issued) =>
+            {
+                fence.line
+            }
+            Some(fence) => {
+                scope.session.return_fence(fence.line);
+                scope.session.take_fence()?
+            }
+            None => scope.session.take_fence()?,
+        };
+        line.issued += 1;
+        let message = EventRecord {
+            event: handle,
+            stream,
+            flags,
+            fence: Some(line.fence),
+            value: line.issued,
+        };
+        scope.session.record(scope.context, &message)?;
+        *place = Some(EventFence { line, stream });
+        facts.state.store(line.issued + 1, Ordering::Release);
+    } else {
+        let message = EventRecord {
+            event: handle,
+            stream,
+            flags,
+            fence: None,
+            value: 0,
+        };
+        scope.session.record(scope.context, &message)?;
+        facts.state.store(UNFENCED, Ordering::Release);
+    }
+    target.worked(scope)
+}
+
+/// `cuEventQuery`: an error of 600 while the event is under way.
+pub fn query(scope: Scope, event: CUevent) -> Result {
+    let (handle, facts) = find(event)?;
+    scope.session.alive()?;
+    match facts.fence() {
+        Recorded::Never => Ok(()),
+        Recorded::Unfenced => {
+            scope
+                .session
+                .request(scope.context, &EventQuery { event: handle }, |()| ())
+        }
+        Recorded::Fenced(line) if scope.session.fence_passed(line.fence, line.issued) => Ok(()),
+        Recorded::Fenced(_) => Err(CuError::NOT_READY),
+    }
+}
+
+/// `cuEventSynchronize`.
+pub fn synchronize(scope: Scope, event: CUevent) -> Result {
+    let (handle, facts) = find(event)?;
+    scope.session.alive()?;
+    scope.session.publish_counts();
+    match facts.fence() {
+        Recorded::Never => Ok(()),
+        Recorded::Unfenced => {
+            scope
+                .session
+                .request(scope.context, &EventSynchronize { event: handle }, |()| ())
+        }
+        Recorded::Fenced(line) => scope.session.wait_fence(line.fence, line.issued),
+    }
+}
+
+/// Milliseconds between two events.
+pub fn elapsed(scope: Scope, start: CUevent, end: CUevent) -> Result<f32> {
+    let (start, start_facts) = find(start)?;
+    let (end, end_facts) = find(end)?;
+    for facts in [start_facts, end_facts] {
+        let untimed = facts.flags.load(Ordering::Relaxed) & EVENT_DISABLE_TIMING != 0;
+        if untimed || facts.state.load(Ordering::Acquire) == NEVER {
+            return Err(CuError::INVALID_HANDLE);
+        }
+    }
+    scope
+        .session
+        .request(scope.context, &EventElapsed { start, end }, |reply| {
+            reply.milliseconds
+        })
+}
+
+/// `cuStreamWaitEvent`.
+pub fn wait(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result {
+    let (handle, facts) = find(event)?;
+    if facts.state.load(Ordering::Acquire) == NEVER {
+        return scope.session.alive();
+    }
+    let message = StreamWaitEvent {
+        stream: target.handle,
+        event: handle,
+        flags,
+    };
+    scope.session.record(scope.context, &message)?;
+    target.worked(scope)
+}
+
+/// How an event was recorded last.
+enum Recorded {
+    Never,
+    Unfenced,
+    Fenced(FenceLine),
+}
+
+impl Event {
+    /// How the event was recorded last; records from now on get a fence.
+    fn fence(&self) -> Recorded {
+        self.asked.store(true, Ordering::Relaxed);
+        match self.state.load(Ordering::Acquire) {
+            NEVER => Recorded::Never,
+            UNFENCED => Recorded::Unfenced,
+            _ => match *self.fence.lock().unwrap_or_else(PoisonError::into_inner) {
+                Some(fence) => Recorded::Fenced(fence.line),
+                None => Recorded::Unfenced,
+            },
+        }
+    }
+
+    fn give_fence_back(&self, scope: Scope) {
+        let fence = self
+            .fence
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(fence) = fence {
+            scope.session.return_fence(fence.line);
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The tables behind `cuGetExportTable`: what CUDA's runtime and libraries ask of the driver besides its
+//! documented functions.
+//!
+//! Names, slots and meanings are as ZLUDA (version 5, `dark_api`, `zluda/src/impl/driver.rs`) publishes
+//! them, and as observed on the native driver from outside: which slots are called, with which arguments,
+//! and what callers make of the answers. A table that is not here is refused as the native driver refuses
+//! an unknown one.
+
+mod consistency;
+mod storage;
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr;
+
+use wormhole_api::handle::Module as ModuleKind;
+
+pub use self::storage::{Destructor, Storage};
+use crate::context::{self, Context};
+use crate::device::attribute;
+use crate::error::{CuError, Result};
+use crate::session::session;
+use crate::stream;
+use crate::types::{CUcontext, CUdevice, CUmodule, CUresult, CUstream, DefaultStream};
+use crate::{calls, image, module};
+
+/// A table: function addresses, and in word 0 the table's size in bytes where it has one.
+#[repr(transparent)]
+struct Words<const N: usize>([*const c_void; N]);
+
+// SAFETY: the words are constants.
+unsafe impl<const N: usize> Sync for Words<N> {}
+
+impl<const N: usize> Words<N> {
+    /// A table whose slots answer "not supported" unless they are listed.
+    const fn with(slots: &[(usize, *const c_void)]) -> Self {
+        let mut words = [unused as *const c_void; N];
+        words[0] = ptr::without_provenance(N * size_of::<usize>());
+        let mut index = 0;
+        while index < slots.len() {
+            words[slots[index].0] = slots[index].1;
+            index += 1;
+        }
+        Self(words)
+    }
+
+    const fn start(&'static self) -> *const c_void {
+        (&raw const self.0).cast()
+    }
+}
+
+static RUNTIME_INTERFACE: Words<13> = Words::with(&[
+    (1, load_wrapped as *const c_void),
+    (2, primary_context as *const c_void),
+    (6, load_result_first as *const c_void),
+    (7, succeed as *const c_void),
+    (8, load_image_first as *const c_void),
+    (12, succeed as *const c_void),
+]);
+static CALLBACK_FLAGS: Words<7> = Words::with(&[
+    (1, succeed as *const c_void),
+    (2, first_flags as *const c_void),
+    (3, succeed as *const c_void),
+    (4, succeed as *const c_void),
+    (5, succeed as *const c_void),
+    (6, second_flags as *const c_void),
+]);
+static CURRENT_CONTEXT: Words<3> = Words::with(&[(2, current_context as *const c_void)]);
+/// Has no size word: slot 0 is a function.
+static CONTEXT_STORAGE: Words<4> = Words::with(&[
+    (0, storage_put as *const c_void),
+    (1, storage_delete as *const c_void),
+    (2, storage_get as *const c_void),
+]);
+static CONTEXT_CHECKS: Words<15> = Words::with(&[
+    (2, check_context as *const c_void),
+    (3, succeed as *const c_void),
+]);
+static CONSISTENCY: Words<3> = Words::with(&[(1, check_consistency as *const c_void)]);
+static STREAM_OBJECTS: Words<93> = Words::with(&[
+    (4, answers_one as *const c_void),
+    (39, object_stream_id as *const c_void),
+    (51, stream_object as *const c_void),
+]);
+
+/// The table with an identifier.
+pub fn find(id: &[u8; 16]) -> Option<*const c_void> {
+    Some(match u128::from_be_bytes(*id) {
+        0x6bd5_fb6c_5bf4_e74a_8987_d939_12fd_9df9 => RUNTIME_INTERFACE.start(),
+        0xa094_798c_2e74_2e74_93f2_0800_200c_0a66 => CALLBACK_FLAGS.start(),
+        0x42d8_5a81_23f6_cb47_8298_f6e7_8a3a_ecdc => CURRENT_CONTEXT.start(),
+        0xc693_336e_1121_df11_a8c3_68f3_55d8_9593 => CONTEXT_STORAGE.start(),
+        0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e => CONTEXT_CHECKS.start(),
+        0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2 => CONSISTENCY.start(),
+        0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2 => STREAM_OBJECTS.start(),
+        _ => return None,
+    })
+}
+
+fn code(result: Result) -> CUresult {
+    result.err().map_or(0, |error| error.0)
+}
+
+/// # Safety
+/// `place` is null or writable.
+unsafe fn put<T>(place: *mut T, value: T) -> Result {
+    if place.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: not null, so writable.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+extern "C" fn unused() -> CUresult {
+    CuError::NOT_SUPPORTED.0
+}
+
+extern "C" fn succeed() -> CUresult {
+    0
+}
+
+/// The handle of the primary context, without making it active.
+unsafe extern "C" fn primary_context(place: *mut CUcontext, device: CUdevice) -> CUresult {
+    code(calls::device(device).and_then(|_| {
+        // SAFETY: as the caller promises.
+        unsafe { put(place, context::primary_context()?.1) }
+    }))
+}
+
+unsafe fn load(place: *mut CUmodule, wrapper: *const c_void) -> Result {
+    let scope = context::scope()?;
+    // SAFETY: as the caller promises.
+    let bytes = unsafe { image::bytes(wrapper) }?;
+    // SAFETY: as the caller promises.
+    unsafe { put(place, module::load::<ModuleKind>(scope, bytes)?.0) }
+}
+
+unsafe extern "C" fn load_wrapped(place: *mut CUmodule, wrapper: *const c_void) -> CUresult {
+    // SAFETY: as the caller promises.
+    code(unsafe { load(place, wrapper) })
+}
+
+unsafe extern "C" fn load_result_first(
+    place: *mut CUmodule,
+    wrapper: *const c_void,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: u32,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    code(unsafe { load(place, wrapper) })
+}
+
+unsafe extern "C" fn load_image_first(
+    image: *const c_void,
+    place: *mut CUmodule,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: u32,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    code(unsafe { load(place, image) })
+}
+
+/// Flags per callback that the runtime reads, and that a profiler would set: zero words.
+#[repr(transparent)]
+struct Flags<const N: usize>(UnsafeCell<[u32; N]>);
+
+// SAFETY: the words belong to the runtime; this library never touches them.
+unsafe impl<const N: usize> Sync for Flags<N> {}
+
+impl<const N: usize> Flags<N> {
+    /// # Safety
+    /// Both places are null or writable.
+    unsafe fn give(&'static self, buffer: *mut *mut c_void, length: *mut usize) {
+        // SAFETY: as the caller promises; there is nobody to tell of a null.
+        unsafe {
+            let _ = put(buffer, self.0.get().cast());
+            let _ = put(length, N);
+        }
+    }
+}
+
+static FIRST_FLAGS: Flags<1024> = Flags(UnsafeCell::new([0; 1024]));
+static SECOND_FLAGS: Flags<14> = Flags(UnsafeCell::new([0; 14]));
+
+unsafe extern "C" fn first_flags(buffer: *mut *mut c_void, length: *mut usize) {
+    // SAFETY: as the caller promises.
+    unsafe { FIRST_FLAGS.give(buffer, length) };
+}
+
+unsafe extern "C" fn second_flags(buffer: *mut *mut c_void, length: *mut usize) {
+    // SAFETY: as the caller promises.
+    unsafe { SECOND_FLAGS.give(buffer, length) };
+}
+
+unsafe extern "C" fn current_context(place: *mut CUcontext) -> CUresult {
+    // SAFETY: as the caller promises.
+    code(session().and_then(|_| unsafe { put(place, context::current()) }))
+}
+
+/// The context that a call about storage names: null and all ones mean the current one.
+#[inline]
+fn storage_context(ctx: CUcontext) -> Result<&'static Context> {
+    session()?;
+    let ctx = if ctx.is_null() || ctx.addr() == usize::MAX {
+        context::current()
+    } else {
+        ctx
+    };
+    context::find(ctx)
+        .map(|(context, _)| context)
+        .ok_or(CuError::INVALID_CONTEXT)
+}
+
+unsafe extern "C" fn storage_put(
+    ctx: CUcontext,
+    key: *mut c_void,
+    value: *mut c_void,
+    destructor: Option<Destructor>,
+) -> CUresult {
+    code(storage_context(ctx).map(|context| {
+        context.storage().put(
+            key.expose_provenance(),
+            value.expose_provenance(),
+            destructor,
+        );
+    }))
+}
+
+unsafe extern "C" fn storage_delete(ctx: CUcontext, key: *mut c_void) -> CUresult {
+    code(storage_context(ctx).and_then(|context| {
+        if context.storage().delete(key.addr()) {
+            Ok(())
+        } else {
+            Err(CuError::INVALID_HANDLE)
+        }
+    }))
+}
+
+unsafe extern "C" fn storage_get(
+    place: *mut *mut c_void,
+    ctx: CUcontext,
+    key: *mut c_void,
+) -> CUresult {
+    code(storage_context(ctx).and_then(|context| {
+        let value = context
+            .storage()
+            .get(key.addr())
+            .ok_or(CuError::INVALID_HANDLE)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(place, ptr::with_exposed_provenance_mut(value)) }
+    }))
+}
+
+/// The second result stays as it is: clearing it breaks `cublasCreate`.
+unsafe extern "C" fn check_context(_: CUcontext, flag: *mut u32, _: *mut *mut c_void) -> CUresult {
+    // SAFETY: as the caller promises.
+    code(unsafe { put(flag, 0) })
+}
+
+unsafe extern "C" fn check_consistency(
+    version: u32,
+    unix_seconds: u64,
+    result: *mut [u64; 2],
+) -> CUresult {
+    code(session().and_then(|session| {
+        let device = session.device();
+        // SAFETY: takes no argument and cannot fail.
+        let thread = unsafe { libc::pthread_self() };
+        let process = consistency::Process {
+            driver_version: calls::driver_version().cast_unsigned(),
+            version,
+            process: std::process::id(),
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the low half is what counts"
+            )]
+            thread: thread as u32,
+            runtime_table: RUNTIME_INTERFACE.start().addr() as u64,
+            check_table: CONSISTENCY.start().addr() as u64,
+            check_function: (check_consistency as *const c_void).addr() as u64,
+            unix_seconds,
+        };
+        let devices = (0..device.count).map(|_| consistency::Device {
+            uuid: device.uuid,
+            pci_domain: device.value(attribute::PCI_DOMAIN_ID),
+            pci_bus: device.value(attribute::PCI_BUS_ID),
+            pci_device: device.value(attribute::PCI_DEVICE_ID),
+        });
+        // SAFETY: as the caller promises.
+        unsafe { put(result, consistency::answer(&process, devices)) }
+    }))
+}
+
+unsafe extern "C" fn answers_one(_: CUcontext, place: *mut u32) -> CUresult {
+    // SAFETY: as the caller promises.
+    code(unsafe { put(place, 1) })
+}
+
+/// The object of a stream is the stream's identity: callers hand it back and never look into it.
+unsafe extern "C" fn stream_object(
+    _: CUcontext,
+    stream: CUstream,
+    place: *mut *mut c_void,
+) -> CUresult {
+    code(
+        stream::target(DefaultStream::Legacy, stream).and_then(|(_, target)| {
+            let id = target.stream.id.load(std::sync::atomic::Ordering::Relaxed);
+            let object = ptr::without_provenance_mut(usize::try_from(id).unwrap_or(0));
+            // SAFETY: as the caller promises.
+            unsafe { put(place, object) }
+        }),
+    )
+}
+
+unsafe extern "C" fn object_stream_id(
+    _: CUcontext,
+    object: *mut c_void,
+    place: *mut u32,
+) -> CUresult {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "identities are counted from 1"
+    )]
+    let id = object.addr() as u32;
+    // SAFETY: as the caller promises.
+    code(unsafe { put(place, id) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes in words and slots as the runtime of CUDA 13 finds them on the native driver.
+    #[test]
+    fn tables_have_the_sizes_and_slots_that_runtimes_expect() {
+        fn words<const N: usize>(table: &Words<N>) -> (usize, Vec<usize>) {
+            let served = (1..N)
+                .filter(|slot| table.0[*slot] != unused as *const c_void)
+                .collect();
+            (table.0[0].addr(), served)
+        }
+        assert_eq!(words(&RUNTIME_INTERFACE), (13 * 8, vec![1, 2, 6, 7, 8, 12]));
+        assert_eq!(words(&CALLBACK_FLAGS), (7 * 8, vec![1, 2, 3, 4, 5, 6]));
+        assert_eq!(words(&CURRENT_CONTEXT), (3 * 8, vec![2]));
+        assert_eq!(words(&CONTEXT_CHECKS), (15 * 8, vec![2, 3]));
+        assert_eq!(words(&CONSISTENCY), (3 * 8, vec![1]));
+        assert_eq!(words(&STREAM_OBJECTS), (93 * 8, vec![4, 39, 51]));
+        let storage = words(&CONTEXT_STORAGE);
+        assert_eq!(storage, ((storage_put as *const c_void).addr(), vec![1, 2]));
+    }
+
+    #[test]
+    fn an_unknown_table_is_refused() {
+        assert!(find(&[0; 16]).is_none());
+        let runtime = [
+            0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd,
+            0x9d, 0xf9,
+        ];
+        assert_eq!(find(&runtime), Some(RUNTIME_INTERFACE.start()));
+    }
+
+    #[test]
+    fn callback_flags_are_arrays_of_zero_words() {
+        let (mut buffer, mut length) = (ptr::null_mut(), 0);
+        // SAFETY: both places are writable.
+        unsafe { first_flags(&raw mut buffer, &raw mut length) };
+        assert_eq!(length, 1024);
+        // SAFETY: the buffer has that many words.
+        assert!(
+            unsafe { std::slice::from_raw_parts(buffer.cast::<u32>(), length) }
+                .iter()
+                .all(|word| *word == 0)
+        );
+        // SAFETY: as above.
+        unsafe { second_flags(&raw mut buffer, &raw mut length) };
+        assert_eq!(length, 14);
+    }
+}

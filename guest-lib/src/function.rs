@@ -1,0 +1,251 @@
+//! Kernels: parameter layouts and attributes, as they came with the answer to the look-up. A `CUkernel`
+//! is the same thing here: CUDA takes either for the other.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::handle::Function as FunctionKind;
+use wormhole_api::{
+    Attribute, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
+    Occupancy, Parameter,
+};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::handle::{self, Table};
+
+/// `CUfunction_attribute` numbers this crate itself looks at.
+pub mod attribute {
+    pub const MAX_THREADS_PER_BLOCK: i32 = 0;
+    pub const SHARED_SIZE_BYTES: i32 = 1;
+    pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+}
+
+/// One more than the greatest attribute that is kept.
+const ATTRIBUTES: usize = 32;
+/// An attribute that has not been asked for.
+const UNKNOWN: i32 = i32::MIN;
+
+/// Where a function comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Module(*mut c_void),
+    Library(*mut c_void),
+}
+
+/// A launch configuration that the device has to agree to once: cooperative, or in clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Configuration {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub cluster: [u32; 3],
+    pub cooperative: bool,
+}
+
+/// What is known of a function.
+#[derive(Debug)]
+pub struct Function {
+    pub owner: Owner,
+    pub name: CString,
+    pub parameters: Box<[Parameter]>,
+    /// It has run once: what a first launch can find wrong has not been found.
+    pub launched: AtomicBool,
+    attributes: [AtomicI32; ATTRIBUTES],
+    configurations: Mutex<HashSet<Configuration>>,
+    occupancy: Mutex<HashMap<(u32, u64, u32), i32>>,
+}
+
+// SAFETY: the owner's pointer is a minted handle: a number that is never followed.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// An entry: facts that were published once. Facts of unloaded functions are kept, because a launch may
+/// be reading them.
+#[derive(Debug, Default)]
+pub struct Entry(AtomicPtr<Function>);
+
+static FUNCTIONS: Table<FunctionKind, Entry> = Table::new();
+
+/// A handle for a function that is about to be looked up; [`publish`] or [`forget`] follows.
+pub fn reserve() -> Result<Handle<FunctionKind>> {
+    FUNCTIONS.mint(|entry| entry.0.store(std::ptr::null_mut(), Ordering::Relaxed))
+}
+
+/// Makes the facts of a function known.
+pub fn publish(handle: Handle<FunctionKind>, function: Function) {
+    if let Some(entry) = FUNCTIONS.get(handle) {
+        entry
+            .0
+            .store(Box::into_raw(Box::new(function)), Ordering::Release);
+    }
+}
+
+/// Ends a function with its module.
+pub fn forget(handle: Handle<FunctionKind>) {
+    if FUNCTIONS.retire(handle).is_some() {
+        FUNCTIONS.recycle(handle);
+    }
+}
+
+/// The function that a program names.
+#[inline]
+pub fn find(function: *mut c_void) -> Result<(Handle<FunctionKind>, &'static Function)> {
+    let handle = handle::from_pointer(function).ok_or(CuError::INVALID_HANDLE)?;
+    let entry = FUNCTIONS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
+    let function = entry.0.load(Ordering::Acquire);
+    // SAFETY: what `publish` stored is never freed.
+    let function = unsafe { function.as_ref() }.ok_or(CuError::INVALID_HANDLE)?;
+    Ok((handle, function))
+}
+
+impl Function {
+    pub fn new(
+        owner: Owner,
+        name: CString,
+        parameters: &Items<'_, Parameter>,
+        attributes: &Items<'_, Attribute>,
+    ) -> Self {
+        let function = Self {
+            owner,
+            name,
+            parameters: parameters.iter().collect(),
+            launched: AtomicBool::new(false),
+            attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],
+            configurations: Mutex::default(),
+            occupancy: Mutex::default(),
+        };
+        for attribute in attributes.iter() {
+            function.keep(attribute.id, attribute.value);
+        }
+        function
+    }
+
+    fn keep(&self, attribute: i32, value: i32) {
+        if let Some(place) = usize::try_from(attribute)
+            .ok()
+            .and_then(|id| self.attributes.get(id))
+        {
+            place.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// An attribute, if it is known here.
+    #[inline]
+    pub fn known(&self, attribute: i32) -> Option<i32> {
+        let place = self.attributes.get(usize::try_from(attribute).ok()?)?;
+        Some(place.load(Ordering::Relaxed)).filter(|value| *value != UNKNOWN)
+    }
+
+    /// `cuFuncGetAttribute`.
+    pub fn attribute(
+        &self,
+        scope: Scope,
+        handle: Handle<FunctionKind>,
+        attribute: i32,
+    ) -> Result<i32> {
+        if let Some(value) = self.known(attribute) {
+            return Ok(value);
+        }
+        let message = FunctionGetAttribute {
+            function: handle,
+            attribute,
+        };
+        let value = scope
+            .session
+            .request(scope.context, &message, |reply| reply.value)?;
+        self.keep(attribute, value);
+        Ok(value)
+    }
+
+    /// `cuFuncSetAttribute`.
+    pub fn set_attribute(
+        &self,
+        scope: Scope,
+        handle: Handle<FunctionKind>,
+        attribute: i32,
+        value: i32,
+    ) -> Result {
+        // Libraries set the same value before each launch.
+        if self.known(attribute) == Some(value) {
+            return scope.session.alive();
+        }
+        let message = FunctionSetAttribute {
+            function: handle,
+            attribute,
+            value,
+        };
+        scope.session.request(scope.context, &message, |()| ())?;
+        self.keep(attribute, value);
+        self.occupancy().clear();
+        Ok(())
+    }
+
+    /// `cuFuncSetCacheConfig`.
+    pub fn set_cache_config(
+        &self,
+        scope: Scope,
+        handle: Handle<FunctionKind>,
+        config: u32,
+    ) -> Result {
+        if config > 3 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.occupancy().clear();
+        let message = FunctionSetCacheConfig {
+            function: handle,
+            config,
+        };
+        scope.session.request(scope.context, &message, |()| ())
+    }
+
+    /// Resident blocks per multiprocessor.
+    pub fn blocks(
+        &self,
+        scope: Scope,
+        handle: Handle<FunctionKind>,
+        block: u32,
+        shared: u64,
+        flags: u32,
+    ) -> Result<i32> {
+        let key = (block, shared, flags);
+        if let Some(blocks) = self.occupancy().get(&key) {
+            return Ok(*blocks);
+        }
+        let message = Occupancy {
+            function: handle,
+            block,
+            flags,
+            shared,
+        };
+        let blocks = scope
+            .session
+            .request(scope.context, &message, |reply| reply.blocks)?;
+        self.occupancy().insert(key, blocks);
+        Ok(blocks)
+    }
+
+    fn occupancy(&self) -> std::sync::MutexGuard<'_, HashMap<(u32, u64, u32), i32>> {
+        self.occupancy
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the device has agreed to a configuration before.
+    pub fn agreed(&self, configuration: &Configuration) -> bool {
+        self.configurations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(configuration)
+    }
+
+    pub fn agree(&self, configuration: Configuration) {
+        self.configurations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(configuration);
+    }
+}

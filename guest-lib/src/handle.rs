@@ -1,0 +1,230 @@
+//! What the guest knows behind each handle it minted.
+//!
+//! A handle is a number inside a reserved band of addresses, so that validity is arithmetic and a forged
+//! one is an error, never a dereference. Entries are never given back to the allocator: a reader that
+//! races with a destroy sees an old entry, not freed memory. Reading takes no lock.
+
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::handle::{GENERATIONS, Handle, HandleKind, INDICES, Key};
+use wormhole_ring::layout::HANDLE_BASE;
+
+use crate::error::{CuError, Result};
+
+const SEGMENT: usize = 1024;
+const SEGMENTS: usize = INDICES as usize / SEGMENT;
+/// Set in an entry's generation word while it is live.
+const LIVE: u32 = 1 << 31;
+
+/// What a program holds for a handle.
+pub fn to_pointer<K: HandleKind>(handle: Handle<K>) -> *mut std::ffi::c_void {
+    std::ptr::without_provenance_mut(usize::try_from(handle.to_pointer(HANDLE_BASE)).unwrap_or(0))
+}
+
+/// The minted handle behind what a program passed.
+#[inline]
+pub fn from_pointer<K: HandleKind>(pointer: *mut std::ffi::c_void) -> Option<Handle<K>> {
+    Handle::from_pointer(HANDLE_BASE, pointer.addr() as u64)
+}
+
+/// One entry: its generation, with [`LIVE`], and the facts of whoever lives there.
+#[derive(Debug, Default)]
+struct Entry<T> {
+    generation: AtomicU32,
+    facts: T,
+}
+
+/// All handles of one type.
+#[derive(Debug)]
+pub struct Table<K, T: 'static> {
+    segments: [AtomicPtr<[Entry<T>; SEGMENT]>; SEGMENTS],
+    growth: Mutex<Growth>,
+    kind: PhantomData<fn() -> K>,
+}
+
+#[derive(Debug)]
+struct Growth {
+    /// Freed entries, oldest first, so that a generation comes back late.
+    free: VecDeque<usize>,
+    used: usize,
+}
+
+impl<K: HandleKind, T: Default + Sync + 'static> Table<K, T> {
+    pub const fn new() -> Self {
+        Self {
+            segments: [const { AtomicPtr::new(std::ptr::null_mut()) }; SEGMENTS],
+            growth: Mutex::new(Growth {
+                free: VecDeque::new(),
+                used: 0,
+            }),
+            kind: PhantomData,
+        }
+    }
+
+    /// Mints a handle. `prepare` sets the entry's facts before anyone can find it; they may be those of
+    /// an entry that was destroyed.
+    pub fn mint(&'static self, prepare: impl FnOnce(&'static T)) -> Result<Handle<K>> {
+        let index = self.take_index()?;
+        let entry = self.entry(index).ok_or(CuError::UNKNOWN)?;
+        let generation = (entry.generation.load(Ordering::Relaxed) + 1) % u32::from(GENERATIONS);
+        prepare(&entry.facts);
+        entry.generation.store(generation | LIVE, Ordering::Release);
+        handle(index, generation).ok_or(CuError::UNKNOWN)
+    }
+
+    fn take_index(&'static self) -> Result<usize> {
+        let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = growth.free.pop_front() {
+            return Ok(index);
+        }
+        let index = growth.used;
+        let place = self
+            .segments
+            .get(index / SEGMENT)
+            .ok_or(CuError::OUT_OF_MEMORY)?;
+        if index.is_multiple_of(SEGMENT) {
+            let entries: Vec<Entry<T>> = (0..SEGMENT).map(|_| Entry::default()).collect();
+            let segment = entries
+                .into_boxed_slice()
+                .try_into()
+                .map_err(|_| CuError::UNKNOWN)?;
+            place.store(Box::leak(segment), Ordering::Release);
+        }
+        growth.used += 1;
+        Ok(index)
+    }
+
+    fn entry(&'static self, index: usize) -> Option<&'static Entry<T>> {
+        let segment = self.segments.get(index / SEGMENT)?.load(Ordering::Acquire);
+        // SAFETY: a segment that is not null was leaked by `take_index` and lives as long as the process.
+        unsafe { segment.as_ref() }.map(|entries| &entries[index % SEGMENT])
+    }
+
+    fn find(&'static self, handle: Handle<K>) -> Option<(Key, &'static Entry<T>)> {
+        let key = handle.key()?;
+        Some((key, self.entry(key.index as usize)?))
+    }
+
+    /// The facts behind a live handle.
+    #[inline]
+    pub fn get(&'static self, handle: Handle<K>) -> Option<&'static T> {
+        let (key, entry) = self.find(handle)?;
+        let wanted = u32::from(key.generation) | LIVE;
+        (entry.generation.load(Ordering::Acquire) == wanted).then_some(&entry.facts)
+    }
+
+    /// Takes a live handle out of use; exactly one of several callers succeeds. The entry is used again
+    /// after [`Table::recycle`].
+    pub fn retire(&'static self, handle: Handle<K>) -> Option<&'static T> {
+        let (key, entry) = self.find(handle)?;
+        let generation = u32::from(key.generation);
+        entry
+            .generation
+            .compare_exchange(
+                generation | LIVE,
+                generation,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .ok()
+            .map(|_| &entry.facts)
+    }
+
+    /// Lets the entry of a retired handle be minted again.
+    pub fn recycle(&'static self, handle: Handle<K>) {
+        if let Some(key) = handle.key() {
+            let mut growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+            growth.free.push_back(key.index as usize);
+        }
+    }
+
+    /// Every live handle, with its facts.
+    pub fn live(&'static self) -> impl Iterator<Item = (Handle<K>, &'static T)> {
+        let used = self
+            .growth
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .used;
+        (0..used).filter_map(|index| {
+            let entry = self.entry(index)?;
+            let word = entry.generation.load(Ordering::Acquire);
+            let handle = handle(index, word & !LIVE)?;
+            (word & LIVE != 0).then_some((handle, &entry.facts))
+        })
+    }
+}
+
+fn handle<K: HandleKind>(index: usize, generation: u32) -> Option<Handle<K>> {
+    let index = u32::try_from(index).ok()?;
+    let generation = u16::try_from(generation).ok()?;
+    Handle::new(Key { index, generation })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use proptest::prelude::*;
+    use wormhole_api::handle::{Event, Function, Module, Stream};
+
+    use super::*;
+
+    #[test]
+    fn a_destroyed_handle_is_unknown_even_when_its_entry_is_used_again() {
+        static TABLE: Table<Event, AtomicU64> = Table::new();
+        let first = TABLE
+            .mint(|value| value.store(1, Ordering::Relaxed))
+            .unwrap();
+        assert_eq!(TABLE.get(first).unwrap().load(Ordering::Relaxed), 1);
+        assert!(TABLE.retire(first).is_some());
+        assert!(TABLE.retire(first).is_none());
+        TABLE.recycle(first);
+        let second = TABLE
+            .mint(|value| value.store(2, Ordering::Relaxed))
+            .unwrap();
+        assert_ne!(first, second);
+        assert!(TABLE.get(first).is_none());
+        assert_eq!(
+            TABLE.live().map(|(handle, _)| handle).collect::<Vec<_>>(),
+            [second]
+        );
+    }
+
+    #[test]
+    fn a_table_grows_past_one_segment() {
+        static TABLE: Table<Stream, AtomicU64> = Table::new();
+        let handles: Vec<_> = (0..SEGMENT as u64 + 5)
+            .map(|value| {
+                TABLE
+                    .mint(|facts| facts.store(value, Ordering::Relaxed))
+                    .unwrap()
+            })
+            .collect();
+        for (value, handle) in handles.iter().enumerate() {
+            assert_eq!(
+                TABLE.get(*handle).unwrap().load(Ordering::Relaxed),
+                value as u64
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_program_holds_leads_back_to_the_handle() {
+        static TABLE: Table<Module, AtomicU64> = Table::new();
+        let handle = TABLE.mint(|_| {}).unwrap();
+        assert_eq!(from_pointer::<Module>(to_pointer(handle)), Some(handle));
+        assert_eq!(from_pointer::<Event>(to_pointer(handle)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_number_is_no_handle_of_an_empty_table(number: usize) {
+            static TABLE: Table<Function, AtomicU64> = Table::new();
+            let pointer = std::ptr::without_provenance_mut(number);
+            prop_assert!(from_pointer(pointer).and_then(|handle| TABLE.get(handle)).is_none());
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! Kernel launches: checked here, packed here, written to the ring.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::LazyLock;
+use std::sync::atomic::Ordering;
+
+use wormhole_api::handle::Function as FunctionKind;
+use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
+
+use crate::context::Scope;
+use crate::device::{Device, attribute as device_attribute};
+use crate::error::{CuError, Result};
+use crate::function::{self, Configuration, Function, attribute};
+use crate::stream::Target;
+use crate::types::CUlaunchAttribute;
+
+/// Bytes of packed parameters that a record carries.
+const PARAMETERS: usize = 4096;
+/// Launch attributes of one launch.
+const ATTRIBUTES: usize = 24;
+
+/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`.
+const EXTRA_END: usize = 0;
+const EXTRA_POINTER: usize = 1;
+const EXTRA_SIZE: usize = 2;
+
+/// `CU_LAUNCH_ATTRIBUTE_*`.
+const IGNORE: u32 = 0;
+pub const COOPERATIVE: u32 = 2;
+const CLUSTER_DIMENSION: u32 = 4;
+/// Attributes that carry handles of other kinds: events and graph nodes.
+const WITH_HANDLES: [u32; 3] = [7, 12, 13];
+
+/// Geometry and shared memory of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared: u32,
+}
+
+/// What a device and a function allow.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    grid: [u32; 3],
+    block: [u32; 3],
+    /// Threads of a block: of any kernel, and of this one.
+    threads: u32,
+    function_threads: u32,
+    /// Dynamic shared memory of this kernel.
+    shared: u32,
+}
+
+impl Limits {
+    fn of(device: &Device, function: &Function) -> Self {
+        let value = |id: i32| u32::try_from(device.value(id)).unwrap_or(0);
+        let three = |first: i32| [value(first), value(first + 1), value(first + 2)];
+        let threads = value(device_attribute::MAX_THREADS_PER_BLOCK);
+        let known = |id: i32| {
+            function
+                .known(id)
+                .and_then(|value| u32::try_from(value).ok())
+        };
+        Self {
+            grid: three(device_attribute::MAX_GRID_DIM_X),
+            block: three(device_attribute::MAX_BLOCK_DIM_X),
+            threads,
+            function_threads: known(attribute::MAX_THREADS_PER_BLOCK).unwrap_or(threads),
+            shared: known(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES).unwrap_or_else(|| {
+                let used = known(attribute::SHARED_SIZE_BYTES).unwrap_or(0);
+                value(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK).saturating_sub(used)
+            }),
+        }
+    }
+}
+
+impl Shape {
+    /// Checks what the native driver checks at the call, with its codes.
+    fn check(&self, limits: &Limits) -> Result {
+        let within = |sizes: [u32; 3], limits: [u32; 3]| {
+            sizes
+                .iter()
+                .zip(limits)
+                .all(|(size, limit)| (1..=limit).contains(size))
+        };
+        if !within(self.grid, limits.grid) || !within(self.block, limits.block) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let threads: u64 = self.block.iter().map(|size| u64::from(*size)).product();
+        if threads > u64::from(limits.threads) || self.shared > limits.shared {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if threads > u64::from(limits.function_threads) {
+            return Err(CuError::LAUNCH_OUT_OF_RESOURCES);
+        }
+        Ok(())
+    }
+}
+
+/// The packed parameters of one launch.
+struct Packed {
+    bytes: [MaybeUninit<u8>; PARAMETERS],
+    length: usize,
+}
+
+impl Packed {
+    const fn new() -> Self {
+        Self {
+            bytes: [MaybeUninit::uninit(); PARAMETERS],
+            length: 0,
+        }
+    }
+
+    /// Packs the values that an array of pointers points to.
+    ///
+    /// # Safety
+    /// `values` holds one pointer per parameter, each to as many bytes as the parameter has.
+    unsafe fn gather(&mut self, parameters: &[Parameter], values: *const *mut c_void) -> Result {
+        for (index, parameter) in parameters.iter().enumerate() {
+            let (offset, size) = (parameter.offset as usize, parameter.size as usize);
+            self.zero_up_to(offset);
+            let place = self
+                .bytes
+                .get_mut(offset..offset + size)
+                .ok_or(CuError::NOT_SUPPORTED)?;
+            // SAFETY: the caller's array has a pointer for each parameter.
+            let value = unsafe { values.add(index).read() };
+            if value.is_null() {
+                return Err(CuError::INVALID_VALUE);
+            }
+            // SAFETY: the caller vouches for `size` bytes there; `place` has as many.
+            unsafe {
+                place
+                    .as_mut_ptr()
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(value.cast(), size)
+            };
+            self.length = self.length.max(offset + size);
+        }
+        Ok(())
+    }
+
+    /// Takes a buffer that the program has packed itself.
+    ///
+    /// # Safety
+    /// `extra` is as `cuLaunchKernel` documents it.
+    unsafe fn take(&mut self, mut extra: *const *mut c_void) -> Result {
+        let (mut pointer, mut size) = (std::ptr::null::<u8>(), 0);
+        loop {
+            // SAFETY: the list goes on until its end mark.
+            let key = unsafe { extra.read() }.addr();
+            if key == EXTRA_END {
+                break;
+            }
+            // SAFETY: every key but the end mark has a value.
+            let value = unsafe { extra.add(1).read() };
+            match key {
+                EXTRA_POINTER => pointer = value.cast_const().cast(),
+                // SAFETY: this key's value points to the size.
+                EXTRA_SIZE if !value.is_null() => size = unsafe { value.cast::<usize>().read() },
+                _ => return Err(CuError::INVALID_VALUE),
+            }
+            // SAFETY: the end mark has not come yet.
+            extra = unsafe { extra.add(2) };
+        }
+        if size > 0 && pointer.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let place = self.bytes.get_mut(..size).ok_or(CuError::NOT_SUPPORTED)?;
+        if size > 0 {
+            // SAFETY: the program vouches for `size` bytes there; `place` has as many.
+            unsafe {
+                place
+                    .as_mut_ptr()
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(pointer, size)
+            };
+        }
+        self.length = size;
+        Ok(())
+    }
+
+    /// Padding between parameters is zero, so that no old bytes of the stack leave the process.
+    fn zero_up_to(&mut self, offset: usize) {
+        if let Some(gap) = self.bytes.get_mut(self.length..offset) {
+            gap.fill(MaybeUninit::new(0));
+        }
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        // SAFETY: all bytes below `length` were written: parameters by copies, gaps by zeroes.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.length) }
+    }
+}
+
+/// Where a launch finds its parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments {
+    pub values: *mut *mut c_void,
+    pub extra: *mut *mut c_void,
+}
+
+/// The attributes of a launch, on the wire.
+#[derive(Debug)]
+pub struct Attributes {
+    list: [LaunchAttribute; ATTRIBUTES],
+    count: usize,
+    cooperative: bool,
+    cluster: [u32; 3],
+}
+
+impl Attributes {
+    /// A launch without any.
+    pub const NONE: &Self = &Self::new();
+
+    const fn new() -> Self {
+        let empty = LaunchAttribute {
+            id: IGNORE,
+            reserved: 0,
+            value: [0; 64],
+        };
+        Self {
+            list: [empty; ATTRIBUTES],
+            count: 0,
+            cooperative: false,
+            cluster: [0; 3],
+        }
+    }
+
+    pub fn cooperative() -> Self {
+        let mut attributes = Self::new();
+        attributes.cooperative = true;
+        attributes.count = 1;
+        attributes.list[0].id = COOPERATIVE;
+        attributes.list[0].value[0] = 1;
+        attributes
+    }
+
+    /// Reads the attributes of `cuLaunchKernelEx`.
+    pub fn read(list: &[CUlaunchAttribute]) -> Result<Self> {
+        let mut attributes = Self::new();
+        for attribute in list.iter().filter(|attribute| attribute.id != IGNORE) {
+            if WITH_HANDLES.contains(&attribute.id) {
+                return Err(CuError::NOT_SUPPORTED);
+            }
+            let place = attributes
+                .list
+                .get_mut(attributes.count)
+                .ok_or(CuError::INVALID_VALUE)?;
+            place.id = attribute.id;
+            for (bytes, word) in place.value.chunks_exact_mut(8).zip(attribute.value) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+            let words = place.value.as_chunks::<4>().0;
+            match attribute.id {
+                COOPERATIVE => attributes.cooperative = u32::from_le_bytes(words[0]) != 0,
+                CLUSTER_DIMENSION => {
+                    attributes.cluster = [0, 1, 2].map(|index| u32::from_le_bytes(words[index]));
+                }
+                _ => {}
+            }
+            attributes.count += 1;
+        }
+        Ok(attributes)
+    }
+}
+
+/// `CUDA_LAUNCH_BLOCKING`: every launch waits.
+static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
+    std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| !value.is_empty() && value != "0")
+});
+
+/// Launches a kernel.
+///
+/// # Safety
+/// The arguments fit the function's parameters.
+pub unsafe fn launch(
+    scope: Scope,
+    target: Target,
+    function: *mut c_void,
+    shape: Shape,
+    attributes: &Attributes,
+    arguments: Arguments,
+) -> Result {
+    let (handle, facts) = function::find(function)?;
+    shape.check(&Limits::of(scope.session.device(), facts))?;
+    let mut packed = Packed::new();
+    if !arguments.extra.is_null() {
+        if !arguments.values.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { packed.take(arguments.extra) }?;
+    } else if !facts.parameters.is_empty() {
+        if arguments.values.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { packed.gather(&facts.parameters, arguments.values) }?;
+    }
+    let message = LaunchKernel {
+        function: handle,
+        stream: target.handle,
+        grid: shape.grid,
+        block: shape.block,
+        shared: shape.shared,
+        attributes: Items::new(&attributes.list[..attributes.count]),
+        parameters: packed.as_slice(),
+    };
+    submit(scope, facts, handle, shape, attributes, &message)?;
+    target.launched(scope)?;
+    if *BLOCKING {
+        target.synchronize(scope)
+    } else {
+        Ok(())
+    }
+}
+
+/// Sends a launch: as a request where the device may refuse it at the call, as a record where it has
+/// accepted its like before.
+fn submit(
+    scope: Scope,
+    facts: &Function,
+    handle: Handle<FunctionKind>,
+    shape: Shape,
+    attributes: &Attributes,
+    message: &LaunchKernel<'_>,
+) -> Result {
+    let special = attributes.cooperative || attributes.cluster != [0; 3];
+    if facts.launched.load(Ordering::Relaxed) && !special {
+        return scope.session.record(scope.context, message);
+    }
+    let configuration = Configuration {
+        grid: shape.grid,
+        block: shape.block,
+        shared: shape.shared,
+        cluster: attributes.cluster,
+        cooperative: attributes.cooperative,
+    };
+    if special && facts.agreed(&configuration) {
+        return scope.session.record(scope.context, message);
+    }
+    debug_assert_eq!(message.function, handle);
+    scope.session.request(scope.context, message, |()| ())?;
+    facts.launched.store(true, Ordering::Relaxed);
+    if special {
+        facts.agree(configuration);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        grid: [2_147_483_647, 65535, 65535],
+        block: [1024, 1024, 64],
+        threads: 1024,
+        function_threads: 768,
+        shared: 49152,
+    };
+
+    fn shape(grid: [u32; 3], block: [u32; 3], shared: u32) -> Shape {
+        Shape {
+            grid,
+            block,
+            shared,
+        }
+    }
+
+    #[test]
+    fn geometry_is_refused_with_the_native_codes() {
+        assert_eq!(shape([1; 3], [768, 1, 1], 49152).check(&LIMITS), Ok(()));
+        for refused in [
+            shape([0, 1, 1], [1; 3], 0),
+            shape([1; 3], [0, 1, 1], 0),
+            shape([1, 65536, 1], [1; 3], 0),
+            shape([1; 3], [1025, 1, 1], 0),
+            shape([1; 3], [1, 1, 65], 0),
+            shape([1; 3], [32, 33, 1], 0),
+            shape([1; 3], [1; 3], 49153),
+        ] {
+            assert_eq!(
+                refused.check(&LIMITS),
+                Err(CuError::INVALID_VALUE),
+                "{refused:?}"
+            );
+        }
+        let many = shape([1; 3], [769, 1, 1], 0);
+        assert_eq!(many.check(&LIMITS), Err(CuError::LAUNCH_OUT_OF_RESOURCES));
+    }
+
+    #[test]
+    fn a_packed_buffer_is_taken_as_it_is() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let mut size = bytes.len();
+        let list = [
+            std::ptr::without_provenance_mut(EXTRA_POINTER),
+            bytes.as_ptr().cast_mut().cast::<c_void>(),
+            std::ptr::without_provenance_mut(EXTRA_SIZE),
+            (&raw mut size).cast::<c_void>(),
+            std::ptr::null_mut(),
+        ];
+        let mut packed = Packed::new();
+        // SAFETY: the list is as documented.
+        unsafe { packed.take(list.as_ptr()) }.unwrap();
+        assert_eq!(packed.as_slice(), bytes);
+        let mut long = PARAMETERS + 1;
+        let list = [list[0], list[1], list[2], (&raw mut long).cast(), list[4]];
+        // SAFETY: too long a buffer is refused before it is read.
+        assert_eq!(
+            unsafe { packed.take(list.as_ptr()) },
+            Err(CuError::NOT_SUPPORTED)
+        );
+    }
+
+    #[test]
+    fn cluster_and_cooperative_attributes_are_understood() {
+        let mut value = [0; 8];
+        value[0] = 2 | 1 << 32;
+        value[1] = 1;
+        let cluster = CUlaunchAttribute {
+            id: CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value,
+        };
+        let attributes = Attributes::read(&[cluster]).unwrap();
+        assert_eq!(attributes.cluster, [2, 1, 1]);
+        assert!(!attributes.cooperative);
+        let event = CUlaunchAttribute {
+            id: 7,
+            pad: [0; 4],
+            value: [0; 8],
+        };
+        assert_eq!(
+            Attributes::read(&[event]).unwrap_err(),
+            CuError::NOT_SUPPORTED
+        );
+        let many = [CUlaunchAttribute {
+            id: 8,
+            pad: [0; 4],
+            value: [0; 8],
+        }; ATTRIBUTES + 1];
+        assert_eq!(Attributes::read(&many).unwrap_err(), CuError::INVALID_VALUE);
+    }
+
+    proptest! {
+        /// Every parameter's bytes stand at its offset, and every gap is zero.
+        #[test]
+        fn parameters_are_packed_at_their_offsets(sizes in prop::collection::vec((0..9_u32, 1..40_u32), 0..20)) {
+            let mut layout = Vec::new();
+            let mut offset = 0;
+            for (gap, size) in &sizes {
+                offset += gap;
+                layout.push(Parameter { offset, size: *size });
+                offset += size;
+            }
+            let mut values: Vec<Vec<u8>> = layout
+                .iter()
+                .enumerate()
+                .map(|(index, parameter)| vec![u8::try_from(index + 1).unwrap(); parameter.size as usize])
+                .collect();
+            let pointers: Vec<*mut c_void> =
+                values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
+            let mut packed = Packed::new();
+            // SAFETY: one pointer per parameter, each to a value of its size.
+            unsafe { packed.gather(&layout, pointers.as_ptr()) }.unwrap();
+            let mut wanted = vec![0; offset as usize];
+            for (parameter, value) in layout.iter().zip(&values) {
+                wanted[parameter.offset as usize..][..value.len()].copy_from_slice(value);
+            }
+            prop_assert_eq!(packed.as_slice(), wanted);
+        }
+    }
+}

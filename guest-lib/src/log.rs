@@ -1,0 +1,91 @@
+//! Messages on standard error, at the level that `WORMHOLE_LOG` names.
+
+use std::fmt::Arguments;
+use std::io::Write;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// How much is said. `trace` prints every call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    Off = 1,
+    Error = 2,
+    Warn = 3,
+    Info = 4,
+    Debug = 5,
+    Trace = 6,
+}
+
+/// The level in force; zero until the environment has been read.
+static LEVEL: AtomicU8 = AtomicU8::new(0);
+
+impl Level {
+    fn parse(text: &str) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "off" => Some(Self::Off),
+            "error" => Some(Self::Error),
+            "warn" => Some(Self::Warn),
+            "info" => Some(Self::Info),
+            "debug" => Some(Self::Debug),
+            "trace" => Some(Self::Trace),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a message of this level is printed.
+#[inline]
+pub fn enabled(level: Level) -> bool {
+    let mut current = LEVEL.load(Ordering::Relaxed);
+    if current == 0 {
+        current = read_environment();
+    }
+    level as u8 <= current
+}
+
+#[cold]
+fn read_environment() -> u8 {
+    let text = std::env::var("WORMHOLE_LOG").unwrap_or_default();
+    let level = Level::parse(&text);
+    LEVEL.store(level.unwrap_or(Level::Error) as u8, Ordering::Relaxed);
+    if level.is_none() && !text.is_empty() {
+        write(
+            Level::Error,
+            format_args!(
+                "WORMHOLE_LOG={text}: the levels are off, error, warn, info, debug and trace"
+            ),
+        );
+    }
+    LEVEL.load(Ordering::Relaxed)
+}
+
+/// Prints one line if the level is on. A closed standard error is no reason to fail.
+pub fn write(level: Level, message: Arguments<'_>) {
+    if enabled(level) {
+        let _ = writeln!(std::io::stderr().lock(), "wormhole: {message}");
+    }
+}
+
+macro_rules! error {
+    ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Error, format_args!($($argument)*)) };
+}
+macro_rules! debug {
+    ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Debug, format_args!($($argument)*)) };
+}
+pub(crate) use {debug, error};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_ordered_from_quiet_to_loud() {
+        let names = ["off", "error", "warn", "info", "debug", "trace"];
+        let levels: Vec<_> = names
+            .iter()
+            .map(|name| Level::parse(name).unwrap())
+            .collect();
+        assert!(levels.is_sorted());
+        assert_eq!(Level::parse("loud"), None);
+    }
+}

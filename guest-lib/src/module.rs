@@ -1,0 +1,328 @@
+//! Modules and libraries: images that were loaded, and what has been looked up in them.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::handle::{
+    Function as FunctionKind, HandleKind, Library as LibraryKind, Module as ModuleKind,
+};
+use wormhole_api::{
+    Handle, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload,
+    ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload,
+};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::function::{self, Function, Owner};
+use crate::handle::{self, Table};
+use crate::memory::memory_map;
+use crate::memory_map::Origin;
+
+/// Bit 0 of what a load answers: the image prints or asserts.
+const USES_OUTPUT: u32 = 1;
+
+/// What is known of a module or library.
+#[derive(Debug, Default)]
+pub struct Image {
+    contents: Mutex<Contents>,
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    /// The context it was loaded in.
+    context: u32,
+    functions: HashMap<CString, Handle<FunctionKind>>,
+    globals: HashMap<CString, (u64, u64)>,
+    /// The module of a library (`cuLibraryGetModule`).
+    module: Option<Handle<ModuleKind>>,
+    /// The library of such a module.
+    library: Option<Handle<LibraryKind>>,
+}
+
+static MODULES: Table<ModuleKind, Image> = Table::new();
+static LIBRARIES: Table<LibraryKind, Image> = Table::new();
+
+impl Image {
+    fn contents(&self) -> std::sync::MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Modules and libraries differ in the messages about them.
+pub trait Loadable: HandleKind + 'static {
+    fn table() -> &'static Table<Self, Image>
+    where
+        Self: Sized;
+    fn load(scope: Scope, new: Handle<Self>, image: u64, bytes: u64) -> Result<(u32, Vec<u8>)>;
+    fn unload(scope: Scope, handle: Handle<Self>) -> Result;
+    fn function(
+        scope: Scope,
+        image: Handle<Self>,
+        new: Handle<FunctionKind>,
+        name: &CStr,
+    ) -> Result<Function>;
+    fn global(scope: Scope, image: Handle<Self>, name: &CStr) -> Result<(u64, u64)>;
+}
+
+impl Loadable for ModuleKind {
+    fn table() -> &'static Table<Self, Image> {
+        &MODULES
+    }
+
+    fn load(scope: Scope, new: Handle<Self>, image: u64, bytes: u64) -> Result<(u32, Vec<u8>)> {
+        let message = ModuleLoad {
+            new,
+            image: wormhole_api::DevicePtr(image),
+            bytes,
+        };
+        scope.session.request(scope.context, &message, |reply| {
+            (reply.flags, reply.log.to_vec())
+        })
+    }
+
+    fn unload(scope: Scope, module: Handle<Self>) -> Result {
+        scope
+            .session
+            .request(scope.context, &ModuleUnload { module }, |()| ())
+    }
+
+    fn function(
+        scope: Scope,
+        module: Handle<Self>,
+        new: Handle<FunctionKind>,
+        name: &CStr,
+    ) -> Result<Function> {
+        let owner = Owner::Module(handle::to_pointer(module));
+        let message = ModuleGetFunction {
+            module,
+            new,
+            name: name.to_bytes(),
+        };
+        scope.session.request(scope.context, &message, |reply| {
+            Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
+        })
+    }
+
+    fn global(scope: Scope, module: Handle<Self>, name: &CStr) -> Result<(u64, u64)> {
+        let message = ModuleGetGlobal {
+            module,
+            name: name.to_bytes(),
+        };
+        scope.session.request(scope.context, &message, |reply| {
+            (reply.address.0, reply.bytes)
+        })
+    }
+}
+
+impl Loadable for LibraryKind {
+    fn table() -> &'static Table<Self, Image> {
+        &LIBRARIES
+    }
+
+    fn load(scope: Scope, new: Handle<Self>, image: u64, bytes: u64) -> Result<(u32, Vec<u8>)> {
+        let message = LibraryLoad {
+            new,
+            image: wormhole_api::DevicePtr(image),
+            bytes,
+        };
+        scope.session.request(scope.context, &message, |reply| {
+            (reply.flags, reply.log.to_vec())
+        })
+    }
+
+    fn unload(scope: Scope, library: Handle<Self>) -> Result {
+        scope
+            .session
+            .request(scope.context, &LibraryUnload { library }, |()| ())
+    }
+
+    fn function(
+        scope: Scope,
+        library: Handle<Self>,
+        new: Handle<FunctionKind>,
+        name: &CStr,
+    ) -> Result<Function> {
+        let owner = Owner::Library(handle::to_pointer(library));
+        let message = LibraryGetKernel {
+            library,
+            new,
+            name: name.to_bytes(),
+        };
+        scope.session.request(scope.context, &message, |reply| {
+            Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
+        })
+    }
+
+    fn global(scope: Scope, library: Handle<Self>, name: &CStr) -> Result<(u64, u64)> {
+        let message = LibraryGetGlobal {
+            library,
+            name: name.to_bytes(),
+        };
+        scope.session.request(scope.context, &message, |reply| {
+            (reply.address.0, reply.bytes)
+        })
+    }
+}
+
+/// What a program passed, as the handle of a live module or library.
+pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
+    let handle = handle::from_pointer(pointer).ok_or(CuError::INVALID_HANDLE)?;
+    Ok((
+        handle,
+        K::table().get(handle).ok_or(CuError::INVALID_HANDLE)?,
+    ))
+}
+
+/// Loads an image; gives its handle and the compiler's log. The image travels through the arena.
+pub fn load<K: Loadable>(scope: Scope, image: &[u8]) -> Result<(*mut c_void, Vec<u8>)> {
+    let bytes = image.len() as u64;
+    let context = scope.context;
+    let buffer = scope.session.allocate_arena(bytes, 16)?;
+    let place: *mut u8 =
+        std::ptr::with_exposed_provenance_mut(usize::try_from(buffer).unwrap_or(0));
+    // SAFETY: the arena handed out that many bytes there, and the program's image lies outside the arena.
+    unsafe { place.copy_from_nonoverlapping(image.as_ptr(), image.len()) };
+    let loaded = K::table()
+        .mint(|image| {
+            *image.contents() = Contents {
+                context,
+                ..Contents::default()
+            }
+        })
+        .and_then(|new| {
+            K::load(scope, new, buffer, bytes)
+                .map(|answer| (new, answer))
+                .inspect_err(|_| {
+                    K::table().retire(new);
+                    K::table().recycle(new);
+                })
+        });
+    scope.session.free_arena(buffer);
+    let (new, (flags, log)) = loaded?;
+    if flags & USES_OUTPUT != 0 {
+        scope.session.set_device_output();
+    }
+    Ok((handle::to_pointer(new), log))
+}
+
+/// Unloads an image; its functions and variables go with it.
+pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
+    let (handle, _) = find::<K>(pointer)?;
+    let image = K::table().retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    let sent = K::unload(scope, handle);
+    let contents = std::mem::take(&mut *image.contents());
+    contents.forget();
+    if let Some(module) = contents.module
+        && let Some(image) = MODULES.retire(module)
+    {
+        std::mem::take(&mut *image.contents()).forget();
+        MODULES.recycle(module);
+    }
+    K::table().recycle(handle);
+    sent
+}
+
+/// Unloads the modules of a context. Libraries belong to none.
+pub fn unload_of(scope: Scope) {
+    for (handle, image) in MODULES.live() {
+        let contents = image.contents();
+        let is_own = contents.context == scope.context && contents.library.is_none();
+        drop(contents);
+        if is_own {
+            // The context goes; a module that somebody else unloads at the same time is gone too.
+            let _ = unload::<ModuleKind>(scope, handle::to_pointer(handle));
+        }
+    }
+}
+
+/// Forgets everything that was loaded, after the worker has unloaded it.
+pub fn forget_all() {
+    fn forget<K: Loadable>() {
+        for (handle, _) in K::table().live() {
+            if let Some(image) = K::table().retire(handle) {
+                std::mem::take(&mut *image.contents()).forget();
+                K::table().recycle(handle);
+            }
+        }
+    }
+    forget::<ModuleKind>();
+    forget::<LibraryKind>();
+}
+
+impl Contents {
+    fn forget(&self) {
+        for function in self.functions.values() {
+            function::forget(*function);
+        }
+        for (address, _) in self.globals.values() {
+            // A variable may be known under two names.
+            let _ = memory_map().remove(*address, |allocation| allocation.origin == Origin::Global);
+        }
+    }
+}
+
+/// A function by its name; the same one each time.
+pub fn function<K: Loadable>(
+    scope: Scope,
+    pointer: *mut c_void,
+    name: &CStr,
+) -> Result<*mut c_void> {
+    let (handle, image) = find::<K>(pointer)?;
+    // Held during the request, so that two threads do not look the same name up twice.
+    let mut contents = image.contents();
+    if let Some(function) = contents.functions.get(name) {
+        return Ok(handle::to_pointer(*function));
+    }
+    let new = function::reserve()?;
+    match K::function(scope, handle, new, name) {
+        Ok(facts) => function::publish(new, facts),
+        Err(error) => {
+            function::forget(new);
+            return Err(error);
+        }
+    }
+    contents.functions.insert(name.to_owned(), new);
+    Ok(handle::to_pointer(new))
+}
+
+/// Address and size of a variable.
+pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> Result<(u64, u64)> {
+    let (handle, image) = find::<K>(pointer)?;
+    let mut contents = image.contents();
+    if let Some(known) = contents.globals.get(name) {
+        return Ok(*known);
+    }
+    let (address, bytes) = K::global(scope, handle, name)?;
+    memory_map().insert(address, bytes, Origin::Global, scope.context);
+    contents.globals.insert(name.to_owned(), (address, bytes));
+    Ok((address, bytes))
+}
+
+/// The module of a library.
+pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
+    let (library, image) = find::<LibraryKind>(pointer)?;
+    let mut contents = image.contents();
+    if let Some(module) = contents.module {
+        return Ok(handle::to_pointer(module));
+    }
+    let new = MODULES.mint(|image| {
+        *image.contents() = Contents {
+            library: Some(library),
+            ..Contents::default()
+        };
+    })?;
+    let message = LibraryGetModule { library, new };
+    if let Err(error) = scope.session.request(scope.context, &message, |()| ()) {
+        MODULES.retire(new);
+        MODULES.recycle(new);
+        return Err(error);
+    }
+    contents.module = Some(new);
+    Ok(handle::to_pointer(new))
+}
+
+/// Whether a module is a library's, which the program must not unload.
+pub fn is_of_library(pointer: *mut c_void) -> bool {
+    find::<ModuleKind>(pointer).is_ok_and(|(_, image)| image.contents().library.is_some())
+}

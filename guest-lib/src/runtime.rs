@@ -1,0 +1,72 @@
+//! What every export does besides its call: counting, tracing, saying what is not supported.
+
+use std::fmt::Arguments;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use wormhole_api::{Class, FUNCTIONS};
+
+use crate::counts;
+use crate::error::CuError;
+use crate::log::{self, Level};
+use crate::types::CUresult;
+
+/// Counts a call of the function with this index in the table.
+#[inline]
+pub fn enter(index: usize) {
+    counts::count(FUNCTIONS[index].class);
+}
+
+/// Whether calls are printed.
+#[inline]
+pub fn tracing() -> bool {
+    log::enabled(Level::Trace)
+}
+
+/// Prints a call with its arguments and its result.
+#[cold]
+pub fn trace(index: usize, arguments: Arguments<'_>, result: CUresult) {
+    log::write(
+        Level::Trace,
+        format_args!("{}({arguments}) = {result}", FUNCTIONS[index].name),
+    );
+}
+
+/// A function that is not forwarded: an error, and one line per function in the log.
+#[cold]
+pub fn unsupported(index: usize) -> CUresult {
+    static SAID: [AtomicBool; FUNCTIONS_LIMIT] =
+        [const { AtomicBool::new(false) }; FUNCTIONS_LIMIT];
+    enter(index);
+    let function = &FUNCTIONS[index];
+    let first = SAID
+        .get(index)
+        .is_some_and(|said| !said.swap(true, Ordering::Relaxed));
+    if let Class::Unsupported(reason) = function.class
+        && first
+    {
+        log::error!("{} is not supported: {reason}", function.name);
+    }
+    CuError::NOT_SUPPORTED.0
+}
+
+/// At least as many as there are functions; checked by a test.
+const FUNCTIONS_LIMIT: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_can_say_once_that_it_is_unsupported() {
+        assert!(FUNCTIONS.len() <= FUNCTIONS_LIMIT);
+    }
+
+    #[test]
+    fn an_unsupported_function_is_an_error() {
+        let index = FUNCTIONS
+            .iter()
+            .position(|function| matches!(function.class, Class::Unsupported(_)))
+            .unwrap();
+        assert_eq!(unsupported(index), 801);
+    }
+}

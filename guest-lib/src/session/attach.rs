@@ -1,0 +1,237 @@
+//! From nothing to a session: connect, be granted, map, ask for the device.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::sync::Mutex;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
+use wormhole_ring::control::{Grant, Message, Refusal};
+use wormhole_ring::fence::Fences;
+use wormhole_ring::layout::{HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
+use wormhole_ring::memory::{MemoryError, SessionMemory};
+use wormhole_ring::ring::Producer;
+use wormhole_ring::slot::AnswerSlots;
+use wormhole_ring::status::Status;
+
+use super::Session;
+use super::answers::Slots;
+use super::control::{ChannelError, Control};
+use super::extents::Extents;
+use super::fences::Stock;
+use super::mapping::{self, Window};
+use crate::device::Device;
+use crate::error::CuError;
+use crate::log;
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error("the backend's worker speaks protocol {granted:#018x}, this library {own:#018x}")]
+    Protocol { granted: u64, own: u64 },
+    #[error("no window came with the grant and WORMHOLE_WINDOW is not set")]
+    NoWindow,
+    #[error("the window {path} cannot be opened: {source}")]
+    Window { path: String, source: io::Error },
+    #[error("the grant puts handles at {granted:#x}, this library at {own:#x}")]
+    HandleBand { granted: u64, own: u64 },
+    #[error("addresses {base:#x}+{bytes:#x} cannot be reserved for the {what}: {source}")]
+    Band {
+        what: &'static str,
+        base: u64,
+        bytes: u64,
+        source: io::Error,
+    },
+    #[error("the granted {what} cannot be mapped: {source}")]
+    Map {
+        what: &'static str,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("the backend does not describe its device: {0}")]
+    Describe(CuError),
+}
+
+impl AttachError {
+    /// What the program gets: there is no device, or there is one that is not ready.
+    pub fn code(&self) -> CuError {
+        match self {
+            Self::Channel(ChannelError::NoBackend | ChannelError::Address { .. }) => {
+                CuError::NO_DEVICE
+            }
+            Self::Channel(ChannelError::Refused { code, .. })
+                if Refusal::from_code(*code) == Some(Refusal::NoDevice) =>
+            {
+                CuError::NO_DEVICE
+            }
+            _ => CuError::SYSTEM_NOT_READY,
+        }
+    }
+
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Channel(ChannelError::NoBackend) => Some(
+                "hint: start the program with `wormhole run -- PROGRAM`, or set WORMHOLE_CONTROL",
+            ),
+            Self::Channel(ChannelError::Connect { .. }) => {
+                Some("hint: is the backend running, and does WORMHOLE_CONTROL name it?")
+            }
+            Self::Protocol { .. } => {
+                Some("hint: install the library and the backend of one version")
+            }
+            Self::NoWindow | Self::Window { .. } => {
+                Some("hint: the window of a VM is a /dev/dax device: set WORMHOLE_WINDOW to it")
+            }
+            Self::Band { .. } => Some("hint: something in the process occupies these addresses"),
+            _ => None,
+        }
+    }
+}
+
+/// Attaches this process to its backend.
+pub fn attach() -> Result<Session, AttachError> {
+    let control = Control::connect()?;
+    let (grant, file) = control.hello(PROTOCOL_HASH, &environment())?;
+    if grant.protocol_hash != PROTOCOL_HASH {
+        return Err(AttachError::Protocol {
+            granted: grant.protocol_hash,
+            own: PROTOCOL_HASH,
+        });
+    }
+    let file = match file {
+        Some(file) => file,
+        None => open_window()?,
+    };
+    if let Err(error) = reserve_bands(&grant) {
+        // The supervisor then takes the session back.
+        control.send(&Message::Unmappable)?;
+        return Err(error);
+    }
+    let session = map(control, &grant, file)?;
+    session.control.send(&Message::Mapped)?;
+    describe(session)
+}
+
+fn map(control: Control, grant: &Grant, file: File) -> Result<Session, AttachError> {
+    let window = Window::new(grant.window_base, grant.window_size, file);
+    let base = window
+        .map(grant.session_segment, 1, true)
+        .map_err(|source| AttachError::Map {
+            what: "session segment",
+            source,
+        })?;
+    let extents = Extents::new(window);
+    if grant.arena_count > 0 {
+        extents
+            .add(grant.arena_first, grant.arena_count)
+            .map_err(|source| AttachError::Map {
+                what: "arena",
+                source,
+            })?;
+    }
+    // SAFETY: the segment was mapped above and is never unmapped; only the ring crate reaches it.
+    let memory = unsafe { SessionMemory::new(base, SEGMENT_BYTES) }?;
+    Ok(Session {
+        control,
+        status: Status::new(memory.clone()),
+        // SAFETY: this is the process's only producer value, and no consumer lives in this process.
+        producer: unsafe { Producer::new(memory.clone()) },
+        // SAFETY: a slot is polled by the thread that took it from `free_slots`, nobody publishes here.
+        slots: unsafe { AnswerSlots::new(memory.clone()) },
+        fences: Fences::new(memory),
+        free_slots: Slots::new(),
+        sequence: AtomicU64::new(1),
+        fence_stock: Mutex::new(Stock::default()),
+        extents,
+        end_logged: Once::new(),
+        device_output: AtomicBool::new(false),
+        device: Device::default(),
+    })
+}
+
+fn describe(mut session: Session) -> Result<Session, AttachError> {
+    let device = session
+        .request(0, &DeviceDescribe { ordinal: 0 }, |reply| {
+            Device::new(&reply)
+        })
+        .map_err(AttachError::Describe)?;
+    session.device = device;
+    Ok(session)
+}
+
+fn open_window() -> Result<File, AttachError> {
+    let path = std::env::var("WORMHOLE_WINDOW").map_err(|_| AttachError::NoWindow)?;
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(|source| AttachError::Window { path, source })
+}
+
+/// Reserves what the grant names, so that neither the program nor its libraries are mapped there.
+fn reserve_bands(grant: &Grant) -> Result<(), AttachError> {
+    if grant.handle_base != HANDLE_BASE {
+        return Err(AttachError::HandleBand {
+            granted: grant.handle_base,
+            own: HANDLE_BASE,
+        });
+    }
+    let [high, low] = grant.apertures;
+    let bands = [
+        ("window", grant.window_base, grant.window_size),
+        ("handles", grant.handle_base, HANDLE_BYTES),
+        ("device memory", high.base, high.size),
+    ];
+    for (index, (what, base, bytes)) in bands.into_iter().enumerate() {
+        if let Err(source) = mapping::reserve(base, bytes) {
+            for (_, base, bytes) in bands.into_iter().take(index) {
+                mapping::release(base, bytes);
+            }
+            return Err(AttachError::Band {
+                what,
+                base,
+                bytes,
+                source,
+            });
+        }
+    }
+    // Pools and reserved virtual memory live there. Some language runtimes keep their heap in it, and a
+    // program without pools works all the same.
+    if let Err(error) = mapping::reserve(low.base, low.size) {
+        log::debug!(
+            "{:#x}+{:#x} is not reserved for memory pools: {error}",
+            low.base,
+            low.size
+        );
+    }
+    Ok(())
+}
+
+/// The variables that the driver reads at start, one per line. Those that select devices and launch mode
+/// are this library's own.
+fn environment() -> String {
+    const OWN: [&str; 3] = [
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+    ];
+    const LIMIT: usize = 4096;
+    let mut variables: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, value)| {
+            name.starts_with("CUDA_") && !OWN.contains(&name.as_str()) && !value.contains('\n')
+        })
+        .collect();
+    variables.sort_unstable();
+    let mut text = String::new();
+    for (name, value) in variables {
+        if text.len() + name.len() + value.len() + 2 <= LIMIT {
+            text.push_str(&format!("{name}={value}\n"));
+        }
+    }
+    text
+}

@@ -1,0 +1,327 @@
+//! The control stream: hello and grant, more arena, the doorbell, and the news that the backend is gone.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use wormhole_ring::control::{
+    ArenaRequest, ArenaRun, ControlError, Grant, HEADER_BYTES, Header, MAX_FRAME, Message,
+    VSOCK_PORT,
+};
+
+/// Why the control stream could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    #[error("WORMHOLE_CONTROL is not set and this machine has no /dev/vsock: no backend is known")]
+    NoBackend,
+    #[error("WORMHOLE_CONTROL={text}: expected unix:PATH, unix:@NAME or vsock:CID:PORT")]
+    Address { text: String },
+    #[error("the backend at {address} cannot be reached: {source}")]
+    Connect { address: String, source: io::Error },
+    #[error("the control stream failed: {0}")]
+    Stream(#[from] io::Error),
+    #[error("the backend does not speak this protocol: {0}")]
+    Protocol(#[from] ControlError),
+    #[error("the backend answered {found} where {wanted} was due")]
+    Unexpected {
+        found: &'static str,
+        wanted: &'static str,
+    },
+    #[error("the backend refused the session: {reason} (refusal {code})")]
+    Refused { code: u32, reason: String },
+    #[error(
+        "the backend grants no more arena: {segments} segments of 2 MiB were asked for (refusal {code})"
+    )]
+    ArenaDenied { segments: u32, code: u32 },
+}
+
+/// Where the backend is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Address {
+    Path(String),
+    Abstract(String),
+    Vsock { cid: u32, port: u32 },
+}
+
+impl Address {
+    /// From `WORMHOLE_CONTROL`; without it the host of this VM, where there is one.
+    fn from_environment(value: Option<&str>, in_vm: bool) -> Result<Self, ChannelError> {
+        let Some(text) = value else {
+            let host = Self::Vsock {
+                cid: libc::VMADDR_CID_HOST,
+                port: VSOCK_PORT,
+            };
+            return if in_vm {
+                Ok(host)
+            } else {
+                Err(ChannelError::NoBackend)
+            };
+        };
+        let parsed = match text.split_once(':') {
+            Some(("unix", path)) => match path.strip_prefix('@') {
+                Some(name) => Some(Self::Abstract(name.to_owned())),
+                None => (!path.is_empty()).then(|| Self::Path(path.to_owned())),
+            },
+            Some(("vsock", rest)) => rest.split_once(':').and_then(|(cid, port)| {
+                Some(Self::Vsock {
+                    cid: cid.parse().ok()?,
+                    port: port.parse().ok()?,
+                })
+            }),
+            _ => None,
+        };
+        parsed.ok_or_else(|| ChannelError::Address {
+            text: text.to_owned(),
+        })
+    }
+
+    fn connect(&self) -> io::Result<UnixStream> {
+        match self {
+            Self::Path(path) => UnixStream::connect(path),
+            Self::Abstract(name) => {
+                UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)
+            }
+            Self::Vsock { cid, port } => connect_vsock(*cid, *port),
+        }
+    }
+}
+
+/// A vsock stream. Its reads, writes and shutdown are those of any stream socket, so the standard
+/// library's stream type carries it.
+fn connect_vsock(cid: u32, port: u32) -> io::Result<UnixStream> {
+    // SAFETY: plain system call.
+    let socket = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and has no other owner.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: all zeroes is a valid address.
+    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
+    address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
+    address.svm_cid = cid;
+    address.svm_port = port;
+    let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or_default();
+    // SAFETY: the address outlives the call and has the given length.
+    let done = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(UnixStream::from(socket))
+}
+
+/// The control stream of this process.
+#[derive(Debug)]
+pub struct Control {
+    stream: UnixStream,
+    /// Held while a message is written.
+    writing: Mutex<()>,
+    /// Held while a question is asked and its answer read.
+    asking: Mutex<u32>,
+}
+
+impl Control {
+    /// Connects to the backend that the environment names.
+    pub fn connect() -> Result<Self, ChannelError> {
+        let value = std::env::var("WORMHOLE_CONTROL").ok();
+        let in_vm = std::path::Path::new("/dev/vsock").exists();
+        let address = Address::from_environment(value.as_deref(), in_vm)?;
+        let stream = address.connect().map_err(|source| ChannelError::Connect {
+            address: value
+                .unwrap_or_else(|| format!("vsock:{}:{VSOCK_PORT}", libc::VMADDR_CID_HOST)),
+            source,
+        })?;
+        Ok(Self::new(stream))
+    }
+
+    pub fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            writing: Mutex::new(()),
+            asking: Mutex::new(0),
+        }
+    }
+
+    /// The descriptor, for the handler that closes it in a forked child.
+    pub fn descriptor(&self) -> i32 {
+        self.stream.as_raw_fd()
+    }
+
+    pub fn send(&self, message: &Message<'_>) -> Result<(), ChannelError> {
+        let mut frame = [0; MAX_FRAME];
+        let length = message.encode(&mut frame)?;
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        (&self.stream).write_all(&frame[..length])?;
+        Ok(())
+    }
+
+    /// Waits for a message; `read` gets it with the descriptor that came along.
+    fn receive<R>(
+        &self,
+        read: impl FnOnce(Message<'_>, Option<File>) -> Result<R, ChannelError>,
+    ) -> Result<R, ChannelError> {
+        let mut header = [0; HEADER_BYTES];
+        let (count, file) = self
+            .stream
+            .recv_with_fd(&mut header)
+            .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+        if count == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        (&self.stream).read_exact(&mut header[count..])?;
+        let header = Header::decode(&header)?;
+        let mut body = vec![0; header.body_len];
+        (&self.stream).read_exact(&mut body)?;
+        read(Message::decode(header.kind, &body)?, file)
+    }
+
+    /// Says hello and waits for the session. The window's descriptor comes along on a local stream.
+    pub fn hello(
+        &self,
+        protocol_hash: u64,
+        environment: &str,
+    ) -> Result<(Grant, Option<File>), ChannelError> {
+        self.send(&Message::Hello {
+            bootstrap_version: wormhole_ring::bootstrap::VERSION,
+            protocol_hash,
+            features: 0,
+            environment,
+        })?;
+        self.receive(|message, file| match message {
+            Message::Grant(grant) => Ok((grant, file)),
+            Message::Refused { code, reason } => Err(ChannelError::Refused {
+                code,
+                reason: reason.to_owned(),
+            }),
+            other => Err(ChannelError::Unexpected {
+                found: other.name(),
+                wanted: "Grant",
+            }),
+        })
+    }
+
+    /// Asks for a run of arena segments and waits for it.
+    pub fn request_arena(&self, segments: u32) -> Result<ArenaRun, ChannelError> {
+        let mut last_id = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        *last_id = last_id.wrapping_add(1).max(1);
+        let id = *last_id;
+        self.send(&Message::ArenaRequest(ArenaRequest { id, segments }))?;
+        self.receive(|message, _| match message {
+            Message::ArenaGrant(run) if run.id == id && run.count >= segments => Ok(run),
+            Message::ArenaDenied(denied) if denied.id == id => Err(ChannelError::ArenaDenied {
+                segments,
+                code: denied.code,
+            }),
+            other => Err(ChannelError::Unexpected {
+                found: other.name(),
+                wanted: "ArenaGrant",
+            }),
+        })
+    }
+
+    /// Sleeps at most this long; false as soon as the stream has ended.
+    pub fn sleep(&self, duration: Duration) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.stream.as_raw_fd(),
+            events: libc::POLLRDHUP,
+            revents: 0,
+        };
+        let timeout = libc::timespec {
+            tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(duration.subsec_nanos()),
+        };
+        // SAFETY: both structures outlive the call; no signal mask is passed.
+        let ready = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
+        let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
+        ready <= 0 || poll.revents & ended == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use wormhole_ring::control::{ArenaDenied, Refusal};
+
+    use super::*;
+
+    fn pair() -> (Control, Control) {
+        let (guest, supervisor) = UnixStream::pair().unwrap();
+        (Control::new(guest), Control::new(supervisor))
+    }
+
+    #[test]
+    fn addresses_are_understood_or_named() {
+        let parse = |text: &str| Address::from_environment(Some(text), false);
+        assert_eq!(
+            parse("unix:/run/w").unwrap(),
+            Address::Path("/run/w".into())
+        );
+        assert_eq!(parse("unix:@w").unwrap(), Address::Abstract("w".into()));
+        assert_eq!(
+            parse("vsock:2:9000").unwrap(),
+            Address::Vsock { cid: 2, port: 9000 }
+        );
+        for text in ["", "tcp:1", "vsock:2", "vsock:a:b", "unix:"] {
+            assert!(
+                matches!(parse(text), Err(ChannelError::Address { .. })),
+                "{text}"
+            );
+        }
+        assert!(matches!(
+            Address::from_environment(None, false),
+            Err(ChannelError::NoBackend)
+        ));
+        let host = Address::Vsock { cid: 2, port: 9000 };
+        assert_eq!(Address::from_environment(None, true).unwrap(), host);
+    }
+
+    #[test]
+    fn a_refusal_comes_with_its_reason() {
+        let (guest, supervisor) = pair();
+        let text = "protocol 1 is not 2";
+        supervisor
+            .send(&Message::Refused {
+                code: Refusal::Version as u32,
+                reason: text,
+            })
+            .unwrap();
+        let error = guest.hello(1, "").unwrap_err();
+        assert!(matches!(error, ChannelError::Refused { code: 1, ref reason } if reason == text));
+    }
+
+    #[test]
+    fn arena_is_granted_or_denied() {
+        let (guest, supervisor) = pair();
+        supervisor
+            .send(&Message::ArenaGrant(ArenaRun {
+                id: 1,
+                first: 40,
+                count: 3,
+            }))
+            .unwrap();
+        supervisor
+            .send(&Message::ArenaDenied(ArenaDenied { id: 2, code: 2 }))
+            .unwrap();
+        assert_eq!(guest.request_arena(3).unwrap().first, 40);
+        assert!(matches!(
+            guest.request_arena(9),
+            Err(ChannelError::ArenaDenied { segments: 9, .. })
+        ));
+    }
+
+    #[test]
+    fn a_sleeper_notices_that_the_other_end_is_gone() {
+        let (guest, supervisor) = pair();
+        assert!(guest.sleep(Duration::from_micros(10)));
+        drop(supervisor);
+        let start = Instant::now();
+        assert!(!guest.sleep(Duration::from_secs(60)));
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}

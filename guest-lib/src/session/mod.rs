@@ -1,0 +1,142 @@
+//! This process's session with a backend: attached at `cuInit`, kept until the process ends.
+//!
+//! Every byte offset and memory ordering of the shared memory lives in the ring crate; what is here is
+//! the guest's use of it: records, requests, waits, fences, the arena.
+
+mod answers;
+mod attach;
+mod control;
+mod extents;
+mod fences;
+mod fork;
+mod mapping;
+mod requests;
+mod wait;
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+
+use wormhole_ring::fence::Fences;
+use wormhole_ring::ring::Producer;
+use wormhole_ring::slot::AnswerSlots;
+use wormhole_ring::status::Status;
+
+use self::answers::Slots;
+use self::control::Control;
+use self::extents::Extents;
+pub use self::fences::FenceLine;
+use self::fork::WipedPointer;
+use crate::device::Device;
+use crate::error::{CuError, Result};
+use crate::{counts, log};
+
+/// What a process holds of its backend.
+#[derive(Debug)]
+pub struct Session {
+    control: Control,
+    status: Status,
+    producer: Producer,
+    slots: AnswerSlots,
+    fences: Fences,
+    free_slots: Slots,
+    sequence: AtomicU64,
+    fence_stock: Mutex<fences::Stock>,
+    extents: Extents,
+    end_logged: Once,
+    /// A loaded image prints or asserts: synchronizations are requests from then on.
+    device_output: AtomicBool,
+    device: Device,
+}
+
+static SESSION: WipedPointer<Session> = WipedPointer::new();
+/// The process is at its end: its exit handlers have run.
+static ENDING: AtomicBool = AtomicBool::new(false);
+/// The control stream, to be closed in a forked child: the session's life is its parent's.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+static ATTACHING: Mutex<()> = Mutex::new(());
+
+/// The session, once `cuInit` has succeeded in this very process.
+#[inline]
+pub fn session() -> Result<&'static Session> {
+    match SESSION.get() {
+        Some(session) if !ENDING.load(Ordering::Relaxed) => Ok(session),
+        _ => Err(no_session()),
+    }
+}
+
+#[cold]
+fn no_session() -> CuError {
+    if ENDING.load(Ordering::Relaxed) {
+        CuError::DEINITIALIZED
+    } else {
+        CuError::NOT_INITIALIZED
+    }
+}
+
+/// Attaches, unless this process has done so before.
+pub fn initialise() -> Result<&'static Session> {
+    if let Ok(session) = session() {
+        return Ok(session);
+    }
+    let _attaching = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Ok(session) = session() {
+        return Ok(session);
+    }
+    if ENDING.load(Ordering::Relaxed) || SESSION.was_lost_in_fork() {
+        return Err(no_session());
+    }
+    let session = attach::attach().map_err(|error| {
+        log::error!("no CUDA device: {error}");
+        if let Some(hint) = error.hint() {
+            log::error!("{hint}");
+        }
+        error.code()
+    })?;
+    let descriptor = session.control.descriptor();
+    let session = SESSION.set(session).map_err(|error| {
+        log::error!("no CUDA device: a page that forks wipe cannot be made: {error}");
+        CuError::OPERATING_SYSTEM
+    })?;
+    DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+    // SAFETY: both handlers are functions of this library, which is never unloaded (it is linked with
+    // `nodelete`), and call only what is safe where they run.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(close_in_child));
+        libc::atexit(at_exit);
+    }
+    Ok(session)
+}
+
+extern "C" fn close_in_child() {
+    let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
+    if descriptor >= 0 {
+        // SAFETY: the descriptor is this library's, and the child never uses it.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+extern "C" fn at_exit() {
+    if let Ok(session) = session() {
+        session.publish_counts();
+        ENDING.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Session {
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Tells the backend how many calls this process has answered by itself.
+    pub fn publish_counts(&self) {
+        self.status.set_local_calls(counts::local());
+    }
+
+    pub fn has_device_output(&self) -> bool {
+        self.device_output.load(Ordering::Relaxed)
+    }
+
+    pub fn set_device_output(&self) {
+        self.device_output.store(true, Ordering::Relaxed);
+    }
+}

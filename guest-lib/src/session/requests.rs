@@ -1,0 +1,150 @@
+//! Records, which are written and forgotten, and requests, which are waited for.
+
+use wormhole_api::{Decode, EncodeError, Message};
+use wormhole_ring::control;
+use wormhole_ring::layout::SLOT_PAYLOAD;
+use wormhole_ring::ring::{PushError, RecordHead};
+use wormhole_ring::status::EndCause;
+use wormhole_ring::sync::Ordering;
+
+use super::Session;
+use super::wait::BACKEND_LOST;
+use crate::error::{CuError, Result};
+use crate::log;
+
+/// Answers up to this size are read into a small buffer.
+const SMALL: usize = 256;
+
+impl Session {
+    /// Writes a message that nobody waits for.
+    #[inline]
+    pub fn record<M: Message>(&self, context: u32, message: &M) -> Result {
+        self.alive()?;
+        let head = RecordHead {
+            context,
+            ..RecordHead::record(M::ID)
+        };
+        self.send(head, message)
+    }
+
+    /// Sends a message and waits until it has been executed; `read` gets the answer.
+    pub fn request<M: Message, R>(
+        &self,
+        context: u32,
+        message: &M,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R> {
+        self.alive()?;
+        self.request_after_end(context, message, read)
+    }
+
+    /// A request that is sent even though the context is dead: the worker still answers.
+    pub fn request_after_end<M: Message, R>(
+        &self,
+        context: u32,
+        message: &M,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R> {
+        let slot = match self.free_slots.take() {
+            Some(slot) => slot,
+            None => self.wait(|| self.free_slots.take())?,
+        };
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let head = RecordHead {
+            context,
+            ..RecordHead::request(M::ID, slot.index, sequence)
+        };
+        self.send(head, message)?;
+        let polled = self.wait_for_answer(|| self.slots.poll(slot.index, sequence).transpose());
+        let polled = match polled {
+            Ok(polled) => polled,
+            Err(error) => {
+                // The answer may still come, so the slot is nobody's from here on.
+                std::mem::forget(slot);
+                return Err(error);
+            }
+        };
+        let answer = polled.map_err(|error| self.broken(M::NAME, &error))?;
+        if answer.status != 0 {
+            return Err(CuError(answer.status));
+        }
+        if answer.length <= SMALL {
+            self.read_answer::<M, R, SMALL>(&slot, answer.length, read)
+        } else {
+            self.read_answer::<M, R, SLOT_PAYLOAD>(&slot, answer.length, read)
+        }
+    }
+
+    fn read_answer<M: Message, R, const BYTES: usize>(
+        &self,
+        slot: &super::answers::Held<'_>,
+        length: usize,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R> {
+        let mut buffer = [0; BYTES];
+        let payload = &mut buffer[..length];
+        self.slots.copy_payload(slot.index, 0, payload);
+        match M::Reply::decode(payload) {
+            Ok(reply) => Ok(read(reply)),
+            Err(error) => Err(self.broken(M::NAME, &error)),
+        }
+    }
+
+    #[inline]
+    fn send<M: Message>(&self, head: RecordHead, message: &M) -> Result {
+        message
+            .encode(|parts| self.push(head, parts))
+            .unwrap_or_else(|error| Err(too_long(&error)))
+    }
+
+    #[inline]
+    fn push(&self, head: RecordHead, parts: &[&[u8]]) -> Result {
+        match self.producer.push(head, parts) {
+            Ok(()) => {}
+            Err(PushError::Full { .. }) => {
+                self.ring_doorbell();
+                self.wait(|| match self.producer.push(head, parts) {
+                    Err(PushError::Full { .. }) => None,
+                    done => Some(done),
+                })?
+                .map_err(|error| self.broken("the ring", &error))?;
+            }
+            Err(error) => return Err(self.broken("the ring", &error)),
+        }
+        self.ring_doorbell();
+        Ok(())
+    }
+
+    /// Wakes the worker, if it sleeps.
+    #[inline]
+    fn ring_doorbell(&self) {
+        if self.producer.consumer_parked() {
+            self.send_doorbell();
+        }
+    }
+
+    #[cold]
+    fn send_doorbell(&self) {
+        if let Err(error) = self.control.send(&control::Message::Doorbell) {
+            log::debug!("the doorbell could not be rung: {error}");
+            self.status
+                .set_once(BACKEND_LOST.0, EndCause::SupervisorLost);
+        }
+    }
+
+    #[cold]
+    fn broken(&self, what: &str, error: &dyn std::fmt::Display) -> CuError {
+        log::error!("{what}: {error}; the session cannot go on");
+        self.status
+            .set_once(CuError::UNKNOWN.0, EndCause::Violation);
+        CuError::UNKNOWN
+    }
+}
+
+#[cold]
+fn too_long(error: &EncodeError) -> CuError {
+    log::error!("{error}");
+    match error {
+        EncodeError::Tail { .. } | EncodeError::Total { .. } => CuError::NOT_SUPPORTED,
+    }
+}

@@ -1,0 +1,103 @@
+//! Waiting for a word to change, while the session lives.
+
+use std::time::{Duration, Instant};
+
+use wormhole_ring::status::EndCause;
+use wormhole_ring::wait::{Backoff, Step};
+
+use super::Session;
+use crate::error::{CuError, Result};
+use crate::log;
+
+/// What every call returns once the backend is gone without having said why.
+pub const BACKEND_LOST: CuError = CuError::DEVICE_UNAVAILABLE;
+
+/// How long an answer may take after the context has died.
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
+
+impl Session {
+    /// The error that ended the session, if one did.
+    #[inline]
+    pub fn alive(&self) -> Result {
+        match self.status.load() {
+            None => Ok(()),
+            Some(cause) => Err(self.ended(cause.result, cause.cause)),
+        }
+    }
+
+    #[cold]
+    fn ended(&self, result: u32, cause: u32) -> CuError {
+        let error = if result == 0 {
+            BACKEND_LOST
+        } else {
+            CuError(result)
+        };
+        let known = EndCause::from_code(cause);
+        if known != Some(EndCause::ContextDead) {
+            self.end_logged.call_once(|| {
+                let why = known.map_or("an unknown cause", EndCause::describe);
+                log::error!("the session has ended: {why}; every further call returns {error}");
+            });
+        }
+        error
+    }
+
+    /// Waits for an answer. The worker of a dead context still answers, with the error, so an answer is
+    /// given some time to come after the end.
+    pub fn wait_for_answer<T>(&self, mut done: impl FnMut() -> Option<T>) -> Result<T> {
+        let answered = self.wait(&mut done);
+        let Err(error) = answered else {
+            return answered;
+        };
+        let context_dead = self
+            .status
+            .load()
+            .and_then(|cause| EndCause::from_code(cause.cause))
+            == Some(EndCause::ContextDead);
+        if !context_dead {
+            return Err(error);
+        }
+        let deadline = Instant::now() + ANSWER_GRACE;
+        let mut backoff = Backoff::new();
+        while Instant::now() < deadline {
+            if let Some(value) = done() {
+                return Ok(value);
+            }
+            if !self.step(&mut backoff) {
+                break;
+            }
+        }
+        Err(error)
+    }
+
+    /// One step of a wait; false when the control stream has ended.
+    #[inline]
+    fn step(&self, backoff: &mut Backoff) -> bool {
+        match backoff.step() {
+            Step::Spun => {}
+            Step::Yield => std::thread::yield_now(),
+            Step::Sleep(duration) => return self.control.sleep(duration),
+        }
+        true
+    }
+
+    /// Waits until `done` gives something: spins, then yields, then sleeps on the control stream, whose
+    /// end ends the wait as the session's status does.
+    #[inline]
+    pub fn wait<T>(&self, mut done: impl FnMut() -> Option<T>) -> Result<T> {
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(value) = done() {
+                return Ok(value);
+            }
+            if let Err(error) = self.alive() {
+                // What was waited for may have come just before the end.
+                return done().ok_or(error);
+            }
+            if !self.step(&mut backoff) {
+                self.status
+                    .set_once(BACKEND_LOST.0, EndCause::SupervisorLost);
+            }
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Streams: what the guest knows of each, and waiting for their work.
+//!
+//! One fence per stream covers its work so far: a synchronize or a first query asks the device to write
+//! the next number when everything before is complete. Streams without new work are not asked again.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::handle::Stream as StreamKind;
+use wormhole_api::{Fence, FenceWrite, Handle, StreamCreate, StreamDestroy, StreamQuery};
+
+use crate::context::{self, Scope};
+use crate::error::{CuError, Result};
+use crate::handle::{self, Table};
+use crate::output;
+use crate::session::FenceLine;
+use crate::types::{
+    CUstream, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
+};
+
+/// Work that may be handed to a stream between two looks at how far the device is. Three times this
+/// stays below the number of launches (about 1021) at which the driver's own launch call blocks.
+const BATCH: u64 = 256;
+
+/// What is known of a stream.
+#[derive(Debug, Default)]
+pub struct Stream {
+    pub flags: AtomicU32,
+    pub priority: AtomicI32,
+    /// `cuStreamGetId`.
+    pub id: AtomicU64,
+    /// The context it belongs to.
+    pub context: AtomicU32,
+    /// Pieces of work handed over so far. Counted after each was written to the ring.
+    work: AtomicU64,
+    /// Kernels among them: work that can fault.
+    launches: AtomicU64,
+    /// How many of the pieces are known to be complete.
+    complete: AtomicU64,
+    /// How many of the kernels are known to be complete.
+    launches_complete: AtomicU64,
+    timeline: Mutex<Timeline>,
+}
+
+/// The fence of a stream.
+#[derive(Debug, Default)]
+struct Timeline {
+    line: Option<FenceLine>,
+    /// How many pieces of work the last issued value covers, and how many kernels.
+    covered: u64,
+    launches_covered: u64,
+    /// The values issued at the ends of the last two batches, older first.
+    batches: [u64; 2],
+}
+
+/// A stream as a call names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub handle: Handle<StreamKind>,
+    pub stream: &'static Stream,
+}
+
+/// A fence value that says when the work counted so far is complete.
+#[derive(Clone, Copy, Debug)]
+pub struct Cover {
+    pub fence: Fence,
+    pub value: u64,
+    work: u64,
+    launches: u64,
+}
+
+static STREAMS: Table<StreamKind, Stream> = Table::new();
+static LEGACY: Stream = Stream {
+    flags: AtomicU32::new(0),
+    priority: AtomicI32::new(0),
+    id: AtomicU64::new(STREAM_LEGACY),
+    context: AtomicU32::new(0),
+    work: AtomicU64::new(0),
+    launches: AtomicU64::new(0),
+    complete: AtomicU64::new(0),
+    launches_complete: AtomicU64::new(0),
+    timeline: Mutex::new(Timeline {
+        line: None,
+        covered: 0,
+        launches_covered: 0,
+        batches: [0; 2],
+    }),
+};
+/// Identities of streams; 1 is the legacy one's.
+static NEXT_ID: AtomicU64 = AtomicU64::new(STREAM_PER_THREAD + 1);
+
+/// The stream behind handle 2 in one thread, destroyed with it.
+struct PerThread(Cell<Option<Handle<StreamKind>>>);
+
+impl Drop for PerThread {
+    fn drop(&mut self) {
+        if let (Some(handle), Ok(session)) = (self.0.get(), crate::session::session()) {
+            // The thread ends: there is nobody left to tell of a failure.
+            let _ = destroy(
+                Scope {
+                    session,
+                    context: 0,
+                },
+                handle,
+            );
+        }
+    }
+}
+
+thread_local! {
+    static PER_THREAD: PerThread = const { PerThread(Cell::new(None)) };
+}
+
+/// Makes a stream.
+pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKind>> {
+    if flags & !STREAM_NON_BLOCKING != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let (least, greatest) = scope.session.device().priorities;
+    let priority = priority.clamp(greatest.min(least), least.max(greatest));
+    let handle = STREAMS.mint(|stream| {
+        stream.flags.store(flags, Ordering::Relaxed);
+        stream.priority.store(priority, Ordering::Relaxed);
+        stream
+            .id
+            .store(NEXT_ID.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        stream.context.store(scope.context, Ordering::Relaxed);
+        for count in [
+            &stream.work,
+            &stream.launches,
+            &stream.complete,
+            &stream.launches_complete,
+        ] {
+            count.store(0, Ordering::Relaxed);
+        }
+        *stream.timeline() = Timeline::default();
+    })?;
+    let message = StreamCreate {
+        new: handle,
+        flags,
+        priority,
+    };
+    if let Err(error) = scope.session.record(scope.context, &message) {
+        STREAMS.retire(handle);
+        STREAMS.recycle(handle);
+        return Err(error);
+    }
+    Ok(handle)
+}
+
+/// Destroys a stream; its work goes on.
+pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
+    let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    let sent = scope
+        .session
+        .record(scope.context, &StreamDestroy { stream: handle });
+    if let Some(line) = stream.timeline().line.take() {
+        scope.session.return_fence(line);
+    }
+    STREAMS.recycle(handle);
+    sent
+}
+
+/// Destroys the streams of a context.
+pub fn destroy_of(scope: Scope) {
+    for (handle, stream) in STREAMS.live() {
+        if stream.context.load(Ordering::Relaxed) == scope.context {
+            // The context goes; a stream that somebody else destroys at the same time is gone too.
+            let _ = destroy(scope, handle);
+        }
+    }
+}
+
+/// Forgets every stream, after the worker has destroyed them all.
+pub fn forget_all(scope: Scope) {
+    for (handle, _) in STREAMS.live() {
+        if let Some(stream) = STREAMS.retire(handle) {
+            if let Some(line) = stream.timeline().line.take() {
+                scope.session.return_fence(line);
+            }
+            STREAMS.recycle(handle);
+        }
+    }
+    *LEGACY.timeline() = Timeline::default();
+    for count in [
+        &LEGACY.work,
+        &LEGACY.launches,
+        &LEGACY.complete,
+        &LEGACY.launches_complete,
+    ] {
+        count.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The stream that a call names.
+#[inline]
+pub fn resolve(scope: Scope, default: DefaultStream, stream: CUstream) -> Result<Target> {
+    match (stream.addr() as u64, default) {
+        (0, DefaultStream::Legacy) | (STREAM_LEGACY, _) => Ok(Target {
+            handle: Handle::LEGACY,
+            stream: &LEGACY,
+        }),
+        (0, DefaultStream::PerThread) | (STREAM_PER_THREAD, _) => per_thread(scope),
+        _ => {
+            let handle = handle::from_pointer(stream).ok_or(CuError::INVALID_HANDLE)?;
+            let stream = STREAMS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
+            Ok(Target { handle, stream })
+        }
+    }
+}
+
+/// The handle of a stream that a program may destroy.
+pub fn minted(stream: CUstream) -> Result<Handle<StreamKind>> {
+    handle::from_pointer(stream).ok_or(CuError::INVALID_HANDLE)
+}
+
+fn per_thread(scope: Scope) -> Result<Target> {
+    PER_THREAD
+        .try_with(|PerThread(cell)| {
+            if let Some(handle) = cell.get()
+                && let Some(stream) = STREAMS.get(handle)
+            {
+                return Ok(Target { handle, stream });
+            }
+            let handle = create(scope, 0, 0)?;
+            cell.set(Some(handle));
+            let stream = STREAMS.get(handle).ok_or(CuError::UNKNOWN)?;
+            Ok(Target { handle, stream })
+        })
+        .unwrap_or(Err(CuError::DEINITIALIZED))
+}
+
+impl Stream {
+    fn timeline(&self) -> std::sync::MutexGuard<'_, Timeline> {
+        self.timeline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_blocking(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & STREAM_NON_BLOCKING == 0
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.complete.load(Ordering::Acquire) < self.work.load(Ordering::Acquire)
+    }
+
+    fn may_fault(&self) -> bool {
+        self.launches_complete.load(Ordering::Acquire) < self.launches.load(Ordering::Acquire)
+    }
+
+    fn completed(&self, cover: Cover) {
+        self.complete.fetch_max(cover.work, Ordering::AcqRel);
+        self.launches_complete
+            .fetch_max(cover.launches, Ordering::AcqRel);
+    }
+}
+
+impl Target {
+    /// Counts a piece of work that was written to the ring, and holds the caller back when the stream
+    /// has too much before it.
+    #[inline]
+    pub fn worked(self, scope: Scope) -> Result {
+        let work = self.stream.work.fetch_add(1, Ordering::AcqRel) + 1;
+        if work.is_multiple_of(BATCH) {
+            self.end_batch(scope)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The same for a kernel.
+    #[inline]
+    pub fn launched(self, scope: Scope) -> Result {
+        self.stream.launches.fetch_add(1, Ordering::AcqRel);
+        self.worked(scope)
+    }
+
+    #[cold]
+    fn end_batch(self, scope: Scope) -> Result {
+        let (fence, value) = {
+            let mut timeline = self.stream.timeline();
+            let cover = self.issue(scope, &mut timeline)?;
+            let [older, newer] = timeline.batches;
+            timeline.batches = [newer, cover.value];
+            (cover.fence, older)
+        };
+        scope.session.wait_fence(fence, value)
+    }
+
+    /// Asks the device to write the stream's next fence value.
+    fn issue(self, scope: Scope, timeline: &mut Timeline) -> Result<Cover> {
+        // Counted after the work was written, so whatever is counted here lies before the fence.
+        let work = self.stream.work.load(Ordering::Acquire);
+        let launches = self.stream.launches.load(Ordering::Acquire);
+        let mut line = match timeline.line {
+            Some(line) => line,
+            None => scope.session.take_fence()?,
+        };
+        line.issued += 1;
+        let message = FenceWrite {
+            stream: self.handle,
+            fence: line.fence,
+            value: line.issued,
+        };
+        scope.session.record(scope.context, &message)?;
+        timeline.line = Some(line);
+        timeline.covered = work;
+        timeline.launches_covered = launches;
+        Ok(Cover {
+            fence: line.fence,
+            value: line.issued,
+            work,
+            launches,
+        })
+    }
+
+    /// A fence value that covers the work so far, whether or not it is complete.
+    pub fn fence_now(self, scope: Scope) -> Result<Cover> {
+        let mut timeline = self.stream.timeline();
+        self.issue(scope, &mut timeline)
+    }
+
+    /// A fence value that covers the work so far, or `None` if all of it is known to be complete.
+    fn cover(self, scope: Scope) -> Result<Option<Cover>> {
+        let waits_for_others = self.handle.is_legacy() && blocking_work();
+        if !self.stream.is_dirty() && !waits_for_others {
+            return Ok(None);
+        }
+        let mut timeline = self.stream.timeline();
+        let work = self.stream.work.load(Ordering::Acquire);
+        if let Some(line) = timeline.line
+            && timeline.covered >= work
+            && !waits_for_others
+        {
+            return Ok(Some(Cover {
+                fence: line.fence,
+                value: line.issued,
+                work: timeline.covered,
+                launches: timeline.launches_covered,
+            }));
+        }
+        self.issue(scope, &mut timeline).map(Some)
+    }
+
+    /// Waits until a fence value has been written, and remembers what that means.
+    pub fn wait(self, scope: Scope, cover: Cover) -> Result {
+        scope.session.wait_fence(cover.fence, cover.value)?;
+        self.stream.completed(cover);
+        Ok(())
+    }
+
+    /// `cuStreamSynchronize`.
+    pub fn synchronize(self, scope: Scope) -> Result {
+        scope.session.publish_counts();
+        if scope.session.has_device_output() {
+            return output::synchronize(scope, Some(self.handle));
+        }
+        scope.session.alive()?;
+        match self.cover(scope)? {
+            Some(cover) => self.wait(scope, cover),
+            None => Ok(()),
+        }
+    }
+
+    /// `cuStreamQuery`: an error of 600 while work is under way.
+    pub fn query(self, scope: Scope) -> Result {
+        scope.session.alive()?;
+        if self.handle.is_legacy() {
+            // A fence in the legacy stream would hold up all blocking streams.
+            return scope.session.request(
+                scope.context,
+                &StreamQuery {
+                    stream: self.handle,
+                },
+                |()| (),
+            );
+        }
+        match self.cover(scope)? {
+            Some(cover) if !scope.session.fence_passed(cover.fence, cover.value) => {
+                scope.session.alive()?;
+                Err(CuError::NOT_READY)
+            }
+            Some(cover) => {
+                self.stream.completed(cover);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for kernels whose faults the next call must report. Work that cannot fault is left alone.
+    pub fn settle_launches(self, scope: Scope) -> Result {
+        let others = self.handle.is_legacy()
+            && STREAMS
+                .live()
+                .any(|(_, stream)| stream.is_blocking() && stream.may_fault());
+        if self.stream.may_fault() || others {
+            self.synchronize(scope)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn blocking_work() -> bool {
+    STREAMS
+        .live()
+        .any(|(_, stream)| stream.is_blocking() && stream.is_dirty())
+}
+
+/// Waits for all work of the process (`cuCtxSynchronize`): streams without new work are not visited.
+pub fn synchronize_all(scope: Scope) -> Result {
+    scope.session.publish_counts();
+    if scope.session.has_device_output() {
+        return output::synchronize(scope, None);
+    }
+    scope.session.alive()?;
+    let mut covers = Vec::new();
+    let legacy = Target {
+        handle: Handle::LEGACY,
+        stream: &LEGACY,
+    };
+    let minted = STREAMS
+        .live()
+        .map(|(handle, stream)| Target { handle, stream });
+    for target in minted.chain([legacy]) {
+        if target.stream.is_dirty()
+            && let Some(cover) = target.cover(scope)?
+        {
+            covers.push((target, cover));
+        }
+    }
+    covers
+        .into_iter()
+        .try_for_each(|(target, cover)| target.wait(scope, cover))
+}
+
+/// The scope of the calling thread and the stream that a call names.
+#[inline]
+pub fn target(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> {
+    let scope = context::scope()?;
+    let target = resolve(scope, default, stream)?;
+    Ok((scope, target))
+}

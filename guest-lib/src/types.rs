@@ -1,0 +1,16 @@
+//! C types of `cuda.h`, and the values of its flags that this library looks at.
+
+pub use wormhole_api::ctypes::*;
+
+/// `CU_CTX_FLAGS_MASK`.
+pub const CTX_FLAGS_MASK: u32 = 0xFF;
+/// `CU_STREAM_NON_BLOCKING`.
+pub const STREAM_NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+pub const EVENT_DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`.
+pub const EVENT_INTERPROCESS: u32 = 4;
+/// `CU_STREAM_LEGACY`.
+pub const STREAM_LEGACY: u64 = 1;
+/// `CU_STREAM_PER_THREAD`.
+pub const STREAM_PER_THREAD: u64 = 2;
