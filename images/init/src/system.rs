@@ -1,17 +1,21 @@
 //! The file systems and the network interface that every program expects.
 
 use std::ffi::{CString, c_char, c_short};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+
+/// Folders for everybody. They stay on the first file system, which is in memory as well: a mount would
+/// hide what the image has there.
+const SHARED_FOLDERS: [&str; 2] = ["/tmp", "/var/tmp"];
 
 /// Mounts in order: file system, where, with which options.
-const MOUNTS: [(&str, &str, &str); 6] = [
+const MOUNTS: [(&str, &str, &str); 4] = [
     ("proc", "/proc", ""),
     ("sysfs", "/sys", ""),
     ("devtmpfs", "/dev", "mode=0755"),
     ("tmpfs", "/dev/shm", "mode=1777"),
-    ("tmpfs", "/tmp", "mode=1777"),
-    ("tmpfs", "/run", "mode=0755"),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -27,12 +31,17 @@ pub enum SystemError {
 pub fn mount() -> Result<(), SystemError> {
     for (kind, path, options) in MOUNTS {
         // An existing folder is what is wanted; a missing one shows in the mount.
-        let _ = std::fs::create_dir_all(path);
+        let _ = fs::create_dir_all(path);
         mount_one(kind, path, options).map_err(|source| SystemError::Mount {
             kind,
             path,
             source,
         })?;
+    }
+    for path in SHARED_FOLDERS {
+        // As above; a program that needs the folder says so.
+        let _ = fs::create_dir_all(path);
+        let _ = fs::set_permissions(path, Permissions::from_mode(0o1777));
     }
     Ok(())
 }
