@@ -12,7 +12,7 @@ use wormhole_device::{
 
 use crate::capture;
 use crate::driver::{Driver, DriverError};
-use crate::image::{Images, Loaded, terminated, uses_output};
+use crate::image::{Images, Loaded, check, terminated, uses_output};
 
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
@@ -96,9 +96,9 @@ fn size(value: u64) -> usize {
 }
 
 /// Whether an error of a query means that the context is dead, and not that the question was wrong
-/// (invalid handles, capture) or early.
+/// (invalid handles, no context, capture) or early.
 fn is_sticky(error: CuError) -> bool {
-    !matches!(error.0, 1 | 3 | 400 | 600 | 900..=909)
+    !matches!(error.0, 1 | 3 | 201 | 400 | 600 | 900..=909)
 }
 
 impl CudaDevice {
@@ -447,6 +447,7 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule> {
+        check(image)?;
         let uses_output = uses_output(image, self.arch());
         let image = terminated(image);
         let data = image.as_ptr().cast::<c_void>();

@@ -42,12 +42,30 @@ fn length<const N: usize>(bytes: &[u8], at: usize) -> Option<usize> {
     number::<N>(bytes, at)?.try_into().ok()
 }
 
-/// All parts; `None` if the image is not laid out as expected.
-fn parts(image: &[u8]) -> Option<Vec<Part<'_>>> {
+/// What begins a fat binary.
+pub const MAGIC: &[u8] = b"\x50\xed\x55\xba";
+
+/// The parts' bytes, and what follows the fat binary; `None` if it is cut off.
+pub fn split(image: &[u8]) -> Option<(&[u8], &[u8])> {
     let start = length::<2>(image, 6)?;
-    let bytes = length::<8>(image, 8)?;
-    let mut rest = image.get(start..start.checked_add(bytes)?)?;
+    let end = start.checked_add(length::<8>(image, 8)?)?;
+    Some((image.get(start..end)?, &image[end..]))
+}
+
+/// All parts; `None` if the image is not laid out as expected. Linked images may hold several fat
+/// binaries, one after another.
+fn parts(image: &[u8]) -> Option<Vec<Part<'_>>> {
     let mut parts = Vec::new();
+    let mut image = image;
+    while image.starts_with(MAGIC) {
+        let (body, after) = split(image)?;
+        read(body, &mut parts)?;
+        image = after;
+    }
+    Some(parts)
+}
+
+fn read<'a>(mut rest: &'a [u8], parts: &mut Vec<Part<'a>>) -> Option<()> {
     while !rest.is_empty() {
         let header = length::<4>(rest, 4)?;
         let size = length::<8>(rest, 8)?;
@@ -62,7 +80,7 @@ fn parts(image: &[u8]) -> Option<Vec<Part<'_>>> {
         });
         rest = &rest[end..];
     }
-    Some(parts)
+    Some(())
 }
 
 /// The parts that the driver chooses among on a device of compute capability `arch`: machine code of
@@ -148,6 +166,11 @@ mod tests {
         assert!(!uses_output(&image, 90));
         assert!(uses_output(&image, 86), "8.0 runs on 8.6");
         assert!(uses_output(&image, 120), "PTX, since no machine code fits");
+        let second = fatbin(&[part(ELF, 90, 0, LOUD, 0)]);
+        assert!(
+            uses_output(&[image, second].concat(), 90),
+            "a second one follows"
+        );
     }
 
     #[test]

@@ -10,7 +10,6 @@ use wormhole_device::{CuError, RawModule, Result};
 use crate::fatbin;
 
 const ELF: &[u8] = b"\x7fELF";
-const FATBIN: &[u8] = b"\x50\xed\x55\xba";
 
 /// A loaded image.
 #[derive(Clone, Copy, Debug)]
@@ -58,17 +57,50 @@ impl Images {
 
 /// The image as the driver wants it: PTX text ends in a zero byte.
 pub fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
-    if image.starts_with(ELF) || image.starts_with(FATBIN) || image.contains(&0) {
+    if image.starts_with(ELF) || image.starts_with(fatbin::MAGIC) || image.contains(&0) {
         Cow::Borrowed(image)
     } else {
         Cow::Owned([image, &[0]].concat())
     }
 }
 
+/// Refuses an image whose headers promise more than there is: the driver believes them.
+pub fn check(image: &[u8]) -> Result<()> {
+    let whole = if image.starts_with(fatbin::MAGIC) {
+        fatbin::split(image).is_some()
+    } else if image.starts_with(ELF) {
+        elf_extent(image).is_some_and(|end| end <= image.len() as u64)
+    } else {
+        !image.is_empty()
+    };
+    if whole {
+        Ok(())
+    } else {
+        Err(CuError::INVALID_IMAGE)
+    }
+}
+
+/// Where the tables of a 64-bit ELF image end (ELF-64 object file format, "File Header").
+fn elf_extent(image: &[u8]) -> Option<u64> {
+    let field = |at: usize, bytes: usize| {
+        let field = image.get(at..at + bytes)?;
+        Some(
+            field
+                .iter()
+                .rev()
+                .fold(0, |value, byte| value << 8 | u64::from(*byte)),
+        )
+    };
+    let table = |offset: u64, size: u64, count: u64| offset.checked_add(size * count);
+    let programs = table(field(32, 8)?, field(54, 2)?, field(56, 2)?)?;
+    let sections = table(field(40, 8)?, field(58, 2)?, field(60, 2)?)?;
+    Some(programs.max(sections))
+}
+
 /// Whether what the driver would load from an image, on a device of compute capability `arch` (90 for
 /// 9.0), imports `vprintf` or `__assertfail`. Errs on the side of yes.
 pub fn uses_output(image: &[u8], arch: u32) -> bool {
-    if image.starts_with(FATBIN) {
+    if image.starts_with(fatbin::MAGIC) {
         fatbin::chosen(image, arch).is_none_or(|parts| {
             parts
                 .iter()
@@ -93,6 +125,34 @@ mod tests {
         assert_eq!(*terminated(b".version 7.0"), *b".version 7.0\0");
         assert_eq!(*terminated(b".version 7.0\0"), *b".version 7.0\0");
         assert_eq!(*terminated(b"\x7fELF"), *b"\x7fELF");
+    }
+
+    #[test]
+    fn a_cut_image_is_refused() {
+        let mut elf = vec![0; 64];
+        elf[..4].copy_from_slice(ELF);
+        elf[40] = 64;
+        (elf[58], elf[60]) = (64, 2);
+        assert_eq!(
+            check(&elf),
+            Err(CuError::INVALID_IMAGE),
+            "two section headers are missing"
+        );
+        elf.resize(64 + 128, 0);
+        assert_eq!(check(&elf), Ok(()));
+        elf[47] = 0xff;
+        assert_eq!(
+            check(&elf),
+            Err(CuError::INVALID_IMAGE),
+            "they are said to lie far away"
+        );
+        assert_eq!(check(&elf[..40]), Err(CuError::INVALID_IMAGE));
+        assert_eq!(
+            check(b"\x50\xed\x55\xba\x01\0\x10\0\x08\0\0\0\0\0\0\0"),
+            Err(CuError::INVALID_IMAGE)
+        );
+        assert_eq!(check(b""), Err(CuError::INVALID_IMAGE));
+        assert_eq!(check(b".version 8.0"), Ok(()));
     }
 
     #[test]
