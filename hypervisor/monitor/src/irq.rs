@@ -46,6 +46,14 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
+/// Who delivers message-signalled interrupts.
+pub trait MsiController: std::fmt::Debug + Send + Sync {
+    /// Reserves an MSI; returns its number and the eventfd that raises it once it has a route.
+    fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError>;
+    /// Routes an MSI.
+    fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError>;
+}
+
 /// The VM's interrupt routing table.
 #[derive(Debug)]
 pub struct IrqRouter {
@@ -67,31 +75,6 @@ impl IrqRouter {
         self.irqfd(gsi)
     }
 
-    /// Reserves an MSI; returns its number and the eventfd that raises it once it has a route.
-    pub fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = messages.len();
-        let event = self.irqfd(gsi_of(index))?;
-        messages.push(None);
-        Ok((index, event))
-    }
-
-    /// Routes an MSI, or takes its route away.
-    pub fn route_msi(&self, index: usize, message: Option<MsiMessage>) -> Result<(), IrqError> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        if messages.get(index).copied() == Some(message) {
-            return Ok(());
-        }
-        if let Some(slot) = messages.get_mut(index) {
-            *slot = message;
-        }
-        let table = table(&messages);
-        let routing = KvmIrqRouting::from_entries(&table).map_err(|_| IrqError::TooMany {
-            entries: table.len(),
-        })?;
-        self.vm.set_gsi_routing(&routing).map_err(IrqError::Routing)
-    }
-
     fn irqfd(&self, gsi: u32) -> Result<EventFd, IrqError> {
         let event =
             EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(IrqError::EventFd)?;
@@ -99,6 +82,31 @@ impl IrqRouter {
             .register_irqfd(&event, gsi)
             .map_err(|source| IrqError::IrqFd { gsi, source })?;
         Ok(event)
+    }
+}
+
+impl MsiController for IrqRouter {
+    fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = messages.len();
+        let event = self.irqfd(gsi_of(index))?;
+        messages.push(None);
+        Ok((index, event))
+    }
+
+    fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError> {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        if messages.get(index).copied() == Some(Some(message)) {
+            return Ok(());
+        }
+        if let Some(slot) = messages.get_mut(index) {
+            *slot = Some(message);
+        }
+        let table = table(&messages);
+        let routing = KvmIrqRouting::from_entries(&table).map_err(|_| IrqError::TooMany {
+            entries: table.len(),
+        })?;
+        self.vm.set_gsi_routing(&routing).map_err(IrqError::Routing)
     }
 }
 

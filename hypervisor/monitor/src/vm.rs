@@ -23,7 +23,7 @@ use crate::devices::power::{self, Effect, PowerPorts};
 use crate::devices::serial::{self, ConsoleTail, IrqTrigger, Tee};
 use crate::devices::virtio::VirtioPci;
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockEngine};
-use crate::irq::{IrqError, IrqRouter};
+use crate::irq::{IrqError, IrqRouter, MsiController};
 use crate::memory::{self, Layout, MemoryError, PCI_HOLE_START, Range, Window};
 use crate::outcome::{Outcome, Report};
 use crate::stats::{Stats, StatsError, VmStats};
@@ -389,7 +389,8 @@ fn create_vsock(
     let endpoint = manager.remote_endpoint();
     let engine = manager.add_subscriber(engine);
     let device = Vsock::new(cid, kicks, endpoint, engine);
-    let msix = Msix::new(Arc::clone(router), Vsock::VECTORS)?;
+    let controller: Arc<dyn MsiController> = router.clone();
+    let msix = Msix::new(controller, Vsock::VECTORS)?;
     Ok(VirtioPci::new(device, ram.clone(), msix, address))
 }
 

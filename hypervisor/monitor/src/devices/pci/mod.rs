@@ -7,3 +7,6 @@ mod msix;
 pub use bus::{CONFIG_PORTS, PciBus, PciFunction};
 pub use config_space::{Bar, ConfigSpace, Identity};
 pub use msix::{Msix, NO_VECTOR};
+
+#[cfg(test)]
+pub(crate) use msix::tests;

@@ -29,20 +29,20 @@ pub struct ActiveQueue {
 }
 
 /// How a device interrupts the guest.
-#[derive(Debug, Clone)]
-pub struct Interrupts {
-    msix: Arc<Msix>,
-    isr: Arc<AtomicU8>,
+pub trait Interrupt: Debug + Send + Sync {
+    /// A queue with this vector has used buffers.
+    fn queue_used(&self, vector: u16);
 }
 
-impl Interrupts {
-    /// Interrupts through these vectors and this ISR status.
-    pub fn new(msix: Arc<Msix>, isr: Arc<AtomicU8>) -> Self {
-        Self { msix, isr }
-    }
+/// Interrupts through MSI-X vectors, and the ISR status.
+#[derive(Debug)]
+pub(super) struct PciInterrupt {
+    pub msix: Arc<Msix>,
+    pub isr: Arc<AtomicU8>,
+}
 
-    /// A queue with this vector has used buffers.
-    pub fn queue_used(&self, vector: u16) {
+impl Interrupt for PciInterrupt {
+    fn queue_used(&self, vector: u16) {
         self.isr.fetch_or(ISR_QUEUE, Ordering::SeqCst);
         self.msix.trigger(vector);
     }
@@ -64,7 +64,7 @@ pub trait VirtioDevice: Debug + Send {
     fn activate(
         &mut self,
         queues: Vec<ActiveQueue>,
-        interrupts: Interrupts,
+        interrupt: Arc<dyn Interrupt>,
     ) -> Result<(), ActivateError>;
     /// Stop serving; when this returns no queue is touched any more.
     fn reset(&mut self);

@@ -3,5 +3,5 @@
 mod device;
 mod pci_transport;
 
-pub use device::{ActivateError, ActiveQueue, Interrupts, VirtioDevice};
+pub use device::{ActivateError, ActiveQueue, Interrupt, VirtioDevice};
 pub use pci_transport::{BAR_SIZE, VirtioPci};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 
-use super::device::{ActiveQueue, Interrupts, VirtioDevice};
+use super::device::{ActiveQueue, PciInterrupt, VirtioDevice};
 use crate::devices::pci::{Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction};
 
 /// Bytes of the BAR.
@@ -290,8 +290,11 @@ impl<D: VirtioDevice> VirtioPci<D> {
             tracing::debug!(device = ?self.device, "the driver set up queues that cannot be");
             return false;
         };
-        let interrupts = Interrupts::new(Arc::clone(&self.msix), Arc::clone(&self.isr));
-        match self.device.activate(queues, interrupts) {
+        let interrupt = Arc::new(PciInterrupt {
+            msix: Arc::clone(&self.msix),
+            isr: Arc::clone(&self.isr),
+        });
+        match self.device.activate(queues, interrupt) {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!(%error, "a device does not start");
@@ -396,4 +399,212 @@ fn low(value: u64) -> u32 {
 )]
 fn low16(value: u64) -> u16 {
     value as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::pci::tests::FakeController;
+    use crate::devices::virtio::{ActivateError, Interrupt};
+    use proptest::prelude::*;
+    use std::sync::Mutex;
+    use vm_memory::GuestAddress;
+
+    #[derive(Debug, Default)]
+    struct Record {
+        active: Vec<(u16, u16, u64)>,
+        interrupt: Option<Arc<dyn Interrupt>>,
+        resets: usize,
+        notified: Vec<u16>,
+    }
+
+    #[derive(Debug, Default, Clone)]
+    struct Fake(Arc<Mutex<Record>>);
+
+    impl Fake {
+        fn lock(&self) -> std::sync::MutexGuard<'_, Record> {
+            self.0.lock().expect("no panic elsewhere")
+        }
+    }
+
+    impl VirtioDevice for Fake {
+        fn id(&self) -> u16 {
+            19
+        }
+        fn pci_class(&self) -> [u8; 3] {
+            [7, 0x80, 0]
+        }
+        fn features(&self) -> u64 {
+            1 << 32 | 1
+        }
+        fn queue_sizes(&self) -> &[u16] {
+            &[64, 32]
+        }
+        fn read_config(&self, offset: usize, data: &mut [u8]) {
+            data.fill(offset.to_le_bytes()[0]);
+        }
+        fn activate(
+            &mut self,
+            queues: Vec<ActiveQueue>,
+            interrupt: Arc<dyn Interrupt>,
+        ) -> Result<(), ActivateError> {
+            let mut record = self.lock();
+            record.active = queues
+                .iter()
+                .map(|active| (active.queue.size(), active.vector, active.queue.used_ring()))
+                .collect();
+            record.interrupt = Some(interrupt);
+            Ok(())
+        }
+        fn reset(&mut self) {
+            self.lock().resets += 1;
+        }
+        fn notify(&self, queue: u16) {
+            self.lock().notified.push(queue);
+        }
+    }
+
+    fn transport() -> (Fake, VirtioPci<Fake>) {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("ram");
+        let msix = Msix::new(Arc::new(FakeController::default()), 3).expect("eventfds");
+        let device = Fake::default();
+        (
+            device.clone(),
+            VirtioPci::new(device, memory, msix, 0xc000_0000),
+        )
+    }
+
+    fn write16(transport: &mut VirtioPci<Fake>, offset: u64, value: u16) {
+        transport.write_bar(offset, &value.to_le_bytes());
+    }
+
+    fn write32(transport: &mut VirtioPci<Fake>, offset: u64, value: u32) {
+        transport.write_bar(offset, &value.to_le_bytes());
+    }
+
+    fn read<const N: usize>(transport: &mut VirtioPci<Fake>, offset: u64) -> [u8; N] {
+        let mut data = [0; N];
+        transport.read_bar(offset, &mut data);
+        data
+    }
+
+    /// What Linux does from finding the device to using it, with the first queue at `first`.
+    fn initialise(transport: &mut VirtioPci<Fake>, first: u32) {
+        transport.write_bar(0x14, &[0]);
+        transport.write_bar(0x14, &[3]);
+        for select in [0, 1] {
+            write32(transport, 0x00, select);
+            let features = u32::from_le_bytes(read(transport, 0x04));
+            write32(transport, 0x08, select);
+            write32(transport, 0x0c, features);
+        }
+        transport.write_bar(0x14, &[3 | STATUS_FEATURES_OK]);
+        for queue in [0u16, 1] {
+            write16(transport, 0x16, queue);
+            write16(transport, 0x18, 16);
+            write16(transport, 0x1a, queue + 1);
+            let base = first + 0x1000 * u32::from(queue);
+            for (register, offset) in [(0x20, 0), (0x28, 0x400), (0x30, 0x800)] {
+                write32(transport, register, base + offset);
+                write32(transport, register + 4, 0);
+            }
+            write16(transport, 0x1c, 1);
+        }
+        transport.write_bar(0x14, &[3 | STATUS_FEATURES_OK | STATUS_DRIVER_OK]);
+    }
+
+    #[test]
+    fn a_driver_brings_the_device_up_and_resets_it() {
+        let (device, mut transport) = transport();
+        assert_eq!(u16::from_le_bytes(read(&mut transport, 0x12)), 2);
+        initialise(&mut transport, 0x1_0000);
+        assert_eq!(read(&mut transport, 0x14), [15]);
+        assert_eq!(device.lock().active, [(16, 1, 0x1_0800), (16, 2, 0x1_1800)]);
+        let interrupt = device.lock().interrupt.clone().expect("active");
+        interrupt.queue_used(1);
+        assert_eq!(read(&mut transport, ISR), [1]);
+        assert_eq!(read(&mut transport, ISR), [0]);
+        transport.write_bar(0x14, &[0]);
+        assert_eq!(read(&mut transport, 0x14), [0]);
+        // One reset before the driver starts, one now.
+        assert_eq!(device.lock().resets, 2);
+        write16(&mut transport, 0x16, 0);
+        assert_eq!(u16::from_le_bytes(read(&mut transport, 0x18)), 64);
+    }
+
+    #[test]
+    fn a_queue_outside_of_memory_is_not_activated() {
+        let (device, mut transport) = transport();
+        initialise(&mut transport, 0x7000_0000);
+        assert_eq!(
+            read::<1>(&mut transport, 0x14)[0] & STATUS_NEEDS_RESET,
+            STATUS_NEEDS_RESET
+        );
+        assert!(device.lock().active.is_empty());
+    }
+
+    #[test]
+    fn impossible_sizes_vectors_and_features_do_not_stick() {
+        let (_, mut transport) = transport();
+        for size in [0, 3, 128] {
+            write16(&mut transport, 0x18, size);
+            assert_eq!(u16::from_le_bytes(read(&mut transport, 0x18)), 64);
+        }
+        write16(&mut transport, 0x1a, 7);
+        assert_eq!(u16::from_le_bytes(read(&mut transport, 0x1a)), NO_VECTOR);
+        write32(&mut transport, 0x0c, u32::MAX);
+        assert_eq!(u32::from_le_bytes(read(&mut transport, 0x0c)), 1);
+    }
+
+    #[test]
+    fn notifications_and_configuration_reach_the_device() {
+        let (device, mut transport) = transport();
+        let offset = VirtioPci::<Fake>::notify_address(0, 1);
+        write16(&mut transport, offset, 1);
+        assert_eq!(device.lock().notified, [1]);
+        assert_eq!(read(&mut transport, DEVICE + 4), [4]);
+    }
+
+    #[test]
+    fn every_region_is_announced_within_the_bar() {
+        let (_, transport) = transport();
+        let mut at = transport.config.byte(0x34);
+        let mut kinds = Vec::new();
+        while at != 0 {
+            let place = usize::from(at);
+            if transport.config.byte(place) == CAPABILITY_VENDOR {
+                kinds.push(transport.config.byte(place + 3));
+                let word = |offset| {
+                    let mut bytes = [0; 4];
+                    transport.read_config(place + offset, &mut bytes);
+                    u32::from_le_bytes(bytes)
+                };
+                assert!(word(8) + word(12) <= BAR_SIZE);
+            }
+            at = transport.config.byte(place + 1);
+        }
+        kinds.sort_unstable();
+        assert_eq!(kinds, [1, 2, 3, 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_access_panics(
+            accesses in proptest::collection::vec(
+                (0u64..0x8100, prop_oneof![Just(1usize), Just(2), Just(4), Just(8), 0usize..9], any::<u64>(), any::<bool>()),
+                0..200,
+            )
+        ) {
+            let (_, mut transport) = transport();
+            for (offset, len, value, write) in accesses {
+                let offset = if value % 2 == 0 { offset % 0x40 } else { offset };
+                let mut data = value.to_le_bytes()[..len].to_vec();
+                if write {
+                    transport.write_bar(offset, &data);
+                } else {
+                    transport.read_bar(offset, &mut data);
+                }
+            }
+        }
+    }
 }

@@ -1,10 +1,12 @@
 //! The device as the transport sees it; the work is done on the device thread.
 
+use std::sync::Arc;
+
 use event_manager::{RemoteEndpoint, SubscriberId};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::event_handler::VsockEngine;
-use crate::devices::virtio::{ActivateError, ActiveQueue, Interrupts, VirtioDevice};
+use crate::devices::virtio::{ActivateError, ActiveQueue, Interrupt, VirtioDevice};
 
 const VIRTIO_ID_VSOCK: u16 = 19;
 const VIRTIO_F_VERSION_1: u64 = 1 << 32;
@@ -78,12 +80,12 @@ impl VirtioDevice for Vsock {
     fn activate(
         &mut self,
         queues: Vec<ActiveQueue>,
-        interrupts: Interrupts,
+        interrupt: Arc<dyn Interrupt>,
     ) -> Result<(), ActivateError> {
         let engine = self.engine;
         self.endpoint
             .call_blocking::<_, _, event_manager::Error>(move |ops| {
-                ops.subscriber_mut(engine)?.start(queues, interrupts);
+                ops.subscriber_mut(engine)?.start(queues, interrupt);
                 Ok(())
             })
             .map_err(|_| ActivateError::ThreadGone)

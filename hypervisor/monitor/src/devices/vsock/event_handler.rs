@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
@@ -14,7 +15,7 @@ use super::connection::{Interest, Key};
 use super::device::QUEUES;
 use super::mux::{Mux, WatchChange};
 use super::packet::{HEADER_LEN, Header};
-use crate::devices::virtio::{ActiveQueue, Interrupts};
+use crate::devices::virtio::{ActiveQueue, Interrupt};
 
 /// Payload bytes that one packet may carry, either way.
 const MAX_PAYLOAD: usize = 64 << 10;
@@ -24,7 +25,7 @@ const TRANSMIT: usize = 1;
 #[derive(Debug)]
 struct Active {
     queues: Vec<ActiveQueue>,
-    interrupts: Interrupts,
+    interrupt: Arc<dyn Interrupt>,
 }
 
 /// The device's work. Lives on the event manager's thread.
@@ -77,8 +78,8 @@ impl VsockEngine {
         true
     }
 
-    pub(super) fn start(&mut self, queues: Vec<ActiveQueue>, interrupts: Interrupts) {
-        self.active = (queues.len() == QUEUES).then_some(Active { queues, interrupts });
+    pub(super) fn start(&mut self, queues: Vec<ActiveQueue>, interrupt: Arc<dyn Interrupt>) {
+        self.active = (queues.len() == QUEUES).then_some(Active { queues, interrupt });
         // What was notified before the queues were here is looked at now.
         ring(&self.again);
     }
@@ -121,7 +122,7 @@ impl VsockEngine {
             }
         }
         if used {
-            interrupt(queue, &self.memory, &active.interrupts);
+            interrupt(queue, &self.memory, active.interrupt.as_ref());
         }
     }
 
@@ -158,7 +159,7 @@ impl VsockEngine {
             used |= give_back(&mut queue.queue, &self.memory, head, written);
         }
         if used {
-            interrupt(queue, &self.memory, &active.interrupts);
+            interrupt(queue, &self.memory, active.interrupt.as_ref());
         }
         if self.transmit_waits && self.mux.can_receive() {
             ring(&self.again);
@@ -285,8 +286,214 @@ fn give_back(queue: &mut Queue, memory: &GuestMemoryMmap, head: u16, written: u3
         .is_ok()
 }
 
-fn interrupt(queue: &mut ActiveQueue, memory: &GuestMemoryMmap, interrupts: &Interrupts) {
+fn interrupt(queue: &mut ActiveQueue, memory: &GuestMemoryMmap, target: &dyn Interrupt) {
     if queue.queue.needs_notification(memory).unwrap_or(true) {
-        interrupts.queue_used(queue.vector);
+        target.queue_used(queue.vector);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::vsock::packet::{Op, TYPE_STREAM};
+    use crate::devices::vsock::{ConnectRequest, HOST_CID, Refused};
+    use proptest::prelude::*;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
+    use virtio_queue::desc::RawDescriptor;
+    use virtio_queue::desc::split::Descriptor;
+    use virtio_queue::mock::MockSplitQueue;
+    use vm_memory::{Bytes, GuestAddress};
+
+    const SIZE: u16 = 16;
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const QUEUE_ADDRESSES: [u64; 3] = [0x0, 0x1000, 0x2000];
+    const BUFFERS: u64 = 0x1_0000;
+
+    #[derive(Debug, Default)]
+    struct Log(Mutex<Vec<u16>>);
+
+    impl Interrupt for Log {
+        fn queue_used(&self, vector: u16) {
+            self.0.lock().expect("no panic elsewhere").push(vector);
+        }
+    }
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("ram")
+    }
+
+    fn mocks(memory: &GuestMemoryMmap) -> [MockSplitQueue<'_, GuestMemoryMmap>; 3] {
+        QUEUE_ADDRESSES.map(|at| MockSplitQueue::create(memory, GuestAddress(at), SIZE))
+    }
+
+    /// An engine that is active on queues whose vectors are 10, 11, 12; it accepts everything.
+    fn engine(memory: &GuestMemoryMmap) -> (VsockEngine, Arc<Log>, Arc<Mutex<Vec<UnixStream>>>) {
+        let accepted = Arc::new(Mutex::new(Vec::new()));
+        let streams = Arc::clone(&accepted);
+        let accept = move |_: ConnectRequest, stream: UnixStream| {
+            streams.lock().map_err(|_| Refused)?.push(stream);
+            Ok(())
+        };
+        let mux = Mux::new(3, Box::new(accept));
+        let mut engine = VsockEngine::new(memory.clone(), mux).expect("eventfds");
+        let queues = (10..)
+            .zip(mocks(memory))
+            .map(|(vector, mock)| ActiveQueue {
+                queue: mock.create_queue().expect("queue"),
+                vector,
+            })
+            .collect();
+        let log = Arc::new(Log::default());
+        engine.start(queues, Arc::clone(&log) as Arc<dyn Interrupt>);
+        (engine, log, accepted)
+    }
+
+    fn header(op: Op, len: u32) -> Header {
+        Header {
+            src_cid: 3.into(),
+            dst_cid: HOST_CID.into(),
+            src_port: 1000.into(),
+            dst_port: 9000.into(),
+            len: len.into(),
+            kind: TYPE_STREAM.into(),
+            op: u16::from(op).into(),
+            buf_alloc: 4096.into(),
+            ..Header::default()
+        }
+    }
+
+    fn descriptor(address: u64, len: u32, flags: u16, next: u16) -> RawDescriptor {
+        RawDescriptor::from(Descriptor::new(address, len, flags, next))
+    }
+
+    #[test]
+    fn a_connection_is_made_and_answered_through_the_queues() {
+        let memory = memory();
+        let [receive, transmit, _] = mocks(&memory);
+        let (mut engine, log, accepted) = engine(&memory);
+        memory
+            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
+            .expect("ram");
+        transmit
+            .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0)], 0)
+            .expect("ram");
+        engine.transmit();
+        engine.receive();
+        // No receive buffer yet: the answer waits.
+        assert_eq!(log.0.lock().expect("log")[..], [11]);
+        assert_eq!(accepted.lock().expect("streams").len(), 1);
+        receive
+            .add_desc_chains(&[descriptor(BUFFERS + 0x1000, 4096, WRITE, 0)], 0)
+            .expect("ram");
+        engine.receive();
+        assert_eq!(log.0.lock().expect("log")[..], [11, 10]);
+        let mut bytes = [0; HEADER_LEN];
+        memory
+            .read_slice(&mut bytes, GuestAddress(BUFFERS + 0x1000))
+            .expect("ram");
+        let answer: Header = zerocopy::transmute!(bytes);
+        assert_eq!(answer.op(), Op::Response);
+        assert_eq!(answer.dst_port.get(), 1000);
+    }
+
+    #[test]
+    fn payload_may_be_spread_and_must_be_there() {
+        let memory = memory();
+        let [_, transmit, _] = mocks(&memory);
+        let (mut engine, _, accepted) = engine(&memory);
+        memory
+            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
+            .expect("ram");
+        memory
+            .write_slice(header(Op::Data, 8).as_bytes(), GuestAddress(BUFFERS + 100))
+            .expect("ram");
+        memory
+            .write_slice(b"abcdefgh", GuestAddress(BUFFERS + 200))
+            .expect("ram");
+        transmit
+            .add_desc_chains(
+                &[
+                    descriptor(BUFFERS, 44, 0, 0),
+                    descriptor(BUFFERS + 100, 44, NEXT, 2),
+                    descriptor(BUFFERS + 200, 3, NEXT, 3),
+                    descriptor(BUFFERS + 203, 5, 0, 0),
+                    // Announces 8 bytes and brings none.
+                    descriptor(BUFFERS + 100, 44, 0, 0),
+                ],
+                0,
+            )
+            .expect("ram");
+        engine.transmit();
+        let mut streams = accepted.lock().expect("streams");
+        streams[0].set_nonblocking(true).expect("socket");
+        let mut buffer = [0; 64];
+        let len = streams[0].read(&mut buffer).expect("data");
+        assert_eq!(&buffer[..len], b"abcdefgh");
+        assert_eq!(transmit.used().idx().load(), 3);
+    }
+
+    #[test]
+    fn a_reset_drops_connections_and_touches_no_queue_any_more() {
+        let memory = memory();
+        let [receive, transmit, _] = mocks(&memory);
+        let (mut engine, _, accepted) = engine(&memory);
+        memory
+            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
+            .expect("ram");
+        transmit
+            .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0)], 0)
+            .expect("ram");
+        engine.transmit();
+        drop(engine.stop());
+        let mut end = Vec::new();
+        accepted.lock().expect("streams")[0]
+            .read_to_end(&mut end)
+            .expect("end of file");
+        receive
+            .add_desc_chains(&[descriptor(BUFFERS + 0x1000, 4096, WRITE, 0)], 0)
+            .expect("ram");
+        engine.receive();
+        assert_eq!(receive.used().idx().load(), 0);
+    }
+
+    proptest! {
+        /// Whatever lies in the queues: no panic and no hang.
+        #[test]
+        fn hostile_queues_are_survived(
+            tables in proptest::collection::vec(
+                (0usize..2, 0u64..0x11_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 1..32),
+            heads in proptest::collection::vec(0u16..20, 0..64),
+            available in any::<[u16; 2]>(),
+            junk in proptest::collection::vec(any::<u8>(), 0..4096),
+            op in 0u16..9,
+        ) {
+            let memory = memory();
+            let mocks = mocks(&memory);
+            let (mut engine, _, _) = engine(&memory);
+            memory.write_slice(&junk, GuestAddress(BUFFERS)).expect("ram");
+            memory.write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS)).expect("ram");
+            memory.write_slice(header(Op::from(op), 40).as_bytes(), GuestAddress(BUFFERS + 0x100)).expect("ram");
+            for (index, (queue, address, len, flags, next)) in (0u16..).zip(tables) {
+                let address = if address % 3 == 0 { BUFFERS + 0x100 * (address % 2) } else { address };
+                let slot = GuestAddress(QUEUE_ADDRESSES[queue] + 16 * u64::from(index % SIZE));
+                let bytes: Descriptor = descriptor(address, len, flags, next).into();
+                memory.write_obj(bytes, slot).expect("ram");
+            }
+            for (queue, mock) in mocks.iter().enumerate().take(2) {
+                for (index, head) in heads.iter().enumerate() {
+                    let at = mock.avail_addr().0 + 4 + 2 * (index as u64 % u64::from(SIZE));
+                    memory.write_obj(*head, GuestAddress(at)).expect("ram");
+                }
+                let idx = available[queue] % 40;
+                memory.write_obj(idx, GuestAddress(mock.avail_addr().0 + 2)).expect("ram");
+            }
+            for _ in 0..4 {
+                engine.transmit();
+                engine.receive();
+            }
+            prop_assert!(engine.mux.connections() <= 1);
+        }
     }
 }

@@ -176,6 +176,10 @@ impl Mux {
             return;
         }
         if let Some(connection) = self.connections.remove(&key) {
+            if connection.queued {
+                // Otherwise a guest that connects and resets would make the queue grow.
+                self.ready.retain(|waiting| *waiting != key);
+            }
             self.closed.push(connection);
         }
         if fate == Fate::Reset {
@@ -200,7 +204,6 @@ impl Mux {
             return Some(reset);
         }
         while let Some(key) = self.ready.pop_front() {
-            // A connection that is gone may still stand in the queue.
             let Some(connection) = self.connections.get_mut(&key) else {
                 continue;
             };
@@ -243,5 +246,288 @@ impl Mux {
         self.ready.clear();
         self.resets.clear();
         self.touched.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::vsock::Refused;
+    use crate::devices::vsock::connection::BUFFER;
+    use crate::devices::vsock::packet::{SHUTDOWN_BOTH, SHUTDOWN_SEND};
+    use proptest::prelude::*;
+    use std::io::{Read, Write};
+    use std::sync::mpsc::{Receiver, channel};
+
+    const CID: u64 = 3;
+    const KEY: Key = Key {
+        guest_port: 1000,
+        host_port: 9000,
+    };
+
+    /// A mux whose accepted streams come out of the receiver; port 1 is refused.
+    fn mux() -> (Mux, Receiver<UnixStream>) {
+        let (sender, receiver) = channel();
+        let accept = move |request: ConnectRequest, stream| {
+            if request.port == 1 {
+                return Err(Refused);
+            }
+            sender.send(stream).map_err(|_| Refused)
+        };
+        (Mux::new(CID, Box::new(accept)), receiver)
+    }
+
+    fn packet(key: Key, op: Op, flags: u32, buf_alloc: u32) -> Header {
+        Header {
+            src_cid: CID.into(),
+            dst_cid: HOST_CID.into(),
+            src_port: key.guest_port.into(),
+            dst_port: key.host_port.into(),
+            kind: TYPE_STREAM.into(),
+            op: u16::from(op).into(),
+            flags: flags.into(),
+            buf_alloc: buf_alloc.into(),
+            ..Header::default()
+        }
+    }
+
+    fn next(mux: &mut Mux) -> Option<(Op, u32, Vec<u8>)> {
+        let mut payload = [0; 4096];
+        let header = mux.next_packet(&mut payload)?;
+        let len = usize::try_from(header.len.get()).expect("small");
+        Some((header.op(), header.flags.get(), payload[..len].to_vec()))
+    }
+
+    /// A connection that stands, with this much room at the guest.
+    fn connected(buf_alloc: u32) -> (Mux, UnixStream) {
+        let (mut mux, streams) = mux();
+        mux.receive(&packet(KEY, Op::Request, 0, buf_alloc), &[]);
+        let stream = streams.recv().expect("accepted");
+        assert_eq!(next(&mut mux), Some((Op::Response, 0, vec![])));
+        assert_eq!(next(&mut mux), None);
+        (mux, stream)
+    }
+
+    fn ready(mux: &mut Mux) {
+        mux.host_ready(KEY, true, false);
+    }
+
+    #[test]
+    fn data_flows_both_ways() {
+        let (mut mux, mut stream) = connected(1 << 16);
+        mux.receive(&packet(KEY, Op::Data, 0, 1 << 16), b"to the host");
+        let mut buffer = [0; 11];
+        stream.read_exact(&mut buffer).expect("data");
+        assert_eq!(&buffer, b"to the host");
+        stream.write_all(b"to the guest").expect("room");
+        ready(&mut mux);
+        assert_eq!(
+            next(&mut mux),
+            Some((Op::Data, 0, b"to the guest".to_vec()))
+        );
+        assert_eq!(next(&mut mux), None);
+    }
+
+    #[test]
+    fn a_refused_port_and_an_unknown_connection_are_reset() {
+        let (mut mux, _streams) = mux();
+        let refused = Key {
+            host_port: 1,
+            ..KEY
+        };
+        mux.receive(&packet(refused, Op::Request, 0, 4096), &[]);
+        assert_eq!(next(&mut mux), Some((Op::Reset, 0, vec![])));
+        mux.receive(&packet(KEY, Op::Data, 0, 4096), b"x");
+        assert_eq!(next(&mut mux), Some((Op::Reset, 0, vec![])));
+        mux.receive(&packet(KEY, Op::Reset, 0, 4096), &[]);
+        assert_eq!(next(&mut mux), None);
+        assert_eq!(mux.connections(), 0);
+    }
+
+    #[test]
+    fn packets_of_another_guest_are_ignored() {
+        let (mut mux, streams) = mux();
+        let mut forged = packet(KEY, Op::Request, 0, 4096);
+        forged.src_cid = 4.into();
+        mux.receive(&forged, &[]);
+        assert!(streams.try_recv().is_err());
+        assert!(!mux.has_packets());
+    }
+
+    #[test]
+    fn a_datagram_is_reset_with_its_own_type() {
+        let (mut mux, _streams) = mux();
+        let mut datagram = packet(KEY, Op::Data, 0, 4096);
+        datagram.kind = 3.into();
+        mux.receive(&datagram, b"x");
+        let header = mux.next_packet(&mut [0; 64]).expect("reset");
+        assert_eq!((header.op(), header.kind.get()), (Op::Reset, 3));
+    }
+
+    #[test]
+    fn the_guests_end_is_the_hosts_end_of_file() {
+        for op in [Op::Reset, Op::Shutdown] {
+            let (mut mux, mut stream) = connected(4096);
+            mux.receive(&packet(KEY, Op::Data, 0, 4096), b"last words");
+            mux.receive(&packet(KEY, op, SHUTDOWN_BOTH, 4096), &[]);
+            assert_eq!(mux.connections(), 0);
+            drop(mux.watch_changes());
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).expect("end of file");
+            assert_eq!(all, b"last words");
+            let answer = (op == Op::Shutdown).then_some((Op::Reset, 0, vec![]));
+            assert_eq!(next(&mut mux), answer);
+        }
+    }
+
+    #[test]
+    fn the_hosts_end_is_told_after_its_last_data() {
+        let (mut mux, mut stream) = connected(4096);
+        stream.write_all(b"bye").expect("room");
+        drop(stream);
+        mux.host_ready(KEY, true, true);
+        assert_eq!(next(&mut mux), Some((Op::Data, 0, b"bye".to_vec())));
+        assert_eq!(next(&mut mux), Some((Op::Shutdown, SHUTDOWN_BOTH, vec![])));
+        assert_eq!(next(&mut mux), None);
+        mux.receive(&packet(KEY, Op::Reset, 0, 4096), &[]);
+        assert_eq!(mux.connections(), 0);
+    }
+
+    #[test]
+    fn half_closes_leave_the_other_half_open() {
+        let (mut mux, mut stream) = connected(4096);
+        stream.shutdown(std::net::Shutdown::Write).expect("open");
+        ready(&mut mux);
+        assert_eq!(next(&mut mux), Some((Op::Shutdown, SHUTDOWN_SEND, vec![])));
+        mux.receive(&packet(KEY, Op::Data, 0, 4096), b"still");
+        mux.receive(&packet(KEY, Op::Shutdown, SHUTDOWN_SEND, 4096), &[]);
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).expect("end of file");
+        assert_eq!(all, b"still");
+        assert_eq!(mux.connections(), 1);
+    }
+
+    #[test]
+    fn no_more_is_sent_than_the_guest_has_room_for() {
+        let (mut mux, mut stream) = connected(4);
+        stream.write_all(b"123456").expect("room");
+        ready(&mut mux);
+        assert_eq!(next(&mut mux), Some((Op::Data, 0, b"1234".to_vec())));
+        assert_eq!(next(&mut mux), Some((Op::CreditRequest, 0, vec![])));
+        assert_eq!(next(&mut mux), None);
+        let mut update = packet(KEY, Op::CreditUpdate, 0, 4);
+        update.fwd_cnt = 4.into();
+        mux.receive(&update, &[]);
+        assert_eq!(next(&mut mux), Some((Op::Data, 0, b"56".to_vec())));
+        assert_eq!(next(&mut mux), None);
+    }
+
+    #[test]
+    fn a_guest_that_sends_more_than_there_is_room_for_is_reset() {
+        let (mut mux, _stream) = connected(4096);
+        // Nobody reads: the socket's buffer fills, then ours.
+        let chunk = vec![0; BUFFER as usize];
+        let mut sent = 0;
+        while mux.connections() == 1 {
+            mux.receive(&packet(KEY, Op::Data, 0, 4096), &chunk);
+            sent += 1;
+            assert!(sent < 100, "the buffer grows without bound");
+        }
+        assert_eq!(next(&mut mux), Some((Op::Reset, 0, vec![])));
+    }
+
+    #[test]
+    fn connections_are_bounded() {
+        let (mut mux, streams) = mux();
+        for port in 0..u32::try_from(MAX_CONNECTIONS).expect("small") + 1 {
+            let key = Key {
+                guest_port: port,
+                ..KEY
+            };
+            mux.receive(&packet(key, Op::Request, 0, 4096), &[]);
+        }
+        assert_eq!(mux.connections(), MAX_CONNECTIONS);
+        assert_eq!(next(&mut mux), Some((Op::Reset, 0, vec![])));
+        assert_eq!(streams.try_iter().count(), MAX_CONNECTIONS);
+    }
+
+    #[test]
+    fn connecting_and_resetting_leaves_nothing_behind() {
+        let (mut mux, _streams) = mux();
+        for _ in 0..5000 {
+            mux.receive(&packet(KEY, Op::Request, 0, 4096), &[]);
+            mux.receive(&packet(KEY, Op::Reset, 0, 4096), &[]);
+            drop(mux.watch_changes());
+        }
+        assert_eq!((mux.ready.len(), mux.resets.len()), (0, 0));
+        assert!(!mux.has_packets());
+    }
+
+    #[test]
+    fn watching_follows_what_is_wanted() {
+        let (mut mux, mut stream) = connected(4);
+        let changes = mux.watch_changes();
+        let [WatchChange::Add(fd, KEY, interest)] = changes[..] else {
+            panic!("{changes:?}");
+        };
+        assert!(interest.read && !interest.write);
+        stream.write_all(b"12345").expect("room");
+        ready(&mut mux);
+        while next(&mut mux).is_some() {}
+        // Without room at the guest there is nothing to read for.
+        let changes = mux.watch_changes();
+        assert!(
+            matches!(changes[..], [WatchChange::Modify(same, Interest { read: false, .. })] if same == fd),
+            "{changes:?}"
+        );
+        mux.clear();
+        assert!(matches!(mux.watch_changes()[..], [WatchChange::Close(_)]));
+    }
+
+    proptest! {
+        /// Whatever a guest sends, in whatever order the host acts: no panic, and everything stays
+        /// within its bounds.
+        #[test]
+        fn hostile_packets_stay_within_bounds(
+            steps in proptest::collection::vec(
+                (0u16..9, 0u32..4, 0u32..3, any::<u32>(), any::<u32>(), 0usize..3000, 0u8..6, 0u16..4),
+                0..300,
+            )
+        ) {
+            let (mut mux, streams) = mux();
+            let mut held = Vec::new();
+            for (op, guest_port, host_port, word, fwd_cnt, len, act, kind) in steps {
+                let key = Key { guest_port, host_port };
+                let mut header = packet(key, Op::from(op), word, word >> (word % 32));
+                header.fwd_cnt = fwd_cnt.into();
+                header.kind = if kind == 0 { 3 } else { TYPE_STREAM }.into();
+                header.dst_cid = if word % 16 == 0 { u64::from(word) } else { HOST_CID }.into();
+                if mux.can_receive() {
+                    mux.receive(&header, &vec![0xaa; len]);
+                }
+                held.extend(streams.try_iter());
+                match act {
+                    0 => { held.pop(); }
+                    1 => if let Some(stream) = held.last_mut() {
+                        stream.set_nonblocking(true).expect("socket");
+                        // A full socket is as good as one with room.
+                        let _ = stream.write(&[1; 100]).is_ok();
+                    },
+                    2 => mux.host_ready(key, true, word % 3 == 0),
+                    3 => { next(&mut mux); }
+                    4 => drop(mux.watch_changes()),
+                    _ => mux.host_ready(key, false, false),
+                }
+                prop_assert!(mux.connections() <= 12);
+                prop_assert!(mux.resets.len() <= MAX_WAITING_RESETS + MAX_CONNECTIONS);
+                prop_assert!(mux.ready.len() <= mux.connections());
+            }
+            // The guest can always drain what is for it.
+            let mut drained = 0;
+            while next(&mut mux).is_some() {
+                drained += 1;
+                prop_assert!(drained < 10_000);
+            }
+        }
     }
 }
