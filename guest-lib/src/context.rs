@@ -185,14 +185,15 @@ pub fn set_current(context: CUcontext) -> Result {
         CURRENT.set(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
         return Ok(());
     }
-    find_active(context)?;
+    // A primary context may be made current before anybody retains it; runtimes do so.
+    find(context).ok_or(CuError::INVALID_CONTEXT)?;
     CURRENT.set(context);
     Ok(())
 }
 
 /// Puts a context on top of the calling thread's stack.
 pub fn push(context: CUcontext) -> Result {
-    find_active(context)?;
+    find(context).ok_or(CuError::INVALID_CONTEXT)?;
     let covered = CURRENT.replace(context);
     if !covered.is_null() {
         BELOW.with_borrow_mut(|below| below.push(covered.expose_provenance()));

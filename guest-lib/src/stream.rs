@@ -326,19 +326,10 @@ impl Target {
         if !self.stream.is_dirty() && !waits_for_others {
             return Ok(None);
         }
-        let mut timeline = self.stream.timeline();
-        let work = self.stream.work.load(Ordering::Acquire);
-        if let Some(line) = timeline.line
-            && timeline.covered >= work
-            && !waits_for_others
-        {
-            return Ok(Some(Cover {
-                fence: line.fence,
-                value: line.issued,
-                work: timeline.covered,
-                launches: timeline.launches_covered,
-            }));
+        if !waits_for_others && let Some(cover) = self.covered() {
+            return Ok(Some(cover));
         }
+        let mut timeline = self.stream.timeline();
         self.issue(scope, &mut timeline).map(Some)
     }
 
@@ -362,30 +353,57 @@ impl Target {
         }
     }
 
-    /// `cuStreamQuery`: an error of 600 while work is under way.
+    /// `cuStreamQuery`: an error of 600 while work is under way. The first question after new work goes to
+    /// the worker; while the answer is no, a fence answers the next ones.
     pub fn query(self, scope: Scope) -> Result {
         scope.session.alive()?;
         if self.handle.is_legacy() {
             // A fence in the legacy stream would hold up all blocking streams.
-            return scope.session.request(
-                scope.context,
-                &StreamQuery {
-                    stream: self.handle,
-                },
-                |()| (),
-            );
+            return self.ask(scope);
         }
-        match self.cover(scope)? {
-            Some(cover) if !scope.session.fence_passed(cover.fence, cover.value) => {
-                scope.session.alive()?;
-                Err(CuError::NOT_READY)
-            }
-            Some(cover) => {
+        if !self.stream.is_dirty() {
+            return Ok(());
+        }
+        let covered = self.covered();
+        match covered {
+            Some(cover) if scope.session.fence_passed(cover.fence, cover.value) => {
                 self.stream.completed(cover);
                 Ok(())
             }
-            None => Ok(()),
+            Some(_) => Err(CuError::NOT_READY),
+            None => self.ask(scope).inspect_err(|error| {
+                if *error == CuError::NOT_READY {
+                    // Without the fence the next question would be asked again.
+                    let _ = self.fence_now(scope);
+                }
+            }),
         }
+    }
+
+    fn ask(self, scope: Scope) -> Result {
+        let work = self.stream.work.load(Ordering::Acquire);
+        let launches = self.stream.launches.load(Ordering::Acquire);
+        let message = StreamQuery {
+            stream: self.handle,
+        };
+        scope.session.request(scope.context, &message, |()| ())?;
+        self.stream.complete.fetch_max(work, Ordering::AcqRel);
+        self.stream
+            .launches_complete
+            .fetch_max(launches, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// The last fence value, if it covers all work so far.
+    fn covered(self) -> Option<Cover> {
+        let timeline = self.stream.timeline();
+        let line = timeline.line?;
+        (timeline.covered >= self.stream.work.load(Ordering::Acquire)).then_some(Cover {
+            fence: line.fence,
+            value: line.issued,
+            work: timeline.covered,
+            launches: timeline.launches_covered,
+        })
     }
 
     /// Waits for kernels whose faults the next call must report. Work that cannot fault is left alone.
