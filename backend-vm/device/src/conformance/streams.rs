@@ -64,12 +64,20 @@ struct Gate<'a> {
 
 impl<'a> Gate<'a> {
     fn new(device: &'a dyn Device) -> Result<Self, String> {
-        Ok(Self {
+        let gate = Self {
             device,
             host: HostMemory::new(device, 1)?,
             wait_for: kernel(device, "wait_for")?,
             store: kernel(device, "store")?,
-        })
+        };
+        // Once with the gate open: a kernel's first launch may wait for the device (CUDA programming
+        // guide, "Lazy Loading").
+        gate.open();
+        gate.hold(LEGACY)?;
+        gate.store(LEGACY, 7, 1)?;
+        worked("synchronize", device.synchronize())?;
+        gate.host.word(0).store(0, Ordering::Release);
+        Ok(gate)
     }
 
     /// Holds what comes after in the stream until the gate is opened.
