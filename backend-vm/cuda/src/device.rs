@@ -1,53 +1,26 @@
 //! [`CudaDevice`].
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUstream, CUuuid};
+use cudarc::driver::sys::{CUevent, CUfunction, CUlaunchConfig, CUstream};
 use wormhole_device::{
     CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LoadedFunction,
     LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
 };
 
 use crate::capture;
-use crate::driver::{Driver, DriverError};
+use crate::driver::Driver;
 use crate::image::{Images, Loaded, check, terminated, uses_output};
+use crate::open::{self, Handles, OpenError, Opened, Options};
 
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
-const PAGEABLE_MEMORY_ACCESS: i32 = 88;
-/// Beyond the attributes that any known driver has.
-const ATTRIBUTES_END: i32 = 256;
 /// `CU_FUNC_ATTRIBUTE_MAX` of CUDA 13.0.
 const FUNCTION_ATTRIBUTES_END: i32 = 16;
-const STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
 const REGISTER_FLAGS: u32 = 3;
-
-/// How to open the device.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// Which device of the host.
-    pub ordinal: u32,
-    /// Accept a device whose kernels can reach all memory of the worker's process.
-    pub allow_pageable_access: bool,
-}
-
-/// Why the device cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    #[error("{call} failed: {error}")]
-    Call { call: &'static str, error: CuError },
-    #[error(
-        "device {ordinal} ({name}) gives kernels access to pageable memory, hence to all memory of the \
-         process that drives it; turn heterogeneous memory management off with the module option \
-         `options nvidia-uvm uvm_disable_hmm=1`, or allow it explicitly"
-    )]
-    PageableAccess { ordinal: u32, name: String },
-}
 
 /// One device of the real driver.
 #[derive(Debug)]
@@ -58,16 +31,6 @@ pub struct CudaDevice {
     description: Description,
     images: Mutex<Images>,
 }
-
-#[derive(Clone, Copy, Debug)]
-struct Handles {
-    context: CUcontext,
-    /// A stream without work, to ask how the context is.
-    sentinel: CUstream,
-}
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for Handles {}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -105,25 +68,12 @@ impl CudaDevice {
     /// Initialises the driver and the device's primary context, which becomes current in the calling
     /// thread.
     pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
-        let driver = Driver::load()?;
-        let failed = |call| move |error| OpenError::Call { call, error };
-        // SAFETY: the first call of the driver.
-        unsafe { driver.cuInit(0) }.map_err(failed("cuInit"))?;
-        let mut device = 0;
-        let ordinal = i32::try_from(options.ordinal).unwrap_or(i32::MAX);
-        // SAFETY: the pointer is good for one i32.
-        unsafe { driver.cuDeviceGet(&raw mut device, ordinal) }.map_err(failed("cuDeviceGet"))?;
-        let name = device_name(&driver, device).map_err(failed("cuDeviceGetName"))?;
-        let attributes = device_attributes(&driver, device);
-        if attributes.contains(&(PAGEABLE_MEMORY_ACCESS, 1)) && !options.allow_pageable_access {
-            return Err(OpenError::PageableAccess {
-                ordinal: options.ordinal,
-                name,
-            });
-        }
-        let handles = retain(&driver, device).map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        let description =
-            describe(&driver, device, name, attributes).map_err(failed("describing the device"))?;
+        let Opened {
+            driver,
+            device,
+            handles,
+            description,
+        } = open::open(options)?;
         Ok(Self {
             driver,
             device,
@@ -179,71 +129,6 @@ impl CudaDevice {
             .filter_map(|id| Some((id, self.function_attribute(raw, id).ok()?)))
             .collect()
     }
-}
-
-fn retain(driver: &Driver, device: i32) -> Result<Handles> {
-    let mut context = ptr::null_mut();
-    let mut sentinel = ptr::null_mut();
-    // SAFETY: the device exists, the pointers are good; the context is current for the stream's creation.
-    unsafe {
-        driver.cuDevicePrimaryCtxRetain(&raw mut context, device)?;
-        driver.cuCtxSetCurrent(context)?;
-        driver.cuStreamCreateWithPriority(&raw mut sentinel, STREAM_NON_BLOCKING, 0)?;
-    }
-    Ok(Handles { context, sentinel })
-}
-
-fn device_name(driver: &Driver, device: i32) -> Result<String> {
-    let mut name = [0_u8; 256];
-    // SAFETY: the buffer is as long as the call is told.
-    unsafe { driver.cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), 256, device) }?;
-    let end = name
-        .iter()
-        .position(|byte| *byte == 0)
-        .unwrap_or(name.len());
-    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
-}
-
-fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
-    (1..ATTRIBUTES_END)
-        .filter_map(|id| {
-            let mut value = 0;
-            // SAFETY: the pointer is good for one i32; an unknown attribute is an error.
-            let known = unsafe { driver.cuDeviceGetAttribute(&raw mut value, id, device) };
-            known.ok().map(|()| (id, value))
-        })
-        .collect()
-}
-
-/// Needs the context to be current.
-fn describe(
-    driver: &Driver,
-    device: i32,
-    name: String,
-    attributes: Vec<(i32, i32)>,
-) -> Result<Description> {
-    let mut uuid = CUuuid { bytes: [0; 16] };
-    let mut total = 0;
-    let mut driver_version = 0;
-    let mut stream_priorities = (0, 0);
-    // SAFETY: the device exists and all pointers are good for what is written.
-    unsafe {
-        driver.cuDeviceGetUuid_v2(&raw mut uuid, device)?;
-        driver.cuDeviceTotalMem_v2(&raw mut total, device)?;
-        driver.cuDriverGetVersion(&raw mut driver_version)?;
-        driver.cuCtxGetStreamPriorityRange(
-            &raw mut stream_priorities.0,
-            &raw mut stream_priorities.1,
-        )?;
-    }
-    Ok(Description {
-        name,
-        uuid: uuid.bytes.map(|byte| u8::from_ne_bytes(byte.to_ne_bytes())),
-        total_memory: total as u64,
-        driver_version,
-        attributes,
-        stream_priorities,
-    })
 }
 
 impl Device for CudaDevice {
@@ -658,7 +543,7 @@ impl Device for CudaDevice {
         // caller. The reset keeps the reference that was retained, so one is given back.
         unsafe {
             self.driver.cuDevicePrimaryCtxReset_v2(self.device)?;
-            let again = retain(&self.driver, self.device)?;
+            let again = open::retain(&self.driver, self.device)?;
             self.driver.cuDevicePrimaryCtxRelease_v2(self.device)?;
             *context = again;
         }

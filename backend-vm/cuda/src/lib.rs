@@ -17,8 +17,10 @@ mod device;
 mod driver;
 mod fatbin;
 mod image;
+mod open;
 
 pub use bands::{BandError, DEVICE_END, reserve_bands};
 pub use capture::{Originals, capture_output};
-pub use device::{CudaDevice, OpenError, Options};
+pub use device::CudaDevice;
 pub use driver::DriverError;
+pub use open::{OpenError, Options};
