@@ -1,0 +1,233 @@
+//! A session from the hello to the report, over a real supervisor and a real worker.
+
+mod support;
+
+use support::backend::Backend;
+use support::guest::{Guest, Reply};
+use wormhole_api::{
+    DevicePtr, DeviceDescribe, DeviceDescribeReply, Fence, FenceWrite, Handle, MemAlloc,
+    MemAllocReply, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Stream, StreamCreate,
+    StreamDestroy, Synchronize,
+};
+
+/// Allocates, writes, copies back through the arena and checks.
+fn round_trip(guest: &mut Guest, bytes: &[u8]) {
+    let length = bytes.len() as u64;
+    let answer = guest.call(&MemAlloc { bytes: length });
+    let device = answer.reply::<MemAllocReply>().address;
+    guest.arena[0].write(0, bytes);
+    let arena = DevicePtr(guest.arena[0].address);
+    let back = DevicePtr(guest.arena[0].address + length);
+    guest.record(&MemCopy {
+        destination: device,
+        source: arena,
+        bytes: length,
+        stream: Handle::LEGACY,
+    });
+    guest.record(&MemCopy {
+        destination: back,
+        source: device,
+        bytes: length,
+        stream: Handle::LEGACY,
+    });
+    guest.record(&FenceWrite {
+        stream: Handle::LEGACY,
+        fence: Fence::new(3).unwrap(),
+        value: 1,
+    });
+    guest.wait_for_fence(3, 1);
+    assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+    assert_eq!(guest.call(&MemFree { address: device }).status, 0);
+}
+
+#[test]
+fn a_session_is_served_from_hello_to_report() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let described = guest.call(&DeviceDescribe { ordinal: 0 });
+    let description = described.reply::<DeviceDescribeReply<'_>>();
+    assert_eq!(description.devices, 1);
+    assert!(!description.name.is_empty());
+    assert_eq!(guest.call(&DeviceDescribe { ordinal: 1 }).status, 101);
+    let bytes: Vec<u8> = (0..200_000u32).map(|at| (at * 7 % 251) as u8).collect();
+    round_trip(&mut guest, &bytes);
+    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+    drop(guest);
+    let report = backend.report();
+    assert_eq!(report.messages["MemCopy"], 2);
+    assert_eq!(report.messages["MemAlloc"], 1);
+    assert_eq!(report.records, 3);
+    assert_eq!(report.requests, 5);
+    assert_eq!(report.fences, 1);
+    assert_eq!(report.bytes_in, 200_000);
+    assert_eq!(report.bytes_out, 200_000);
+    assert_eq!(report.end, "the guest process ended");
+    assert!(backend.finish().success());
+}
+
+#[test]
+fn forged_and_stale_handles_are_invalid_handles() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let never: Handle<Stream> = guest.mint();
+    let failing = guest.call(&FenceWrite {
+        stream: never,
+        fence: Fence::new(0).unwrap(),
+        value: 1,
+    });
+    assert_eq!(failing.status, 400);
+    let stream: Handle<Stream> = guest.mint();
+    let create = StreamCreate {
+        new: stream,
+        flags: 1,
+        priority: 0,
+    };
+    assert_eq!(guest.call(&create).status, 0);
+    assert_eq!(guest.call(&create).status, 400, "minted twice");
+    assert_eq!(guest.call(&Synchronize { stream: Some(stream) }).status, 0);
+    assert_eq!(guest.call(&StreamDestroy { stream }).status, 0);
+    assert_eq!(guest.call(&Synchronize { stream: Some(stream) }).status, 400);
+    assert_eq!(guest.call(&StreamDestroy { stream }).status, 400);
+    // A pattern that no handle has.
+    let answer = guest.call_raw(10, &0x1234_5678u64.to_le_bytes()).unwrap();
+    assert_eq!(answer.status, 400);
+}
+
+#[test]
+fn addresses_outside_what_the_session_holds_are_invalid_values() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let answer = guest.call(&MemAlloc { bytes: 4096 });
+    let device = answer.reply::<MemAllocReply>().address.0;
+    let (arena, arena_bytes) = (guest.arena[0].address, guest.arena[0].bytes());
+    let session = guest.grant.window_base + u64::from(guest.grant.session_segment) * (2 << 20);
+    let copy = |destination: u64, source: u64, bytes: u64| MemCopy {
+        destination: DevicePtr(destination),
+        source: DevicePtr(source),
+        bytes,
+        stream: Handle::LEGACY,
+    };
+    for wrong in [
+        copy(device, arena, 4097),
+        copy(device + 1, arena, 4096),
+        copy(device, arena + arena_bytes - 1, 2),
+        copy(device, arena - 1, 1),
+        copy(arena, session, 8),
+        copy(session, arena, 8),
+        copy(device, guest.grant.window_base, 8),
+        copy(0, arena, 8),
+        copy(device, u64::MAX - 3, 8),
+        copy(device, arena, u64::MAX),
+    ] {
+        assert_eq!(guest.call(&wrong).status, 1, "{wrong:?}");
+    }
+    assert_eq!(guest.call(&copy(device, arena, 4096)).status, 0);
+    let fill = |destination, pitch, width, height| MemSet {
+        destination: DevicePtr(destination),
+        pitch,
+        width,
+        height,
+        value: 7,
+        element: wormhole_api::Element::Word,
+        stream: Handle::LEGACY,
+    };
+    assert_eq!(guest.call(&fill(device, 64, 16, 64)).status, 0);
+    assert_eq!(guest.call(&fill(device, 64, 16, 65)).status, 1);
+    assert_eq!(guest.call(&fill(device, u64::MAX, 1, u64::MAX)).status, 1);
+    assert_eq!(guest.call(&fill(device, 4, 1 << 62, 4)).status, 1);
+    let write = guest.call(&MemWrite {
+        destination: DevicePtr(device + 4095),
+        stream: Handle::LEGACY,
+        data: &[1, 2],
+    });
+    assert_eq!(write.status, 1);
+    let free = |address| MemFree {
+        address: DevicePtr(address),
+    };
+    assert_eq!(guest.call(&free(device + 256)).status, 1);
+    assert_eq!(guest.call(&free(device)).status, 0);
+    assert_eq!(guest.call(&free(device)).status, 1);
+    assert_eq!(guest.call(&copy(device, arena, 16)).status, 1, "freed");
+}
+
+#[test]
+fn a_malformed_record_ends_its_session_and_no_other() {
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let mut guest = backend.connect().open();
+    // A body that is too short for its message.
+    guest.start_raw(0, 6, &[&[0; 3]]);
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (999, 4));
+    drop(guest);
+    let report = backend.report();
+    assert_eq!(report.end, "the guest corrupted its ring");
+    backend.wait_for_log("MemCopy needs");
+    round_trip(&mut neighbour, &[42; 5000]);
+}
+
+#[test]
+fn a_record_that_fails_unheard_is_sticky() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let stream: Handle<Stream> = guest.mint();
+    guest.record(&StreamDestroy { stream });
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (400, 1));
+}
+
+#[test]
+fn an_idle_session_parks_and_the_doorbell_wakes_it() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    for _ in 0..20 {
+        support::backend::wait_until(
+            || guest.producer.consumer_parked(),
+            || "the executor to park".to_owned(),
+        );
+        assert_eq!(guest.call(&MemGetInfo {}).status, 0);
+    }
+    drop(guest);
+    assert!(backend.report().parks >= 20);
+}
+
+#[test]
+fn arena_is_granted_used_returned_and_scrubbed() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let run = match guest.request_arena(7, 4) {
+        Reply::ArenaGrant(run) => run,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((run.id, run.count), (7, 4));
+    guest.map_arena(run);
+    let bytes = vec![9u8; 8 << 20];
+    guest.arena[1].write(0, &bytes);
+    let held = backend.window_memory();
+    assert!(held >= 8 << 20);
+    let extent = guest.arena.remove(1);
+    let device = guest.call(&MemAlloc { bytes: 1 << 20 });
+    let device = device.reply::<MemAllocReply>().address;
+    let copy = MemCopy {
+        destination: device,
+        source: DevicePtr(extent.address),
+        bytes: 1 << 20,
+        stream: Handle::LEGACY,
+    };
+    assert_eq!(guest.call(&copy).status, 0);
+    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+    guest
+        .control
+        .send(&wormhole_ring::control::Message::ArenaReturn(extent.run))
+        .unwrap();
+    support::backend::wait_until(
+        || backend.window_memory() < held - (7 << 20),
+        || "the returned arena to be scrubbed".to_owned(),
+    );
+    assert_eq!(guest.call(&copy).status, 1, "returned arena may not be named");
+    // The segments can be granted again.
+    match guest.request_arena(8, 4) {
+        Reply::ArenaGrant(again) => assert_eq!(again.first, run.first),
+        other => panic!("{other:?}"),
+    }
+}

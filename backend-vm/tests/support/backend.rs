@@ -1,0 +1,320 @@
+//! A supervisor under test, and the launcher's side of it.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use wormhole_backend::channel::{self, ChannelError, Incoming, Outgoing};
+use wormhole_backend::memory;
+use wormhole_backend::report::SessionReport;
+use wormhole_ring::control::{Attach, Message, Stream};
+use wormhole_ring::layout::SEGMENT_BYTES;
+
+use super::guest::Control;
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory with worker executables, gone with the value.
+pub struct Workers {
+    directory: tempfile::TempDir,
+}
+
+impl Workers {
+    /// The worker of this build.
+    pub fn built() -> Self {
+        Self::of(&[Path::new(env!("CARGO_BIN_EXE_wormhole-worker"))])
+    }
+
+    pub fn of(files: &[&Path]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        for (index, file) in files.iter().enumerate() {
+            let place = directory.path().join(format!("wormhole-worker-{index}"));
+            std::fs::hard_link(file, &place)
+                .or_else(|_| std::fs::copy(file, &place).map(drop))
+                .unwrap();
+        }
+        Self { directory }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().to_owned()
+    }
+}
+
+/// A running supervisor with one tenant stream.
+pub struct Backend {
+    pub child: Child,
+    socket: UnixStream,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    log: Arc<Mutex<String>>,
+    window: Option<File>,
+    reports: Vec<SessionReport>,
+    _workers: Workers,
+}
+
+impl Backend {
+    /// Starts a supervisor; nothing is attached yet.
+    pub fn start(workers: Workers, arguments: &[&str]) -> Self {
+        let (near, far) = UnixStream::pair().unwrap();
+        let number = far.as_raw_fd();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wormhole-supervisor"));
+        command
+            .args(["--fd", "3", "--workers"])
+            .arg(workers.path())
+            .args(arguments)
+            .env("WORMHOLE_LOG", "debug")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        // SAFETY: dup2 and fcntl are safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                if number == 3 {
+                    libc::fcntl(3, libc::F_SETFD, 0);
+                } else {
+                    libc::dup2(number, 3);
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().unwrap();
+        drop(far);
+        let log = Arc::new(Mutex::new(String::new()));
+        let (mut stderr, sink) = (child.stderr.take().unwrap(), Arc::clone(&log));
+        std::thread::spawn(move || {
+            use std::io::Read;
+            let mut buffer = [0; 4096];
+            while let Ok(count) = stderr.read(&mut buffer) {
+                if count == 0 {
+                    break;
+                }
+                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                if std::env::var_os("WORMHOLE_TEST_LOG").is_some() {
+                    eprint!("{text}");
+                }
+                sink.lock().unwrap().push_str(&text);
+            }
+        });
+        Self {
+            child,
+            socket: near,
+            incoming: Incoming::new(false),
+            outgoing: Outgoing::default(),
+            log,
+            window: None,
+            reports: Vec::new(),
+            _workers: workers,
+        }
+    }
+
+    /// A supervisor on the CPU device with a window of `segments` segments attached.
+    pub fn with_window(segments: u64) -> Self {
+        let mut backend = Self::start(Workers::built(), &[]);
+        backend.attach(segments, Attach::default()).unwrap();
+        backend
+    }
+
+    /// Attaches a fresh window: what the supervisor answers.
+    pub fn attach(&mut self, segments: u64, limits: Attach) -> Result<(), String> {
+        let bytes = segments * SEGMENT_BYTES as u64;
+        let file = File::from(memory::anonymous_file(c"test-window").unwrap());
+        file.set_len(bytes).unwrap();
+        memory::seal_size(&file).unwrap();
+        let attach = Attach {
+            window_size: bytes,
+            ..limits
+        };
+        let descriptor = file.try_clone().unwrap().into();
+        self.send(&Message::Attach(attach), vec![descriptor]);
+        self.window = Some(file);
+        self.attached()
+    }
+
+    pub fn attached(&mut self) -> Result<(), String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.incoming.next().expect("the tenant stream") {
+                Some(Message::Attached) => return Ok(()),
+                Some(Message::Refused { reason, .. }) => return Err(reason.to_owned()),
+                Some(Message::SessionReport(text)) => {
+                    self.reports.push(serde_json::from_str(text).unwrap());
+                }
+                Some(other) => panic!("unexpected {other:?}"),
+                None => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+            }
+        }
+    }
+
+    pub fn send(&mut self, message: &Message<'_>, descriptors: Vec<OwnedFd>) {
+        self.outgoing
+            .send(&self.socket, message, descriptors)
+            .unwrap();
+        while self.outgoing.is_waiting() {
+            channel::wait_writable(&self.socket).unwrap();
+            self.outgoing.flush(&self.socket).unwrap();
+        }
+    }
+
+    pub fn window(&self) -> &File {
+        self.window.as_ref().unwrap()
+    }
+
+    /// A fresh control stream, brought to the supervisor.
+    pub fn connect(&mut self) -> Control {
+        let (near, far) = UnixStream::pair().unwrap();
+        self.send(&Message::Stream(Stream { local: 1 }), vec![far.into()]);
+        Control::new(near)
+    }
+
+    /// Bytes of memory that the window holds.
+    pub fn window_memory(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        self.window().metadata().unwrap().blocks() * 512
+    }
+
+    /// Waits for the next report of an ended session.
+    pub fn report(&mut self) -> SessionReport {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if !self.reports.is_empty() {
+                return self.reports.remove(0);
+            }
+            match self.incoming.next().expect("the tenant stream") {
+                Some(Message::SessionReport(text)) => {
+                    self.reports.push(serde_json::from_str(text).unwrap());
+                }
+                Some(other) => panic!("unexpected {other:?}"),
+                None => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+            }
+        }
+    }
+
+    /// A report that is there already.
+    pub fn ready_report(&mut self) -> Option<SessionReport> {
+        self.incoming.fill(&self.socket).unwrap();
+        while let Some(message) = self.incoming.next().expect("the tenant stream") {
+            if let Message::SessionReport(text) = message {
+                self.reports.push(serde_json::from_str(text).unwrap());
+            }
+        }
+        (!self.reports.is_empty()).then(|| self.reports.remove(0))
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until the log says something.
+    pub fn wait_for_log(&self, text: &str) {
+        wait_until(|| self.log().contains(text), || {
+            format!("\"{text}\" in the log:\n{}", self.log())
+        });
+    }
+
+    /// Processes started by the supervisor, by their numbers.
+    pub fn workers(&self) -> Vec<i32> {
+        children_of(self.child.id())
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Sends a signal to the supervisor.
+    pub fn signal(&self, signal: i32) {
+        kill(i32::try_from(self.child.id()).unwrap(), signal);
+    }
+
+    pub fn wait_for_end(&mut self) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "the supervisor does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Closes the tenant stream and waits for the supervisor to end.
+    pub fn finish(mut self) -> ExitStatus {
+        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        self.wait_for_end()
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the supervisor's log:\n{}", self.log());
+        }
+    }
+}
+
+pub fn kill(pid: i32, signal: i32) {
+    // SAFETY: a process that this test started, directly or not.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "kill {pid}");
+}
+
+/// Whether a process exists and is no zombie.
+pub fn is_running(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit_once(')')
+            .is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    })
+}
+
+pub fn children_of(pid: u32) -> Vec<i32> {
+    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(|number| number.parse().unwrap())
+        .collect()
+}
+
+/// Waits for a condition that nothing announces.
+pub fn wait_until(condition: impl Fn() -> bool, what: impl Fn() -> String) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain for {}", what());
+        std::thread::yield_now();
+    }
+}
+
+pub fn wait_readable(socket: &impl AsRawFd, end: Instant) {
+    let left = end.saturating_duration_since(Instant::now());
+    let mut entry = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let milliseconds = i32::try_from(left.as_millis()).unwrap();
+    // SAFETY: one entry, which lives during the call.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
+    assert!(ready > 0, "waited in vain for a message");
+}
+
+pub fn is_end(error: &ChannelError) -> bool {
+    matches!(error, ChannelError::Ended | ChannelError::Cut)
+}
+
+/// A descriptor that was passed to this process by number.
+pub unsafe fn inherited(number: i32) -> OwnedFd {
+    // SAFETY: the caller's promise.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
