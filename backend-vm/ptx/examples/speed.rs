@@ -20,7 +20,12 @@ unsafe impl GlobalMemory for Memory {
     fn region(&self, address: u64, bytes: u64) -> Option<Region> {
         let (start, length) = (self.0.as_ptr() as u64, (self.0.len() * 8) as u64);
         let inside = address >= start && address.checked_add(bytes)? <= start + length;
-        inside.then_some(Region { start, bytes: length, host: self.0.as_ptr().cast_mut().cast(), writable: true })
+        inside.then_some(Region {
+            start,
+            bytes: length,
+            host: self.0.as_ptr().cast_mut().cast(),
+            writable: true,
+        })
     }
 }
 
@@ -39,19 +44,30 @@ fn main() {
         ("add.u64", "add.u64 %rd1, %rd1, %rd2;"),
         ("fma.rn.f32", "fma.rn.f32 %f1, %f1, %f2, %f3;"),
         ("fma.rn.f64", "fma.rn.f64 %d1, %d1, %d2, %d3;"),
-        ("setp and selp", "setp.lt.s32 %p1, %r1, %r2; selp.b32 %r3, %r1, %r2, %p1;"),
+        (
+            "setp and selp",
+            "setp.lt.s32 %p1, %r1, %r2; selp.b32 %r3, %r1, %r2, %p1;",
+        ),
         ("ld.shared", "ld.shared.f32 %f1, [%r5];"),
         ("ld.global", "ld.global.f32 %f1, [%rd3];"),
         ("st.global", "st.global.f32 [%rd3], %f1;"),
         ("sin.approx", "sin.approx.f32 %f1, %f1;"),
         ("cvt.rn.f32.s32", "cvt.rn.f32.s32 %f1, %r1;"),
         ("shfl.sync.bfly", "shfl.sync.bfly.b32 %r1, %r1, 1, 31, -1;"),
-        ("divergent branch", "@%p2 bra L$; add.u32 %r1, %r1, 1; L$: add.u32 %r1, %r1, 2;"),
+        (
+            "divergent branch",
+            "@%p2 bra L$; add.u32 %r1, %r1, 1; L$: add.u32 %r1, %r1, 2;",
+        ),
     ];
-    println!("{:>20}  {:>10}  million thread-instructions/s on one core", "instruction", "count");
+    println!(
+        "{:>20}  {:>10}  million thread-instructions/s on one core",
+        "instruction", "count"
+    );
     for (name, body) in kernels {
         let instructions = body.matches(';').count() * UNROLL + 3;
-        let unrolled: String = (0..UNROLL).map(|copy| body.replace('$', &copy.to_string()) + "\n").collect();
+        let unrolled: String = (0..UNROLL)
+            .map(|copy| body.replace('$', &copy.to_string()) + "\n")
+            .collect();
         let text = format!(
             "{HEAD}.entry k(.param .u64 p) {{
             .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .f64 %d<9>;
@@ -65,7 +81,11 @@ fn main() {
         let program = Module::from_ptx(&text).expect("valid PTX").link(Vec::new());
         let kernel = program.kernel("k").expect("supported");
         let params = (memory.0.as_ptr() as u64).to_le_bytes();
-        let config = LaunchConfig { block: [32, 1, 1], params: &params, ..LaunchConfig::default() };
+        let config = LaunchConfig {
+            block: [32, 1, 1],
+            params: &params,
+            ..LaunchConfig::default()
+        };
         let start = Instant::now();
         launch(&kernel, &config, &memory, &Silent).expect("no fault");
         let count = ROUNDS * instructions as u64 * 32;

@@ -9,7 +9,9 @@ pub enum LoadError {
     #[error("the image is neither PTX text nor a fatbin: {0}")]
     InvalidImage(String),
     /// Kernels in machine code only, none as PTX (CUDA error 209).
-    #[error("the image holds its kernels as machine code for {arch} only, and no PTX: build it with PTX (-gencode arch=compute_XX,code=compute_XX)")]
+    #[error(
+        "the image holds its kernels as machine code for {arch} only, and no PTX: build it with PTX (-gencode arch=compute_XX,code=compute_XX)"
+    )]
     NoKernelImage {
         /// The architectures in it, for the message.
         arch: String,
@@ -31,7 +33,9 @@ pub enum LoadError {
         limit: u64,
     },
     /// A variable's initialiser names what the module does not define (CUDA error 218).
-    #[error("line {line}: the initialiser of `{variable}` names `{symbol}`, which this module does not define")]
+    #[error(
+        "line {line}: the initialiser of `{variable}` names `{symbol}`, which this module does not define"
+    )]
     UnknownSymbol {
         /// The variable.
         variable: String,
@@ -80,7 +84,9 @@ pub enum KernelError {
     #[error("the module has no kernel `{0}`")]
     NotFound(String),
     /// It needs an instruction that this device lacks (CUDA error 801).
-    #[error("kernel `{kernel}`: instruction `{instruction}` is not supported by the CPU device (line {line})")]
+    #[error(
+        "kernel `{kernel}`: instruction `{instruction}` is not supported by the CPU device (line {line})"
+    )]
     Unsupported {
         /// The kernel.
         kernel: String,
@@ -102,7 +108,9 @@ pub enum KernelError {
         line: u32,
     },
     /// It calls a function that neither the module nor the device defines (CUDA error 801).
-    #[error("kernel `{kernel}`: function `{function}` is not defined in the module and not provided by the CPU device (line {line})")]
+    #[error(
+        "kernel `{kernel}`: function `{function}` is not defined in the module and not provided by the CPU device (line {line})"
+    )]
     UnknownFunction {
         /// The kernel.
         kernel: String,

@@ -27,7 +27,7 @@ pub mod parse;
 pub use decode::ParamLayout;
 pub use error::{Fault, FaultKind, KernelError, LoadError};
 pub use exec::{
-    CLOCK_HZ, DeviceHeap, GlobalMemory, LOCAL_WINDOW, LOWEST_GLOBAL, LaunchConfig, Output, PARAM_WINDOW, Region,
-    SHARED_WINDOW, launch,
+    CLOCK_HZ, DeviceHeap, GlobalMemory, LOCAL_WINDOW, LOWEST_GLOBAL, LaunchConfig, Output,
+    PARAM_WINDOW, Region, SHARED_WINDOW, launch,
 };
 pub use module::{Kernel, Module, ModuleVariable, Program};

@@ -139,7 +139,11 @@ impl Module {
                 end: function.end,
                 line: function.line,
             };
-            match self.function_names.get(function.name).map(|&index| index as usize) {
+            match self
+                .function_names
+                .get(function.name)
+                .map(|&index| index as usize)
+            {
                 None => {
                     let index = u32::try_from(self.functions.len()).unwrap_or(u32::MAX);
                     self.function_names.insert(item.name.clone(), index);
@@ -149,7 +153,10 @@ impl Module {
                 // A definition takes the place of declarations before it.
                 Some(index) if function.body.is_some() => {
                     if defined[index] {
-                        return Err(LoadError::Duplicate { name: item.name, line: item.line });
+                        return Err(LoadError::Duplicate {
+                            name: item.name,
+                            line: item.line,
+                        });
                     }
                     self.functions[index] = item;
                     defined[index] = true;
@@ -169,13 +176,24 @@ impl Module {
                 Space::Shared => {
                     let dynamic = variable.count == 0 || variable.linkage == Linkage::Extern;
                     let bytes = u32::try_from(size).unwrap_or(u32::MAX);
-                    self.shared.insert(name, ModuleSymbol::Shared { bytes, align: variable.align, dynamic });
+                    self.shared.insert(
+                        name,
+                        ModuleSymbol::Shared {
+                            bytes,
+                            align: variable.align,
+                            dynamic,
+                        },
+                    );
                 }
                 Space::Global | Space::Const if variable.linkage != Linkage::Extern => {
                     if self.variable_names.contains_key(&name) {
-                        return Err(LoadError::Duplicate { name, line: variable.line });
+                        return Err(LoadError::Duplicate {
+                            name,
+                            line: variable.line,
+                        });
                     }
-                    self.variable_names.insert(name.clone(), self.variables.len());
+                    self.variable_names
+                        .insert(name.clone(), self.variables.len());
                     pending.push(variable);
                     self.variables.push(ModuleVariable {
                         name,
@@ -194,13 +212,15 @@ impl Module {
             let element = u64::from(variable.ty.bytes());
             let mut init = Vec::with_capacity(variable.init.len());
             for item in &variable.init {
-                let value = self.initial(item.value, variable.ty).ok_or_else(|| LoadError::UnknownSymbol {
-                    variable: variable.name.to_owned(),
-                    symbol: match item.value {
-                        InitValue::Symbol { name, .. } => name.to_owned(),
-                        _ => String::new(),
-                    },
-                    line: variable.line,
+                let value = self.initial(item.value, variable.ty).ok_or_else(|| {
+                    LoadError::UnknownSymbol {
+                        variable: variable.name.to_owned(),
+                        symbol: match item.value {
+                            InitValue::Symbol { name, .. } => name.to_owned(),
+                            _ => String::new(),
+                        },
+                        line: variable.line,
+                    }
                 })?;
                 init.push((item.index * element, value));
             }
@@ -210,10 +230,15 @@ impl Module {
     }
 
     fn initial(&self, value: InitValue<'_>, ty: Type) -> Option<Initial> {
-        #[expect(clippy::cast_possible_truncation, reason = "an initialiser is rounded to its variable's type")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "an initialiser is rounded to its variable's type"
+        )]
         Some(match value {
             InitValue::Int(value) => Initial::Bits(value),
-            InitValue::F32(bits) if ty == Type::F64 => Initial::Bits(f64::from(f32::from_bits(bits)).to_bits()),
+            InitValue::F32(bits) if ty == Type::F64 => {
+                Initial::Bits(f64::from(f32::from_bits(bits)).to_bits())
+            }
             InitValue::F32(bits) => Initial::Bits(u64::from(bits)),
             InitValue::F64(bits) if ty == Type::F32 => {
                 Initial::Bits(u64::from((f64::from_bits(bits) as f32).to_bits()))
@@ -252,7 +277,10 @@ impl Module {
 
     /// The names of its kernels, in the order of the PTX.
     pub fn kernel_names(&self) -> impl Iterator<Item = &str> {
-        self.functions.iter().filter(|function| function.entry).map(|function| function.name.as_str())
+        self.functions
+            .iter()
+            .filter(|function| function.entry)
+            .map(|function| function.name.as_str())
     }
 
     /// Places the variables: `addresses[i]` is the device address of `variables()[i]`.
@@ -262,8 +290,16 @@ impl Module {
     /// If there are not as many addresses as variables.
     #[must_use]
     pub fn link(self, addresses: Vec<u64>) -> Program {
-        assert_eq!(addresses.len(), self.variables.len(), "one address for each variable");
-        Program { module: self, addresses, kernels: Mutex::new(HashMap::new()) }
+        assert_eq!(
+            addresses.len(),
+            self.variables.len(),
+            "one address for each variable"
+        );
+        Program {
+            module: self,
+            addresses,
+            kernels: Mutex::new(HashMap::new()),
+        }
     }
 }
 
@@ -295,14 +331,18 @@ impl Program {
     /// Calls `write(offset, bytes)` for every stretch of the variable `index` that its initialiser
     /// sets. What is not written is zero; whoever allocated the memory sees to that.
     pub fn write_initial(&self, index: usize, mut write: impl FnMut(u64, &[u8])) {
-        let Some(variable) = self.module.variables.get(index) else { return };
+        let Some(variable) = self.module.variables.get(index) else {
+            return;
+        };
         let element = variable.element.min(8) as usize;
         let mut start = 0;
         let mut pending: Vec<u8> = Vec::new();
         for &(offset, value) in &variable.init {
             let bits = match value {
                 Initial::Bits(bits) => bits,
-                Initial::Variable(other, offset) => self.addresses[other].wrapping_add_signed(offset),
+                Initial::Variable(other, offset) => {
+                    self.addresses[other].wrapping_add_signed(offset)
+                }
                 Initial::Function(function) => crate::exec::function_address(function),
             };
             if start + pending.len() as u64 != offset || pending.len() >= CHUNK {
@@ -332,7 +372,9 @@ impl Program {
         }
         let index = self.module.function_names.get(name).copied();
         let index = index.filter(|&index| self.module.functions[index as usize].entry);
-        let Some(index) = index else { return Err(KernelError::NotFound(name.to_owned())) };
+        let Some(index) = index else {
+            return Err(KernelError::NotFound(name.to_owned()));
+        };
         let made = self.decode(name, index).map(Arc::new);
         kernels.insert(name.to_owned(), made.clone());
         made
@@ -340,8 +382,15 @@ impl Program {
 
     fn decode(&self, name: &str, index: u32) -> Result<Kernel, KernelError> {
         let code = decode::decode(self, index)?;
-        let tuning = self.function(index).map(|function| function.tuning).unwrap_or_default();
-        let constants = self.module.variables.iter().filter(|variable| variable.constant);
+        let tuning = self
+            .function(index)
+            .map(|function| function.tuning)
+            .unwrap_or_default();
+        let constants = self
+            .module
+            .variables
+            .iter()
+            .filter(|variable| variable.constant);
         Ok(Kernel {
             name: name.to_owned(),
             tuning,
@@ -427,8 +476,14 @@ impl Kernel {
     #[must_use]
     pub fn max_threads_per_block(&self) -> u32 {
         let extents = self.tuning.required_threads.or(self.tuning.max_threads);
-        let product = |extents: [u32; 3]| extents.iter().fold(1_u32, |product, &extent| product.saturating_mul(extent));
-        extents.map_or(MAX_BLOCK_THREADS, |extents| product(extents).clamp(1, MAX_BLOCK_THREADS))
+        let product = |extents: [u32; 3]| {
+            extents
+                .iter()
+                .fold(1_u32, |product, &extent| product.saturating_mul(extent))
+        };
+        extents.map_or(MAX_BLOCK_THREADS, |extents| {
+            product(extents).clamp(1, MAX_BLOCK_THREADS)
+        })
     }
     /// The block that `.reqntid` demands.
     #[must_use]

@@ -1,5 +1,8 @@
 //! Comparisons of `set`, `setp`, `slct` and `testp` (PTX ISA 9.7.6).
-#![expect(clippy::float_cmp, reason = "exact comparison is what the instruction does")]
+#![expect(
+    clippy::neg_cmp_op_on_partial_ord,
+    reason = "an unordered comparison is the negation of the ordered opposite"
+)]
 
 use super::half::{Bf16, F16, Short};
 use super::{Compare, by_bits, by_int, compare_rows};
@@ -63,7 +66,6 @@ pub(crate) fn find(name: &str, ty: Type, ftz: bool) -> Option<Compare> {
         }
     }
 }
-
 
 /// `testp`, a test of one operand.
 pub(crate) fn property(name: &str, ty: Type) -> Option<Compare> {

@@ -5,13 +5,12 @@
     clippy::cast_sign_loss,
     clippy::cast_lossless,
     clippy::cast_precision_loss,
-    clippy::allow_attributes,
     reason = "conversions are what this module does"
 )]
 #![allow(clippy::unnecessary_cast, reason = "one expression serves every width")]
 
 use super::half::{Bf16, F16, Pair, Rounding, Short};
-use super::{Alu, alu1, alu2, by_flags, by_int8, round};
+use super::{Alu, LANES, Ops, Row, Slot, alu1, by_int8, commit, float::flush, plain, round};
 use crate::parse::ast::Type;
 
 /// Modifiers of a conversion.
@@ -29,16 +28,53 @@ pub(crate) struct Style {
     pub relu: bool,
 }
 
+impl Style {
+    /// As one word, for the last of a handler's operands.
+    pub(crate) fn encode(self) -> u32 {
+        let rounding = match self.rounding {
+            Rounding::Nearest => 0,
+            Rounding::Zero => 1,
+            Rounding::Down => 2,
+            Rounding::Up => 3,
+        };
+        let flag = |set: bool, bit: u32| u32::from(set) << bit;
+        rounding
+            | flag(self.integral, 2)
+            | flag(self.ftz, 3)
+            | flag(self.saturate, 4)
+            | flag(self.relu, 5)
+    }
+
+    fn decode(word: u32) -> Self {
+        let rounding = match word & 3 {
+            0 => Rounding::Nearest,
+            1 => Rounding::Zero,
+            2 => Rounding::Down,
+            _ => Rounding::Up,
+        };
+        let flag = |bit: u32| word >> bit & 1 == 1;
+        Self {
+            rounding,
+            integral: flag(2),
+            ftz: flag(3),
+            saturate: flag(4),
+            relu: flag(5),
+        }
+    }
+}
+
 fn is_float(ty: Type) -> bool {
     matches!(ty, Type::F16 | Type::Bf16 | Type::F32 | Type::F64)
 }
 
-/// The conversion from `from` to `to`.
+/// The conversion from `from` to `to`. The handler finds its style, encoded, in its last operand.
 pub(crate) fn find(to: Type, from: Type, style: Style) -> Option<Alu> {
     match (is_float(to), is_float(from)) {
         (false, false) if style.relu || style.integral => None,
         (false, false) => integers(to, from, style.saturate),
+        (true, false) if style.relu => None,
         (true, false) => to_float(to, from, style),
+        (false, true) if style.relu || !style.integral => None,
         (false, true) => from_float(to, from, style),
         (true, true) => floats(to, from, style),
     }
@@ -47,13 +83,106 @@ pub(crate) fn find(to: Type, from: Type, style: Style) -> Option<Alu> {
 fn integers(to: Type, from: Type, saturate: bool) -> Option<Alu> {
     by_int8!(from, S => {
         let chosen: Option<Alu> = if saturate {
-            by_int8!(to, D => alu1!(S => D, |a| (a as i128).clamp(D::MIN as i128, D::MAX as i128) as D))
+            by_int8!(to, D => plain!(one<S, D>, |a| (a as i128).clamp(D::MIN as i128, D::MAX as i128) as D))
         } else {
             by_int8!(to, D => alu1!(S => D, |a| a as D))
         };
         chosen
     })
     .flatten()
+}
+
+/// Applies a conversion whose style is in the last operand.
+#[inline(always)]
+fn styled<A: Slot, R: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: impl Fn(A, Style) -> R) {
+    let style = Style::decode(ops[4]);
+    let a = &rows[ops[1] as usize];
+    let mut out = [0; LANES];
+    for lane in 0..LANES {
+        out[lane] = f(A::get(a[lane]), style).put();
+    }
+    commit(&mut rows[ops[0] as usize], &out, mask);
+}
+
+macro_rules! styled {
+    ($a:ty => $r:ty, $f:expr) => {{
+        let handler: Alu = |rows, mask, ops| styled::<$a, $r>(rows, mask, ops, $f);
+        handler
+    }};
+}
+
+/// A floating-point type, through the doubles that hold all its values.
+trait Float: Slot {
+    fn wide(self, style: Style) -> f64;
+    fn narrow(value: f64, style: Style) -> Self;
+}
+
+impl Float for f32 {
+    fn wide(self, style: Style) -> f64 {
+        f64::from(if style.ftz { flush(self) } else { self })
+    }
+    fn narrow(value: f64, style: Style) -> Self {
+        if value.is_nan() {
+            return Self::from_bits(0x7fff_ffff);
+        }
+        let x = round::narrow(value, style.rounding);
+        if style.ftz { flush(x) } else { x }
+    }
+}
+
+impl Float for f64 {
+    fn wide(self, _: Style) -> f64 {
+        self
+    }
+    fn narrow(value: f64, _: Style) -> Self {
+        value
+    }
+}
+
+fn narrow_short<T: Short>(value: f64, style: Style) -> T {
+    if value.is_nan() {
+        T::NAN
+    } else if style.relu && value < 0.0 {
+        T::of(0)
+    } else {
+        T::narrow(value, style.rounding)
+    }
+}
+
+impl Float for F16 {
+    fn wide(self, _: Style) -> f64 {
+        Short::wide(self)
+    }
+    fn narrow(value: f64, style: Style) -> Self {
+        narrow_short(value, style)
+    }
+}
+
+impl Float for Bf16 {
+    fn wide(self, _: Style) -> f64 {
+        Short::wide(self)
+    }
+    fn narrow(value: f64, style: Style) -> Self {
+        narrow_short(value, style)
+    }
+}
+
+/// Clamps to [0, 1] if the style says so; a NaN becomes zero.
+fn unit(x: f64, style: Style) -> f64 {
+    match style.saturate {
+        true if x > 0.0 => x.min(1.0),
+        true => 0.0,
+        false => x,
+    }
+}
+
+fn integral(x: f64, rounding: Rounding) -> f64 {
+    match rounding {
+        Rounding::Nearest => x.round_ties_even(),
+        Rounding::Zero => x.trunc(),
+        Rounding::Down => x.floor(),
+        Rounding::Up => x.ceil(),
+    }
 }
 
 /// Rounds an integer to a double so that one more rounding gives the right result:
@@ -83,146 +212,118 @@ fn directed_double(value: i128, rounding: Rounding) -> f64 {
     }
 }
 
-macro_rules! by_rounding {
-    ($rounding:expr, $R:ident => $e:expr) => {
-        match $rounding {
-            Rounding::Nearest => { const $R: Rounding = Rounding::Nearest; $e }
-            Rounding::Zero => { const $R: Rounding = Rounding::Zero; $e }
-            Rounding::Down => { const $R: Rounding = Rounding::Down; $e }
-            Rounding::Up => { const $R: Rounding = Rounding::Up; $e }
-        }
-    };
-}
-
-#[inline(always)]
-fn unit<const SAT: bool>(x: f64) -> f64 {
-    if SAT { if x > 0.0 { x.min(1.0) } else { 0.0 } } else { x }
-}
-
 fn to_float(to: Type, from: Type, style: Style) -> Option<Alu> {
-    let nearest = style.rounding == Rounding::Nearest;
+    let simple = style.rounding == Rounding::Nearest && !style.saturate;
     by_int8!(from, S => match to {
-        Type::F32 if nearest && !style.saturate => Some(alu1!(S => f32, |a| a as f32)),
-        Type::F64 if nearest && !style.saturate => Some(alu1!(S => f64, |a| a as f64)),
-        Type::F32 => Some(by_rounding!(style.rounding, R => by_flags!(style.saturate, C =>
-            alu1!(S => f32, |a| round::narrow(unit::<C>(odd(a as i128)), R))))),
-        Type::F64 => Some(by_rounding!(style.rounding, R => by_flags!(style.saturate, C =>
-            alu1!(S => f64, |a| unit::<C>(directed_double(a as i128, R)))))),
-        Type::F16 => Some(by_rounding!(style.rounding, R => by_flags!(style.saturate, C =>
-            alu1!(S => F16, |a| F16::narrow(unit::<C>(odd(a as i128)), R))))),
-        Type::Bf16 => Some(by_rounding!(style.rounding, R => by_flags!(style.saturate, C =>
-            alu1!(S => Bf16, |a| Bf16::narrow(unit::<C>(odd(a as i128)), R))))),
+        Type::F32 if simple => Some(alu1!(S => f32, |a| a as f32)),
+        Type::F64 if simple => Some(alu1!(S => f64, |a| a as f64)),
+        Type::F32 => Some(styled!(S => f32, |a, style| f32::narrow(unit(odd(a as i128), style), style))),
+        Type::F64 => Some(styled!(S => f64, |a, style| unit(directed_double(a as i128, style.rounding), style))),
+        Type::F16 => Some(styled!(S => F16, |a, style| Float::narrow(unit(odd(a as i128), style), style))),
+        Type::Bf16 => Some(styled!(S => Bf16, |a, style| Float::narrow(unit(odd(a as i128), style), style))),
         _ => None,
     })
     .flatten()
 }
 
-#[inline(always)]
-fn integral(x: f64, rounding: Rounding) -> f64 {
-    match rounding {
-        Rounding::Nearest => x.round_ties_even(),
-        Rounding::Zero => x.trunc(),
-        Rounding::Down => x.floor(),
-        Rounding::Up => x.ceil(),
-    }
-}
-
 fn from_float(to: Type, from: Type, style: Style) -> Option<Alu> {
-    if !style.integral || style.relu {
-        return None;
-    }
     // Out of range values clamp; a NaN becomes zero, except that conversions from
     // double or to 64 bits give the most significant bit alone.
-    let top = matches!(to, Type::S64 | Type::U64) || from == Type::F64;
-    by_rounding!(style.rounding, R => by_flags!(top, TOP => by_int8!(to, D => {
-        #[inline(always)]
-        fn cast(x: f64) -> D {
-            if TOP && x.is_nan() { (1 as D) << (D::BITS - 1) } else { integral(x, R) as D }
+    macro_rules! cast {
+        ($d:ty, $wide:expr) => {
+            |a, style: Style| {
+                let x: f64 = Float::wide(a, style);
+                if x.is_nan() && ($wide || <$d>::BITS == 64) {
+                    (1 as $d) << (<$d>::BITS - 1)
+                } else {
+                    integral(x, style.rounding) as $d
+                }
+            }
+        };
+    }
+    match (to, from) {
+        (Type::S32, Type::F32) if style.rounding == Rounding::Zero && !style.ftz => {
+            return Some(alu1!(f32 => i32, |a| a as i32));
         }
-        match from {
-            Type::F32 => Some(by_flags!(style.ftz, F =>
-                alu1!(f32 => D, |a| cast(f64::from(if F { super::float::flush(a) } else { a }))))),
-            Type::F64 => Some(alu1!(f64 => D, |a| cast(a))),
-            Type::F16 => Some(alu1!(F16 => D, |a| cast(a.wide()))),
-            Type::Bf16 => Some(alu1!(Bf16 => D, |a| cast(a.wide()))),
-            _ => None,
+        (Type::U32, Type::F32) if style.rounding == Rounding::Zero && !style.ftz => {
+            return Some(alu1!(f32 => u32, |a| a as u32));
         }
-    })))
+        _ => {}
+    }
+    by_int8!(to, D => match from {
+        Type::F32 => Some(styled!(f32 => D, cast!(D, false))),
+        Type::F64 => Some(styled!(f64 => D, cast!(D, true))),
+        Type::F16 => Some(styled!(F16 => D, cast!(D, false))),
+        Type::Bf16 => Some(styled!(Bf16 => D, cast!(D, false))),
+        _ => None,
+    })
     .flatten()
 }
 
-#[inline(always)]
-fn single(x: f64, rounding: Rounding, ftz: bool) -> f32 {
-    if x.is_nan() {
-        return f32::from_bits(0x7fff_ffff);
-    }
-    let x = round::narrow(x, rounding);
-    if ftz { super::float::flush(x) } else { x }
+fn between<A: Float, R: Float>(a: A, style: Style) -> R {
+    let x = a.wide(style);
+    R::narrow(
+        unit(
+            if style.integral {
+                integral(x, style.rounding)
+            } else {
+                x
+            },
+            style,
+        ),
+        style,
+    )
 }
 
 fn floats(to: Type, from: Type, style: Style) -> Option<Alu> {
-    macro_rules! to {
-        ($from:ty, $wide:expr) => {
-            by_rounding!(style.rounding, R => by_flags!(style.integral, I, style.saturate, C => {
-                #[inline(always)]
-                fn value(a: $from) -> f64 {
-                    let x: f64 = $wide(a);
-                    unit::<C>(if I { integral(x, R) } else { x })
-                }
-                match to {
-                    Type::F32 => by_flags!(style.ftz, F => alu1!($from => f32, |a| single(value(a), R, F))),
-                    Type::F64 => alu1!($from => f64, |a| value(a)),
-                    Type::F16 => by_flags!(style.relu, Z => alu1!($from => F16, |a| narrow::<F16, Z>(value(a), R))),
-                    Type::Bf16 => by_flags!(style.relu, Z => alu1!($from => Bf16, |a| narrow::<Bf16, Z>(value(a), R))),
-                    _ => return None,
-                }
-            }))
-        };
-    }
     if style.relu && !matches!(to, Type::F16 | Type::Bf16) {
         return None;
     }
-    if (to, from) == (Type::F64, Type::F32) && !style.integral && !style.saturate && !style.ftz {
-        return Some(alu1!(f32 => f64, |a| f64::from(a)));
-    }
-    if (to, from) == (Type::F32, Type::F64) && style.rounding == Rounding::Nearest && !style.saturate && !style.ftz {
-        return Some(alu1!(f64 => f32, |a| a as f32));
+    let simple = !style.integral && !style.saturate && !style.ftz;
+    macro_rules! to {
+        ($from:ty) => {
+            match to {
+                Type::F32 => styled!($from => f32, between::<$from, f32>),
+                Type::F64 => styled!($from => f64, between::<$from, f64>),
+                Type::F16 => styled!($from => F16, between::<$from, F16>),
+                Type::Bf16 => styled!($from => Bf16, between::<$from, Bf16>),
+                _ => return None,
+            }
+        };
     }
     Some(match from {
-        Type::F32 if style.ftz => to!(f32, |a| f64::from(super::float::flush(a))),
-        Type::F32 => to!(f32, |a| f64::from(a)),
-        Type::F64 => to!(f64, |a| a),
-        Type::F16 => to!(F16, |a: F16| a.wide()),
-        Type::Bf16 => to!(Bf16, |a: Bf16| a.wide()),
+        Type::F32 if to == Type::F64 && simple => alu1!(f32 => f64, f64::from),
+        Type::F64 if to == Type::F32 && simple && style.rounding == Rounding::Nearest => {
+            alu1!(f64 => f32, |a| a as f32)
+        }
+        Type::F32 => to!(f32),
+        Type::F64 => to!(f64),
+        Type::F16 => to!(F16),
+        Type::Bf16 => to!(Bf16),
         _ => return None,
     })
 }
 
-#[inline(always)]
-fn narrow<T: Short, const RELU: bool>(x: f64, rounding: Rounding) -> T {
-    if x.is_nan() {
-        T::NAN
-    } else if RELU && x < 0.0 {
-        T::of(0)
-    } else {
-        T::narrow(x, rounding)
-    }
-}
-
 /// `cvt.rn.f16x2.f32 d, a, b`: `a` into the high half, `b` into the low one.
 pub(crate) fn pack_halves(to: Type, style: Style) -> Option<Alu> {
-    if style.integral || style.saturate || !matches!(style.rounding, Rounding::Nearest | Rounding::Zero) {
+    if style.integral
+        || style.saturate
+        || !matches!(style.rounding, Rounding::Nearest | Rounding::Zero)
+    {
         return None;
     }
-    macro_rules! pack {
-        ($t:ty) => {
-            by_rounding!(style.rounding, R => by_flags!(style.relu, Z => alu2!(f32, f32 => Pair<$t>, |a, b|
-                Pair(narrow::<$t, Z>(f64::from(b), R), narrow::<$t, Z>(f64::from(a), R)))))
-        };
+    fn pack<T: Float>(rows: &mut [Row], mask: u32, ops: &Ops) {
+        let style = Style::decode(ops[4]);
+        super::two::<f32, f32, Pair<T>>(rows, mask, ops, |a, b| {
+            Pair(
+                T::narrow(b.wide(style), style),
+                T::narrow(a.wide(style), style),
+            )
+        });
     }
     match to {
-        Type::F16x2 => Some(pack!(F16)),
-        Type::Bf16x2 => Some(pack!(Bf16)),
+        Type::F16x2 => Some(pack::<F16>),
+        Type::Bf16x2 => Some(pack::<Bf16>),
         _ => None,
     }
 }

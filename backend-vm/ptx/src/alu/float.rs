@@ -1,9 +1,12 @@
 //! Single and double precision, and the 16-bit types (PTX ISA 9.7.3 to 9.7.5).
-#![expect(clippy::cast_possible_truncation, reason = "rounding to a narrower type is what is meant")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "rounding to a narrower type is what is meant"
+)]
 
 use super::half::{Bf16, F16, Pair, Rounding, Short};
 use super::round::{self, Operation};
-use super::{Alu, alu1, alu2, alu3, by_flags};
+use super::{Alu, alu1, alu2, alu3, by_flags, plain};
 use crate::parse::ast::Type;
 
 /// Modifiers of a floating-point instruction.
@@ -23,7 +26,11 @@ const NAN32: f32 = f32::from_bits(0x7fff_ffff);
 /// A subnormal as a zero of its sign.
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {
-    if x.abs() < f32::MIN_POSITIVE { f32::from_bits(x.to_bits() & 1 << 31) } else { x }
+    if x.abs() < f32::MIN_POSITIVE {
+        f32::from_bits(x.to_bits() & 1 << 31)
+    } else {
+        x
+    }
 }
 
 #[inline(always)]
@@ -43,7 +50,11 @@ fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
 
 #[inline(always)]
 fn clamp64<const SAT: bool>(x: f64) -> f64 {
-    if SAT { if x > 0.0 { x.min(1.0) } else { 0.0 } } else { x }
+    if SAT {
+        if x > 0.0 { x.min(1.0) } else { 0.0 }
+    } else {
+        x
+    }
 }
 
 /// `add`, `sub`, `mul`, `div` in single precision.
@@ -58,7 +69,7 @@ fn binary32(name: &str, style: Style) -> Option<Alu> {
         ($operation:ident, $($rounding:ident),*) => {
             match style.rounding {
                 $(Rounding::$rounding => by_flags!(style.ftz, F, style.saturate, S =>
-                    alu2!(f32, f32 => f32, |a, b| output::<F, S>(round::single(
+                    plain!(two<f32, f32, f32>, |a, b| output::<F, S>(round::single(
                         Operation::$operation, Rounding::$rounding, input::<F>(a), input::<F>(b))))),)*
                 Rounding::Nearest => return None,
             }
@@ -81,7 +92,7 @@ fn binary64(name: &str, style: Style) -> Option<Alu> {
     macro_rules! directed {
         ($operation:ident, $($rounding:ident),*) => {
             match style.rounding {
-                $(Rounding::$rounding => alu2!(f64, f64 => f64,
+                $(Rounding::$rounding => plain!(two<f64, f64, f64>,
                     |a, b| round::double(Operation::$operation, Rounding::$rounding, a, b)),)*
                 Rounding::Nearest => return None,
             }
@@ -105,16 +116,32 @@ fn binary64(name: &str, style: Style) -> Option<Alu> {
 
 #[inline(always)]
 fn short<T: Short, const SAT: bool>(value: f64) -> T {
-    if value.is_nan() && !SAT { T::NAN } else { T::narrow(clamp64::<SAT>(value), Rounding::Nearest) }
+    if value.is_nan() && !SAT {
+        T::NAN
+    } else {
+        T::narrow(clamp64::<SAT>(value), Rounding::Nearest)
+    }
 }
 
 macro_rules! by_short {
     ($ty:expr, $t:ident => $one:expr, $two:expr) => {
         match $ty {
-            Type::F16 => { type $t = F16; $one }
-            Type::Bf16 => { type $t = Bf16; $one }
-            Type::F16x2 => { type $t = F16; $two }
-            Type::Bf16x2 => { type $t = Bf16; $two }
+            Type::F16 => {
+                type $t = F16;
+                $one
+            }
+            Type::Bf16 => {
+                type $t = Bf16;
+                $one
+            }
+            Type::F16x2 => {
+                type $t = F16;
+                $two
+            }
+            Type::Bf16x2 => {
+                type $t = Bf16;
+                $two
+            }
             _ => return None,
         }
     };
@@ -124,16 +151,16 @@ macro_rules! by_short {
 macro_rules! short2 {
     ($ty:expr, $sat:expr, $f:expr) => {
         by_flags!($sat, S => by_short!($ty, T =>
-            alu2!(T, T => T, |a, b| short::<T, S>($f(a.wide(), b.wide()))),
-            alu2!(Pair<T>, Pair<T> => Pair<T>, |a, b| Pair(
+            plain!(two<T, T, T>, |a, b| short::<T, S>($f(a.wide(), b.wide()))),
+            plain!(two<Pair<T>, Pair<T>, Pair<T>>, |a, b| Pair(
                 short::<T, S>($f(a.0.wide(), b.0.wide())), short::<T, S>($f(a.1.wide(), b.1.wide()))))))
     };
 }
 macro_rules! short1 {
     ($ty:expr, $f:expr) => {
         by_short!($ty, T =>
-            alu1!(T => T, |a| short::<T, false>($f(a.wide()))),
-            alu1!(Pair<T> => Pair<T>, |a| Pair(short::<T, false>($f(a.0.wide())), short::<T, false>($f(a.1.wide())))))
+            plain!(one<T, T>, |a| short::<T, false>($f(a.wide()))),
+            plain!(one<Pair<T>, Pair<T>>, |a| Pair(short::<T, false>($f(a.0.wide())), short::<T, false>($f(a.1.wide())))))
     };
 }
 
@@ -160,7 +187,7 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
                     alu3!(f32, f32, f32 => f32, |a, b, c|
                         output::<F, S>(input::<F>(a).mul_add(input::<F>(b), input::<F>(c))))),
                 $(Rounding::$rounding => by_flags!(style.ftz, F, style.saturate, S =>
-                    alu3!(f32, f32, f32 => f32, |a, b, c| output::<F, S>(round::fma_single(
+                    plain!(three<f32, f32, f32, f32>, |a, b, c| output::<F, S>(round::fma_single(
                         Rounding::$rounding, input::<F>(a), input::<F>(b), input::<F>(c))))),)*
             }
         };
@@ -168,8 +195,8 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
     macro_rules! half {
         ($f:expr) => {
             by_flags!(style.saturate, S => by_short!(ty, T =>
-                alu3!(T, T, T => T, |a, b, c| short::<T, S>($f(a.wide(), b.wide(), c.wide()))),
-                alu3!(Pair<T>, Pair<T>, Pair<T> => Pair<T>, |a, b, c| Pair(
+                plain!(three<T, T, T, T>, |a, b, c| short::<T, S>($f(a.wide(), b.wide(), c.wide()))),
+                plain!(three<Pair<T>, Pair<T>, Pair<T>, Pair<T>>, |a, b, c| Pair(
                     short::<T, S>($f(a.0.wide(), b.0.wide(), c.0.wide())),
                     short::<T, S>($f(a.1.wide(), b.1.wide(), c.1.wide()))))))
         };
@@ -178,9 +205,15 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
         Type::F32 if !relu => single!(Zero, Down, Up),
         Type::F64 if !relu => match style.rounding {
             Rounding::Nearest => alu3!(f64, f64, f64 => f64, |a, b, c| a.mul_add(b, c)),
-            Rounding::Zero => alu3!(f64, f64, f64 => f64, |a, b, c| round::fma_double(Rounding::Zero, a, b, c)),
-            Rounding::Down => alu3!(f64, f64, f64 => f64, |a, b, c| round::fma_double(Rounding::Down, a, b, c)),
-            Rounding::Up => alu3!(f64, f64, f64 => f64, |a, b, c| round::fma_double(Rounding::Up, a, b, c)),
+            Rounding::Zero => {
+                plain!(three<f64, f64, f64, f64>, |a, b, c| round::fma_double(Rounding::Zero, a, b, c))
+            }
+            Rounding::Down => {
+                plain!(three<f64, f64, f64, f64>, |a, b, c| round::fma_double(Rounding::Down, a, b, c))
+            }
+            Rounding::Up => {
+                plain!(three<f64, f64, f64, f64>, |a, b, c| round::fma_double(Rounding::Up, a, b, c))
+            }
         },
         Type::F32 | Type::F64 => return None,
         _ if relu => half!(|a: f64, b: f64, c: f64| {
@@ -192,33 +225,22 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
 }
 
 fn least(a: f64, b: f64) -> f64 {
-    if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else if a < b || (a == b && a.is_sign_negative()) {
-        a
-    } else {
-        b
-    }
+    let first = b.is_nan() || a < b || (a == b && a.is_sign_negative());
+    if first { a } else { b }
 }
 
 fn greatest(a: f64, b: f64) -> f64 {
-    if a.is_nan() {
-        b
-    } else if b.is_nan() {
-        a
-    } else if a > b || (a == b && b.is_sign_negative()) {
-        a
-    } else {
-        b
-    }
+    let first = b.is_nan() || a > b || (a == b && b.is_sign_negative());
+    if first { a } else { b }
 }
 
 /// `min` and `max`, where `nan` passes NaNs on and `xorsign` takes magnitudes and the product's sign.
 pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool) -> Option<Alu> {
     #[inline(always)]
-    fn single<const MAX: bool, const FTZ: bool, const NAN: bool, const XOR: bool>(a: f32, b: f32) -> f32 {
+    fn single<const MAX: bool, const FTZ: bool, const NAN: bool, const XOR: bool>(
+        a: f32,
+        b: f32,
+    ) -> f32 {
         let (a, b) = (input::<FTZ>(a), input::<FTZ>(b));
         let sign = (a.to_bits() ^ b.to_bits()) & 1 << 31;
         if NAN && (a.is_nan() || b.is_nan()) || (a.is_nan() && b.is_nan()) {
@@ -231,24 +253,40 @@ pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool)
             a < b || b.is_nan() || (a == b && a.is_sign_negative())
         };
         let r = if first { a } else { b };
-        if XOR { f32::from_bits(r.to_bits() | sign) } else { r }
+        if XOR {
+            f32::from_bits(r.to_bits() | sign)
+        } else {
+            r
+        }
     }
     let max = name == "max";
     if ty == Type::F32 {
         return Some(by_flags!(max, M, ftz, F => by_flags!(nan, N, xorsign, X =>
-            alu2!(f32, f32 => f32, |a, b| single::<M, F, N, X>(a, b)))));
+            alu2!(f32, f32 => f32, single::<M, F, N, X>))));
     }
     if xorsign {
         return None;
     }
     Some(match (ty, max, nan) {
-        (Type::F64, false, false) => alu2!(f64, f64 => f64, |a, b| least(a, b)),
-        (Type::F64, true, false) => alu2!(f64, f64 => f64, |a, b| greatest(a, b)),
+        (Type::F64, false, false) => alu2!(f64, f64 => f64, least),
+        (Type::F64, true, false) => alu2!(f64, f64 => f64, greatest),
         (Type::F64, ..) => return None,
         (_, false, false) => short2!(ty, false, |a: f64, b: f64| least(a, b)),
         (_, true, false) => short2!(ty, false, |a: f64, b: f64| greatest(a, b)),
-        (_, false, true) => short2!(ty, false, |a: f64, b: f64| if a.is_nan() { a } else if b.is_nan() { b } else { least(a, b) }),
-        (_, true, true) => short2!(ty, false, |a: f64, b: f64| if a.is_nan() { a } else if b.is_nan() { b } else { greatest(a, b) }),
+        (_, false, true) => short2!(ty, false, |a: f64, b: f64| if a.is_nan() {
+            a
+        } else if b.is_nan() {
+            b
+        } else {
+            least(a, b)
+        }),
+        (_, true, true) => short2!(ty, false, |a: f64, b: f64| if a.is_nan() {
+            a
+        } else if b.is_nan() {
+            b
+        } else {
+            greatest(a, b)
+        }),
     })
 }
 
@@ -287,12 +325,17 @@ pub(crate) fn function(name: &str, ty: Type, style: Style) -> Option<Alu> {
             by_flags!(ftz, F => alu1!(f32 => f32, |a| output::<F, false>($f(input::<F>(a)))))
         };
     }
+    macro_rules! library {
+        ($f:expr) => {
+            by_flags!(ftz, F => plain!(one<f32, f32>, |a| output::<F, false>($f(input::<F>(a)))))
+        };
+    }
     macro_rules! directed {
         ($f:expr, $double:expr, $($rounding:ident),*) => {
             match (ty, style.rounding) {
                 $((Type::F32, Rounding::$rounding) => by_flags!(ftz, F =>
-                    alu1!(f32 => f32, |a| output::<F, false>($f(Rounding::$rounding, input::<F>(a))))),
-                (Type::F64, Rounding::$rounding) => alu1!(f64 => f64, |a| $double(Rounding::$rounding, a)),)*
+                    plain!(one<f32, f32>, |a| output::<F, false>($f(Rounding::$rounding, input::<F>(a))))),
+                (Type::F64, Rounding::$rounding) => plain!(one<f64, f64>, |a| $double(Rounding::$rounding, a)),)*
                 _ => return None,
             }
         };
@@ -303,24 +346,32 @@ pub(crate) fn function(name: &str, ty: Type, style: Style) -> Option<Alu> {
         ("rcp", ..) => directed!(
             |mode, x| round::single(Operation::Div, mode, 1.0, x),
             |mode, x| round::double(Operation::Div, mode, 1.0, x),
-            Zero, Down, Up
+            Zero,
+            Down,
+            Up
         ),
         ("sqrt", Type::F32, Rounding::Nearest) => nearest!(|x: f32| x.sqrt()),
         ("sqrt", Type::F64, Rounding::Nearest) => alu1!(f64 => f64, |a| a.sqrt()),
         ("sqrt", ..) => directed!(
             |mode, x| round::single(Operation::Sqrt, mode, x, x),
             |mode, x| round::double(Operation::Sqrt, mode, x, x),
-            Zero, Down, Up
+            Zero,
+            Down,
+            Up
         ),
         ("rsqrt", Type::F32, _) => nearest!(|x: f32| (1.0 / f64::from(x).sqrt()) as f32),
         ("rsqrt", Type::F64, _) => alu1!(f64 => f64, |a| 1.0 / a.sqrt()),
-        ("sin", Type::F32, _) => nearest!(|x: f32| x.sin()),
-        ("cos", Type::F32, _) => nearest!(|x: f32| x.cos()),
-        ("lg2", Type::F32, _) => nearest!(|x: f32| x.log2()),
-        ("ex2", Type::F32, _) => nearest!(|x: f32| x.exp2()),
-        ("tanh", Type::F32, _) => nearest!(|x: f32| x.tanh()),
-        ("ex2", Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2, _) => short1!(ty, |x: f64| x.exp2()),
-        ("tanh", Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2, _) => short1!(ty, |x: f64| x.tanh()),
+        ("sin", Type::F32, _) => library!(|x: f32| x.sin()),
+        ("cos", Type::F32, _) => library!(|x: f32| x.cos()),
+        ("lg2", Type::F32, _) => library!(|x: f32| x.log2()),
+        ("ex2", Type::F32, _) => library!(|x: f32| x.exp2()),
+        ("tanh", Type::F32, _) => library!(|x: f32| x.tanh()),
+        ("ex2", Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2, _) => {
+            short1!(ty, |x: f64| x.exp2())
+        }
+        ("tanh", Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2, _) => {
+            short1!(ty, |x: f64| x.tanh())
+        }
         _ => return None,
     })
 }

@@ -1,5 +1,11 @@
 //! Half precision and bfloat16: values are computed wider and rounded once.
-#![expect(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "bit fields of fixed width")]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::cast_lossless,
+    reason = "bit fields of fixed width"
+)]
 
 use super::Slot;
 
@@ -95,8 +101,16 @@ fn narrow(value: f64, mantissa: u32, exponent_bits: u32, rounding: Rounding) -> 
     let least = 1 - bias;
     // Bits of the double's significand that the result cannot hold.
     let dropped = (52 - mantissa as i32 + (least - exponent).max(0)).min(54) as u32;
-    let kept = if dropped >= 54 { 0 } else { significand >> dropped };
-    let rest = if dropped >= 54 { u64::from(significand != 0) } else { significand & ((1 << dropped) - 1) };
+    let kept = if dropped >= 54 {
+        0
+    } else {
+        significand >> dropped
+    };
+    let rest = if dropped >= 54 {
+        u64::from(significand != 0)
+    } else {
+        significand & ((1 << dropped) - 1)
+    };
     let half = 1_u64 << (dropped - 1);
     let away = match rounding {
         Rounding::Nearest if dropped >= 54 => false,
@@ -106,7 +120,11 @@ fn narrow(value: f64, mantissa: u32, exponent_bits: u32, rounding: Rounding) -> 
         Rounding::Up => sign == 0 && rest != 0,
     };
     let kept = kept + u64::from(away);
-    let field = if exponent < least { 0 } else { (exponent + bias - 1) as i64 };
+    let field = if exponent < least {
+        0
+    } else {
+        (exponent + bias - 1) as i64
+    };
     let magnitude = ((field << mantissa) as u64).saturating_add(kept);
     let limit = u64::from(infinity & 0x7fff);
     if magnitude >= limit {
@@ -130,7 +148,9 @@ impl Short for F16 {
             0 => sign * mantissa * 2.0_f64.powi(-24),
             31 if self.0 & 0x3ff == 0 => sign * f64::INFINITY,
             31 => f64::NAN,
-            exponent => sign * (mantissa + 1024.0) * f64::from_bits(u64::from(exponent + 1023 - 25) << 52),
+            exponent => {
+                sign * (mantissa + 1024.0) * f64::from_bits(u64::from(exponent + 1023 - 25) << 52)
+            }
         }
     }
     fn narrow(value: f64, rounding: Rounding) -> Self {
@@ -192,9 +212,15 @@ mod tests {
         assert_eq!(F16::narrow(65519.0, Rounding::Nearest).0, 0x7bff);
         assert_eq!(F16::narrow(65520.0, Rounding::Nearest).0, 0x7c00);
         assert_eq!(F16::narrow(1e9, Rounding::Zero).0, 0x7bff);
-        assert_eq!(F16::narrow(1.0 + 2.0_f64.powi(-11), Rounding::Nearest).0, 0x3c00);
+        assert_eq!(
+            F16::narrow(1.0 + 2.0_f64.powi(-11), Rounding::Nearest).0,
+            0x3c00
+        );
         assert_eq!(F16::narrow(1.0 + 2.0_f64.powi(-11), Rounding::Up).0, 0x3c01);
-        assert_eq!(F16::narrow(-1.0 - 2.0_f64.powi(-11), Rounding::Down).0, 0xbc01);
+        assert_eq!(
+            F16::narrow(-1.0 - 2.0_f64.powi(-11), Rounding::Down).0,
+            0xbc01
+        );
         assert_eq!(F16::narrow(2.0_f64.powi(-25), Rounding::Nearest).0, 0);
         assert_eq!(F16::narrow(2.0_f64.powi(-25) * 1.5, Rounding::Nearest).0, 1);
     }

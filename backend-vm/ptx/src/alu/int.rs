@@ -4,7 +4,6 @@
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
     clippy::cast_lossless,
-    clippy::allow_attributes,
     reason = "arithmetic on bit patterns of fixed width"
 )]
 #![allow(clippy::unnecessary_cast, reason = "one expression serves every width")]
@@ -71,8 +70,12 @@ pub(crate) fn binary(name: &str, ty: Type) -> Option<Alu> {
     match name {
         "add" => by_int!(ty, T => alu2!(T, T => T, |a, b| a.wrapping_add(b))),
         "sub" => by_int!(ty, T => alu2!(T, T => T, |a, b| a.wrapping_sub(b))),
-        "div" => by_int!(ty, T => alu2!(T, T => T, |a, b| if b == 0 { !0 } else { a.wrapping_div(b) })),
-        "rem" => by_int!(ty, T => alu2!(T, T => T, |a, b| if b == 0 { a } else { a.wrapping_rem(b) })),
+        "div" => {
+            by_int!(ty, T => alu2!(T, T => T, |a, b| if b == 0 { !0 } else { a.wrapping_div(b) }))
+        }
+        "rem" => {
+            by_int!(ty, T => alu2!(T, T => T, |a, b| if b == 0 { a } else { a.wrapping_rem(b) }))
+        }
         "min" => by_int!(ty, T => alu2!(T, T => T, |a, b| a.min(b))),
         "max" => by_int!(ty, T => alu2!(T, T => T, |a, b| a.max(b))),
         "and" => by_bits!(ty, T => alu2!(T, T => T, |a, b| a & b)),
@@ -125,12 +128,24 @@ pub(crate) fn packed(name: &str, ty: &str, relu: bool) -> Option<Alu> {
 pub(crate) fn multiply(part: Part, ty: Type) -> Option<Alu> {
     match (part, ty) {
         (Part::Low, _) => by_int!(ty, T => alu2!(T, T => T, |a, b| a.wrapping_mul(b))),
-        (Part::High, Type::U64) => Some(alu2!(u64, u64 => u64, |a, b| ((a as u128 * b as u128) >> 64) as u64)),
-        (Part::High, Type::S64) => Some(alu2!(i64, i64 => i64, |a, b| ((a as i128 * b as i128) >> 64) as i64)),
-        (Part::High, Type::U32) => Some(alu2!(u32, u32 => u32, |a, b| ((a as u64 * b as u64) >> 32) as u32)),
-        (Part::High, Type::S32) => Some(alu2!(i32, i32 => i32, |a, b| ((a as i64 * b as i64) >> 32) as i32)),
-        (Part::High, Type::U16) => Some(alu2!(u16, u16 => u16, |a, b| ((a as u32 * b as u32) >> 16) as u16)),
-        (Part::High, Type::S16) => Some(alu2!(i16, i16 => i16, |a, b| ((a as i32 * b as i32) >> 16) as i16)),
+        (Part::High, Type::U64) => {
+            Some(alu2!(u64, u64 => u64, |a, b| ((a as u128 * b as u128) >> 64) as u64))
+        }
+        (Part::High, Type::S64) => {
+            Some(alu2!(i64, i64 => i64, |a, b| ((a as i128 * b as i128) >> 64) as i64))
+        }
+        (Part::High, Type::U32) => {
+            Some(alu2!(u32, u32 => u32, |a, b| ((a as u64 * b as u64) >> 32) as u32))
+        }
+        (Part::High, Type::S32) => {
+            Some(alu2!(i32, i32 => i32, |a, b| ((a as i64 * b as i64) >> 32) as i32))
+        }
+        (Part::High, Type::U16) => {
+            Some(alu2!(u16, u16 => u16, |a, b| ((a as u32 * b as u32) >> 16) as u16))
+        }
+        (Part::High, Type::S16) => {
+            Some(alu2!(i16, i16 => i16, |a, b| ((a as i32 * b as i32) >> 16) as i16))
+        }
         (Part::High, _) => None,
         (Part::Wide, Type::U16) => Some(alu2!(u16, u16 => u32, |a, b| a as u32 * b as u32)),
         (Part::Wide, Type::S16) => Some(alu2!(i16, i16 => i32, |a, b| a as i32 * b as i32)),
@@ -148,25 +163,27 @@ pub(crate) fn multiply_add(part: Part, ty: Type, saturate: bool) -> Option<Alu> 
         );
     }
     match (part, ty) {
-        (Part::Low, _) => by_int!(ty, T => alu3!(T, T, T => T, |a, b, c| a.wrapping_mul(b).wrapping_add(c))),
-        (Part::High, Type::U16) => {
-            Some(alu3!(u16, u16, u16 => u16, |a, b, c| (((a as u32 * b as u32) >> 16) as u16).wrapping_add(c)))
+        (Part::Low, _) => {
+            by_int!(ty, T => alu3!(T, T, T => T, |a, b, c| a.wrapping_mul(b).wrapping_add(c)))
         }
-        (Part::High, Type::S16) => {
-            Some(alu3!(i16, i16, i16 => i16, |a, b, c| (((a as i32 * b as i32) >> 16) as i16).wrapping_add(c)))
-        }
-        (Part::High, Type::U32) => {
-            Some(alu3!(u32, u32, u32 => u32, |a, b, c| (((a as u64 * b as u64) >> 32) as u32).wrapping_add(c)))
-        }
-        (Part::High, Type::S32) => {
-            Some(alu3!(i32, i32, i32 => i32, |a, b, c| (((a as i64 * b as i64) >> 32) as i32).wrapping_add(c)))
-        }
-        (Part::High, Type::U64) => {
-            Some(alu3!(u64, u64, u64 => u64, |a, b, c| (((a as u128 * b as u128) >> 64) as u64).wrapping_add(c)))
-        }
-        (Part::High, Type::S64) => {
-            Some(alu3!(i64, i64, i64 => i64, |a, b, c| (((a as i128 * b as i128) >> 64) as i64).wrapping_add(c)))
-        }
+        (Part::High, Type::U16) => Some(
+            alu3!(u16, u16, u16 => u16, |a, b, c| (((a as u32 * b as u32) >> 16) as u16).wrapping_add(c)),
+        ),
+        (Part::High, Type::S16) => Some(
+            alu3!(i16, i16, i16 => i16, |a, b, c| (((a as i32 * b as i32) >> 16) as i16).wrapping_add(c)),
+        ),
+        (Part::High, Type::U32) => Some(
+            alu3!(u32, u32, u32 => u32, |a, b, c| (((a as u64 * b as u64) >> 32) as u32).wrapping_add(c)),
+        ),
+        (Part::High, Type::S32) => Some(
+            alu3!(i32, i32, i32 => i32, |a, b, c| (((a as i64 * b as i64) >> 32) as i32).wrapping_add(c)),
+        ),
+        (Part::High, Type::U64) => Some(
+            alu3!(u64, u64, u64 => u64, |a, b, c| (((a as u128 * b as u128) >> 64) as u64).wrapping_add(c)),
+        ),
+        (Part::High, Type::S64) => Some(
+            alu3!(i64, i64, i64 => i64, |a, b, c| (((a as i128 * b as i128) >> 64) as i64).wrapping_add(c)),
+        ),
         (Part::High, _) => None,
         (Part::Wide, Type::U16) => {
             Some(alu3!(u16, u16, u32 => u32, |a, b, c| (a as u32 * b as u32).wrapping_add(c)))
@@ -195,7 +212,9 @@ fn signed24(a: u32) -> i64 {
 /// `mul24` and `mad24` (the third operand is a zero row for `mul24`).
 pub(crate) fn multiply_add24(part: Part, ty: Type) -> Option<Alu> {
     Some(match (part, ty) {
-        (Part::Low, Type::U32) => alu3!(u32, u32, u32 => u32, |a, b, c| ((low24(a) * low24(b)) as u32).wrapping_add(c)),
+        (Part::Low, Type::U32) => {
+            alu3!(u32, u32, u32 => u32, |a, b, c| ((low24(a) * low24(b)) as u32).wrapping_add(c))
+        }
         (Part::Low, Type::S32) => {
             alu3!(u32, u32, u32 => i32, |a, b, c| ((signed24(a) * signed24(b)) as i32).wrapping_add(c as i32))
         }
@@ -225,7 +244,11 @@ pub(crate) fn extract(ty: Type) -> Option<Alu> {
         let negative = signed && value >> end & 1 == 1;
         let body = if pos < bits { value >> pos } else { 0 };
         let kept = if pos < bits { len.min(bits - pos) } else { 0 };
-        let mask = if kept >= 64 { u64::MAX } else { (1 << kept) - 1 };
+        let mask = if kept >= 64 {
+            u64::MAX
+        } else {
+            (1 << kept) - 1
+        };
         (body & mask) | if negative { !mask } else { 0 }
     }
     Some(match ty {
@@ -249,7 +272,9 @@ pub(crate) fn insert(ty: Type) -> Option<Alu> {
         (b & !mask) | (a << pos & mask)
     }
     match ty {
-        Type::B32 => Some(alu4!(u32, u32, u32, u32 => u32, |a, b, c, d| put(a as u64, b as u64, 32, c, d) as u32)),
+        Type::B32 => Some(
+            alu4!(u32, u32, u32, u32 => u32, |a, b, c, d| put(a as u64, b as u64, 32, c, d) as u32),
+        ),
         Type::B64 => Some(alu4!(u64, u64, u32, u32 => u64, |a, b, c, d| put(a, b, 64, c, d))),
         _ => None,
     }
@@ -269,10 +294,14 @@ pub(crate) fn mask_or_extend(name: &str, wrap: bool, ty: Type) -> Option<Alu> {
             return 0;
         }
         let shift = 32 - bits;
-        if signed { ((a << shift) as i32 >> shift) as u32 } else { a << shift >> shift }
+        if signed {
+            ((a << shift) as i32 >> shift) as u32
+        } else {
+            a << shift >> shift
+        }
     }
     Some(match (name, wrap, ty) {
-        ("bmsk", false, Type::B32) => alu2!(u32, u32 => u32, |a, b| ones(a, b)),
+        ("bmsk", false, Type::B32) => alu2!(u32, u32 => u32, ones),
         ("bmsk", true, Type::B32) => alu2!(u32, u32 => u32, |a, b| ones(a & 31, b & 31)),
         ("szext", false, Type::U32) => alu2!(u32, u32 => u32, |a, b| extend(a, b, false)),
         ("szext", true, Type::U32) => alu2!(u32, u32 => u32, |a, b| extend(a, b & 31, false)),
@@ -288,8 +317,12 @@ pub(crate) fn funnel(left: bool, wrap: bool) -> Alu {
         u64::from(b) << 32 | u64::from(a)
     }
     match (left, wrap) {
-        (true, true) => alu3!(u32, u32, u32 => u32, |a, b, c| ((pair(a, b) << (c & 31)) >> 32) as u32),
-        (true, false) => alu3!(u32, u32, u32 => u32, |a, b, c| ((pair(a, b) << c.min(32)) >> 32) as u32),
+        (true, true) => {
+            alu3!(u32, u32, u32 => u32, |a, b, c| ((pair(a, b) << (c & 31)) >> 32) as u32)
+        }
+        (true, false) => {
+            alu3!(u32, u32, u32 => u32, |a, b, c| ((pair(a, b) << c.min(32)) >> 32) as u32)
+        }
         (false, true) => alu3!(u32, u32, u32 => u32, |a, b, c| (pair(a, b) >> (c & 31)) as u32),
         (false, false) => alu3!(u32, u32, u32 => u32, |a, b, c| (pair(a, b) >> c.min(32)) as u32),
     }
@@ -313,18 +346,29 @@ pub(crate) fn logic3() -> Alu {
 pub(crate) fn permute(mode: Option<&str>) -> Option<Alu> {
     fn pick(pair: u64, selector: u32) -> u32 {
         let byte = (pair >> (8 * (selector & 7))) as u8;
-        u32::from(if selector & 8 == 0 { byte } else { ((byte as i8) >> 7) as u8 })
+        u32::from(if selector & 8 == 0 {
+            byte
+        } else {
+            ((byte as i8) >> 7) as u8
+        })
     }
     fn pair(a: u32, b: u32) -> u64 {
         u64::from(b) << 32 | u64::from(a)
     }
     fn select(a: u32, b: u32, selectors: [u32; 4]) -> u32 {
         let pair = pair(a, b);
-        selectors.iter().rev().fold(0, |out, &selector| out << 8 | pick(pair, selector))
+        selectors
+            .iter()
+            .rev()
+            .fold(0, |out, &selector| out << 8 | pick(pair, selector))
     }
     Some(match mode {
-        None => alu3!(u32, u32, u32 => u32, |a, b, c| select(a, b, [c & 15, c >> 4 & 15, c >> 8 & 15, c >> 12 & 15])),
-        Some("f4e") => alu3!(u32, u32, u32 => u32, |a, b, c| { let c = c & 3; select(a, b, [c, c + 1, c + 2, c + 3]) }),
+        None => {
+            alu3!(u32, u32, u32 => u32, |a, b, c| select(a, b, [c & 15, c >> 4 & 15, c >> 8 & 15, c >> 12 & 15]))
+        }
+        Some("f4e") => {
+            alu3!(u32, u32, u32 => u32, |a, b, c| { let c = c & 3; select(a, b, [c, c + 1, c + 2, c + 3]) })
+        }
         Some("b4e") => alu3!(u32, u32, u32 => u32, |a, b, c| {
             let c = c & 3;
             select(a, b, [c, (c + 7) & 7, (c + 6) & 7, (c + 5) & 7])
@@ -338,7 +382,9 @@ pub(crate) fn permute(mode: Option<&str>) -> Option<Alu> {
             let c = c & 3;
             select(a, b, [0, 1.min(c), 2.min(c), c])
         }),
-        Some("rc16") => alu3!(u32, u32, u32 => u32, |a, b, c| { let c = c << 1 & 2; select(a, b, [c, c + 1, c, c + 1]) }),
+        Some("rc16") => {
+            alu3!(u32, u32, u32 => u32, |a, b, c| { let c = c << 1 & 2; select(a, b, [c, c + 1, c, c + 1]) })
+        }
         Some(_) => return None,
     })
 }
@@ -347,11 +393,19 @@ pub(crate) fn permute(mode: Option<&str>) -> Option<Alu> {
 pub(crate) fn dot(name: &str, high: bool, a_signed: bool, b_signed: bool) -> Option<Alu> {
     fn byte(value: u32, index: u32, signed: bool) -> i32 {
         let byte = (value >> (8 * index)) as u8;
-        if signed { i32::from(byte as i8) } else { i32::from(byte) }
+        if signed {
+            i32::from(byte as i8)
+        } else {
+            i32::from(byte)
+        }
     }
     fn half(value: u32, index: u32, signed: bool) -> i32 {
         let half = (value >> (16 * index)) as u16;
-        if signed { i32::from(half as i16) } else { i32::from(half) }
+        if signed {
+            i32::from(half as i16)
+        } else {
+            i32::from(half)
+        }
     }
     macro_rules! dp4a {
         ($x:expr, $y:expr) => {
@@ -391,7 +445,11 @@ pub(crate) fn nth_set() -> Alu {
             return u32::MAX;
         }
         if offset == 0 {
-            return if mask >> base & 1 == 1 { base } else { u32::MAX };
+            return if mask >> base & 1 == 1 {
+                base
+            } else {
+                u32::MAX
+            };
         }
         let step = offset.signum();
         let mut left = offset.unsigned_abs();
@@ -407,5 +465,5 @@ pub(crate) fn nth_set() -> Alu {
         }
         u32::MAX
     }
-    alu3!(u32, u32, i32 => u32, |a, b, c| find(a, b, c))
+    alu3!(u32, u32, i32 => u32, find)
 }

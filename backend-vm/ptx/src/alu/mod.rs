@@ -5,8 +5,8 @@
 //! loops have no branches and the compiler turns them into vector code. Each
 //! handler exists twice, for any x86-64 and for AVX2 with FMA.
 
-pub(crate) mod convert;
 pub(crate) mod compare;
+pub(crate) mod convert;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod int;
@@ -18,7 +18,8 @@ pub(crate) const LANES: usize = 32;
 /// One register of the 32 lanes.
 pub(crate) type Row = [u64; LANES];
 
-/// Indices of rows: the destination first, then the sources.
+/// Indices of rows: the destination first, then the sources. A handler that takes fewer
+/// may use the last one for modifiers.
 pub(crate) type Ops = [u32; 5];
 
 /// Computes a row from others.
@@ -39,21 +40,17 @@ macro_rules! int_slot {
     ($($unsigned:ty, $signed:ty, $wide:ty;)*) => {$(
         impl Slot for $unsigned {
             #[inline(always)]
-            #[expect(clippy::allow_attributes, reason = "some widths are lossless")]
             #[allow(clippy::cast_possible_truncation, clippy::unnecessary_cast, reason = "a slot is read by its low bits")]
             fn get(slot: u64) -> Self { slot as $unsigned }
             #[inline(always)]
-            #[expect(clippy::allow_attributes, reason = "some widths are lossless")]
             #[allow(clippy::cast_lossless, clippy::unnecessary_cast, reason = "one macro for every width")]
             fn put(self) -> u64 { self as u64 }
         }
         impl Slot for $signed {
             #[inline(always)]
-            #[expect(clippy::allow_attributes, reason = "some widths are lossless")]
             #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a slot is read by its low bits")]
             fn get(slot: u64) -> Self { slot as $signed }
             #[inline(always)]
-            #[expect(clippy::allow_attributes, reason = "some widths are lossless")]
             #[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast, reason = "sign extension is what is meant")]
             fn put(self) -> u64 { self as i64 as u64 }
         }
@@ -90,7 +87,11 @@ pub(crate) fn commit(row: &mut Row, out: &Row, mask: u32) {
         *row = *out;
     } else {
         for lane in 0..LANES {
-            row[lane] = if mask >> lane & 1 == 1 { out[lane] } else { row[lane] };
+            row[lane] = if mask >> lane & 1 == 1 {
+                out[lane]
+            } else {
+                row[lane]
+            };
         }
     }
 }
@@ -106,7 +107,12 @@ pub(crate) fn one<A: Slot, R: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: i
 }
 
 #[inline(always)]
-pub(crate) fn two<A: Slot, B: Slot, R: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: impl Fn(A, B) -> R) {
+pub(crate) fn two<A: Slot, B: Slot, R: Slot>(
+    rows: &mut [Row],
+    mask: u32,
+    ops: &Ops,
+    f: impl Fn(A, B) -> R,
+) {
     let (a, b) = (&rows[ops[1] as usize], &rows[ops[2] as usize]);
     let mut out = [0; LANES];
     for lane in 0..LANES {
@@ -122,7 +128,11 @@ pub(crate) fn three<A: Slot, B: Slot, C: Slot, R: Slot>(
     ops: &Ops,
     f: impl Fn(A, B, C) -> R,
 ) {
-    let (a, b, c) = (&rows[ops[1] as usize], &rows[ops[2] as usize], &rows[ops[3] as usize]);
+    let (a, b, c) = (
+        &rows[ops[1] as usize],
+        &rows[ops[2] as usize],
+        &rows[ops[3] as usize],
+    );
     let mut out = [0; LANES];
     for lane in 0..LANES {
         out[lane] = f(A::get(a[lane]), B::get(b[lane]), C::get(c[lane])).put();
@@ -141,7 +151,13 @@ pub(crate) fn four<A: Slot, B: Slot, C: Slot, D: Slot, R: Slot>(
     let (c, d) = (&rows[ops[3] as usize], &rows[ops[4] as usize]);
     let mut out = [0; LANES];
     for lane in 0..LANES {
-        out[lane] = f(A::get(a[lane]), B::get(b[lane]), C::get(c[lane]), D::get(d[lane])).put();
+        out[lane] = f(
+            A::get(a[lane]),
+            B::get(b[lane]),
+            C::get(c[lane]),
+            D::get(d[lane]),
+        )
+        .put();
     }
     commit(&mut rows[ops[0] as usize], &out, mask);
 }
@@ -199,17 +215,43 @@ macro_rules! alu2 { ($a:ty, $b:ty => $r:ty, $f:expr) => { $crate::alu::handler!(
 macro_rules! alu3 { ($a:ty, $b:ty, $c:ty => $r:ty, $f:expr) => { $crate::alu::handler!(three<$a, $b, $c, $r>, $f) }; }
 macro_rules! alu4 { ($a:ty, $b:ty, $c:ty, $d:ty => $r:ty, $f:expr) => { $crate::alu::handler!(four<$a, $b, $c, $d, $r>, $f) }; }
 
+/// A handler in one copy, for what does not gain from vector code.
+macro_rules! plain {
+    ($loop:ident < $($ty:ty),+ >, $f:expr) => {{
+        let plain: $crate::alu::Alu = |rows, mask, ops| $crate::alu::$loop::<$($ty),+>(rows, mask, ops, $f);
+        plain
+    }};
+}
+
 /// Expands an expression with a name bound to the Rust type of an integer type.
 macro_rules! by_int {
     ($ty:expr, $t:ident => $e:expr) => {{
         use $crate::parse::ast::Type;
         match $ty {
-            Type::U16 | Type::B16 => { type $t = u16; Some($e) }
-            Type::S16 => { type $t = i16; Some($e) }
-            Type::U32 | Type::B32 => { type $t = u32; Some($e) }
-            Type::S32 => { type $t = i32; Some($e) }
-            Type::U64 | Type::B64 => { type $t = u64; Some($e) }
-            Type::S64 => { type $t = i64; Some($e) }
+            Type::U16 | Type::B16 => {
+                type $t = u16;
+                Some($e)
+            }
+            Type::S16 => {
+                type $t = i16;
+                Some($e)
+            }
+            Type::U32 | Type::B32 => {
+                type $t = u32;
+                Some($e)
+            }
+            Type::S32 => {
+                type $t = i32;
+                Some($e)
+            }
+            Type::U64 | Type::B64 => {
+                type $t = u64;
+                Some($e)
+            }
+            Type::S64 => {
+                type $t = i64;
+                Some($e)
+            }
             _ => None,
         }
     }};
@@ -229,9 +271,18 @@ macro_rules! by_int8 {
 macro_rules! by_bits {
     ($ty:expr, $t:ident => $e:expr) => {{
         match $ty.bytes() {
-            2 => { type $t = u16; Some($e) }
-            4 => { type $t = u32; Some($e) }
-            8 => { type $t = u64; Some($e) }
+            2 => {
+                type $t = u16;
+                Some($e)
+            }
+            4 => {
+                type $t = u32;
+                Some($e)
+            }
+            8 => {
+                type $t = u64;
+                Some($e)
+            }
             _ => None,
         }
     }};
@@ -245,4 +296,4 @@ macro_rules! by_flags {
         $crate::alu::by_flags!($x, $X => $crate::alu::by_flags!($y, $Y => $e))
     };
 }
-pub(crate) use {alu1, alu2, alu3, alu4, by_bits, by_flags, by_int, by_int8, handler};
+pub(crate) use {alu1, alu2, alu3, alu4, by_bits, by_flags, by_int, by_int8, handler, plain};

@@ -13,8 +13,6 @@ pub(crate) enum Operation {
     Mul,
     Div,
     Sqrt,
-    /// From a double to a single.
-    Narrow,
 }
 
 /// MXCSR with every exception masked and the rounding mode set.
@@ -58,7 +56,6 @@ pub(crate) fn single(operation: Operation, rounding: Rounding, a: f32, b: f32) -
         Operation::Mul => rounded!("mulss {a}, {b}", rounding, a, b),
         Operation::Div => rounded!("divss {a}, {b}", rounding, a, b),
         Operation::Sqrt => rounded!("sqrtss {a}, {b}", rounding, a, a),
-        Operation::Narrow => a,
     }
 }
 
@@ -70,14 +67,16 @@ pub(crate) fn double(operation: Operation, rounding: Rounding, a: f64, b: f64) -
         Operation::Mul => rounded!("mulsd {a}, {b}", rounding, a, b),
         Operation::Div => rounded!("divsd {a}, {b}", rounding, a, b),
         Operation::Sqrt => rounded!("sqrtsd {a}, {b}", rounding, a, a),
-        Operation::Narrow => f64::from(narrow(a, rounding)),
     }
 }
 
 /// Rounds a double to a single.
 pub(crate) fn narrow(value: f64, rounding: Rounding) -> f32 {
     let out: f64 = rounded!("cvtsd2ss {a}, {b}", rounding, value, value);
-    #[expect(clippy::cast_possible_truncation, reason = "the single is in the low half")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the single is in the low half"
+    )]
     let bits = out.to_bits() as u32;
     f32::from_bits(bits)
 }
@@ -156,7 +155,10 @@ mod tests {
         assert_eq!(down.next_up(), up);
         assert_eq!(single(Operation::Div, Rounding::Zero, -1.0, 3.0), -down);
         let down = double(Operation::Sqrt, Rounding::Down, 2.0, 0.0);
-        assert_eq!(down.next_up(), double(Operation::Sqrt, Rounding::Up, 2.0, 0.0));
+        assert_eq!(
+            down.next_up(),
+            double(Operation::Sqrt, Rounding::Up, 2.0, 0.0)
+        );
     }
 
     #[test]
@@ -164,9 +166,18 @@ mod tests {
         let tiny = f32::MIN_POSITIVE;
         assert_eq!(fma_single(Rounding::Up, 1.0, 1.0, tiny), 1.0_f32.next_up());
         assert_eq!(fma_single(Rounding::Down, 1.0, 1.0, tiny), 1.0);
-        assert_eq!(fma_single(Rounding::Zero, 1.0, 1.0, -tiny), 1.0_f32.next_down());
-        assert_eq!(fma_double(Rounding::Up, 1.0, 1.0, 1e-300), 1.0_f64.next_up());
-        assert_eq!(fma_double(Rounding::Down, 1.0, 1.0, -1e-300), 1.0_f64.next_down());
+        assert_eq!(
+            fma_single(Rounding::Zero, 1.0, 1.0, -tiny),
+            1.0_f32.next_down()
+        );
+        assert_eq!(
+            fma_double(Rounding::Up, 1.0, 1.0, 1e-300),
+            1.0_f64.next_up()
+        );
+        assert_eq!(
+            fma_double(Rounding::Down, 1.0, 1.0, -1e-300),
+            1.0_f64.next_down()
+        );
     }
 
     #[test]

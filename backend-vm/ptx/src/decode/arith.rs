@@ -1,6 +1,6 @@
 //! Arithmetic, logic, comparison, selection and conversion.
 
-use super::function::{Lowering, Symbol};
+use super::function::Lowering;
 use super::insn::{Carry, CarryOp, Logic, Op, PredSource, TRUE, Test};
 use super::modifiers::Modifiers;
 use super::{Reject, malformed};
@@ -11,7 +11,10 @@ use crate::alu::{Alu, compare, convert, float, int};
 use crate::parse::ast::{Operand, Type};
 
 fn is_float(ty: Type) -> bool {
-    matches!(ty, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2 | Type::F32 | Type::F64)
+    matches!(
+        ty,
+        Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2 | Type::F32 | Type::F64
+    )
 }
 
 /// Checks the number of operands.
@@ -25,12 +28,32 @@ pub(crate) fn exactly<const N: usize>(operands: &[Operand<'_>]) -> Result<(), Re
 
 impl<'a> Lowering<'a, '_, '_> {
     /// Emits `f` with sources of the given types.
-    fn alu(&mut self, f: Option<Alu>, operands: &[Operand<'a>], types: &[Type]) -> Result<bool, Reject> {
+    fn alu(
+        &mut self,
+        f: Option<Alu>,
+        operands: &[Operand<'a>],
+        types: &[Type],
+    ) -> Result<bool, Reject> {
+        self.styled_alu(f, operands, types, 0)
+    }
+
+    /// Emits `f` with sources of the given types and a word of modifiers.
+    fn styled_alu(
+        &mut self,
+        f: Option<Alu>,
+        operands: &[Operand<'a>],
+        types: &[Type],
+        style: u32,
+    ) -> Result<bool, Reject> {
         let f = f.ok_or(Reject::Unsupported)?;
         if operands.len() != types.len() + 1 {
-            return malformed(format!("it has {} operands instead of {}", operands.len(), types.len() + 1));
+            return malformed(format!(
+                "it has {} operands instead of {}",
+                operands.len(),
+                types.len() + 1
+            ));
         }
-        let mut ops = [0; 5];
+        let mut ops = [0, 0, 0, 0, style];
         for (index, ty) in types.iter().enumerate() {
             ops[index + 1] = self.source(&operands[index + 1], *ty)?;
         }
@@ -48,14 +71,17 @@ impl<'a> Lowering<'a, '_, '_> {
     ) -> Result<bool, Reject> {
         match name {
             "mov" => self.mov(m, operands),
-            "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "abs" | "neg" | "mad" | "fma" | "addc"
-            | "subc" | "madc" => self.basic(name, m, operands),
+            "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "abs" | "neg" | "mad"
+            | "fma" | "addc" | "subc" | "madc" => self.basic(name, m, operands),
             "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" => self.logic(name, m, operands),
             "setp" | "set" => self.compare(name, m, operands),
             "selp" => {
                 let ty = m.ty()?;
                 exactly::<4>(operands)?;
-                let (a, b) = (self.source(&operands[1], ty)?, self.source(&operands[2], ty)?);
+                let (a, b) = (
+                    self.source(&operands[1], ty)?,
+                    self.source(&operands[2], ty)?,
+                );
                 let p = self.source_pred(&operands[3])?;
                 let d = self.dest(&operands[0])?;
                 self.emit(Op::Select { d, a, b, p });
@@ -67,11 +93,27 @@ impl<'a> Lowering<'a, '_, '_> {
                 exactly::<4>(operands)?;
                 let compare = compare::not_negative(condition, ftz).ok_or(Reject::Unsupported)?;
                 let c = self.source(&operands[3], condition)?;
-                let (a, b) = (self.source(&operands[1], ty)?, self.source(&operands[2], ty)?);
+                let (a, b) = (
+                    self.source(&operands[1], ty)?,
+                    self.source(&operands[2], ty)?,
+                );
                 let pred = self.scratch_pred()?;
                 let d = self.dest(&operands[0])?;
-                self.emit(Op::Compare { compare, d: pred, a: c, b: c });
-                self.emit(Op::Select { d, a, b, p: PredSource { pred, negated: false } });
+                self.emit(Op::Compare {
+                    compare,
+                    d: pred,
+                    a: c,
+                    b: c,
+                });
+                self.emit(Op::Select {
+                    d,
+                    a,
+                    b,
+                    p: PredSource {
+                        pred,
+                        negated: false,
+                    },
+                });
                 Ok(true)
             }
             "testp" => {
@@ -81,7 +123,12 @@ impl<'a> Lowering<'a, '_, '_> {
                 let compare = compare::property(property, ty).ok_or(Reject::Unsupported)?;
                 let a = self.source(&operands[1], ty)?;
                 let d = self.one_dest_pred(&operands[0])?;
-                self.emit(Op::Compare { compare, d, a, b: a });
+                self.emit(Op::Compare {
+                    compare,
+                    d,
+                    a,
+                    b: a,
+                });
                 Ok(true)
             }
             "cvt" => self.convert(m, operands),
@@ -93,7 +140,11 @@ impl<'a> Lowering<'a, '_, '_> {
                     return Err(Reject::Unsupported);
                 }
                 let rounding = rounding.unwrap_or(Rounding::Nearest);
-                let style = Style { rounding, ftz: m.take("ftz"), saturate: false };
+                let style = Style {
+                    rounding,
+                    ftz: m.take("ftz"),
+                    saturate: false,
+                };
                 self.alu(float::function(name, ty, style), operands, &[ty])
             }
             "copysign" => {
@@ -105,7 +156,12 @@ impl<'a> Lowering<'a, '_, '_> {
     }
 
     /// Integer instructions beyond the basic ones.
-    fn bits(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn bits(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         let u = Type::U32;
         match name {
             "mul24" | "mad24" => {
@@ -180,7 +236,11 @@ impl<'a> Lowering<'a, '_, '_> {
                 m.take("lo");
                 let b = m.ty()?;
                 let a = m.ty()?;
-                self.alu(int::dot(name, high, a.is_signed(), b.is_signed()), operands, &[u, u, u])
+                self.alu(
+                    int::dot(name, high, a.is_signed(), b.is_signed()),
+                    operands,
+                    &[u, u, u],
+                )
             }
             _ => Ok(false),
         }
@@ -192,20 +252,31 @@ impl<'a> Lowering<'a, '_, '_> {
         if ty == Type::Pred {
             let a = self.source_pred(&operands[1])?;
             let d = self.one_dest_pred(&operands[0])?;
-            self.emit(Op::Predicate { logic: Logic::And, d, a, b: TRUE });
+            self.emit(Op::Predicate {
+                logic: Logic::And,
+                d,
+                a,
+                b: TRUE,
+            });
             return Ok(true);
         }
         match (&operands[0], &operands[1]) {
             (Operand::Vector(list), source) => {
                 let bits = self.piece_bits(ty, list.len())?;
                 let a = self.source(source, ty)?;
-                let d = list.iter().map(|piece| self.optional_dest(piece)).collect::<Result<_, _>>()?;
+                let d = list
+                    .iter()
+                    .map(|piece| self.optional_dest(piece))
+                    .collect::<Result<_, _>>()?;
                 self.emit(Op::Unpack { d, a, bits });
             }
             (dest, Operand::Vector(list)) => {
                 let bits = self.piece_bits(ty, list.len())?;
                 let piece_ty = if bits == 32 { Type::B32 } else { Type::B16 };
-                let a = list.iter().map(|piece| self.source(piece, piece_ty)).collect::<Result<_, _>>()?;
+                let a = list
+                    .iter()
+                    .map(|piece| self.source(piece, piece_ty))
+                    .collect::<Result<_, _>>()?;
                 let d = self.dest(dest)?;
                 self.emit(Op::Pack { d, a, bits });
             }
@@ -213,7 +284,10 @@ impl<'a> Lowering<'a, '_, '_> {
                 let a = self.source(source, ty)?;
                 let d = self.dest(dest)?;
                 let f = int::unary("mov", ty).ok_or(Reject::Unsupported)?;
-                self.emit(Op::Alu { f, ops: [d, a, 0, 0, 0] });
+                self.emit(Op::Alu {
+                    f,
+                    ops: [d, a, 0, 0, 0],
+                });
             }
         }
         Ok(true)
@@ -228,14 +302,27 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    fn basic(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn basic(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         let relu = m.take("relu");
         let saturate = m.take("sat");
         if m.take("u16x2") {
-            return self.alu(int::packed(name, "u16x2", relu), operands, &[Type::B32, Type::B32]);
+            return self.alu(
+                int::packed(name, "u16x2", relu),
+                operands,
+                &[Type::B32, Type::B32],
+            );
         }
         if m.take("s16x2") {
-            return self.alu(int::packed(name, "s16x2", relu), operands, &[Type::B32, Type::B32]);
+            return self.alu(
+                int::packed(name, "s16x2", relu),
+                operands,
+                &[Type::B32, Type::B32],
+            );
         }
         let ty = m.ty()?;
         if is_float(ty) {
@@ -264,7 +351,11 @@ impl<'a> Lowering<'a, '_, '_> {
                     Type::U32 | Type::S32 if part == Part::Wide => Type::U64,
                     _ => ty,
                 };
-                self.alu(int::multiply_add(part, ty, saturate), operands, &[ty, ty, wide])
+                self.alu(
+                    int::multiply_add(part, ty, saturate),
+                    operands,
+                    &[ty, ty, wide],
+                )
             }
             _ if relu || saturate => {
                 if ty != Type::S32 {
@@ -293,7 +384,11 @@ impl<'a> Lowering<'a, '_, '_> {
             m.take("full");
         }
         let rounding = m.rounding().unwrap_or(Rounding::Nearest);
-        let style = Style { rounding, ftz, saturate };
+        let style = Style {
+            rounding,
+            ftz,
+            saturate,
+        };
         match name {
             "add" | "sub" | "mul" | "div" if !relu => {
                 self.alu(float::binary(name, ty, style), operands, &[ty, ty])
@@ -304,7 +399,11 @@ impl<'a> Lowering<'a, '_, '_> {
                 if xorsign && !m.take("abs") {
                     return Err(Reject::Unsupported);
                 }
-                self.alu(float::extreme(name, ty, ftz, nan, xorsign), operands, &[ty, ty])
+                self.alu(
+                    float::extreme(name, ty, ftz, nan, xorsign),
+                    operands,
+                    &[ty, ty],
+                )
             }
             "abs" | "neg" => self.alu(float::sign(name, ty, ftz), operands, &[ty]),
             _ => Err(Reject::Unsupported),
@@ -332,24 +431,46 @@ impl<'a> Lowering<'a, '_, '_> {
         }
         let a = operands.get(1).map(|a| self.source(a, ty)).transpose()?;
         let b = operands.get(2).map(|b| self.source(b, ty)).transpose()?;
-        let (Some(a), Some(b)) = (a, b) else { return malformed("operands are missing") };
+        let (Some(a), Some(b)) = (a, b) else {
+            return malformed("operands are missing");
+        };
         let multiplies = matches!(op, CarryOp::MadHigh | CarryOp::MadLow);
         if operands.len() != 3 + usize::from(multiplies) {
             return malformed("it has the wrong number of operands");
         }
-        let c = if multiplies { self.source(&operands[3], ty)? } else { a };
+        let c = if multiplies {
+            self.source(&operands[3], ty)?
+        } else {
+            a
+        };
         let d = self.dest(&operands[0])?;
-        let carry =
-            Carry { op, bytes: ty.bytes(), signed: ty.is_signed(), carry_in, carry_out, d, a, b, c };
+        let carry = Carry {
+            op,
+            bytes: ty.bytes(),
+            signed: ty.is_signed(),
+            carry_in,
+            carry_out,
+            d,
+            a,
+            b,
+            c,
+        };
         self.emit(Op::Carry(Box::new(carry)));
         Ok(true)
     }
 
-    fn logic(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn logic(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         let ty = m.ty()?;
         if ty == Type::Pred {
             let a = operands.get(1).map(|a| self.source_pred(a)).transpose()?;
-            let Some(mut a) = a else { return malformed("operands are missing") };
+            let Some(mut a) = a else {
+                return malformed("operands are missing");
+            };
             let (logic, b) = if name == "not" {
                 a.negated = !a.negated;
                 (Logic::And, TRUE)
@@ -374,7 +495,12 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    fn compare(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn compare(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         let ty = m.ty()?;
         let dest_ty = if name == "set" { Some(m.ty()?) } else { None };
         let ftz = m.take("ftz");
@@ -389,12 +515,20 @@ impl<'a> Lowering<'a, '_, '_> {
         if operands.len() != 3 + usize::from(logic.is_some()) {
             return malformed("it has the wrong number of operands");
         }
-        let (a, b) = (self.source(&operands[1], ty)?, self.source(&operands[2], ty)?);
+        let (a, b) = (
+            self.source(&operands[1], ty)?,
+            self.source(&operands[2], ty)?,
+        );
         let combine = match logic {
             Some(logic) => Some((logic, self.source_pred(&operands[3])?)),
             None => None,
         };
-        let test = Box::new(Test { compare, a, b, combine });
+        let test = Box::new(Test {
+            compare,
+            a,
+            b,
+            combine,
+        });
         if let Some(dest_ty) = dest_ty {
             let value = match dest_ty {
                 Type::F32 => u64::from(1.0_f32.to_bits()),
@@ -444,14 +578,18 @@ impl<'a> Lowering<'a, '_, '_> {
             if from != Type::F32 {
                 return Err(Reject::Unsupported);
             }
-            return self.alu(convert::pack_halves(to, style), operands, &[from, from]);
+            return self.styled_alu(
+                convert::pack_halves(to, style),
+                operands,
+                &[from, from],
+                style.encode(),
+            );
         }
-        // A register wider than the source type is read by its low bits; `mov` semantics suffice.
-        if let [Operand::Name(_), Operand::Name(name)] = operands
-            && matches!(self.lookup(name)?, Some(Symbol::Predicate(_)))
-        {
-            return Err(Reject::Unsupported);
-        }
-        self.alu(convert::find(to, from, style), operands, &[from])
+        self.styled_alu(
+            convert::find(to, from, style),
+            operands,
+            &[from],
+            style.encode(),
+        )
     }
 }

@@ -28,7 +28,9 @@ impl<'a, 's> Lowering<'a, '_, 's> {
         match name {
             "bra" => {
                 m.take("uni");
-                let [Operand::Name(label)] = operands else { return malformed("it needs a label") };
+                let [Operand::Name(label)] = operands else {
+                    return malformed("it needs a label");
+                };
                 let target = self.label(label)?;
                 self.emit(Op::Branch { target });
             }
@@ -37,10 +39,17 @@ impl<'a, 's> Lowering<'a, '_, 's> {
                 if !m.take("idx") {
                     return Err(Reject::Unsupported);
                 }
-                let [index, Operand::Name(list)] = operands else { return malformed("it needs an index and a list") };
+                let [index, Operand::Name(list)] = operands else {
+                    return malformed("it needs an index and a list");
+                };
                 let index = self.source(index, Type::U32)?;
-                let names = self.list(list).ok_or_else(|| Reject::Malformed(format!("`{list}` is no list")))?;
-                let targets = names.iter().map(|label| self.label(label)).collect::<Result<_, _>>()?;
+                let names = self
+                    .list(list)
+                    .ok_or_else(|| Reject::Malformed(format!("`{list}` is no list")))?;
+                let targets = names
+                    .iter()
+                    .map(|label| self.label(label))
+                    .collect::<Result<_, _>>()?;
                 self.emit(Op::BranchIndexed { index, targets });
             }
             "call" => {
@@ -66,16 +75,22 @@ impl<'a, 's> Lowering<'a, '_, 's> {
         let (target, args, prototype) = match rest {
             [Operand::Name(target)] => (*target, &[][..], None),
             [Operand::Name(target), Operand::List(list)] => (*target, list.as_slice(), None),
-            [Operand::Name(target), Operand::List(list), Operand::Name(prototype)] => {
-                (*target, list.as_slice(), Some(*prototype))
+            [
+                Operand::Name(target),
+                Operand::List(list),
+                Operand::Name(prototype),
+            ] => (*target, list.as_slice(), Some(*prototype)),
+            [Operand::Name(target), Operand::Name(prototype)] => {
+                (*target, &[][..], Some(*prototype))
             }
-            [Operand::Name(target), Operand::Name(prototype)] => (*target, &[][..], Some(*prototype)),
             _ => return malformed("its operands are not those of a call"),
         };
         let (callee, signature) = match self.lookup(target)? {
             Some(Symbol::Function(index)) => self.direct(target, index)?,
             Some(Symbol::Register(reg)) => {
-                let Some(name) = prototype else { return malformed("an indirect call needs a prototype") };
+                let Some(name) = prototype else {
+                    return malformed("an indirect call needs a prototype");
+                };
                 self.linker.indirect = true;
                 let signature = match self.prototype(name) {
                     Some(signature) => Some(signature),
@@ -83,12 +98,15 @@ impl<'a, 's> Lowering<'a, '_, 's> {
                         let targets = self.list(name).unwrap_or_default();
                         let first = targets.first().copied();
                         match first.map(|first| self.lookup(first)).transpose()?.flatten() {
-                            Some(Symbol::Function(index)) => self.linker.source.function(index).map(|f| f.signature),
+                            Some(Symbol::Function(index)) => {
+                                self.linker.source.function(index).map(|f| f.signature)
+                            }
                             _ => None,
                         }
                     }
                 };
-                let signature = signature.ok_or_else(|| Reject::Malformed(format!("`{name}` is no prototype")))?;
+                let signature = signature
+                    .ok_or_else(|| Reject::Malformed(format!("`{name}` is no prototype")))?;
                 (Callee::Indirect(reg), signature)
             }
             _ => return Err(Reject::UnknownFunction(target.to_owned())),
@@ -98,7 +116,11 @@ impl<'a, 's> Lowering<'a, '_, 's> {
         }
         let args = self.params(args, &signature.params)?;
         let returns = self.params(returns, &signature.returns)?;
-        self.emit(Op::Call(Box::new(Call { callee, args, returns })));
+        self.emit(Op::Call(Box::new(Call {
+            callee,
+            args,
+            returns,
+        })));
         Ok(())
     }
 
@@ -122,7 +144,11 @@ impl<'a, 's> Lowering<'a, '_, 's> {
         Ok((callee, function.signature))
     }
 
-    fn params(&mut self, actual: &[Operand<'a>], formal: &[Variable<'_>]) -> Result<Box<[Param]>, Reject> {
+    fn params(
+        &mut self,
+        actual: &[Operand<'a>],
+        formal: &[Variable<'_>],
+    ) -> Result<Box<[Param]>, Reject> {
         actual
             .iter()
             .zip(formal)

@@ -57,23 +57,39 @@ pub(crate) struct Lowering<'a, 'l, 's> {
     dynamic: HashMap<i64, Reg>,
     guard: PredSource,
     line: u32,
-    pub signature: Signature<'a>,
 }
 
 /// Why lowering failed: the reason, the instruction and its line.
 pub(crate) type Failure = (Reject, String, u32);
 
 /// Lowers the function and appends it to the kernel.
-pub(crate) fn lower(linker: &mut Linker<'_>, module_index: u32, entry: bool) -> Result<(), Failure> {
+pub(crate) fn lower(
+    linker: &mut Linker<'_>,
+    module_index: u32,
+    entry: bool,
+) -> Result<(), Failure> {
     let source = linker.source;
     let Some(function) = source.function(module_index) else {
-        return Err((Reject::Malformed("it is not in the module".to_owned()), ".func".to_owned(), 0));
+        return Err((
+            Reject::Malformed("it is not in the module".to_owned()),
+            ".func".to_owned(),
+            0,
+        ));
     };
     let Some(body) = function.body else {
-        return Err((Reject::UnknownFunction(function.name.to_owned()), ".func".to_owned(), function.line));
+        return Err((
+            Reject::UnknownFunction(function.name.to_owned()),
+            ".func".to_owned(),
+            function.line,
+        ));
     };
-    let statements = parse_body(body)
-        .map_err(|error| (Reject::Malformed(error.to_string()), ".func".to_owned(), function.line))?;
+    let statements = parse_body(body).map_err(|error| {
+        (
+            Reject::Malformed(error.to_string()),
+            ".func".to_owned(),
+            function.line,
+        )
+    })?;
     let local_index = u32::try_from(linker.out.functions.len()).unwrap_or(u32::MAX);
     let start = linker.out.code.len();
     let mut lowering = Lowering {
@@ -84,13 +100,15 @@ pub(crate) fn lower(linker: &mut Linker<'_>, module_index: u32, entry: bool) -> 
         parents: vec![0],
         labels: HashMap::new(),
         label_pcs: Vec::new(),
-        code: FunctionCode { preds: 1, ..FunctionCode::default() },
+        code: FunctionCode {
+            preds: 1,
+            ..FunctionCode::default()
+        },
         local_bytes: 0,
         constants: HashMap::new(),
         dynamic: HashMap::new(),
         guard: TRUE,
         line: function.line,
-        signature: function.signature.clone(),
     };
     let result = lowering.run(&statements, &function.signature);
     match result {
@@ -106,11 +124,16 @@ pub(crate) fn lower(linker: &mut Linker<'_>, module_index: u32, entry: bool) -> 
 }
 
 impl<'a> Lowering<'a, '_, '_> {
-    fn run(&mut self, statements: &[Statement<'a>], signature: &Signature<'a>) -> Result<FunctionCode, Failure> {
+    fn run(
+        &mut self,
+        statements: &[Statement<'a>],
+        signature: &Signature<'a>,
+    ) -> Result<FunctionCode, Failure> {
         let failed = |line| move |reject| (reject, ".func".to_owned(), line);
         self.code.start = self.pc();
         let start = self.linker.out.code.len();
-        self.declare_signature(signature).map_err(failed(self.line))?;
+        self.declare_signature(signature)
+            .map_err(failed(self.line))?;
         self.find_labels(statements);
         let mut next_scope = 0;
         for statement in statements {
@@ -118,7 +141,11 @@ impl<'a> Lowering<'a, '_, '_> {
                 Statement::Open => {
                     next_scope += 1;
                     let local_bytes = self.local_bytes;
-                    self.scopes.push(Scope { id: next_scope, local_bytes, ..Scope::default() });
+                    self.scopes.push(Scope {
+                        id: next_scope,
+                        local_bytes,
+                        ..Scope::default()
+                    });
                 }
                 Statement::Close => {
                     if let Some(scope) = self.scopes.pop() {
@@ -127,7 +154,11 @@ impl<'a> Lowering<'a, '_, '_> {
                     }
                 }
                 Statement::Variable(variable) => self.declare(variable).map_err(|reject| {
-                    (reject, format!("declaration of {}", variable.name), variable.line)
+                    (
+                        reject,
+                        format!("declaration of {}", variable.name),
+                        variable.line,
+                    )
                 })?,
                 Statement::Label(name) => {
                     let pc = self.pc();
@@ -147,8 +178,9 @@ impl<'a> Lowering<'a, '_, '_> {
                 }
                 Statement::Instruction(instruction) => {
                     self.line = instruction.line;
-                    self.instruction(instruction)
-                        .map_err(|reject| (reject, instruction.opcode.to_owned(), instruction.line))?;
+                    self.instruction(instruction).map_err(|reject| {
+                        (reject, instruction.opcode.to_owned(), instruction.line)
+                    })?;
                 }
             }
         }
@@ -227,12 +259,20 @@ impl<'a> Lowering<'a, '_, '_> {
 
     /// The names of a `.branchtargets` or `.calltargets` list.
     pub(crate) fn list(&self, name: &str) -> Option<Vec<&'a str>> {
-        self.scopes.iter().rev().find_map(|scope| scope.lists.get(name)).cloned()
+        self.scopes
+            .iter()
+            .rev()
+            .find_map(|scope| scope.lists.get(name))
+            .cloned()
     }
 
     /// A `.callprototype`.
     pub(crate) fn prototype(&self, name: &str) -> Option<Signature<'a>> {
-        self.scopes.iter().rev().find_map(|scope| scope.prototypes.get(name)).cloned()
+        self.scopes
+            .iter()
+            .rev()
+            .find_map(|scope| scope.prototypes.get(name))
+            .cloned()
     }
 
     fn declare_signature(&mut self, signature: &Signature<'a>) -> Result<(), Reject> {
@@ -255,7 +295,11 @@ impl<'a> Lowering<'a, '_, '_> {
                     self.bind(param.name, Symbol::Frame(at));
                     Slot::Memory(at)
                 };
-                let list = if returns { &mut self.code.returns } else { &mut self.code.params };
+                let list = if returns {
+                    &mut self.code.returns
+                } else {
+                    &mut self.code.params
+                };
                 list.push(Param { slot, bytes });
             }
         }
@@ -279,7 +323,11 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.code.local_bytes = self.code.local_bytes.max(end_offset);
                 Ok(start)
             }
-            _ => Err(Reject::TooLarge { what: "local memory", found: end, limit }),
+            _ => Err(Reject::TooLarge {
+                what: "local memory",
+                found: end,
+                limit,
+            }),
         }
     }
 
@@ -293,7 +341,11 @@ impl<'a> Lowering<'a, '_, '_> {
                 let predicate = variable.ty == Type::Pred;
                 if let Some(count) = variable.range {
                     if let Some(scope) = self.scopes.last_mut() {
-                        scope.ranges.push(Range { prefix: variable.name, count, predicate });
+                        scope.ranges.push(Range {
+                            prefix: variable.name,
+                            count,
+                            predicate,
+                        });
                     }
                 } else {
                     let symbol = self.register(predicate)?;
@@ -307,7 +359,10 @@ impl<'a> Lowering<'a, '_, '_> {
             Space::Shared => {
                 let scope = self.local_index;
                 let unique = format!("{}#{}", variable.name, variable.line);
-                let at = self.linker.shared.place(scope, &unique, bytes, variable.align)?;
+                let at = self
+                    .linker
+                    .shared
+                    .place(scope, &unique, bytes, variable.align)?;
                 self.bind(variable.name, Symbol::Shared(at));
             }
             Space::Global | Space::Const => return Err(Reject::Unsupported),
@@ -316,7 +371,11 @@ impl<'a> Lowering<'a, '_, '_> {
     }
 
     fn register(&mut self, predicate: bool) -> Result<Symbol, Reject> {
-        if predicate { self.scratch_pred().map(Symbol::Predicate) } else { self.temporary().map(Symbol::Register) }
+        if predicate {
+            self.scratch_pred().map(Symbol::Predicate)
+        } else {
+            self.temporary().map(Symbol::Register)
+        }
     }
 
     /// A row of its own.
@@ -324,7 +383,11 @@ impl<'a> Lowering<'a, '_, '_> {
         let reg = self.code.rows;
         if reg as usize >= MAX_ROWS {
             let limit = MAX_ROWS as u64;
-            return Err(Reject::TooLarge { what: "the number of registers", found: limit + 1, limit });
+            return Err(Reject::TooLarge {
+                what: "the number of registers",
+                found: limit + 1,
+                limit,
+            });
         }
         self.code.rows += 1;
         Ok(reg)
@@ -335,7 +398,11 @@ impl<'a> Lowering<'a, '_, '_> {
         let pred = self.code.preds;
         if pred as usize >= MAX_ROWS {
             let limit = MAX_ROWS as u64;
-            return Err(Reject::TooLarge { what: "the number of predicates", found: limit + 1, limit });
+            return Err(Reject::TooLarge {
+                what: "the number of predicates",
+                found: limit + 1,
+                limit,
+            });
         }
         self.code.preds += 1;
         Ok(pred)
@@ -360,7 +427,10 @@ impl<'a> Lowering<'a, '_, '_> {
         let reg = self.temporary()?;
         self.dynamic.insert(offset, reg);
         let constant = self.code.constants.len();
-        self.linker.fixups.push(DynamicSharedFixup { function: self.local_index, constant });
+        self.linker.fixups.push(DynamicSharedFixup {
+            function: self.local_index,
+            constant,
+        });
         self.code.constants.push((reg, offset.cast_unsigned()));
         Ok(reg)
     }
@@ -374,7 +444,11 @@ impl<'a> Lowering<'a, '_, '_> {
     /// Appends an instruction that all active lanes execute.
     pub(crate) fn emit_unguarded(&mut self, op: Op) {
         let line = self.line;
-        self.linker.out.code.push(Insn { op, guard: TRUE, line });
+        self.linker.out.code.push(Insn {
+            op,
+            guard: TRUE,
+            line,
+        });
     }
 
     /// What a name stands for.
@@ -392,8 +466,11 @@ impl<'a> Lowering<'a, '_, '_> {
                 if range.prefix == prefix {
                     return number.is_some_and(|number| number < range.count);
                 }
-                let rest = name.strip_prefix(range.prefix).filter(|rest| !rest.is_empty());
-                rest.and_then(|rest| rest.parse::<u32>().ok()).is_some_and(|number| number < range.count)
+                let rest = name
+                    .strip_prefix(range.prefix)
+                    .filter(|rest| !rest.is_empty());
+                rest.and_then(|rest| rest.parse::<u32>().ok())
+                    .is_some_and(|number| number < range.count)
             });
             if let Some(range) = range {
                 let predicate = range.predicate;
@@ -406,14 +483,20 @@ impl<'a> Lowering<'a, '_, '_> {
             None => return Ok(None),
             Some(ModuleSymbol::Address(address)) => Symbol::Global(address),
             Some(ModuleSymbol::Function(index)) => Symbol::Function(index),
-            Some(ModuleSymbol::Shared { align, dynamic: true, .. }) => {
+            Some(ModuleSymbol::Shared {
+                align,
+                dynamic: true,
+                ..
+            }) => {
                 let shared = &mut self.linker.shared;
                 shared.dynamic_align = shared.dynamic_align.max(align);
                 Symbol::DynamicShared
             }
-            Some(ModuleSymbol::Shared { bytes, align, .. }) => {
-                Symbol::Shared(self.linker.shared.place(MODULE_SCOPE, name, u64::from(bytes), align)?)
-            }
+            Some(ModuleSymbol::Shared { bytes, align, .. }) => Symbol::Shared(
+                self.linker
+                    .shared
+                    .place(MODULE_SCOPE, name, u64::from(bytes), align)?,
+            ),
         };
         self.scopes[0].names.insert(name, symbol);
         Ok(Some(symbol))
@@ -433,6 +516,10 @@ impl<'a> Lowering<'a, '_, '_> {
             || self.memory(name, &mut modifiers, operands)?
             || self.control(name, &mut modifiers, operands)?
             || self.synchronization(name, &mut modifiers, operands)?;
-        if done { modifiers.finish() } else { Err(Reject::Unsupported) }
+        if done {
+            modifiers.finish()
+        } else {
+            Err(Reject::Unsupported)
+        }
     }
 }

@@ -21,7 +21,10 @@ pub(crate) struct PredSource {
 }
 
 /// Predicate 0 of every frame is true in all lanes.
-pub(crate) const TRUE: PredSource = PredSource { pred: 0, negated: false };
+pub(crate) const TRUE: PredSource = PredSource {
+    pred: 0,
+    negated: false,
+};
 
 /// How two predicates become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -289,43 +292,96 @@ pub(crate) struct Test {
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     /// Computes rows from rows.
-    Alu { f: Alu, ops: Ops },
+    Alu {
+        f: Alu,
+        ops: Ops,
+    },
     /// `setp`: the predicate `d` and perhaps its complement `q`.
-    SetPredicate { test: Box<Test>, d: Pred, q: Option<Pred> },
+    SetPredicate {
+        test: Box<Test>,
+        d: Pred,
+        q: Option<Pred>,
+    },
     /// A plain `setp`.
-    Compare { compare: Compare, d: Pred, a: Reg, b: Reg },
+    Compare {
+        compare: Compare,
+        d: Pred,
+        a: Reg,
+        b: Reg,
+    },
     /// `set`: `value` where the test holds, 0 elsewhere.
-    Set { test: Box<Test>, d: Reg, value: u64 },
+    Set {
+        test: Box<Test>,
+        d: Reg,
+        value: u64,
+    },
     /// `selp`.
-    Select { d: Reg, a: Reg, b: Reg, p: PredSource },
+    Select {
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        p: PredSource,
+    },
     /// `and.pred` and its kin.
-    Predicate { logic: Logic, d: Pred, a: PredSource, b: PredSource },
+    Predicate {
+        logic: Logic,
+        d: Pred,
+        a: PredSource,
+        b: PredSource,
+    },
     /// `mov.b64 {a, b}, c` and its kin: pieces of `bits` bits.
-    Unpack { d: Box<[Option<Reg>]>, a: Reg, bits: u32 },
+    Unpack {
+        d: Box<[Option<Reg>]>,
+        a: Reg,
+        bits: u32,
+    },
     /// `mov.b64 a, {b, c}` and its kin.
-    Pack { d: Reg, a: Box<[Reg]>, bits: u32 },
+    Pack {
+        d: Reg,
+        a: Box<[Reg]>,
+        bits: u32,
+    },
     /// Reads a special register.
-    Special { d: Reg, special: Special },
+    Special {
+        d: Reg,
+        special: Special,
+    },
     /// The offset in local memory of a variable of this frame.
-    FrameAddress { d: Reg, offset: u32 },
+    FrameAddress {
+        d: Reg,
+        offset: u32,
+    },
     /// `isspacep`.
-    IsSpace { d: Pred, a: Reg, space: AddressSpace },
+    IsSpace {
+        d: Pred,
+        a: Reg,
+        space: AddressSpace,
+    },
     Carry(Box<Carry>),
     Load(Box<Access>),
     Store(Box<Access>),
     Atomic(Box<Atomic>),
-    Fence(Order),
+    Fence,
     Collective(Box<CollectiveArgs>),
     /// `activemask`.
-    ActiveMask { d: Reg },
+    ActiveMask {
+        d: Reg,
+    },
     Barrier(Box<Barrier>),
-    Branch { target: Pc },
-    BranchIndexed { index: Reg, targets: Box<[Pc]> },
+    Branch {
+        target: Pc,
+    },
+    BranchIndexed {
+        index: Reg,
+        targets: Box<[Pc]>,
+    },
     Call(Box<Call>),
     Return,
     Exit,
     Trap,
-    Sleep { nanoseconds: Reg },
+    Sleep {
+        nanoseconds: Reg,
+    },
     /// The end of a function without `ret`.
     FallOff,
     /// `prefetch`, `discard` and others without effect here.

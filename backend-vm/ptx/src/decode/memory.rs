@@ -12,8 +12,25 @@ use crate::parse::ast::{Operand, Type};
 fn advisory(part: &str) -> bool {
     matches!(
         part,
-        "weak" | "volatile" | "relaxed" | "mmio" | "cta" | "cluster" | "gpu" | "sys" | "gl" | "ca" | "cg" | "cs"
-            | "lu" | "cv" | "wb" | "wt" | "nc" | "unified" | "noftz"
+        "weak"
+            | "volatile"
+            | "relaxed"
+            | "mmio"
+            | "cta"
+            | "cluster"
+            | "gpu"
+            | "sys"
+            | "gl"
+            | "ca"
+            | "cg"
+            | "cs"
+            | "lu"
+            | "cv"
+            | "wb"
+            | "wt"
+            | "nc"
+            | "unified"
+            | "noftz"
     ) || part.starts_with("L1::")
         || part.starts_with("L2::")
 }
@@ -42,10 +59,11 @@ impl<'a> Lowering<'a, '_, '_> {
             "membar" | "fence" => {
                 // Without `.sc` or `.acq_rel`, and for proxies: the strongest.
                 while m.first().is_some() {}
-                self.emit(Op::Fence(Order { acquire: true, release: true }));
+                self.emit(Op::Fence);
                 Ok(true)
             }
-            "prefetch" | "prefetchu" | "applypriority" | "discard" | "pmevent" | "griddepcontrol" | "setmaxnreg" => {
+            "prefetch" | "prefetchu" | "applypriority" | "discard" | "pmevent"
+            | "griddepcontrol" | "setmaxnreg" => {
                 while m.first().is_some() {}
                 self.emit(Op::Nothing);
                 Ok(true)
@@ -71,10 +89,18 @@ impl<'a> Lowering<'a, '_, '_> {
     fn order(m: &mut Modifiers<'a>) -> Order {
         let both = m.take("acq_rel") || m.take("sc");
         let volatile = m.take("volatile");
-        Order { acquire: m.take("acquire") || both || volatile, release: m.take("release") || both || volatile }
+        Order {
+            acquire: m.take("acquire") || both || volatile,
+            release: m.take("release") || both || volatile,
+        }
     }
 
-    fn load_or_store(&mut self, load: bool, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn load_or_store(
+        &mut self,
+        load: bool,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         let ty = m.ty()?;
         let order = Self::order(m);
         let space = self.space(m);
@@ -92,17 +118,31 @@ impl<'a> Lowering<'a, '_, '_> {
         if matches!(ty, Type::Pred | Type::B128) {
             return Err(Reject::Unsupported);
         }
-        let (value, address) = if load { (&operands[0], &operands[1]) } else { (&operands[1], &operands[0]) };
+        let (value, address) = if load {
+            (&operands[0], &operands[1])
+        } else {
+            (&operands[1], &operands[0])
+        };
         let address = self.address(address)?;
         let single = std::slice::from_ref(value);
         let pieces = match (value, vector) {
             (Operand::Vector(list), Some(count)) if list.len() == count => list.as_slice(),
             (Operand::Vector(list), None) if list.len() == 1 => list.as_slice(),
-            (Operand::Vector(_), _) | (_, Some(_)) => return malformed("the vector has the wrong length"),
+            (Operand::Vector(_), _) | (_, Some(_)) => {
+                return malformed("the vector has the wrong length");
+            }
             _ => single,
         };
-        let regs: Box<[Reg]> =
-            pieces.iter().map(|piece| if load { self.dest(piece) } else { self.source(piece, ty) }).collect::<Result<_, _>>()?;
+        let regs: Box<[Reg]> = pieces
+            .iter()
+            .map(|piece| {
+                if load {
+                    self.dest(piece)
+                } else {
+                    self.source(piece, ty)
+                }
+            })
+            .collect::<Result<_, _>>()?;
         let space = address.space.or(space).unwrap_or(AddressSpace::Generic);
         let access = Access {
             space,
@@ -113,11 +153,20 @@ impl<'a> Lowering<'a, '_, '_> {
             regs,
             order,
         };
-        self.emit(if load { Op::Load(Box::new(access)) } else { Op::Store(Box::new(access)) });
+        self.emit(if load {
+            Op::Load(Box::new(access))
+        } else {
+            Op::Store(Box::new(access))
+        });
         Ok(true)
     }
 
-    fn atomic(&mut self, returns: bool, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn atomic(
+        &mut self,
+        returns: bool,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         let ty = m.ty()?;
         let space = self.space(m);
         Self::order(m);
@@ -145,18 +194,30 @@ impl<'a> Lowering<'a, '_, '_> {
             _ => return Err(Reject::Unsupported),
         };
         let size = ty.bytes();
-        let narrow = matches!(op, AtomicOp::CompareExchange | AtomicOp::AddF16 | AtomicOp::AddBf16);
+        let narrow = matches!(
+            op,
+            AtomicOp::CompareExchange | AtomicOp::AddF16 | AtomicOp::AddBf16
+        );
         if !(matches!(size, 4 | 8) || size == 2 && narrow) {
             return Err(Reject::Unsupported);
         }
-        let operands_wanted = 2 + usize::from(returns) + usize::from(op == AtomicOp::CompareExchange);
+        let operands_wanted =
+            2 + usize::from(returns) + usize::from(op == AtomicOp::CompareExchange);
         if operands.len() != operands_wanted && operands.len() != operands_wanted + 1 {
             return malformed("it has the wrong number of operands");
         }
-        let (dest, rest) = if returns { (Some(&operands[0]), &operands[1..]) } else { (None, operands) };
+        let (dest, rest) = if returns {
+            (Some(&operands[0]), &operands[1..])
+        } else {
+            (None, operands)
+        };
         let address = self.address(&rest[0])?;
         let a = self.source(&rest[1], ty)?;
-        let b = if op == AtomicOp::CompareExchange { self.source(&rest[2], ty)? } else { a };
+        let b = if op == AtomicOp::CompareExchange {
+            self.source(&rest[2], ty)?
+        } else {
+            a
+        };
         let dest = match dest {
             Some(dest) => self.optional_dest(dest)?,
             None => None,
@@ -166,12 +227,25 @@ impl<'a> Lowering<'a, '_, '_> {
             return Err(Reject::Unsupported);
         }
         let (base, offset) = (address.base, address.offset);
-        self.emit(Op::Atomic(Box::new(Atomic { op, space, base, offset, size, dest, a, b })));
+        self.emit(Op::Atomic(Box::new(Atomic {
+            op,
+            space,
+            base,
+            offset,
+            size,
+            dest,
+            a,
+            b,
+        })));
         Ok(true)
     }
 
     /// `cvta`: a window's addresses differ from offsets in its space by the window's base.
-    fn convert_address(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn convert_address(
+        &mut self,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         exactly::<2>(operands)?;
         if m.ty()?.bytes() != 8 {
             return Err(Reject::Unsupported);
@@ -183,7 +257,10 @@ impl<'a> Lowering<'a, '_, '_> {
         let base = self.constant(if to_space { base.wrapping_neg() } else { base })?;
         let d = self.dest(&operands[0])?;
         let f = int::binary("add", Type::U64).ok_or(Reject::Unsupported)?;
-        self.emit(Op::Alu { f, ops: [d, a, base, 0, 0] });
+        self.emit(Op::Alu {
+            f,
+            ops: [d, a, base, 0, 0],
+        });
         Ok(true)
     }
 }

@@ -30,7 +30,11 @@ pub(crate) enum Reject {
     /// It calls what nobody defines.
     UnknownFunction(String),
     /// It exceeds a limit.
-    TooLarge { what: &'static str, found: u64, limit: u64 },
+    TooLarge {
+        what: &'static str,
+        found: u64,
+        limit: u64,
+    },
 }
 
 /// Fails as malformed.
@@ -44,7 +48,11 @@ pub(crate) enum ModuleSymbol {
     /// Device memory at an address.
     Address(u64),
     /// Shared memory, laid out per kernel.
-    Shared { bytes: u32, align: u32, dynamic: bool },
+    Shared {
+        bytes: u32,
+        align: u32,
+        dynamic: bool,
+    },
     /// A function, by its index in the module.
     Function(u32),
 }
@@ -100,7 +108,13 @@ const MODULE_SCOPE: u32 = u32::MAX;
 
 impl SharedLayout {
     /// The offset of a variable, which is placed when it is first used.
-    pub(crate) fn place(&mut self, scope: u32, name: &str, bytes: u64, align: u32) -> Result<u32, Reject> {
+    pub(crate) fn place(
+        &mut self,
+        scope: u32,
+        name: &str,
+        bytes: u64,
+        align: u32,
+    ) -> Result<u32, Reject> {
         if let Some(&offset) = self.offsets.get(&(scope, name.to_owned())) {
             return Ok(offset);
         }
@@ -113,7 +127,11 @@ impl SharedLayout {
                 self.offsets.insert((scope, name.to_owned()), offset);
                 Ok(offset)
             }
-            _ => Err(Reject::TooLarge { what: "static shared memory", found: end, limit }),
+            _ => Err(Reject::TooLarge {
+                what: "static shared memory",
+                found: end,
+                limit,
+            }),
         }
     }
 }
@@ -173,18 +191,37 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
     };
     let kernel = entry.name.to_owned();
     let at_entry = |reject| explain(&kernel, reject, ".entry", entry.line);
-    if entry.signature.params.iter().any(|param| param.space != Space::Param) {
-        return Err(at_entry(Reject::Malformed("a kernel's parameters are in .param".to_owned())));
+    if entry
+        .signature
+        .params
+        .iter()
+        .any(|param| param.space != Space::Param)
+    {
+        return Err(at_entry(Reject::Malformed(
+            "a kernel's parameters are in .param".to_owned(),
+        )));
     }
     let laid_out = layout(&entry.signature.params);
-    let Some((params, param_bytes)) = laid_out.filter(|(_, bytes)| *bytes <= MAX_PARAM_BYTES) else {
+    let Some((params, param_bytes)) = laid_out.filter(|(_, bytes)| *bytes <= MAX_PARAM_BYTES)
+    else {
         let limit = u64::from(MAX_PARAM_BYTES);
-        return Err(at_entry(Reject::TooLarge { what: "the size of its parameters", found: limit + 1, limit }));
+        return Err(at_entry(Reject::TooLarge {
+            what: "the size of its parameters",
+            found: limit + 1,
+            limit,
+        }));
     };
     let mut linker = Linker {
         source,
-        out: KernelCode { params, param_bytes, ..KernelCode::default() },
-        shared: SharedLayout { dynamic_align: 16, ..SharedLayout::default() },
+        out: KernelCode {
+            params,
+            param_bytes,
+            ..KernelCode::default()
+        },
+        shared: SharedLayout {
+            dynamic_align: 16,
+            ..SharedLayout::default()
+        },
         fixups: Vec::new(),
         queue: Vec::new(),
         indirect: false,
@@ -202,11 +239,17 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
                     linker.out.by_module_index[module_index as usize] = None;
                     linker.out.functions.push(FunctionCode::default());
                 }
-                Err((reject, instruction, line)) => return Err(explain(&kernel, reject, &instruction, line)),
+                Err((reject, instruction, line)) => {
+                    return Err(explain(&kernel, reject, &instruction, line));
+                }
             }
             if linker.out.code.len() > MAX_INSTRUCTIONS {
                 let (found, limit) = (linker.out.code.len() as u64, MAX_INSTRUCTIONS as u64);
-                return Err(at_entry(Reject::TooLarge { what: "the number of instructions", found, limit }));
+                return Err(at_entry(Reject::TooLarge {
+                    what: "the number of instructions",
+                    found,
+                    limit,
+                }));
             }
             next += 1;
         }
@@ -215,18 +258,27 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
         }
         required = next;
         for other in 0..source.function_count() {
-            let callable = source.function(other).is_some_and(|function| !function.entry && function.body.is_some());
+            let callable = source
+                .function(other)
+                .is_some_and(|function| !function.entry && function.body.is_some());
             if callable {
                 linker.local_index(other);
             }
         }
     }
-    let Linker { mut out, shared, fixups, .. } = linker;
+    let Linker {
+        mut out,
+        shared,
+        fixups,
+        ..
+    } = linker;
     out.shared_bytes = shared.bytes;
     out.dynamic_shared = shared.bytes.next_multiple_of(shared.dynamic_align.max(1));
     for fixup in fixups {
         let function = out.functions.get_mut(fixup.function as usize);
-        if let Some(constant) = function.and_then(|function| function.constants.get_mut(fixup.constant)) {
+        if let Some(constant) =
+            function.and_then(|function| function.constants.get_mut(fixup.constant))
+        {
             constant.1 = constant.1.wrapping_add(u64::from(out.dynamic_shared));
         }
     }
@@ -237,9 +289,27 @@ fn explain(kernel: &str, reject: Reject, instruction: &str, line: u32) -> Kernel
     let kernel = kernel.to_owned();
     let instruction = instruction.to_owned();
     match reject {
-        Reject::Unsupported => KernelError::Unsupported { kernel, instruction, line },
-        Reject::Malformed(reason) => KernelError::Malformed { kernel, instruction, reason, line },
-        Reject::UnknownFunction(function) => KernelError::UnknownFunction { kernel, function, line },
-        Reject::TooLarge { what, found, limit } => KernelError::TooLarge { kernel, what, found, limit },
+        Reject::Unsupported => KernelError::Unsupported {
+            kernel,
+            instruction,
+            line,
+        },
+        Reject::Malformed(reason) => KernelError::Malformed {
+            kernel,
+            instruction,
+            reason,
+            line,
+        },
+        Reject::UnknownFunction(function) => KernelError::UnknownFunction {
+            kernel,
+            function,
+            line,
+        },
+        Reject::TooLarge { what, found, limit } => KernelError::TooLarge {
+            kernel,
+            what,
+            found,
+            limit,
+        },
     }
 }

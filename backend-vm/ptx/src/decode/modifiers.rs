@@ -15,7 +15,12 @@ impl<'a> Modifiers<'a> {
     pub(crate) fn split(opcode: &'a str) -> (&'a str, Self) {
         let mut parts = opcode.split('.');
         let name = parts.next().unwrap_or("");
-        (name, Self { parts: parts.map(Some).collect() })
+        (
+            name,
+            Self {
+                parts: parts.map(Some).collect(),
+            },
+        )
     }
 
     /// Strikes off `name`; whether it was there.
@@ -56,7 +61,12 @@ impl<'a> Modifiers<'a> {
 
     /// Strikes off the last modifier, which must be a type.
     pub(crate) fn ty(&mut self) -> Result<Type, Reject> {
-        let part = self.parts.iter_mut().rev().find(|part| part.is_some()).ok_or(Reject::Unsupported)?;
+        let part = self
+            .parts
+            .iter_mut()
+            .rev()
+            .find(|part| part.is_some())
+            .ok_or(Reject::Unsupported)?;
         let ty = part.and_then(Type::named).ok_or(Reject::Unsupported)?;
         *part = None;
         Ok(ty)
@@ -86,6 +96,10 @@ impl<'a> Modifiers<'a> {
 
     /// Fails if anything was not understood.
     pub(crate) fn finish(&self) -> Result<(), Reject> {
-        if self.parts.iter().any(Option::is_some) { Err(Reject::Unsupported) } else { Ok(()) }
+        if self.parts.iter().any(Option::is_some) {
+            Err(Reject::Unsupported)
+        } else {
+            Ok(())
+        }
     }
 }

@@ -16,11 +16,16 @@ pub(crate) struct Address {
 
 /// The bits of a literal as a value of type `ty`.
 fn literal(operand: &Operand<'_>, ty: Type) -> Option<u64> {
-    #[expect(clippy::cast_possible_truncation, reason = "a literal of a narrower type is rounded")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a literal of a narrower type is rounded"
+    )]
     Some(match (operand, ty) {
         (Operand::F32(bits), Type::F64) => f64::from(f32::from_bits(*bits)).to_bits(),
         (Operand::F32(bits), _) => u64::from(*bits),
-        (Operand::F64(bits), Type::F32 | Type::B32) => u64::from((f64::from_bits(*bits) as f32).to_bits()),
+        (Operand::F64(bits), Type::F32 | Type::B32) => {
+            u64::from((f64::from_bits(*bits) as f32).to_bits())
+        }
         (Operand::F64(bits), _) => *bits,
         (Operand::Int(value), _) => *value,
         _ => return None,
@@ -44,16 +49,21 @@ impl<'a> Lowering<'a, '_, '_> {
         let symbol = self.lookup(name)?;
         match symbol {
             Some(Symbol::Register(reg)) if offset == 0 => Ok(reg),
-            Some(Symbol::Register(_)) => malformed(format!("`{name}` is a register and takes no offset")),
+            Some(Symbol::Register(_)) => {
+                malformed(format!("`{name}` is a register and takes no offset"))
+            }
             Some(Symbol::Predicate(_)) => malformed(format!("`{name}` is a predicate")),
             Some(Symbol::Global(address)) => self.constant(address.wrapping_add_signed(offset)),
             Some(Symbol::Shared(at)) => self.constant(u64::from(at).wrapping_add_signed(offset)),
-            Some(Symbol::KernelParam(at)) => self.constant(u64::from(at).wrapping_add_signed(offset)),
+            Some(Symbol::KernelParam(at)) => {
+                self.constant(u64::from(at).wrapping_add_signed(offset))
+            }
             Some(Symbol::DynamicShared) => self.dynamic_shared(offset),
             Some(Symbol::Frame(at)) => {
                 let d = self.temporary()?;
-                let offset = u32::try_from(i64::from(at).wrapping_add(offset))
-                    .map_err(|_| Reject::Malformed(format!("`{name}` with an offset outside its frame")))?;
+                let offset = u32::try_from(i64::from(at).wrapping_add(offset)).map_err(|_| {
+                    Reject::Malformed(format!("`{name}` with an offset outside its frame"))
+                })?;
                 self.emit(Op::FrameAddress { d, offset });
                 Ok(d)
             }
@@ -64,7 +74,9 @@ impl<'a> Lowering<'a, '_, '_> {
             None => {
                 let Some(special) = special::find(name) else {
                     return if name.starts_with('%') {
-                        Err(Reject::Malformed(format!("register `{name}` is not declared")))
+                        Err(Reject::Malformed(format!(
+                            "register `{name}` is not declared"
+                        )))
                     } else {
                         malformed(format!("`{name}` is not declared"))
                     };
@@ -90,7 +102,11 @@ impl<'a> Lowering<'a, '_, '_> {
 
     /// A destination that is allowed to be `_`.
     pub(crate) fn optional_dest(&mut self, operand: &Operand<'a>) -> Result<Option<Reg>, Reject> {
-        if *operand == Operand::Name("_") { Ok(None) } else { self.dest(operand).map(Some) }
+        if *operand == Operand::Name("_") {
+            Ok(None)
+        } else {
+            self.dest(operand).map(Some)
+        }
     }
 
     /// The predicate of a destination name.
@@ -106,7 +122,9 @@ impl<'a> Lowering<'a, '_, '_> {
 
     /// A predicate that must be there.
     pub(crate) fn one_dest_pred(&mut self, operand: &Operand<'a>) -> Result<Pred, Reject> {
-        let Operand::Name(name) = operand else { return malformed("the destination is not a predicate") };
+        let Operand::Name(name) = operand else {
+            return malformed("the destination is not a predicate");
+        };
         match self.dest_pred(name)? {
             Some(pred) => Ok(pred),
             None => self.scratch_pred(),
@@ -118,7 +136,12 @@ impl<'a> Lowering<'a, '_, '_> {
         let (name, negated) = match operand {
             Operand::Name(name) => (*name, false),
             Operand::Not(name) => (*name, true),
-            Operand::Int(value) => return Ok(PredSource { pred: 0, negated: *value == 0 }),
+            Operand::Int(value) => {
+                return Ok(PredSource {
+                    pred: 0,
+                    negated: *value == 0,
+                });
+            }
             _ => return malformed("an operand is not a predicate"),
         };
         match self.lookup(name)? {
@@ -132,7 +155,11 @@ impl<'a> Lowering<'a, '_, '_> {
         let (name, offset) = match operand {
             Operand::Address(Some(name), offset) => (*name, *offset),
             Operand::Address(None, offset) => {
-                return Ok(Address { space: None, base: Base::Absolute, offset: *offset });
+                return Ok(Address {
+                    space: None,
+                    base: Base::Absolute,
+                    offset: *offset,
+                });
             }
             _ => return malformed("an operand is not an address"),
         };
@@ -143,13 +170,21 @@ impl<'a> Lowering<'a, '_, '_> {
             offset: at.cast_signed().wrapping_add(offset),
         };
         Ok(match symbol {
-            Some(Symbol::Register(reg)) => Address { space: None, base: Base::Row(reg), offset },
+            Some(Symbol::Register(reg)) => Address {
+                space: None,
+                base: Base::Row(reg),
+                offset,
+            },
             Some(Symbol::Global(at)) => absolute(AddressSpace::Global, at),
             Some(Symbol::Shared(at)) => absolute(AddressSpace::Shared, u64::from(at)),
             Some(Symbol::KernelParam(at)) => absolute(AddressSpace::Param, u64::from(at)),
             Some(Symbol::DynamicShared) => {
                 let reg = self.dynamic_shared(0)?;
-                Address { space: Some(AddressSpace::Shared), base: Base::Row(reg), offset }
+                Address {
+                    space: Some(AddressSpace::Shared),
+                    base: Base::Row(reg),
+                    offset,
+                }
             }
             Some(Symbol::Frame(at)) => Address {
                 space: Some(AddressSpace::Local),

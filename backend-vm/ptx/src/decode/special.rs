@@ -14,29 +14,18 @@ pub(crate) fn find(name: &str) -> Option<Special> {
         }
     }
     let name = name.strip_prefix('%')?;
-    let families: [(&str, fn(u8) -> Special); 4] = [
-        ("tid", Special::Tid),
-        ("ntid", Special::Ntid),
-        ("ctaid", Special::Ctaid),
-        ("nctaid", Special::Nctaid),
-    ];
-    for (family, make) in families {
-        if let Some(axis) = name.strip_prefix(family).and_then(axis) {
-            return Some(make(axis));
-        }
-    }
-    // A launch without clusters counts as clusters of one block each.
-    if let Some(axis) = name.strip_prefix("clusterid").and_then(axis) {
-        return Some(Special::Ctaid(axis));
-    }
-    if let Some(axis) = name.strip_prefix("nclusterid").and_then(axis) {
-        return Some(Special::Nctaid(axis));
-    }
-    if name.strip_prefix("cluster_ctaid").and_then(axis).is_some() {
-        return Some(Special::Constant(0));
-    }
-    if let Some(axis) = name.strip_prefix("cluster_nctaid").and_then(axis) {
-        return Some(Special::Constant(u64::from(axis < 3)));
+    if let Some((family, suffix)) = name.find('.').map(|dot| name.split_at(dot)) {
+        let axis = axis(suffix)?;
+        return Some(match family {
+            "tid" => Special::Tid(axis),
+            "ntid" => Special::Ntid(axis),
+            // A launch without clusters counts as clusters of one block each.
+            "ctaid" | "clusterid" => Special::Ctaid(axis),
+            "nctaid" | "nclusterid" => Special::Nctaid(axis),
+            "cluster_ctaid" => Special::Constant(0),
+            "cluster_nctaid" => Special::Constant(u64::from(axis < 3)),
+            _ => return None,
+        });
     }
     Some(match name {
         "laneid" => Special::LaneId,

@@ -74,7 +74,12 @@ impl<'a> Lowering<'a, '_, '_> {
                 [count] => Some(self.source(count, Type::U32)?),
                 _ => return malformed("it has too many operands"),
             };
-            self.emit(Op::Barrier(Box::new(Barrier { kind: BarrierKind::Sync, id, count, source: TRUE })));
+            self.emit(Op::Barrier(Box::new(Barrier {
+                kind: BarrierKind::Sync,
+                id,
+                count,
+                source: TRUE,
+            })));
             return Ok(true);
         }
         if !m.take("red") {
@@ -100,7 +105,12 @@ impl<'a> Lowering<'a, '_, '_> {
             _ => return malformed("it has the wrong number of operands"),
         };
         let source = self.source_pred(source)?;
-        self.emit(Op::Barrier(Box::new(Barrier { kind, id, count, source })));
+        self.emit(Op::Barrier(Box::new(Barrier {
+            kind,
+            id,
+            count,
+            source,
+        })));
         Ok(true)
     }
 
@@ -108,15 +118,27 @@ impl<'a> Lowering<'a, '_, '_> {
         exactly::<2>(operands)?;
         let id = self.source(&operands[0], Type::U32)?;
         let count = Some(self.source(&operands[1], Type::U32)?);
-        self.emit(Op::Barrier(Box::new(Barrier { kind: BarrierKind::Arrive, id, count, source: TRUE })));
+        self.emit(Op::Barrier(Box::new(Barrier {
+            kind: BarrierKind::Arrive,
+            id,
+            count,
+            source: TRUE,
+        })));
         Ok(true)
     }
 
-    fn collective(&mut self, name: &str, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+    fn collective(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
         if !m.take("sync") {
             return Err(Reject::Unsupported);
         }
-        let Some((first, rest)) = operands.split_first() else { return malformed("it has no operands") };
+        let Some((first, rest)) = operands.split_first() else {
+            return malformed("it has no operands");
+        };
         let (kind, inputs) = match name {
             "shfl" => {
                 m.take("b32");
@@ -172,18 +194,37 @@ impl<'a> Lowering<'a, '_, '_> {
             return malformed("it has the wrong number of operands");
         }
         let votes = name == "vote";
-        let source: PredSource = if votes { self.source_pred(&rest[0])? } else { TRUE };
+        let source: PredSource = if votes {
+            self.source_pred(&rest[0])?
+        } else {
+            TRUE
+        };
         let members = self.source(&rest[inputs], Type::U32)?;
         let mut row = |index: usize| {
-            if index < inputs && !votes { self.source(&rest[index], Type::B32) } else { Ok(members) }
+            if index < inputs && !votes {
+                self.source(&rest[index], Type::B32)
+            } else {
+                Ok(members)
+            }
         };
         let (a, b, c) = (row(0)?, row(1)?, row(2)?);
         let (dest, dest_pred) = match first {
             Operand::Pair(d, p) => (self.optional_dest(&Operand::Name(d))?, self.dest_pred(p)?),
-            Operand::Name(p) if votes && kind != Collective::VoteBallot => (None, self.dest_pred(p)?),
+            Operand::Name(p) if votes && kind != Collective::VoteBallot => {
+                (None, self.dest_pred(p)?)
+            }
             d => (self.optional_dest(d)?, None),
         };
-        self.emit(Op::Collective(Box::new(CollectiveArgs { kind, dest, dest_pred, a, b, c, source, members })));
+        self.emit(Op::Collective(Box::new(CollectiveArgs {
+            kind,
+            dest,
+            dest_pred,
+            a,
+            b,
+            c,
+            source,
+            members,
+        })));
         Ok(true)
     }
 }

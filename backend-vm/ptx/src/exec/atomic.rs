@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::frame::Frame;
 use super::memory::{LaneFault, Lanes, Spaces, Target, addresses};
-use crate::alu::half::{Bf16, F16, Rounding, Short};
 use crate::alu::Slot;
+use crate::alu::half::{Bf16, F16, Rounding, Short};
 use crate::decode::insn::{Atomic, AtomicOp};
 
 /// A width of atomic operations.
@@ -51,7 +51,11 @@ cell! { u16, AtomicU16; u32, AtomicU32; u64, AtomicU64; }
 
 fn add_short<T: Short>(old: u16, a: u16) -> u16 {
     let sum = T::of(old).wide() + T::of(a).wide();
-    if sum.is_nan() { T::NAN.bits() } else { T::narrow(sum, Rounding::Nearest).bits() }
+    if sum.is_nan() {
+        T::NAN.bits()
+    } else {
+        T::narrow(sum, Rounding::Nearest).bits()
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the halves of a pair")]
@@ -61,16 +65,31 @@ fn add_pair<T: Short>(old: u32, a: u32) -> u32 {
 }
 
 /// The new value for an old one, on slots of 2, 4 or 8 bytes.
-#[expect(clippy::cast_possible_truncation, reason = "a slot is read by its low bits")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a slot is read by its low bits"
+)]
 fn apply(op: AtomicOp, size: u32, old: u64, a: u64, b: u64) -> u64 {
-    let signed = |x: u64| if size == 4 { i64::from((x as u32).cast_signed()) } else { x.cast_signed() };
+    let signed = |x: u64| {
+        if size == 4 {
+            i64::from((x as u32).cast_signed())
+        } else {
+            x.cast_signed()
+        }
+    };
     let (old32, a32) = (old as u32, a as u32);
     match op {
         AtomicOp::And => old & a,
         AtomicOp::Or => old | a,
         AtomicOp::Xor => old ^ a,
         AtomicOp::Exchange => a,
-        AtomicOp::CompareExchange => if old == a { b } else { old },
+        AtomicOp::CompareExchange => {
+            if old == a {
+                b
+            } else {
+                old
+            }
+        }
         AtomicOp::Add => old.wrapping_add(a),
         AtomicOp::AddF32 => (f32::from_bits(old32) + f32::from_bits(a32)).put(),
         AtomicOp::AddF64 => (f64::from_bits(old) + f64::from_bits(a)).put(),
@@ -79,11 +98,27 @@ fn apply(op: AtomicOp, size: u32, old: u64, a: u64, b: u64) -> u64 {
         AtomicOp::AddF16x2 => u64::from(add_pair::<F16>(old32, a32)),
         AtomicOp::AddBf16x2 => u64::from(add_pair::<Bf16>(old32, a32)),
         AtomicOp::Increment => u64::from(if old32 >= a32 { 0 } else { old32 + 1 }),
-        AtomicOp::Decrement => u64::from(if old32 == 0 || old32 > a32 { a32 } else { old32 - 1 }),
+        AtomicOp::Decrement => u64::from(if old32 == 0 || old32 > a32 {
+            a32
+        } else {
+            old32 - 1
+        }),
         AtomicOp::MinUnsigned => old.min(a),
         AtomicOp::MaxUnsigned => old.max(a),
-        AtomicOp::MinSigned => if signed(a) < signed(old) { a } else { old },
-        AtomicOp::MaxSigned => if signed(a) > signed(old) { a } else { old },
+        AtomicOp::MinSigned => {
+            if signed(a) < signed(old) {
+                a
+            } else {
+                old
+            }
+        }
+        AtomicOp::MaxSigned => {
+            if signed(a) > signed(old) {
+                a
+            } else {
+                old
+            }
+        }
     }
 }
 
@@ -115,7 +150,10 @@ fn execute_as<T: Cell>(
         let b = T::get(frame.rows[atomic.b as usize][lane]).put();
         let f = |old: T| T::get(apply(op, size, old.put(), a, b));
         let target = spaces.atomic_target(atomic.space, lane, addresses[lane], size);
-        let target = target.map_err(|kind| LaneFault { kind, lane: u32::try_from(lane).unwrap_or(0) })?;
+        let target = target.map_err(|kind| LaneFault {
+            kind,
+            lane: u32::try_from(lane).unwrap_or(0),
+        })?;
         let old = match target {
             // SAFETY: `atomic_target` found the aligned bytes inside a writable region that stays valid.
             Target::Global(at) => unsafe { T::update(at, f) },

@@ -34,7 +34,10 @@ pub(super) struct Barriers {
 
 impl Barriers {
     pub(super) fn new(live: u32) -> Self {
-        Self { states: [State::default(); COUNT], live }
+        Self {
+            states: [State::default(); COUNT],
+            live,
+        }
     }
 
     /// Threads of the block that have not ended.
@@ -61,13 +64,21 @@ impl Barriers {
         whole: bool,
     ) -> Result<(usize, u32), FaultKind> {
         let index = usize::try_from(id).ok().filter(|&id| id < COUNT);
-        let index = index.ok_or(FaultKind::IllegalInstruction("a barrier's number is above 15"))?;
+        let index = index.ok_or(FaultKind::IllegalInstruction(
+            "a barrier's number is above 15",
+        ))?;
         if expected.is_some_and(|count| count == 0 || count % 32 != 0) {
-            return Err(FaultKind::IllegalInstruction("a barrier's thread count is not a multiple of 32"));
+            return Err(FaultKind::IllegalInstruction(
+                "a barrier's thread count is not a multiple of 32",
+            ));
         }
         let state = &mut self.states[index];
         let generation = state.generation;
-        state.arrived += if expected.is_some() && whole { 32 } else { threads };
+        state.arrived += if expected.is_some() && whole {
+            32
+        } else {
+            threads
+        };
         state.expected = expected;
         state.threads += threads;
         state.holds += holds;
@@ -88,10 +99,17 @@ impl Barriers {
     fn complete(&mut self, index: usize) {
         let state = &mut self.states[index];
         if state.arrived >= state.expected.unwrap_or(self.live) {
-            let result =
-                Reduction { count: state.holds, all: state.holds == state.threads, any: state.holds > 0 };
+            let result = Reduction {
+                count: state.holds,
+                all: state.holds == state.threads,
+                any: state.holds > 0,
+            };
             let generation = state.generation.wrapping_add(1);
-            *state = State { generation, result, ..State::default() };
+            *state = State {
+                generation,
+                result,
+                ..State::default()
+            };
         }
     }
 }

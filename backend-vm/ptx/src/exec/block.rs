@@ -90,7 +90,11 @@ impl Block {
                 continue;
             }
             if wake != u64::MAX {
-                return Ok(if wake <= now() { Progress::Ready } else { Progress::Asleep(wake) });
+                return Ok(if wake <= now() {
+                    Progress::Ready
+                } else {
+                    Progress::Asleep(wake)
+                });
             }
             return Err(Box::new(Fault {
                 kind: FaultKind::Deadlock,

@@ -11,7 +11,11 @@ use crate::error::FaultKind;
 const MAX_TEXT: usize = 64 << 10;
 
 /// Reads a NUL-terminated string at a generic address.
-pub(super) fn text(spaces: &mut Spaces<'_, '_>, lane: usize, address: u64) -> Result<Vec<u8>, FaultKind> {
+pub(super) fn text(
+    spaces: &mut Spaces<'_, '_>,
+    lane: usize,
+    address: u64,
+) -> Result<Vec<u8>, FaultKind> {
     let mut bytes = Vec::new();
     while bytes.len() < MAX_TEXT {
         let at = address.wrapping_add(bytes.len() as u64);
@@ -71,7 +75,10 @@ pub(super) fn call(
             *value = warp.argument(frame, param, lane);
         }
         let result = one(warp, cx, function, &args, lane);
-        let result = result.map_err(|kind| LaneFault { kind, lane: u32::try_from(lane).unwrap_or(0) })?;
+        let result = result.map_err(|kind| LaneFault {
+            kind,
+            lane: u32::try_from(lane).unwrap_or(0),
+        })?;
         if let Some(param) = call.returns.first() {
             warp.give(frame, param, lane, result);
         }
@@ -94,10 +101,18 @@ fn one(
             launch.output.printf(&printed);
             Ok(count)
         }
-        Builtin::Malloc => Ok(launch.config.heap.and_then(|heap| heap.malloc(args[0])).unwrap_or(0)),
+        Builtin::Malloc => Ok(launch
+            .config
+            .heap
+            .and_then(|heap| heap.malloc(args[0]))
+            .unwrap_or(0)),
         Builtin::Free => {
             if args[0] != 0 && !launch.config.heap.is_some_and(|heap| heap.free(args[0])) {
-                return Err(FaultKind::IllegalAddress { address: args[0], bytes: 1, write: true });
+                return Err(FaultKind::IllegalAddress {
+                    address: args[0],
+                    bytes: 1,
+                    write: true,
+                });
             }
             Ok(0)
         }
@@ -105,7 +120,10 @@ fn one(
             let (block, index) = (cx.block, warp.index);
             let mut spaces = Warp::spaces(&mut warp.local, cx);
             let mut line = text(&mut spaces, lane, args[1])?;
-            #[expect(clippy::cast_possible_truncation, reason = "the line is a 32-bit parameter")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the line is a 32-bit parameter"
+            )]
             let number = args[2] as u32;
             line.extend_from_slice(format!(":{number}: ").as_bytes());
             line.extend(text(&mut spaces, lane, args[3])?);

@@ -76,7 +76,11 @@ impl Frames {
             return Err(FaultKind::StackOverflow);
         }
         // The constants of a frame that ran the same function are still in their rows.
-        if let Some(at) = self.idle.iter().rposition(|&id| self.list[id as usize].function == function) {
+        if let Some(at) = self
+            .idle
+            .iter()
+            .rposition(|&id| self.list[id as usize].function == function)
+        {
             let id = self.idle.swap_remove(at);
             let frame = self.get_mut(id);
             (frame.parent, frame.call_pc, frame.lanes) = (parent, call_pc, lanes);
@@ -89,7 +93,17 @@ impl Frames {
         }
         let mut preds = vec![0; code.preds.max(1) as usize];
         preds[0] = u32::MAX;
-        let frame = Frame { function, rows, preds, carry: 0, local_base, parent, call_pc, lanes, depth };
+        let frame = Frame {
+            function,
+            rows,
+            preds,
+            carry: 0,
+            local_base,
+            parent,
+            call_pc,
+            lanes,
+            depth,
+        };
         if let Some(id) = self.idle.pop() {
             *self.get_mut(id) = frame;
             return Ok(id);
@@ -127,7 +141,11 @@ impl Local {
         }
         let stride = wanted.next_power_of_two().clamp(64, MAX_LOCAL_BYTES);
         let mut bytes = vec![0; stride as usize * LANES];
-        for (lane, old) in self.bytes.chunks_exact(self.stride.max(1) as usize).enumerate() {
+        for (lane, old) in self
+            .bytes
+            .chunks_exact(self.stride.max(1) as usize)
+            .enumerate()
+        {
             let start = lane * stride as usize;
             bytes[start..start + old.len()].copy_from_slice(old);
         }
@@ -152,7 +170,8 @@ impl Local {
 
     /// Copies within one lane's memory; out of bounds, nothing.
     pub(super) fn copy(&mut self, lane: usize, from: u64, to: u64, bytes: u32) {
-        if let (Some(from), Some(to)) = (self.start(lane, from, bytes), self.start(lane, to, bytes)) {
+        if let (Some(from), Some(to)) = (self.start(lane, from, bytes), self.start(lane, to, bytes))
+        {
             self.bytes.copy_within(from..from + bytes as usize, to);
         }
     }
@@ -163,6 +182,8 @@ impl Local {
         if end > u64::from(self.stride) {
             return None;
         }
-        usize::try_from(address).ok().map(|address| lane * self.stride as usize + address)
+        usize::try_from(address)
+            .ok()
+            .map(|address| lane * self.stride as usize + address)
     }
 }

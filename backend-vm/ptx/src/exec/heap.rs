@@ -30,15 +30,30 @@ impl DeviceHeap {
     pub fn new(start: u64, bytes: u64) -> Self {
         let aligned = start.next_multiple_of(GRAIN);
         let bytes = bytes.saturating_sub(aligned - start) / GRAIN * GRAIN;
-        let free = if bytes == 0 { BTreeMap::new() } else { BTreeMap::from([(aligned, bytes)]) };
-        Self { blocks: Mutex::new(Blocks { free, used: BTreeMap::new() }) }
+        let free = if bytes == 0 {
+            BTreeMap::new()
+        } else {
+            BTreeMap::from([(aligned, bytes)])
+        };
+        Self {
+            blocks: Mutex::new(Blocks {
+                free,
+                used: BTreeMap::new(),
+            }),
+        }
     }
 
     /// The address of `bytes` new bytes, aligned to 16; `None` if there is no room or `bytes` is 0.
     pub fn malloc(&self, bytes: u64) -> Option<u64> {
-        let bytes = bytes.checked_next_multiple_of(GRAIN).filter(|&bytes| bytes > 0)?;
+        let bytes = bytes
+            .checked_next_multiple_of(GRAIN)
+            .filter(|&bytes| bytes > 0)?;
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let (start, length) = blocks.free.iter().find(|(_, length)| **length >= bytes).map(|(s, l)| (*s, *l))?;
+        let (start, length) = blocks
+            .free
+            .iter()
+            .find(|(_, length)| **length >= bytes)
+            .map(|(s, l)| (*s, *l))?;
         blocks.free.remove(&start);
         if length > bytes {
             blocks.free.insert(start + bytes, length - bytes);
@@ -50,12 +65,18 @@ impl DeviceHeap {
     /// Gives back what `malloc` returned; whether it had.
     pub fn free(&self, address: u64) -> bool {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut bytes) = blocks.used.remove(&address) else { return false };
+        let Some(mut bytes) = blocks.used.remove(&address) else {
+            return false;
+        };
         let mut start = address;
         if let Some(after) = blocks.free.remove(&(start + bytes)) {
             bytes += after;
         }
-        let before = blocks.free.range(..start).next_back().map(|(s, l)| (*s, *l));
+        let before = blocks
+            .free
+            .range(..start)
+            .next_back()
+            .map(|(s, l)| (*s, *l));
         if let Some((before, length)) = before.filter(|(s, l)| s + l == start) {
             blocks.free.remove(&before);
             start = before;

@@ -11,7 +11,9 @@ use super::special::now;
 use super::{GlobalMemory, LaunchConfig, Output};
 use crate::decode::KernelCode;
 use crate::error::{Fault, FaultKind};
-use crate::limits::{MAX_BLOCK_LOCAL_BYTES, MAX_BLOCK_ROW_BYTES, MAX_BLOCK_THREADS, MAX_SHARED_BYTES};
+use crate::limits::{
+    MAX_BLOCK_LOCAL_BYTES, MAX_BLOCK_ROW_BYTES, MAX_BLOCK_THREADS, MAX_SHARED_BYTES,
+};
 use crate::module::Kernel;
 
 /// Rounds of turns that a block gets before another may.
@@ -48,7 +50,11 @@ impl Launch<'_> {
     /// The lanes of a warp that have a thread.
     pub(super) fn lanes(&self, warp: u32) -> u32 {
         let threads = self.threads() - warp * 32;
-        if threads >= 32 { u32::MAX } else { (1 << threads) - 1 }
+        if threads >= 32 {
+            u32::MAX
+        } else {
+            (1 << threads) - 1
+        }
     }
 
     /// The index of a block of the grid, by its number.
@@ -66,7 +72,11 @@ impl Launch<'_> {
 
     /// Whether the launch is to end early.
     pub(super) fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.config.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+        self.stop.load(Ordering::Relaxed)
+            || self
+                .config
+                .cancel
+                .is_some_and(|cancel| cancel.load(Ordering::Relaxed))
     }
 }
 
@@ -90,7 +100,10 @@ impl Queue {
 
     fn fail(&self, launch: &Launch<'_>, fault: Box<Fault>) {
         launch.stop.store(true, Ordering::Relaxed);
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+        self.fault
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(fault);
     }
 }
 
@@ -107,11 +120,24 @@ pub fn launch(
 ) -> Result<(), Fault> {
     let code = kernel.code();
     let failed = |kind| {
-        Err(Fault { kind, kernel: kernel.name().to_owned(), line: 0, block: [0; 3], thread: [0; 3] })
+        Err(Fault {
+            kind,
+            kernel: kernel.name().to_owned(),
+            line: 0,
+            block: [0; 3],
+            thread: [0; 3],
+        })
     };
     let shared = u64::from(code.dynamic_shared) + u64::from(config.dynamic_shared);
-    let threads = config.block.iter().map(|&extent| u64::from(extent)).product::<u64>();
-    let blocks = config.grid.iter().try_fold(1_u64, |count, &extent| count.checked_mul(u64::from(extent)));
+    let threads = config
+        .block
+        .iter()
+        .map(|&extent| u64::from(extent))
+        .product::<u64>();
+    let blocks = config
+        .grid
+        .iter()
+        .try_fold(1_u64, |count, &extent| count.checked_mul(u64::from(extent)));
     let Some(blocks) = blocks.filter(|&blocks| blocks > 0 && blocks < 1 << 62) else {
         return failed(FaultKind::InvalidLaunch("the grid is empty or too large"));
     };
@@ -119,22 +145,37 @@ pub fn launch(
         return failed(FaultKind::InvalidLaunch("the block is empty"));
     }
     if threads > u64::from(MAX_BLOCK_THREADS.min(kernel.max_threads_per_block())) {
-        return failed(FaultKind::OutOfResources { what: "more threads in a block than the kernel can have" });
+        return failed(FaultKind::OutOfResources {
+            what: "more threads in a block than the kernel can have",
+        });
     }
-    if kernel.required_block().is_some_and(|required| required != config.block) {
-        return failed(FaultKind::InvalidLaunch("the block differs from the one that .reqntid demands"));
+    if kernel
+        .required_block()
+        .is_some_and(|required| required != config.block)
+    {
+        return failed(FaultKind::InvalidLaunch(
+            "the block differs from the one that .reqntid demands",
+        ));
     }
     if shared > u64::from(MAX_SHARED_BYTES) {
-        return failed(FaultKind::OutOfResources { what: "more shared memory than a block can have" });
+        return failed(FaultKind::OutOfResources {
+            what: "more shared memory than a block can have",
+        });
     }
     if config.params.len() < code.param_bytes as usize {
-        return failed(FaultKind::InvalidLaunch("the parameter buffer is too short"));
+        return failed(FaultKind::InvalidLaunch(
+            "the parameter buffer is too short",
+        ));
     }
     let warps = usize::try_from(threads.div_ceil(32)).unwrap_or(usize::MAX);
     let rows = code.functions[0].rows as usize * size_of::<crate::alu::Row>();
     let local = code.functions[0].local_bytes as usize * 32;
-    if rows.saturating_mul(warps) > MAX_BLOCK_ROW_BYTES || local.saturating_mul(warps) > MAX_BLOCK_LOCAL_BYTES {
-        return failed(FaultKind::OutOfResources { what: "more registers or local memory than a block can have" });
+    if rows.saturating_mul(warps) > MAX_BLOCK_ROW_BYTES
+        || local.saturating_mul(warps) > MAX_BLOCK_LOCAL_BYTES
+    {
+        return failed(FaultKind::OutOfResources {
+            what: "more registers or local memory than a block can have",
+        });
     }
     let launch = Launch {
         code,
@@ -144,13 +185,21 @@ pub fn launch(
         shared_bytes: usize::try_from(shared).unwrap_or(0),
         stop: AtomicBool::new(false),
     };
-    let queue = Queue { next: AtomicU64::new(0), blocks, fault: Mutex::new(None) };
-    let workers = config.threads.clamp(1, 1024).min(usize::try_from(blocks).unwrap_or(usize::MAX));
+    let queue = Queue {
+        next: AtomicU64::new(0),
+        blocks,
+        fault: Mutex::new(None),
+    };
+    let workers = config
+        .threads
+        .clamp(1, 1024)
+        .min(usize::try_from(blocks).unwrap_or(usize::MAX));
     let started = Instant::now();
     std::thread::scope(|scope| {
         let mut helpers = workers - 1;
         let mut hire = || {
-            if helpers > 0 && (config.cooperative || started.elapsed() > ALONE) && !queue.is_empty() {
+            if helpers > 0 && (config.cooperative || started.elapsed() > ALONE) && !queue.is_empty()
+            {
                 for _ in 0..std::mem::take(&mut helpers) {
                     scope.spawn(|| work(&launch, &queue, memory, workers, &mut || {}));
                 }
@@ -158,7 +207,10 @@ pub fn launch(
         };
         work(&launch, &queue, memory, workers, &mut hire);
     });
-    let fault = queue.fault.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let fault = queue
+        .fault
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
     match fault {
         Some(fault) => Err(*fault),
         None if launch.stopped() => failed(FaultKind::Cancelled),
@@ -167,7 +219,13 @@ pub fn launch(
 }
 
 /// Runs blocks until none is left.
-fn work(launch: &Launch<'_>, queue: &Queue, memory: &dyn GlobalMemory, workers: usize, hire: &mut dyn FnMut()) {
+fn work(
+    launch: &Launch<'_>,
+    queue: &Queue,
+    memory: &dyn GlobalMemory,
+    workers: usize,
+    hire: &mut dyn FnMut(),
+) {
     let mut global = Global::new(memory);
     let mut resident: VecDeque<Block> = VecDeque::new();
     let mut spare: Option<Block> = None;
@@ -198,13 +256,21 @@ fn work(launch: &Launch<'_>, queue: &Queue, memory: &dyn GlobalMemory, workers: 
                 Ok(None) => {}
                 Err(kind) => {
                     let kernel = launch.name.to_owned();
-                    let fault = Fault { kind, kernel, line: 0, block: [0; 3], thread: [0; 3] };
+                    let fault = Fault {
+                        kind,
+                        kernel,
+                        line: 0,
+                        block: [0; 3],
+                        thread: [0; 3],
+                    };
                     return queue.fail(launch, Box::new(fault));
                 }
             }
         }
         hire();
-        let Some(mut block) = resident.pop_front() else { continue };
+        let Some(mut block) = resident.pop_front() else {
+            continue;
+        };
         turns += 1;
         match block.run(launch, &mut global, ROUNDS) {
             Ok(Progress::Done) => {
@@ -228,8 +294,14 @@ fn work(launch: &Launch<'_>, queue: &Queue, memory: &dyn GlobalMemory, workers: 
     }
 }
 
-fn begin(launch: &Launch<'_>, queue: &Queue, spare: &mut Option<Block>) -> Result<Option<Block>, FaultKind> {
-    let Some(number) = queue.take() else { return Ok(None) };
+fn begin(
+    launch: &Launch<'_>,
+    queue: &Queue,
+    spare: &mut Option<Block>,
+) -> Result<Option<Block>, FaultKind> {
+    let Some(number) = queue.take() else {
+        return Ok(None);
+    };
     match spare.take() {
         Some(mut block) => block.restart(launch, number).map(|()| Some(block)),
         None => Block::new(launch, number).map(Some),

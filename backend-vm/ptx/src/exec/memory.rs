@@ -64,16 +64,14 @@ pub(super) trait Word: Slot {
 macro_rules! word {
     ($($t:ty, $atomic:ty, $raw:ty;)*) => {$(
         impl Word for $t {
-            const BYTES: u32 = size_of::<$t>() as u32;
+            const BYTES: u32 = <$t>::BITS / 8;
             #[inline(always)]
-            #[expect(clippy::allow_attributes, reason = "the cast changes the sign for half of the types")]
             #[allow(clippy::cast_possible_wrap, clippy::unnecessary_cast, reason = "bits are kept")]
             unsafe fn read(at: *mut u8) -> Self {
                 // SAFETY: the caller vouches for validity, alignment and atomicity.
                 unsafe { <$atomic>::from_ptr(at.cast()) }.load(Ordering::Relaxed) as $t
             }
             #[inline(always)]
-            #[expect(clippy::allow_attributes, reason = "the cast changes the sign for half of the types")]
             #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast, reason = "bits are kept")]
             unsafe fn write(self, at: *mut u8) {
                 // SAFETY: the caller vouches for validity, alignment and atomicity.
@@ -102,23 +100,40 @@ const RECENT: usize = 4;
 pub(super) struct Global<'a> {
     memory: &'a dyn GlobalMemory,
     recent: [Region; RECENT],
+    latest: usize,
     next: usize,
 }
 
 impl<'a> Global<'a> {
     pub(super) fn new(memory: &'a dyn GlobalMemory) -> Self {
-        let none = Region { start: 0, bytes: 0, host: std::ptr::null_mut(), writable: false };
-        Self { memory, recent: [none; RECENT], next: 0 }
+        Self {
+            memory,
+            recent: [Region::NONE; RECENT],
+            latest: 0,
+            next: 0,
+        }
+    }
+
+    /// The region that was found last.
+    #[inline]
+    fn latest(&self) -> Region {
+        self.recent[self.latest]
     }
 
     /// The host's pointer to `bytes` bytes at an aligned address.
     #[inline]
-    pub(super) fn translate(&mut self, address: u64, bytes: u32, write: bool) -> Result<*mut u8, FaultKind> {
+    pub(super) fn translate(
+        &mut self,
+        address: u64,
+        bytes: u32,
+        write: bool,
+    ) -> Result<*mut u8, FaultKind> {
         if address & u64::from(bytes - 1) != 0 {
             return Err(FaultKind::Misaligned { address, bytes });
         }
-        for region in &self.recent {
+        for (index, region) in self.recent.iter().enumerate() {
             if let Some(at) = within(region, address, bytes, write) {
+                self.latest = index;
                 return Ok(at);
             }
         }
@@ -127,23 +142,37 @@ impl<'a> Global<'a> {
 
     #[cold]
     fn ask(&mut self, address: u64, bytes: u32, write: bool) -> Result<*mut u8, FaultKind> {
-        let region = self.memory.region(address, u64::from(bytes)).filter(|region| {
-            region.start.checked_add(region.bytes).is_some() && region.start >= LOWEST_GLOBAL && !region.host.is_null()
-        });
-        let found = region.and_then(|region| within(&region, address, bytes, write).map(|at| (region, at)));
+        let region = self
+            .memory
+            .region(address, u64::from(bytes))
+            .filter(|region| {
+                region.start.checked_add(region.bytes).is_some()
+                    && region.start >= LOWEST_GLOBAL
+                    && !region.host.is_null()
+            });
+        let found =
+            region.and_then(|region| within(&region, address, bytes, write).map(|at| (region, at)));
         let Some((region, at)) = found else {
-            return Err(FaultKind::IllegalAddress { address, bytes, write });
+            return Err(FaultKind::IllegalAddress {
+                address,
+                bytes,
+                write,
+            });
         };
         self.recent[self.next] = region;
+        self.latest = self.next;
         self.next = (self.next + 1) % RECENT;
         Ok(at)
     }
 }
 
+/// The host's pointer to aligned bytes of a region.
 #[inline]
 fn within(region: &Region, address: u64, bytes: u32, write: bool) -> Option<*mut u8> {
     let offset = address.wrapping_sub(region.start);
-    if offset < region.bytes && region.bytes - offset >= u64::from(bytes) && (region.writable || !write) {
+    let inside = offset < region.bytes && region.bytes - offset >= u64::from(bytes);
+    let aligned = address & u64::from(bytes - 1) == 0;
+    if inside && aligned && (region.writable || !write) {
         let offset = usize::try_from(offset).ok()?;
         Some(region.host.wrapping_add(offset))
     } else {
@@ -168,8 +197,19 @@ enum Place {
 }
 
 impl Spaces<'_, '_> {
-    fn place(&mut self, space: AddressSpace, lane: usize, address: u64, bytes: u32, write: bool) -> Result<Place, FaultKind> {
-        let illegal = || FaultKind::IllegalAddress { address, bytes, write };
+    fn place(
+        &mut self,
+        space: AddressSpace,
+        lane: usize,
+        address: u64,
+        bytes: u32,
+        write: bool,
+    ) -> Result<Place, FaultKind> {
+        let illegal = || FaultKind::IllegalAddress {
+            address,
+            bytes,
+            write,
+        };
         if address & u64::from(bytes - 1) != 0 {
             return Err(FaultKind::Misaligned { address, bytes });
         }
@@ -180,23 +220,43 @@ impl Spaces<'_, '_> {
             space => (space, address & u64::from(u32::MAX)),
         };
         match space {
-            AddressSpace::Global | AddressSpace::Generic => self.global.translate(address, bytes, write).map(Place::Global),
+            AddressSpace::Global | AddressSpace::Generic => self
+                .global
+                .translate(address, bytes, write)
+                .map(Place::Global),
             AddressSpace::Shared => {
                 let start = usize::try_from(offset).map_err(|_| illegal())?;
                 let end = start.checked_add(bytes as usize).ok_or_else(illegal)?;
-                if end <= self.shared.len() { Ok(Place::Shared(start)) } else { Err(illegal()) }
+                if end <= self.shared.len() {
+                    Ok(Place::Shared(start))
+                } else {
+                    Err(illegal())
+                }
             }
-            AddressSpace::Local => self.local.slice(lane, offset, bytes).map(|_| Place::Local(offset)).ok_or_else(illegal),
+            AddressSpace::Local => self
+                .local
+                .slice(lane, offset, bytes)
+                .map(|_| Place::Local(offset))
+                .ok_or_else(illegal),
             AddressSpace::Param => {
                 let start = usize::try_from(offset).map_err(|_| illegal())?;
                 let end = start.checked_add(bytes as usize).ok_or_else(illegal)?;
-                if end <= self.params.len() && !write { Ok(Place::Param(start)) } else { Err(illegal()) }
+                if end <= self.params.len() && !write {
+                    Ok(Place::Param(start))
+                } else {
+                    Err(illegal())
+                }
             }
         }
     }
 
     /// Reads one element; for code off the fast path.
-    pub(super) fn read<T: Word>(&mut self, space: AddressSpace, lane: usize, address: u64) -> Result<T, FaultKind> {
+    pub(super) fn read<T: Word>(
+        &mut self,
+        space: AddressSpace,
+        lane: usize,
+        address: u64,
+    ) -> Result<T, FaultKind> {
         let size = T::BYTES as usize;
         Ok(match self.place(space, lane, address, T::BYTES, false)? {
             // SAFETY: `translate` found the aligned bytes inside a region that stays valid.
@@ -205,23 +265,6 @@ impl Spaces<'_, '_> {
             Place::Local(at) => T::of(self.local.slice(lane, at, T::BYTES).unwrap_or(&[])),
             Place::Param(at) => T::of(&self.params[at..at + size]),
         })
-    }
-
-    /// Writes one element; for code off the fast path.
-    pub(super) fn write<T: Word>(&mut self, space: AddressSpace, lane: usize, address: u64, value: T) -> Result<(), FaultKind> {
-        let size = T::BYTES as usize;
-        match self.place(space, lane, address, T::BYTES, true)? {
-            // SAFETY: `translate` found the aligned bytes inside a writable region that stays valid.
-            Place::Global(at) => unsafe { value.write(at) },
-            Place::Shared(at) => value.store(&mut self.shared[at..at + size]),
-            Place::Local(at) => {
-                if let Some(bytes) = self.local.slice_mut(lane, at, T::BYTES) {
-                    value.store(bytes);
-                }
-            }
-            Place::Param(_) => return Err(FaultKind::AddressSpace { address }),
-        }
-        Ok(())
     }
 
     /// The pointer for an atomic operation on global memory, or the place elsewhere.
@@ -235,13 +278,20 @@ impl Spaces<'_, '_> {
         Ok(match self.place(space, lane, address, bytes, true)? {
             Place::Global(at) => Target::Global(at),
             Place::Shared(at) => Target::Private(&mut self.shared[at..at + bytes as usize]),
-            Place::Local(at) => Target::Private(self.local.slice_mut(lane, at, bytes).unwrap_or(&mut [])),
+            Place::Local(at) => {
+                Target::Private(self.local.slice_mut(lane, at, bytes).unwrap_or(&mut []))
+            }
             Place::Param(_) => return Err(FaultKind::AddressSpace { address }),
         })
     }
 
     /// Executes a load.
-    pub(super) fn load(&mut self, frame: &mut Frame, access: &Access, mask: u32) -> Result<(), LaneFault> {
+    pub(super) fn load(
+        &mut self,
+        frame: &mut Frame,
+        access: &Access,
+        mask: u32,
+    ) -> Result<(), LaneFault> {
         match (access.size, access.signed) {
             (1, false) => self.load_as::<u8>(frame, access, mask),
             (1, true) => self.load_as::<i8>(frame, access, mask),
@@ -257,31 +307,83 @@ impl Spaces<'_, '_> {
         Ok(())
     }
 
-    fn load_as<T: Word>(&mut self, frame: &mut Frame, access: &Access, mask: u32) -> Result<(), LaneFault> {
-        let total = T::BYTES * u32::try_from(access.regs.len()).unwrap_or(1);
-        let size = T::BYTES as usize;
+    fn load_as<T: Word>(
+        &mut self,
+        frame: &mut Frame,
+        access: &Access,
+        mask: u32,
+    ) -> Result<(), LaneFault> {
         if access.space == AddressSpace::Param && access.base == Base::Absolute {
             return self.load_param::<T>(frame, access, mask);
         }
         let addresses = addresses(frame, access.base, access.offset);
-        let at_lane = |lane: usize| move |kind| LaneFault { kind, lane: lane as u32 };
-        for lane in Lanes(mask) {
-            let address = addresses[lane];
-            if matches!(access.space, AddressSpace::Global) || address >= LOWEST_GLOBAL && access.space == AddressSpace::Generic {
-                let at = self.global.translate(address, total, false).map_err(at_lane(lane))?;
-                for (index, &reg) in access.regs.iter().enumerate() {
-                    // SAFETY: `translate` found all elements, aligned, inside a region that stays valid.
-                    let value = unsafe { T::read(at.wrapping_add(index * size)) };
-                    frame.rows[reg as usize][lane] = value.put();
+        match (access.space, &access.regs[..]) {
+            (AddressSpace::Global | AddressSpace::Generic, &[reg]) => {
+                let row = &mut frame.rows[reg as usize];
+                let mut region = self.global.latest();
+                for lane in Lanes(mask) {
+                    let address = addresses[lane];
+                    let Some(at) = within(&region, address, T::BYTES, false) else {
+                        row[lane] = self.load_slowly::<T>(access.space, lane, address)?;
+                        region = self.global.latest();
+                        continue;
+                    };
+                    // SAFETY: `within` found the aligned element inside a region that stays valid.
+                    row[lane] = unsafe { T::read(at) }.put();
                 }
-                continue;
+                Ok(())
             }
-            let place = self.place(access.space, lane, address, total, false).map_err(at_lane(lane))?;
-            let bytes = match place {
+            (AddressSpace::Shared, &[reg]) => {
+                let row = &mut frame.rows[reg as usize];
+                for lane in Lanes(mask) {
+                    let address = addresses[lane];
+                    row[lane] = match shared_slice(self.shared, address, T::BYTES) {
+                        Some(bytes) => T::of(bytes).put(),
+                        None => self.load_slowly::<T>(AddressSpace::Shared, lane, address)?,
+                    };
+                }
+                Ok(())
+            }
+            _ => self.load_pieces::<T>(frame, access, mask, &addresses),
+        }
+    }
+
+    /// Loads one element of one lane, wherever it is.
+    #[cold]
+    fn load_slowly<T: Word>(
+        &mut self,
+        space: AddressSpace,
+        lane: usize,
+        address: u64,
+    ) -> Result<u64, LaneFault> {
+        let value: Result<T, FaultKind> = self.read(space, lane, address);
+        value.map(T::put).map_err(|kind| lane_fault(kind, lane))
+    }
+
+    /// Loads vectors, and elements of the rarer spaces.
+    fn load_pieces<T: Word>(
+        &mut self,
+        frame: &mut Frame,
+        access: &Access,
+        mask: u32,
+        addresses: &Row,
+    ) -> Result<(), LaneFault> {
+        let size = T::BYTES as usize;
+        let total = T::BYTES * u32::try_from(access.regs.len()).unwrap_or(1);
+        for lane in Lanes(mask) {
+            let place = self.place(access.space, lane, addresses[lane], total, false);
+            let bytes = match place.map_err(|kind| lane_fault(kind, lane))? {
+                Place::Global(at) => {
+                    for (index, &reg) in access.regs.iter().enumerate() {
+                        // SAFETY: `place` found all elements, aligned, inside a region that stays valid.
+                        let value = unsafe { T::read(at.wrapping_add(index * size)) };
+                        frame.rows[reg as usize][lane] = value.put();
+                    }
+                    continue;
+                }
                 Place::Shared(at) => &self.shared[at..at + total as usize],
                 Place::Local(at) => self.local.slice(lane, at, total).unwrap_or(&[]),
                 Place::Param(at) => &self.params[at..at + total as usize],
-                Place::Global(_) => &[],
             };
             for (bytes, &reg) in bytes.chunks_exact(size).zip(&access.regs) {
                 frame.rows[reg as usize][lane] = T::of(bytes).put();
@@ -291,19 +393,33 @@ impl Spaces<'_, '_> {
     }
 
     /// Loads a parameter at a constant offset: one value for all lanes.
-    fn load_param<T: Word>(&mut self, frame: &mut Frame, access: &Access, mask: u32) -> Result<(), LaneFault> {
+    fn load_param<T: Word>(
+        &mut self,
+        frame: &mut Frame,
+        access: &Access,
+        mask: u32,
+    ) -> Result<(), LaneFault> {
         let lane = mask.trailing_zeros() as usize;
         for (index, &reg) in access.regs.iter().enumerate() {
-            let address = access.offset.cast_unsigned().wrapping_add(index as u64 * u64::from(T::BYTES));
-            let value: T =
-                self.read(AddressSpace::Param, lane, address).map_err(|kind| LaneFault { kind, lane: lane as u32 })?;
+            let address = access
+                .offset
+                .cast_unsigned()
+                .wrapping_add(index as u64 * u64::from(T::BYTES));
+            let value: T = self
+                .read(AddressSpace::Param, lane, address)
+                .map_err(|kind| lane_fault(kind, lane))?;
             crate::alu::commit(&mut frame.rows[reg as usize], &[value.put(); LANES], mask);
         }
         Ok(())
     }
 
     /// Executes a store.
-    pub(super) fn store(&mut self, frame: &Frame, access: &Access, mask: u32) -> Result<(), LaneFault> {
+    pub(super) fn store(
+        &mut self,
+        frame: &Frame,
+        access: &Access,
+        mask: u32,
+    ) -> Result<(), LaneFault> {
         if access.order.release {
             fence(Ordering::SeqCst);
         }
@@ -315,20 +431,37 @@ impl Spaces<'_, '_> {
         }
     }
 
-    fn store_as<T: Word>(&mut self, frame: &Frame, access: &Access, mask: u32) -> Result<(), LaneFault> {
-        let total = T::BYTES * u32::try_from(access.regs.len()).unwrap_or(1);
+    fn store_as<T: Word>(
+        &mut self,
+        frame: &Frame,
+        access: &Access,
+        mask: u32,
+    ) -> Result<(), LaneFault> {
         let size = T::BYTES as usize;
+        let total = T::BYTES * u32::try_from(access.regs.len()).unwrap_or(1);
         let addresses = addresses(frame, access.base, access.offset);
+        let mut region = match access.space {
+            AddressSpace::Global | AddressSpace::Generic => self.global.latest(),
+            _ => Region::NONE,
+        };
         for lane in Lanes(mask) {
             let address = addresses[lane];
-            let place = self
-                .place(access.space, lane, address, total, true)
-                .map_err(|kind| LaneFault { kind, lane: lane as u32 })?;
+            let place = match within(&region, address, total, true) {
+                Some(at) => Place::Global(at),
+                None => {
+                    let place = self.place(access.space, lane, address, total, true);
+                    let place = place.map_err(|kind| lane_fault(kind, lane))?;
+                    if matches!(place, Place::Global(_)) {
+                        region = self.global.latest();
+                    }
+                    place
+                }
+            };
             let bytes = match place {
                 Place::Global(at) => {
                     for (index, &reg) in access.regs.iter().enumerate() {
                         let value = T::get(frame.rows[reg as usize][lane]);
-                        // SAFETY: `place` found all elements, aligned, inside a writable region that stays valid.
+                        // SAFETY: the aligned elements were found inside a writable region that stays valid.
                         unsafe { value.write(at.wrapping_add(index * size)) };
                     }
                     continue;
@@ -342,6 +475,24 @@ impl Spaces<'_, '_> {
             }
         }
         Ok(())
+    }
+}
+
+/// The bytes of shared memory at an aligned address, if they are there.
+#[inline]
+fn shared_slice(shared: &[u8], address: u64, bytes: u32) -> Option<&[u8]> {
+    let address = usize::try_from(address & u64::from(u32::MAX)).ok()?;
+    if address & (bytes as usize - 1) != 0 {
+        return None;
+    }
+    shared.get(address..address + bytes as usize)
+}
+
+#[cold]
+fn lane_fault(kind: FaultKind, lane: usize) -> LaneFault {
+    LaneFault {
+        kind,
+        lane: u32::try_from(lane).unwrap_or(0),
     }
 }
 

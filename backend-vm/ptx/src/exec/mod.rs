@@ -60,7 +60,11 @@ pub(crate) fn function_address(index: u32) -> u64 {
 /// The function at an address.
 fn function_at(address: u64) -> Option<usize> {
     let offset = address.checked_sub(FUNCTION_BASE)?;
-    if offset % FUNCTION_STRIDE == 0 { usize::try_from(offset / FUNCTION_STRIDE).ok() } else { None }
+    if offset % FUNCTION_STRIDE == 0 {
+        usize::try_from(offset / FUNCTION_STRIDE).ok()
+    } else {
+        None
+    }
 }
 
 /// What is added to an offset in `space` to make it a generic address.
@@ -84,6 +88,16 @@ pub struct Region {
     pub host: *mut u8,
     /// Whether kernels may write to it.
     pub writable: bool,
+}
+
+impl Region {
+    /// A region that holds nothing.
+    const NONE: Self = Self {
+        start: 0,
+        bytes: 0,
+        host: std::ptr::null_mut(),
+        writable: false,
+    };
 }
 
 /// Device memory and whatever else kernels can reach by global addresses.

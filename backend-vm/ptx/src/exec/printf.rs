@@ -31,7 +31,9 @@ struct Arguments<'s, 'w, 'a> {
 
 impl Arguments<'_, '_, '_> {
     fn word(&mut self) -> Result<u32, FaultKind> {
-        let value = self.spaces.read(AddressSpace::Generic, self.lane, self.at)?;
+        let value = self
+            .spaces
+            .read(AddressSpace::Generic, self.lane, self.at)?;
         self.at += 4;
         self.count += 1;
         Ok(value)
@@ -39,7 +41,9 @@ impl Arguments<'_, '_, '_> {
 
     fn double_word(&mut self) -> Result<u64, FaultKind> {
         self.at = self.at.next_multiple_of(8);
-        let value = self.spaces.read(AddressSpace::Generic, self.lane, self.at)?;
+        let value = self
+            .spaces
+            .read(AddressSpace::Generic, self.lane, self.at)?;
         self.at += 8;
         self.count += 1;
         Ok(value)
@@ -54,7 +58,12 @@ pub(super) fn format(
     list: u64,
 ) -> Result<(Vec<u8>, u64), FaultKind> {
     let format = text(spaces, lane, format)?;
-    let mut arguments = Arguments { spaces, lane, at: list, count: 0 };
+    let mut arguments = Arguments {
+        spaces,
+        lane,
+        at: list,
+        count: 0,
+    };
     let mut out = Vec::with_capacity(format.len());
     let mut rest = &format[..];
     while let [c, tail @ ..] = rest {
@@ -84,8 +93,14 @@ pub(super) fn format(
     Ok((out, count))
 }
 
-fn parse(rest: &mut &[u8], arguments: &mut Arguments<'_, '_, '_>) -> Result<(Spec, Option<u8>), FaultKind> {
-    let mut spec = Spec { bytes: 4, ..Spec::default() };
+fn parse(
+    rest: &mut &[u8],
+    arguments: &mut Arguments<'_, '_, '_>,
+) -> Result<(Spec, Option<u8>), FaultKind> {
+    let mut spec = Spec {
+        bytes: 4,
+        ..Spec::default()
+    };
     let mut next = || match *rest {
         [c, tail @ ..] => {
             *rest = tail;
@@ -119,7 +134,9 @@ fn parse(rest: &mut &[u8], arguments: &mut Arguments<'_, '_, '_>) -> Result<(Spe
         c = next();
         let mut precision = 0;
         if c == Some(b'*') {
-            precision = usize::try_from(arguments.word()?.cast_signed()).unwrap_or(0).min(MAX_WIDTH);
+            precision = usize::try_from(arguments.word()?.cast_signed())
+                .unwrap_or(0)
+                .min(MAX_WIDTH);
             c = next();
         }
         while let Some(digit @ b'0'..=b'9') = c {
@@ -150,7 +167,13 @@ fn convert(
             let value = integer(spec, arguments)?;
             let shift = 64 - 8 * spec.bytes;
             let value = (value << shift).cast_signed() >> shift;
-            number(out, spec, sign(spec, value < 0), "", &value.unsigned_abs().to_string());
+            number(
+                out,
+                spec,
+                sign(spec, value < 0),
+                "",
+                &value.unsigned_abs().to_string(),
+            );
         }
         b'u' => {
             let value = unsigned(spec, arguments)?;
@@ -158,12 +181,22 @@ fn convert(
         }
         b'o' => {
             let value = unsigned(spec, arguments)?;
-            number(out, spec, "", if spec.alternate { "0" } else { "" }, &format!("{value:o}"));
+            number(
+                out,
+                spec,
+                "",
+                if spec.alternate { "0" } else { "" },
+                &format!("{value:o}"),
+            );
         }
         b'x' | b'X' => {
             let value = unsigned(spec, arguments)?;
             let upper = conversion == b'X';
-            let digits = if upper { format!("{value:X}") } else { format!("{value:x}") };
+            let digits = if upper {
+                format!("{value:X}")
+            } else {
+                format!("{value:x}")
+            };
             let prefix = match (spec.alternate && value != 0, upper) {
                 (false, _) => "",
                 (true, false) => "0x",
@@ -173,11 +206,18 @@ fn convert(
         }
         b'p' => {
             let value = arguments.double_word()?;
-            let digits = if value == 0 { "(nil)".to_owned() } else { format!("{value:#x}") };
+            let digits = if value == 0 {
+                "(nil)".to_owned()
+            } else {
+                format!("{value:#x}")
+            };
             pad(out, spec, "", digits.as_bytes(), false);
         }
         b'c' => {
-            #[expect(clippy::cast_possible_truncation, reason = "a character is the low byte")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a character is the low byte"
+            )]
             let value = arguments.word()? as u8;
             pad(out, spec, "", &[value], false);
         }
@@ -206,7 +246,11 @@ fn convert(
 }
 
 fn integer(spec: &Spec, arguments: &mut Arguments<'_, '_, '_>) -> Result<u64, FaultKind> {
-    if spec.bytes == 8 { arguments.double_word() } else { arguments.word().map(u64::from) }
+    if spec.bytes == 8 {
+        arguments.double_word()
+    } else {
+        arguments.word().map(u64::from)
+    }
 }
 
 fn unsigned(spec: &Spec, arguments: &mut Arguments<'_, '_, '_>) -> Result<u64, FaultKind> {
@@ -226,10 +270,20 @@ fn sign(spec: &Spec, negative: bool) -> &'static str {
 /// Prints an integer: a precision is a least number of digits.
 fn number(out: &mut Vec<u8>, spec: &Spec, sign: &str, prefix: &str, digits: &str) {
     let wanted = spec.precision.unwrap_or(1);
-    let digits = if digits == "0" && wanted == 0 { "" } else { digits };
+    let digits = if digits == "0" && wanted == 0 {
+        ""
+    } else {
+        digits
+    };
     let zeros = "0".repeat(wanted.saturating_sub(digits.len()));
     let head = format!("{sign}{prefix}");
-    pad(out, spec, &head, format!("{zeros}{digits}").as_bytes(), spec.zero && spec.precision.is_none());
+    pad(
+        out,
+        spec,
+        &head,
+        format!("{zeros}{digits}").as_bytes(),
+        spec.zero && spec.precision.is_none(),
+    );
 }
 
 fn pad(out: &mut Vec<u8>, spec: &Spec, head: &str, body: &[u8], zeros: bool) {
@@ -254,7 +308,13 @@ fn float(out: &mut Vec<u8>, spec: &Spec, conversion: u8, value: f64) {
     let head = sign(spec, value.is_sign_negative() && !value.is_nan());
     let magnitude = value.abs();
     let upper = conversion.is_ascii_uppercase();
-    let case = |text: String| if upper { text.to_ascii_uppercase() } else { text };
+    let case = |text: String| {
+        if upper {
+            text.to_ascii_uppercase()
+        } else {
+            text
+        }
+    };
     if !magnitude.is_finite() {
         let text = case(if magnitude.is_nan() { "nan" } else { "inf" }.to_owned());
         pad(out, spec, head, text.as_bytes(), false);
@@ -286,7 +346,10 @@ fn exponential(value: f64, precision: usize, alternate: bool) -> String {
 
 fn general(value: f64, precision: usize, alternate: bool) -> String {
     let text = format!("{value:.*e}", precision - 1);
-    let exponent: i32 = text.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
+    let exponent: i32 = text
+        .split_once('e')
+        .and_then(|(_, e)| e.parse().ok())
+        .unwrap_or(0);
     let limit = i32::try_from(precision).unwrap_or(i32::MAX);
     let strip = |text: String| {
         if alternate || !text.contains('.') {
@@ -318,11 +381,23 @@ fn hexadecimal(value: f64, precision: Option<usize>) -> String {
     if let Some(precision) = precision.filter(|&precision| precision < 13) {
         let shift = 4 * (13 - precision);
         let whole = lead << 52 | mantissa;
-        let (kept, rest, half) = (whole >> shift, whole & ((1 << shift) - 1), 1_u64 << (shift - 1));
+        let (kept, rest, half) = (
+            whole >> shift,
+            whole & ((1 << shift) - 1),
+            1_u64 << (shift - 1),
+        );
         let kept = kept + u64::from(rest > half || rest == half && kept & 1 == 1);
-        (lead, mantissa, digits) = (kept >> (4 * precision), kept & ((1 << (4 * precision)) - 1), precision);
+        (lead, mantissa, digits) = (
+            kept >> (4 * precision),
+            kept & ((1 << (4 * precision)) - 1),
+            precision,
+        );
     }
-    let fraction = if digits == 0 { String::new() } else { format!("{mantissa:0digits$x}") };
+    let fraction = if digits == 0 {
+        String::new()
+    } else {
+        format!("{mantissa:0digits$x}")
+    };
     let fraction = match precision {
         Some(precision) => format!("{fraction}{}", "0".repeat(precision.saturating_sub(13))),
         None => fraction.trim_end_matches('0').to_owned(),
@@ -337,7 +412,16 @@ mod tests {
 
     fn as_c(format: u8, precision: Option<usize>, value: f64) -> String {
         let mut out = Vec::new();
-        float(&mut out, &Spec { precision, bytes: 4, ..Spec::default() }, format, value);
+        float(
+            &mut out,
+            &Spec {
+                precision,
+                bytes: 4,
+                ..Spec::default()
+            },
+            format,
+            value,
+        );
         String::from_utf8(out).unwrap()
     }
 
@@ -358,9 +442,19 @@ mod tests {
     #[test]
     fn integers_print_as_in_c() {
         let mut out = Vec::new();
-        let spec = Spec { width: 6, zero: true, bytes: 4, ..Spec::default() };
+        let spec = Spec {
+            width: 6,
+            zero: true,
+            bytes: 4,
+            ..Spec::default()
+        };
         number(&mut out, &spec, "-", "", "42");
-        let spec = Spec { width: 6, precision: Some(3), bytes: 4, ..Spec::default() };
+        let spec = Spec {
+            width: 6,
+            precision: Some(3),
+            bytes: 4,
+            ..Spec::default()
+        };
         number(&mut out, &spec, "", "0x", "7");
         assert_eq!(out, b"-00042 0x007");
     }

@@ -16,7 +16,9 @@ pub(super) fn now() -> u64 {
 
 /// Nanoseconds of the wall clock, for `%globaltimer`.
 fn wall() -> u64 {
-    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let elapsed = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -37,7 +39,13 @@ pub(super) fn read(special: Special, launch: &Launch<'_>, block: [u32; 3], warp:
     let value = match special {
         Special::Tid(axis) => {
             let axis = usize::from(axis);
-            return per_lane(&|lane| launch.thread_index(warp * 32 + lane).get(axis).copied().unwrap_or(0));
+            return per_lane(&|lane| {
+                launch
+                    .thread_index(warp * 32 + lane)
+                    .get(axis)
+                    .copied()
+                    .unwrap_or(0)
+            });
         }
         Special::LaneId => return per_lane(&|lane| lane),
         Special::LaneMaskEq => return per_lane(&|lane| 1 << lane),

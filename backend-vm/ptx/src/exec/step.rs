@@ -7,7 +7,8 @@ use super::warp::{Context, Group, Wait, Warp};
 use super::{builtin, function_at, special};
 use crate::alu::{LANES, commit};
 use crate::decode::insn::{
-    Barrier, BarrierKind, Call, Callee, Carry, CarryOp, Logic, Op, Param, Pc, PredSource, Slot, Test,
+    Barrier, BarrierKind, Call, Callee, Carry, CarryOp, Logic, Op, Param, Pc, PredSource, Slot,
+    Test,
 };
 use crate::error::{Fault, FaultKind};
 
@@ -47,7 +48,10 @@ fn test(frame: &Frame, test: &Test) -> (u32, u32) {
 /// The value of a lane's 32-bit register.
 #[inline]
 pub(super) fn word(row: &[u64; LANES], lane: usize) -> u32 {
-    #[expect(clippy::cast_possible_truncation, reason = "a 32-bit register is the low half of its slot")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a 32-bit register is the low half of its slot"
+    )]
     let value = row[lane] as u32;
     value
 }
@@ -88,7 +92,12 @@ impl Warp {
                         pc = *target;
                         continue;
                     }
-                    let rest = Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group };
+                    let rest = Group {
+                        pc: pc + 1,
+                        mask: group.mask & !mask,
+                        ran: self.count,
+                        ..group
+                    };
                     self.push(rest);
                     group.mask = mask;
                     pc = *target;
@@ -102,14 +111,22 @@ impl Warp {
                     let stored = Self::spaces(&mut self.local, cx).store(frame, access, mask);
                     stored.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
-                Op::SetPredicate { test: condition, d, q } => {
+                Op::SetPredicate {
+                    test: condition,
+                    d,
+                    q,
+                } => {
                     let (holds, complement) = test(frame, condition);
                     set_pred(frame, *d, holds, mask);
                     if let Some(q) = q {
                         set_pred(frame, *q, complement, mask);
                     }
                 }
-                Op::Set { test: condition, d, value } => {
+                Op::Set {
+                    test: condition,
+                    d,
+                    value,
+                } => {
                     let (holds, _) = test(frame, condition);
                     let mut row = [0; LANES];
                     for lane in Lanes(holds) {
@@ -163,12 +180,21 @@ impl Warp {
                 }
                 Op::Carry(carry) => add_with_carry(frame, carry, mask),
                 Op::Atomic(operation) => {
-                    let done = atomic::execute(&mut Self::spaces(&mut self.local, cx), frame, operation, mask);
+                    let done = atomic::execute(
+                        &mut Self::spaces(&mut self.local, cx),
+                        frame,
+                        operation,
+                        mask,
+                    );
                     done.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
-                Op::Fence(_) => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
+                Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
                 Op::ActiveMask { d } => {
-                    commit(&mut frame.rows[*d as usize], &[u64::from(mask); LANES], mask);
+                    commit(
+                        &mut frame.rows[*d as usize],
+                        &[u64::from(mask); LANES],
+                        mask,
+                    );
                 }
                 Op::Nothing => {}
                 Op::Collective(args) => {
@@ -179,8 +205,19 @@ impl Warp {
                 }
                 Op::Barrier(barrier) => {
                     if let Some(wait) = self.arrive(cx, barrier, &group, pc, mask)? {
-                        self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
-                        self.push(Group { pc, mask, wait, ran: self.count, ..group });
+                        self.push(Group {
+                            pc: pc + 1,
+                            mask: group.mask & !mask,
+                            ran: self.count,
+                            ..group
+                        });
+                        self.push(Group {
+                            pc,
+                            mask,
+                            wait,
+                            ran: self.count,
+                            ..group
+                        });
                         return Ok(());
                     }
                 }
@@ -189,19 +226,45 @@ impl Warp {
                     let longest = Lanes(mask).map(|lane| word(row, lane)).max().unwrap_or(0);
                     // What the hardware would do too: never longer than a millisecond at a time.
                     let until = special::now() + u64::from(longest.min(1_000_000));
-                    self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
-                    self.push(Group { pc, mask, wait: Wait::Sleep { until }, ran: self.count, ..group });
+                    self.push(Group {
+                        pc: pc + 1,
+                        mask: group.mask & !mask,
+                        ran: self.count,
+                        ..group
+                    });
+                    self.push(Group {
+                        pc,
+                        mask,
+                        wait: Wait::Sleep { until },
+                        ran: self.count,
+                        ..group
+                    });
                     return Ok(());
                 }
                 Op::BranchIndexed { index, targets } => {
                     let row = frame.rows[*index as usize];
-                    self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
+                    self.push(Group {
+                        pc: pc + 1,
+                        mask: group.mask & !mask,
+                        ran: self.count,
+                        ..group
+                    });
                     for lane in Lanes(mask) {
-                        let target = targets.get(word(&row, lane) as usize).copied().ok_or_else(|| {
-                            let kind = FaultKind::IllegalInstruction("brx.idx beyond its list");
-                            self.fault(cx, pc, lane_fault(kind, lane))
-                        })?;
-                        self.push(Group { pc: target, mask: 1 << lane, ran: self.count, ..group });
+                        let target =
+                            targets
+                                .get(word(&row, lane) as usize)
+                                .copied()
+                                .ok_or_else(|| {
+                                    let kind =
+                                        FaultKind::IllegalInstruction("brx.idx beyond its list");
+                                    self.fault(cx, pc, lane_fault(kind, lane))
+                                })?;
+                        self.push(Group {
+                            pc: target,
+                            mask: 1 << lane,
+                            ran: self.count,
+                            ..group
+                        });
                     }
                     return Ok(());
                 }
@@ -211,7 +274,12 @@ impl Warp {
                     }
                 }
                 Op::Return | Op::FallOff | Op::Exit => {
-                    self.push(Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..group });
+                    self.push(Group {
+                        pc: pc + 1,
+                        mask: group.mask & !mask,
+                        ran: self.count,
+                        ..group
+                    });
                     if matches!(insn.op, Op::Exit) || frame_is_kernel(self, group.frame) {
                         self.end_lanes(cx, group.frame, mask);
                     } else {
@@ -223,7 +291,11 @@ impl Warp {
             }
             pc += 1;
         }
-        self.push(Group { pc, ran: self.count, ..group });
+        self.push(Group {
+            pc,
+            ran: self.count,
+            ..group
+        });
         Ok(())
     }
 
@@ -239,12 +311,20 @@ impl Warp {
         let frame = self.frames.get(group.frame);
         let lane = mask.trailing_zeros() as usize;
         let id = u64::from(word(&frame.rows[barrier.id as usize], lane));
-        let expected = barrier.count.map(|count| word(&frame.rows[count as usize], lane));
+        let expected = barrier
+            .count
+            .map(|count| word(&frame.rows[count as usize], lane));
         let holds = (pred(frame, barrier.source) & mask).count_ones();
         let whole = mask == self.alive;
-        let arrived = cx.barriers.arrive(id, expected, mask.count_ones(), holds, whole);
+        let arrived = cx
+            .barriers
+            .arrive(id, expected, mask.count_ones(), holds, whole);
         let (id, generation) = arrived.map_err(|kind| self.fault(cx, pc, first(kind, mask)))?;
-        Ok(if barrier.kind == BarrierKind::Arrive { None } else { Some(Wait::Barrier { id, generation }) })
+        Ok(if barrier.kind == BarrierKind::Arrive {
+            None
+        } else {
+            Some(Wait::Barrier { id, generation })
+        })
     }
 
     /// Calls a function; whether the group is gone from here.
@@ -256,7 +336,12 @@ impl Warp {
         pc: Pc,
         mask: u32,
     ) -> Result<bool, Box<Fault>> {
-        let rest = Group { pc: pc + 1, mask: group.mask & !mask, ran: self.count, ..*group };
+        let rest = Group {
+            pc: pc + 1,
+            mask: group.mask & !mask,
+            ran: self.count,
+            ..*group
+        };
         match call.callee {
             Callee::Builtin(function) => {
                 let done = builtin::call(self, cx, function, call, group.frame, mask);
@@ -275,11 +360,18 @@ impl Warp {
                 while left != 0 {
                     let lane = left.trailing_zeros() as usize;
                     let address = row[lane];
-                    let same = Lanes(left).filter(|&other| row[other] == address).fold(0, |m, l| m | 1 << l);
-                    let index = function_at(address)
-                        .and_then(|index| cx.launch.code.by_module_index.get(index).copied().flatten());
+                    let same = Lanes(left)
+                        .filter(|&other| row[other] == address)
+                        .fold(0, |m, l| m | 1 << l);
+                    let index = function_at(address).and_then(|index| {
+                        cx.launch.code.by_module_index.get(index).copied().flatten()
+                    });
                     let Some(index) = index else {
-                        return Err(self.fault(cx, pc, lane_fault(FaultKind::InvalidPc { address }, lane)));
+                        return Err(self.fault(
+                            cx,
+                            pc,
+                            lane_fault(FaultKind::InvalidPc { address }, lane),
+                        ));
                     };
                     self.enter(cx, call, index, group, pc, same)?;
                     left &= !same;
@@ -300,7 +392,8 @@ impl Warp {
     ) -> Result<(), Box<Fault>> {
         let launch = cx.launch;
         let function = &launch.code.functions[index as usize];
-        let matches = call.args.len() == function.params.len() && call.returns.len() == function.returns.len();
+        let matches = call.args.len() == function.params.len()
+            && call.returns.len() == function.returns.len();
         let address = u64::from(index);
         if !matches {
             return Err(self.fault(cx, pc, first(FaultKind::InvalidPc { address }, mask)));
@@ -317,7 +410,13 @@ impl Warp {
         for (actual, formal) in call.args.iter().zip(&function.params) {
             self.copy_param(group.frame, actual, frame, formal, mask);
         }
-        self.push(Group { pc: function.start, mask, frame, wait: Wait::Ready, ran: self.count });
+        self.push(Group {
+            pc: function.start,
+            mask,
+            frame,
+            wait: Wait::Ready,
+            ran: self.count,
+        });
         Ok(())
     }
 
@@ -326,12 +425,22 @@ impl Warp {
         let frame = self.frames.get(group.frame);
         let (parent, call_pc, function) = (frame.parent, frame.call_pc, frame.function);
         if let Op::Call(call) = &code.code[call_pc as usize].op {
-            for (actual, formal) in call.returns.iter().zip(&code.functions[function as usize].returns) {
+            for (actual, formal) in call
+                .returns
+                .iter()
+                .zip(&code.functions[function as usize].returns)
+            {
                 self.copy_param(group.frame, formal, parent, actual, mask);
             }
         }
         self.frames.leave(group.frame, mask);
-        self.push(Group { pc: call_pc + 1, mask, frame: parent, wait: Wait::Ready, ran: self.count });
+        self.push(Group {
+            pc: call_pc + 1,
+            mask,
+            frame: parent,
+            wait: Wait::Ready,
+            ran: self.count,
+        });
     }
 
     /// Copies a parameter from one frame's slot to another's.
@@ -340,7 +449,11 @@ impl Warp {
         let (from_frame, to_frame) = self.frames.pair(from, to);
         match (source.slot, dest.slot) {
             (Slot::Row(a), Slot::Row(d)) => {
-                commit(&mut to_frame.rows[d as usize], &from_frame.rows[a as usize], mask);
+                commit(
+                    &mut to_frame.rows[d as usize],
+                    &from_frame.rows[a as usize],
+                    mask,
+                );
             }
             (Slot::Memory(a), Slot::Row(d)) => {
                 let address = u64::from(from_frame.local_base + a);
@@ -363,7 +476,10 @@ impl Warp {
                 }
             }
             (Slot::Memory(a), Slot::Memory(d)) => {
-                let (a, d) = (u64::from(from_frame.local_base + a), u64::from(to_frame.local_base + d));
+                let (a, d) = (
+                    u64::from(from_frame.local_base + a),
+                    u64::from(to_frame.local_base + d),
+                );
                 for lane in Lanes(mask) {
                     self.local.copy(lane, a, d, bytes);
                 }
@@ -378,24 +494,42 @@ fn frame_is_kernel(warp: &Warp, frame: u32) -> bool {
 
 #[expect(clippy::cast_possible_truncation, reason = "a lane is below 32")]
 fn lane_fault(kind: FaultKind, lane: usize) -> LaneFault {
-    LaneFault { kind, lane: lane as u32 }
+    LaneFault {
+        kind,
+        lane: lane as u32,
+    }
 }
 
 fn first(kind: FaultKind, mask: u32) -> LaneFault {
-    LaneFault { kind, lane: mask.trailing_zeros() }
+    LaneFault {
+        kind,
+        lane: mask.trailing_zeros(),
+    }
 }
 
 /// Executes one link of a carry chain.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "arithmetic on halves of products")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "arithmetic on halves of products"
+)]
 fn add_with_carry(frame: &mut Frame, carry: &Carry, mask: u32) {
     let width = carry.bytes * 8;
-    let low = if width == 64 { u64::MAX } else { (1 << width) - 1 };
+    let low = if width == 64 {
+        u64::MAX
+    } else {
+        (1 << width) - 1
+    };
     let mut flags = frame.carry;
     for lane in Lanes(mask) {
         let a = frame.rows[carry.a as usize][lane] & low;
         let b = frame.rows[carry.b as usize][lane] & low;
         let c = frame.rows[carry.c as usize][lane] & low;
-        let flag = if carry.carry_in { u128::from(frame.carry >> lane & 1) } else { 0 };
+        let flag = if carry.carry_in {
+            u128::from(frame.carry >> lane & 1)
+        } else {
+            0
+        };
         let extend = |x: u64| -> i128 {
             if carry.signed && width == 64 {
                 i128::from(x.cast_signed())
@@ -411,7 +545,11 @@ fn add_with_carry(frame: &mut Frame, carry: &Carry, mask: u32) {
             CarryOp::Sub => u128::from(a).wrapping_sub(u128::from(b)).wrapping_sub(flag),
             CarryOp::MadLow => u128::from(a.wrapping_mul(b) & low) + u128::from(c) + flag,
             CarryOp::MadHigh => {
-                let product = if carry.signed { (extend(a) * extend(b)) as u128 } else { u128::from(a) * u128::from(b) };
+                let product = if carry.signed {
+                    (extend(a) * extend(b)) as u128
+                } else {
+                    u128::from(a) * u128::from(b)
+                };
                 u128::from((product >> width) as u64 & low) + u128::from(c) + flag
             }
         };

@@ -84,7 +84,13 @@ impl Warp {
         };
         warp.local.reserve(entry.local_bytes)?;
         let frame = warp.frames.push(0, entry, NO_FRAME, 0, alive)?;
-        warp.groups.push(Group { pc: entry.start, mask: alive, frame, wait: Wait::Ready, ran: 0 });
+        warp.groups.push(Group {
+            pc: entry.start,
+            mask: alive,
+            frame,
+            wait: Wait::Ready,
+            ran: 0,
+        });
         Ok(warp)
     }
 
@@ -94,17 +100,35 @@ impl Warp {
         self.groups.clear();
         self.alive = alive;
         let frame = self.frames.push(0, entry, NO_FRAME, 0, alive)?;
-        self.groups.push(Group { pc: entry.start, mask: alive, frame, wait: Wait::Ready, ran: self.count });
+        self.groups.push(Group {
+            pc: entry.start,
+            mask: alive,
+            frame,
+            wait: Wait::Ready,
+            ran: self.count,
+        });
         Ok(())
     }
 
     /// The spaces that the lanes of this warp see.
-    pub(super) fn spaces<'w, 'a>(local: &'w mut Local, cx: &'w mut Context<'_, 'a>) -> Spaces<'w, 'a> {
-        Spaces { global: cx.global, shared: cx.shared, local, params: cx.launch.config.params }
+    pub(super) fn spaces<'w, 'a>(
+        local: &'w mut Local,
+        cx: &'w mut Context<'_, 'a>,
+    ) -> Spaces<'w, 'a> {
+        Spaces {
+            global: cx.global,
+            shared: cx.shared,
+            local,
+            params: cx.launch.config.params,
+        }
     }
 
     /// Runs until `budget` instructions are executed or nothing can run.
-    pub(super) fn run(&mut self, cx: &mut Context<'_, '_>, budget: u64) -> Result<Turn, Box<Fault>> {
+    pub(super) fn run(
+        &mut self,
+        cx: &mut Context<'_, '_>,
+        budget: u64,
+    ) -> Result<Turn, Box<Fault>> {
         let end = self.count + budget;
         while self.count < end {
             let Some((index, forced)) = self.pick(cx) else {
@@ -114,7 +138,11 @@ impl Warp {
             let (limit, stop) = self.bounds(&group, forced, end);
             self.step(cx, group, limit, stop)?;
         }
-        Ok(if self.groups.is_empty() { Turn::Done } else { Turn::Ready })
+        Ok(if self.groups.is_empty() {
+            Turn::Done
+        } else {
+            Turn::Ready
+        })
     }
 
     /// How long a group may run: a count of instructions, and the place of the next group ahead of it.
@@ -126,7 +154,10 @@ impl Warp {
         if forced {
             return (limit, Pc::MAX);
         }
-        let ahead = self.groups.iter().filter(|other| other.wait == Wait::Ready && other.frame == group.frame);
+        let ahead = self
+            .groups
+            .iter()
+            .filter(|other| other.wait == Wait::Ready && other.frame == group.frame);
         (limit, ahead.map(|other| other.pc).min().unwrap_or(Pc::MAX))
     }
 
@@ -152,7 +183,12 @@ impl Warp {
             self.wake(cx);
             let mut best: Option<(usize, (u32, Pc))> = None;
             let mut oldest: Option<(usize, u64)> = None;
-            for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.wait == Wait::Ready) {
+            for (index, group) in self
+                .groups
+                .iter()
+                .enumerate()
+                .filter(|(_, group)| group.wait == Wait::Ready)
+            {
                 // The deepest call first, so that callers meet again; then whoever is furthest behind.
                 let key = (u32::MAX - self.frames.get(group.frame).depth, group.pc);
                 if best.is_none_or(|(_, found)| key < found) {
@@ -201,9 +237,9 @@ impl Warp {
         let mut index = 0;
         while index < self.groups.len() {
             let group = self.groups[index];
-            let twin = self.groups[..index]
-                .iter()
-                .position(|other| same_place(other, &group) && group.wait == Wait::Ready && other.wait == Wait::Ready);
+            let twin = self.groups[..index].iter().position(|other| {
+                same_place(other, &group) && group.wait == Wait::Ready && other.wait == Wait::Ready
+            });
             match twin {
                 Some(twin) => {
                     self.groups[twin].mask |= group.mask;
@@ -215,11 +251,17 @@ impl Warp {
     }
 
     fn barrier_result(&mut self, cx: &Context<'_, '_>, group: Group, id: usize) {
-        let Op::Barrier(barrier) = &cx.launch.code.code[group.pc as usize].op else { return };
+        let Op::Barrier(barrier) = &cx.launch.code.code[group.pc as usize].op else {
+            return;
+        };
         let result = cx.barriers.result(id);
         let frame = self.frames.get_mut(group.frame);
         let set = |pred: &mut u32, value: bool| {
-            *pred = if value { *pred | group.mask } else { *pred & !group.mask };
+            *pred = if value {
+                *pred | group.mask
+            } else {
+                *pred & !group.mask
+            };
         };
         match barrier.kind {
             BarrierKind::Sync | BarrierKind::Arrive => {}
@@ -238,8 +280,10 @@ impl Warp {
             return;
         }
         if group.wait == Wait::Ready
-            && let Some(twin) =
-                self.groups.iter_mut().find(|other| other.wait == Wait::Ready && same_place(other, &group))
+            && let Some(twin) = self
+                .groups
+                .iter_mut()
+                .find(|other| other.wait == Wait::Ready && same_place(other, &group))
         {
             twin.mask |= group.mask;
             return;
@@ -262,9 +306,20 @@ impl Warp {
     /// The fault of a lane.
     #[cold]
     pub(super) fn fault(&self, cx: &Context<'_, '_>, pc: Pc, fault: LaneFault) -> Box<Fault> {
-        let line = cx.launch.code.code.get(pc as usize).map_or(0, |insn| insn.line);
+        let line = cx
+            .launch
+            .code
+            .code
+            .get(pc as usize)
+            .map_or(0, |insn| insn.line);
         let thread = cx.launch.thread_index(self.index * 32 + fault.lane);
-        Box::new(Fault { kind: fault.kind, kernel: cx.launch.name.to_owned(), line, block: cx.block, thread })
+        Box::new(Fault {
+            kind: fault.kind,
+            kernel: cx.launch.name.to_owned(),
+            line,
+            block: cx.block,
+            thread,
+        })
     }
 }
 

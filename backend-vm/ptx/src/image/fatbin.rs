@@ -39,7 +39,10 @@ pub(super) fn is_fatbin(bytes: &[u8]) -> bool {
 pub(super) fn find(image: &[u8]) -> Result<Found<'_>, LoadError> {
     let entries = entries(image)?;
     let ptx = entries.iter().filter(|entry| entry.kind == KIND_PTX);
-    let best = ptx.clone().filter(|entry| entry.architecture <= ARCHITECTURE).max_by_key(|entry| entry.architecture);
+    let best = ptx
+        .clone()
+        .filter(|entry| entry.architecture <= ARCHITECTURE)
+        .max_by_key(|entry| entry.architecture);
     if let Some(best) = best {
         return match unpack(best)? {
             Cow::Borrowed(bytes) => text(bytes).map(|text| Found::Ptx(Cow::Borrowed(text))),
@@ -52,12 +55,22 @@ pub(super) fn find(image: &[u8]) -> Result<Found<'_>, LoadError> {
         match elf::has_kernels(&bytes).filter(|_| elf::is_elf(&bytes)) {
             Some(true) => machine.push(format!("sm_{}", entry.architecture)),
             Some(false) => {}
-            None => return Err(LoadError::InvalidImage("an ELF entry of the fatbin is damaged".to_owned())),
+            None => {
+                return Err(LoadError::InvalidImage(
+                    "an ELF entry of the fatbin is damaged".to_owned(),
+                ));
+            }
         }
     }
     machine.extend(ptx.map(|entry| format!("compute_{}", entry.architecture)));
     machine.dedup();
-    if machine.is_empty() { Ok(Found::Empty) } else { Err(LoadError::NoKernelImage { arch: machine.join(", ") }) }
+    if machine.is_empty() {
+        Ok(Found::Empty)
+    } else {
+        Err(LoadError::NoKernelImage {
+            arch: machine.join(", "),
+        })
+    }
 }
 
 fn entries(image: &[u8]) -> Result<Vec<Entry<'_>>, LoadError> {
@@ -73,13 +86,23 @@ fn entries(image: &[u8]) -> Result<Vec<Entry<'_>>, LoadError> {
             list.push(entry);
             if list.len() > MAX_ENTRIES {
                 let (found, limit) = (list.len() as u64, MAX_ENTRIES as u64);
-                return Err(LoadError::TooLarge { what: "the fatbin's list of entries", found, limit });
+                return Err(LoadError::TooLarge {
+                    what: "the fatbin's list of entries",
+                    found,
+                    limit,
+                });
             }
             rest = rest.get(length..).ok_or_else(damaged)?;
         }
         // The next one begins at an aligned offset.
         at = at.saturating_add(end);
-        let padding = image.get(at..).unwrap_or(&[]).iter().take(16).take_while(|&&byte| byte == 0).count();
+        let padding = image
+            .get(at..)
+            .unwrap_or(&[])
+            .iter()
+            .take(16)
+            .take_while(|&&byte| byte == 0)
+            .count();
         at = at.saturating_add(padding);
     }
     Ok(list)
@@ -102,7 +125,11 @@ fn entry(bytes: &[u8]) -> Option<(Entry<'_>, usize)> {
     }
     let payload = bytes.get(header..header.checked_add(padded)?)?;
     let packed = flags & (FLAG_LZ4 | FLAG_ZSTD) != 0;
-    let payload = if packed { payload.get(..compressed)? } else { payload };
+    let payload = if packed {
+        payload.get(..compressed)?
+    } else {
+        payload
+    };
     let entry = Entry {
         kind: u16_at(bytes, 0)?,
         architecture: u32_at(bytes, 28)?,
@@ -117,14 +144,30 @@ fn unpack<'a>(entry: &Entry<'a>) -> Result<Cow<'a, [u8]>, LoadError> {
     let limit = MAX_PTX_BYTES as u64;
     let size = match usize::try_from(entry.bytes) {
         Ok(size) if size <= MAX_PTX_BYTES => size,
-        _ => return Err(LoadError::TooLarge { what: "an entry of the fatbin", found: entry.bytes, limit }),
+        _ => {
+            return Err(LoadError::TooLarge {
+                what: "an entry of the fatbin",
+                found: entry.bytes,
+                limit,
+            });
+        }
     };
-    let damaged = |how: &str| LoadError::InvalidImage(format!("a {how} entry of the fatbin does not decompress"));
+    let damaged = |how: &str| {
+        LoadError::InvalidImage(format!("a {how} entry of the fatbin does not decompress"))
+    };
     if entry.flags & FLAG_ZSTD != 0 {
-        let decoder = ruzstd::decoding::StreamingDecoder::new(entry.payload).map_err(|_| damaged("zstd"))?;
+        let decoder =
+            ruzstd::decoding::StreamingDecoder::new(entry.payload).map_err(|_| damaged("zstd"))?;
         let mut bytes = Vec::new();
-        decoder.take(entry.bytes).read_to_end(&mut bytes).map_err(|_| damaged("zstd"))?;
-        return if bytes.len() == size { Ok(Cow::Owned(bytes)) } else { Err(damaged("zstd")) };
+        decoder
+            .take(entry.bytes)
+            .read_to_end(&mut bytes)
+            .map_err(|_| damaged("zstd"))?;
+        return if bytes.len() == size {
+            Ok(Cow::Owned(bytes))
+        } else {
+            Err(damaged("zstd"))
+        };
     }
     if entry.flags & FLAG_LZ4 != 0 {
         // No LZ4 block expands more than 255 times.
@@ -132,7 +175,11 @@ fn unpack<'a>(entry: &Entry<'a>) -> Result<Cow<'a, [u8]>, LoadError> {
             return Err(damaged("LZ4"));
         }
         let bytes = lz4_flex::block::decompress(entry.payload, size).map_err(|_| damaged("LZ4"))?;
-        return if bytes.len() == size { Ok(Cow::Owned(bytes)) } else { Err(damaged("LZ4")) };
+        return if bytes.len() == size {
+            Ok(Cow::Owned(bytes))
+        } else {
+            Err(damaged("LZ4"))
+        };
     }
     Ok(Cow::Borrowed(entry.payload))
 }

@@ -32,8 +32,12 @@ pub fn find_ptx(image: &[u8]) -> Result<Found<'_>, LoadError> {
     if elf::is_elf(image) {
         return match elf::has_kernels(image) {
             Some(false) => Ok(Found::Empty),
-            Some(true) => Err(LoadError::NoKernelImage { arch: "an unnamed architecture".to_owned() }),
-            None => Err(LoadError::InvalidImage("its ELF headers are damaged".to_owned())),
+            Some(true) => Err(LoadError::NoKernelImage {
+                arch: "an unnamed architecture".to_owned(),
+            }),
+            None => Err(LoadError::InvalidImage(
+                "its ELF headers are damaged".to_owned(),
+            )),
         };
     }
     text(image).map(|text| Found::Ptx(Cow::Borrowed(text)))
@@ -41,27 +45,50 @@ pub fn find_ptx(image: &[u8]) -> Result<Found<'_>, LoadError> {
 
 /// Checks that bytes are PTX text, up to a NUL if there is one.
 fn text(bytes: &[u8]) -> Result<&str, LoadError> {
-    let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    let length = bytes
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(bytes.len());
     let bytes = &bytes[..length];
     if length > MAX_PTX_BYTES {
         let limit = MAX_PTX_BYTES as u64;
-        return Err(LoadError::TooLarge { what: "the PTX", found: length as u64, limit });
+        return Err(LoadError::TooLarge {
+            what: "the PTX",
+            found: length as u64,
+            limit,
+        });
     }
     let invalid = |reason: &str| LoadError::InvalidImage(reason.to_owned());
     let text = std::str::from_utf8(bytes).map_err(|_| invalid("it is not text"))?;
-    if text.contains(".version") { Ok(text) } else { Err(invalid("it has no `.version`")) }
+    if text.contains(".version") {
+        Ok(text)
+    } else {
+        Err(invalid("it has no `.version`"))
+    }
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at.checked_add(2)?)?.try_into().ok().map(u16::from_le_bytes)
+    bytes
+        .get(at..at.checked_add(2)?)?
+        .try_into()
+        .ok()
+        .map(u16::from_le_bytes)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at.checked_add(4)?)?.try_into().ok().map(u32::from_le_bytes)
+    bytes
+        .get(at..at.checked_add(4)?)?
+        .try_into()
+        .ok()
+        .map(u32::from_le_bytes)
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_le_bytes)
+    bytes
+        .get(at..at.checked_add(8)?)?
+        .try_into()
+        .ok()
+        .map(u64::from_le_bytes)
 }
 
 /// A 64-bit offset or length as an index.
@@ -81,7 +108,13 @@ mod tests {
 
     #[test]
     fn garbage_is_an_invalid_image() {
-        for image in [&b""[..], b"hello", &[0xff; 64], b"\x7fELF", &[0x50, 0xed, 0x55, 0xba]] {
+        for image in [
+            &b""[..],
+            b"hello",
+            &[0xff; 64],
+            b"\x7fELF",
+            &[0x50, 0xed, 0x55, 0xba],
+        ] {
             let error = find_ptx(image).unwrap_err();
             assert_eq!(error.cuda_code(), 200, "{image:?}: {error}");
         }

@@ -186,7 +186,8 @@ impl Variable<'_> {
     /// Its size in bytes; 0 if unsized. `None` if it does not fit 64 bits.
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
-        self.count.checked_mul(u64::from(self.ty.bytes()) * u64::from(self.vector))
+        self.count
+            .checked_mul(u64::from(self.ty.bytes()) * u64::from(self.vector))
     }
 }
 

@@ -16,7 +16,11 @@ pub fn parse_body(body: Body<'_>) -> Result<Vec<Statement<'_>>, ParseError> {
                 depth += 1;
                 if depth > MAX_NESTING {
                     let limit = MAX_NESTING as u64;
-                    return Err(ParseError::TooMuch { line: lexer.line(), what: "the nesting of blocks", limit });
+                    return Err(ParseError::TooMuch {
+                        line: lexer.line(),
+                        what: "the nesting of blocks",
+                        limit,
+                    });
                 }
                 statements.push(Statement::Open);
             }
@@ -40,7 +44,11 @@ pub fn parse_body(body: Body<'_>) -> Result<Vec<Statement<'_>>, ParseError> {
         }
         if statements.len() > MAX_INSTRUCTIONS {
             let limit = MAX_INSTRUCTIONS as u64;
-            return Err(ParseError::TooMuch { line: lexer.line(), what: "the length of a function", limit });
+            return Err(ParseError::TooMuch {
+                line: lexer.line(),
+                what: "the length of a function",
+                limit,
+            });
         }
     }
 }
@@ -69,7 +77,9 @@ fn statement<'a>(
     match word {
         ".loc" | ".file" => lexer.skip_line(),
         ".pragma" => skip_statement(lexer)?,
-        _ if word.starts_with('.') => return Err(lexer.unexpected("an instruction", Token::Word(word))),
+        _ if word.starts_with('.') => {
+            return Err(lexer.unexpected("an instruction", Token::Word(word)));
+        }
         _ if lexer.accept(b':')? => labelled(lexer, word, into)?,
         _ => into.push(instruction(lexer, word, None)?),
     }
@@ -92,9 +102,17 @@ fn labelled<'a>(
         }
         Token::Word(".callprototype") => {
             lexer.next()?;
-            let returns = if lexer.peek()? == Token::Punct(b'(') { declare::parameters(lexer)? } else { Vec::new() };
+            let returns = if lexer.peek()? == Token::Punct(b'(') {
+                declare::parameters(lexer)?
+            } else {
+                Vec::new()
+            };
             lexer.word("`_`")?;
-            let params = if lexer.peek()? == Token::Punct(b'(') { declare::parameters(lexer)? } else { Vec::new() };
+            let params = if lexer.peek()? == Token::Punct(b'(') {
+                declare::parameters(lexer)?
+            } else {
+                Vec::new()
+            };
             skip_statement(lexer)?;
             into.push(Statement::Prototype(label, Signature { returns, params }));
         }
@@ -128,12 +146,21 @@ fn instruction<'a>(
             lexer.expect(b',')?;
         }
     }
-    Ok(Statement::Instruction(Instruction { guard, opcode, operands, line }))
+    Ok(Statement::Instruction(Instruction {
+        guard,
+        opcode,
+        operands,
+        line,
+    }))
 }
 
 fn operand<'a>(lexer: &mut Lexer<'a>, depth: usize) -> Result<Operand<'a>, ParseError> {
     if depth > 4 {
-        return Err(ParseError::TooMuch { line: lexer.line(), what: "the nesting of an operand", limit: 4 });
+        return Err(ParseError::TooMuch {
+            line: lexer.line(),
+            what: "the nesting of an operand",
+            limit: 4,
+        });
     }
     match lexer.next()? {
         Token::Int(value) => Ok(Operand::Int(value)),
@@ -189,7 +216,11 @@ fn address<'a>(lexer: &mut Lexer<'a>, depth: usize) -> Result<Operand<'a>, Parse
         }
         _ => None,
     };
-    let offset = if base.is_some() { declare::offset(lexer)? } else { lexer.int("an address")?.cast_signed() };
+    let offset = if base.is_some() {
+        declare::offset(lexer)?
+    } else {
+        lexer.int("an address")?.cast_signed()
+    };
     if lexer.accept(b']')? {
         return Ok(Operand::Address(base, offset));
     }

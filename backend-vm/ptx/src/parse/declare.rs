@@ -84,20 +84,34 @@ fn shape(lexer: &mut Lexer<'_>) -> Result<Shape, ParseError> {
             ".v8" => vector = 8,
             // A sampler, texture or surface reference is an opaque 64-bit handle.
             ".texref" | ".samplerref" | ".surfref" => {
-                return Ok(Shape { ty: Type::B64, vector, align, managed });
+                return Ok(Shape {
+                    ty: Type::B64,
+                    vector,
+                    align,
+                    managed,
+                });
             }
-            ".u8" | ".b8" | ".s8" | ".u16" | ".s16" | ".b16" | ".u32" | ".s32" | ".b32" | ".u64" | ".s64"
-            | ".b64" | ".b128" | ".f16" | ".f16x2" | ".bf16" | ".bf16x2" | ".f32" | ".f64" | ".pred" => {
-                let Some(ty) = Type::named(&word[1..]) else { continue };
+            ".u8" | ".b8" | ".s8" | ".u16" | ".s16" | ".b16" | ".u32" | ".s32" | ".b32"
+            | ".u64" | ".s64" | ".b64" | ".b128" | ".f16" | ".f16x2" | ".bf16" | ".bf16x2"
+            | ".f32" | ".f64" | ".pred" => {
+                let Some(ty) = Type::named(&word[1..]) else {
+                    continue;
+                };
                 // `.ptr` and its space and alignment describe what a parameter points to.
-                while let Token::Word(".ptr" | ".global" | ".shared" | ".local" | ".const" | ".align") =
-                    lexer.peek()?
+                while let Token::Word(
+                    ".ptr" | ".global" | ".shared" | ".local" | ".const" | ".align",
+                ) = lexer.peek()?
                 {
                     if lexer.next()? == Token::Word(".align") {
                         alignment(lexer)?;
                     }
                 }
-                return Ok(Shape { ty, vector, align, managed });
+                return Ok(Shape {
+                    ty,
+                    vector,
+                    align,
+                    managed,
+                });
             }
             found => return Err(lexer.unexpected("a type", Token::Word(found))),
         }
@@ -112,7 +126,11 @@ fn alignment(lexer: &mut Lexer<'_>) -> Result<u32, ParseError> {
     }
 }
 
-fn declarator<'a>(lexer: &mut Lexer<'a>, space: Space, shape: Shape) -> Result<Variable<'a>, ParseError> {
+fn declarator<'a>(
+    lexer: &mut Lexer<'a>,
+    space: Space,
+    shape: Shape,
+) -> Result<Variable<'a>, ParseError> {
     let name = lexer.word("a name")?;
     let line = lexer.line();
     let natural = shape.ty.bytes() * shape.vector;
@@ -137,18 +155,36 @@ fn declarator<'a>(lexer: &mut Lexer<'a>, space: Space, shape: Shape) -> Result<V
     }
     let mut dims = Vec::new();
     while lexer.accept(b'[')? {
-        let extent = if lexer.peek()? == Token::Punct(b']') { 0 } else { lexer.int("an extent")? };
+        let extent = if lexer.peek()? == Token::Punct(b']') {
+            0
+        } else {
+            lexer.int("an extent")?
+        };
         lexer.expect(b']')?;
         if dims.len() >= MAX_NESTING {
-            return Err(ParseError::TooMuch { line, what: "the number of dimensions", limit: MAX_NESTING as u64 });
+            return Err(ParseError::TooMuch {
+                line,
+                what: "the number of dimensions",
+                limit: MAX_NESTING as u64,
+            });
         }
         dims.push(extent);
     }
-    let too_large = ParseError::TooMuch { line, what: "the size of a variable", limit: MAX_VARIABLE_BYTES };
+    let too_large = ParseError::TooMuch {
+        line,
+        what: "the size of a variable",
+        limit: MAX_VARIABLE_BYTES,
+    };
     for extent in &dims {
-        variable.count = variable.count.checked_mul(*extent).ok_or_else(|| too_large.clone())?;
+        variable.count = variable
+            .count
+            .checked_mul(*extent)
+            .ok_or_else(|| too_large.clone())?;
     }
-    if variable.bytes().is_none_or(|bytes| bytes > MAX_VARIABLE_BYTES) {
+    if variable
+        .bytes()
+        .is_none_or(|bytes| bytes > MAX_VARIABLE_BYTES)
+    {
         return Err(too_large);
     }
     if lexer.accept(b'=')? {
@@ -168,7 +204,10 @@ fn declarator<'a>(lexer: &mut Lexer<'a>, space: Space, shape: Shape) -> Result<V
         initialiser(lexer, &strides, 0, &mut at, &mut variable)?;
         if dims.first() == Some(&0) {
             let rows = at.div_ceil(stride.max(1));
-            variable.count = dims.iter().skip(1).fold(rows, |product, extent| product.saturating_mul(*extent));
+            variable.count = dims
+                .iter()
+                .skip(1)
+                .fold(rows, |product, extent| product.saturating_mul(*extent));
         }
         let total = variable.count.saturating_mul(u64::from(variable.vector));
         if variable.init.iter().any(|item| item.index >= total) {
@@ -188,7 +227,11 @@ fn initialiser<'a>(
 ) -> Result<(), ParseError> {
     if depth > MAX_NESTING {
         let limit = MAX_NESTING as u64;
-        return Err(ParseError::TooMuch { line: lexer.line(), what: "the nesting of an initialiser", limit });
+        return Err(ParseError::TooMuch {
+            line: lexer.line(),
+            what: "the nesting of an initialiser",
+            limit,
+        });
     }
     if !lexer.accept(b'{')? {
         let value = scalar(lexer)?;
@@ -196,7 +239,11 @@ fn initialiser<'a>(
         *at += 1;
         if variable.init.len() as u64 > MAX_INITIALISER_BYTES {
             let limit = MAX_INITIALISER_BYTES;
-            return Err(ParseError::TooMuch { line: lexer.line(), what: "an initialiser", limit });
+            return Err(ParseError::TooMuch {
+                line: lexer.line(),
+                what: "an initialiser",
+                limit,
+            });
         }
         return Ok(());
     }
@@ -241,9 +288,17 @@ fn scalar<'a>(lexer: &mut Lexer<'a>) -> Result<InitValue<'a>, ParseError> {
             let inner = offset(lexer)?;
             lexer.expect(b')')?;
             let outer = offset(lexer)?;
-            Ok(InitValue::Symbol { name, offset: inner.wrapping_add(outer), generic: true })
+            Ok(InitValue::Symbol {
+                name,
+                offset: inner.wrapping_add(outer),
+                generic: true,
+            })
         }
-        Token::Word(name) => Ok(InitValue::Symbol { name, offset: offset(lexer)?, generic: false }),
+        Token::Word(name) => Ok(InitValue::Symbol {
+            name,
+            offset: offset(lexer)?,
+            generic: false,
+        }),
         found => Err(lexer.unexpected("an initialiser", found)),
     }
 }

@@ -29,9 +29,9 @@ pub enum Token<'a> {
 pub struct Lexer<'a> {
     text: &'a str,
     at: usize,
-    line: u32,
+    scan_line: u32,
     peeked: Option<(Token<'a>, usize, u32)>,
-    last_line: u32,
+    line: u32,
 }
 
 fn is_word_start(c: u8) -> bool {
@@ -46,13 +46,19 @@ impl<'a> Lexer<'a> {
     /// Reads `text` from its beginning; `line` is the number of its first line.
     #[must_use]
     pub fn new(text: &'a str, line: u32) -> Self {
-        Self { text, at: 0, line, peeked: None, last_line: line }
+        Self {
+            text,
+            at: 0,
+            scan_line: line,
+            peeked: None,
+            line,
+        }
     }
 
     /// The line of the token that was read last.
     #[must_use]
     pub fn line(&self) -> u32 {
-        self.last_line
+        self.line
     }
 
     /// Where the next token begins, after blanks, in bytes.
@@ -70,7 +76,7 @@ impl<'a> Lexer<'a> {
     /// The line of the next token, once it was peeked at.
     #[must_use]
     pub fn upcoming_line(&self) -> u32 {
-        self.peeked.map_or(self.line, |peeked| peeked.2)
+        self.peeked.map_or(self.scan_line, |peeked| peeked.2)
     }
 
     /// Where the token that was read last ends.
@@ -83,7 +89,7 @@ impl<'a> Lexer<'a> {
     pub fn peek(&mut self) -> Result<Token<'a>, ParseError> {
         if self.peeked.is_none() {
             self.skip_blanks()?;
-            let (start, line) = (self.at, self.line);
+            let (start, line) = (self.at, self.scan_line);
             let token = self.scan()?;
             self.peeked = Some((token, self.at, line));
             self.at = start;
@@ -96,7 +102,7 @@ impl<'a> Lexer<'a> {
         let token = self.peek()?;
         if let Some((_, end, line)) = self.peeked.take() {
             self.at = end;
-            self.last_line = line;
+            self.line = line;
         }
         Ok(token)
     }
@@ -146,7 +152,11 @@ impl<'a> Lexer<'a> {
             Token::Punct(c) => format!("`{}`", char::from(c)),
             Token::End => "the end of the text".to_owned(),
         };
-        ParseError::Unexpected { line: self.last_line, wanted: wanted.to_owned(), found }
+        ParseError::Unexpected {
+            line: self.line,
+            wanted: wanted.to_owned(),
+            found,
+        }
     }
 
     /// Skips the rest of the current line.
@@ -164,7 +174,7 @@ impl<'a> Lexer<'a> {
         loop {
             match self.byte(self.at) {
                 b'\n' => {
-                    self.line = self.line.saturating_add(1);
+                    self.scan_line = self.scan_line.saturating_add(1);
                     self.at += 1;
                 }
                 b' ' | b'\t' | b'\r' | 0x0b | 0x0c => self.at += 1,
@@ -174,10 +184,17 @@ impl<'a> Lexer<'a> {
                 b'/' if self.byte(self.at + 1) == b'*' => {
                     let rest = self.text.get(self.at + 2..).unwrap_or("");
                     let Some(length) = rest.find("*/") else {
-                        return Err(ParseError::OpenComment { line: self.line });
+                        return Err(ParseError::OpenComment {
+                            line: self.scan_line,
+                        });
                     };
-                    let lines = rest.as_bytes()[..length].iter().filter(|&&c| c == b'\n').count();
-                    self.line = self.line.saturating_add(u32::try_from(lines).unwrap_or(u32::MAX));
+                    let lines = rest.as_bytes()[..length]
+                        .iter()
+                        .filter(|&&c| c == b'\n')
+                        .count();
+                    self.scan_line = self
+                        .scan_line
+                        .saturating_add(u32::try_from(lines).unwrap_or(u32::MAX));
                     self.at += length + 4;
                 }
                 _ => return Ok(()),
@@ -199,7 +216,10 @@ impl<'a> Lexer<'a> {
                 let c = self.byte(self.at);
                 if is_word(c) {
                     self.at += 1;
-                } else if c == b':' && self.byte(self.at + 1) == b':' && is_word(self.byte(self.at + 2)) {
+                } else if c == b':'
+                    && self.byte(self.at + 1) == b':'
+                    && is_word(self.byte(self.at + 2))
+                {
                     self.at += 2;
                 } else {
                     break;
@@ -209,12 +229,17 @@ impl<'a> Lexer<'a> {
         }
         if c == b'"' {
             let rest = &self.text[start + 1..];
-            let length = rest.find('"').ok_or(ParseError::OpenString { line: self.line })?;
+            let length = rest.find('"').ok_or(ParseError::OpenString {
+                line: self.scan_line,
+            })?;
             self.at = start + length + 2;
             return Ok(Token::Text(&rest[..length]));
         }
         if !c.is_ascii() || c == 0 {
-            return Err(ParseError::BadCharacter { line: self.line, byte: c });
+            return Err(ParseError::BadCharacter {
+                line: self.scan_line,
+                byte: c,
+            });
         }
         self.at += 1;
         Ok(Token::Punct(c))
@@ -230,13 +255,20 @@ impl<'a> Lexer<'a> {
             self.at += 1;
         }
         let word = &self.text[start..self.at];
-        let bad = || ParseError::BadNumber { line: self.line, text: word.chars().take(64).collect() };
+        let bad = || ParseError::BadNumber {
+            line: self.scan_line,
+            text: word.chars().take(64).collect(),
+        };
         let digits = word.trim_end_matches(['U', 'u']);
         let lower = |prefix: usize| digits.get(prefix..).unwrap_or("");
         let second = self.byte(start + 1);
         let value = match (self.byte(start), second) {
-            (b'0', b'x' | b'X') => u64::from_str_radix(lower(2), 16).map(Token::Int).map_err(|_| bad())?,
-            (b'0', b'b' | b'B') => u64::from_str_radix(lower(2), 2).map(Token::Int).map_err(|_| bad())?,
+            (b'0', b'x' | b'X') => u64::from_str_radix(lower(2), 16)
+                .map(Token::Int)
+                .map_err(|_| bad())?,
+            (b'0', b'b' | b'B') => u64::from_str_radix(lower(2), 2)
+                .map(Token::Int)
+                .map_err(|_| bad())?,
             (b'0', b'f' | b'F') if word.len() == 10 => {
                 Token::F32(u32::from_str_radix(&word[2..], 16).map_err(|_| bad())?)
             }
@@ -246,14 +278,19 @@ impl<'a> Lexer<'a> {
             _ if word.bytes().any(|c| matches!(c, b'.' | b'e' | b'E')) => {
                 Token::F64(word.parse::<f64>().map_err(|_| bad())?.to_bits())
             }
-            (b'0', b'0'..=b'7') => u64::from_str_radix(digits, 8).map(Token::Int).map_err(|_| bad())?,
+            (b'0', b'0'..=b'7') => u64::from_str_radix(digits, 8)
+                .map(Token::Int)
+                .map_err(|_| bad())?,
             _ => Token::Int(digits.parse::<u64>().map_err(|_| bad())?),
         };
         Ok(value)
     }
 
     fn is_decimal_float(&self, start: usize) -> bool {
-        !matches!(self.byte(start + 1), b'x' | b'X' | b'f' | b'F' | b'd' | b'D' | b'b' | b'B')
+        !matches!(
+            self.byte(start + 1),
+            b'x' | b'X' | b'f' | b'F' | b'd' | b'D' | b'b' | b'B'
+        )
     }
 }
 

@@ -134,14 +134,21 @@ fn header<'a>(lexer: &mut Lexer<'a>) -> Result<Ast<'a>, ParseError> {
             if !(10.0..10_000.0).contains(&tenths) {
                 return Err(lexer.unexpected("a version", Token::F64(bits)));
             }
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 10..10000")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "in 10..10000"
+            )]
             let tenths = tenths as u32;
             (tenths / 10, tenths % 10)
         }
         found => return Err(lexer.unexpected("a version such as 9.0", found)),
     };
     if version > NEWEST_VERSION {
-        return Err(ParseError::Version { major: version.0, minor: version.1 });
+        return Err(ParseError::Version {
+            major: version.0,
+            minor: version.1,
+        });
     }
     match lexer.next()? {
         Token::Word(".target") => {}
@@ -158,10 +165,20 @@ fn header<'a>(lexer: &mut Lexer<'a>) -> Result<Ast<'a>, ParseError> {
             return Err(ParseError::AddressSize { size });
         }
     }
-    Ok(Ast { version, target, address_size: 64, variables: Vec::new(), functions: Vec::new() })
+    Ok(Ast {
+        version,
+        target,
+        address_size: 64,
+        variables: Vec::new(),
+        functions: Vec::new(),
+    })
 }
 
-fn declaration<'a>(lexer: &mut Lexer<'a>, first: &'a str, ast: &mut Ast<'a>) -> Result<(), ParseError> {
+fn declaration<'a>(
+    lexer: &mut Lexer<'a>,
+    first: &'a str,
+    ast: &mut Ast<'a>,
+) -> Result<(), ParseError> {
     let mut linkage = Linkage::Local;
     let mut word = first;
     loop {
@@ -201,7 +218,11 @@ fn declaration<'a>(lexer: &mut Lexer<'a>, first: &'a str, ast: &mut Ast<'a>) -> 
     }
 }
 
-fn function<'a>(lexer: &mut Lexer<'a>, entry: bool, linkage: Linkage) -> Result<Function<'a>, ParseError> {
+fn function<'a>(
+    lexer: &mut Lexer<'a>,
+    entry: bool,
+    linkage: Linkage,
+) -> Result<Function<'a>, ParseError> {
     while matches!(lexer.peek()?, Token::Word(".attribute")) {
         skip_attribute(lexer)?;
     }
@@ -213,7 +234,11 @@ fn function<'a>(lexer: &mut Lexer<'a>, entry: bool, linkage: Linkage) -> Result<
         Vec::new()
     };
     let name = lexer.word("a function name")?;
-    let params = if lexer.peek()? == Token::Punct(b'(') { declare::parameters(lexer)? } else { Vec::new() };
+    let params = if lexer.peek()? == Token::Punct(b'(') {
+        declare::parameters(lexer)?
+    } else {
+        Vec::new()
+    };
     let mut tuning = Tuning::default();
     let body = loop {
         match lexer.peek()? {
@@ -231,7 +256,17 @@ fn function<'a>(lexer: &mut Lexer<'a>, entry: bool, linkage: Linkage) -> Result<
     };
     let signature = ast::Signature { returns, params };
     let end = lexer.end();
-    Ok(Function { name, entry, linkage, signature, tuning, body, start, end, line })
+    Ok(Function {
+        name,
+        entry,
+        linkage,
+        signature,
+        tuning,
+        body,
+        start,
+        end,
+        line,
+    })
 }
 
 /// Parses one function from its own text, which begins after `.entry` or `.func`.
@@ -261,7 +296,12 @@ fn tune(lexer: &mut Lexer<'_>, word: &str, tuning: &mut Tuning) -> Result<(), Pa
                 }
             }
         }
-        found => return Err(lexer.unexpected("a function body or a performance directive", Token::Word(found))),
+        found => {
+            return Err(lexer.unexpected(
+                "a function body or a performance directive",
+                Token::Word(found),
+            ));
+        }
     }
     Ok(())
 }
@@ -332,7 +372,10 @@ fn delimit<'a>(lexer: &mut Lexer<'a>) -> Result<Body<'a>, ParseError> {
             Token::Punct(b'}') => {
                 depth -= 1;
                 if depth == 0 {
-                    return Ok(Body { text: lexer.since(start), line });
+                    return Ok(Body {
+                        text: lexer.since(start),
+                        line,
+                    });
                 }
             }
             Token::Word(".loc" | ".file") => lexer.skip_line(),
@@ -376,8 +419,22 @@ mod tests {
         let text = format!("{HEAD}.global .b8 a[4];\n.global .u64 p[2] = {{generic(a)+4, a}};\n");
         let ast = parse_module(&text).unwrap();
         let init = &ast.variables[1].init;
-        assert_eq!(init[0].value, InitValue::Symbol { name: "a", offset: 4, generic: true });
-        assert_eq!(init[1].value, InitValue::Symbol { name: "a", offset: 0, generic: false });
+        assert_eq!(
+            init[0].value,
+            InitValue::Symbol {
+                name: "a",
+                offset: 4,
+                generic: true
+            }
+        );
+        assert_eq!(
+            init[1].value,
+            InitValue::Symbol {
+                name: "a",
+                offset: 0,
+                generic: false
+            }
+        );
     }
 
     #[test]
@@ -396,6 +453,9 @@ mod tests {
     #[test]
     fn nesting_is_bounded() {
         let text = format!("{HEAD}.global .b8 a[4] = {}", "{".repeat(100_000));
-        assert!(matches!(parse_module(&text), Err(ParseError::TooMuch { .. })));
+        assert!(matches!(
+            parse_module(&text),
+            Err(ParseError::TooMuch { .. })
+        ));
     }
 }

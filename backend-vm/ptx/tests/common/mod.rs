@@ -1,6 +1,7 @@
 //! Device memory and captured output for tests.
 
-#![expect(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(clippy::cast_possible_truncation, reason = "sizes of small buffers")]
 
 use std::sync::Mutex;
 
@@ -33,7 +34,9 @@ impl Memory {
     /// Copies values to an allocation.
     pub fn write<T: Copy>(&self, address: u64, values: &[T]) {
         let bytes = size_of_val(values);
-        let region = self.region(address, bytes as u64).expect("inside an allocation");
+        let region = self
+            .region(address, bytes as u64)
+            .expect("inside an allocation");
         let at = region.host.wrapping_add((address - region.start) as usize);
         // SAFETY: the region has room, and no launch runs meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), at, bytes) };
@@ -43,7 +46,9 @@ impl Memory {
     pub fn read<T: Copy + Default>(&self, address: u64, count: usize) -> Vec<T> {
         let mut values = vec![T::default(); count];
         let bytes = size_of_val(&values[..]);
-        let region = self.region(address, bytes as u64).expect("inside an allocation");
+        let region = self
+            .region(address, bytes as u64)
+            .expect("inside an allocation");
         let at = region.host.wrapping_add((address - region.start) as usize);
         // SAFETY: the region holds as much, and no launch runs meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(at, values.as_mut_ptr().cast::<u8>(), bytes) };
@@ -62,7 +67,12 @@ unsafe impl GlobalMemory for Memory {
             let length = (block.len() * 8) as u64 - 16;
             let inside = address >= start && address.checked_add(bytes)? <= start + length;
             let host = (block.as_ptr() as *mut u8).wrapping_add((start - first) as usize);
-            inside.then_some(Region { start, bytes: length, host, writable: true })
+            inside.then_some(Region {
+                start,
+                bytes: length,
+                host,
+                writable: true,
+            })
         })
     }
 }
@@ -99,27 +109,51 @@ impl Device {
     pub fn load(image: &[u8]) -> Self {
         let module = Module::load(image).unwrap();
         let memory = Memory::default();
-        let addresses: Vec<u64> =
-            module.variables().iter().map(|variable| memory.alloc(variable.size() as usize)).collect();
+        let addresses: Vec<u64> = module
+            .variables()
+            .iter()
+            .map(|variable| memory.alloc(variable.size() as usize))
+            .collect();
         let program = module.link(addresses.clone());
         for (index, address) in addresses.iter().enumerate() {
             program.write_initial(index, |offset, bytes| memory.write(address + offset, bytes));
         }
         let heap_bytes = 1 << 16;
         let heap = DeviceHeap::new(memory.alloc(heap_bytes), heap_bytes as u64);
-        Self { memory, output: Printed::default(), program, heap }
+        Self {
+            memory,
+            output: Printed::default(),
+            program,
+            heap,
+        }
     }
 
     pub fn kernel(&self, name: &str) -> std::sync::Arc<Kernel> {
-        self.program.kernel(name).unwrap_or_else(|error| panic!("{error}"))
+        self.program
+            .kernel(name)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Launches a kernel with 64-bit words as parameters, each cut to its parameter's size.
     pub fn launch(&self, name: &str, grid: u32, block: u32, args: &[u64]) -> Result<(), Fault> {
-        self.launch_with(name, LaunchConfig { grid: [grid, 1, 1], block: [block, 1, 1], threads: 2, ..LaunchConfig::default() }, args)
+        self.launch_with(
+            name,
+            LaunchConfig {
+                grid: [grid, 1, 1],
+                block: [block, 1, 1],
+                threads: 2,
+                ..LaunchConfig::default()
+            },
+            args,
+        )
     }
 
-    pub fn launch_with(&self, name: &str, config: LaunchConfig<'_>, args: &[u64]) -> Result<(), Fault> {
+    pub fn launch_with(
+        &self,
+        name: &str,
+        config: LaunchConfig<'_>,
+        args: &[u64],
+    ) -> Result<(), Fault> {
         let kernel = self.kernel(name);
         let mut params = vec![0; kernel.param_bytes() as usize];
         assert_eq!(kernel.params().len(), args.len());
@@ -127,6 +161,15 @@ impl Device {
             let (at, size) = (layout.offset as usize, layout.size as usize);
             params[at..at + size].copy_from_slice(&arg.to_le_bytes()[..size]);
         }
-        launch(&kernel, &LaunchConfig { params: &params, heap: Some(&self.heap), ..config }, &self.memory, &self.output)
+        launch(
+            &kernel,
+            &LaunchConfig {
+                params: &params,
+                heap: Some(&self.heap),
+                ..config
+            },
+            &self.memory,
+            &self.output,
+        )
     }
 }
