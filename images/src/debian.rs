@@ -113,6 +113,8 @@ impl Archive {
             "APT::Architecture=amd64".to_owned(),
             "APT::Sandbox::User=root".to_owned(),
             "Acquire::Languages=none".to_owned(),
+            // Catalogues of applications, which nothing here reads.
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
             "Acquire::Retries=3".to_owned(),
         ];
         let mut command = Command::new(program);

@@ -1,0 +1,96 @@
+//! Boots the emulated host for real.
+//!
+//! `cargo xtask test` builds the images and stages an installation, then names both in the environment.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use wormhole_images::{
+    EmulatedHost, Ending, HostRun, Image, ImageError, Kernel, Report, host_overlay,
+};
+
+fn from_environment(key: &str) -> PathBuf {
+    std::env::var_os(key)
+        .unwrap_or_else(|| panic!("{key} is not set: run these tests by `cargo xtask test`"))
+        .into()
+}
+
+/// What came out of a run: standard output, standard error and the report.
+struct Finished {
+    stdout: String,
+    stderr: String,
+    outcome: Result<Report, ImageError>,
+}
+
+/// Runs a shell script in the place of `wormhole`.
+fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
+    let images = from_environment("WORMHOLE_IMAGES");
+    let overlay = host_overlay(&HostRun {
+        init: from_environment("WORMHOLE_STAGE").join("lib/wormhole/wormhole-init"),
+        wormhole: "/bin/sh".into(),
+        parts: Vec::new(),
+        guest: Image::guest(&images, Kernel::V6_1).expect("it was built"),
+        guest_kernel: Kernel::V6_1,
+        arguments: vec!["-c".into(), script.into()],
+        variables: vec![("GREETING".into(), "good\nmorning".into())],
+        programs: vec!["/bin/cat".into()],
+        collect: vec!["/run/summary.json".into(), "/run/nothing".into()],
+    })
+    .expect("every part is there");
+    let image = Image::emulated_host(&images, kernel).expect("it was built");
+    let host = EmulatedHost {
+        image: &image,
+        overlay: &overlay,
+        memory: 768 << 20,
+        processors: 2,
+        timeout,
+    };
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let outcome = host.run(&mut stdout, &mut stderr);
+    Finished {
+        stdout: String::from_utf8(stdout).expect("text"),
+        stderr: String::from_utf8(stderr).expect("text"),
+        outcome,
+    }
+}
+
+#[test]
+fn output_status_and_files_come_back_apart_from_each_other() {
+    let script = "echo \"$GREETING\"; echo trouble >&2; echo '{}' > /run/summary.json
+        cat /var/lib/wormhole/images/guest-6.1/release
+        test -c /dev/kvm && exit 7";
+    let finished = run(Kernel::V6_1, script, Duration::from_secs(120));
+    let report = finished.outcome.expect("it reports");
+    assert_eq!(report.ending, Ending::Exited(7));
+    assert_eq!(
+        report.files,
+        [(PathBuf::from("/run/summary.json"), b"{}\n".to_vec())]
+    );
+    let release = finished.stdout.strip_prefix("good\nmorning\n");
+    assert!(
+        release.is_some_and(|release| release.starts_with("6.1.")),
+        "{}",
+        finished.stdout
+    );
+    assert_eq!(finished.stderr, "trouble\n");
+}
+
+#[test]
+fn a_large_output_comes_back_whole_and_a_signal_is_told() {
+    let script = "i=0; line=$(cat /etc/group /etc/passwd /etc/hosts)
+        while [ $i -lt 20000 ]; do echo \"$line\"; i=$((i+1)); done; kill -9 $$";
+    let finished = run(Kernel::V6_1, script, Duration::from_secs(180));
+    let report = finished.outcome.expect("it reports");
+    assert_eq!(report.ending, Ending::Signalled(9));
+    assert_eq!(report.ending.status(), 137);
+    assert_eq!(finished.stdout.lines().count(), 60_000);
+}
+
+#[test]
+fn a_machine_that_does_not_end_is_given_up() {
+    let start = Instant::now();
+    let finished = run(Kernel::V6_1, "while :; do :; done", Duration::from_secs(1));
+    let error = finished.outcome.expect_err("it never ends");
+    assert!(matches!(error, ImageError::HostTimeout { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
