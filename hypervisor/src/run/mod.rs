@@ -14,7 +14,6 @@ use wormhole_monitor::KvmAbility;
 
 use crate::backend::BackendError;
 use crate::installation::{Installation, InstallationError};
-use summary::Summary;
 
 /// Where the backend runs relative to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

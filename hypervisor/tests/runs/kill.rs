@@ -1,10 +1,8 @@
 //! `kill -9` of each party in the middle of a run: no hang, no leak, and an error for whoever is left.
 
-mod harness;
-
 use std::time::Duration;
 
-use harness::{Underway, eventually, kill_9, leftovers, program, wormhole};
+use crate::harness::{Underway, alone, eventually, kill_9, leftovers, program, wormhole};
 
 /// How soon everything must be gone once a party was killed.
 const SOON: Duration = Duration::from_secs(20);
@@ -36,6 +34,7 @@ fn assert_error(stdout: &str) {
 
 #[test]
 fn a_killed_program_ends_the_run_with_its_signal() {
+    let _alone = alone();
     let run = spinning();
     kill_9(run.pid_of("spin"));
     let finished = run.finish();
@@ -45,6 +44,7 @@ fn a_killed_program_ends_the_run_with_its_signal() {
 
 #[test]
 fn a_killed_worker_is_an_error_in_the_program() {
+    let _alone = alone();
     let run = spinning();
     kill_9(run.pid_of("wormhole-worker"));
     let finished = run.finish();
@@ -55,6 +55,7 @@ fn a_killed_worker_is_an_error_in_the_program() {
 
 #[test]
 fn a_killed_supervisor_is_an_error_in_the_program() {
+    let _alone = alone();
     let run = spinning();
     kill_9(run.pid_of("wormhole-supervisor"));
     let finished = run.finish();
@@ -64,6 +65,7 @@ fn a_killed_supervisor_is_an_error_in_the_program() {
 
 #[test]
 fn a_killed_launcher_takes_everything_along() {
+    let _alone = alone();
     let run = spinning();
     let spin = run.pid_of("spin");
     kill_9(run.pid_of("wormhole"));

@@ -1,10 +1,8 @@
 //! The same programs on the native driver and through Wormhole, on a machine with an NVIDIA GPU.
 
-mod harness;
-
 use std::process::{Command, Stdio};
 
-use harness::{Finished, finish, program, wormhole};
+use crate::harness::{Finished, alone, finish, program, wormhole};
 
 /// Whether this machine has a GPU and its driver; says so where not.
 fn has_gpu() -> bool {
@@ -35,6 +33,7 @@ fn equals_native(link: &str, name: &str) {
     if !has_gpu() {
         return;
     }
+    let _alone = alone();
     let (expected, got) = (native(link, name), forwarded(link, name));
     assert_eq!(got.stdout, expected.stdout, "{name}: standard output; on standard error: {}", got.stderr);
     assert_eq!(own_stderr(&got), own_stderr(&expected), "{name}: standard error");
@@ -70,12 +69,13 @@ fn eight_waiting_threads_are_released_together() {
     if !has_gpu() {
         return;
     }
+    let _alone = alone();
     let run = forwarded("static", "eight_waiters");
-    let spread: f64 = run
+    let spread_us: f64 = run
         .stdout
         .lines()
-        .find_map(|line| line.strip_prefix("spread_ms "))
+        .find_map(|line| line.strip_prefix("PASS eight_waiters spread_us "))
         .and_then(|number| number.trim().parse().ok())
         .unwrap_or_else(|| panic!("no spread in: {}\n{}", run.stdout, run.stderr));
-    assert!(spread <= 100.0, "the last waiter returned {spread} ms after the first");
+    assert!(spread_us <= 100_000.0, "the last waiter returned {spread_us} µs after the first");
 }

@@ -1,0 +1,78 @@
+//! Programs in real guest VMs: on this machine's KVM where it runs Linux, on the emulated host otherwise.
+
+use std::path::PathBuf;
+
+use crate::harness::{Finished, alone, finish, program, wormhole};
+
+/// The standard programs, with both kinds of runtime.
+const PROGRAMS: [&str; 4] = ["vector_add", "matrix_mul", "reduction", "streams_events"];
+
+/// Runs a shell script in a guest that has these programs.
+fn in_guest(kernel: &str, programs: &[PathBuf], script: &str, more: &[&str]) -> Finished {
+    let mut command = wormhole(&["run", "--placement", "host", "--kernel", kernel]);
+    command.args(more);
+    for program in programs {
+        command.arg("--take").arg(program);
+    }
+    finish(command.args(["--", "/bin/sh", "-c", script]))
+}
+
+fn all_programs_pass(kernel: &str) {
+    let _alone = alone();
+    let programs: Vec<PathBuf> =
+        ["static", "shared"].iter().flat_map(|link| PROGRAMS.map(|name| program(link, name))).collect();
+    let script: String = programs.iter().map(|path| format!("{} || exit 1\n", path.display())).collect();
+    let run = in_guest(kernel, &programs, &format!("uname -r; {script}"), &[]);
+    assert!(run.status.success(), "{:?}\n{}\n{}", run.status, run.stdout, run.stderr);
+    assert!(run.stdout.starts_with(&format!("{kernel}.")), "another kernel than {kernel}: {}", run.stdout);
+    for name in PROGRAMS {
+        assert_eq!(run.stdout.matches(&format!("PASS {name}")).count(), 2, "{}", run.stdout);
+    }
+    // What the worker says it executed for the guest's eight processes.
+    assert!(run.stderr.contains("8 sessions"), "{}", run.stderr);
+}
+
+#[test]
+fn programs_pass_on_linux_6_1() {
+    all_programs_pass("6.1");
+}
+
+#[test]
+fn programs_pass_on_linux_6_12() {
+    all_programs_pass("6.12");
+}
+
+#[test]
+fn output_and_status_come_out_of_the_guest_apart() {
+    let _alone = alone();
+    let run = in_guest("6.1", &[], "echo to stdout; echo to stderr >&2; exit 43", &[]);
+    assert_eq!(run.status.code(), Some(43), "{}", run.stderr);
+    assert_eq!(run.stdout, "to stdout\n");
+    assert!(run.stderr.contains("to stderr\n"), "{}", run.stderr);
+}
+
+#[test]
+fn a_killed_process_of_a_guest_leaves_its_memory_to_the_other() {
+    let _alone = alone();
+    let neighbour = program("static", "neighbour");
+    let script = format!("{0} && {0} pidns", neighbour.display());
+    let run = in_guest("6.1", &[neighbour], &script, &["--window", "192M"]);
+    assert!(run.status.success(), "{:?}\n{}\n{}", run.status, run.stdout, run.stderr);
+    assert_eq!(run.stdout.matches("PASS neighbour").count(), 2, "{}", run.stdout);
+}
+
+#[test]
+fn a_guest_that_panics_says_so() {
+    let _alone = alone();
+    let run = in_guest("6.1", &[], "mount -t proc proc /proc 2>/dev/null; echo c > /proc/sysrq-trigger", &[]);
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert!(run.stderr.contains("kernel panicked"), "{}", run.stderr);
+}
+
+#[test]
+fn a_guest_that_hangs_is_stopped() {
+    let _alone = alone();
+    let run = in_guest("6.1", &[], "while :; do :; done", &["--timeout", "40"]);
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert!(run.stderr.contains("did not end within 40"), "{}", run.stderr);
+}
