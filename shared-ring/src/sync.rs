@@ -56,6 +56,12 @@ impl AtomicU64 {
         self.0.store(value, order);
     }
 
+    /// Writes the word and returns what it was.
+    #[inline]
+    pub fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.0.swap(value, order)
+    }
+
     /// Writes `new` if the word is `current`.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 #![cfg(loom)]
 
 use loom::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Condvar, Mutex},
     thread,
 };
 use wormhole_ring::{
@@ -236,6 +236,56 @@ fn parked_consumer() {
         consumer.unpark();
         assert_eq!(take(&mut consumer), (1, vec![1]));
     });
+}
+
+/// Two producers, of which one is told to ring. A doorbell wakes the consumer once; a sleep that nobody
+/// ends is a deadlock, which loom reports.
+fn one_of_two_producers_rings() {
+    explore(2, || {
+        let (producer, mut consumer) = sides();
+        let bell = Arc::new((Mutex::new(false), Condvar::new()));
+        let pushing = [1, 2].map(|message| {
+            let (producer, bell) = (Arc::clone(&producer), Arc::clone(&bell));
+            thread::spawn(move || {
+                push(&producer, message, &[]);
+                if producer.must_ring() {
+                    *bell.0.lock().unwrap() = true;
+                    bell.1.notify_one();
+                }
+            })
+        });
+        let mut buf = RecordBuf::new();
+        let mut taken = 0;
+        while taken < 2 {
+            if consumer
+                .take(&mut buf)
+                .expect("the producers are correct")
+                .is_some()
+            {
+                taken += 1;
+            } else if consumer.park().expect("the tail is possible") {
+                let mut rung = bell.0.lock().unwrap();
+                while !*rung {
+                    rung = bell.1.wait(rung).unwrap();
+                }
+                *rung = false;
+                drop(rung);
+                consumer.unpark();
+            }
+        }
+        pushing.map(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_consumer_is_woken_by_the_producer_that_is_told_to_ring() {
+    one_of_two_producers_rings();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_doorbell_without_fences_is_noticed() {
+    without(SyncPoint::Park, one_of_two_producers_rings);
 }
 
 #[test]

@@ -111,6 +111,7 @@ fn a_body_longer_than_a_record_is_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "goes once around the ring in the smallest steps")]
 fn a_full_ring_takes_one_more_record_for_each_that_leaves() {
     let mut session = Session::new();
     for _ in 0..RING_BYTES / UNIT {
@@ -181,6 +182,7 @@ fn an_impossible_commit_word_is_a_violation() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "goes once around the ring in the smallest steps")]
 fn an_entry_past_the_end_of_the_ring_is_a_violation() {
     let mut session = Session::new();
     for _ in 0..RING_BYTES / UNIT - 1 {
@@ -255,6 +257,7 @@ fn the_shared_head_is_never_believed_by_the_consumer() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "goes once around the ring in the smallest steps")]
 fn cursors_that_contradict_each_other_end_the_producer() {
     let session = Session::new();
     session.write_word(session::TAIL, 7);

@@ -163,6 +163,17 @@ impl Producer {
         self.memory.word(session::PARKED).load(Ordering::Relaxed) != 0
     }
 
+    /// Whether the caller must ring the doorbell: of several producers that find the consumer parked, one
+    /// is told, so that a sleeper is not woken once for each record. Call it after [`Producer::push`].
+    #[inline]
+    #[must_use]
+    pub fn must_ring(&self) -> bool {
+        // The word is cleared by the one that rings. A producer that then finds it clear relies on that
+        // doorbell: the consumer it wakes looks at the ring, and before it sleeps again it sets the word
+        // again and looks once more.
+        self.consumer_parked() && self.memory.word(session::PARKED).swap(0, Ordering::Relaxed) != 0
+    }
+
     /// Whether the consumer has taken everything that was reserved: true once the ring is drained.
     #[must_use]
     pub fn is_drained(&self) -> bool {
