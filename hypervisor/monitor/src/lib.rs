@@ -14,8 +14,10 @@
 //! bound.
 
 pub mod ability;
+mod board;
 pub mod boot;
 mod cpu;
+mod device_thread;
 pub mod devices;
 pub mod irq;
 pub mod memory;

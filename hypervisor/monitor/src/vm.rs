@@ -3,23 +3,21 @@
 use std::fmt;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use event_manager::{EventManager, RemoteEndpoint, SubscriberOps};
+use event_manager::{EventManager, SubscriberOps};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vm_superio::Serial;
-use vm_superio::serial::NoEvents;
 
+use crate::board::LinuxBoard;
 use crate::boot::{self, BootError, BootSource};
 use crate::cpu::{self, CpuError};
-use crate::devices::pci::{CONFIG_PORTS, Msix, PciBus, PciFunction};
-use crate::devices::power::{self, Effect, PowerPorts};
+use crate::device_thread::DeviceThread;
+use crate::devices::pci::{Msix, PciBus, PciFunction};
 use crate::devices::serial::{self, ConsoleTail, IrqTrigger, Tee};
 use crate::devices::virtio::VirtioPci;
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockEngine};
@@ -28,7 +26,7 @@ use crate::memory::{self, Layout, MemoryError, PCI_HOLE_START, Range, Window};
 use crate::outcome::{Outcome, Report};
 use crate::stats::{Stats, StatsError, VmStats};
 use crate::vcpu::{
-    Board, End, Event, ExitCounters, PortEffect, StopHandle, ThreadError, VcpuEnd, VcpuThreads,
+    End, Event, ExitCounters, PortEffect, StopHandle, ThreadError, VcpuEnd, VcpuThreads,
 };
 
 /// Where Intel processors' KVM keeps three pages for real mode.
@@ -159,7 +157,8 @@ pub struct VmConfig {
     pub window: Option<OwnedFd>,
     /// The vsock device, if the guest shall have one.
     pub vsock: Option<VsockConfig>,
-    /// Where the guest's console goes.
+    /// Where the guest's console goes. It is written on a vCPU thread: what blocks there blocks the
+    /// guest, and its end.
     pub console: Box<dyn Write + Send>,
     /// The watchdog: the VM is stopped after this time.
     pub timeout: Option<Duration>,
@@ -237,12 +236,8 @@ impl Vm {
             }
             None => Ok(()),
         })?;
-        let board = Arc::new(LinuxBoard {
-            serial: Mutex::new(Serial::new(interrupt, console)),
-            pci: Mutex::new(PciBus::new(functions)),
-            power: Mutex::default(),
-            status: Mutex::new(None),
-        });
+        let serial = Serial::new(interrupt, console);
+        let board = Arc::new(LinuxBoard::new(serial, PciBus::new(functions)));
 
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
@@ -327,7 +322,7 @@ fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> Outcome {
             Outcome::Panicked { line }
         };
     }
-    let status = *board.lock_status();
+    let status = board.exit_status();
     match (status, &end.end) {
         (Some(status), _) | (None, &End::Port(PortEffect::Exited(status))) => {
             Outcome::Exited { status }
@@ -392,145 +387,4 @@ fn create_vsock(
     let controller: Arc<dyn MsiController> = router.clone();
     let msix = Msix::new(controller, Vsock::VECTORS)?;
     Ok(VirtioPci::new(device, ram.clone(), msix, address))
-}
-
-/// The thread that serves the devices' queues and sockets.
-#[derive(Debug)]
-struct DeviceThread {
-    stop: Arc<AtomicBool>,
-    endpoint: RemoteEndpoint<VsockEngine>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl DeviceThread {
-    /// Starts the event loop with the devices that `add` puts into it.
-    fn start(
-        add: impl FnOnce(&mut EventManager<VsockEngine>) -> Result<(), VmError>,
-    ) -> Result<Self, VmError> {
-        let mut manager = EventManager::new().map_err(VmError::EventLoop)?;
-        add(&mut manager)?;
-        let endpoint = manager.remote_endpoint();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("devices".to_owned())
-            .spawn(move || {
-                while !stopped.load(Ordering::SeqCst) {
-                    if let Err(error) = manager.run() {
-                        tracing::error!(%error, "the devices' event loop failed");
-                        break;
-                    }
-                }
-            })
-            .map_err(|source| ThreadError::Spawn {
-                name: "the devices".to_owned(),
-                source,
-            })?;
-        Ok(Self {
-            stop,
-            endpoint,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for DeviceThread {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        if let Err(error) = self.endpoint.kick() {
-            tracing::debug!(%error, "the devices' event loop has ended already");
-        }
-        if self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err())
-        {
-            tracing::error!("the devices' thread panicked");
-        }
-    }
-}
-
-/// What a Linux guest's accesses reach.
-#[derive(Debug)]
-struct LinuxBoard {
-    serial: Mutex<Serial<IrqTrigger, NoEvents, Tee>>,
-    pci: Mutex<PciBus>,
-    power: Mutex<PowerPorts>,
-    status: Mutex<Option<u32>>,
-}
-
-impl LinuxBoard {
-    fn lock_power(&self) -> MutexGuard<'_, PowerPorts> {
-        self.power.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_status(&self) -> MutexGuard<'_, Option<u32>> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_pci(&self) -> MutexGuard<'_, PciBus> {
-        self.pci.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_serial(&self) -> MutexGuard<'_, Serial<IrqTrigger, NoEvents, Tee>> {
-        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The register of COM1 behind a port.
-fn serial_register(port: u16) -> Option<u8> {
-    port.checked_sub(serial::COM1)
-        .filter(|register| *register < serial::PORTS)
-        .and_then(|register| u8::try_from(register).ok())
-}
-
-impl Board for LinuxBoard {
-    fn read_port(&self, port: u16, data: &mut [u8]) {
-        if let Some(register) = serial_register(port) {
-            let mut serial = self.lock_serial();
-            for byte in data {
-                *byte = serial.read(register);
-            }
-        } else if CONFIG_PORTS.contains(&port) {
-            self.lock_pci().read_port(port, data);
-        } else if power::owns(port) {
-            self.lock_power().read(port, data);
-        } else {
-            // As on a bus where nobody answers.
-            data.fill(0xff);
-        }
-    }
-
-    fn write_port(&self, port: u16, data: &[u8]) -> PortEffect {
-        if let Some(register) = serial_register(port) {
-            let mut serial = self.lock_serial();
-            for byte in data {
-                if let Err(error) = serial.write(register, *byte) {
-                    tracing::debug!(?error, "the serial port cannot take a byte");
-                }
-            }
-        } else if CONFIG_PORTS.contains(&port) {
-            self.lock_pci().write_port(port, data);
-        } else if power::owns(port) {
-            match self.lock_power().write(port, data) {
-                Effect::None => {}
-                Effect::ExitStatus(status) => *self.lock_status() = Some(status),
-                Effect::PowerOff => return PortEffect::PowerOff,
-                Effect::Reset => return PortEffect::Reset,
-            }
-        }
-        PortEffect::Continue
-    }
-
-    fn read_memory(&self, address: u64, data: &mut [u8]) {
-        if !self.lock_pci().read_memory(address, data) {
-            data.fill(0xff);
-        }
-    }
-
-    fn write_memory(&self, address: u64, data: &[u8]) {
-        if !self.lock_pci().write_memory(address, data) {
-            tracing::trace!(address, "a write to where nothing is");
-        }
-    }
 }
