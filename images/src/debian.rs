@@ -52,7 +52,7 @@ impl Archive {
             fs::write(&path, text).map_err(io("write", &path))?;
         }
         let archive = Self { folder };
-        archive.apt("apt-get", &["--quiet", "update"], None)?;
+        archive.apt("apt-get", &["--quiet", "--error-on=any", "update"], None)?;
         Ok(archive)
     }
 
@@ -91,7 +91,7 @@ impl Archive {
             .map_err(io("make a folder in", &self.folder))?;
         let mut unpack = Command::new("dpkg-deb");
         unpack.arg("--extract").arg(&file).arg(root.path());
-        run("dpkg-deb", "dpkg", unpack)?;
+        run("dpkg-deb", "dpkg", "--extract", unpack)?;
         let release = package.trim_start_matches("linux-image-").to_owned();
         Ok(Package { release, root })
     }
@@ -126,7 +126,7 @@ impl Archive {
         if let Some(folder) = folder {
             command.current_dir(folder);
         }
-        run(program, "apt", command)
+        run(program, "apt", &args.join(" "), command)
     }
 }
 
@@ -145,6 +145,7 @@ fn kernel_package(text: &str, kernel: Kernel) -> Option<String> {
 fn run(
     program: &'static str,
     package: &'static str,
+    task: &str,
     mut command: Command,
 ) -> Result<String, ImageError> {
     let output = command.output().map_err(|source| match source.kind() {
@@ -155,7 +156,7 @@ fn run(
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(ImageError::Tool {
-        command: format!("{command:?}"),
+        command: format!("{program} {task}"),
         status: output.status,
         output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     })
