@@ -273,7 +273,9 @@ fn one_of_two_producers_rings() {
                 consumer.unpark();
             }
         }
-        pushing.map(|thread| thread.join().unwrap());
+        for thread in pushing {
+            thread.join().unwrap();
+        }
     });
 }
 

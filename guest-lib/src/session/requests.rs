@@ -118,7 +118,7 @@ impl Session {
     /// Wakes the worker, if it sleeps.
     #[inline]
     fn ring_doorbell(&self) {
-        if self.producer.consumer_parked() {
+        if self.producer.must_ring() {
             self.send_doorbell();
         }
     }
