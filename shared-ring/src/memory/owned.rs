@@ -67,6 +67,16 @@ impl OwnedMemory {
         // SAFETY: as above.
         unsafe { self.window() }?.session(segment)
     }
+
+    /// Zeroes the region again, which is faster than a new one.
+    ///
+    /// # Safety
+    /// Nothing made from the region is used while this runs, nor afterwards if it remembers what the
+    /// region held.
+    pub unsafe fn clear(&self) {
+        // SAFETY: the region is allocated and, by the contract above, nobody else reaches it.
+        unsafe { self.base.write_bytes(0, self.layout.size()) };
+    }
 }
 
 impl Drop for OwnedMemory {

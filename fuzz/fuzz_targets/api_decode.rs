@@ -1,0 +1,30 @@
+//! A record's body as the worker sees it: the first two bytes are the message's id.
+
+#![no_main]
+
+use std::fmt::Write;
+
+use libfuzzer_sys::fuzz_target;
+use wormhole_ring::layout::MAX_BODY;
+
+/// Bodies start where records' do: at a multiple of 32 bytes.
+#[repr(align(32))]
+struct Body([u8; MAX_BODY]);
+
+fuzz_target!(|input: &[u8]| {
+    let Some((id, bytes)) = input.split_first_chunk::<2>() else {
+        return;
+    };
+    let Some(length) = (bytes.len() <= MAX_BODY).then_some(bytes.len()) else {
+        return;
+    };
+    let mut body = Body([0; MAX_BODY]);
+    body.0[..length].copy_from_slice(bytes);
+    let mut text = String::new();
+    match wormhole_api::decode(u16::from_le_bytes(*id), &body.0[..length]) {
+        // Printing reads every field and every element of a tail.
+        Ok(request) => write!(text, "{request:?}"),
+        Err(error) => write!(text, "{error}"),
+    }
+    .expect("a string takes any text");
+});

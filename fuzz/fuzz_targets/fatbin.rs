@@ -1,0 +1,12 @@
+//! A module image as a program hands it to the driver: PTX, ELF or a fat binary.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wormhole_ptx::Module;
+
+fuzz_target!(|image: &[u8]| {
+    if let Err(error) = Module::load(image) {
+        _ = error.to_string();
+    }
+});

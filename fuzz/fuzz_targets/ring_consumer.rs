@@ -1,0 +1,121 @@
+//! A session segment that the other side writes at will, between any two steps of both of ours.
+//!
+//! The input is a list of steps: a byte that names the step, then what the step needs. A run ends at
+//! the first violation. No step may panic or reach outside the segment.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use wormhole_ring::{
+    layout::{MAX_BODY, RING_BYTES, SEGMENT_BYTES, SLOT_PAYLOAD, UNIT, session},
+    memory::OwnedMemory,
+    ring::{Consumer, Producer, RecordBuf, RecordHead},
+    slot::{AnswerSlots, SlotIndex},
+};
+
+/// One region for all runs: two megabytes are costly to allocate.
+static REGION: LazyLock<OwnedMemory> = LazyLock::new(|| OwnedMemory::segments(1));
+
+fuzz_target!(|input: &[u8]| {
+    let region = &*REGION;
+    // SAFETY: the region outlives all of them; there is one thread, and one run at a time.
+    let (window, producer, mut consumer, slots) = unsafe {
+        region.clear();
+        let session = region.session(0).unwrap();
+        (
+            region.window().unwrap(),
+            Producer::new(session.clone()),
+            Consumer::new(session.clone()),
+            AnswerSlots::new(session),
+        )
+    };
+    let slot = SlotIndex::new(0).unwrap();
+    let mut buf = Box::new(RecordBuf::new());
+    let mut payload = [0; SLOT_PAYLOAD];
+    let mut steps = Steps(input);
+    while let Some([step]) = steps.next() {
+        match step % 8 {
+            // The other side writes anywhere in the segment.
+            0 => {
+                let Some([low, middle, high, length]) = steps.next() else {
+                    return;
+                };
+                let offset = u32::from_le_bytes([low, middle, high, 0]) as usize % SEGMENT_BYTES;
+                let bytes = steps.take(usize::from(length).min(SEGMENT_BYTES - offset));
+                window.write(offset, bytes).unwrap();
+            }
+            // The other side writes where the consumer looks next.
+            1 => {
+                let Some([length]) = steps.next() else { return };
+                let at = (consumer.taken() % RING_BYTES as u64) as usize;
+                let bytes = steps.take(usize::from(length).min(RING_BYTES - at));
+                window.write(session::RING_BASE + at, bytes).unwrap();
+            }
+            // The other side publishes an entry of some length, with whatever lies there as content.
+            2 => {
+                let Some([units, pad]) = steps.next() else {
+                    return;
+                };
+                let lap = consumer.taken() / RING_BYTES as u64;
+                let commit = lap << 32 | u64::from(pad & 1) << 16 | u64::from(units);
+                let at = (consumer.taken() % RING_BYTES as u64) as usize;
+                window
+                    .write(session::RING_BASE + at, &commit.to_le_bytes())
+                    .unwrap();
+            }
+            // The consumer takes what it finds.
+            3 | 4 => loop {
+                let before = consumer.taken();
+                match consumer.take(&mut buf) {
+                    Err(_) => return,
+                    Ok(None) => break,
+                    Ok(Some(_)) => assert!(buf.body().len() <= MAX_BODY),
+                }
+                let taken = consumer.taken() - before;
+                assert!(taken > 0 && taken.is_multiple_of(UNIT as u64));
+            },
+            5 => match consumer.park() {
+                Err(_) => return,
+                Ok(_) => consumer.unpark(),
+            },
+            // A producer pushes.
+            6 => {
+                let Some([low, high]) = steps.next() else {
+                    return;
+                };
+                let body = [low; MAX_BODY + 1];
+                let length = usize::from(u16::from_le_bytes([low, high])) % body.len();
+                _ = producer.push(RecordHead::record(u16::from(low)), &[&body[..length]]);
+                _ = producer.consumer_parked();
+            }
+            // A guest thread looks for its answer.
+            _ => {
+                let Some([sequence]) = steps.next() else {
+                    return;
+                };
+                if let Ok(Some(answer)) = slots.poll(slot, u64::from(sequence)) {
+                    slots.copy_payload(slot, 0, &mut payload[..answer.length]);
+                }
+            }
+        }
+    }
+});
+
+struct Steps<'a>(&'a [u8]);
+
+impl<'a> Steps<'a> {
+    fn next<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*bytes)
+    }
+
+    /// The next `length` bytes, or as many as are left.
+    fn take(&mut self, length: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(length.min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+}
