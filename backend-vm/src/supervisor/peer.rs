@@ -14,7 +14,10 @@ pub struct Peer {
     pub incoming: Incoming,
     outgoing: Outgoing,
     token: u32,
-    watches_out: bool,
+    /// What the event loop watches it for.
+    watched: EventSet,
+    /// Whether the other side may still say something.
+    reads: bool,
 }
 
 impl Peer {
@@ -34,7 +37,8 @@ impl Peer {
             incoming: Incoming::new(takes_descriptors),
             outgoing: Outgoing::default(),
             token,
-            watches_out: false,
+            watched: EventSet::IN,
+            reads: true,
         })
     }
 
@@ -81,16 +85,19 @@ impl Peer {
         forget(ops, &self.socket);
     }
 
+    /// Stops reading: the other side has said its last word, but still listens.
+    pub fn stop_reading(&mut self, ops: &mut EventOps<'_>) {
+        self.reads = false;
+        self.watch(ops);
+    }
+
     fn watch(&mut self, ops: &mut EventOps<'_>) {
-        let waiting = self.outgoing.is_waiting();
-        if waiting != self.watches_out {
-            let set = if waiting {
-                EventSet::IN | EventSet::OUT
-            } else {
-                EventSet::IN
-            };
+        let mut set = EventSet::empty();
+        set.set(EventSet::IN, self.reads);
+        set.set(EventSet::OUT, self.outgoing.is_waiting());
+        if set != self.watched {
             match ops.modify(Events::with_data(&self.socket, self.token, set)) {
-                Ok(()) => self.watches_out = waiting,
+                Ok(()) => self.watched = set,
                 Err(error) => tracing::error!("the event loop: {error}"),
             }
         }

@@ -27,6 +27,15 @@ pub(super) struct Tenant {
     pub numbers: Vec<SessionState>,
     /// The launcher waits to hear whether the device works.
     awaits_device: bool,
+    /// The launcher has said its last word and waits for its sessions' reports.
+    leaving: bool,
+}
+
+impl Tenant {
+    /// Whether its launcher is still there.
+    pub fn is_attached(&self) -> bool {
+        self.peer.is_some()
+    }
 }
 
 /// What a launcher said, without what it was read from.
@@ -62,6 +71,7 @@ impl Supervisor {
                         session_limit: 0,
                         numbers: Vec::new(),
                         awaits_device: false,
+                        leaving: false,
                     },
                 );
             }
@@ -75,7 +85,12 @@ impl Supervisor {
     pub(super) fn tenant_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
         if let Err(error) = self.serve_tenant(ops, id, set) {
             match error {
-                ChannelError::Ended => tracing::debug!("tenant {id} is gone"),
+                ChannelError::Ended => {
+                    if self.let_tenant_leave(ops, id) {
+                        return;
+                    }
+                    tracing::debug!("tenant {id} is gone");
+                }
                 error => tracing::warn!("tenant {id} is cut off: {}", crate::chain(&error)),
             }
             self.end_tenant(ops, id);
@@ -222,15 +237,30 @@ impl Supervisor {
         }
     }
 
+    /// The launcher has closed its direction: its sessions end, and their reports still go to it. False
+    /// if it had done so before, which means that the other direction is closed now too.
+    fn let_tenant_leave(&mut self, ops: &mut EventOps<'_>, id: Id) -> bool {
+        match self.tenants.get_mut(&id) {
+            Some(Tenant { leaving: leaving @ false, peer: Some(peer), .. }) => {
+                *leaving = true;
+                peer.stop_reading(ops);
+            }
+            _ => return false,
+        }
+        self.end_sessions_of(ops, id, "the launcher has closed its stream");
+        self.end_idle_tenants(ops);
+        true
+    }
+
     /// The launcher is gone: so is everything it brought.
     fn end_tenant(&mut self, ops: &mut EventOps<'_>, id: Id) {
-        self.end_sessions_of(ops, id, "the launcher is gone");
         if let Some(tenant) = self.tenants.get_mut(&id) {
             if let Some(peer) = tenant.peer.take() {
                 peer.forget(ops);
             }
             self.sources.remove(&tenant.token);
         }
+        self.end_sessions_of(ops, id, "the launcher is gone");
         self.end_idle_tenants(ops);
     }
 
@@ -253,7 +283,7 @@ impl Supervisor {
             .tenants
             .iter()
             .filter(|(id, tenant)| {
-                (self.stopping || tenant.peer.is_none())
+                (self.stopping || tenant.leaving || tenant.peer.is_none())
                     && !self.sessions.values().any(|session| session.tenant == **id)
             })
             .map(|(id, _)| *id)
