@@ -1,0 +1,242 @@
+//! The exitless path, measured: a payload in a VM drives the ring against a process of the host.
+//!
+//! - round trip of a request, against a bare ping-pong on two words between the same processors;
+//! - cost of a record to its caller while the consumer reads and the ring is not empty;
+//! - VM exits per call over a long run, less those of a control run of the same length that spins on
+//!   private memory.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use serde::Serialize;
+use wormhole_benches::machine::{Machine, timestamp_period};
+use wormhole_benches::payload::{BenchError, Beside, Window, guest_address, run};
+use wormhole_benches::samples::Quantiles;
+use wormhole_ring::layout::SEGMENT_BYTES;
+use wormhole_ring::ring::{Consumer, RecordBuf};
+use wormhole_ring::slot::AnswerSlots;
+
+/// Round trips that are timed one by one.
+const ROUNDS: u64 = 200_000;
+/// Calls over which exits are counted.
+const CALLS: u64 = 1_000_000;
+/// Calls before exits are counted: page faults of first touches are over by then.
+const WARM: u64 = 10_000;
+const BURSTS: u64 = 10_000;
+const BURST: u64 = 100;
+/// Records that the consumer leaves in the ring.
+const BACKLOG: u64 = 1_000;
+
+/// The window's segments: the bootstrap's, the session's, and the samples'.
+const SESSION: usize = 1;
+const SAMPLES: usize = 2 * SEGMENT_BYTES;
+const SEGMENTS: usize = 4;
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// The folder of the built payloads.
+    #[arg(long)]
+    payloads: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    machine: Machine,
+    ping_pong: Quantiles,
+    round_trip: Quantiles,
+    /// Medians: ring over ping-pong. To reach: at most 1.5.
+    round_trip_ratio: f64,
+    /// To reach: at most 60 ns.
+    record: Quantiles,
+    /// Bursts that began with an empty ring, of all.
+    record_bursts_on_empty_ring: u64,
+    exits: Exits,
+}
+
+#[derive(Debug, Serialize)]
+struct Exits {
+    calls: u64,
+    seconds: f64,
+    run: u64,
+    control: u64,
+    /// (run − control) / calls. To reach: 0.
+    per_call: f64,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match measure(&options) {
+        Ok(figures) => {
+            print(&figures);
+            let text = serde_json::to_string_pretty(&figures).unwrap_or_default();
+            if let Some(path) = options.json
+                && let Err(error) = std::fs::write(&path, text)
+            {
+                eprintln!("ring: cannot write {}: {error}", path.display());
+                return ExitCode::FAILURE;
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let mut cause: Option<&dyn std::error::Error> = Some(&error);
+            while let Some(error) = cause {
+                eprintln!("ring: {error}");
+                cause = error.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(options: &Options) -> Result<Figures, BenchError> {
+    let period = timestamp_period();
+    let ping_pong = ping_pong(options, period)?;
+    let round_trip = round_trip(options, period)?;
+    let (record, record_bursts_on_empty_ring) = records(options, period)?;
+    Ok(Figures {
+        machine: Machine::read(),
+        ping_pong,
+        round_trip,
+        round_trip_ratio: round_trip.median_ns / ping_pong.median_ns,
+        record,
+        record_bursts_on_empty_ring,
+        exits: exits(options)?,
+    })
+}
+
+fn print(figures: &Figures) {
+    let Figures { machine, ping_pong, round_trip, record, exits, .. } = figures;
+    println!("{}, {} processors, Linux {}", machine.processor, machine.processors, machine.kernel);
+    println!("ping-pong:  median {:.0} ns, p99 {:.0} ns", ping_pong.median_ns, ping_pong.p99_ns);
+    println!(
+        "round trip: median {:.0} ns, p99 {:.0} ns; {:.2} × ping-pong (at most 1.5)",
+        round_trip.median_ns, round_trip.p99_ns, figures.round_trip_ratio
+    );
+    println!(
+        "record:     median {:.1} ns, p99 {:.1} ns (at most 60); the ring was empty before {} of {BURSTS} bursts",
+        record.median_ns, record.p99_ns, figures.record_bursts_on_empty_ring
+    );
+    println!(
+        "exits:      {} in {} calls and {:.2} s, control {}: {:.6} per call",
+        exits.run, exits.calls, exits.seconds, exits.control, exits.per_call
+    );
+}
+
+fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
+    let window = Window::new(SEGMENTS)?;
+    // The same distance between the words as between a record and its answer slot: lines of their own.
+    let (ping, pong) = (SEGMENT_BYTES, SEGMENT_BYTES + 4096);
+    let parameters = vec![guest_address(ping), guest_address(pong), ROUNDS, guest_address(SAMPLES)];
+    run(&options.payloads, "pingpong", parameters, &window, |_| {
+        let (ping, pong) = (window.word(ping), window.word(pong));
+        for round in 1..=ROUNDS {
+            // SYNC POINT: ping, with the payload's store.
+            while ping.load(Ordering::Acquire) != round {
+                std::hint::spin_loop();
+            }
+            // SYNC POINT: pong, with the payload's load.
+            pong.store(round, Ordering::Release);
+        }
+        Ok(())
+    })?;
+    Ok(Quantiles::of(samples(&window, ROUNDS), period, 1.0))
+}
+
+fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
+    let window = Window::new(SEGMENTS)?;
+    let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), ROUNDS, guest_address(SAMPLES)];
+    run(&options.payloads, "requests", parameters, &window, |_| answer(&window, ROUNDS, || {}))?;
+    Ok(Quantiles::of(samples(&window, ROUNDS), period, 1.0))
+}
+
+/// Takes `count` requests and answers each; `progress` is called now and then.
+fn answer(window: &Window, count: u64, mut progress: impl FnMut()) -> Result<(), BenchError> {
+    let session = window.session(SESSION)?;
+    // SAFETY: this thread is the only consumer, and the only one that answers.
+    let (mut consumer, slots) = unsafe { (Consumer::new(session.clone()), AnswerSlots::new(session)) };
+    let mut buffer = RecordBuf::new();
+    let payload = [0; 16];
+    let mut answered = 0;
+    while answered < count {
+        let Some(head) = consumer.take(&mut buffer)? else {
+            std::hint::spin_loop();
+            continue;
+        };
+        let slot = head.slot.ok_or(BenchError::Missing("answer slot"))?;
+        slots.publish(slot, head.sequence, 0, &[&payload])?;
+        answered += 1;
+        if answered == WARM || answered == count {
+            progress();
+        }
+    }
+    Ok(())
+}
+
+fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchError> {
+    let window = Window::new(SEGMENTS)?;
+    let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), BURSTS, BURST, guest_address(SAMPLES)];
+    let empty = run(&options.payloads, "records", parameters, &window, |beside| {
+        let session = window.session(SESSION)?;
+        // SAFETY: this thread is the only consumer.
+        let mut consumer = unsafe { Consumer::new(session) };
+        let mut buffer = RecordBuf::new();
+        let mut taken = 0;
+        let total = BURSTS * BURST;
+        while taken < total {
+            // Everything but the backlog; all of it once the payload has written its last record.
+            let written = beside.parameters.load(4).unwrap_or(0);
+            let left = if written == total { 0 } else { BACKLOG };
+            while taken + left < written {
+                if consumer.take(&mut buffer)?.is_some() {
+                    taken += 1;
+                }
+            }
+        }
+        Ok(beside.parameters.load(5).unwrap_or(0))
+    })?;
+    #[expect(clippy::cast_precision_loss, reason = "a small constant")]
+    let parts = BURST as f64;
+    Ok((Quantiles::of(samples(&window, BURSTS), period, parts), empty))
+}
+
+fn exits(options: &Options) -> Result<Exits, BenchError> {
+    let window = Window::new(SEGMENTS)?;
+    let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), CALLS, 0];
+    let (during, seconds) = run(&options.payloads, "requests", parameters, &window, |beside| {
+        let mut moments = Vec::new();
+        answer(&window, CALLS, || moments.push((Instant::now(), counted(beside))))?;
+        match moments[..] {
+            [(begin, before), (end, after)] => Ok((after - before, end - begin)),
+            _ => Err(BenchError::Missing("measurement of exits")),
+        }
+    })?;
+    let control = run(&options.payloads, "spin", vec![0, 0], &window, |beside| {
+        // The control is warm as soon as it spins; its first touches are a handful.
+        std::thread::sleep(Duration::from_millis(50));
+        let before = counted(beside);
+        std::thread::sleep(seconds);
+        let after = counted(beside);
+        beside.parameters.store(1, 1);
+        Ok(after - before)
+    })?;
+    let calls = CALLS - WARM;
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let per_call = (during as f64 - control as f64) / calls as f64;
+    Ok(Exits { calls, seconds: seconds.as_secs_f64(), run: during, control, per_call })
+}
+
+/// VM exits so far.
+fn counted(beside: &Beside) -> u64 {
+    beside.stats.read().map(|snapshot| snapshot.vcpu_sum("exits")).unwrap_or(0)
+}
+
+fn samples(window: &Window, count: u64) -> Vec<u64> {
+    let count = usize::try_from(count).unwrap_or(0);
+    (0..count).map(|index| window.word(SAMPLES + 8 * index).load(Ordering::Relaxed)).collect()
+}

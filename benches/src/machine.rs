@@ -1,0 +1,45 @@
+//! The machine a benchmark ran on.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// What a figure depends on.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    pub processor: String,
+    pub processors: usize,
+    pub kernel: String,
+    pub wormhole: &'static str,
+}
+
+impl Machine {
+    pub fn read() -> Self {
+        let field = |file: &str, key: &str| {
+            let text = std::fs::read_to_string(file).unwrap_or_default();
+            text.lines()
+                .find_map(|line| line.strip_prefix(key)?.split_once(':').map(|(_, value)| value.trim().to_owned()))
+                .unwrap_or_default()
+        };
+        Self {
+            processor: field("/proc/cpuinfo", "model name"),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            wormhole: env!("CARGO_PKG_VERSION"),
+        }
+    }
+}
+
+/// Nanoseconds of one step of the time stamp counter, measured against the system's clock.
+pub fn timestamp_period() -> f64 {
+    // SAFETY: reading the counter has no effect.
+    let stamp = || unsafe { core::arch::x86_64::_rdtsc() };
+    let (clock, begin) = (Instant::now(), stamp());
+    while clock.elapsed() < Duration::from_millis(50) {
+        std::hint::spin_loop();
+    }
+    let (elapsed, steps) = (clock.elapsed(), stamp() - begin);
+    #[expect(clippy::cast_precision_loss, reason = "a duration of milliseconds")]
+    let steps = steps as f64;
+    elapsed.as_secs_f64() * 1e9 / steps
+}

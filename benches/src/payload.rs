@@ -1,0 +1,135 @@
+//! Runs a payload in a VM on one processor, beside a thread of this process on another.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use vm_memory::{FileOffset, MmapRegion};
+use wormhole_monitor::payload::{ParameterBlock, PayloadConfig, PayloadReport, PayloadVm, PayloadWindow};
+use wormhole_monitor::stats::VmStats;
+use wormhole_monitor::{DisabledExits, Outcome, VmError};
+use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
+use wormhole_ring::memory::{MemoryError, SessionMemory};
+
+/// Why a measurement could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error("cannot read the payload {path}: build it with `cargo xtask bench`")]
+    Payload { path: String, source: std::io::Error },
+    #[error("cannot make a window")]
+    Window(#[from] rustix::io::Errno),
+    #[error("cannot map the window")]
+    Map(#[from] vm_memory::mmap::MmapRegionError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    #[error("the payload {name} failed: {outcome}")]
+    Failed { name: &'static str, outcome: Outcome },
+    #[error("the ring broke")]
+    Ring(#[from] wormhole_ring::ring::Violation),
+    #[error("an answer does not fit")]
+    Answer(#[from] wormhole_ring::slot::SlotError),
+    #[error("there is no {0}")]
+    Missing(&'static str),
+}
+
+/// A window that payloads see at [`WINDOW_BASE`] and this process where the kernel put it.
+#[derive(Debug)]
+pub struct Window {
+    file: File,
+    region: MmapRegion<()>,
+}
+
+impl Window {
+    pub fn new(segments: usize) -> Result<Self, BenchError> {
+        let file: File = memfd_create("wormhole-bench", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into();
+        let bytes = segments * SEGMENT_BYTES;
+        ftruncate(&file, bytes as u64)?;
+        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK)?;
+        let shared = file.try_clone().map_err(|_| BenchError::Missing("descriptor for the window"))?;
+        Ok(Self { file, region: MmapRegion::from_file(FileOffset::new(shared, 0), bytes)? })
+    }
+
+    /// The session in segment `index`.
+    pub fn session(&self, index: usize) -> Result<SessionMemory, BenchError> {
+        // SAFETY: the region holds that segment for as long as this window lives, which outlives the
+        // runs in which the session is used.
+        Ok(unsafe { SessionMemory::new(self.region.as_ptr().add(index * SEGMENT_BYTES), SEGMENT_BYTES) }?)
+    }
+
+    /// The word at `offset`, as this process sees it.
+    pub fn word(&self, offset: usize) -> &std::sync::atomic::AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < self.region.size());
+        // SAFETY: inside the mapping, aligned, and only reached as an atomic word from here.
+        unsafe { std::sync::atomic::AtomicU64::from_ptr(self.region.as_ptr().add(offset).cast()) }
+    }
+
+    fn share(&self) -> Result<OwnedFd, BenchError> {
+        self.file.try_clone().map(Into::into).map_err(|_| BenchError::Missing("descriptor for the window"))
+    }
+}
+
+/// The payload's address of `offset` in the window.
+pub fn guest_address(offset: usize) -> u64 {
+    WINDOW_BASE + offset as u64
+}
+
+/// What the host's side of a run works with.
+#[derive(Debug)]
+pub struct Beside {
+    pub parameters: ParameterBlock,
+    pub stats: VmStats,
+}
+
+/// Runs a payload on processor 0 and `host` on processor 1, and returns what `host` returned.
+pub fn run<T: Send>(
+    folder: &Path,
+    name: &'static str,
+    parameters: Vec<u64>,
+    window: &Window,
+    host: impl FnOnce(&Beside) -> Result<T, BenchError> + Send,
+) -> Result<T, BenchError> {
+    let path = folder.join(name);
+    let elf = std::fs::read(&path)
+        .map_err(|source| BenchError::Payload { path: path.display().to_string(), source })?;
+    let vm = PayloadVm::new(PayloadConfig {
+        elf,
+        parameters: vec![parameters],
+        memory_mib: 16,
+        window: Some(PayloadWindow { memfd: window.share()?, address: WINDOW_BASE }),
+        timeout: Some(Duration::from_secs(120)),
+        disabled_exits: DisabledExits { pause: true, halt: false },
+    })?;
+    let beside = Beside {
+        parameters: vm.parameters(0).ok_or(BenchError::Missing("parameter block"))?,
+        stats: vm.stats(),
+    };
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| -> Result<PayloadReport, BenchError> {
+            pin(0)?;
+            Ok(vm.run()?)
+        });
+        let host = scope.spawn(|| {
+            pin(1)?;
+            host(&beside)
+        });
+        let report = guest.join().map_err(|_| BenchError::Missing("report of the guest's thread"))??;
+        match report.outcome {
+            Outcome::Exited { status: 0 } => {
+                host.join().map_err(|_| BenchError::Missing("result of the host's thread"))?
+            }
+            outcome => Err(BenchError::Failed { name, outcome }),
+        }
+    })
+}
+
+/// Keeps the calling thread, and those it starts, on one processor.
+fn pin(processor: usize) -> Result<(), BenchError> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    Ok(sched_setaffinity(None, &set)?)
+}

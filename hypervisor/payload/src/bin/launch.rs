@@ -1,0 +1,86 @@
+//! Launches a kernel through the ring and waits on a fence that the device writes.
+//!
+//! | word | who writes | meaning |
+//! |---|---|---|
+//! | 0 | host | address of the session segment |
+//! | 1 | host | the function's handle, as on the wire |
+//! | 2 | host | the stream's handle, as on the wire |
+//! | 3 | host | number of the fence |
+//! | 4 | host | the value that the fence has |
+//! | 5 | host | launches to make |
+//! | 6 | host | the kernel's one parameter, 8 bytes |
+//! | 7 | host | address of one word per launch for its duration in time stamps |
+//! | 8 | payload | launches whose fence was written |
+#![no_std]
+#![no_main]
+
+use core::sync::atomic::Ordering;
+
+use wormhole_api::{Encode, Fence, FenceWrite, Handle, Items, LaunchKernel, Message};
+use wormhole_payload::{Parameters, entry, session, shared_word, timestamp};
+use wormhole_ring::fence::{FenceIndex, Fences};
+use wormhole_ring::ring::{Producer, RecordHead};
+use wormhole_ring::status::Status;
+
+entry!(main);
+
+fn main(parameters: Parameters, _vcpu: u64) -> u32 {
+    // SAFETY: the host named a session segment that it mapped for this payload.
+    let (producer, fences, status) = unsafe {
+        let session = session(parameters.load(0));
+        (
+            Producer::new(session.clone()),
+            Fences::new(session.clone()),
+            Status::new(session),
+        )
+    };
+    let (Some(function), Some(stream)) = (
+        Handle::from_wire(parameters.load(1)),
+        Handle::from_wire(parameters.load(2)),
+    ) else {
+        return 1;
+    };
+    let Ok(number) = u32::try_from(parameters.load(3)) else {
+        return 2;
+    };
+    let (Some(index), Some(fence)) = (FenceIndex::new(number), Fence::new(number)) else {
+        return 2;
+    };
+    let argument = parameters.load(6).to_le_bytes();
+    let launch = LaunchKernel {
+        function,
+        stream,
+        grid: [1, 1, 1],
+        block: [1, 1, 1],
+        shared: 0,
+        attributes: Items::new(&[]),
+        parameters: &argument,
+    };
+    let base = parameters.load(4);
+    for round in 1..=parameters.load(5) {
+        let start = timestamp();
+        let value = base + round;
+        let launched =
+            launch.encode(|parts| producer.push(RecordHead::record(LaunchKernel::ID), parts));
+        let fenced = FenceWrite {
+            stream,
+            fence,
+            value,
+        }
+        .encode(|parts| producer.push(RecordHead::record(FenceWrite::ID), parts));
+        if !matches!((launched, fenced), (Ok(Ok(())), Ok(Ok(())))) {
+            return 3;
+        }
+        while fences.load(index) < value {
+            if status.load().is_some() {
+                return 4;
+            }
+            core::hint::spin_loop();
+        }
+        // SAFETY: the host gave room for one word per launch there.
+        let sample = unsafe { shared_word(parameters.load(7) + 8 * (round - 1)) };
+        sample.store(timestamp() - start, Ordering::Relaxed);
+        parameters.store(8, round);
+    }
+    0
+}

@@ -1,0 +1,55 @@
+//! Requests over the ring, one at a time: the round trip of a forwarded call.
+//!
+//! | word | who writes | meaning |
+//! |---|---|---|
+//! | 0 | host | address of the session segment |
+//! | 1 | host | requests to make |
+//! | 2 | host | address of one word per request for its duration in time stamps; 0: do not record |
+//! | 3 | payload | requests answered |
+//! | 4 | payload | time stamps that passed in all |
+#![no_std]
+#![no_main]
+
+use core::sync::atomic::Ordering;
+
+use wormhole_api::{Encode, MemGetInfo, Message};
+use wormhole_payload::{Parameters, entry, session, shared_word, timestamp};
+use wormhole_ring::ring::{Producer, RecordHead};
+use wormhole_ring::slot::{AnswerSlots, SlotIndex};
+
+entry!(main);
+
+/// The payload is the only thread of its session.
+const SLOT: u16 = 0;
+
+fn main(parameters: Parameters, _vcpu: u64) -> u32 {
+    // SAFETY: the host named a session segment that it mapped for this payload alone.
+    let (producer, slots) = unsafe {
+        let session = session(parameters.load(0));
+        (Producer::new(session.clone()), AnswerSlots::new(session))
+    };
+    let Some(slot) = SlotIndex::new(SLOT) else {
+        return 1;
+    };
+    let record = parameters.load(2);
+    let begin = timestamp();
+    for sequence in 1..=parameters.load(1) {
+        let start = timestamp();
+        let head = RecordHead::request(MemGetInfo::ID, slot, sequence);
+        let sent = MemGetInfo {}.encode(|parts| producer.push(head, parts));
+        if !matches!(sent, Ok(Ok(()))) {
+            return 2;
+        }
+        while !matches!(slots.poll(slot, sequence), Ok(Some(_))) {
+            core::hint::spin_loop();
+        }
+        if record != 0 {
+            // SAFETY: the host gave room for one word per request there.
+            let sample = unsafe { shared_word(record + 8 * (sequence - 1)) };
+            sample.store(timestamp() - start, Ordering::Relaxed);
+        }
+        parameters.store(3, sequence);
+    }
+    parameters.store(4, timestamp() - begin);
+    0
+}
