@@ -1,7 +1,7 @@
 // Two CUDA processes of one guest: when one is killed, its device memory and its pinned memory come
 // back soon, and the other's results stay right. With the argument `pidns` both run as process 1 of a
 // PID namespace of their own, so that their process ids are equal.
-#include "check.cuh"
+#include "../check.cuh"
 
 #include <cerrno>
 #include <chrono>

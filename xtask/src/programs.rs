@@ -31,8 +31,6 @@ impl Link {
 /// A program that was built.
 #[derive(Debug, Clone)]
 pub struct Program {
-    pub name: String,
-    pub link: Link,
     pub path: PathBuf,
     /// Computes something and verifies it; the others provoke errors or order.
     pub demo: bool,
@@ -51,14 +49,21 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     let mut programs = Vec::new();
     for folder in FOLDERS {
         for source in cuda_files(&sources.join(folder))? {
-            let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let name = source
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             for link in [Link::Static, Link::Shared] {
                 let path = output.join(link.name()).join(&name);
                 if modified(&path) < header.max(modified(&source)) {
                     step(&format!("compiling {} ({} runtime)", name, link.name()));
                     compile(toolkit, &source, link, &[], &path)?;
                 }
-                programs.push(Program { name: name.clone(), link, path, demo: folder.is_empty() });
+                programs.push(Program {
+                    path,
+                    demo: folder.is_empty(),
+                });
             }
         }
     }
@@ -94,8 +99,21 @@ fn compile(
     }
     let fresh = path.with_extension("fresh");
     Run::new(toolkit.nvcc())
-        .args(["-O2", "-std=c++17", "-cudart", link.name(), "-Xlinker", "-rpath,$ORIGIN", "-L"])
-        .args([toolkit.libraries().as_path(), Path::new("-o"), &fresh, source])
+        .args([
+            "-O2",
+            "-std=c++17",
+            "-cudart",
+            link.name(),
+            "-Xlinker",
+            "-rpath,$ORIGIN",
+            "-L",
+        ])
+        .args([
+            toolkit.libraries().as_path(),
+            Path::new("-o"),
+            &fresh,
+            source,
+        ])
         .args(extra)
         .check()?;
     fs::rename(&fresh, path)
@@ -117,5 +135,7 @@ fn cuda_files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 
 /// When a file was last written; a file that is not there is older than any other.
 fn modified(path: &Path) -> SystemTime {
-    fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+    fs::metadata(path)
+        .and_then(|data| data.modified())
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }

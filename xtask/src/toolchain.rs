@@ -39,7 +39,9 @@ impl Toolkit {
 /// The toolkit in `root/target/cuda-toolkit`; installs it when it is not there yet.
 pub fn ensure(root: &Path) -> Result<Toolkit, Failure> {
     let folder = root.join("target/cuda-toolkit");
-    let toolkit = Toolkit { folder: folder.join("nvidia/cu13") };
+    let toolkit = Toolkit {
+        folder: folder.join("nvidia/cu13"),
+    };
     let installed = folder.join("installed");
     let wanted = PACKAGES.join("\n");
     if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
@@ -48,7 +50,16 @@ pub fn ensure(root: &Path) -> Result<Toolkit, Failure> {
 
     step("installing the CUDA 13.0 compiler and runtime from PyPI (about 500 MB)");
     Run::new("python3")
-        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--root-user-action", "ignore", "--target"])
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--upgrade",
+            "--root-user-action",
+            "ignore",
+            "--target",
+        ])
         .args([&folder])
         .args(PACKAGES)
         .check()?;

@@ -1,0 +1,137 @@
+//! `cargo xtask setup`: everything that comes from elsewhere. Debian's packages, NVIDIA's compiler, Rust's
+//! nightly tools, the kernels of the images. Each part is looked at first, so that a second run does nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use wormhole_images::{BuildOptions, Image, ImageError, Kernel, build_emulated_host, build_guest};
+
+use crate::command::{Failure, Run, step};
+use crate::{programs, toolchain};
+
+/// Files that show whether a Debian package is there.
+const PACKAGES: [(&str, &str); 7] = [
+    ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
+    ("/usr/bin/g++", "g++"),
+    ("/usr/bin/make", "make"),
+    ("/usr/bin/python3", "python3"),
+    ("/usr/bin/pip3", "python3-pip"),
+    ("/usr/bin/dpkg-deb", "dpkg"),
+    (
+        "/usr/share/keyrings/debian-archive-keyring.gpg",
+        "debian-archive-keyring",
+    ),
+];
+
+/// A builder of one kind of image.
+type Build = fn(&BuildOptions<'_>) -> Result<Image, ImageError>;
+
+/// Installs, downloads and builds what is not there yet.
+pub fn setup(root: &Path) -> Result<(), Failure> {
+    packages()?;
+    nightly()?;
+    programs::build(&toolchain::ensure(root)?, root)?;
+    let folder = images(root);
+    let wanted: [(Build, Kernel); 3] = [
+        (build_guest, Kernel::V6_1),
+        (build_guest, Kernel::V6_12),
+        (build_emulated_host, Kernel::V6_1),
+    ];
+    for (build, kernel) in wanted {
+        build(&BuildOptions {
+            folder: &folder,
+            kernel,
+            rebuild: false,
+            progress: &step,
+        })
+        .map_err(|error| Failure::new(chain(&error)))?;
+    }
+    Ok(())
+}
+
+/// The folder of the images that demo and tests use.
+pub fn images(root: &Path) -> PathBuf {
+    root.join("target/images")
+}
+
+fn packages() -> Result<(), Failure> {
+    let missing: Vec<&str> = PACKAGES
+        .iter()
+        .filter(|(file, _)| !tool_is_there(Path::new(file)))
+        .map(|&(_, package)| package)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    step(&format!(
+        "installing Debian packages: {}",
+        missing.join(" ")
+    ));
+    // SAFETY: geteuid takes nothing and always succeeds.
+    let root = unsafe { libc::geteuid() } == 0;
+    let apt = |args: &[&str]| {
+        let run = if root {
+            Run::new("apt-get")
+        } else {
+            Run::new("sudo").args(["apt-get"])
+        };
+        run.args(args)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .check()
+    };
+    apt(&["--quiet", "update"])?;
+    let mut install = vec!["--quiet", "--yes", "--no-install-recommends", "install"];
+    install.extend(missing);
+    apt(&install)
+}
+
+/// At its usual place, or elsewhere in PATH.
+fn tool_is_there(file: &Path) -> bool {
+    let in_path = || {
+        let name = file.file_name()?;
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).find(|folder| folder.join(name).is_file())
+    };
+    file.exists() || in_path().is_some()
+}
+
+/// What the ring's tests under miri and the fuzz targets need.
+fn nightly() -> Result<(), Failure> {
+    if !succeeds("cargo", &["+nightly", "miri", "--version"]) {
+        step("installing Rust's nightly toolchain with miri");
+        Run::new("rustup")
+            .args(["toolchain", "install", "nightly", "--profile", "minimal"])
+            .args(["--component", "miri", "--component", "rust-src"])
+            .check()?;
+    }
+    if !succeeds("cargo", &["fuzz", "--version"]) {
+        step("installing cargo-fuzz");
+        Run::new("cargo")
+            .args(["install", "--quiet", "--locked", "cargo-fuzz"])
+            .check()?;
+    }
+    Ok(())
+}
+
+fn succeeds(program: &str, args: &[&str]) -> bool {
+    Command::new(program)
+        .args(args)
+        // The toolchain that runs this command must not be asked in the place of the named one.
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// An error and its causes as one sentence.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}
