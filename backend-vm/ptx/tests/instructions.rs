@@ -558,6 +558,15 @@ fn atomics() {
 }
 
 #[test]
+fn asynchronous_copies_are_complete_when_waited_for() {
+    let body = "st.global.v2.u64 [g], {%rd0, %rd1}; cp.async.cg.shared.global [s], [g], 16; cp.async.commit_group;
+                cp.async.wait_group 0; ld.shared.u64 %rd2, [s+8];
+                cp.async.ca.shared.global [s], [g], 8, 4; cp.async.wait_all; ld.shared.u64 %rd3, [s];
+                add.u64 %out, %rd2, %rd3;";
+    assert_eq!(eval(body, &[0xffff_ffff_0000_0005, 70]), 75);
+}
+
+#[test]
 fn branches_scopes_and_special_registers() {
     let table = "ts: .branchtargets A, B, C; brx.idx %r0, ts; A: mov.u64 %out, 10; bra D;
                  B: mov.u64 %out, 20; bra D; C: mov.u64 %out, 30; D:";

@@ -534,6 +534,8 @@ impl<'a> Lowering<'a, '_, '_> {
                 Type::F32 => u64::from(1.0_f32.to_bits()),
                 Type::U32 | Type::S32 => u64::from(u32::MAX),
                 Type::U16 | Type::S16 => u64::from(u16::MAX),
+                Type::F16 => 0x3c00,
+                Type::Bf16 => 0x3f80,
                 _ => return Err(Reject::Unsupported),
             };
             let d = self.dest(&operands[0])?;

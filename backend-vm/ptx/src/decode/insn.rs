@@ -256,6 +256,17 @@ pub(crate) struct Call {
     pub returns: Box<[Param]>,
 }
 
+/// A copy from global to shared memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Copy {
+    pub dest: (Base, i64),
+    pub source: (Base, i64),
+    /// 4, 8 or 16.
+    pub bytes: u32,
+    /// Bytes to read; the rest is zeros.
+    pub source_bytes: Option<Reg>,
+}
+
 /// Which half of a carry chain an instruction is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CarryOp {
@@ -381,6 +392,14 @@ pub(crate) enum Op {
     Trap,
     Sleep {
         nanoseconds: Reg,
+    },
+    /// `cp.async`: done at once, which every wait for it permits.
+    Copy(Box<Copy>),
+    /// `alloca`: memory of the frame until it ends.
+    Allocate {
+        d: Reg,
+        bytes: Reg,
+        align: u32,
     },
     /// The end of a function without `ret`.
     FallOff,

@@ -2,7 +2,7 @@
 
 use super::arith::exactly;
 use super::function::Lowering;
-use super::insn::{Access, AddressSpace, Atomic, AtomicOp, Op, Order, Reg};
+use super::insn::{Access, AddressSpace, Atomic, AtomicOp, Copy, Op, Order, Reg};
 use super::modifiers::Modifiers;
 use super::{Reject, malformed};
 use crate::alu::int;
@@ -56,6 +56,40 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.emit(Op::IsSpace { d, a, space });
                 Ok(true)
             }
+            "cp" => self.copy(m, operands),
+            "alloca" => {
+                if m.ty()?.bytes() != 8 || !matches!(operands.len(), 2 | 3) {
+                    return Err(Reject::Unsupported);
+                }
+                let bytes = self.source(&operands[1], Type::U64)?;
+                let align = match operands.get(2) {
+                    None => 8,
+                    Some(Operand::Int(align @ 1..=4096)) if align.is_power_of_two() => *align,
+                    Some(_) => return malformed("the alignment is not a small power of two"),
+                };
+                let d = self.dest(&operands[0])?;
+                let align = u32::try_from(align).unwrap_or(16).max(16);
+                self.emit(Op::Allocate { d, bytes, align });
+                Ok(true)
+            }
+            // The memory of an `alloca` lasts until its function returns.
+            "stacksave" => {
+                m.ty()?;
+                exactly::<1>(operands)?;
+                let zero = self.constant(0)?;
+                let d = self.dest(&operands[0])?;
+                let f = int::unary("mov", Type::B64).ok_or(Reject::Unsupported)?;
+                self.emit(Op::Alu {
+                    f,
+                    ops: [d, zero, 0, 0, 0],
+                });
+                Ok(true)
+            }
+            "stackrestore" => {
+                m.ty()?;
+                self.emit(Op::Nothing);
+                Ok(true)
+            }
             "membar" | "fence" => {
                 // Without `.sc` or `.acq_rel`, and for proxies: the strongest.
                 while m.first().is_some() {}
@@ -70,6 +104,39 @@ impl<'a> Lowering<'a, '_, '_> {
             }
             _ => Ok(false),
         }
+    }
+
+    /// `cp.async` in its forms without barriers.
+    fn copy(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        if !m.take("async") {
+            return Err(Reject::Unsupported);
+        }
+        if m.take("commit_group") || m.take("wait_group") || m.take("wait_all") {
+            self.emit(Op::Nothing);
+            return Ok(true);
+        }
+        m.ignore(advisory);
+        if !((m.take("shared") || m.take("shared::cta")) && m.take("global")) {
+            return Err(Reject::Unsupported);
+        }
+        let [dest, source, Operand::Int(bytes @ (4 | 8 | 16)), rest @ ..] = operands else {
+            return malformed("its operands are not two addresses and a size");
+        };
+        let (dest, source) = (self.address(dest)?, self.address(source)?);
+        let source_bytes = match rest {
+            [] => None,
+            [size] => Some(self.source(size, Type::U32)?),
+            // A predicate to ignore the source, or a cache policy.
+            _ => return Err(Reject::Unsupported),
+        };
+        let copy = Copy {
+            dest: (dest.base, dest.offset),
+            source: (source.base, source.offset),
+            bytes: u32::try_from(*bytes).unwrap_or(4),
+            source_bytes,
+        };
+        self.emit(Op::Copy(Box::new(copy)));
+        Ok(true)
     }
 
     fn space(&self, m: &mut Modifiers<'a>) -> Option<AddressSpace> {

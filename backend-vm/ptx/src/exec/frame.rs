@@ -3,7 +3,7 @@
 use crate::alu::{LANES, Row};
 use crate::decode::insn::FunctionCode;
 use crate::error::FaultKind;
-use crate::limits::{MAX_CALL_DEPTH, MAX_LOCAL_BYTES};
+use crate::limits::{MAX_BLOCK_ROW_BYTES, MAX_CALL_DEPTH, MAX_LOCAL_BYTES};
 
 /// Index of a frame in its warp.
 pub(super) type FrameId = u32;
@@ -21,6 +21,8 @@ pub(super) struct Frame {
     pub carry: u32,
     /// Where its part of local memory begins.
     pub local_base: u32,
+    /// Bytes that `alloca` took beyond the function's own.
+    pub allocated: u32,
     pub parent: FrameId,
     /// The call that made it, in its parent.
     pub call_pc: u32,
@@ -29,12 +31,40 @@ pub(super) struct Frame {
     pub depth: u32,
 }
 
+impl Frame {
+    /// Takes `bytes` of local memory beyond the `own` bytes of the function: first and last address.
+    pub(super) fn allocate(
+        &mut self,
+        own: u32,
+        bytes: u64,
+        align: u32,
+    ) -> Result<(u32, u32), FaultKind> {
+        let limit = u64::from(MAX_LOCAL_BYTES);
+        let base = u64::from(self.local_base + own);
+        let start = (base + u64::from(self.allocated)).next_multiple_of(u64::from(align));
+        let end = start
+            .checked_add(bytes)
+            .and_then(|end| end.checked_next_multiple_of(16));
+        let Some(end) = end.filter(|&end| end <= limit) else {
+            return Err(FaultKind::StackOverflow);
+        };
+        let narrow = |value: u64| u32::try_from(value).map_err(|_| FaultKind::StackOverflow);
+        self.allocated = narrow(end - base)?;
+        Ok((narrow(start)?, narrow(end)?))
+    }
+}
+
 /// Frames of a warp; those that are no longer used wait to be used again.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     list: Vec<Frame>,
     idle: Vec<FrameId>,
+    /// Bytes of all rows.
+    row_bytes: usize,
 }
+
+/// Most bytes of rows of one warp.
+const MAX_WARP_ROW_BYTES: usize = MAX_BLOCK_ROW_BYTES / 32;
 
 impl Frames {
     pub(super) fn get(&self, id: FrameId) -> &Frame {
@@ -84,9 +114,17 @@ impl Frames {
             let id = self.idle.swap_remove(at);
             let frame = self.get_mut(id);
             (frame.parent, frame.call_pc, frame.lanes) = (parent, call_pc, lanes);
-            (frame.depth, frame.local_base) = (depth, local_base);
+            (frame.depth, frame.local_base, frame.allocated) = (depth, local_base, 0);
             return Ok(id);
         }
+        let idle = self.idle.pop();
+        let freed = idle.map_or(0, |id| self.list[id as usize].rows.len());
+        let row_bytes =
+            self.row_bytes + code.rows as usize * size_of::<Row>() - freed * size_of::<Row>();
+        if row_bytes > MAX_WARP_ROW_BYTES {
+            return Err(FaultKind::StackOverflow);
+        }
+        self.row_bytes = row_bytes;
         let mut rows = vec![[0; LANES]; code.rows as usize];
         for &(reg, value) in &code.constants {
             rows[reg as usize] = [value; LANES];
@@ -99,12 +137,13 @@ impl Frames {
             preds,
             carry: 0,
             local_base,
+            allocated: 0,
             parent,
             call_pc,
             lanes,
             depth,
         };
-        if let Some(id) = self.idle.pop() {
+        if let Some(id) = idle {
             *self.get_mut(id) = frame;
             return Ok(id);
         }

@@ -20,6 +20,10 @@ use crate::module::Kernel;
 const ROUNDS: u32 = 16;
 /// Blocks that one thread of the host keeps begun at the same time, unless the launch is cooperative.
 const RESIDENT: usize = 32;
+/// Most bytes that those blocks may take.
+const RESIDENT_BYTES: usize = 256 << 20;
+/// Most bytes that the blocks of a cooperative launch may take.
+const COOPERATIVE_BYTES: u64 = 8 << 30;
 /// Work that is shorter than this is not worth another thread.
 const ALONE: Duration = Duration::from_micros(40);
 /// Longest sleep before cancellation is looked at again.
@@ -33,6 +37,8 @@ pub(super) struct Launch<'a> {
     pub output: &'a dyn Output,
     /// Shared memory of a block, static and dynamic.
     pub shared_bytes: usize,
+    /// Blocks that one thread of the host begins before it ends one.
+    resident: usize,
     stop: AtomicBool,
 }
 
@@ -170,12 +176,15 @@ pub fn launch(
     let warps = usize::try_from(threads.div_ceil(32)).unwrap_or(usize::MAX);
     let rows = code.functions[0].rows as usize * size_of::<crate::alu::Row>();
     let local = code.functions[0].local_bytes as usize * 32;
-    if rows.saturating_mul(warps) > MAX_BLOCK_ROW_BYTES
-        || local.saturating_mul(warps) > MAX_BLOCK_LOCAL_BYTES
-    {
-        return failed(FaultKind::OutOfResources {
-            what: "more registers or local memory than a block can have",
-        });
+    let (rows, local) = (rows.saturating_mul(warps), local.saturating_mul(warps));
+    if rows > MAX_BLOCK_ROW_BYTES || local > MAX_BLOCK_LOCAL_BYTES {
+        let what = "more registers or local memory than a block can have";
+        return failed(FaultKind::OutOfResources { what });
+    }
+    let block_bytes = rows + local + usize::try_from(shared).unwrap_or(0);
+    if config.cooperative && blocks.saturating_mul(block_bytes as u64) > COOPERATIVE_BYTES {
+        let what = "more blocks at once than the device can hold";
+        return failed(FaultKind::OutOfResources { what });
     }
     let launch = Launch {
         code,
@@ -183,6 +192,7 @@ pub fn launch(
         config: *config,
         output,
         shared_bytes: usize::try_from(shared).unwrap_or(0),
+        resident: (RESIDENT_BYTES / block_bytes.max(1)).clamp(1, RESIDENT),
         stop: AtomicBool::new(false),
     };
     let queue = Queue {
@@ -232,7 +242,7 @@ fn work(
     let capacity = if launch.config.cooperative {
         usize::try_from(queue.blocks.div_ceil(workers as u64)).unwrap_or(usize::MAX)
     } else {
-        RESIDENT
+        launch.resident
     };
     // Blocks that had a turn since one was begun or ended: when all had, another may begin.
     let mut turns = 0;

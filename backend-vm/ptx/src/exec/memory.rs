@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fen
 use super::frame::{Frame, Local};
 use super::{GlobalMemory, LOCAL_WINDOW, LOWEST_GLOBAL, PARAM_WINDOW, Region, SHARED_WINDOW};
 use crate::alu::{LANES, Row, Slot};
-use crate::decode::insn::{Access, AddressSpace, Base};
+use crate::decode::insn::{Access, AddressSpace, Base, Copy};
 use crate::error::FaultKind;
 use crate::limits::{MAX_LOCAL_BYTES, MAX_SHARED_BYTES};
 
@@ -283,6 +283,50 @@ impl Spaces<'_, '_> {
             }
             Place::Param(_) => return Err(FaultKind::AddressSpace { address }),
         })
+    }
+
+    /// Executes a `cp.async`.
+    pub(super) fn copy(&mut self, frame: &Frame, copy: &Copy, mask: u32) -> Result<(), LaneFault> {
+        let from = addresses(frame, copy.source.0, copy.source.1);
+        let to = addresses(frame, copy.dest.0, copy.dest.1);
+        for lane in Lanes(mask) {
+            let wanted = copy
+                .source_bytes
+                .map_or(copy.bytes, |reg| u32::get(frame.rows[reg as usize][lane]));
+            self.copy_lane(
+                lane,
+                from[lane],
+                to[lane],
+                copy.bytes,
+                wanted.min(copy.bytes),
+            )
+            .map_err(|kind| lane_fault(kind, lane))?;
+        }
+        Ok(())
+    }
+
+    fn copy_lane(
+        &mut self,
+        lane: usize,
+        from: u64,
+        to: u64,
+        bytes: u32,
+        wanted: u32,
+    ) -> Result<(), FaultKind> {
+        let mut buffer = [0; 16];
+        if from & u64::from(bytes - 1) != 0 {
+            return Err(FaultKind::Misaligned {
+                address: from,
+                bytes,
+            });
+        }
+        for (index, byte) in buffer.iter_mut().take(wanted as usize).enumerate() {
+            *byte = self.read(AddressSpace::Global, lane, from.wrapping_add(index as u64))?;
+        }
+        if let Place::Shared(at) = self.place(AddressSpace::Shared, lane, to, bytes, true)? {
+            self.shared[at..at + bytes as usize].copy_from_slice(&buffer[..bytes as usize]);
+        }
+        Ok(())
     }
 
     /// Executes a load.

@@ -5,6 +5,8 @@ use super::memory::Spaces;
 use crate::decode::insn::AddressSpace;
 use crate::error::FaultKind;
 
+/// Longest text that one call prints.
+const MAX_OUTPUT: usize = 1 << 20;
 /// Widest field that is honoured.
 const MAX_WIDTH: usize = 4096;
 
@@ -34,17 +36,17 @@ impl Arguments<'_, '_, '_> {
         let value = self
             .spaces
             .read(AddressSpace::Generic, self.lane, self.at)?;
-        self.at += 4;
+        self.at = self.at.wrapping_add(4);
         self.count += 1;
         Ok(value)
     }
 
     fn double_word(&mut self) -> Result<u64, FaultKind> {
-        self.at = self.at.next_multiple_of(8);
+        self.at = self.at.wrapping_add(7) & !7;
         let value = self
             .spaces
             .read(AddressSpace::Generic, self.lane, self.at)?;
-        self.at += 8;
+        self.at = self.at.wrapping_add(8);
         self.count += 1;
         Ok(value)
     }
@@ -66,7 +68,9 @@ pub(super) fn format(
     };
     let mut out = Vec::with_capacity(format.len());
     let mut rest = &format[..];
-    while let [c, tail @ ..] = rest {
+    while let [c, tail @ ..] = rest
+        && out.len() < MAX_OUTPUT
+    {
         rest = tail;
         if *c != b'%' {
             out.push(*c);

@@ -168,7 +168,7 @@ impl Warp {
                     commit(&mut frame.rows[*d as usize], &row, mask);
                 }
                 Op::FrameAddress { d, offset } => {
-                    let row = [u64::from(frame.local_base + offset); LANES];
+                    let row = [u64::from(frame.local_base.wrapping_add(*offset)); LANES];
                     commit(&mut frame.rows[*d as usize], &row, mask);
                 }
                 Op::IsSpace { d, a, space } => {
@@ -197,6 +197,25 @@ impl Warp {
                     );
                 }
                 Op::Nothing => {}
+                Op::Copy(copy) => {
+                    let copied = Self::spaces(&mut self.local, cx).copy(frame, copy, mask);
+                    copied.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Allocate { d, bytes, align } => {
+                    let own = launch.code.functions[frame.function as usize].local_bytes;
+                    let wanted = Lanes(mask)
+                        .map(|lane| frame.rows[*bytes as usize][lane])
+                        .max();
+                    let reserved = frame.allocate(own, wanted.unwrap_or(0), *align);
+                    let row = reserved.and_then(|(start, end)| {
+                        self.local.reserve(end)?;
+                        Ok([u64::from(start); LANES])
+                    });
+                    match row {
+                        Ok(row) => commit(&mut frame.rows[*d as usize], &row, mask),
+                        Err(kind) => return Err(self.fault(cx, pc, first(kind, mask))),
+                    }
+                }
                 Op::Collective(args) => {
                     let rest = group.mask & !mask;
                     if !self.collective(args, &group, pc, mask, rest) {
@@ -392,7 +411,9 @@ impl Warp {
     ) -> Result<(), Box<Fault>> {
         let launch = cx.launch;
         let function = &launch.code.functions[index as usize];
-        let matches = call.args.len() == function.params.len()
+        // A function that could not be decoded has no predicates.
+        let matches = function.preds > 0
+            && call.args.len() == function.params.len()
             && call.returns.len() == function.returns.len();
         let address = u64::from(index);
         if !matches {
@@ -400,7 +421,7 @@ impl Warp {
         }
         let parent = self.frames.get(group.frame);
         let parent_bytes = launch.code.functions[parent.function as usize].local_bytes;
-        let local_base = parent.local_base + parent_bytes;
+        let local_base = parent.local_base + parent_bytes + parent.allocated;
         let made = self
             .local
             .reserve(local_base.saturating_add(function.local_bytes))

@@ -214,6 +214,10 @@ impl<'a> Lexer<'a> {
         if is_word_start(c) {
             loop {
                 let c = self.byte(self.at);
+                // Directives may stand without blanks between them: `.reg.b32`.
+                if c == b'.' && self.at > start && self.byte(start) == b'.' {
+                    break;
+                }
                 if is_word(c) {
                     self.at += 1;
                 } else if c == b':'
