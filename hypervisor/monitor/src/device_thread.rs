@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use event_manager::{EventManager, RemoteEndpoint};
+use event_manager::{EventManager, RemoteEndpoint, SubscriberId, SubscriberOps};
 
 use crate::devices::vsock::VsockEngine;
 use crate::vcpu::ThreadError;
@@ -21,10 +21,10 @@ pub(crate) struct DeviceThread {
 impl DeviceThread {
     /// Starts the event loop with the devices that `add` puts into it.
     pub fn start(
-        add: impl FnOnce(&mut EventManager<VsockEngine>) -> Result<(), VmError>,
+        add: impl FnOnce(&mut EventManager<VsockEngine>) -> Result<Option<SubscriberId>, VmError>,
     ) -> Result<Self, VmError> {
         let mut manager = EventManager::new().map_err(VmError::EventLoop)?;
-        add(&mut manager)?;
+        let engine = add(&mut manager)?;
         let endpoint = manager.remote_endpoint();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -36,6 +36,9 @@ impl DeviceThread {
                         tracing::error!(%error, "the devices' event loop failed");
                         break;
                     }
+                }
+                if let Some(Ok(engine)) = engine.map(|id| manager.subscriber_mut(id)) {
+                    engine.finish();
                 }
             })
             .map_err(|source| ThreadError::Spawn {

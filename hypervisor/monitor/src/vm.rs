@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use event_manager::{EventManager, SubscriberOps};
+use event_manager::{EventManager, SubscriberId, SubscriberOps};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
@@ -230,11 +230,11 @@ impl Vm {
         let mut functions: Vec<Box<dyn PciFunction>> = Vec::new();
         let device_thread = DeviceThread::start(|manager| match config.vsock {
             Some(vsock) => {
-                let device = create_vsock(manager, &vm, &ram, &router, vsock)?;
+                let (engine, device) = create_vsock(manager, &vm, &ram, &router, vsock)?;
                 functions.push(Box::new(device));
-                Ok(())
+                Ok(Some(engine))
             }
-            None => Ok(()),
+            None => Ok(None),
         })?;
         let serial = Serial::new(interrupt, console);
         let board = Arc::new(LinuxBoard::new(serial, PciBus::new(functions)));
@@ -316,7 +316,9 @@ fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> Outcome {
         return failure;
     }
     if let Some(line) = tail.panic() {
-        return if line.contains("memory") {
+        // "Out of memory: …", "System is deadlocked on memory".
+        let memory = line.to_ascii_lowercase();
+        return if memory.contains("out of memory") || memory.contains("deadlocked on memory") {
             Outcome::OutOfMemory { line }
         } else {
             Outcome::Panicked { line }
@@ -370,7 +372,7 @@ fn create_vsock(
     ram: &GuestMemoryMmap,
     router: &Arc<IrqRouter>,
     config: VsockConfig,
-) -> Result<VirtioPci<Vsock>, VmError> {
+) -> Result<(SubscriberId, VirtioPci<Vsock>), VmError> {
     let address = u32::try_from(PCI_HOLE_START).unwrap_or(0);
     let cid = u64::from(config.guest_cid);
     let engine =
@@ -386,5 +388,98 @@ fn create_vsock(
     let device = Vsock::new(cid, kicks, endpoint, engine);
     let controller: Arc<dyn MsiController> = router.clone();
     let msix = Msix::new(controller, Vsock::VECTORS)?;
-    Ok(VirtioPci::new(device, ram.clone(), msix, address))
+    let function = VirtioPci::new(device, ram.clone(), msix, address);
+    Ok((engine, function))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Registers;
+    use crate::vcpu::Board;
+    use vmm_sys_util::eventfd::EventFd;
+
+    fn board(tail: &ConsoleTail) -> LinuxBoard {
+        let interrupt = IrqTrigger(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
+        let console = Tee::new(Box::new(std::io::sink()), tail.clone());
+        LinuxBoard::new(Serial::new(interrupt, console), PciBus::new(Vec::new()))
+    }
+
+    /// How a guest ends that writes `text` to its console, `status` to its port, and then `end`s.
+    fn ended(text: &str, status: Option<u8>, end: PortEffect) -> Outcome {
+        let tail = ConsoleTail::default();
+        let board = board(&tail);
+        board.write_port(serial::COM1, text.as_bytes());
+        if let Some(status) = status {
+            board.write_port(crate::EXIT_STATUS_PORT, &[status]);
+        }
+        let end = VcpuEnd {
+            vcpu: 0,
+            end: End::Port(end),
+            registers: Registers::default(),
+        };
+        judge(&end, &board, &tail)
+    }
+
+    #[test]
+    fn an_exit_status_counts_however_the_guest_ends() {
+        for end in [PortEffect::PowerOff, PortEffect::Reset] {
+            assert_eq!(ended("", Some(3), end), Outcome::Exited { status: 3 });
+        }
+    }
+
+    #[test]
+    fn ends_without_a_status_are_told_apart() {
+        assert_eq!(ended("", None, PortEffect::PowerOff), Outcome::PoweredOff);
+        assert_eq!(ended("", None, PortEffect::Reset), Outcome::Reset);
+    }
+
+    #[test]
+    fn a_panic_is_told_with_its_line() {
+        let line = "[    2.5] Kernel panic - not syncing: VFS: Unable to mount root fs";
+        let text = format!("{line}\r\n[    2.6] Rebooting\r\n");
+        assert_eq!(
+            ended(&text, None, PortEffect::Reset),
+            Outcome::Panicked {
+                line: line.to_owned()
+            }
+        );
+        let line = "Kernel panic - not syncing: System is deadlocked on memory";
+        assert_eq!(
+            ended(&format!("{line}\n"), None, PortEffect::Reset),
+            Outcome::OutOfMemory {
+                line: line.to_owned()
+            }
+        );
+    }
+
+    #[test]
+    fn ports_where_nothing_is_read_as_ones() {
+        let board = board(&ConsoleTail::default());
+        let mut data = [0; 4];
+        board.read_port(0x300, &mut data);
+        assert_eq!(data, [0xff; 4]);
+        board.read_memory(0xd000_0000, &mut data);
+        assert_eq!(data, [0xff; 4]);
+        assert_eq!(board.write_port(0x300, &data), PortEffect::Continue);
+    }
+
+    #[test]
+    fn a_vm_without_vcpus_is_refused() {
+        let config = VmConfig {
+            boot: BootSource {
+                kernel: "/nonexistent".into(),
+                initramfs: Vec::new(),
+                command_line: String::new(),
+            },
+            memory_mib: 64,
+            vcpus: 0,
+            window: None,
+            vsock: None,
+            console: Box::new(std::io::sink()),
+            timeout: None,
+            disabled_exits: DisabledExits::default(),
+        };
+        assert!(matches!(Vm::new(config), Err(VmError::Vcpus(0))));
+    }
 }

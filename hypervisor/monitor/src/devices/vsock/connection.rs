@@ -6,6 +6,7 @@ use std::net::Shutdown;
 use std::num::Wrapping;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use super::packet::{Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
@@ -178,6 +179,23 @@ impl Connection {
         Fate::Lives
     }
 
+    /// The guest has ended: hands over what it sent before, waiting for the host until `deadline`.
+    pub fn finish(mut self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if self.outgoing.is_empty() || left.is_zero() {
+            return;
+        }
+        let bytes = self.outgoing.make_contiguous();
+        let delivered = self
+            .stream
+            .set_nonblocking(false)
+            .and_then(|()| self.stream.set_write_timeout(Some(left)))
+            .and_then(|()| self.stream.write_all(bytes));
+        if let Err(error) = delivered {
+            tracing::debug!(%error, key = ?self.key, "the guest's last bytes are lost");
+        }
+    }
+
     /// Bytes that the guest can take.
     fn credit(&self) -> u32 {
         let in_flight = (self.sent - self.peer_forwarded).0;
@@ -261,5 +279,65 @@ impl Connection {
             read: !self.readable && self.may_read() && self.credit() > 0,
             write: !self.outgoing.is_empty(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const KEY: Key = Key {
+        guest_port: 1,
+        host_port: 2,
+    };
+
+    /// A connection whose socket takes no more, and as much behind it as a guest may send.
+    fn full() -> (Connection, UnixStream, usize) {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        ours.set_nonblocking(true).expect("socket");
+        let mut connection = Connection::new(KEY, ours, &Header::default());
+        let header = Header {
+            op: u16::from(Op::Data).into(),
+            ..Header::default()
+        };
+        let chunk = [7; 4096];
+        let mut sent = 0;
+        while connection.outgoing.len() + chunk.len() <= BUFFER as usize {
+            assert_eq!(connection.receive(&header, &chunk), Fate::Lives);
+            sent += chunk.len();
+        }
+        (connection, theirs, sent)
+    }
+
+    #[test]
+    fn the_last_bytes_reach_a_host_that_reads() {
+        let (connection, mut theirs, sent) = full();
+        let reader = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            theirs.read_to_end(&mut all).map(|_| all.len())
+        });
+        connection.finish(Instant::now() + Duration::from_secs(60));
+        let read = reader.join().expect("thread").expect("end of file");
+        assert_eq!(read, sent);
+    }
+
+    #[test]
+    fn a_host_that_does_not_read_holds_nobody_up() {
+        let (connection, _theirs, _) = full();
+        let start = Instant::now();
+        connection.finish(start + Duration::from_millis(20));
+        assert!(start.elapsed() < Duration::from_secs(30));
+        let (connection, _theirs, _) = full();
+        connection.finish(start);
+    }
+
+    #[test]
+    fn a_full_socket_is_watched_for_room_and_a_hung_up_one_for_nothing() {
+        let (mut connection, theirs, _) = full();
+        assert!(connection.interest().is_some_and(|interest| interest.write));
+        drop(theirs);
+        assert_eq!(connection.host_ready(false, true), Fate::Reset);
+        assert_eq!(connection.interest(), None);
     }
 }

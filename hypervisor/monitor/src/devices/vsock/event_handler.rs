@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
@@ -19,6 +20,8 @@ use crate::devices::virtio::{ActiveQueue, Interrupt};
 
 /// Payload bytes that one packet may carry, either way.
 const MAX_PAYLOAD: usize = 64 << 10;
+/// How long the host may take to read what a guest sent before it ended.
+const LAST_BYTES: Duration = Duration::from_secs(2);
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
@@ -164,6 +167,18 @@ impl VsockEngine {
         if self.transmit_waits && self.mux.can_receive() {
             ring(&self.again);
         }
+    }
+
+    /// The guest has ended: what it put into its transmit queue before is still delivered.
+    pub fn finish(&mut self) {
+        let deadline = Instant::now() + LAST_BYTES;
+        // One round takes a queue full, and nobody refills it.
+        for _ in 0..2 {
+            self.transmit();
+            self.mux.forget_resets();
+        }
+        self.active = None;
+        self.mux.finish(deadline);
     }
 
     /// Applies changes to what the event manager watches.
@@ -456,6 +471,32 @@ mod tests {
             .expect("ram");
         engine.receive();
         assert_eq!(receive.used().idx().load(), 0);
+    }
+
+    #[test]
+    fn what_was_sent_before_the_end_is_delivered() {
+        let memory = memory();
+        let [_, transmit, _] = mocks(&memory);
+        let (mut engine, _, accepted) = engine(&memory);
+        memory
+            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
+            .expect("ram");
+        memory
+            .write_slice(
+                header(Op::Data, 0x8000).as_bytes(),
+                GuestAddress(BUFFERS + 0x100),
+            )
+            .expect("ram");
+        let data = descriptor(BUFFERS + 0x100, 44 + 0x8000, 0, 0);
+        transmit
+            .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0), data, data], 0)
+            .expect("ram");
+        engine.finish();
+        let mut all = Vec::new();
+        accepted.lock().expect("streams")[0]
+            .read_to_end(&mut all)
+            .expect("end of file");
+        assert_eq!(all.len(), 2 * 0x8000);
     }
 
     proptest! {

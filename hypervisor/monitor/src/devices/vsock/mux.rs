@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use super::connection::{Connection, Fate, Interest, Key};
 use super::packet::{Header, Op, TYPE_STREAM};
@@ -237,6 +238,21 @@ impl Mux {
             changes.push(change);
         }
         changes
+    }
+
+    /// The guest has ended: forgets what is for it and hands over what it sent, waiting for slow
+    /// hosts until `deadline`.
+    pub fn finish(&mut self, deadline: Instant) {
+        for (_, connection) in self.connections.drain() {
+            connection.finish(deadline);
+        }
+        self.clear();
+        self.closed.clear();
+    }
+
+    /// Forgets resets: the guest has ended and takes none.
+    pub fn forget_resets(&mut self) {
+        self.resets.clear();
     }
 
     /// Forgets everything: the driver reset the device.
