@@ -45,7 +45,7 @@ const PLACES: usize = {
 /// The device of this process.
 #[derive(Debug)]
 pub struct Device {
-    /// Devices that the backend offers.
+    /// Devices that the program sees: one, or none.
     pub count: u32,
     pub driver_version: i32,
     pub total_memory: u64,
@@ -95,7 +95,8 @@ impl Device {
             .filter(|byte| *byte != 0)
             .collect();
         Self {
-            count: reply.devices,
+            // A session has one device, however many the backend offers.
+            count: reply.devices.min(1),
             driver_version: reply.driver_version,
             total_memory: reply.total_memory,
             uuid: reply.uuid,
@@ -130,6 +131,21 @@ impl Device {
             self.value(attribute::PCI_DEVICE_ID)
         )
     }
+}
+
+/// Whether `CUDA_VISIBLE_DEVICES` lets a program see the one device: by its number, or by the start of its
+/// UUID. The list ends at the first entry that names no device.
+pub fn is_visible(list: Option<&str>, uuid: &[u8; 16]) -> bool {
+    let Some(list) = list else { return true };
+    let first = list.split(',').next().unwrap_or_default().trim();
+    let [a, b, c, d, e] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| {
+        uuid[range]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    });
+    let name = format!("GPU-{a}-{b}-{c}-{d}-{e}");
+    first == "0" || first.len() > 4 && name.starts_with(first)
 }
 
 /// Copies a string with its terminator into a buffer of `length` bytes, cut where it does not fit.
@@ -210,15 +226,32 @@ mod tests {
     }
 
     #[test]
+    fn a_program_sees_the_device_that_its_list_names() {
+        let uuid = *b"\x12\x34\x56\x78\x9a\xbc\xde\xf0\x01\x02\x03\x04\x05\x06\x07\x08";
+        let visible = |list| is_visible(list, &uuid);
+        assert!(visible(None));
+        for list in [
+            "0",
+            "0,1",
+            " 0 ",
+            "GPU-1234",
+            "GPU-12345678-9abc-def0-0102-030405060708",
+        ] {
+            assert!(visible(Some(list)), "{list}");
+        }
+        for list in ["", "-1", "1", "1,0", "GPU-", "GPU-99"] {
+            assert!(!visible(Some(list)), "{list}");
+        }
+    }
+
+    #[test]
     fn a_string_is_cut_to_its_buffer() {
         let mut buffer = [0x55; 5];
         // SAFETY: the buffer has that many bytes.
         unsafe { copy_string(b"Test GPU", buffer.as_mut_ptr(), 5) }.unwrap();
         assert_eq!(buffer.map(|byte| byte.cast_unsigned()), *b"Test\0");
         // SAFETY: nothing is written to an empty buffer.
-        assert_eq!(
-            unsafe { copy_string(b"x", buffer.as_mut_ptr(), 0) },
-            Err(CuError::INVALID_VALUE)
-        );
+        let empty = unsafe { copy_string(b"x", buffer.as_mut_ptr(), 0) };
+        assert_eq!(empty, Err(CuError::INVALID_VALUE));
     }
 }

@@ -146,10 +146,8 @@ mod tests {
             image[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
         }
         // SAFETY: the image outlives the slice.
-        assert_eq!(
-            unsafe { bytes(image.as_ptr().cast()) }.unwrap().len(),
-            300 + 3 * 64
-        );
+        let found = unsafe { bytes(image.as_ptr().cast()) }.unwrap();
+        assert_eq!(found.len(), 300 + 3 * 64);
     }
 
     #[test]
@@ -159,9 +157,7 @@ mod tests {
         header[8..].copy_from_slice(&u64::MAX.to_le_bytes());
         assert_eq!(fatbin_length(&header), Err(CuError::INVALID_IMAGE));
         // SAFETY: null is refused before it is followed.
-        assert_eq!(
-            unsafe { bytes(std::ptr::null()) },
-            Err(CuError::INVALID_VALUE)
-        );
+        let null = unsafe { bytes(std::ptr::null()) };
+        assert_eq!(null, Err(CuError::INVALID_VALUE));
     }
 }

@@ -6,6 +6,18 @@
 //!
 //! The C functions are generated from the API table; each calls its namesake in [`calls`].
 //!
+//! Without a session `cuInit` returns, after one line in the log that says why and what to do:
+//! - `CUDA_ERROR_NO_DEVICE` where no backend is known (neither `WORMHOLE_CONTROL` nor `/dev/vsock`) or the
+//!   backend has no device;
+//! - `CUDA_ERROR_SYSTEM_NOT_READY` where the backend cannot be reached, refuses, or speaks another protocol.
+//!
+//! A session that ends without a fault of the program's own (worker, supervisor or stream lost) returns
+//! `CUDA_ERROR_DEVICE_UNAVAILABLE`, or what the status word says, from every call on.
+//!
+//! Environment: `WORMHOLE_CONTROL` (`unix:PATH`, `unix:@NAME`, `vsock:CID:PORT`), `WORMHOLE_WINDOW` (the
+//! window's device in a VM), `WORMHOLE_LOG` (`off`, `error`, `warn`, `info`, `debug`, `trace`),
+//! `CUDA_VISIBLE_DEVICES`, `CUDA_LAUNCH_BLOCKING`; other `CUDA_` variables travel to the host's driver.
+//!
 //! Invariants:
 //! - The launch path allocates nothing, takes no lock and formats nothing.
 //! - A handle is looked up by arithmetic; one that was never minted, or was destroyed, is an error.

@@ -50,14 +50,22 @@ fn defined(image: &[u8]) -> BTreeSet<String> {
 #[test]
 fn the_library_exports_the_names_of_the_table_and_no_others() {
     let table = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared-ring/api/driver.idl");
-    let table =
-        wormhole_idl::parse(&std::fs::read_to_string(table).expect("the table")).expect("the table");
+    let table = wormhole_idl::parse(&std::fs::read_to_string(table).expect("the table"))
+        .expect("the table");
     let functions = table.functions.into_iter().map(|function| function.name);
-    let wanted: BTreeSet<String> =
-        functions.chain(table.data.into_iter().map(|data| data.name)).collect();
-    assert_eq!(wanted.len(), 707, "the native driver of CUDA 13.0 exports 707 names");
+    let wanted: BTreeSet<String> = functions
+        .chain(table.data.into_iter().map(|data| data.name))
+        .collect();
+    assert_eq!(
+        wanted.len(),
+        707,
+        "the native driver of CUDA 13.0 exports 707 names"
+    );
     let found = defined(&std::fs::read(library()).expect("the library is built with its tests"));
     let missing: Vec<_> = wanted.difference(&found).collect();
     let extra: Vec<_> = found.difference(&wanted).collect();
-    assert!(missing.is_empty() && extra.is_empty(), "missing {missing:?}, extra {extra:?}");
+    assert!(
+        missing.is_empty() && extra.is_empty(),
+        "missing {missing:?}, extra {extra:?}"
+    );
 }

@@ -369,11 +369,8 @@ mod tests {
         unsafe { first_flags(&raw mut buffer, &raw mut length) };
         assert_eq!(length, 1024);
         // SAFETY: the buffer has that many words.
-        assert!(
-            unsafe { std::slice::from_raw_parts(buffer.cast::<u32>(), length) }
-                .iter()
-                .all(|word| *word == 0)
-        );
+        let words = unsafe { std::slice::from_raw_parts(buffer.cast::<u32>(), length) };
+        assert!(words.iter().all(|word| *word == 0));
         // SAFETY: as above.
         unsafe { second_flags(&raw mut buffer, &raw mut length) };
         assert_eq!(length, 14);

@@ -21,7 +21,7 @@ use super::control::{ChannelError, Control};
 use super::extents::Extents;
 use super::fences::Stock;
 use super::mapping::{self, Window};
-use crate::device::Device;
+use crate::device::{Device, is_visible};
 use crate::error::CuError;
 use crate::log;
 
@@ -160,6 +160,10 @@ fn describe(mut session: Session) -> Result<Session, AttachError> {
         })
         .map_err(AttachError::Describe)?;
     session.device = device;
+    let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    if !is_visible(list.as_deref(), &session.device.uuid) {
+        session.device.count = 0;
+    }
     Ok(session)
 }
 

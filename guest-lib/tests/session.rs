@@ -1,0 +1,345 @@
+//! What the library sends for which call, and what becomes of calls when the backend fails.
+
+mod support;
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+
+use cuda as _;
+use support::{Backend, DEVICE_BYTES, in_process};
+use wormhole_api::CuResult;
+
+unsafe extern "C" {
+    fn cuInit(flags: u32) -> u32;
+    fn cuDeviceGetCount(count: *mut i32) -> u32;
+    fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> u32;
+    fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32) -> u32;
+    fn cuCtxSetCurrent(context: *mut c_void) -> u32;
+    fn cuCtxGetCurrent(context: *mut *mut c_void) -> u32;
+    fn cuStreamCreate(stream: *mut *mut c_void, flags: u32) -> u32;
+    fn cuStreamDestroy_v2(stream: *mut c_void) -> u32;
+    fn cuStreamSynchronize(stream: *mut c_void) -> u32;
+    fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> u32;
+    fn cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const i8)
+    -> u32;
+    fn cuLaunchKernel(
+        function: *mut c_void,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        shared: u32,
+        stream: *mut c_void,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> u32;
+    fn cuEventCreate(event: *mut *mut c_void, flags: u32) -> u32;
+    fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> u32;
+    fn cuEventQuery(event: *mut c_void) -> u32;
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
+    fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> u32;
+    fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, bytes: usize) -> u32;
+}
+
+/// A process that is ready to work: backend, context, stream, and a kernel with one parameter.
+struct Ready {
+    backend: Backend,
+    stream: *mut c_void,
+    function: *mut c_void,
+}
+
+fn ready() -> Ready {
+    let backend = Backend::start();
+    let [mut context, mut stream, mut module, mut function] = [null_mut(); 4];
+    // SAFETY: every place is writable, and the image is text that ends.
+    unsafe {
+        assert_eq!(cuInit(0), 0);
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+        assert_eq!(cuCtxSetCurrent(context), 0);
+        assert_eq!(cuStreamCreate(&raw mut stream, 1), 0);
+        assert_eq!(
+            cuModuleLoadData(&raw mut module, c".version 8.0".as_ptr().cast()),
+            0
+        );
+        assert_eq!(
+            cuModuleGetFunction(&raw mut function, module, c"kernel".as_ptr()),
+            0
+        );
+    }
+    assert_eq!(
+        backend.shared.take(),
+        [
+            "DeviceDescribe?",
+            "StreamCreate",
+            "ModuleLoad?",
+            "ModuleGetFunction?"
+        ]
+    );
+    Ready {
+        backend,
+        stream,
+        function,
+    }
+}
+
+impl Ready {
+    fn launch(&self, block: u32) -> u32 {
+        let mut value = 7_u32;
+        let mut parameters = [(&raw mut value).cast()];
+        // SAFETY: the kernel has one parameter of four bytes.
+        unsafe {
+            cuLaunchKernel(
+                self.function,
+                1,
+                1,
+                1,
+                block,
+                1,
+                1,
+                0,
+                self.stream,
+                parameters.as_mut_ptr(),
+                null_mut(),
+            )
+        }
+    }
+
+    fn synchronize(&self) -> u32 {
+        // SAFETY: a live stream.
+        unsafe { cuStreamSynchronize(self.stream) }
+    }
+}
+
+#[test]
+fn questions_are_answered_without_the_backend() {
+    in_process(|| {
+        let ready = ready();
+        let (mut count, mut value, mut context) = (0, 0, null_mut());
+        // SAFETY: every place is writable.
+        unsafe {
+            assert_eq!(cuDeviceGetCount(&raw mut count), 0);
+            assert_eq!(cuDeviceGetAttribute(&raw mut value, 1, 0), 0);
+            assert_eq!(cuCtxGetCurrent(&raw mut context), 0);
+            assert_eq!(cuDeviceGetAttribute(&raw mut value, 1, 5), 101);
+        }
+        assert_eq!((count, value), (1, 1024));
+        assert!(!context.is_null());
+        assert_eq!(ready.launch(1025), 1);
+        assert_eq!(ready.launch(257), 701);
+        assert_eq!(ready.backend.shared.take(), [""; 0]);
+        assert_eq!(ready.synchronize(), 0);
+        assert!(ready.backend.local_calls() >= 4);
+    });
+}
+
+#[test]
+fn a_kernel_is_a_request_once_and_a_record_from_then_on() {
+    in_process(|| {
+        let ready = ready();
+        for _ in 0..3 {
+            assert_eq!(ready.launch(32), 0);
+        }
+        assert_eq!(ready.synchronize(), 0);
+        assert_eq!(
+            ready.backend.shared.take(),
+            [
+                "LaunchKernel?",
+                "LaunchKernel",
+                "LaunchKernel",
+                "FenceWrite"
+            ]
+        );
+        assert_eq!(ready.synchronize(), 0);
+        assert_eq!(
+            ready.backend.shared.take(),
+            [""; 0],
+            "a stream without new work is not asked again"
+        );
+    });
+}
+
+#[test]
+fn launches_are_held_back_before_the_driver_would_block() {
+    in_process(|| {
+        let ready = ready();
+        for _ in 0..2000 {
+            assert_eq!(ready.launch(32), 0);
+        }
+        assert_eq!(ready.synchronize(), 0);
+        let log = ready.backend.shared.take();
+        let fences: Vec<usize> = (0..log.len())
+            .filter(|index| log[*index] == "FenceWrite")
+            .collect();
+        assert!(
+            fences.windows(2).all(|pair| pair[1] - pair[0] <= 257),
+            "{fences:?}"
+        );
+        assert!(fences.len() >= 7);
+    });
+}
+
+#[test]
+fn an_event_gets_fences_once_it_has_been_queried() {
+    in_process(|| {
+        let ready = ready();
+        let mut event = null_mut();
+        // SAFETY: the place is writable, the handles are live.
+        unsafe {
+            assert_eq!(cuEventCreate(&raw mut event, 2), 0);
+            assert_eq!(cuEventQuery(event), 0);
+            assert_eq!(cuEventRecord(event, ready.stream), 0);
+            assert_eq!(cuEventRecord(event, ready.stream), 0);
+        }
+        assert_eq!(ready.synchronize(), 0);
+        assert_eq!(
+            ready.backend.shared.take(),
+            ["EventCreate", "EventRecord", "EventRecord", "FenceWrite"]
+        );
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(
+                cuEventQuery(event),
+                600,
+                "this backend writes no fences of events"
+            );
+            assert_eq!(cuEventQuery(event.byte_add(1 << 18)), 400);
+        }
+        assert_eq!(ready.backend.shared.take(), [""; 0]);
+    });
+}
+
+#[test]
+fn copies_of_ordinary_memory_arrive_whole() {
+    in_process(|| {
+        let ready = ready();
+        let mut device = 0;
+        // SAFETY: the place is writable.
+        assert_eq!(unsafe { cuMemAlloc_v2(&raw mut device, DEVICE_BYTES) }, 0);
+        let source: Vec<u8> = (0..3_000_001_u32)
+            .map(|index| index.wrapping_mul(2_654_435_761).to_le_bytes()[3])
+            .collect();
+        for bytes in [1, 4096, 4097, 512 << 10, (512 << 10) + 1, source.len()] {
+            let mut destination = vec![0; bytes];
+            // SAFETY: both host ranges are that long, and so is the device's.
+            unsafe {
+                assert_eq!(
+                    cuMemcpyHtoD_v2(device + 3, source.as_ptr().cast(), bytes),
+                    0
+                );
+                assert_eq!(
+                    cuMemcpyDtoH_v2(destination.as_mut_ptr().cast(), device + 3, bytes),
+                    0
+                );
+            }
+            assert!(destination == source[..bytes], "{bytes} bytes");
+        }
+        let end = device + DEVICE_BYTES as u64;
+        // SAFETY: refused before anything is read.
+        unsafe {
+            assert_eq!(cuMemcpyHtoD_v2(end - 1, source.as_ptr().cast(), 2), 1);
+            assert_eq!(cuMemcpyHtoD_v2(0x1234, source.as_ptr().cast(), 2), 1);
+        }
+        drop(ready);
+    });
+}
+
+#[test]
+fn a_fault_ends_a_wait_and_every_call_after_it() {
+    in_process(|| {
+        let ready = ready();
+        ready
+            .backend
+            .shared
+            .holds_fences
+            .store(true, Ordering::Release);
+        assert_eq!(ready.launch(32), 0);
+        std::thread::scope(|scope| {
+            let backend = &ready.backend;
+            scope.spawn(move || {
+                while !backend.shared.take().contains(&"FenceWrite".to_owned()) {
+                    std::thread::yield_now();
+                }
+                backend.fail(CuResult::ILLEGAL_ADDRESS);
+            });
+            assert_eq!(ready.synchronize(), 700);
+        });
+        assert_eq!(ready.synchronize(), 700);
+        assert_eq!(ready.launch(32), 700);
+    });
+}
+
+#[test]
+fn a_backend_that_goes_away_ends_a_wait() {
+    in_process(|| {
+        let ready = ready();
+        ready
+            .backend
+            .shared
+            .holds_fences
+            .store(true, Ordering::Release);
+        assert_eq!(ready.launch(32), 0);
+        std::thread::scope(|scope| {
+            let backend = &ready.backend;
+            scope.spawn(move || {
+                while !backend.shared.take().contains(&"FenceWrite".to_owned()) {
+                    std::thread::yield_now();
+                }
+                backend.disappear();
+            });
+            assert_eq!(ready.synchronize(), 46);
+        });
+        assert_eq!(ready.launch(32), 46);
+    });
+}
+
+#[test]
+fn a_forked_child_is_not_initialised() {
+    in_process(|| {
+        let ready = ready();
+        in_process(|| {
+            let (mut count, mut context) = (0, null_mut());
+            // SAFETY: every place is writable.
+            unsafe {
+                assert_eq!(cuInit(0), 3);
+                assert_eq!(cuDeviceGetCount(&raw mut count), 3);
+                assert_eq!(cuCtxGetCurrent(&raw mut context), 3);
+            }
+        });
+        assert_eq!(ready.launch(32), 0);
+    });
+}
+
+#[test]
+fn a_destroyed_stream_is_an_invalid_handle() {
+    in_process(|| {
+        let ready = ready();
+        // SAFETY: a live stream, then what was one.
+        unsafe {
+            assert_eq!(cuStreamDestroy_v2(ready.stream), 0);
+            assert_eq!(cuStreamDestroy_v2(ready.stream), 400);
+            assert_eq!(cuStreamSynchronize(ready.stream), 400);
+        }
+        assert_eq!(ready.launch(32), 400);
+        let mut device = 0;
+        // SAFETY: the place is writable. The answer comes after what was sent before.
+        assert_eq!(unsafe { cuMemAlloc_v2(&raw mut device, 16) }, 0);
+        assert_eq!(ready.backend.shared.take(), ["StreamDestroy", "MemAlloc?"]);
+    });
+}
+
+#[test]
+fn without_a_backend_there_is_no_device() {
+    in_process(|| {
+        // SAFETY: nothing else in this process reads or writes the environment.
+        unsafe { std::env::set_var("WORMHOLE_CONTROL", "nowhere") };
+        // SAFETY: takes no pointer.
+        assert_eq!(unsafe { cuInit(0) }, 100);
+        // SAFETY: as above.
+        unsafe { std::env::set_var("WORMHOLE_CONTROL", "unix:/nonexistent") };
+        // SAFETY: as above.
+        assert_eq!(unsafe { cuInit(0) }, 802);
+    });
+}

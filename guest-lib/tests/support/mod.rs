@@ -1,0 +1,368 @@
+//! A backend inside the test process: enough of one to see what the library sends and to answer it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use wormhole_api::{
+    Attribute, CuResult, DeviceDescribeReply, Encode, Items, MemAllocReply, ModuleGetFunctionReply,
+    ModuleLoadReply, PROTOCOL_HASH, Parameter, Request, decode,
+};
+use wormhole_ring::control::{ArenaRun, Band, Grant, HEADER_BYTES, Header, Message};
+use wormhole_ring::fence::{FenceIndex, Fences};
+use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
+use wormhole_ring::memory::SessionMemory;
+use wormhole_ring::ring::{Consumer, RecordBuf, RecordHead};
+use wormhole_ring::slot::AnswerSlots;
+use wormhole_ring::status::{EndCause, Status};
+
+const SEGMENTS: usize = 32;
+const SESSION: usize = 1;
+/// Bytes of the one allocation that the device hands out again and again.
+pub const DEVICE_BYTES: usize = 4 << 20;
+
+/// What the backend was sent, and how it behaves.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// Names of messages, in order; requests have a question mark behind them.
+    log: Mutex<Vec<String>>,
+    /// Fences are not written: the device never gets there.
+    pub holds_fences: AtomicBool,
+}
+
+impl Shared {
+    /// What came since the last look.
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The backend of one process.
+pub struct Backend {
+    pub shared: Arc<Shared>,
+    base: usize,
+    control: Arc<Mutex<Option<UnixStream>>>,
+}
+
+impl Backend {
+    /// Starts one, and leads the library of this process to it.
+    pub fn start() -> Self {
+        let name = format!("wormhole-guest-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).expect("a short name");
+        let listener = UnixListener::bind_addr(&address).expect("a name of our own");
+        // SAFETY: nothing else in this process reads or writes the environment.
+        unsafe { std::env::set_var("WORMHOLE_CONTROL", format!("unix:@{name}")) };
+        let window = window();
+        let base = map(&window);
+        let shared = Arc::new(Shared::default());
+        let control = Arc::new(Mutex::new(None));
+        let (log, place) = (Arc::clone(&shared), Arc::clone(&control));
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("the library connects");
+            *place.lock().expect("not poisoned") = Some(stream.try_clone().expect("a descriptor"));
+            grant(&stream, &window);
+            let memory = session(base);
+            std::thread::spawn(move || Executor::new(base, memory, log).run());
+            serve_arena(stream);
+        });
+        Self {
+            shared,
+            base,
+            control,
+        }
+    }
+
+    /// The device's context dies.
+    pub fn fail(&self, error: CuResult) {
+        Status::new(session(self.base)).set_once(error.0, EndCause::ContextDead);
+    }
+
+    /// The supervisor goes away.
+    pub fn disappear(&self) {
+        let stream = self
+            .control
+            .lock()
+            .expect("not poisoned")
+            .take()
+            .expect("the library has connected");
+        stream
+            .shutdown(std::net::Shutdown::Both)
+            .expect("an open stream");
+    }
+
+    pub fn local_calls(&self) -> u64 {
+        Status::new(session(self.base)).local_calls()
+    }
+}
+
+fn window() -> File {
+    // SAFETY: the name is a string; the descriptor has no other owner.
+    let file =
+        unsafe { File::from_raw_fd(libc::memfd_create(c"window".as_ptr(), libc::MFD_CLOEXEC)) };
+    file.set_len((SEGMENTS * SEGMENT_BYTES) as u64)
+        .expect("memory");
+    file
+}
+
+/// Maps the window where the backend sees it; the library has it elsewhere.
+fn map(window: &File) -> usize {
+    // SAFETY: a new mapping wherever the kernel likes.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            SEGMENTS * SEGMENT_BYTES,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            window.as_raw_fd(),
+            0,
+        )
+    };
+    assert_ne!(address, libc::MAP_FAILED);
+    address.expose_provenance()
+}
+
+fn session(base: usize) -> SessionMemory {
+    let start = std::ptr::with_exposed_provenance_mut(base + SESSION * SEGMENT_BYTES);
+    // SAFETY: the window is mapped there until the process ends.
+    unsafe { SessionMemory::new(start, SEGMENT_BYTES) }.expect("an aligned segment")
+}
+
+fn receive(mut stream: &UnixStream) -> Option<(u16, Vec<u8>)> {
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).ok()?;
+    let header = Header::decode(&header).expect("a header");
+    let mut body = vec![0; header.body_len];
+    stream.read_exact(&mut body).ok()?;
+    Some((header.kind, body))
+}
+
+fn grant(stream: &UnixStream, window: &File) {
+    let (kind, body) = receive(stream).expect("the library says hello");
+    let hello = Message::decode(kind, &body).expect("a message");
+    assert!(
+        matches!(
+            hello,
+            Message::Hello {
+                protocol_hash: PROTOCOL_HASH,
+                ..
+            }
+        ),
+        "{hello:?}"
+    );
+    let band = |(base, size)| Band { base, size };
+    let grant = Message::Grant(Grant {
+        session: 0,
+        generation: 1,
+        session_segment: u32::try_from(SESSION).expect("small"),
+        arena_first: 2,
+        arena_count: 1,
+        reserved: 0,
+        window_base: WINDOW_BASE,
+        window_size: (SEGMENTS * SEGMENT_BYTES) as u64,
+        handle_base: HANDLE_BASE,
+        apertures: [band(APERTURE_HIGH), band(APERTURE_LOW)],
+        protocol_hash: PROTOCOL_HASH,
+        features: 0,
+    });
+    let frame = grant.to_vec().expect("a short message");
+    stream
+        .send_with_fd(&frame[..], window.as_raw_fd())
+        .expect("the library listens");
+    let (kind, _) = receive(stream).expect("the library answers");
+    assert_eq!(kind, Message::Mapped.kind());
+}
+
+/// Grants what is asked for, one run behind the other.
+fn serve_arena(mut stream: UnixStream) {
+    let mut next = 3;
+    while let Some((kind, body)) = receive(&stream) {
+        if let Message::ArenaRequest(request) = Message::decode(kind, &body).expect("a message") {
+            let run = ArenaRun {
+                id: request.id,
+                first: next,
+                count: request.segments,
+            };
+            next += request.segments;
+            assert!(next as usize <= SEGMENTS, "the test's window is too small");
+            let frame = Message::ArenaGrant(run).to_vec().expect("a short message");
+            stream.write_all(&frame).expect("the library listens");
+        }
+    }
+}
+
+/// Takes the ring and pretends to have a device with a little memory.
+struct Executor {
+    base: usize,
+    consumer: Consumer,
+    slots: AnswerSlots,
+    fences: Fences,
+    device: Vec<u8>,
+    shared: Arc<Shared>,
+}
+
+impl Executor {
+    fn new(base: usize, memory: SessionMemory, shared: Arc<Shared>) -> Self {
+        Self {
+            base,
+            // SAFETY: the only consumer, and the only side that publishes.
+            consumer: unsafe { Consumer::new(memory.clone()) },
+            // SAFETY: as above.
+            slots: unsafe { AnswerSlots::new(memory.clone()) },
+            fences: Fences::new(memory),
+            device: vec![0; DEVICE_BYTES],
+            shared,
+        }
+    }
+
+    fn run(mut self) {
+        let mut buffer = RecordBuf::new();
+        loop {
+            match self
+                .consumer
+                .take(&mut buffer)
+                .expect("the library keeps the ring's rules")
+            {
+                Some(head) => {
+                    let request =
+                        decode(head.message, buffer.body()).expect("the library encodes well");
+                    let mark = if head.slot.is_some() { "?" } else { "" };
+                    let name = format!("{}{mark}", request.info().name);
+                    self.shared
+                        .log
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(name);
+                    self.execute(head, &request);
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
+    fn execute(&mut self, head: RecordHead, request: &Request<'_>) {
+        match request {
+            Request::DeviceDescribe(_) => {
+                let attributes = [
+                    (1, 1024),
+                    (2, 1024),
+                    (3, 1024),
+                    (4, 64),
+                    (5, 65535),
+                    (6, 65535),
+                    (7, 65535),
+                    (8, 49152),
+                ];
+                let attributes = attributes.map(|(id, value)| Attribute { id, value });
+                self.answer(
+                    head,
+                    &DeviceDescribeReply {
+                        devices: 1,
+                        driver_version: 13000,
+                        total_memory: DEVICE_BYTES as u64,
+                        uuid: [1; 16],
+                        least_priority: 0,
+                        greatest_priority: -5,
+                        name: b"pretended",
+                        attributes: Items::new(&attributes),
+                    },
+                );
+            }
+            Request::MemAlloc(_) => self.answer(
+                head,
+                &MemAllocReply {
+                    address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
+                },
+            ),
+            Request::ModuleLoad(_) => self.answer(head, &ModuleLoadReply { flags: 0, log: &[] }),
+            Request::ModuleGetFunction(_) => self.answer(
+                head,
+                &ModuleGetFunctionReply {
+                    flags: 0,
+                    parameters: Items::new(&[Parameter { offset: 0, size: 4 }]),
+                    attributes: Items::new(&[Attribute { id: 0, value: 256 }]),
+                },
+            ),
+            Request::FenceWrite(message) if !self.shared.holds_fences.load(Ordering::Acquire) => {
+                self.fences.store(
+                    FenceIndex::new(message.fence.index()).expect("decoded"),
+                    message.value,
+                );
+            }
+            Request::MemWrite(message) => {
+                let start = device_offset(message.destination.0).expect("a device address");
+                self.device[start..start + message.data.len()].copy_from_slice(message.data);
+            }
+            Request::MemCopy(message) => {
+                let bytes = usize::try_from(message.bytes).expect("small");
+                let mut data = vec![0; bytes];
+                match device_offset(message.source.0) {
+                    Some(start) => data.copy_from_slice(&self.device[start..start + bytes]),
+                    // SAFETY: the library names arena memory, which is mapped here too.
+                    None => unsafe {
+                        data.as_mut_ptr()
+                            .copy_from_nonoverlapping(self.arena(message.source.0), bytes)
+                    },
+                }
+                match device_offset(message.destination.0) {
+                    Some(start) => self.device[start..start + bytes].copy_from_slice(&data),
+                    // SAFETY: as above.
+                    None => unsafe {
+                        self.arena(message.destination.0)
+                            .copy_from_nonoverlapping(data.as_ptr(), bytes)
+                    },
+                }
+            }
+            _ if head.slot.is_some() => self.answer(head, &()),
+            _ => {}
+        }
+    }
+
+    fn arena(&self, address: u64) -> *mut u8 {
+        let offset = usize::try_from(address - WINDOW_BASE).expect("small");
+        assert!(
+            offset < SEGMENTS * SEGMENT_BYTES,
+            "{address:#x} lies outside the window"
+        );
+        std::ptr::with_exposed_provenance_mut(self.base + offset)
+    }
+
+    fn answer(&self, head: RecordHead, reply: &impl Encode) {
+        let slot = head.slot.expect("this message is a request");
+        reply
+            .encode(|parts| {
+                self.slots
+                    .publish(slot, head.sequence, 0, parts)
+                    .expect("it fits")
+            })
+            .expect("it encodes");
+    }
+}
+
+fn device_offset(address: u64) -> Option<usize> {
+    let offset = usize::try_from(address.checked_sub(APERTURE_HIGH.0)?).ok()?;
+    (offset < DEVICE_BYTES).then_some(offset)
+}
+
+/// Runs a scenario in a process of its own: the library has one session per process.
+pub fn in_process(scenario: fn()) {
+    // SAFETY: the child runs the scenario and ends without the parent's handlers.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let passed = std::panic::catch_unwind(scenario).is_ok();
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!passed)) };
+    }
+    let mut status = 0;
+    // SAFETY: the place outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "status {status:#x}"
+    );
+}
