@@ -2,7 +2,7 @@
 
 #![expect(
     clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
+    clippy::cast_possible_wrap,
     reason = "small counts"
 )]
 
