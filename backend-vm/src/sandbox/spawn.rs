@@ -330,7 +330,7 @@ pub fn probe(profile: Profile) -> Result<Isolation, String> {
             profile,
             library_directories: Vec::new(),
         };
-        match confinement.try_true() {
+        match confinement.try_itself() {
             Ok(()) => return Ok(isolation),
             Err(error) => {
                 let cause = std::error::Error::source(&error)
@@ -347,11 +347,16 @@ pub fn probe(profile: Profile) -> Result<Isolation, String> {
 }
 
 impl Confinement {
-    fn try_true(&self) -> Result<(), SpawnError> {
+    /// Starts the one program that is certainly there, this one, for nothing but its version.
+    fn try_itself(&self) -> Result<(), SpawnError> {
         let null = null_device()?;
+        let itself = std::env::current_exe().map_err(|cause| SpawnError::Prepare {
+            what: "the running program",
+            cause,
+        })?;
         let child = self.spawn(&Command {
-            program: Path::new("/bin/true"),
-            arguments: &[],
+            program: &itself,
+            arguments: &["--version".into()],
             environment: &[],
             stdin: borrow(&null),
             output: borrow(&null),
