@@ -4,9 +4,10 @@ use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::boot::ZERO_PAGE;
+use crate::ram::GuestRam;
 
 /// Where the boot processor's GDT is put.
 const GDT: u64 = 0x500;
@@ -150,11 +151,7 @@ pub(crate) fn set_lapic_pins(vcpu: &VcpuFd, id: u8) -> Result<(), CpuError> {
 }
 
 /// Puts the boot processor at the kernel's 64-bit `entry`, with the first 4 GiB mapped one to one.
-pub(crate) fn enter_linux(
-    vcpu: &VcpuFd,
-    ram: &GuestMemoryMmap,
-    entry: u64,
-) -> Result<(), CpuError> {
+pub(crate) fn enter_linux(vcpu: &VcpuFd, ram: &GuestRam, entry: u64) -> Result<(), CpuError> {
     let set = |what| {
         move |source| CpuError::Set {
             what,
@@ -240,7 +237,7 @@ pub(crate) fn task_segment() -> kvm_segment {
     }
 }
 
-fn write_gdt(ram: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
+fn write_gdt(ram: &GuestRam) -> Result<(), GuestMemoryError> {
     // The boot protocol asks for code at selector 0x10 and data at 0x18.
     const TABLE: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
     for (index, descriptor) in (0..).zip(TABLE) {
@@ -249,7 +246,7 @@ fn write_gdt(ram: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     Ok(())
 }
 
-fn write_identity_map(ram: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
+fn write_identity_map(ram: &GuestRam) -> Result<(), GuestMemoryError> {
     const PRESENT_WRITABLE: u64 = 0b11;
     const LARGE: u64 = 1 << 7;
     let pdpt = PAGE_TABLES + 0x1000;

@@ -23,6 +23,7 @@ pub mod irq;
 pub mod memory;
 mod outcome;
 pub mod payload;
+pub mod ram;
 pub mod stats;
 mod vcpu;
 mod vm;

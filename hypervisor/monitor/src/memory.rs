@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use vm_memory::mmap::{FromRangesError, MmapRegionError};
+use vm_memory::mmap::MmapRegionError;
 use vm_memory::{
-    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion,
-    VolatileMemory,
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MmapRegion, VolatileMemory,
 };
+
+use crate::ram::{GuestRam, RamRegion};
 
 /// First address that RAM below 4 GiB may not reach: PCI memory starts here.
 pub const PCI_HOLE_START: u64 = 0xc000_0000;
@@ -48,7 +49,7 @@ pub enum MemoryError {
         /// What was asked for, in MiB.
         mib: u64,
         /// Why not.
-        source: FromRangesError,
+        source: std::io::Error,
     },
     /// The size of the window's memfd could not be read.
     #[error("cannot look at the window's memfd")]
@@ -197,31 +198,29 @@ impl Window {
 }
 
 /// Maps the RAM of a layout; no page is committed before it is touched.
-pub(crate) fn map_ram(ranges: &[Range]) -> Result<GuestMemoryMmap, MemoryError> {
-    let total = ranges.iter().map(|range| range.len).sum::<u64>();
+pub(crate) fn map_ram(ranges: &[Range]) -> Result<GuestRam, MemoryError> {
+    let mib = ranges.iter().map(|range| range.len).sum::<u64>() >> 20;
+    let failed = |source| MemoryError::Ram { mib, source };
     let regions = ranges
         .iter()
         .map(|range| {
-            usize::try_from(range.len)
-                .map(|len| (GuestAddress(range.start), len))
-                .map_err(|_| MemoryError::RamSize { mib: total >> 20 })
+            let len = usize::try_from(range.len).map_err(std::io::Error::other)?;
+            RamRegion::new(GuestAddress(range.start), len)
         })
-        .collect::<Result<Vec<_>, _>>()?;
-    GuestMemoryMmap::from_ranges(&regions).map_err(|source| MemoryError::Ram {
-        mib: total >> 20,
-        source,
-    })
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(failed)?;
+    GuestRam::from_regions(regions).map_err(|error| failed(std::io::Error::other(error)))
 }
 
 /// Makes every region of `ram` a memslot of `vm`.
-pub(crate) fn add_ram_memslots(vm: &VmFd, ram: &GuestMemoryMmap) -> Result<(), MemoryError> {
+pub(crate) fn add_ram_memslots(vm: &VmFd, ram: &GuestRam) -> Result<(), MemoryError> {
     for (slot, region) in (0..WINDOW_SLOT).zip(ram.iter()) {
         set_memslot(
             vm,
             slot,
             region.start_addr().0,
             region.len(),
-            region.as_ptr() as u64,
+            region.host_address(),
         )?;
     }
     Ok(())

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use event_manager::{EventManager, SubscriberId, SubscriberOps};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
-use vm_memory::GuestMemoryMmap;
 use vm_superio::Serial;
 
 use crate::board::LinuxBoard;
@@ -24,6 +23,7 @@ use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockEngine};
 use crate::irq::{IrqError, IrqRouter, MsiController};
 use crate::memory::{self, Layout, MemoryError, PCI_HOLE_START, Range, Window};
 use crate::outcome::{Outcome, Report};
+use crate::ram::GuestRam;
 use crate::stats::{Stats, StatsError, VmStats};
 use crate::vcpu::{
     End, Event, ExitCounters, PortEffect, StopHandle, ThreadError, VcpuEnd, VcpuThreads,
@@ -200,7 +200,7 @@ pub struct Vm {
 #[derive(Debug)]
 struct Machine {
     _vm: Arc<VmFd>,
-    _ram: GuestMemoryMmap,
+    _ram: GuestRam,
     _window: Option<Window>,
 }
 
@@ -369,7 +369,7 @@ fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, VmError>
 fn create_vsock(
     manager: &mut EventManager<VsockEngine>,
     vm: &VmFd,
-    ram: &GuestMemoryMmap,
+    ram: &GuestRam,
     router: &Arc<IrqRouter>,
     config: VsockConfig,
 ) -> Result<(SubscriberId, VirtioPci<Vsock>), VmError> {

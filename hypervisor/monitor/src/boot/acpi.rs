@@ -5,12 +5,13 @@
 
 use acpi_tables::sdt::{GenericAddress, Sdt};
 use acpi_tables::{Aml, aml, rsdp, xsdt};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::BootError;
 use super::e820::{FIRMWARE_START, HIGH_MEMORY_START};
 use crate::devices::power;
 use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
+use crate::ram::GuestRam;
 
 const OEM_ID: [u8; 6] = *b"WORMHO";
 const OEM_TABLE_ID: [u8; 8] = *b"WORMHOLE";
@@ -28,7 +29,7 @@ const SCI: u16 = 9;
 const FADT_LEN: u32 = 276;
 
 /// Writes the tables for `vcpus` processors and returns the address of the RSDP.
-pub fn write(ram: &GuestMemoryMmap, vcpus: u8) -> Result<u64, BootError> {
+pub fn write(ram: &GuestRam, vcpus: u8) -> Result<u64, BootError> {
     let rsdp_address = FIRMWARE_START;
     let mut place = Placement {
         ram,
@@ -51,7 +52,7 @@ pub fn write(ram: &GuestMemoryMmap, vcpus: u8) -> Result<u64, BootError> {
 }
 
 struct Placement<'a> {
-    ram: &'a GuestMemoryMmap,
+    ram: &'a GuestRam,
     next: u64,
 }
 
@@ -200,7 +201,7 @@ mod tests {
             .fold(0, |sum: u8, byte| sum.wrapping_add(*byte))
     }
 
-    fn table(ram: &GuestMemoryMmap, address: u64) -> Vec<u8> {
+    fn table(ram: &GuestRam, address: u64) -> Vec<u8> {
         let len: u32 = ram.read_obj(GuestAddress(address + 4)).expect("length");
         let mut bytes = vec![0; len as usize];
         ram.read_slice(&mut bytes, GuestAddress(address))
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn every_table_is_reachable_and_sums_to_zero() {
-        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("ram");
+        let ram = crate::ram::test_ram(2 << 20);
         let pointer = write(&ram, 3).expect("tables");
         let mut root = [0u8; 36];
         ram.read_slice(&mut root, GuestAddress(pointer))

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestAddress;
 
 use super::BootError;
 use super::e820::HIGH_MEMORY_START;
+use crate::ram::GuestRam;
 
 /// The 64-bit entry point of a bzImage lies this far into the protected-mode kernel.
 const BZIMAGE_ENTRY: u64 = 0x200;
@@ -28,7 +29,7 @@ pub(super) struct Kernel {
     pub header: setup_header,
 }
 
-pub(super) fn load(ram: &GuestMemoryMmap, path: &Path) -> Result<Kernel, BootError> {
+pub(super) fn load(ram: &GuestRam, path: &Path) -> Result<Kernel, BootError> {
     let read = |source| BootError::Read {
         path: path.to_owned(),
         source,

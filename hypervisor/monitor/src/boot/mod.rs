@@ -8,9 +8,10 @@ mod kernel;
 use std::path::PathBuf;
 
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::memory::Layout;
+use crate::ram::GuestRam;
 
 /// Where the command line is put.
 const COMMAND_LINE: u64 = 0x2_0000;
@@ -101,7 +102,7 @@ pub struct BootSource {
 
 /// Loads everything; returns the address of the 64-bit entry point.
 pub(crate) fn load(
-    ram: &GuestMemoryMmap,
+    ram: &GuestRam,
     layout: &Layout,
     vcpus: u8,
     source: &BootSource,
@@ -154,7 +155,7 @@ pub(crate) fn load(
 
 /// Puts the archives behind each other at the top of low memory.
 fn load_initramfs(
-    ram: &GuestMemoryMmap,
+    ram: &GuestRam,
     layout: &Layout,
     kernel_end: u64,
     parts: &[InitramfsPart],

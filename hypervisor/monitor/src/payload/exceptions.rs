@@ -3,9 +3,10 @@
 //! A handler pushes an error code where the processor has not, pushes the vector, and writes to
 //! [`PORT`]. The monitor then reads the handler's stack.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::outcome::{Outcome, Registers};
+use crate::ram::GuestRam;
 
 /// A write here means: an exception, see the stack.
 pub(super) const PORT: u16 = 0xf5;
@@ -34,7 +35,7 @@ pub(super) struct Tables {
 }
 
 /// Writes handlers and tables for vCPU `vcpu`; what is common to all is written again.
-pub(super) fn write(ram: &GuestMemoryMmap, vcpu: u8) -> Result<Tables, GuestMemoryError> {
+pub(super) fn write(ram: &GuestRam, vcpu: u8) -> Result<Tables, GuestMemoryError> {
     for vector in 0..VECTORS {
         let handler = HANDLERS + u64::from(vector) * HANDLER_BYTES;
         ram.write_slice(&handler_code(vector), GuestAddress(handler))?;
@@ -62,7 +63,7 @@ pub(super) fn write(ram: &GuestMemoryMmap, vcpu: u8) -> Result<Tables, GuestMemo
 }
 
 /// What happened, from the stack of the handler that wrote to [`PORT`].
-pub(super) fn outcome(ram: &GuestMemoryMmap, vcpu: u8, registers: Registers) -> Outcome {
+pub(super) fn outcome(ram: &GuestRam, vcpu: u8, registers: Registers) -> Outcome {
     let word = |index: u64| {
         registers
             .rsp
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_stack_tells_vector_code_and_place() {
-        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("ram");
+        let ram = crate::ram::test_ram(2 << 20);
         let rsp = 0x11_0f00;
         for (index, word) in (0..).zip([14u64, 6, 0x40_1234, 0x1b, 2, 0x77_0000, 0x23]) {
             ram.write_obj(word, GuestAddress(rsp + 8 * index))
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_hostile_stack_pointer_is_harmless() {
-        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("ram");
+        let ram = crate::ram::test_ram(2 << 20);
         for rsp in [u64::MAX, u64::MAX - 8, 0x20_0000 - 4] {
             let registers = Registers {
                 rsp,

@@ -29,12 +29,13 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::cpu::{self, CpuError};
 use crate::devices::power;
 use crate::memory::{self, Range, WINDOW_ALIGN, WINDOW_UNIT, Window};
 use crate::outcome::Outcome;
+use crate::ram::GuestRam;
 use crate::stats::{Stats, VmStats};
 use crate::vcpu::{
     Board, End, Event, ExitCounters, ExitCounts, PortEffect, StopHandle, VcpuThreads,
@@ -165,7 +166,7 @@ pub struct PayloadReport {
 /// The parameter block of one vCPU, shared with the payload; usable from any thread.
 #[derive(Debug, Clone)]
 pub struct ParameterBlock {
-    ram: GuestMemoryMmap,
+    ram: GuestRam,
     address: u64,
 }
 
@@ -196,7 +197,7 @@ pub struct PayloadVm {
     counters: Arc<ExitCounters>,
     events: (Sender<Event>, Receiver<Event>),
     timeout: Option<Duration>,
-    ram: GuestMemoryMmap,
+    ram: GuestRam,
     // Dropped after the vCPUs, which use them.
     _vm: VmFd,
     _window: Option<Window>,

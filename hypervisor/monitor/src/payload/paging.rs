@@ -1,6 +1,8 @@
 //! Page tables of 2 MiB pages.
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
+
+use crate::ram::GuestRam;
 
 /// Bytes of a page.
 pub(super) const PAGE: u64 = 2 << 20;
@@ -31,7 +33,7 @@ pub(super) enum PagingError {
 
 /// Page tables that grow within a range of guest memory.
 pub(super) struct PageTables<'a> {
-    ram: &'a GuestMemoryMmap,
+    ram: &'a GuestRam,
     root: u64,
     next: u64,
     end: u64,
@@ -39,7 +41,7 @@ pub(super) struct PageTables<'a> {
 
 impl<'a> PageTables<'a> {
     /// Empty tables between `start` and `end`, which hold zeros.
-    pub fn new(ram: &'a GuestMemoryMmap, start: u64, end: u64) -> Self {
+    pub fn new(ram: &'a GuestRam, start: u64, end: u64) -> Self {
         Self {
             ram,
             root: start,
@@ -100,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_mapped_page_is_found_and_full_tables_are_told() {
-        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("ram");
+        let ram = crate::ram::test_ram(1 << 20);
         let mut tables = PageTables::new(&ram, 0x1000, 0x6000);
         let access = Access {
             user: true,

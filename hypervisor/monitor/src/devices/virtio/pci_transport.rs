@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::GuestMemoryMmap;
 
 use super::device::{ActiveQueue, PciInterrupt, VirtioDevice};
 use crate::devices::pci::{Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction};
+use crate::ram::GuestRam;
 
 /// Bytes of the BAR.
 pub const BAR_SIZE: u32 = 0x8000;
@@ -61,7 +61,7 @@ impl QueueSetup {
     }
 
     /// The queue, if the driver described one that lies in guest memory.
-    fn build(&self, memory: &GuestMemoryMmap) -> Option<Queue> {
+    fn build(&self, memory: &GuestRam) -> Option<Queue> {
         let mut queue = Queue::new(self.max_size).ok()?;
         queue.try_set_size(self.size).ok()?;
         queue
@@ -82,7 +82,7 @@ impl QueueSetup {
 #[derive(Debug)]
 pub struct VirtioPci<D> {
     device: D,
-    memory: GuestMemoryMmap,
+    memory: GuestRam,
     config: ConfigSpace,
     msix: Arc<Msix>,
     msix_control: usize,
@@ -98,7 +98,7 @@ pub struct VirtioPci<D> {
 
 impl<D: VirtioDevice> VirtioPci<D> {
     /// Puts `device` on the bus with its BAR at `address`.
-    pub fn new(device: D, memory: GuestMemoryMmap, msix: Msix, address: u32) -> Self {
+    pub fn new(device: D, memory: GuestRam, msix: Msix, address: u32) -> Self {
         let mut config = ConfigSpace::new(
             Identity {
                 vendor: VENDOR,
@@ -408,7 +408,6 @@ mod tests {
     use crate::devices::virtio::{ActivateError, Interrupt};
     use proptest::prelude::*;
     use std::sync::Mutex;
-    use vm_memory::GuestAddress;
 
     #[derive(Debug, Default)]
     struct Record {
@@ -465,7 +464,7 @@ mod tests {
     }
 
     fn transport() -> (Fake, VirtioPci<Fake>) {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("ram");
+        let memory = crate::ram::test_ram(1 << 20);
         let msix = Msix::new(Arc::new(FakeController::default()), 3).expect("eventfds");
         let device = Fake::default();
         (

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -17,6 +16,7 @@ use super::device::QUEUES;
 use super::mux::{Mux, WatchChange};
 use super::packet::{HEADER_LEN, Header};
 use crate::devices::virtio::{ActiveQueue, Interrupt};
+use crate::ram::GuestRam;
 
 /// Payload bytes that one packet may carry, either way.
 const MAX_PAYLOAD: usize = 64 << 10;
@@ -34,7 +34,7 @@ struct Active {
 /// The device's work. Lives on the event manager's thread.
 #[derive(Debug)]
 pub struct VsockEngine {
-    memory: GuestMemoryMmap,
+    memory: GuestRam,
     mux: Mux,
     kicks: Vec<EventFd>,
     /// Rung by the engine itself when it stopped before everything was done, so that no queue
@@ -49,7 +49,7 @@ pub struct VsockEngine {
 
 impl VsockEngine {
     /// An engine that waits for its queues.
-    pub fn new(memory: GuestMemoryMmap, mux: Mux) -> std::io::Result<Self> {
+    pub fn new(memory: GuestRam, mux: Mux) -> std::io::Result<Self> {
         let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         Ok(Self {
             memory,
@@ -265,8 +265,8 @@ fn event_set(interest: Interest) -> EventSet {
 
 /// Copies one packet out of guest memory; `None` if the chain holds none.
 fn read_packet(
-    memory: &GuestMemoryMmap,
-    chain: DescriptorChain<&GuestMemoryMmap>,
+    memory: &GuestRam,
+    chain: DescriptorChain<&GuestRam>,
     payload: &mut [u8],
 ) -> Option<(Header, usize)> {
     let mut reader = Reader::new(memory, chain).ok()?;
@@ -294,14 +294,14 @@ fn write_packet(writer: &mut Writer<'_>, header: &Header, payload: &[u8]) -> u32
 }
 
 /// Returns a buffer to the driver.
-fn give_back(queue: &mut Queue, memory: &GuestMemoryMmap, head: u16, written: u32) -> bool {
+fn give_back(queue: &mut Queue, memory: &GuestRam, head: u16, written: u32) -> bool {
     queue
         .add_used(memory, head, written)
         .inspect_err(|error| tracing::debug!(%error, "the guest's used ring is not usable"))
         .is_ok()
 }
 
-fn interrupt(queue: &mut ActiveQueue, memory: &GuestMemoryMmap, target: &dyn Interrupt) {
+fn interrupt(queue: &mut ActiveQueue, memory: &GuestRam, target: &dyn Interrupt) {
     if queue.queue.needs_notification(memory).unwrap_or(true) {
         target.queue_used(queue.vector);
     }
@@ -335,16 +335,16 @@ mod tests {
         }
     }
 
-    fn memory() -> GuestMemoryMmap {
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("ram")
+    fn memory() -> GuestRam {
+        crate::ram::test_ram(1 << 20)
     }
 
-    fn mocks(memory: &GuestMemoryMmap) -> [MockSplitQueue<'_, GuestMemoryMmap>; 3] {
+    fn mocks(memory: &GuestRam) -> [MockSplitQueue<'_, GuestRam>; 3] {
         QUEUE_ADDRESSES.map(|at| MockSplitQueue::create(memory, GuestAddress(at), SIZE))
     }
 
     /// An engine that is active on queues whose vectors are 10, 11, 12; it accepts everything.
-    fn engine(memory: &GuestMemoryMmap) -> (VsockEngine, Arc<Log>, Arc<Mutex<Vec<UnixStream>>>) {
+    fn engine(memory: &GuestRam) -> (VsockEngine, Arc<Log>, Arc<Mutex<Vec<UnixStream>>>) {
         let accepted = Arc::new(Mutex::new(Vec::new()));
         let streams = Arc::clone(&accepted);
         let accept = move |_: ConnectRequest, stream: UnixStream| {

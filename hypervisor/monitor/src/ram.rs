@@ -1,0 +1,159 @@
+//! Guest RAM: anonymous memory that starts at a multiple of 2 MiB, so that the host can back it
+//! with huge pages and KVM can map them as such. A guest that boots on 4 KiB pages leaves the guest
+//! once per page.
+
+use std::io;
+use std::ptr;
+
+use vm_memory::bitmap::BS;
+use vm_memory::guest_memory::Result as MemoryResult;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryRegion, GuestMemoryRegionBytes, GuestRegionCollection,
+    GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion, VolatileSlice,
+};
+
+/// All of a guest's RAM.
+pub type GuestRam = GuestRegionCollection<RamRegion>;
+
+const HUGE_PAGE: usize = 2 << 20;
+const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// One range of RAM.
+#[derive(Debug)]
+pub struct RamRegion {
+    // Dropped before the mapping that it describes.
+    region: GuestRegionMmap<()>,
+    _mapping: AlignedMapping,
+}
+
+impl RamRegion {
+    /// Maps `len` bytes, which stand at `start` in the guest; no page is committed.
+    pub(crate) fn new(start: GuestAddress, len: usize) -> io::Result<Self> {
+        let mapping = AlignedMapping::new(len)?;
+        // SAFETY: the mapping has these bounds and attributes, and lives as long as the region.
+        let region = unsafe { MmapRegion::build_raw(mapping.start, len, PROTECTION, FLAGS) }
+            .map_err(io::Error::other)?;
+        let region = GuestRegionMmap::new(region, start)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(Self {
+            region,
+            _mapping: mapping,
+        })
+    }
+
+    /// Where the range lies in this process.
+    pub(crate) fn host_address(&self) -> u64 {
+        self.region.as_ptr() as u64
+    }
+}
+
+impl GuestMemoryRegion for RamRegion {
+    type B = ();
+
+    fn len(&self) -> GuestUsize {
+        self.region.len()
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        self.region.start_addr()
+    }
+
+    fn bitmap(&self) -> BS<'_, Self::B> {
+        self.region.bitmap()
+    }
+
+    fn get_host_address(&self, address: MemoryRegionAddress) -> MemoryResult<*mut u8> {
+        self.region.get_host_address(address)
+    }
+
+    fn file_offset(&self) -> Option<&FileOffset> {
+        None
+    }
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> MemoryResult<VolatileSlice<'_, BS<'_, Self::B>>> {
+        self.region.get_slice(offset, count)
+    }
+}
+
+impl GuestMemoryRegionBytes for RamRegion {}
+
+/// An anonymous mapping that starts at a multiple of 2 MiB.
+#[derive(Debug)]
+struct AlignedMapping {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the pointer is only used to describe the mapping and to unmap it once; who accesses the
+// memory does so by volatile operations.
+unsafe impl Send for AlignedMapping {}
+// SAFETY: as above; there is no method that changes anything.
+unsafe impl Sync for AlignedMapping {}
+
+impl AlignedMapping {
+    fn new(len: usize) -> io::Result<Self> {
+        let whole = len
+            .checked_add(HUGE_PAGE)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(ptr::null_mut(), whole, PROTECTION, FLAGS, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = base.cast::<u8>();
+        let before = base.addr().next_multiple_of(HUGE_PAGE) - base.addr();
+        let start = base.wrapping_add(before);
+        // What stands over at both ends goes back; it is less than a huge page each.
+        for (address, excess) in [
+            (base, before),
+            (start.wrapping_add(len), HUGE_PAGE - before),
+        ] {
+            if excess > 0 {
+                // SAFETY: a part of the mapping made above that nobody uses.
+                unsafe { libc::munmap(address.cast(), excess) };
+            }
+        }
+        // SAFETY: advice for a mapping made above; that it is not taken costs time only.
+        unsafe { libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) };
+        Ok(Self { start, len })
+    }
+}
+
+impl Drop for AlignedMapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's alone, and who described it is gone.
+        unsafe { libc::munmap(self.start.cast(), self.len) };
+    }
+}
+
+/// RAM from address 0, for tests.
+#[cfg(test)]
+pub(crate) fn test_ram(len: usize) -> GuestRam {
+    let region = RamRegion::new(GuestAddress(0), len).expect("memory");
+    GuestRam::from_regions(vec![region]).expect("one region")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::Bytes;
+
+    #[test]
+    fn ram_is_aligned_zero_and_writable_to_its_end() {
+        for len in [4096, HUGE_PAGE, 5 * HUGE_PAGE + 4096] {
+            let region = RamRegion::new(GuestAddress(1 << 32), len).expect("memory");
+            assert!(region.host_address().is_multiple_of(HUGE_PAGE as u64));
+            let ram = GuestRam::from_regions(vec![region]).expect("one region");
+            let last = GuestAddress((1 << 32) + len as u64 - 1);
+            assert_eq!(ram.read_obj::<u8>(last).expect("in ram"), 0);
+            ram.write_obj(7u8, last).expect("in ram");
+            assert_eq!(ram.read_obj::<u8>(last).expect("in ram"), 7);
+            assert!(ram.write_obj(7u16, last).is_err());
+        }
+    }
+}
