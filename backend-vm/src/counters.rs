@@ -40,10 +40,47 @@ pub enum Counter {
     InvalidHandles = 8,
     /// Addresses outside everything the session holds.
     InvalidAddresses = 9,
-    /// Records that do not decode.
-    Malformed = 10,
     /// Times the executor went to sleep.
-    Parks = 11,
+    Parks = 10,
+    /// Ring entries that no producer writes, by what is wrong with them.
+    RingCommit = 16,
+    RingLap = 17,
+    RingOverrun = 18,
+    RingBody = 19,
+    RingSlot = 20,
+    RingTail = 21,
+    /// Records that do not decode, by what is wrong with them.
+    UnknownMessage = 22,
+    ShortBody = 23,
+    LongBody = 24,
+    CountAboveLimit = 25,
+    CountAboveBody = 26,
+    HandleType = 27,
+    ExcludedValue = 28,
+    /// A slot was used again before its answer.
+    SlotBusy = 29,
+}
+
+impl Counter {
+    /// The reasons for which something a guest wrote is refused, and what a report calls them.
+    pub const REFUSALS: &[(Self, &str)] = &[
+        (Self::InvalidHandles, "handle names nothing"),
+        (Self::InvalidAddresses, "range outside the session"),
+        (Self::RingCommit, "ring: commit word"),
+        (Self::RingLap, "ring: lap"),
+        (Self::RingOverrun, "ring: entry over the end"),
+        (Self::RingBody, "ring: body length"),
+        (Self::RingSlot, "ring: answer slot"),
+        (Self::RingTail, "ring: tail cursor"),
+        (Self::UnknownMessage, "record: unknown message"),
+        (Self::ShortBody, "record: too short"),
+        (Self::LongBody, "record: too long"),
+        (Self::CountAboveLimit, "record: count above its limit"),
+        (Self::CountAboveBody, "record: count above its body"),
+        (Self::HandleType, "record: no handle of the type"),
+        (Self::ExcludedValue, "record: excluded value"),
+        (Self::SlotBusy, "slot busy"),
+    ];
 }
 
 /// A copy of the page.

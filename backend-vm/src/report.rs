@@ -40,6 +40,8 @@ pub struct SessionReport {
     pub invalid_handles: u64,
     /// Ranges outside everything the session held.
     pub invalid_addresses: u64,
+    /// How often something the guest wrote was refused, by reason; those that occurred.
+    pub refusals: BTreeMap<String, u64>,
     /// How often the worker's executor went to sleep.
     pub parks: u64,
     /// Why the session ended, in a sentence.
@@ -89,6 +91,11 @@ impl SessionReport {
             failures: counts.get(Counter::Failures),
             invalid_handles: counts.get(Counter::InvalidHandles),
             invalid_addresses: counts.get(Counter::InvalidAddresses),
+            refusals: Counter::REFUSALS
+                .iter()
+                .map(|&(counter, reason)| (reason.to_owned(), counts.get(counter)))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
             parks: counts.get(Counter::Parks),
             end,
         }

@@ -5,7 +5,7 @@ mod support;
 use support::backend::Backend;
 use support::guest::{Guest, Reply};
 use wormhole_api::{
-    DevicePtr, DeviceDescribe, DeviceDescribeReply, Fence, FenceWrite, Handle, MemAlloc,
+    DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle, MemAlloc,
     MemAllocReply, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Stream, StreamCreate,
     StreamDestroy, Synchronize,
 };
@@ -84,9 +84,23 @@ fn forged_and_stale_handles_are_invalid_handles() {
     };
     assert_eq!(guest.call(&create).status, 0);
     assert_eq!(guest.call(&create).status, 400, "minted twice");
-    assert_eq!(guest.call(&Synchronize { stream: Some(stream) }).status, 0);
+    assert_eq!(
+        guest
+            .call(&Synchronize {
+                stream: Some(stream)
+            })
+            .status,
+        0
+    );
     assert_eq!(guest.call(&StreamDestroy { stream }).status, 0);
-    assert_eq!(guest.call(&Synchronize { stream: Some(stream) }).status, 400);
+    assert_eq!(
+        guest
+            .call(&Synchronize {
+                stream: Some(stream)
+            })
+            .status,
+        400
+    );
     assert_eq!(guest.call(&StreamDestroy { stream }).status, 400);
     // A pattern that no handle has.
     let answer = guest.call_raw(10, &0x1234_5678u64.to_le_bytes()).unwrap();
@@ -224,7 +238,11 @@ fn arena_is_granted_used_returned_and_scrubbed() {
         || backend.window_memory() < held - (7 << 20),
         || "the returned arena to be scrubbed".to_owned(),
     );
-    assert_eq!(guest.call(&copy).status, 1, "returned arena may not be named");
+    assert_eq!(
+        guest.call(&copy).status,
+        1,
+        "returned arena may not be named"
+    );
     // The segments can be granted again.
     match guest.request_arena(8, 4) {
         Reply::ArenaGrant(again) => assert_eq!(again.first, run.first),

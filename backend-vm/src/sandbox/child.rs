@@ -129,7 +129,7 @@ unsafe fn reset_signals() -> Outcome {
             )),
         )?;
         libc::setsid();
-        libc::umask(0o077);
+        libc::umask(0o022);
     }
     Ok(())
 }
@@ -305,6 +305,7 @@ unsafe fn enter_root(plan: &Plan) -> Outcome {
             check(5, i64::from(libc::chroot(c".".as_ptr())))?;
             check(5, i64::from(libc::chdir(c"/".as_ptr())))?;
         }
+        libc::rmdir(c"/old".as_ptr());
         check(
             5,
             set_mount_flags(c"/", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, false),

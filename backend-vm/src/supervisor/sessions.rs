@@ -491,9 +491,12 @@ impl Supervisor {
             session.header.status.local_calls(),
             session.end.clone(),
         );
+        // A window that is let go of is granted to nobody again; its guests may still read there why.
+        let goes_on = |tenant: &&mut super::Tenant| !self.stopping && tenant.is_attached();
         let window = self
             .tenants
             .get_mut(&session.tenant)
+            .filter(goes_on)
             .and_then(|tenant| tenant.window.as_mut());
         if let Some(window) = window {
             for run in window.segments.take_back_all(session.id) {

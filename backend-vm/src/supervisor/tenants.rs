@@ -34,7 +34,7 @@ pub(super) struct Tenant {
 impl Tenant {
     /// Whether its launcher is still there.
     pub fn is_attached(&self) -> bool {
-        self.peer.is_some()
+        self.peer.is_some() && !self.leaving
     }
 }
 
@@ -241,7 +241,11 @@ impl Supervisor {
     /// if it had done so before, which means that the other direction is closed now too.
     fn let_tenant_leave(&mut self, ops: &mut EventOps<'_>, id: Id) -> bool {
         match self.tenants.get_mut(&id) {
-            Some(Tenant { leaving: leaving @ false, peer: Some(peer), .. }) => {
+            Some(Tenant {
+                leaving: leaving @ false,
+                peer: Some(peer),
+                ..
+            }) => {
                 *leaving = true;
                 peer.stop_reading(ops);
             }

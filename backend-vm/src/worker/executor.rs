@@ -121,7 +121,7 @@ impl Executor {
         let request = match wormhole_api::decode(head.message, self.buffer.body()) {
             Ok(request) => request,
             Err(error) => {
-                counters.add(Counter::Malformed, 1);
+                counters.add(reason_of(&error), 1);
                 let Some(result) = error.result() else {
                     return Err(Broken::Record(error));
                 };
@@ -218,9 +218,9 @@ impl Executor {
                     finish,
                 } => {
                     let Answer { result, payload } = finish(&mut self.session);
-                    if let Some(slot) = slot {
-                        self.pending[usize::from(slot.get())] = false;
-                        publish(&self.answers, slot, sequence, result, &[&payload]);
+                    self.answer(slot, sequence, result, &payload);
+                    if let Some((call, error)) = self.session.job_finished() {
+                        self.answer(call.slot, call.sequence, error, &[]);
                     }
                 }
                 Event::ExtentAdded { address, bytes } => self.session.add_extent(address, bytes),
@@ -231,6 +231,14 @@ impl Executor {
         }
         self.session.sweep();
         true
+    }
+
+    /// Answers a request that was put off.
+    fn answer(&mut self, slot: Option<SlotIndex>, sequence: u64, result: CuResult, payload: &[u8]) {
+        if let Some(slot) = slot {
+            self.pending[usize::from(slot.get())] = false;
+            publish(&self.answers, slot, sequence, result, &[payload]);
+        }
     }
 
     /// Sleeps until the doorbell rings or another thread has something.
@@ -252,6 +260,13 @@ impl Executor {
     }
 
     fn end(&mut self, broken: Broken) -> Broken {
+        let counters = self.session.counters();
+        match &broken {
+            Broken::Ring(violation) => counters.add(kind_of(violation), 1),
+            Broken::SlotBusy { .. } => counters.add(Counter::SlotBusy, 1),
+            // Counted when it was decoded.
+            Broken::Record(_) => {}
+        }
         self.session
             .status()
             .set_once(VIOLATION_RESULT, EndCause::Violation);
@@ -269,5 +284,28 @@ fn publish(
     if let Err(error) = answers.publish(slot, sequence, result.0, parts) {
         tracing::error!("{error}");
         let _ = answers.publish(slot, sequence, CuResult::NOT_SUPPORTED.0, &[]);
+    }
+}
+
+fn kind_of(violation: &Violation) -> Counter {
+    match violation {
+        Violation::Commit { .. } => Counter::RingCommit,
+        Violation::Lap { .. } => Counter::RingLap,
+        Violation::Overrun { .. } => Counter::RingOverrun,
+        Violation::Body { .. } => Counter::RingBody,
+        Violation::Slot { .. } => Counter::RingSlot,
+        Violation::Tail { .. } => Counter::RingTail,
+    }
+}
+
+fn reason_of(error: &DecodeError) -> Counter {
+    match error {
+        DecodeError::UnknownMessage { .. } => Counter::UnknownMessage,
+        DecodeError::Short { .. } => Counter::ShortBody,
+        DecodeError::Long { .. } => Counter::LongBody,
+        DecodeError::Limit { .. } => Counter::CountAboveLimit,
+        DecodeError::Cut { .. } => Counter::CountAboveBody,
+        DecodeError::Handle { .. } => Counter::HandleType,
+        DecodeError::Value { .. } => Counter::ExcludedValue,
     }
 }

@@ -28,7 +28,26 @@ struct Shared {
     asleep: AtomicBool,
     /// Grows when the device's context was replaced: this thread must bind to the new one.
     context: AtomicU64,
+    /// No look may be taken while this is not 0.
+    pauses: Mutex<usize>,
     stop: AtomicBool,
+}
+
+/// While it lives, the device is not looked at. Then it is looked at as a fresh context.
+#[derive(Debug)]
+pub struct Pause {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        self.shared.context.fetch_add(1, Ordering::Release);
+        *locked(&self.shared.pauses) -= 1;
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The executor's handle on the thread.
@@ -48,6 +67,7 @@ impl Watcher {
             outstanding: Mutex::new(HashMap::new()),
             asleep: AtomicBool::new(false),
             context: AtomicU64::new(0),
+            pauses: Mutex::new(0),
             stop: AtomicBool::new(false),
         });
         let watched = Arc::clone(&shared);
@@ -72,17 +92,17 @@ impl Watcher {
         }
     }
 
-    /// Forgets every fence; the next look is at a fresh context.
-    pub fn reset(&self) {
+    /// Forgets every fence and keeps the thread from the device.
+    pub fn pause(&self) -> Pause {
         self.outstanding().clear();
-        self.shared.context.fetch_add(1, Ordering::Release);
+        *locked(&self.shared.pauses) += 1;
+        Pause {
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     fn outstanding(&self) -> MutexGuard<'_, HashMap<u32, (u64, Arc<StreamObject>)>> {
-        self.shared
-            .outstanding
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shared.outstanding)
     }
 }
 
@@ -103,25 +123,16 @@ pub fn publish_death(status: &Status, error: CuError) -> bool {
 }
 
 fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status) {
-    let mut bound = u64::MAX;
+    let mut bound = None;
     let mut interval = FIRST_INTERVAL;
     let mut idle_since: Option<Instant> = Some(Instant::now());
     let mut streams = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
         let context = shared.context.load(Ordering::Acquire);
-        if bound != context {
-            if let Err(error) = device.bind_thread() {
-                tracing::warn!("the device cannot be watched: {error}");
-            }
-            bound = context;
-        }
         let before;
         let mut held = Vec::new();
         {
-            let mut outstanding = shared
-                .outstanding
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut outstanding = locked(&shared.outstanding);
             before = outstanding.len();
             outstanding.retain(|&index, (value, _)| {
                 FenceIndex::new(index).is_some_and(|fence| fences.load(fence) < *value)
@@ -143,11 +154,7 @@ fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status)
                 shared.asleep.store(true, Ordering::Relaxed);
                 // SYNC POINT: watcher.
                 std::sync::atomic::fence(Ordering::SeqCst);
-                let nothing = shared
-                    .outstanding
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .is_empty();
+                let nothing = locked(&shared.outstanding).is_empty();
                 if nothing && !shared.stop.load(Ordering::Acquire) {
                     std::thread::park();
                 }
@@ -164,10 +171,22 @@ fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status)
             std::thread::sleep(FIRST_INTERVAL);
             continue;
         }
-        if let Some(error) = device.health(&streams) {
-            publish_death(status, error);
-            return;
+        // Held during the look: a pause begins after it.
+        let pauses = locked(&shared.pauses);
+        // After a pause the streams above are no more.
+        if *pauses == 0 && context == shared.context.load(Ordering::Acquire) {
+            if bound != Some(context) {
+                if let Err(error) = device.bind_thread() {
+                    tracing::warn!("the device cannot be watched: {error}");
+                }
+                bound = Some(context);
+            }
+            if let Some(error) = device.health(&streams) {
+                publish_death(status, error);
+                return;
+            }
         }
+        drop(pauses);
         drop(held);
         std::thread::sleep(interval);
         interval = (interval * 2).min(LONGEST_INTERVAL);

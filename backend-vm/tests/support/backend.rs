@@ -219,9 +219,10 @@ impl Backend {
 
     /// Waits until the log says something.
     pub fn wait_for_log(&self, text: &str) {
-        wait_until(|| self.log().contains(text), || {
-            format!("\"{text}\" in the log:\n{}", self.log())
-        });
+        wait_until(
+            || self.log().contains(text),
+            || format!("\"{text}\" in the log:\n{}", self.log()),
+        );
     }
 
     /// Processes started by the supervisor, by their numbers.

@@ -1,6 +1,12 @@
 //! What the tests stand on: a launcher and guests that speak to a real supervisor and its real workers.
 
 #![allow(dead_code, reason = "each test uses its part")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "test data is cut to bytes on purpose"
+)]
 
 pub mod backend;
 pub mod guest;
+pub mod random;
+pub mod recorder;

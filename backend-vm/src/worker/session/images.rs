@@ -229,9 +229,18 @@ impl Session {
             .ok_or_else(|| self.invalid_handle())
     }
 
-    /// Destroys everything in the context. Nothing else is executed until it is done.
+    /// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
+    /// before it are done: nobody else may use the device meanwhile.
     pub(super) fn reset(&mut self, call: &Call) -> Outcome<()> {
         self.resetting = true;
+        if self.jobs_running > 0 {
+            self.wanted_reset = Some(*call);
+            return Outcome::Deferred;
+        }
+        self.start_reset(call)
+    }
+
+    pub(super) fn start_reset(&mut self, call: &Call) -> Outcome<()> {
         self.streams.drain().for_each(drop);
         self.events.drain().for_each(drop);
         self.modules.drain().for_each(drop);
@@ -240,17 +249,17 @@ impl Session {
         self.graveyard.clear();
         self.device_memory.clear();
         self.allocations.clear();
-        self.watcher.reset();
+        let watcher = self.watcher.pause();
         let mut registered: Vec<(u64, u64)> = self.extents.iter().collect();
         registered.push((self.base, wormhole_ring::layout::SEGMENT_BYTES as u64));
         let reader = Arc::clone(&self.readers);
         let outcome = self.defer(call, move |device: &dyn Device| {
             let result = reset_and_register(device, &registered);
             drop(reader);
+            drop(watcher);
             Box::new(move |session: &mut Session| {
                 session.resetting = false;
                 session.jobs.retire();
-                session.watcher.reset();
                 let bound = session.device.bind_thread();
                 Answer::status(result.and(bound).inspect_err(|error| {
                     session.failed(*error);

@@ -135,8 +135,12 @@ pub struct Session {
     leaving: Vec<(u64, Sender<bool>)>,
     output: PendingOutput,
     description: service::Described,
-    /// A reset is under way: nothing else may touch the device.
+    /// A reset is wanted or under way: nothing else may touch the device.
     resetting: bool,
+    /// The reset that waits for jobs to end.
+    wanted_reset: Option<Call>,
+    /// Jobs that have not left anything behind yet.
+    jobs_running: usize,
 }
 
 impl Session {
@@ -177,6 +181,8 @@ impl Session {
             leaving: Vec::new(),
             output: PendingOutput::default(),
             resetting: false,
+            wanted_reset: None,
+            jobs_running: 0,
         }
     }
 
@@ -209,6 +215,20 @@ impl Session {
         }
         self.leaving.push((address, done));
         self.release_leaving();
+    }
+
+    /// A job's leavings have been dealt with. A reset that waited for it and cannot be started comes back,
+    /// to be answered with the error.
+    pub fn job_finished(&mut self) -> Option<(Call, CuResult)> {
+        self.jobs_running -= 1;
+        if self.jobs_running > 0 {
+            return None;
+        }
+        let call = self.wanted_reset.take()?;
+        match self.start_reset(&call) {
+            Outcome::Failed(error) => Some((call, error)),
+            Outcome::Deferred | Outcome::Done(()) => None,
+        }
     }
 
     /// Does what had to wait for a job.
@@ -255,7 +275,10 @@ impl Session {
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
     ) -> Outcome<R> {
         match self.jobs.run(call.slot, call.sequence, job) {
-            Ok(()) => Outcome::Deferred,
+            Ok(()) => {
+                self.jobs_running += 1;
+                Outcome::Deferred
+            }
             Err(error) => Outcome::Failed(self.failed(error)),
         }
     }

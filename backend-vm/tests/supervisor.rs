@@ -1,0 +1,379 @@
+//! What the supervisor promises whoever dies, lies or asks for too much.
+
+mod support;
+
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use support::backend::{Backend, Workers, children_of, is_running, kill, wait_until};
+use support::guest::{Control, Guest, Reply};
+use wormhole_api::{
+    DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
+};
+use wormhole_ring::control::{ArenaRun, Attach, Grant, Message, Refusal};
+
+fn attach(session_limit: u32, segment_limit: u32) -> Attach {
+    Attach {
+        session_limit,
+        segment_limit,
+        ..Attach::default()
+    }
+}
+
+/// A neighbour's work, checked byte for byte.
+fn works(guest: &mut Guest) {
+    let bytes: Vec<u8> = (0..10_000u32).map(|at| (at * 31 % 253) as u8).collect();
+    let length = bytes.len() as u64;
+    let device = guest.call(&MemAlloc { bytes: length });
+    let device = device.reply::<MemAllocReply>().address;
+    guest.arena[0].write(0, &bytes);
+    for (destination, source) in [
+        (device, DevicePtr(guest.arena[0].address)),
+        (DevicePtr(guest.arena[0].address + length), device),
+    ] {
+        guest.record(&MemCopy {
+            destination,
+            source,
+            bytes: length,
+            stream: Handle::LEGACY,
+        });
+    }
+    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+    assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+}
+
+#[test]
+fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let guest = backend.connect().open();
+    guest.arena[0].write(0, &vec![1; 4 << 20]);
+    let log = backend.log();
+    let workers = backend.workers();
+    let held = backend.window_memory();
+    // The last worker that was told a session serves this guest; the spare serves nobody.
+    let victim = workers_in_order(&log)[1];
+    assert!(workers.contains(&victim));
+    kill(victim, libc::SIGKILL);
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (709, 2));
+    works(&mut neighbour);
+    drop(guest);
+    let report = backend.report();
+    assert_eq!(report.worker, victim);
+    assert_eq!(report.end, format!("worker {victim} was ended by signal 9"));
+    assert!(backend.window_memory() < held - (3 << 20), "scrubbed");
+    assert!(!is_running(victim));
+}
+
+/// Workers as the supervisor started them.
+fn workers_in_order(log: &str) -> Vec<i32> {
+    log.lines()
+        .filter_map(|line| {
+            line.split_once("worker ")?
+                .1
+                .strip_suffix(&format!(" starts on cpu for protocol {PROTOCOL_HASH:016x}"))?
+                .parse()
+                .ok()
+        })
+        .collect()
+}
+
+#[test]
+fn a_killed_guest_process_frees_its_session_and_no_other() {
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let guest = backend.connect().open();
+    guest.arena[0].write(0, &vec![1; 4 << 20]);
+    let held = backend.window_memory();
+    // The stream belongs to a process now, as a guest's does.
+    let stream: OwnedFd = guest.control.socket.try_clone().unwrap().into();
+    let mut process = Command::new("sleep")
+        .arg("1000")
+        .stdin(Stdio::from(stream))
+        .spawn()
+        .unwrap();
+    drop(guest);
+    works(&mut neighbour);
+    assert!(backend.ready_report().is_none(), "the process lives");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let report = backend.report();
+    assert_eq!(report.end, "the guest process ended");
+    assert!(backend.window_memory() < held - (3 << 20), "scrubbed");
+    wait_until(|| !is_running(report.worker), || "the worker's end".into());
+    works(&mut neighbour);
+}
+
+#[test]
+fn workers_do_not_outlive_a_killed_supervisor() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let workers = backend.workers();
+    assert!(!workers.is_empty());
+    backend.signal(libc::SIGKILL);
+    backend.wait_for_end();
+    wait_until(
+        || workers.iter().all(|worker| !is_running(*worker)),
+        || "the workers' end".into(),
+    );
+    assert_eq!(guest.control.receive(), Reply::Ended);
+}
+
+#[test]
+fn a_supervisor_that_is_told_to_stop_ends_every_session_in_order() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let workers = backend.workers();
+    backend.signal(libc::SIGTERM);
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (802, 5));
+    assert_eq!(guest.control.receive(), Reply::Ended);
+    let report = backend.report();
+    assert!(report.end.contains("terminated"), "{}", report.end);
+    assert!(backend.wait_for_end().success());
+    assert!(workers.iter().all(|worker| !is_running(*worker)));
+}
+
+#[test]
+fn the_supervisor_ends_with_its_tenant() {
+    let mut backend = Backend::with_window(64);
+    let _guest = backend.connect().open();
+    let pid = backend.child.id();
+    let workers = children_of(pid);
+    assert!(backend.finish().success());
+    assert!(workers.iter().all(|worker| !is_running(*worker)));
+}
+
+#[test]
+fn an_unknown_protocol_is_refused_naming_both() {
+    let mut backend = Backend::with_window(64);
+    let mut control = backend.connect();
+    control.hello(0x0123_4567_89ab_cdef, "");
+    let Reply::Refused(code, reason) = control.receive() else {
+        panic!("not refused");
+    };
+    assert_eq!(code, Refusal::Version as u32);
+    assert!(reason.contains("0123456789abcdef"), "{reason}");
+    assert!(
+        reason.contains(&format!("{PROTOCOL_HASH:016x}")),
+        "{reason}"
+    );
+    assert_eq!(control.receive(), Reply::Ended);
+
+    let mut control = backend.connect();
+    control
+        .send(&Message::Hello {
+            bootstrap_version: 77,
+            protocol_hash: PROTOCOL_HASH,
+            features: 0,
+            environment: "",
+        })
+        .unwrap();
+    let Reply::Refused(code, reason) = control.receive() else {
+        panic!("not refused");
+    };
+    assert_eq!(code, Refusal::Version as u32);
+    assert!(reason.contains("version 77") && reason.contains("version 1"));
+}
+
+#[test]
+fn quotas_are_kept() {
+    let mut backend = Backend::start(Workers::built(), &[]);
+    backend.attach(64, attach(2, 12)).unwrap();
+    let mut first = backend.connect().open();
+    let second = backend.connect().open();
+    // Of 12 segments, the first session has 1 + 8, the second what was left.
+    assert_eq!(first.grant.arena_count, 8);
+    assert_eq!(second.grant.arena_count, 2);
+    let mut third = backend.connect();
+    third.hello(PROTOCOL_HASH, "");
+    let Reply::Refused(code, reason) = third.receive() else {
+        panic!("not refused");
+    };
+    assert_eq!(code, Refusal::Quota as u32, "{reason}");
+    let quota = Refusal::Quota as u32;
+    assert_eq!(first.request_arena(1, 1), Reply::ArenaDenied(1, quota));
+    assert_eq!(
+        first.request_arena(2, u32::MAX),
+        Reply::ArenaDenied(2, quota)
+    );
+    let protocol = Refusal::Protocol as u32;
+    assert_eq!(first.request_arena(3, 0), Reply::ArenaDenied(3, protocol));
+    drop(second);
+    backend.report();
+    let Reply::ArenaGrant(run) = first.request_arena(4, 3) else {
+        panic!("the freed segments are not granted");
+    };
+    assert_eq!((run.id, run.count), (4, 3));
+    works(&mut first);
+}
+
+#[test]
+fn hostile_bytes_end_their_own_stream_with_one_line() {
+    use std::io::Write;
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    for round in 0..200u64 {
+        let mut control = backend.connect();
+        let mut bytes: Vec<u8> = (0..64 + random() % 2000).map(|_| random() as u8).collect();
+        // Half of them begin like a message, so that bodies are reached too.
+        if round % 2 == 0 {
+            let honest =
+                Message::ArenaRequest(wormhole_ring::control::ArenaRequest { id: 1, segments: 1 });
+            let frame = honest.to_vec().unwrap();
+            bytes[..frame.len()].copy_from_slice(&frame);
+            bytes[4] = random() as u8 % 64;
+        }
+        // The supervisor may have closed the stream before all of it is written.
+        let _ = control.socket.write_all(&bytes);
+        loop {
+            match control.receive() {
+                Reply::Ended => break,
+                Reply::Refused(..) => {}
+                other => panic!("round {round}: {other:?}"),
+            }
+        }
+    }
+    assert!(backend.is_alive());
+    works(&mut neighbour);
+    let lines = backend
+        .log()
+        .lines()
+        .filter(|line| line.contains("broke the protocol"))
+        .count();
+    assert!(lines <= 200, "{lines} lines for 200 streams");
+}
+
+#[test]
+fn messages_out_of_turn_end_the_session() {
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let run = ArenaRun {
+        id: 0,
+        first: 0,
+        count: 1,
+    };
+    for message in [
+        Message::Doorbell,
+        Message::Mapped,
+        Message::ArenaReturn(run),
+        Message::Grant(Grant::default()),
+        Message::Assigned,
+    ] {
+        let mut control = backend.connect();
+        control.send(&message).unwrap();
+        assert_eq!(control.receive(), Reply::Ended, "{message:?} before hello");
+    }
+    let returns: [fn(&Grant) -> ArenaRun; 3] = [
+        // The bootstrap, the session's own segment, a part of an extent.
+        |_| ArenaRun {
+            id: 0,
+            first: 0,
+            count: 1,
+        },
+        |grant| ArenaRun {
+            id: 0,
+            first: grant.session_segment,
+            count: 1,
+        },
+        |grant| ArenaRun {
+            id: 0,
+            first: grant.arena_first,
+            count: 1,
+        },
+    ];
+    for run in returns {
+        let mut guest = backend.connect().open();
+        let run = run(&guest.grant);
+        guest.control.send(&Message::ArenaReturn(run)).unwrap();
+        assert_eq!(guest.control.receive(), Reply::Ended);
+        assert!(backend.report().end.contains("returned"));
+    }
+    let mut guest = backend.connect().open();
+    guest.control.hello(PROTOCOL_HASH, "");
+    assert_eq!(guest.control.receive(), Reply::Ended);
+    assert!(backend.report().end.contains("hello twice"));
+    works(&mut neighbour);
+}
+
+#[test]
+fn a_guest_with_an_environment_of_its_own_gets_a_worker_of_its_own() {
+    let mut backend = Backend::with_window(64);
+    let spare = backend.workers();
+    let mut control: Control = backend.connect();
+    control.hello(PROTOCOL_HASH, "CUDA_MODULE_LOADING=EAGER\nLD_PRELOAD=x\n");
+    let Reply::Grant(_) = control.receive() else {
+        panic!("not granted");
+    };
+    let added: Vec<i32> = backend
+        .workers()
+        .into_iter()
+        .filter(|worker| !spare.contains(worker))
+        .collect();
+    assert_eq!(added.len(), 1, "the spare worker is kept for another guest");
+    let environment = std::fs::read_to_string(format!("/proc/{}/environ", added[0])).unwrap();
+    assert!(environment.contains("CUDA_MODULE_LOADING=EAGER"));
+    assert!(!environment.contains("LD_PRELOAD"));
+}
+
+#[test]
+fn a_window_that_cannot_serve_is_refused_with_a_sentence() {
+    let mut backend = Backend::start(Workers::built(), &[]);
+    let refused = backend.attach(1, Attach::default()).unwrap_err();
+    assert!(refused.contains("too small"), "{refused}");
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(64 << 20).unwrap();
+    let message = Message::Attach(Attach {
+        window_size: 64 << 20,
+        ..Attach::default()
+    });
+    backend.send(&message, vec![file.into()]);
+    assert!(backend.attached().unwrap_err().contains("seal"));
+    backend.send(&message, Vec::new());
+    assert!(backend.attached().unwrap_err().contains("descriptor"));
+    backend.attach(64, Attach::default()).unwrap();
+}
+
+#[test]
+fn a_device_that_cannot_be_used_is_refused_before_any_session() {
+    let mut backend = Backend::start(Workers::built(), &["--device", "cuda:4000"]);
+    let refused = backend.attach(64, Attach::default()).unwrap_err();
+    assert!(refused.contains("cuda:4000"), "{refused}");
+}
+
+#[test]
+fn a_guest_that_comes_before_its_window_is_refused() {
+    let mut backend = Backend::start(Workers::built(), &[]);
+    let mut control = backend.connect();
+    control.hello(PROTOCOL_HASH, "");
+    let Reply::Refused(_, reason) = control.receive() else {
+        panic!("not refused");
+    };
+    assert!(reason.contains("window"), "{reason}");
+}
+
+#[test]
+fn numbers_and_segments_are_used_again_with_another_generation() {
+    let mut backend = Backend::with_window(16);
+    let mut generations = Vec::new();
+    for _ in 0..5 {
+        let mut guest = backend.connect().open();
+        assert_eq!(guest.grant.session, 0);
+        assert_eq!(guest.status.generation(), guest.grant.generation);
+        assert_eq!(guest.arena[0].read(0, 4096), [0; 4096], "scrubbed");
+        guest.arena[0].write(0, &[0xAA; 4096]);
+        assert_eq!(guest.call(&MemGetInfo {}).status, 0);
+        generations.push(guest.grant.generation);
+        drop(guest);
+        backend.report();
+    }
+    assert_eq!(generations, [1, 2, 3, 4, 5]);
+}
