@@ -9,6 +9,8 @@ use wormhole_ptx::{GlobalMemory, LaunchConfig, Module, Output, Region, launch};
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
 /// Times around the loop of each kernel.
 const ROUNDS: u64 = 20_000;
+/// Times each kernel is run.
+const RUNS: usize = 12;
 /// Copies of the measured instructions in the loop.
 const UNROLL: usize = 16;
 
@@ -86,10 +88,14 @@ fn main() {
             params: &params,
             ..LaunchConfig::default()
         };
-        let start = Instant::now();
-        launch(&kernel, &config, &memory, &Silent).expect("no fault");
         let count = ROUNDS * instructions as u64 * 32;
-        let rate = count as f64 / start.elapsed().as_secs_f64() / 1e6;
+        // The best of several runs: what the machine can do when nobody else wants it.
+        let mut rate = 0.0_f64;
+        for _ in 0..RUNS {
+            let start = Instant::now();
+            launch(&kernel, &config, &memory, &Silent).expect("no fault");
+            rate = rate.max(count as f64 / start.elapsed().as_secs_f64() / 1e6);
+        }
         println!("{name:>20}  {count:>10}  {rate:>8.0}");
     }
 }

@@ -4,6 +4,7 @@
 //! the kernel; the rest of the module stays usable.
 
 mod arith;
+mod bits;
 mod control;
 mod function;
 pub(crate) mod insn;

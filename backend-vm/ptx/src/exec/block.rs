@@ -1,8 +1,8 @@
 //! A block: its warps take turns on one thread of the host.
 
 use super::barrier::Barriers;
+use super::global::Global;
 use super::launch::Launch;
-use super::memory::Global;
 use super::special::now;
 use super::warp::{Context, Turn, Warp};
 use crate::error::{Fault, FaultKind};

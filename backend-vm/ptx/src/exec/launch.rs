@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::block::{Block, Progress};
-use super::memory::Global;
+use super::global::Global;
 use super::special::now;
 use super::{GlobalMemory, LaunchConfig, Output};
 use crate::decode::KernelCode;

@@ -1,15 +1,10 @@
 //! Loads and stores of a warp in every state space.
-//!
-//! Global memory is memory of this process that the guest's CPU and other blocks
-//! may access at the same time. Every access to it is therefore an atomic
-//! operation of the access's size, relaxed unless the instruction says more: on
-//! the hosts' processors that is an ordinary load or store, and a race between a
-//! guest's own threads stays the guest's affair. No reference to it is ever made.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use super::frame::{Frame, Local};
-use super::{GlobalMemory, LOCAL_WINDOW, LOWEST_GLOBAL, PARAM_WINDOW, Region, SHARED_WINDOW};
+use super::global::{Global, Word, all_within, within};
+use super::{LOCAL_WINDOW, PARAM_WINDOW, Region, SHARED_WINDOW};
 use crate::alu::{LANES, Row, Slot};
 use crate::decode::insn::{Access, AddressSpace, Base, Copy};
 use crate::error::FaultKind;
@@ -37,146 +32,6 @@ impl Iterator for Lanes {
         let lane = self.0.trailing_zeros() as usize;
         self.0 &= self.0 - 1;
         Some(lane)
-    }
-}
-
-/// An element that is loaded and stored at once.
-pub(super) trait Word: Slot {
-    const BYTES: u32;
-    /// Reads global memory.
-    ///
-    /// # Safety
-    ///
-    /// `at` is valid for reads and aligned, and not accessed otherwise than atomically meanwhile.
-    unsafe fn read(at: *mut u8) -> Self;
-    /// Writes global memory.
-    ///
-    /// # Safety
-    ///
-    /// `at` is valid for writes and aligned, and not accessed otherwise than atomically meanwhile.
-    unsafe fn write(self, at: *mut u8);
-    /// From little-endian bytes.
-    fn of(bytes: &[u8]) -> Self;
-    /// To little-endian bytes.
-    fn store(self, bytes: &mut [u8]);
-}
-
-macro_rules! word {
-    ($($t:ty, $atomic:ty, $raw:ty;)*) => {$(
-        impl Word for $t {
-            const BYTES: u32 = <$t>::BITS / 8;
-            #[inline(always)]
-            #[allow(clippy::cast_possible_wrap, clippy::unnecessary_cast, reason = "bits are kept")]
-            unsafe fn read(at: *mut u8) -> Self {
-                // SAFETY: the caller vouches for validity, alignment and atomicity.
-                unsafe { <$atomic>::from_ptr(at.cast()) }.load(Ordering::Relaxed) as $t
-            }
-            #[inline(always)]
-            #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast, reason = "bits are kept")]
-            unsafe fn write(self, at: *mut u8) {
-                // SAFETY: the caller vouches for validity, alignment and atomicity.
-                unsafe { <$atomic>::from_ptr(at.cast()) }.store(self as $raw, Ordering::Relaxed);
-            }
-            #[inline(always)]
-            fn of(bytes: &[u8]) -> Self {
-                bytes.try_into().map_or(0, <$t>::from_le_bytes)
-            }
-            #[inline(always)]
-            fn store(self, bytes: &mut [u8]) {
-                bytes.copy_from_slice(&self.to_le_bytes());
-            }
-        }
-    )*};
-}
-word! {
-    u8, AtomicU8, u8; i8, AtomicU8, u8; u16, AtomicU16, u16; i16, AtomicU16, u16;
-    u32, AtomicU32, u32; i32, AtomicU32, u32; u64, AtomicU64, u64;
-}
-
-/// Regions that are remembered.
-const RECENT: usize = 4;
-
-/// Global memory with the regions that were used last.
-pub(super) struct Global<'a> {
-    memory: &'a dyn GlobalMemory,
-    recent: [Region; RECENT],
-    latest: usize,
-    next: usize,
-}
-
-impl<'a> Global<'a> {
-    pub(super) fn new(memory: &'a dyn GlobalMemory) -> Self {
-        Self {
-            memory,
-            recent: [Region::NONE; RECENT],
-            latest: 0,
-            next: 0,
-        }
-    }
-
-    /// The region that was found last.
-    #[inline]
-    fn latest(&self) -> Region {
-        self.recent[self.latest]
-    }
-
-    /// The host's pointer to `bytes` bytes at an aligned address.
-    #[inline]
-    pub(super) fn translate(
-        &mut self,
-        address: u64,
-        bytes: u32,
-        write: bool,
-    ) -> Result<*mut u8, FaultKind> {
-        if address & u64::from(bytes - 1) != 0 {
-            return Err(FaultKind::Misaligned { address, bytes });
-        }
-        for (index, region) in self.recent.iter().enumerate() {
-            if let Some(at) = within(region, address, bytes, write) {
-                self.latest = index;
-                return Ok(at);
-            }
-        }
-        self.ask(address, bytes, write)
-    }
-
-    #[cold]
-    fn ask(&mut self, address: u64, bytes: u32, write: bool) -> Result<*mut u8, FaultKind> {
-        let region = self
-            .memory
-            .region(address, u64::from(bytes))
-            .filter(|region| {
-                region.start.checked_add(region.bytes).is_some()
-                    && region.start >= LOWEST_GLOBAL
-                    && !region.host.is_null()
-            });
-        let found =
-            region.and_then(|region| within(&region, address, bytes, write).map(|at| (region, at)));
-        let Some((region, at)) = found else {
-            return Err(FaultKind::IllegalAddress {
-                address,
-                bytes,
-                write,
-            });
-        };
-        self.recent[self.next] = region;
-        self.latest = self.next;
-        self.next = (self.next + 1) % RECENT;
-        Ok(at)
-    }
-}
-
-/// The host's pointer to aligned bytes of a region.
-#[inline]
-fn within(region: &Region, address: u64, bytes: u32, write: bool) -> Option<*mut u8> {
-    let offset = address.wrapping_sub(region.start);
-    let inside = offset < region.bytes && region.bytes - offset >= u64::from(bytes);
-    let aligned = address & u64::from(bytes - 1) == 0;
-    if inside && aligned && (region.writable || !write) {
-        let offset = usize::try_from(offset).ok()?;
-        Some(region.host.wrapping_add(offset))
-    } else {
-        None
     }
 }
 
@@ -365,6 +220,16 @@ impl Spaces<'_, '_> {
             (AddressSpace::Global | AddressSpace::Generic, &[reg]) => {
                 let row = &mut frame.rows[reg as usize];
                 let mut region = self.global.latest();
+                if mask == u32::MAX
+                    && let Some(host) = all_within(&region, &addresses, T::BYTES, false)
+                {
+                    for (slot, address) in row.iter_mut().zip(&addresses) {
+                        let at = host.wrapping_add(offset_in(&region, *address));
+                        // SAFETY: `all_within` found every element aligned and inside the region.
+                        *slot = unsafe { T::read(at) }.put();
+                    }
+                    return Ok(());
+                }
                 for lane in Lanes(mask) {
                     let address = addresses[lane];
                     let Some(at) = within(&region, address, T::BYTES, false) else {
@@ -488,6 +353,17 @@ impl Spaces<'_, '_> {
             AddressSpace::Global | AddressSpace::Generic => self.global.latest(),
             _ => Region::NONE,
         };
+        if mask == u32::MAX
+            && let &[reg] = &access.regs[..]
+            && let Some(host) = all_within(&region, &addresses, T::BYTES, true)
+        {
+            for (slot, address) in frame.rows[reg as usize].iter().zip(&addresses) {
+                let at = host.wrapping_add(offset_in(&region, *address));
+                // SAFETY: `all_within` found every element aligned, and the region writable.
+                unsafe { T::get(*slot).write(at) };
+            }
+            return Ok(());
+        }
         for lane in Lanes(mask) {
             let address = addresses[lane];
             let place = match within(&region, address, total, true) {
@@ -520,6 +396,16 @@ impl Spaces<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// How far an address that is inside a region is from its start.
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a region is memory of this process"
+)]
+fn offset_in(region: &Region, address: u64) -> usize {
+    (address - region.start) as usize
 }
 
 /// The bytes of shared memory at an aligned address, if they are there.

@@ -2,8 +2,9 @@
 
 use super::barrier::Barriers;
 use super::frame::{FrameId, Frames, Local, NO_FRAME};
+use super::global::Global;
 use super::launch::Launch;
-use super::memory::{Global, LaneFault, Spaces};
+use super::memory::{LaneFault, Spaces};
 use crate::decode::insn::{BarrierKind, Op, Pc};
 use crate::error::{Fault, FaultKind};
 
