@@ -143,6 +143,62 @@ pub unsafe fn copy(
     }
 }
 
+/// The size of a two-dimensional copy: bytes of a row, and rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    pub width: usize,
+    pub height: usize,
+}
+
+/// Copies rows; each end is the address of its first row and the bytes from row to row.
+///
+/// # Safety
+/// An end that is host memory is valid for the copy.
+pub unsafe fn copy_rows(
+    scope: Scope,
+    target: Target,
+    (destination, source): ((u64, usize), (u64, usize)),
+    rows: Rows,
+    mode: Mode,
+) -> Result {
+    let contiguous = destination.1 == rows.width && source.1 == rows.width;
+    let (bytes, count) = if contiguous {
+        (
+            rows.width
+                .checked_mul(rows.height)
+                .ok_or(CuError::INVALID_VALUE)?,
+            1,
+        )
+    } else {
+        (rows.width, rows.height)
+    };
+    for row in 0..count as u64 {
+        let place = |(start, pitch): (u64, usize)| {
+            let offset = row.checked_mul(pitch as u64)?;
+            start.checked_add(offset)
+        };
+        let ends = place(destination)
+            .zip(place(source))
+            .ok_or(CuError::INVALID_VALUE)?;
+        // SAFETY: as the caller promises.
+        unsafe {
+            copy(
+                scope,
+                target,
+                Direction::Unified,
+                ends,
+                bytes,
+                Mode::Asynchronous,
+            )
+        }?;
+    }
+    if mode == Mode::Synchronous {
+        target.synchronize(scope)
+    } else {
+        Ok(())
+    }
+}
+
 /// Text of kernels appears at copies that wait.
 fn show_output(scope: Scope, target: Target) -> Result {
     if scope.session.has_device_output() {

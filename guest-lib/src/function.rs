@@ -12,9 +12,10 @@ use wormhole_api::{
     Occupancy, Parameter,
 };
 
-use crate::context::Scope;
+use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
+use crate::module;
 
 /// `CUfunction_attribute` numbers this crate itself looks at.
 pub mod attribute {
@@ -53,6 +54,8 @@ pub struct Function {
     pub parameters: Box<[Parameter]>,
     /// It has run once: what a first launch can find wrong has not been found.
     pub launched: AtomicBool,
+    /// The worker has forgotten it in a reset, and is to be told again before it is used.
+    pub stale: AtomicBool,
     attributes: [AtomicI32; ATTRIBUTES],
     configurations: Mutex<HashSet<Configuration>>,
     occupancy: Mutex<HashMap<(u32, u64, u32), i32>>,
@@ -95,11 +98,29 @@ pub fn forget(handle: Handle<FunctionKind>) {
 #[inline]
 pub fn find(function: *mut c_void) -> Result<(Handle<FunctionKind>, &'static Function)> {
     let handle = handle::from_pointer(function).ok_or(CuError::INVALID_HANDLE)?;
+    let function = facts(handle)?;
+    if function.stale.load(Ordering::Acquire) {
+        return refresh(handle, function);
+    }
+    Ok((handle, function))
+}
+
+/// What is known of a function, stale or not.
+#[inline]
+pub fn facts(handle: Handle<FunctionKind>) -> Result<&'static Function> {
     let entry = FUNCTIONS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
     let function = entry.0.load(Ordering::Acquire);
     // SAFETY: what `publish` stored is never freed.
-    let function = unsafe { function.as_ref() }.ok_or(CuError::INVALID_HANDLE)?;
-    Ok((handle, function))
+    unsafe { function.as_ref() }.ok_or(CuError::INVALID_HANDLE)
+}
+
+#[cold]
+fn refresh(
+    handle: Handle<FunctionKind>,
+    function: &'static Function,
+) -> Result<(Handle<FunctionKind>, &'static Function)> {
+    module::refresh_function(context::scope_or_primary()?, handle, function)?;
+    Ok((handle, facts(handle)?))
 }
 
 impl Function {
@@ -114,6 +135,7 @@ impl Function {
             name,
             parameters: parameters.iter().collect(),
             launched: AtomicBool::new(false),
+            stale: AtomicBool::new(false),
             attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],
             configurations: Mutex::default(),
             occupancy: Mutex::default(),

@@ -11,8 +11,9 @@
 //!   backend has no device;
 //! - `CUDA_ERROR_SYSTEM_NOT_READY` where the backend cannot be reached, refuses, or speaks another protocol.
 //!
-//! A session that ends without a fault of the program's own (worker, supervisor or stream lost) returns
-//! `CUDA_ERROR_DEVICE_UNAVAILABLE`, or what the status word says, from every call on.
+//! A session that ends without a fault of the program's own returns one code from every call on:
+//! `CUDA_ERROR_CONTEXT_IS_DESTROYED` where the worker died, `CUDA_ERROR_SYSTEM_NOT_READY` where the
+//! supervisor or the control stream is gone.
 //!
 //! Environment: `WORMHOLE_CONTROL` (`unix:PATH`, `unix:@NAME`, `vsock:CID:PORT`), `WORMHOLE_WINDOW` (the
 //! window's device in a VM), `WORMHOLE_LOG` (`off`, `error`, `warn`, `info`, `debug`, `trace`),

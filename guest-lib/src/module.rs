@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::handle::{
     Function as FunctionKind, HandleKind, Library as LibraryKind, Module as ModuleKind,
@@ -38,6 +39,35 @@ struct Contents {
     module: Option<Handle<ModuleKind>>,
     /// The library of such a module.
     library: Option<Handle<LibraryKind>>,
+    /// Where a library's image is: libraries outlive a reset of the context, so the worker may have to
+    /// load them again.
+    source: Option<Source>,
+    /// The worker has forgotten it in a reset.
+    stale: bool,
+}
+
+/// An image that can be sent again.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// The program keeps it where it is (`CU_LIBRARY_BINARY_IS_PRESERVED`).
+    Preserved {
+        address: usize,
+        bytes: usize,
+    },
+    Kept(Arc<[u8]>),
+}
+
+impl Source {
+    fn with<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
+        match self {
+            Self::Preserved { address, bytes } => {
+                let start = std::ptr::with_exposed_provenance(*address);
+                // SAFETY: the program has promised to keep the image until the library is unloaded.
+                read(unsafe { std::slice::from_raw_parts(start, *bytes) })
+            }
+            Self::Kept(image) => read(image),
+        }
+    }
 }
 
 static MODULES: Table<ModuleKind, Image> = Table::new();
@@ -174,44 +204,70 @@ pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Im
     ))
 }
 
-/// Loads an image; gives its handle and the compiler's log. The image travels through the arena.
-pub fn load<K: Loadable>(scope: Scope, image: &[u8]) -> Result<(*mut c_void, Vec<u8>)> {
+/// A live module or library that the worker knows.
+fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
+    let (handle, image) = find::<K>(pointer)?;
+    let mut contents = image.contents();
+    if contents.stale
+        && let Some(source) = contents.source.clone()
+    {
+        source.with(|bytes| send::<K>(scope, handle, bytes))?;
+        contents.stale = false;
+    }
+    Ok((handle, image))
+}
+
+/// Sends an image to the worker through the arena; gives the compiler's log.
+fn send<K: Loadable>(scope: Scope, handle: Handle<K>, image: &[u8]) -> Result<Vec<u8>> {
     let bytes = image.len() as u64;
-    let context = scope.context;
     let buffer = scope.session.allocate_arena(bytes, 16)?;
     let place: *mut u8 =
         std::ptr::with_exposed_provenance_mut(usize::try_from(buffer).unwrap_or(0));
     // SAFETY: the arena handed out that many bytes there, and the program's image lies outside the arena.
     unsafe { place.copy_from_nonoverlapping(image.as_ptr(), image.len()) };
-    let loaded = K::table()
-        .mint(|image| {
-            *image.contents() = Contents {
-                context,
-                ..Contents::default()
-            }
-        })
-        .and_then(|new| {
-            K::load(scope, new, buffer, bytes)
-                .map(|answer| (new, answer))
-                .inspect_err(|_| {
-                    K::table().retire(new);
-                    K::table().recycle(new);
-                })
-        });
+    let loaded = K::load(scope, handle, buffer, bytes);
     scope.session.free_arena(buffer);
-    let (new, (flags, log)) = loaded?;
+    let (flags, log) = loaded?;
     if flags & USES_OUTPUT != 0 {
         scope.session.set_device_output();
     }
-    Ok((handle::to_pointer(new), log))
+    Ok(log)
+}
+
+/// Loads an image; gives its handle and the compiler's log. A library's image can be sent again.
+pub fn load<K: Loadable>(
+    scope: Scope,
+    image: &[u8],
+    source: Option<Source>,
+) -> Result<(*mut c_void, Vec<u8>)> {
+    let context = scope.context;
+    let handle = K::table().mint(|image| {
+        *image.contents() = Contents {
+            context,
+            source,
+            ..Contents::default()
+        };
+    })?;
+    match send(scope, handle, image) {
+        Ok(log) => Ok((handle::to_pointer(handle), log)),
+        Err(error) => {
+            K::table().retire(handle);
+            K::table().recycle(handle);
+            Err(error)
+        }
+    }
 }
 
 /// Unloads an image; its functions and variables go with it.
 pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
     let (handle, _) = find::<K>(pointer)?;
     let image = K::table().retire(handle).ok_or(CuError::INVALID_HANDLE)?;
-    let sent = K::unload(scope, handle);
     let contents = std::mem::take(&mut *image.contents());
+    let sent = if contents.stale {
+        Ok(())
+    } else {
+        K::unload(scope, handle)
+    };
     contents.forget();
     if let Some(module) = contents.module
         && let Some(image) = MODULES.retire(module)
@@ -236,18 +292,43 @@ pub fn unload_of(scope: Scope) {
     }
 }
 
-/// Forgets everything that was loaded, after the worker has unloaded it.
+/// After the worker has reset its context: modules are gone, libraries are loaded again when they are used.
 pub fn forget_all() {
-    fn forget<K: Loadable>() {
-        for (handle, _) in K::table().live() {
-            if let Some(image) = K::table().retire(handle) {
-                std::mem::take(&mut *image.contents()).forget();
-                K::table().recycle(handle);
+    for (handle, image) in MODULES.live() {
+        if MODULES.retire(handle).is_some() {
+            std::mem::take(&mut *image.contents()).forget();
+            MODULES.recycle(handle);
+        }
+    }
+    for (_, image) in LIBRARIES.live() {
+        let mut contents = image.contents();
+        contents.stale = true;
+        contents.module = None;
+        contents.globals.clear();
+        for function in contents.functions.values() {
+            if let Ok(facts) = function::facts(*function) {
+                facts.stale.store(true, Ordering::Release);
             }
         }
     }
-    forget::<ModuleKind>();
-    forget::<LibraryKind>();
+}
+
+/// Looks a library's function up again after a reset, under the handle it has.
+pub fn refresh_function(scope: Scope, handle: Handle<FunctionKind>, facts: &Function) -> Result {
+    let Owner::Library(library) = facts.owner else {
+        return Err(CuError::INVALID_HANDLE);
+    };
+    let (library, image) = fresh::<LibraryKind>(scope, library)?;
+    // Held during the request, so that two threads do not look the same function up twice.
+    let contents = image.contents();
+    if function::facts(handle)?.stale.load(Ordering::Acquire) {
+        function::publish(
+            handle,
+            LibraryKind::function(scope, library, handle, &facts.name)?,
+        );
+    }
+    drop(contents);
+    Ok(())
 }
 
 impl Contents {
@@ -268,7 +349,7 @@ pub fn function<K: Loadable>(
     pointer: *mut c_void,
     name: &CStr,
 ) -> Result<*mut c_void> {
-    let (handle, image) = find::<K>(pointer)?;
+    let (handle, image) = fresh::<K>(scope, pointer)?;
     // Held during the request, so that two threads do not look the same name up twice.
     let mut contents = image.contents();
     if let Some(function) = contents.functions.get(name) {
@@ -288,7 +369,7 @@ pub fn function<K: Loadable>(
 
 /// Address and size of a variable.
 pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> Result<(u64, u64)> {
-    let (handle, image) = find::<K>(pointer)?;
+    let (handle, image) = fresh::<K>(scope, pointer)?;
     let mut contents = image.contents();
     if let Some(known) = contents.globals.get(name) {
         return Ok(*known);
@@ -301,7 +382,7 @@ pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> R
 
 /// The module of a library.
 pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
-    let (library, image) = find::<LibraryKind>(pointer)?;
+    let (library, image) = fresh::<LibraryKind>(scope, pointer)?;
     let mut contents = image.contents();
     if let Some(module) = contents.module {
         return Ok(handle::to_pointer(module));

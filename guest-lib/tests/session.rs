@@ -289,9 +289,9 @@ fn a_backend_that_goes_away_ends_a_wait() {
                 }
                 backend.disappear();
             });
-            assert_eq!(ready.synchronize(), 46);
+            assert_eq!(ready.synchronize(), 802);
         });
-        assert_eq!(ready.launch(32), 46);
+        assert_eq!(ready.launch(32), 802);
     });
 }
 

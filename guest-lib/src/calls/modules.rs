@@ -2,13 +2,14 @@
 
 use std::ffi::{c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
 
 use super::{body, put, put_if_wanted, string};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
-use crate::module::{self, Loadable};
+use crate::module::{self, Loadable, Source};
 use crate::types::{
     CUdeviceptr, CUfunction, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
     CUmoduleLoadingMode, CUresult,
@@ -82,11 +83,17 @@ impl Logs {
 }
 
 /// Loads an image for `place`.
-fn load<K: Loadable>(scope: Scope, place: *mut *mut c_void, bytes: &[u8], logs: &Logs) -> Result {
+fn load<K: Loadable>(
+    scope: Scope,
+    place: *mut *mut c_void,
+    bytes: &[u8],
+    source: Option<Source>,
+    logs: &Logs,
+) -> Result {
     if place.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let (handle, log) = module::load::<K>(scope, bytes)?;
+    let (handle, log) = module::load::<K>(scope, bytes, source)?;
     logs.fill(INFO_LOG, INFO_LOG_BYTES, &log);
     logs.fill(ERROR_LOG, ERROR_LOG_BYTES, &[]);
     // SAFETY: the caller of the export promises that the place is writable.
@@ -111,7 +118,7 @@ pub unsafe fn cuModuleLoad(module: *mut CUmodule, fname: *const c_char) -> CUres
     body! {
         let scope = context::scope()?;
         // SAFETY: as the caller promises.
-        load::<ModuleKind>(scope, module, &unsafe { file(fname) }?, &NO_LOGS)
+        load::<ModuleKind>(scope, module, &unsafe { file(fname) }?, None, &NO_LOGS)
     }
 }
 
@@ -119,7 +126,7 @@ pub unsafe fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> C
     body! {
         let scope = context::scope()?;
         // SAFETY: as the caller promises.
-        load::<ModuleKind>(scope, module, unsafe { image::bytes(image) }?, &NO_LOGS)
+        load::<ModuleKind>(scope, module, unsafe { image::bytes(image) }?, None, &NO_LOGS)
     }
 }
 
@@ -134,7 +141,7 @@ pub unsafe fn cuModuleLoadDataEx(
         let scope = context::scope()?;
         // SAFETY: as the caller promises.
         let (logs, bytes) = unsafe { (Logs::read(numOptions, options, optionValues)?, image::bytes(image)?) };
-        load::<ModuleKind>(scope, module, bytes, &logs)
+        load::<ModuleKind>(scope, module, bytes, None, &logs)
     }
 }
 
@@ -214,23 +221,40 @@ pub unsafe fn cuModuleGetGlobal_v2(
     body! { unsafe { global::<ModuleKind>(dptr, bytes, hmod, name) } }
 }
 
-/// Library options are hints about the program's own copy of the image, which travels to the worker in
-/// any case.
+/// `CU_LIBRARY_BINARY_IS_PRESERVED`: the image stays where it is until the library is unloaded. The other
+/// option is for host code that is registered with a library, which has no meaning across the window.
+const BINARY_IS_PRESERVED: CUlibraryOption = 1;
+
+/// # Safety
+/// `options` has `count` elements.
+unsafe fn is_preserved(options: *const CUlibraryOption, count: u32) -> bool {
+    // SAFETY: as the caller promises.
+    (0..count as usize).any(|index| unsafe { options.add(index).read() } == BINARY_IS_PRESERVED)
+}
+
 pub unsafe fn cuLibraryLoadData(
     library: *mut CUlibrary,
     code: *const c_void,
     jitOptions: *const CUjit_option,
     jitOptionsValues: *mut *mut c_void,
     numJitOptions: u32,
-    _libraryOptions: *const CUlibraryOption,
+    libraryOptions: *const CUlibraryOption,
     _libraryOptionValues: *mut *mut c_void,
-    _numLibraryOptions: u32,
+    numLibraryOptions: u32,
 ) -> CUresult {
     body! {
+        let scope = context::scope_or_primary()?;
         // SAFETY: as the caller promises.
-        let (logs, bytes) =
-            unsafe { (Logs::read(numJitOptions, jitOptions, jitOptionsValues)?, image::bytes(code)?) };
-        load::<LibraryKind>(context::scope_or_primary()?, library, bytes, &logs)
+        let logs = unsafe { Logs::read(numJitOptions, jitOptions, jitOptionsValues) }?;
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { image::bytes(code) }?;
+        // SAFETY: as the caller promises.
+        let source = if unsafe { is_preserved(libraryOptions, numLibraryOptions) } {
+            Source::Preserved { address: bytes.as_ptr().expose_provenance(), bytes: bytes.len() }
+        } else {
+            Source::Kept(bytes.into())
+        };
+        load::<LibraryKind>(scope, library, bytes, Some(source), &logs)
     }
 }
 
@@ -245,10 +269,12 @@ pub unsafe fn cuLibraryLoadFromFile(
     _numLibraryOptions: u32,
 ) -> CUresult {
     body! {
+        let scope = context::scope_or_primary()?;
         // SAFETY: as the caller promises.
-        let (logs, bytes) =
-            unsafe { (Logs::read(numJitOptions, jitOptions, jitOptionsValues)?, file(fileName)?) };
-        load::<LibraryKind>(context::scope_or_primary()?, library, &bytes, &logs)
+        let logs = unsafe { Logs::read(numJitOptions, jitOptions, jitOptionsValues) }?;
+        // SAFETY: as the caller promises.
+        let image: Arc<[u8]> = unsafe { file(fileName) }?.into();
+        load::<LibraryKind>(scope, library, &image, Some(Source::Kept(Arc::clone(&image))), &logs)
     }
 }
 

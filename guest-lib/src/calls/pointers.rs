@@ -17,11 +17,9 @@ const READ_WRITE: u32 = 3;
 /// The ordinal of an address that no device has.
 const NO_DEVICE: u32 = (-2_i32).cast_unsigned();
 
-/// An attribute's value, as wide as the driver writes it.
+/// An attribute's value, as wide as the driver writes it; booleans are words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
-    /// A C `bool`.
-    Byte(u8),
     Word(u32),
     Long(u64),
 }
@@ -33,7 +31,6 @@ impl Value {
         // SAFETY: as the caller promises; the program's place may have any alignment.
         unsafe {
             match self {
-                Self::Byte(value) => place.cast::<u8>().write(value),
                 Self::Word(value) => place.cast::<u32>().write_unaligned(value),
                 Self::Long(value) => place.cast::<u64>().write_unaligned(value),
             }
@@ -59,7 +56,7 @@ fn value(
         4 if is_host => Value::Long(address),
         4 => return Ok(None),
         // SYNC_MEMOPS, IS_MANAGED, IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
-        6 | 8 | 10 | 15 => Value::Byte(0),
+        6 | 8 | 10 | 15 => Value::Word(0),
         // BUFFER_ID
         7 => Value::Long(allocation.id),
         // DEVICE_ORDINAL
@@ -69,7 +66,7 @@ fn value(
         // RANGE_SIZE, MAPPING_SIZE
         12 | 18 => Value::Long(allocation.bytes),
         // MAPPED
-        13 => Value::Byte(1),
+        13 => Value::Word(1),
         // ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE
         14 | 17 => Value::Long(0),
         // ACCESS_FLAGS
@@ -86,7 +83,7 @@ fn null_value(attribute: CUpointer_attribute) -> Result<Value> {
         1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Value::Long(0),
         2 | 16 => Value::Word(0),
         9 => Value::Word(NO_DEVICE),
-        6 | 8 | 10 | 13 | 15 => Value::Byte(0),
+        6 | 8 | 10 | 13 | 15 => Value::Word(0),
         _ => return Err(CuError::INVALID_VALUE),
     })
 }

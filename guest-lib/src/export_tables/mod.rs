@@ -82,6 +82,9 @@ static STREAM_OBJECTS: Words<93> = Words::with(&[
     (39, object_stream_id as *const c_void),
     (51, stream_object as *const c_void),
 ]);
+/// Asked for by cuBLASLt and cuFFT, which end without it; what its slots do is not known well enough.
+static OPAQUE_OBJECTS: Words<17> = Words::with(&[]);
+static MODULE_FUNCTIONS: Words<99> = Words::with(&[]);
 
 /// The table with an identifier.
 pub fn find(id: &[u8; 16]) -> Option<*const c_void> {
@@ -93,6 +96,8 @@ pub fn find(id: &[u8; 16]) -> Option<*const c_void> {
         0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e => CONTEXT_CHECKS.start(),
         0xd408_2055_bde6_704b_8d34_ba12_3c66_e1f2 => CONSISTENCY.start(),
         0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2 => STREAM_OBJECTS.start(),
+        0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca => OPAQUE_OBJECTS.start(),
+        0x6e16_3fbe_b958_444d_835c_e182_aff1_991e => MODULE_FUNCTIONS.start(),
         _ => return None,
     })
 }
@@ -133,7 +138,7 @@ unsafe fn load(place: *mut CUmodule, wrapper: *const c_void) -> Result {
     // SAFETY: as the caller promises.
     let bytes = unsafe { image::bytes(wrapper) }?;
     // SAFETY: as the caller promises.
-    unsafe { put(place, module::load::<ModuleKind>(scope, bytes)?.0) }
+    unsafe { put(place, module::load::<ModuleKind>(scope, bytes, None)?.0) }
 }
 
 unsafe extern "C" fn load_wrapped(place: *mut CUmodule, wrapper: *const c_void) -> CUresult {
@@ -348,6 +353,8 @@ mod tests {
         assert_eq!(words(&CONTEXT_CHECKS), (15 * 8, vec![2, 3]));
         assert_eq!(words(&CONSISTENCY), (3 * 8, vec![1]));
         assert_eq!(words(&STREAM_OBJECTS), (93 * 8, vec![4, 39, 51]));
+        assert_eq!(words(&OPAQUE_OBJECTS), (17 * 8, vec![]));
+        assert_eq!(words(&MODULE_FUNCTIONS), (99 * 8, vec![]));
         let storage = words(&CONTEXT_STORAGE);
         assert_eq!(storage, ((storage_put as *const c_void).addr(), vec![1, 2]));
     }

@@ -10,7 +10,7 @@ use crate::error::{CuError, Result};
 use crate::log;
 
 /// What every call returns once the backend is gone without having said why.
-pub const BACKEND_LOST: CuError = CuError::DEVICE_UNAVAILABLE;
+pub const BACKEND_LOST: CuError = CuError::SYSTEM_NOT_READY;
 
 /// How long an answer may take after the context has died.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
