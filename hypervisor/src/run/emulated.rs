@@ -29,7 +29,7 @@ pub fn run(options: &Options, program: &Path, installation: &Installation) -> Re
     let kernel = options.kernel.into();
     let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
     let mut arguments: Vec<std::ffi::OsString> =
-        ["run", "--placement", "host", "--host", "kvm", "--json", SUMMARY].map(Into::into).to_vec();
+        ["run", "--placement", "host", "--host", "kvm", "--quiet", "--json", SUMMARY].map(Into::into).to_vec();
     for (flag, value) in [
         ("--device", options.device.clone()),
         ("--kernel", options.kernel.to_string()),

@@ -111,6 +111,9 @@ pub struct Options {
     /// Seconds after which the guest counts as hung.
     #[arg(long, default_value_t = 600)]
     timeout: u64,
+    /// Print no summary.
+    #[arg(long)]
+    quiet: bool,
     /// Write the summary as JSON to this file.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -179,7 +182,9 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
             Host::Kvm | Host::Auto => guest::run(&options, &program, &installation)?,
         },
     };
-    eprint!("{summary}");
+    if !options.quiet {
+        eprint!("{summary}");
+    }
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
         std::fs::write(path, text)
