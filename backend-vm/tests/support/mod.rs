@@ -6,6 +6,7 @@
     reason = "test data is cut to bytes on purpose"
 )]
 
+pub mod attack;
 pub mod backend;
 pub mod guest;
 pub mod random;

@@ -1,0 +1,443 @@
+//! Ten thousand attacks over a live window.
+//!
+//! Half of the rounds write random bytes over the ring and its header, half spoil valid records as somebody
+//! would who knows the grammar, and another thread flips bytes all the while. The supervisor must live, a
+//! session beside it must compute the right bytes, and every decoder and every reason for refusal must have
+//! been reached.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use support::attack::{DEVICE_BYTES, Entry, PTX, Things, Writer, grammar, mutate};
+use support::backend::Backend;
+use support::guest::Guest;
+use support::random::Random;
+use wormhole_api::{
+    DevicePtr, EventCreate, Handle, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply, MemCopy,
+    MemFree, ModuleGetFunction, ModuleLoad, StreamCreate, Synchronize,
+};
+use wormhole_backend::counters::Counter;
+use wormhole_backend::report::SessionReport;
+use wormhole_ring::control::Message;
+use wormhole_ring::layout::{RING_BYTES, session};
+
+const ROUNDS: usize = 10_000;
+/// How long a round waits for its record to be looked at.
+const ROUND: Duration = Duration::from_millis(3);
+
+/// Everything that honest programs do, so that spoilt records have something to spoil.
+fn prepare(guest: &mut Guest) -> Things {
+    let arena = guest.arena[0].address;
+    guest.arena[0].write(0, PTX.as_bytes());
+    let (image, bytes) = (DevicePtr(arena), PTX.len() as u64);
+    let things = Things {
+        stream: guest.mint(),
+        event: guest.mint(),
+        module: guest.mint(),
+        library: guest.mint(),
+        function: guest.mint(),
+        device: guest
+            .call(&MemAlloc {
+                bytes: DEVICE_BYTES,
+            })
+            .reply::<MemAllocReply>()
+            .address,
+        arena,
+    };
+    let answers = [
+        guest.call(&StreamCreate {
+            new: things.stream,
+            flags: 1,
+            priority: 0,
+        }),
+        guest.call(&EventCreate {
+            new: things.event,
+            flags: 0,
+        }),
+        guest.call(&ModuleLoad {
+            new: things.module,
+            image,
+            bytes,
+        }),
+        guest.call(&LibraryLoad {
+            new: things.library,
+            image,
+            bytes,
+        }),
+        guest.call(&ModuleGetFunction {
+            module: things.module,
+            new: things.function,
+            name: b"store",
+        }),
+    ];
+    for answer in answers {
+        assert_eq!(answer.status, 0);
+    }
+    things
+}
+
+/// A hostile session and what is needed to attack it.
+struct Attack {
+    guest: Guest,
+    writer: Writer,
+    records: Vec<Entry>,
+    sequence: u64,
+}
+
+impl Attack {
+    fn open(backend: &mut Backend) -> Self {
+        let mut guest = backend.connect().open();
+        let things = prepare(&mut guest);
+        let records = grammar(&things, &mut guest);
+        let writer = Writer::new(&guest);
+        Self {
+            guest,
+            writer,
+            records,
+            sequence: 1000,
+        }
+    }
+
+    fn send(&mut self, entry: &Entry) {
+        self.sequence += 1;
+        self.writer.write(entry, self.sequence);
+        let _ = self.guest.control.send(&Message::Doorbell);
+    }
+
+    /// Waits until what was written has been looked at, or is not going to be. False: the session ended.
+    fn settle(&mut self) -> bool {
+        let end = Instant::now() + ROUND;
+        while Instant::now() < end {
+            if self.guest.status.load().is_some() {
+                return false;
+            }
+            if self.writer.word(session::HEAD) == self.writer.cursor {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        // A round that nobody can make sense of any more: the next one needs a fresh session.
+        self.writer.word(session::HEAD) == self.writer.cursor && self.guest.status.load().is_none()
+    }
+}
+
+/// Flips bytes of the ring that is under attack, and of its header and slots.
+struct Flipper {
+    segment: Arc<AtomicPtr<u8>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    busy: Arc<AtomicBool>,
+}
+
+impl Flipper {
+    fn start() -> Self {
+        let segment = Arc::new(AtomicPtr::new(std::ptr::null_mut()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let busy = Arc::new(AtomicBool::new(false));
+        let (target, stopped, working) =
+            (Arc::clone(&segment), Arc::clone(&stop), Arc::clone(&busy));
+        let thread = std::thread::spawn(move || {
+            let random = Random::new(99);
+            while !stopped.load(Ordering::SeqCst) {
+                working.store(true, Ordering::SeqCst);
+                let base: *mut u8 = target.load(Ordering::SeqCst);
+                if !base.is_null() {
+                    flip(base, &random);
+                }
+                working.store(false, Ordering::SeqCst);
+                std::thread::yield_now();
+            }
+        });
+        Self {
+            segment,
+            stop,
+            thread: Some(thread),
+            busy,
+        }
+    }
+
+    fn aim(&self, guest: Option<&Guest>) {
+        let base = guest.map_or(std::ptr::null_mut(), |guest| guest.segment);
+        self.segment.store(base, Ordering::SeqCst);
+        if base.is_null() {
+            // The segment is about to be unmapped.
+            while self.busy.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Flips a byte of the record that is being taken, now and then one of the header.
+fn flip(base: *mut u8, random: &Random) {
+    // SAFETY: the segment is mapped while it is aimed at; every access is volatile.
+    unsafe {
+        let head = base.add(session::HEAD).cast::<u64>().read_volatile();
+        let offset = if random.one_in(50) {
+            random.below(session::FENCE_BASE)
+        } else {
+            let near = head as usize + 8 + random.below(192);
+            session::RING_BASE + (near & (RING_BYTES - 1))
+        };
+        let byte = base.add(offset);
+        byte.write_volatile(byte.read_volatile() ^ 1 << random.below(8));
+    }
+}
+
+impl Drop for Flipper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// An honest session's work, over and over, each byte checked.
+fn neighbour(mut guest: Guest, stop: &AtomicBool, checked: &AtomicU64) {
+    let random = Random::new(3);
+    while !stop.load(Ordering::Relaxed) {
+        let bytes: Vec<u8> = (0..20_000).map(|_| random.byte()).collect();
+        let length = bytes.len() as u64;
+        let device = guest.call(&MemAlloc { bytes: length });
+        let device = device.reply::<MemAllocReply>().address;
+        guest.arena[0].write(0, &bytes);
+        let arena = guest.arena[0].address;
+        for (destination, source) in [
+            (device, DevicePtr(arena)),
+            (DevicePtr(arena + length), device),
+        ] {
+            guest.record(&MemCopy {
+                destination,
+                source,
+                bytes: length,
+                stream: Handle::LEGACY,
+            });
+        }
+        assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+        assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+        assert_eq!(guest.call(&MemFree { address: device }).status, 0);
+        checked.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What all sessions' reports say together.
+#[derive(Default)]
+struct Tally {
+    sessions: usize,
+    messages: BTreeMap<String, u64>,
+    refusals: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    fn add(&mut self, report: SessionReport) {
+        self.sessions += 1;
+        for (name, count) in report.messages {
+            *self.messages.entry(name).or_default() += count;
+        }
+        for (reason, count) in report.refusals {
+            *self.refusals.entry(reason).or_default() += count;
+        }
+    }
+}
+
+/// One record for each reason, made on purpose: chance need not find them.
+fn directed(attack: &mut Attack, reason: Counter) {
+    let copy = attack.records[5].clone();
+    let entry = match reason {
+        Counter::InvalidHandles => Entry {
+            // A stream of a generation that never was.
+            body: (1u64 << 38 | 77 << 18 | 5 << 6).to_le_bytes().to_vec(),
+            slot: 1,
+            ..attack.records[9].clone()
+        },
+        Counter::InvalidAddresses => {
+            let mut entry = copy;
+            entry.body[..8].copy_from_slice(&12345u64.to_le_bytes());
+            Entry { slot: 1, ..entry }
+        }
+        Counter::RingCommit => Entry {
+            units: Some(0xF000),
+            ..copy
+        },
+        Counter::RingLap => Entry {
+            lap: Some(77),
+            ..copy
+        },
+        Counter::RingOverrun => Entry { pad: true, ..copy },
+        Counter::RingBody => Entry {
+            body_len: Some(5000),
+            ..copy
+        },
+        Counter::RingSlot => Entry { slot: 200, ..copy },
+        Counter::RingTail => {
+            // Looked at when the executor parks, which it does again after it was woken.
+            attack.writer.set_word(session::TAIL, 3);
+            let _ = attack.guest.control.send(&Message::Doorbell);
+            return;
+        }
+        Counter::UnknownMessage => Entry {
+            message: 999,
+            ..copy
+        },
+        Counter::ShortBody => Entry {
+            body: vec![0; 5],
+            ..copy
+        },
+        Counter::LongBody => {
+            let mut entry = copy;
+            entry.body.extend([0; 8]);
+            entry
+        }
+        Counter::CountAboveLimit | Counter::CountAboveBody => {
+            // The count of the data of a MemWrite.
+            let mut entry = attack.records[4].clone();
+            let count = 100u32.to_le_bytes();
+            let at = entry
+                .body
+                .windows(4)
+                .position(|bytes| bytes == count)
+                .expect("the count of 100");
+            let wrong: u32 = match reason {
+                Counter::CountAboveLimit => 5000,
+                _ => 101,
+            };
+            entry.body[at..at + 4].copy_from_slice(&wrong.to_le_bytes());
+            entry
+        }
+        Counter::HandleType => Entry {
+            body: (2u64 << 38).to_le_bytes().to_vec(),
+            slot: 1,
+            ..attack.records[9].clone()
+        },
+        Counter::ExcludedValue => {
+            // A grid of 0 in the launch.
+            let mut entry = attack.records[31].clone();
+            let block = [32, 0, 0, 0, 1, 0, 0, 0];
+            let at = entry
+                .body
+                .windows(8)
+                .position(|bytes| bytes == block)
+                .expect("the block of 32");
+            entry.body[at] = 0;
+            Entry { slot: 1, ..entry }
+        }
+        Counter::SlotBusy => {
+            // A second request on a slot whose first is with a thread: the reset holds the answer back.
+            let reset = Entry {
+                slot: 2,
+                ..attack.records[12].clone()
+            };
+            for _ in 0..200 {
+                attack.send(&reset);
+            }
+            return;
+        }
+        other => panic!("{other:?} is no reason for refusal"),
+    };
+    attack.send(&entry);
+}
+
+#[test]
+fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
+    let mut backend = Backend::with_window(128);
+    let stop = Arc::new(AtomicBool::new(false));
+    let checked = Arc::new(AtomicU64::new(0));
+    let honest = backend.connect().open();
+    let beside = {
+        let (stop, checked) = (Arc::clone(&stop), Arc::clone(&checked));
+        std::thread::spawn(move || neighbour(honest, &stop, &checked))
+    };
+    let mut tally = Tally::default();
+    let random = Random::new(2026);
+
+    for &(reason, name) in Counter::REFUSALS {
+        let mut attack = Attack::open(&mut backend);
+        directed(&mut attack, reason);
+        match reason {
+            Counter::RingTail => drop(attack.guest.wait_for_status()),
+            _ => drop(attack.settle()),
+        }
+        drop(attack);
+        let report = backend.report();
+        assert!(
+            report.refusals.contains_key(name),
+            "{name} was not reached: {report:?}"
+        );
+        tally.add(report);
+    }
+
+    let flipper = Flipper::start();
+    let mut attack: Option<Attack> = None;
+    for round in 0..ROUNDS {
+        let live = attack.get_or_insert_with(|| Attack::open(&mut backend));
+        flipper.aim(Some(&live.guest));
+        if round % 2 == 0 {
+            let place = live.writer.place();
+            for _ in 0..1 + random.below(64) {
+                let offset = match random.below(20) {
+                    0 => random.below(session::SLOT_BASE),
+                    1 => session::SLOT_BASE + random.below(8192),
+                    2..=5 => session::RING_BASE + random.below(RING_BYTES),
+                    _ => {
+                        let near = place - session::RING_BASE + random.below(256);
+                        session::RING_BASE + (near & (RING_BYTES - 1))
+                    }
+                };
+                // The status word is the session's end; whoever writes it ends only itself.
+                if offset >= 8 {
+                    live.writer.set_byte(offset, random.byte());
+                }
+            }
+            let _ = live.guest.control.send(&Message::Doorbell);
+        } else {
+            // The reset at the end of the grammar takes everything away that the others need.
+            let kinds = live.records.len() - usize::from(!random.one_in(20));
+            let mut entry = live.records[random.below(kinds)].clone();
+            if !random.one_in(4) {
+                mutate(&mut entry, &random);
+            }
+            if entry.body.len() < 6000 {
+                live.send(&entry);
+            }
+        }
+        if !live.settle() {
+            flipper.aim(None);
+            attack = None;
+            tally.add(backend.report());
+        }
+    }
+    flipper.aim(None);
+    drop(attack);
+    drop(flipper);
+
+    let before = checked.load(Ordering::Relaxed);
+    support::backend::wait_until(
+        || checked.load(Ordering::Relaxed) > before || beside.is_finished(),
+        || "the neighbour's next result".into(),
+    );
+    stop.store(true, Ordering::Relaxed);
+    beside.join().expect("the neighbour's results are right");
+    assert!(backend.is_alive());
+    println!(
+        "{} sessions attacked, neighbour checked {} times",
+        tally.sessions,
+        checked.load(Ordering::Relaxed)
+    );
+    println!("messages {:?}", tally.messages);
+    println!("refusals {:?}", tally.refusals);
+    for info in MESSAGES {
+        assert!(
+            tally.messages.contains_key(info.name),
+            "{} was not reached",
+            info.name
+        );
+    }
+    for (_, name) in Counter::REFUSALS {
+        assert!(tally.refusals.contains_key(*name), "{name} was not reached");
+    }
+}
