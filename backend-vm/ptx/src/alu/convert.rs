@@ -10,7 +10,7 @@
 #![allow(clippy::unnecessary_cast, reason = "one expression serves every width")]
 
 use super::half::{Bf16, F16, Pair, Rounding, Short};
-use super::{Alu, LANES, Ops, Row, Slot, alu1, by_int8, commit, float::flush, plain, round};
+use super::{Alu, Ops, Row, Slot, alu1, by_int8, float::flush, plain, round};
 use crate::parse::ast::Type;
 
 /// Modifiers of a conversion.
@@ -96,12 +96,7 @@ fn integers(to: Type, from: Type, saturate: bool) -> Option<Alu> {
 #[inline(always)]
 fn styled<A: Slot, R: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: impl Fn(A, Style) -> R) {
     let style = Style::decode(ops[4]);
-    let a = &rows[ops[1] as usize];
-    let mut out = [0; LANES];
-    for lane in 0..LANES {
-        out[lane] = f(A::get(a[lane]), style).put();
-    }
-    commit(&mut rows[ops[0] as usize], &out, mask);
+    super::one::<A, R>(rows, mask, ops, |a| f(a, style));
 }
 
 macro_rules! styled {

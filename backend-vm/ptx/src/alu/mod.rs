@@ -96,14 +96,47 @@ pub(crate) fn commit(row: &mut Row, out: &Row, mask: u32) {
     }
 }
 
+/// Lanes that are computed together: as many as stay in vector registers on their way, since
+/// a row that is stored in one width and loaded in another stalls the processor.
+const CHUNK: usize = 8;
+
+/// The lanes of a chunk of a row.
+#[inline(always)]
+fn lanes(rows: &[Row], reg: u32, chunk: usize) -> &[u64; CHUNK] {
+    &rows[reg as usize].as_chunks::<CHUNK>().0[chunk]
+}
+
+/// Computes a row chunk by chunk: `f` is given the chunk's number and a lane of it.
+#[inline(always)]
+fn by_chunks(rows: &mut [Row], mask: u32, dest: u32, f: impl Fn(&[Row], usize) -> [u64; CHUNK]) {
+    for chunk in 0..LANES / CHUNK {
+        let out = f(rows, chunk);
+        let row = &mut rows[dest as usize].as_chunks_mut::<CHUNK>().0[chunk];
+        if mask == u32::MAX {
+            *row = out;
+        } else {
+            let mask = mask >> (chunk * CHUNK);
+            for lane in 0..CHUNK {
+                row[lane] = if mask >> lane & 1 == 1 {
+                    out[lane]
+                } else {
+                    row[lane]
+                };
+            }
+        }
+    }
+}
+
 #[inline(always)]
 pub(crate) fn one<A: Slot, R: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: impl Fn(A) -> R) {
-    let a = &rows[ops[1] as usize];
-    let mut out = [0; LANES];
-    for lane in 0..LANES {
-        out[lane] = f(A::get(a[lane])).put();
-    }
-    commit(&mut rows[ops[0] as usize], &out, mask);
+    by_chunks(rows, mask, ops[0], |rows, chunk| {
+        let a = lanes(rows, ops[1], chunk);
+        let mut out = [0; CHUNK];
+        for lane in 0..CHUNK {
+            out[lane] = f(A::get(a[lane])).put();
+        }
+        out
+    });
 }
 
 #[inline(always)]
@@ -113,12 +146,14 @@ pub(crate) fn two<A: Slot, B: Slot, R: Slot>(
     ops: &Ops,
     f: impl Fn(A, B) -> R,
 ) {
-    let (a, b) = (&rows[ops[1] as usize], &rows[ops[2] as usize]);
-    let mut out = [0; LANES];
-    for lane in 0..LANES {
-        out[lane] = f(A::get(a[lane]), B::get(b[lane])).put();
-    }
-    commit(&mut rows[ops[0] as usize], &out, mask);
+    by_chunks(rows, mask, ops[0], |rows, chunk| {
+        let (a, b) = (lanes(rows, ops[1], chunk), lanes(rows, ops[2], chunk));
+        let mut out = [0; CHUNK];
+        for lane in 0..CHUNK {
+            out[lane] = f(A::get(a[lane]), B::get(b[lane])).put();
+        }
+        out
+    });
 }
 
 #[inline(always)]
@@ -128,16 +163,15 @@ pub(crate) fn three<A: Slot, B: Slot, C: Slot, R: Slot>(
     ops: &Ops,
     f: impl Fn(A, B, C) -> R,
 ) {
-    let (a, b, c) = (
-        &rows[ops[1] as usize],
-        &rows[ops[2] as usize],
-        &rows[ops[3] as usize],
-    );
-    let mut out = [0; LANES];
-    for lane in 0..LANES {
-        out[lane] = f(A::get(a[lane]), B::get(b[lane]), C::get(c[lane])).put();
-    }
-    commit(&mut rows[ops[0] as usize], &out, mask);
+    by_chunks(rows, mask, ops[0], |rows, chunk| {
+        let (a, b) = (lanes(rows, ops[1], chunk), lanes(rows, ops[2], chunk));
+        let c = lanes(rows, ops[3], chunk);
+        let mut out = [0; CHUNK];
+        for lane in 0..CHUNK {
+            out[lane] = f(A::get(a[lane]), B::get(b[lane]), C::get(c[lane])).put();
+        }
+        out
+    });
 }
 
 #[inline(always)]
@@ -147,19 +181,21 @@ pub(crate) fn four<A: Slot, B: Slot, C: Slot, D: Slot, R: Slot>(
     ops: &Ops,
     f: impl Fn(A, B, C, D) -> R,
 ) {
-    let (a, b) = (&rows[ops[1] as usize], &rows[ops[2] as usize]);
-    let (c, d) = (&rows[ops[3] as usize], &rows[ops[4] as usize]);
-    let mut out = [0; LANES];
-    for lane in 0..LANES {
-        out[lane] = f(
-            A::get(a[lane]),
-            B::get(b[lane]),
-            C::get(c[lane]),
-            D::get(d[lane]),
-        )
-        .put();
-    }
-    commit(&mut rows[ops[0] as usize], &out, mask);
+    by_chunks(rows, mask, ops[0], |rows, chunk| {
+        let (a, b) = (lanes(rows, ops[1], chunk), lanes(rows, ops[2], chunk));
+        let (c, d) = (lanes(rows, ops[3], chunk), lanes(rows, ops[4], chunk));
+        let mut out = [0; CHUNK];
+        for lane in 0..CHUNK {
+            out[lane] = f(
+                A::get(a[lane]),
+                B::get(b[lane]),
+                C::get(c[lane]),
+                D::get(d[lane]),
+            )
+            .put();
+        }
+        out
+    });
 }
 
 #[inline(always)]

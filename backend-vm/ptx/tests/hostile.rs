@@ -1,0 +1,107 @@
+//! Kernels whose code was damaged at random run, fault or are cancelled; they never panic.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::{Memory, Printed};
+use proptest::prelude::*;
+use wormhole_ptx::{DeviceHeap, LaunchConfig, Module, launch};
+
+const BASICS: &str = include_str!("kernels/basics.ptx");
+const LIBRARY: &str = include_str!("kernels/library.ptx");
+/// What a kernel may take before it is cancelled.
+const LIMIT: Duration = Duration::from_millis(4);
+
+/// Runs every kernel of a module once; returns how many ran to their end.
+fn run_all(text: &str) -> usize {
+    let Ok(module) = Module::from_ptx(text) else {
+        return 0;
+    };
+    let memory = Memory::default();
+    let small = |bytes: u64| usize::try_from(bytes.min(1 << 20)).unwrap_or(0);
+    let addresses: Vec<u64> = module
+        .variables()
+        .iter()
+        .map(|variable| memory.alloc(small(variable.size())))
+        .collect();
+    let names: Vec<String> = module.kernel_names().map(str::to_owned).collect();
+    let program = module.link(addresses);
+    let buffer = memory.alloc(1 << 12);
+    let heap = DeviceHeap::new(memory.alloc(1 << 12), 1 << 12);
+    let output = Printed::default();
+    let mut ended = 0;
+    for name in names {
+        let Ok(kernel) = program.kernel(&name) else {
+            continue;
+        };
+        let params: Vec<u8> = buffer
+            .to_le_bytes()
+            .repeat(kernel.param_bytes() as usize / 8 + 1);
+        let cancel = AtomicBool::new(false);
+        let (done, finished) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let cancel = &cancel;
+            scope.spawn(move || {
+                if finished.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    cancel.store(true, Ordering::Relaxed);
+                }
+            });
+            let config = LaunchConfig {
+                grid: [2, 1, 1],
+                block: [40, 1, 1],
+                dynamic_shared: 256,
+                params: &params,
+                heap: Some(&heap),
+                cancel: Some(cancel),
+                threads: 2,
+                ..LaunchConfig::default()
+            };
+            ended += usize::from(launch(&kernel, &config, &memory, &output).is_ok());
+            drop(done);
+        });
+    }
+    ended
+}
+
+/// Exchanges, repeats and drops lines, and swaps numbers in them.
+fn damage(text: &str, edits: &[(prop::sample::Index, prop::sample::Index, u8)]) -> String {
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    for (from, to, kind) in edits {
+        let (from, to) = (from.index(lines.len()), to.index(lines.len()));
+        match kind % 4 {
+            0 => lines.swap(from, to),
+            1 => lines[to] = lines[from].clone(),
+            2 => {
+                let digit = char::from(b'0' + kind % 10);
+                lines[to] = lines[to]
+                    .chars()
+                    .map(|c| if c.is_ascii_digit() { digit } else { c })
+                    .collect();
+            }
+            _ => {
+                lines.remove(to);
+            }
+        }
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn undamaged_kernels_end() {
+    assert!(run_all(BASICS) >= 5);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn damaged_kernels_never_panic(
+        library in any::<bool>(),
+        edits in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index, u8)>(), 1..24),
+    ) {
+        run_all(&damage(if library { LIBRARY } else { BASICS }, &edits));
+    }
+}
