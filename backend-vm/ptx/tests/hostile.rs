@@ -95,7 +95,7 @@ fn undamaged_kernels_end() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn damaged_kernels_never_panic(
