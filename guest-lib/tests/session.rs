@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
@@ -16,13 +16,17 @@ unsafe extern "C" {
     fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> u32;
     fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32) -> u32;
     fn cuCtxSetCurrent(context: *mut c_void) -> u32;
+    fn cuCtxSynchronize() -> u32;
     fn cuCtxGetCurrent(context: *mut *mut c_void) -> u32;
     fn cuStreamCreate(stream: *mut *mut c_void, flags: u32) -> u32;
     fn cuStreamDestroy_v2(stream: *mut c_void) -> u32;
     fn cuStreamSynchronize(stream: *mut c_void) -> u32;
     fn cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) -> u32;
-    fn cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const i8)
-    -> u32;
+    fn cuModuleGetFunction(
+        function: *mut *mut c_void,
+        module: *mut c_void,
+        name: *const c_char,
+    ) -> u32;
     fn cuLaunchKernel(
         function: *mut c_void,
         grid_x: u32,
@@ -35,6 +39,22 @@ unsafe extern "C" {
         stream: *mut c_void,
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
+    ) -> u32;
+    fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32;
+    fn cuLibraryLoadData(
+        library: *mut *mut c_void,
+        code: *const c_void,
+        options: *const u32,
+        values: *mut *mut c_void,
+        count: u32,
+        library_options: *const u32,
+        library_values: *mut *mut c_void,
+        library_count: u32,
+    ) -> u32;
+    fn cuLibraryGetKernel(
+        kernel: *mut *mut c_void,
+        library: *mut c_void,
+        name: *const c_char,
     ) -> u32;
     fn cuEventCreate(event: *mut *mut c_void, flags: u32) -> u32;
     fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> u32;
@@ -157,6 +177,59 @@ fn a_kernel_is_a_request_once_and_a_record_from_then_on() {
             ready.backend.shared.take(),
             [""; 0],
             "a stream without new work is not asked again"
+        );
+    });
+}
+
+#[test]
+fn a_library_is_loaded_again_after_a_reset_when_its_kernel_is_used() {
+    in_process(|| {
+        let mut ready = ready();
+        let (mut library, mut context) = (null_mut(), null_mut());
+        // SAFETY: every place is writable, and the image is text that ends.
+        unsafe {
+            let code = c".version 8.0".as_ptr().cast();
+            let (no_keys, no_values) = (std::ptr::null(), null_mut());
+            let loaded = cuLibraryLoadData(
+                &raw mut library,
+                code,
+                no_keys,
+                no_values,
+                0,
+                no_keys,
+                no_values,
+                0,
+            );
+            assert_eq!(loaded, 0);
+            let mut kernel = null_mut();
+            assert_eq!(
+                cuLibraryGetKernel(&raw mut kernel, library, c"kernel".as_ptr()),
+                0
+            );
+            assert_eq!(cuDevicePrimaryCtxReset_v2(0), 0);
+            assert_eq!(cuCtxSynchronize(), 709);
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+            assert_eq!(
+                ready.launch(32),
+                400,
+                "modules and streams went with the context"
+            );
+            ready.function = kernel;
+            ready.stream = null_mut();
+        }
+        ready.backend.shared.take();
+        assert_eq!(ready.launch(32), 0);
+        assert_eq!(ready.launch(32), 0);
+        assert_eq!(ready.synchronize(), 0);
+        assert_eq!(
+            ready.backend.shared.take(),
+            [
+                "LibraryLoad?",
+                "LibraryGetKernel?",
+                "LaunchKernel?",
+                "LaunchKernel",
+                "FenceWrite"
+            ]
         );
     });
 }

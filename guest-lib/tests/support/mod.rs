@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::{
-    Attribute, CuResult, DeviceDescribeReply, Encode, Items, MemAllocReply, ModuleGetFunctionReply,
-    ModuleLoadReply, PROTOCOL_HASH, Parameter, Request, decode,
+    Attribute, CuResult, DeviceDescribeReply, Encode, Items, LibraryGetKernelReply,
+    LibraryLoadReply, MemAllocReply, ModuleGetFunctionReply, ModuleLoadReply, PROTOCOL_HASH,
+    Parameter, Request, decode,
 };
 use wormhole_ring::control::{ArenaRun, Band, Grant, HEADER_BYTES, Header, Message};
 use wormhole_ring::fence::{FenceIndex, Fences};
@@ -282,6 +283,15 @@ impl Executor {
             Request::ModuleGetFunction(_) => self.answer(
                 head,
                 &ModuleGetFunctionReply {
+                    flags: 0,
+                    parameters: Items::new(&[Parameter { offset: 0, size: 4 }]),
+                    attributes: Items::new(&[Attribute { id: 0, value: 256 }]),
+                },
+            ),
+            Request::LibraryLoad(_) => self.answer(head, &LibraryLoadReply { flags: 0, log: &[] }),
+            Request::LibraryGetKernel(_) => self.answer(
+                head,
+                &LibraryGetKernelReply {
                     flags: 0,
                     parameters: Items::new(&[Parameter { offset: 0, size: 4 }]),
                     attributes: Items::new(&[Attribute { id: 0, value: 256 }]),
