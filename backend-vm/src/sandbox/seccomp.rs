@@ -150,6 +150,11 @@ const DRIVER: &[i64] = &[
     libc::SYS_timer_create,
     libc::SYS_timer_settime,
     libc::SYS_timer_delete,
+    // `cuInit` names an abstract socket after its process, in the worker's own network namespace.
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_connect,
+    libc::SYS_setsockopt,
 ];
 
 /// `prctl` operations that name a thread or a mapping. Among what is left out is the one that would let
@@ -176,15 +181,14 @@ pub(super) fn filters(profile: Profile) -> Result<Vec<BpfProgram>, seccompiler::
         for &call in DRIVER {
             rules.insert(call, Vec::new());
         }
+        rules.insert(
+            libc::SYS_socket,
+            vec![first_argument(libc::AF_UNIX.unsigned_abs().into())?],
+        );
     }
     let mut prctl = Vec::new();
     for &operation in PRCTL {
-        prctl.push(SeccompRule::new(vec![SeccompCondition::new(
-            0,
-            SeccompCmpArgLen::Dword,
-            SeccompCmpOp::Eq,
-            operation,
-        )?])?);
+        prctl.push(first_argument(operation)?);
     }
     rules.insert(libc::SYS_prctl, prctl);
     rules.insert(
@@ -210,6 +214,12 @@ pub(super) fn filters(profile: Profile) -> Result<Vec<BpfProgram>, seccompiler::
     )?;
     // The list of what is allowed comes last: nothing can be installed after it.
     Ok(vec![missing.try_into()?, allowed.try_into()?])
+}
+
+/// Allows a call whose first argument is `value`.
+fn first_argument(value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    let equal = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
+    SeccompRule::new(vec![equal])
 }
 
 fn errno(value: i32) -> u32 {
