@@ -93,7 +93,7 @@ impl Incoming {
     ///
     /// # Errors
     /// What is there is no message, or the stream has ended.
-    pub fn next(&mut self) -> Result<Option<Message<'_>>, ChannelError> {
+    pub fn take(&mut self) -> Result<Option<Message<'_>>, ChannelError> {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
         let header = match self.bytes.first_chunk::<HEADER_BYTES>() {
@@ -335,8 +335,8 @@ mod tests {
         let mut incoming = Incoming::new(true);
         incoming.fill(&far).unwrap();
         incoming.fill(&far).unwrap();
-        assert_eq!(incoming.next().unwrap(), Some(Message::Doorbell));
-        assert_eq!(incoming.next().unwrap(), Some(Message::Mapped));
+        assert_eq!(incoming.take().unwrap(), Some(Message::Doorbell));
+        assert_eq!(incoming.take().unwrap(), Some(Message::Mapped));
         assert!(incoming.descriptor().is_some());
         assert!(incoming.descriptor().is_none());
     }
@@ -351,7 +351,7 @@ mod tests {
             .unwrap();
         let mut incoming = Incoming::new(false);
         incoming.fill(&far).unwrap();
-        assert_eq!(incoming.next().unwrap(), Some(Message::Doorbell));
+        assert_eq!(incoming.take().unwrap(), Some(Message::Doorbell));
         assert!(incoming.descriptor().is_none());
     }
 
@@ -379,7 +379,7 @@ mod tests {
             let mut incoming = Incoming::new(false);
             incoming.fill(&far).unwrap();
             incoming.fill(&far).unwrap();
-            match incoming.next() {
+            match incoming.take() {
                 Err(ChannelError::Cut) => assert!(cut),
                 Err(ChannelError::Ended) => assert!(!cut),
                 other => panic!("{other:?}"),
@@ -401,7 +401,7 @@ mod tests {
                 if incoming.fill(&far).is_err() {
                     break;
                 }
-                match incoming.next() {
+                match incoming.take() {
                     Ok(_) => {}
                     Err(_) => break,
                 }

@@ -180,7 +180,7 @@ fn flip(base: *mut u8, random: &Random) {
         let offset = if random.one_in(50) {
             random.below(session::FENCE_BASE)
         } else {
-            let near = head as usize + 8 + random.below(192);
+            let near = usize::try_from(head).unwrap_or(0) + 8 + random.below(192);
             session::RING_BASE + (near & (RING_BYTES - 1))
         };
         let byte = base.add(offset);

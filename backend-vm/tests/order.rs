@@ -102,7 +102,7 @@ impl Served {
     }
 
     fn call<M: Message>(&self, slot: u32, sequence: u64, message: &M) -> Vec<u8> {
-        let slot = SlotIndex::new(slot as u16).unwrap();
+        let slot = SlotIndex::new(u16::try_from(slot).unwrap()).unwrap();
         message
             .encode(|parts| self.push(RecordHead::request(M::ID, slot, sequence), parts))
             .unwrap();
@@ -134,7 +134,7 @@ struct Handed {
 }
 
 fn stream(index: u32, generation: u32) -> Handle<Stream> {
-    let generation = (generation % 4096) as u16;
+    let generation = u16::try_from(generation % 4096).unwrap();
     Handle::new(Key { index, generation }).unwrap()
 }
 

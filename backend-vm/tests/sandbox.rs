@@ -205,7 +205,7 @@ mod hostile {
         loop {
             channel::wait_readable(&socket).unwrap();
             incoming.fill(&socket).unwrap();
-            if let Ok(Some(Message::Assign(_))) = incoming.next() {
+            if let Ok(Some(Message::Assign(_))) = incoming.take() {
                 break;
             }
         }
@@ -239,6 +239,7 @@ mod hostile {
             let opened = std::fs::File::options()
                 .write(true)
                 .create(true)
+                .truncate(true)
                 .open(place);
             report(&mut log, &format!("write {place}"), opened.is_ok());
         }

@@ -175,7 +175,7 @@ fn a_malformed_record_ends_its_session_and_no_other() {
     assert_eq!((cause.result, cause.cause), (999, 4));
     drop(guest);
     let report = backend.report();
-    assert_eq!(report.end, "the guest corrupted its ring");
+    assert!(report.end.contains("corrupted"), "{}", report.end);
     backend.wait_for_log("MemCopy needs");
     round_trip(&mut neighbour, &[42; 5000]);
 }

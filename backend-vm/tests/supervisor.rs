@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use support::backend::{Backend, Workers, children_of, is_running, kill, wait_until};
 use support::guest::{Control, Guest, Reply};
+use support::random::Random;
 use wormhole_api::{
     DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
 };
@@ -214,23 +215,19 @@ fn hostile_bytes_end_their_own_stream_with_one_line() {
     use std::io::Write;
     let mut backend = Backend::with_window(64);
     let mut neighbour = backend.connect().open();
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    for round in 0..200u64 {
+    let random = Random::new(1);
+    for round in 0..200 {
         let mut control = backend.connect();
-        let mut bytes: Vec<u8> = (0..64 + random() % 2000).map(|_| random() as u8).collect();
+        let mut bytes: Vec<u8> = (0..64 + random.below(2000))
+            .map(|_| random.byte())
+            .collect();
         // Half of them begin like a message, so that bodies are reached too.
         if round % 2 == 0 {
             let honest =
                 Message::ArenaRequest(wormhole_ring::control::ArenaRequest { id: 1, segments: 1 });
             let frame = honest.to_vec().unwrap();
             bytes[..frame.len()].copy_from_slice(&frame);
-            bytes[4] = random() as u8 % 64;
+            bytes[4] = random.byte() % 64;
         }
         // The supervisor may have closed the stream before all of it is written.
         let _ = control.socket.write_all(&bytes);

@@ -147,7 +147,7 @@ impl Supervisor {
             let Some(guest) = self.guests.get_mut(&id) else {
                 return Ok(());
             };
-            let request = match guest.peer.incoming.next()? {
+            let request = match guest.peer.incoming.take()? {
                 None => return Ok(()),
                 Some(Message::Hello {
                     bootstrap_version,

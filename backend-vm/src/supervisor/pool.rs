@@ -232,7 +232,7 @@ impl Supervisor {
             let Some(worker) = self.workers.get_mut(&id) else {
                 return Ok(());
             };
-            let report = match worker.peer.incoming.next().map_err(failed)? {
+            let report = match worker.peer.incoming.take().map_err(failed)? {
                 None => return Ok(()),
                 Some(Message::Ready {
                     protocol_hash,

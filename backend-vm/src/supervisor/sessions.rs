@@ -73,6 +73,18 @@ enum ExtentState {
     Removing,
 }
 
+impl Session {
+    /// Why it ended, with what its status word said before.
+    fn end_with_status(&self) -> String {
+        let said = self.header.status.load().and_then(|said| {
+            let cause = EndCause::from_code(said.cause)?;
+            matches!(cause, EndCause::Violation | EndCause::ContextDead)
+                .then(|| format!("{}; error {}: {}", self.end, said.result, cause.describe()))
+        });
+        said.unwrap_or_else(|| self.end.clone())
+    }
+}
+
 impl Supervisor {
     pub(super) fn is_granted(&self, session: Id) -> bool {
         self.sessions
@@ -489,7 +501,7 @@ impl Supervisor {
             session.worker_pid,
             &session.counters.read(),
             session.header.status.local_calls(),
-            session.end.clone(),
+            session.end_with_status(),
         );
         // A window that is let go of is granted to nobody again; its guests may still read there why.
         let goes_on = |tenant: &&mut super::Tenant| !self.stopping && tenant.is_attached();

@@ -114,7 +114,7 @@ impl Supervisor {
             let Some(peer) = self.tenant_peer(id) else {
                 return Ok(());
             };
-            let request = match peer.incoming.next()? {
+            let request = match peer.incoming.take()? {
                 None => return Ok(()),
                 Some(Message::Attach(attach)) => Request::Attach(attach),
                 Some(Message::Stream(stream)) => Request::Stream(stream),

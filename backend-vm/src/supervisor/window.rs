@@ -160,10 +160,8 @@ mod tests {
         let file = File::from(fd);
         file.set_len(bytes).unwrap();
         // SAFETY: an open descriptor and flags.
-        assert_eq!(
-            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) },
-            0
-        );
+        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+        assert_eq!(result, 0);
         file.into()
     }
 

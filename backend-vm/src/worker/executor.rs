@@ -155,10 +155,8 @@ impl Executor {
                 None => {}
             },
         );
-        if dispatched == Dispatched::Answered {
-            if let Some(slot) = head.slot {
-                self.pending[usize::from(slot.get())] = false;
-            }
+        if let (Dispatched::Answered, Some(slot)) = (dispatched, head.slot) {
+            self.pending[usize::from(slot.get())] = false;
         }
         if let Some(result) = failure {
             self.unheard(info.name, info.kind, result);

@@ -18,12 +18,19 @@ use super::wake::Notifier;
 /// What runs on a job thread; the result runs on the executor.
 type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
 
+/// A job, and where its answer goes.
+struct Task {
+    slot: Option<SlotIndex>,
+    sequence: u64,
+    job: Job,
+}
+
 /// The threads, started at first use.
 pub struct Jobs {
     device: Arc<dyn Device>,
     notifier: Notifier<Event>,
     /// By slot; the last serves jobs that nobody waits for.
-    threads: Vec<Option<Sender<(Option<SlotIndex>, u64, Job)>>>,
+    threads: Vec<Option<Sender<Task>>>,
 }
 
 impl fmt::Debug for Jobs {
@@ -57,9 +64,12 @@ impl Jobs {
             Some(sender) => sender,
             None => place.insert(start(index, &self.device, &self.notifier)?),
         };
-        sender
-            .send((slot, sequence, Box::new(job)))
-            .map_err(|_| CuError::UNKNOWN)
+        let task = Task {
+            slot,
+            sequence,
+            job: Box::new(job),
+        };
+        sender.send(task).map_err(|_| CuError::UNKNOWN)
     }
 
     /// Lets every thread end when its jobs are done; later jobs get new threads, bound afresh.
@@ -72,19 +82,19 @@ fn start(
     index: usize,
     device: &Arc<dyn Device>,
     notifier: &Notifier<Event>,
-) -> Result<Sender<(Option<SlotIndex>, u64, Job)>, CuError> {
-    let (sender, receiver) = channel::<(Option<SlotIndex>, u64, Job)>();
+) -> Result<Sender<Task>, CuError> {
+    let (sender, receiver) = channel::<Task>();
     let (device, notifier) = (Arc::clone(device), notifier.clone());
     let body = move || {
         // A context that cannot be made current says so again at the job's own call.
         if let Err(error) = device.bind_thread() {
             tracing::warn!("the device cannot be used from the thread of slot {index}: {error}");
         }
-        while let Ok((slot, sequence, job)) = receiver.recv() {
-            let finish = job(device.as_ref());
+        while let Ok(task) = receiver.recv() {
+            let finish = (task.job)(device.as_ref());
             notifier.send(Event::Finished {
-                slot,
-                sequence,
+                slot: task.slot,
+                sequence: task.sequence,
                 finish,
             });
         }

@@ -104,7 +104,7 @@ impl Supervisor {
     /// Waits for the next message that a supervisor sends to a worker.
     fn receive(&mut self) -> Result<Order, ChannelError> {
         loop {
-            if let Some(message) = self.incoming.next()? {
+            if let Some(message) = self.incoming.take()? {
                 return Ok(match message {
                     Message::Assign(grant) => Order::Assign(grant),
                     Message::ArenaAdd(run) => Order::Add(run),

@@ -89,19 +89,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_never_overlap(inserts in prop::collection::vec((0u64..64, 0u64..16), 0..40)) {
+        fn ranges_never_overlap(inserts in prop::collection::vec((0usize..64, 0usize..16), 0..40)) {
             let mut ranges = Ranges::default();
             let mut owner = [false; 96];
             for (start, bytes) in inserts {
-                let cells = start as usize..(start + bytes) as usize;
+                let cells = start..start + bytes;
                 let free = bytes > 0 && !owner[cells.clone()].iter().any(|&taken| taken);
-                prop_assert_eq!(ranges.insert(start, bytes), free);
+                prop_assert_eq!(ranges.insert(start as u64, bytes as u64), free);
                 if free {
                     owner[cells].fill(true);
                 }
             }
-            for address in 0..95u64 {
-                prop_assert_eq!(ranges.contains(address, 1), owner[address as usize]);
+            for (address, taken) in owner.into_iter().enumerate() {
+                prop_assert_eq!(ranges.contains(address as u64, 1), taken);
             }
         }
     }

@@ -140,7 +140,7 @@ impl Backend {
     pub fn attached(&mut self) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         loop {
-            match self.incoming.next().expect("the tenant stream") {
+            match self.incoming.take().expect("the tenant stream") {
                 Some(Message::Attached) => return Ok(()),
                 Some(Message::Refused { reason, .. }) => return Err(reason.to_owned()),
                 Some(Message::SessionReport(text)) => {
@@ -189,7 +189,7 @@ impl Backend {
             if !self.reports.is_empty() {
                 return self.reports.remove(0);
             }
-            match self.incoming.next().expect("the tenant stream") {
+            match self.incoming.take().expect("the tenant stream") {
                 Some(Message::SessionReport(text)) => {
                     self.reports.push(serde_json::from_str(text).unwrap());
                 }
@@ -205,7 +205,7 @@ impl Backend {
     /// A report that is there already.
     pub fn ready_report(&mut self) -> Option<SessionReport> {
         self.incoming.fill(&self.socket).unwrap();
-        while let Some(message) = self.incoming.next().expect("the tenant stream") {
+        while let Some(message) = self.incoming.take().expect("the tenant stream") {
             if let Message::SessionReport(text) = message {
                 self.reports.push(serde_json::from_str(text).unwrap());
             }

@@ -68,7 +68,7 @@ impl Control {
     pub fn receive(&mut self) -> Reply {
         let end = Instant::now() + PATIENCE;
         loop {
-            match self.incoming.next() {
+            match self.incoming.take() {
                 Ok(Some(message)) => {
                     return match message {
                         Message::Grant(grant) => Reply::Grant(grant),
