@@ -5,8 +5,8 @@ mod support;
 use support::backend::Backend;
 use support::guest::{Guest, Reply};
 use wormhole_api::{
-    DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle, MemAlloc,
-    MemAllocReply, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Stream, StreamCreate,
+    ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle,
+    MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Stream, StreamCreate,
     StreamDestroy, Synchronize,
 };
 
@@ -248,4 +248,28 @@ fn arena_is_granted_used_returned_and_scrubbed() {
         Reply::ArenaGrant(again) => assert_eq!(again.first, run.first),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_reset_waits_for_jobs_takes_every_object_and_keeps_the_arena() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let stream: Handle<Stream> = guest.mint();
+    guest.record(&StreamCreate {
+        new: stream,
+        flags: 1,
+        priority: 0,
+    });
+    let answer = guest.call(&MemAlloc { bytes: 4096 });
+    let device = answer.reply::<MemAllocReply>().address;
+    let waiting = guest.start(1, &Synchronize { stream: None });
+    assert_eq!(guest.call(&ContextReset {}).status, 0);
+    assert_eq!(guest.wait(1, waiting).unwrap().status, 0);
+    let old = Synchronize {
+        stream: Some(stream),
+    };
+    assert_eq!(guest.call(&old).status, 400);
+    assert_eq!(guest.call(&MemFree { address: device }).status, 1);
+    // Registered anew: copies and fences work as before.
+    round_trip(&mut guest, &[77; 10_000]);
 }

@@ -8,6 +8,7 @@
 //! A session ends in one order, whoever dies first: its worker is killed and reaped; its guest's stream has
 //! ended; its segments are scrubbed; they are free. See [`sessions`].
 
+mod arena;
 mod environment;
 mod guests;
 mod peer;

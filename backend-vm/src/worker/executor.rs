@@ -4,7 +4,7 @@
 //! job threads; what they leave behind comes back through the inbox. With nothing to do it spins, then
 //! yields, then announces itself parked and sleeps until the doorbell.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wormhole_api::{CuResult, DecodeError, Dispatched, Kind};
 use wormhole_ring::layout::SLOTS;
@@ -20,7 +20,7 @@ use crate::counters::Counter;
 /// `CUDA_ERROR_UNKNOWN`: what every call returns after the guest corrupted its ring.
 pub const VIOLATION_RESULT: u32 = 999;
 
-/// Some 50 µs of spinning and about a millisecond of yielding before the doorbell is needed.
+/// Some 50 µs of spinning and a few hundred of yielding before the doorbell is needed.
 const IDLE: Policy = Policy {
     spins: 1000,
     yields: 1000,
@@ -49,7 +49,12 @@ pub struct Executor {
     inbox: Inbox<Event>,
     /// Slots whose request is with a job thread.
     pending: [bool; SLOTS],
+    /// How long it stays awake without work, by yielding; [`LINGER_FACTOR`] times as long while the guest may
+    /// be waiting for the device.
+    linger: Duration,
 }
+
+const LINGER_FACTOR: u32 = 25;
 
 impl Executor {
     pub fn new(
@@ -65,28 +70,51 @@ impl Executor {
             session,
             inbox,
             pending: [false; SLOTS],
+            linger: Duration::ZERO,
         }
+    }
+
+    /// Stays awake for this long without work. Worth it where the device has processors of its own: a
+    /// doorbell costs the guest more than a launch does.
+    #[must_use]
+    pub fn lingering(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
     }
 
     /// Serves the ring until the guest breaks it. The session's status word says so by then.
     pub fn run(&mut self) -> Broken {
         let mut backoff = Backoff::with(IDLE);
+        let mut idle_since = None;
         loop {
             match self.turn() {
-                Ok(true) => backoff.reset(),
+                Ok(true) => {
+                    backoff.reset();
+                    idle_since = None;
+                }
                 Ok(false) => match backoff.step() {
                     Step::Spun => {}
                     Step::Yield => std::thread::yield_now(),
+                    Step::Sleep(_) if self.lingers(&mut idle_since) => std::thread::yield_now(),
                     Step::Sleep(_) => {
                         if let Err(violation) = self.park() {
                             return self.end(violation.into());
                         }
                         backoff.reset();
+                        idle_since = None;
                     }
                 },
                 Err(broken) => return self.end(broken),
             }
         }
+    }
+
+    fn lingers(&self, idle_since: &mut Option<Instant>) -> bool {
+        if self.linger.is_zero() {
+            return false;
+        }
+        let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+        idle < self.linger || (idle < self.linger * LINGER_FACTOR && self.session.expects_fences())
     }
 
     /// Takes what is there: one record, or what other threads left. False when there was nothing.

@@ -23,6 +23,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use wormhole_api::PROTOCOL_HASH;
 use wormhole_device::{CuError, Device};
@@ -167,7 +168,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     };
     let counters = Counters::map(&page).map_err(WorkerError::Counters)?;
     let window = Window::new(file, &grant)?;
-    let served = serve(device, &window, &grant, counters)?;
+    let served = serve(device, linger(choice), &window, &grant, counters)?;
     supervisor.send(&Message::Assigned)?;
     listen(&mut supervisor, &window, &served)
 }
@@ -179,8 +180,18 @@ struct Served {
     status: Status,
 }
 
+/// How long the executor stays awake without work. A device that executes on this machine's processors
+/// needs them itself.
+fn linger(choice: DeviceChoice) -> Duration {
+    match choice {
+        DeviceChoice::Cpu => Duration::ZERO,
+        DeviceChoice::Cuda(_) => Duration::from_millis(2),
+    }
+}
+
 fn serve(
     device: Arc<dyn Device>,
+    linger: Duration,
     window: &Window,
     grant: &Grant,
     counters: Counters,
@@ -191,7 +202,8 @@ fn serve(
     let (notifier, inbox) = wake::inbox().map_err(WorkerError::Thread)?;
     let status = Status::new(memory.clone());
     let mut executor = executor(&device, &memory, base, counters, notifier.clone(), inbox)
-        .map_err(WorkerError::Thread)?;
+        .map_err(WorkerError::Thread)?
+        .lingering(linger);
     if grant.arena_count > 0 {
         let (address, bytes) = window.map(grant.arena_first, grant.arena_count)?;
         register(device.as_ref(), address, bytes)?;

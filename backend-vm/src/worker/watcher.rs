@@ -92,6 +92,11 @@ impl Watcher {
         }
     }
 
+    /// Whether fences were outstanding when it looked last.
+    pub fn is_watching(&self) -> bool {
+        !self.outstanding().is_empty()
+    }
+
     /// Forgets every fence and keeps the thread from the device.
     pub fn pause(&self) -> Pause {
         self.outstanding().clear();

@@ -194,6 +194,11 @@ impl Session {
         &self.status
     }
 
+    /// Whether a fence is outstanding, for which the guest may be waiting.
+    pub fn expects_fences(&self) -> bool {
+        self.watcher.is_watching()
+    }
+
     /// Whether the device is being reset, so that no record may be taken.
     pub fn is_resetting(&self) -> bool {
         self.resetting

@@ -1,0 +1,180 @@
+//! Arena: runs of segments that a session gains and gives back while it lives.
+//!
+//! A run is the guest's once its worker has mapped it, and free again once the worker has let go of it and
+//! it is scrubbed.
+
+use event_manager::EventOps;
+use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
+use wormhole_ring::session::Run;
+
+use super::guests::GuestError;
+use super::sessions::{refusal_of, scrub};
+use super::{Id, Supervisor};
+
+/// Arena that is on its way between a worker and its guest.
+const MAX_PENDING_ARENA: usize = 16;
+
+/// A run of arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub count: u32,
+    pub state: ExtentState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtentState {
+    /// The worker maps it; the guest's request has this number.
+    Adding(u32),
+    Granted,
+    /// The worker lets go of it.
+    Removing,
+}
+
+impl Supervisor {
+    pub(super) fn request_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        key: Id,
+        request: &ArenaRequest,
+    ) -> Result<(), GuestError> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(window) = self
+            .tenants
+            .get_mut(&session.tenant)
+            .and_then(|tenant| tenant.window.as_mut())
+        else {
+            return Ok(());
+        };
+        let pending = session
+            .extents
+            .values()
+            .filter(|extent| extent.state != ExtentState::Granted)
+            .count();
+        let granted = if pending >= MAX_PENDING_ARENA {
+            Err((Refusal::Quota, format!("{pending} runs are on their way")))
+        } else {
+            window
+                .segments
+                .grant(session.id, request.segments)
+                .map_err(|error| (refusal_of(&error), error.to_string()))
+        };
+        match granted {
+            Ok(run) => {
+                session.extents.insert(
+                    run.first,
+                    Extent {
+                        count: run.count,
+                        state: ExtentState::Adding(request.id),
+                    },
+                );
+                let run = ArenaRun {
+                    id: request.id,
+                    first: run.first,
+                    count: run.count,
+                };
+                self.tell_worker(ops, key, &Message::ArenaAdd(run))
+            }
+            Err((refusal, reason)) => {
+                tracing::info!("tenant {} {}: {reason}", session.tenant, session.id);
+                let denied = ArenaDenied {
+                    id: request.id,
+                    code: refusal as u32,
+                };
+                match self.guests.get_mut(&guest) {
+                    Some(guest) => {
+                        Ok(guest
+                            .peer
+                            .send(ops, &Message::ArenaDenied(denied), Vec::new())?)
+                    }
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    pub(super) fn return_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), GuestError> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(extent) = session
+            .extents
+            .get_mut(&run.first)
+            .filter(|extent| extent.count == run.count && extent.state == ExtentState::Granted)
+        else {
+            return Err(GuestError::Return {
+                first: run.first,
+                count: run.count,
+            });
+        };
+        extent.state = ExtentState::Removing;
+        self.tell_worker(ops, key, &Message::ArenaRemove(*run))
+    }
+
+    /// The worker has mapped a run: the guest may use it.
+    pub(super) fn arena_added(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), String> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(extent) = session.extents.get_mut(&run.first).filter(|extent| {
+            extent.count == run.count && extent.state == ExtentState::Adding(run.id)
+        }) else {
+            return Err("it confirmed arena that it was not given".to_owned());
+        };
+        extent.state = ExtentState::Granted;
+        let Some(id) = session.guest else {
+            return Ok(());
+        };
+        let sent = match self.guests.get_mut(&id) {
+            Some(guest) => guest.peer.send(ops, &Message::ArenaGrant(*run), Vec::new()),
+            None => Ok(()),
+        };
+        if let Err(error) = sent {
+            let why = format!("the guest does not take its arena: {error}");
+            self.end_guest(ops, id, &why, None);
+        }
+        Ok(())
+    }
+
+    /// The worker has let go of a run: it is scrubbed and free.
+    pub(super) fn arena_removed(&mut self, key: Id, run: &ArenaRun) -> Result<(), String> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let removing = session.extents.get(&run.first).is_some_and(|extent| {
+            extent.count == run.count && extent.state == ExtentState::Removing
+        });
+        if !removing {
+            return Err("it gave back arena that was not asked back".to_owned());
+        }
+        session.extents.remove(&run.first);
+        let Some(window) = self
+            .tenants
+            .get_mut(&session.tenant)
+            .and_then(|tenant| tenant.window.as_mut())
+        else {
+            return Ok(());
+        };
+        let run = Run {
+            first: run.first,
+            count: run.count,
+        };
+        match window.segments.take_back(session.id, run) {
+            Ok(()) => scrub(window, session.id, run),
+            Err(error) => tracing::error!("{error}"),
+        }
+        Ok(())
+    }
+}
