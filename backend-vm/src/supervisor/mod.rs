@@ -7,6 +7,9 @@
 //!
 //! A session ends in one order, whoever dies first: its worker is killed and reaped; its guest's stream has
 //! ended; its segments are scrubbed; they are free. See [`sessions`].
+//!
+//! When the supervisor itself is killed, the kernel kills its workers and closes its guests' streams; a guest
+//! learns it from the end of its stream.
 
 mod arena;
 mod environment;

@@ -1,7 +1,7 @@
 //! A supervisor under test, and the launcher's side of it.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use wormhole_backend::channel::{self, ChannelError, Incoming, Outgoing};
+use wormhole_backend::channel::{self, Incoming, Outgoing};
 use wormhole_backend::memory;
 use wormhole_backend::report::SessionReport;
 use wormhole_ring::control::{Attach, Message, Stream};
@@ -308,14 +308,4 @@ pub fn wait_readable(socket: &impl AsRawFd, end: Instant) {
     // SAFETY: one entry, which lives during the call.
     let ready = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
     assert!(ready > 0, "waited in vain for a message");
-}
-
-pub fn is_end(error: &ChannelError) -> bool {
-    matches!(error, ChannelError::Ended | ChannelError::Cut)
-}
-
-/// A descriptor that was passed to this process by number.
-pub unsafe fn inherited(number: i32) -> OwnedFd {
-    // SAFETY: the caller's promise.
-    unsafe { OwnedFd::from_raw_fd(number) }
 }

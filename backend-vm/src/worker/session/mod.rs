@@ -145,9 +145,6 @@ pub struct Session {
 
 impl Session {
     /// A session without objects, whose segment is mapped and registered at `base`.
-    ///
-    /// # Errors
-    /// The watcher's thread cannot be started.
     pub fn new(
         device: Arc<dyn Device>,
         notifier: Notifier<Event>,
