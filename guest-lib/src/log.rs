@@ -69,10 +69,17 @@ pub fn write(level: Level, message: Arguments<'_>) {
 macro_rules! error {
     ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Error, format_args!($($argument)*)) };
 }
+/// The same, once in a process for each place that says it: a program may run into one cause again and again.
+macro_rules! error_once {
+    ($($argument:tt)*) => {{
+        static SAID: std::sync::Once = std::sync::Once::new();
+        SAID.call_once(|| $crate::log::error!($($argument)*));
+    }};
+}
 macro_rules! debug {
     ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Debug, format_args!($($argument)*)) };
 }
-pub(crate) use {debug, error};
+pub(crate) use {debug, error, error_once};
 
 #[cfg(test)]
 mod tests {

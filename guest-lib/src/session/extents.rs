@@ -53,7 +53,7 @@ impl Session {
                 Ok(block) => return Ok(block.address),
                 Err(ArenaError::NoRoom { .. }) => self.grow_arena(bytes)?,
                 Err(error) => {
-                    log::error!("{error}");
+                    log::error_once!("{error}");
                     return Err(CuError::INVALID_VALUE);
                 }
             }
@@ -72,13 +72,13 @@ impl Session {
             None => {
                 let segments = u32::try_from(needed).map_err(|_| CuError::OUT_OF_MEMORY)?;
                 self.control.request_arena(segments).map_err(|error| {
-                    log::error!("{error}");
+                    log::error_once!("{error}");
                     CuError::OUT_OF_MEMORY
                 })?
             }
         };
         self.extents.add(run.first, run.count).map_err(|error| {
-            log::error!("granted arena cannot be used: {error}");
+            log::error_once!("granted arena cannot be used: {error}");
             CuError::OUT_OF_MEMORY
         })
     }
@@ -91,7 +91,7 @@ impl Session {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = arena.free(address) {
-            log::error!("{error}");
+            log::error_once!("{error}");
         }
     }
 }

@@ -53,7 +53,8 @@ static SESSION: WipedPointer<Session> = WipedPointer::new();
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// The control stream, to be closed in a forked child: the session's life is its parent's.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
-static ATTACHING: Mutex<()> = Mutex::new(());
+/// Held while the process attaches; why it could not the last time, which is said once.
+static ATTACHING: Mutex<String> = Mutex::new(String::new());
 
 /// The session, once `cuInit` has succeeded in this very process.
 #[inline]
@@ -78,7 +79,7 @@ pub fn initialise() -> Result<&'static Session> {
     if let Ok(session) = session() {
         return Ok(session);
     }
-    let _attaching = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut said = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Ok(session) = session() {
         return Ok(session);
     }
@@ -86,15 +87,19 @@ pub fn initialise() -> Result<&'static Session> {
         return Err(no_session());
     }
     let session = attach::attach().map_err(|error| {
-        log::error!("no CUDA device: {error}");
-        if let Some(hint) = error.hint() {
-            log::error!("{hint}");
+        let why = error.to_string();
+        if *said != why {
+            log::error!("no CUDA device: {why}");
+            if let Some(hint) = error.hint() {
+                log::error!("{hint}");
+            }
+            *said = why;
         }
         error.code()
     })?;
     let descriptor = session.control.descriptor();
     let session = SESSION.set(session).map_err(|error| {
-        log::error!("no CUDA device: a page that forks wipe cannot be made: {error}");
+        log::error_once!("no CUDA device: a page that forks wipe cannot be made: {error}");
         CuError::OPERATING_SYSTEM
     })?;
     DESCRIPTOR.store(descriptor, Ordering::Relaxed);

@@ -134,7 +134,7 @@ impl Session {
 
     #[cold]
     fn broken(&self, what: &str, error: &dyn std::fmt::Display) -> CuError {
-        log::error!("{what}: {error}; the session cannot go on");
+        log::error_once!("{what}: {error}; the session cannot go on");
         self.status
             .set_once(CuError::UNKNOWN.0, EndCause::Violation);
         CuError::UNKNOWN
@@ -143,7 +143,7 @@ impl Session {
 
 #[cold]
 fn too_long(error: &EncodeError) -> CuError {
-    log::error!("{error}");
+    log::error_once!("{error}");
     match error {
         EncodeError::Tail { .. } | EncodeError::Total { .. } => CuError::NOT_SUPPORTED,
     }
