@@ -18,13 +18,20 @@ impl Machine {
         let field = |file: &str, key: &str| {
             let text = std::fs::read_to_string(file).unwrap_or_default();
             text.lines()
-                .find_map(|line| line.strip_prefix(key)?.split_once(':').map(|(_, value)| value.trim().to_owned()))
+                .find_map(|line| {
+                    line.strip_prefix(key)?
+                        .split_once(':')
+                        .map(|(_, value)| value.trim().to_owned())
+                })
                 .unwrap_or_default()
         };
         Self {
             processor: field("/proc/cpuinfo", "model name"),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
             wormhole: env!("CARGO_PKG_VERSION"),
         }
     }

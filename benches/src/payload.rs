@@ -8,7 +8,9 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use vm_memory::{FileOffset, MmapRegion};
-use wormhole_monitor::payload::{ParameterBlock, PayloadConfig, PayloadReport, PayloadVm, PayloadWindow};
+use wormhole_monitor::payload::{
+    ParameterBlock, PayloadConfig, PayloadReport, PayloadVm, PayloadWindow,
+};
 use wormhole_monitor::stats::VmStats;
 use wormhole_monitor::{DisabledExits, Outcome, VmError};
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
@@ -18,7 +20,10 @@ use wormhole_ring::memory::{MemoryError, SessionMemory};
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error("cannot read the payload {path}: build it with `cargo xtask bench`")]
-    Payload { path: String, source: std::io::Error },
+    Payload {
+        path: String,
+        source: std::io::Error,
+    },
     #[error("cannot make a window")]
     Window(#[from] rustix::io::Errno),
     #[error("cannot map the window")]
@@ -28,7 +33,10 @@ pub enum BenchError {
     #[error(transparent)]
     Vm(#[from] VmError),
     #[error("the payload {name} failed: {outcome}")]
-    Failed { name: &'static str, outcome: Outcome },
+    Failed {
+        name: &'static str,
+        outcome: Outcome,
+    },
     #[error("the ring broke")]
     Ring(#[from] wormhole_ring::ring::Violation),
     #[error("an answer does not fit")]
@@ -46,19 +54,33 @@ pub struct Window {
 
 impl Window {
     pub fn new(segments: usize) -> Result<Self, BenchError> {
-        let file: File = memfd_create("wormhole-bench", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into();
+        let file: File = memfd_create(
+            "wormhole-bench",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?
+        .into();
         let bytes = segments * SEGMENT_BYTES;
         ftruncate(&file, bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK)?;
-        let shared = file.try_clone().map_err(|_| BenchError::Missing("descriptor for the window"))?;
-        Ok(Self { file, region: MmapRegion::from_file(FileOffset::new(shared, 0), bytes)? })
+        let shared = file
+            .try_clone()
+            .map_err(|_| BenchError::Missing("descriptor for the window"))?;
+        Ok(Self {
+            file,
+            region: MmapRegion::from_file(FileOffset::new(shared, 0), bytes)?,
+        })
     }
 
     /// The session in segment `index`.
     pub fn session(&self, index: usize) -> Result<SessionMemory, BenchError> {
         // SAFETY: the region holds that segment for as long as this window lives, which outlives the
         // runs in which the session is used.
-        Ok(unsafe { SessionMemory::new(self.region.as_ptr().add(index * SEGMENT_BYTES), SEGMENT_BYTES) }?)
+        Ok(unsafe {
+            SessionMemory::new(
+                self.region.as_ptr().add(index * SEGMENT_BYTES),
+                SEGMENT_BYTES,
+            )
+        }?)
     }
 
     /// The word at `offset`, as this process sees it.
@@ -69,7 +91,10 @@ impl Window {
     }
 
     fn share(&self) -> Result<OwnedFd, BenchError> {
-        self.file.try_clone().map(Into::into).map_err(|_| BenchError::Missing("descriptor for the window"))
+        self.file
+            .try_clone()
+            .map(Into::into)
+            .map_err(|_| BenchError::Missing("descriptor for the window"))
     }
 }
 
@@ -94,18 +119,28 @@ pub fn run<T: Send>(
     host: impl FnOnce(&Beside) -> Result<T, BenchError> + Send,
 ) -> Result<T, BenchError> {
     let path = folder.join(name);
-    let elf = std::fs::read(&path)
-        .map_err(|source| BenchError::Payload { path: path.display().to_string(), source })?;
+    let elf = std::fs::read(&path).map_err(|source| BenchError::Payload {
+        path: path.display().to_string(),
+        source,
+    })?;
     let vm = PayloadVm::new(PayloadConfig {
         elf,
         parameters: vec![parameters],
         memory_mib: 16,
-        window: Some(PayloadWindow { memfd: window.share()?, address: WINDOW_BASE }),
+        window: Some(PayloadWindow {
+            memfd: window.share()?,
+            address: WINDOW_BASE,
+        }),
         timeout: Some(Duration::from_secs(120)),
-        disabled_exits: DisabledExits { pause: true, halt: false },
+        disabled_exits: DisabledExits {
+            pause: true,
+            halt: false,
+        },
     })?;
     let beside = Beside {
-        parameters: vm.parameters(0).ok_or(BenchError::Missing("parameter block"))?,
+        parameters: vm
+            .parameters(0)
+            .ok_or(BenchError::Missing("parameter block"))?,
         stats: vm.stats(),
     };
     std::thread::scope(|scope| {
@@ -117,11 +152,13 @@ pub fn run<T: Send>(
             pin(1)?;
             host(&beside)
         });
-        let report = guest.join().map_err(|_| BenchError::Missing("report of the guest's thread"))??;
+        let report = guest
+            .join()
+            .map_err(|_| BenchError::Missing("report of the guest's thread"))??;
         match report.outcome {
-            Outcome::Exited { status: 0 } => {
-                host.join().map_err(|_| BenchError::Missing("result of the host's thread"))?
-            }
+            Outcome::Exited { status: 0 } => host
+                .join()
+                .map_err(|_| BenchError::Missing("result of the host's thread"))?,
             outcome => Err(BenchError::Failed { name, outcome }),
         }
     })

@@ -14,10 +14,17 @@ impl Quantiles {
     /// Of time stamp differences, each divided over `parts`.
     pub fn of(mut stamps: Vec<u64>, period: f64, parts: f64) -> Self {
         stamps.sort_unstable();
-        let at = |hundredths: usize| stamps.get((stamps.len() * hundredths / 100).min(stamps.len().saturating_sub(1)));
+        let at = |hundredths: usize| {
+            stamps.get((stamps.len() * hundredths / 100).min(stamps.len().saturating_sub(1)))
+        };
         #[expect(clippy::cast_precision_loss, reason = "durations far below 2^52")]
-        let nanoseconds = |stamp: Option<&u64>| stamp.map_or(f64::NAN, |stamp| *stamp as f64 * period / parts);
-        Self { median_ns: nanoseconds(at(50)), p99_ns: nanoseconds(at(99)), count: stamps.len() }
+        let nanoseconds =
+            |stamp: Option<&u64>| stamp.map_or(f64::NAN, |stamp| *stamp as f64 * period / parts);
+        Self {
+            median_ns: nanoseconds(at(50)),
+            p99_ns: nanoseconds(at(99)),
+            count: stamps.len(),
+        }
     }
 }
 

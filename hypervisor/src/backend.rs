@@ -52,25 +52,53 @@ pub struct Backend {
 
 impl Backend {
     /// Starts a supervisor for `device` and attaches a fresh window of `window_size` bytes.
-    pub fn start(installation: &Installation, device: &str, window_size: u64) -> Result<Self, BackendError> {
-        let window = window(window_size).map_err(|source| BackendError::Window { size: window_size, source: source.into() })?;
+    pub fn start(
+        installation: &Installation,
+        device: &str,
+        window_size: u64,
+    ) -> Result<Self, BackendError> {
+        let window = window(window_size).map_err(|source| BackendError::Window {
+            size: window_size,
+            source: source.into(),
+        })?;
         let (stream, theirs) = UnixStream::pair().map_err(BackendError::Start)?;
         let mut command = Command::new(installation.supervisor()?);
         command
-            .args(["--fd", &theirs.as_raw_fd().to_string(), "--device", device, "--workers"])
+            .args([
+                "--fd",
+                &theirs.as_raw_fd().to_string(),
+                "--device",
+                device,
+                "--workers",
+            ])
             .arg(installation.folder())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         // The supervisor is the only process that is started while its end can be inherited.
-        fcntl_setfd(&theirs, FdFlags::empty()).map_err(|error| BackendError::Start(error.into()))?;
+        fcntl_setfd(&theirs, FdFlags::empty())
+            .map_err(|error| BackendError::Start(error.into()))?;
         // Started from its own process group, so that an interrupt at the terminal ends the program
         // first and the backend in order.
-        let supervisor = command.process_group(0).spawn().map_err(BackendError::Start)?;
+        let supervisor = command
+            .process_group(0)
+            .spawn()
+            .map_err(BackendError::Start)?;
         drop(theirs);
 
-        let mut backend = Self { supervisor, stream, window };
-        let attach = Attach { window_size, ..Attach::default() };
-        send(&backend.stream, &Message::Attach(attach), backend.window.as_raw_fd())?;
+        let mut backend = Self {
+            supervisor,
+            stream,
+            window,
+        };
+        let attach = Attach {
+            window_size,
+            ..Attach::default()
+        };
+        send(
+            &backend.stream,
+            &Message::Attach(attach),
+            backend.window.as_raw_fd(),
+        )?;
         let mut body = Vec::new();
         match receive(&mut backend.stream, &mut body)? {
             Some(Message::Attached) => Ok(backend),
@@ -87,12 +115,17 @@ impl Backend {
 
     /// Where guest processes' control streams are handed to the supervisor.
     pub fn port(&self) -> Result<Port, BackendError> {
-        self.stream.try_clone().map(Port).map_err(BackendError::Stream)
+        self.stream
+            .try_clone()
+            .map(Port)
+            .map_err(BackendError::Stream)
     }
 
     /// Ends the tenant and returns what its sessions did.
     pub fn finish(mut self) -> Result<Vec<SessionReport>, BackendError> {
-        self.stream.shutdown(std::net::Shutdown::Write).map_err(BackendError::Stream)?;
+        self.stream
+            .shutdown(std::net::Shutdown::Write)
+            .map_err(BackendError::Stream)?;
         let mut sessions = Vec::new();
         let mut body = Vec::new();
         while let Some(message) = receive(&mut self.stream, &mut body)? {
@@ -120,27 +153,41 @@ pub struct Port(UnixStream);
 impl Port {
     /// `local`: the guest process runs on this system and can be sent the window itself.
     pub fn forward(&self, guest: &OwnedFd, local: bool) -> Result<(), BackendError> {
-        let stream = Stream { local: local.into() };
+        let stream = Stream {
+            local: local.into(),
+        };
         send(&self.0, &Message::Stream(stream), guest.as_raw_fd())
     }
 }
 
 /// A sparse memfd whose size nobody can change any more.
 fn window(size: u64) -> Result<File, Errno> {
-    let window = memfd_create("wormhole-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let window = memfd_create(
+        "wormhole-window",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?;
     ftruncate(&window, size)?;
-    fcntl_add_seals(&window, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    fcntl_add_seals(
+        &window,
+        SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
+    )?;
     Ok(window.into())
 }
 
 fn send(stream: &UnixStream, message: &Message<'_>, fd: RawFd) -> Result<(), BackendError> {
     let frame = message.to_vec()?;
     // Frames are far smaller than a socket's buffer, which takes them whole.
-    stream.send_with_fd(&frame[..], fd).map(drop).map_err(|error| BackendError::Stream(error.into()))
+    stream
+        .send_with_fd(&frame[..], fd)
+        .map(drop)
+        .map_err(|error| BackendError::Stream(error.into()))
 }
 
 /// The next message; none at the end of the stream.
-fn receive<'a>(stream: &mut UnixStream, body: &'a mut Vec<u8>) -> Result<Option<Message<'a>>, BackendError> {
+fn receive<'a>(
+    stream: &mut UnixStream,
+    body: &'a mut Vec<u8>,
+) -> Result<Option<Message<'a>>, BackendError> {
     let mut bytes = [0; HEADER_BYTES];
     let mut done = 0;
     while done < bytes.len() {

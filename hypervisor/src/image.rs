@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use wormhole_images::{BuildOptions, Image, ImageError, build_emulated_host, build_guest, default_folder};
+use wormhole_images::{
+    BuildOptions, Image, ImageError, build_emulated_host, build_guest, default_folder,
+};
 
 use crate::run::Kernel;
 
@@ -50,7 +52,11 @@ pub fn run(action: &Action) -> Result<(), Error> {
         Build::Guest(options) => (options, build_guest),
         Build::EmulatedHost(options) => (options, build_emulated_host),
     };
-    let folder = options.folder.clone().or_else(default_folder).ok_or(Error::NoFolder)?;
+    let folder = options
+        .folder
+        .clone()
+        .or_else(default_folder)
+        .ok_or(Error::NoFolder)?;
     let image = make(&BuildOptions {
         folder: &folder,
         kernel: options.kernel.into(),

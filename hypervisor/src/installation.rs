@@ -65,7 +65,10 @@ impl Installation {
         if path.is_file() {
             Ok(path)
         } else {
-            Err(InstallationError::Missing { name, folder: self.parts.clone() })
+            Err(InstallationError::Missing {
+                name,
+                folder: self.parts.clone(),
+            })
         }
     }
 }

@@ -16,7 +16,11 @@ use clap::{Parser, Subcommand};
 const USAGE: u8 = 2;
 
 #[derive(Debug, Parser)]
-#[command(name = "wormhole", version, about = "Give virtual machines a GPU without giving them the GPU")]
+#[command(
+    name = "wormhole",
+    version,
+    about = "Give virtual machines a GPU without giving them the GPU"
+)]
 struct Command {
     #[command(subcommand)]
     action: Action,
@@ -34,7 +38,9 @@ enum Action {
 fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Run(options) => run::run(options).map_err(|error| chain(&error)),
-        Action::Image(action) => image::run(&action).map(|()| 0).map_err(|error| chain(&error)),
+        Action::Image(action) => image::run(&action)
+            .map(|()| 0)
+            .map_err(|error| chain(&error)),
     };
     match outcome {
         Ok(status) => ExitCode::from(status),

@@ -71,7 +71,9 @@ impl Run {
                 text.push('\n');
             }
         }
-        let status = child.wait().map_err(|error| Failure(format!("{:?} was lost: {error}", self.0)))?;
+        let status = child
+            .wait()
+            .map_err(|error| Failure(format!("{:?} was lost: {error}", self.0)))?;
         Ok((status.success(), text))
     }
 

@@ -31,7 +31,11 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     } else {
         chosen.to_vec()
     };
-    step(&format!("set up in {} s; booting a guest for {} programs", start.elapsed().as_secs(), programs.len()));
+    step(&format!(
+        "set up in {} s; booting a guest for {} programs",
+        start.elapsed().as_secs(),
+        programs.len()
+    ));
 
     let json = root.join("target/demo.json");
     let mut run = Run::new(stage.wormhole())
@@ -41,14 +45,23 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     for program in &programs {
         run = run.args([Path::new("--take"), program]);
     }
-    let (success, output) = run.args(["--", "/bin/sh", "-c", &script(&programs)]).tee()?;
+    let (success, output) = run
+        .args(["--", "/bin/sh", "-c", &script(&programs)])
+        .tee()?;
 
-    let passed = output.lines().filter(|line| line.starts_with("PASS ")).count();
+    let passed = output
+        .lines()
+        .filter(|line| line.starts_with("PASS "))
+        .count();
     if !success || passed != programs.len() {
         println!(
             "demo: FAIL {passed} of {} programs passed; {}",
             programs.len(),
-            if success { "the run itself ended well" } else { "the run ended with an error" }
+            if success {
+                "the run itself ended well"
+            } else {
+                "the run ended with an error"
+            }
         );
         return Ok(false);
     }
@@ -60,7 +73,9 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
         println!("demo: FAIL the programs passed, but the worker executed nothing for them");
         return Ok(false);
     }
-    let exits = summary.exits_per_call.map_or_else(|| "unknown".to_owned(), |exits| format!("{exits:.3}"));
+    let exits = summary
+        .exits_per_call
+        .map_or_else(|| "unknown".to_owned(), |exits| format!("{exits:.3}"));
     println!(
         "demo: PASS programs={passed} guest={} requests={} records={} exits_per_call={exits}",
         summary.guest, summary.requests, summary.records

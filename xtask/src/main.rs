@@ -34,7 +34,10 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_path_buf)
+        .unwrap_or_default();
     let outcome = match Command::parse().action {
         Action::Setup => setup::setup(&root).map(|()| true),
         Action::Stage => stage::stage(&root).map(|_| true),

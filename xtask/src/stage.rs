@@ -24,12 +24,26 @@ impl Stage {
 pub fn stage(root: &Path) -> Result<Stage, Failure> {
     step("building wormhole, its backend and the frontend library");
     cargo(root)
-        .args(["build", "--release", "--package", "wormhole", "--package", "wormhole-backend"])
+        .args([
+            "build",
+            "--release",
+            "--package",
+            "wormhole",
+            "--package",
+            "wormhole-backend",
+        ])
         .args(["--package", "wormhole-guest"])
         .check()?;
     // The first process of an image has no libraries to load.
     cargo(root)
-        .args(["build", "--release", "--package", "wormhole-init", "--target", TARGET])
+        .args([
+            "build",
+            "--release",
+            "--package",
+            "wormhole-init",
+            "--target",
+            TARGET,
+        ])
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .check()?;
 
@@ -38,10 +52,19 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
     let release = target.join("release");
     for (source, destination) in [
         (release.join("wormhole"), "bin/wormhole"),
-        (release.join("wormhole-supervisor"), "lib/wormhole/wormhole-supervisor"),
-        (release.join("wormhole-worker"), "lib/wormhole/wormhole-worker"),
+        (
+            release.join("wormhole-supervisor"),
+            "lib/wormhole/wormhole-supervisor",
+        ),
+        (
+            release.join("wormhole-worker"),
+            "lib/wormhole/wormhole-worker",
+        ),
         (release.join("libcuda.so"), "lib/wormhole/libcuda.so.1"),
-        (target.join(TARGET).join("release/wormhole-init"), "lib/wormhole/wormhole-init"),
+        (
+            target.join(TARGET).join("release/wormhole-init"),
+            "lib/wormhole/wormhole-init",
+        ),
     ] {
         place(&source, &prefix.join(destination))?;
     }

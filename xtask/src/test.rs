@@ -20,7 +20,14 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     total += single("formatting", cargo(root).args(["fmt", "--all", "--check"]))?;
     total += single(
         "lints",
-        cargo(root).args(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"]),
+        cargo(root).args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "--deny",
+            "warnings",
+        ]),
     )?;
     total += suite(
         "unit, protocol and whole-VM tests",
@@ -33,14 +40,24 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     total += suite(
         "ring models under loom",
         cargo(root)
-            .args(["test", "--release", "--package", "wormhole-ring", "--test", "loom"])
+            .args([
+                "test",
+                "--release",
+                "--package",
+                "wormhole-ring",
+                "--test",
+                "loom",
+            ])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", root.join("target/loom")),
     )?;
     total += nightly(root)?;
 
     eprintln!("xtask: all of it took {} s", start.elapsed().as_secs());
-    println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
+    println!(
+        "{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    );
     Ok(total.failed == 0)
 }
 
@@ -51,7 +68,16 @@ fn nightly(root: &Path) -> Result<Tally, Failure> {
         "ring tests under miri",
         Run::new("cargo")
             .dir(root)
-            .args(["+nightly", "miri", "test", "--package", "wormhole-ring", "--lib", "--test", "ring"])
+            .args([
+                "+nightly",
+                "miri",
+                "test",
+                "--package",
+                "wormhole-ring",
+                "--lib",
+                "--test",
+                "ring",
+            ])
             .env("CARGO_TARGET_DIR", root.join("target/miri"))
             .env("MIRIFLAGS", "-Zmiri-permissive-provenance"),
     )?;
@@ -60,7 +86,14 @@ fn nightly(root: &Path) -> Result<Tally, Failure> {
             &format!("fuzzing {target}"),
             Run::new("cargo")
                 .dir(&root.join("fuzz"))
-                .args(["+nightly", "fuzz", "run", &target, &format!("corpus/{target}"), "--"])
+                .args([
+                    "+nightly",
+                    "fuzz",
+                    "run",
+                    &target,
+                    &format!("corpus/{target}"),
+                    "--",
+                ])
                 .args([format!("-max_total_time={FUZZ_SECONDS}")]),
         )?;
     }
@@ -74,7 +107,13 @@ fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
         .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
     let mut names: Vec<String> = entries
         .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".rs").map(str::to_owned))
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()?
+                .strip_suffix(".rs")
+                .map(str::to_owned)
+        })
         .collect();
     names.sort();
     Ok(names)

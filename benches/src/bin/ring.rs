@@ -111,9 +111,22 @@ fn measure(options: &Options) -> Result<Figures, BenchError> {
 }
 
 fn print(figures: &Figures) {
-    let Figures { machine, ping_pong, round_trip, record, exits, .. } = figures;
-    println!("{}, {} processors, Linux {}", machine.processor, machine.processors, machine.kernel);
-    println!("ping-pong:  median {:.0} ns, p99 {:.0} ns", ping_pong.median_ns, ping_pong.p99_ns);
+    let Figures {
+        machine,
+        ping_pong,
+        round_trip,
+        record,
+        exits,
+        ..
+    } = figures;
+    println!(
+        "{}, {} processors, Linux {}",
+        machine.processor, machine.processors, machine.kernel
+    );
+    println!(
+        "ping-pong:  median {:.0} ns, p99 {:.0} ns",
+        ping_pong.median_ns, ping_pong.p99_ns
+    );
     println!(
         "round trip: median {:.0} ns, p99 {:.0} ns; {:.2} × ping-pong (at most 1.5)",
         round_trip.median_ns, round_trip.p99_ns, figures.round_trip_ratio
@@ -132,7 +145,12 @@ fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
     let window = Window::new(SEGMENTS)?;
     // The same distance between the words as between a record and its answer slot: lines of their own.
     let (ping, pong) = (SEGMENT_BYTES, SEGMENT_BYTES + 4096);
-    let parameters = vec![guest_address(ping), guest_address(pong), ROUNDS, guest_address(SAMPLES)];
+    let parameters = vec![
+        guest_address(ping),
+        guest_address(pong),
+        ROUNDS,
+        guest_address(SAMPLES),
+    ];
     run(&options.payloads, "pingpong", parameters, &window, |_| {
         let (ping, pong) = (window.word(ping), window.word(pong));
         for round in 1..=ROUNDS {
@@ -150,8 +168,14 @@ fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
 
 fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
     let window = Window::new(SEGMENTS)?;
-    let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), ROUNDS, guest_address(SAMPLES)];
-    run(&options.payloads, "requests", parameters, &window, |_| answer(&window, ROUNDS, || {}))?;
+    let parameters = vec![
+        guest_address(SESSION * SEGMENT_BYTES),
+        ROUNDS,
+        guest_address(SAMPLES),
+    ];
+    run(&options.payloads, "requests", parameters, &window, |_| {
+        answer(&window, ROUNDS, || {})
+    })?;
     Ok(Quantiles::of(samples(&window, ROUNDS), period, 1.0))
 }
 
@@ -159,7 +183,8 @@ fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
 fn answer(window: &Window, count: u64, mut progress: impl FnMut()) -> Result<(), BenchError> {
     let session = window.session(SESSION)?;
     // SAFETY: this thread is the only consumer, and the only one that answers.
-    let (mut consumer, slots) = unsafe { (Consumer::new(session.clone()), AnswerSlots::new(session)) };
+    let (mut consumer, slots) =
+        unsafe { (Consumer::new(session.clone()), AnswerSlots::new(session)) };
     let mut buffer = RecordBuf::new();
     let payload = [0; 16];
     let mut answered = 0;
@@ -180,42 +205,64 @@ fn answer(window: &Window, count: u64, mut progress: impl FnMut()) -> Result<(),
 
 fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchError> {
     let window = Window::new(SEGMENTS)?;
-    let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), BURSTS, BURST, guest_address(SAMPLES)];
-    let empty = run(&options.payloads, "records", parameters, &window, |beside| {
-        let session = window.session(SESSION)?;
-        // SAFETY: this thread is the only consumer.
-        let mut consumer = unsafe { Consumer::new(session) };
-        let mut buffer = RecordBuf::new();
-        let mut taken = 0;
-        let total = BURSTS * BURST;
-        while taken < total {
-            // Everything but the backlog; all of it once the payload has written its last record.
-            let written = beside.parameters.load(4).unwrap_or(0);
-            let left = if written == total { 0 } else { BACKLOG };
-            while taken + left < written {
-                if consumer.take(&mut buffer)?.is_some() {
-                    taken += 1;
+    let parameters = vec![
+        guest_address(SESSION * SEGMENT_BYTES),
+        BURSTS,
+        BURST,
+        guest_address(SAMPLES),
+    ];
+    let empty = run(
+        &options.payloads,
+        "records",
+        parameters,
+        &window,
+        |beside| {
+            let session = window.session(SESSION)?;
+            // SAFETY: this thread is the only consumer.
+            let mut consumer = unsafe { Consumer::new(session) };
+            let mut buffer = RecordBuf::new();
+            let mut taken = 0;
+            let total = BURSTS * BURST;
+            while taken < total {
+                // Everything but the backlog; all of it once the payload has written its last record.
+                let written = beside.parameters.load(4).unwrap_or(0);
+                let left = if written == total { 0 } else { BACKLOG };
+                while taken + left < written {
+                    if consumer.take(&mut buffer)?.is_some() {
+                        taken += 1;
+                    }
                 }
             }
-        }
-        Ok(beside.parameters.load(5).unwrap_or(0))
-    })?;
+            Ok(beside.parameters.load(5).unwrap_or(0))
+        },
+    )?;
     #[expect(clippy::cast_precision_loss, reason = "a small constant")]
     let parts = BURST as f64;
-    Ok((Quantiles::of(samples(&window, BURSTS), period, parts), empty))
+    Ok((
+        Quantiles::of(samples(&window, BURSTS), period, parts),
+        empty,
+    ))
 }
 
 fn exits(options: &Options) -> Result<Exits, BenchError> {
     let window = Window::new(SEGMENTS)?;
     let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), CALLS, 0];
-    let (during, seconds) = run(&options.payloads, "requests", parameters, &window, |beside| {
-        let mut moments = Vec::new();
-        answer(&window, CALLS, || moments.push((Instant::now(), counted(beside))))?;
-        match moments[..] {
-            [(begin, before), (end, after)] => Ok((after - before, end - begin)),
-            _ => Err(BenchError::Missing("measurement of exits")),
-        }
-    })?;
+    let (during, seconds) = run(
+        &options.payloads,
+        "requests",
+        parameters,
+        &window,
+        |beside| {
+            let mut moments = Vec::new();
+            answer(&window, CALLS, || {
+                moments.push((Instant::now(), counted(beside)))
+            })?;
+            match moments[..] {
+                [(begin, before), (end, after)] => Ok((after - before, end - begin)),
+                _ => Err(BenchError::Missing("measurement of exits")),
+            }
+        },
+    )?;
     let control = run(&options.payloads, "spin", vec![0, 0], &window, |beside| {
         // The control is warm as soon as it spins; its first touches are a handful.
         std::thread::sleep(Duration::from_millis(50));
@@ -228,15 +275,27 @@ fn exits(options: &Options) -> Result<Exits, BenchError> {
     let calls = CALLS - WARM;
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let per_call = (during as f64 - control as f64) / calls as f64;
-    Ok(Exits { calls, seconds: seconds.as_secs_f64(), run: during, control, per_call })
+    Ok(Exits {
+        calls,
+        seconds: seconds.as_secs_f64(),
+        run: during,
+        control,
+        per_call,
+    })
 }
 
 /// VM exits so far.
 fn counted(beside: &Beside) -> u64 {
-    beside.stats.read().map(|snapshot| snapshot.vcpu_sum("exits")).unwrap_or(0)
+    beside
+        .stats
+        .read()
+        .map(|snapshot| snapshot.vcpu_sum("exits"))
+        .unwrap_or(0)
 }
 
 fn samples(window: &Window, count: u64) -> Vec<u64> {
     let count = usize::try_from(count).unwrap_or(0);
-    (0..count).map(|index| window.word(SAMPLES + 8 * index).load(Ordering::Relaxed)).collect()
+    (0..count)
+        .map(|index| window.word(SAMPLES + 8 * index).load(Ordering::Relaxed))
+        .collect()
 }

@@ -23,13 +23,27 @@ const HOST_MEMORY: u64 = 768 << 20;
 const HOST_TIME: Duration = Duration::from_secs(60);
 
 /// Runs the same command one level down.
-pub fn run(options: &Options, program: &Path, installation: &Installation) -> Result<(u8, Summary), RunError> {
+pub fn run(
+    options: &Options,
+    program: &Path,
+    installation: &Installation,
+) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let folder = images()?;
     let kernel = options.kernel.into();
     let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
-    let mut arguments: Vec<std::ffi::OsString> =
-        ["run", "--placement", "host", "--host", "kvm", "--quiet", "--json", SUMMARY].map(Into::into).to_vec();
+    let mut arguments: Vec<std::ffi::OsString> = [
+        "run",
+        "--placement",
+        "host",
+        "--host",
+        "kvm",
+        "--quiet",
+        "--json",
+        SUMMARY,
+    ]
+    .map(Into::into)
+    .to_vec();
     for (flag, value) in [
         ("--device", options.device.clone()),
         ("--kernel", options.kernel.to_string()),

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use wormhole_images::{COMMAND_LINE, Ending, GuestRun, Image, Report, guest_overlay, ports};
 use wormhole_monitor::stats::{Snapshot, VmStats};
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, InitramfsPart, Outcome, Refused, Vm, VmConfig, VmError, VsockConfig,
+    BootSource, ConnectRequest, DisabledExits, InitramfsPart, Outcome, Refused, Vm, VmConfig,
+    VmError, VsockConfig,
 };
 
 use crate::backend::{Backend, Port};
@@ -43,7 +44,11 @@ fn console(tail: &[String]) -> String {
 }
 
 /// Boots a guest that runs the program and nothing else.
-pub fn run(options: &Options, program: &Path, installation: &Installation) -> Result<(u8, Summary), RunError> {
+pub fn run(
+    options: &Options,
+    program: &Path,
+    installation: &Installation,
+) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let folder = images()?;
     let image = Image::guest(&folder, options.kernel.into())?;
@@ -61,18 +66,27 @@ pub fn run(options: &Options, program: &Path, installation: &Installation) -> Re
     let window = backend
         .window()
         .try_clone()
-        .map_err(|source| RunError::Io { what: "cannot share the window with the guest".to_owned(), source })?;
+        .map_err(|source| RunError::Io {
+            what: "cannot share the window with the guest".to_owned(),
+            source,
+        })?;
     let (sender, streams) = channel();
     let vm = Vm::new(VmConfig {
         boot: BootSource {
             kernel: image.kernel,
-            initramfs: vec![InitramfsPart::Path(image.modules), InitramfsPart::Bytes(overlay)],
+            initramfs: vec![
+                InitramfsPart::Path(image.modules),
+                InitramfsPart::Bytes(overlay),
+            ],
             command_line: COMMAND_LINE.to_owned(),
         },
         memory_mib: options.memory.0 >> 20,
         vcpus: options.cpus,
         window: Some(window.into()),
-        vsock: Some(VsockConfig { guest_cid: GUEST_CID, acceptor: Box::new(acceptor(backend.port()?, sender)) }),
+        vsock: Some(VsockConfig {
+            guest_cid: GUEST_CID,
+            acceptor: Box::new(acceptor(backend.port()?, sender)),
+        }),
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout)),
         disabled_exits: DisabledExits::default(),
@@ -106,7 +120,10 @@ fn acceptor(
             return port.forward(&stream.into(), false).map_err(|_| Refused);
         }
         // Each of the others is connected once, by the first process, before the program starts.
-        let at = open.iter().position(|port| *port == request.port).ok_or(Refused)?;
+        let at = open
+            .iter()
+            .position(|port| *port == request.port)
+            .ok_or(Refused)?;
         open.swap_remove(at);
         sender.send((request.port, stream)).map_err(|_| Refused)
     }
@@ -137,7 +154,10 @@ fn attend(streams: &Receiver<(u32, UnixStream)>, stats: &VmStats) -> Seen {
                     // The last connection before the program starts; its report comes when it has ended.
                     before = stats.read().ok();
                     seen.report = Report::read(stream).ok();
-                    seen.exits = before.take().zip(stats.read().ok()).map(|(before, after)| exits(&before, &after));
+                    seen.exits = before
+                        .take()
+                        .zip(stats.read().ok())
+                        .map(|(before, after)| exits(&before, &after));
                 }
             }
         }
@@ -157,7 +177,10 @@ fn copy(mut from: UnixStream, mut to: impl Write) {
 fn status(outcome: Outcome, report: Option<Report>, tail: Vec<String>) -> Result<u8, GuestError> {
     match outcome {
         Outcome::Exited { .. } => match report {
-            Some(Report { ending: Ending::Failed { message, .. }, .. }) => Err(GuestError::Failed(message)),
+            Some(Report {
+                ending: Ending::Failed { message, .. },
+                ..
+            }) => Err(GuestError::Failed(message)),
             Some(report) => Ok(report.ending.status()),
             None => Err(GuestError::NoReport(tail)),
         },

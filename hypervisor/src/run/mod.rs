@@ -124,8 +124,14 @@ pub struct Options {
 
 fn device(text: &str) -> Result<String, String> {
     let known = text == "cpu"
-        || text.strip_prefix("cuda:").is_some_and(|ordinal| ordinal.parse::<u32>().is_ok());
-    if known { Ok(text.to_owned()) } else { Err("the device is `cpu` or `cuda:N`".to_owned()) }
+        || text
+            .strip_prefix("cuda:")
+            .is_some_and(|ordinal| ordinal.parse::<u32>().is_ok());
+    if known {
+        Ok(text.to_owned())
+    } else {
+        Err("the device is `cpu` or `cuda:N`".to_owned())
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -138,7 +144,9 @@ pub enum RunError {
     Installation(#[from] InstallationError),
     #[error("backend")]
     Backend(#[from] BackendError),
-    #[error("a window of {size} bytes does not fit: it must be a multiple of 2 MiB and at least {least} bytes")]
+    #[error(
+        "a window of {size} bytes does not fit: it must be a multiple of 2 MiB and at least {least} bytes"
+    )]
     Window { size: u64, least: u64 },
     #[error("{0}")]
     Kvm(String),
@@ -151,7 +159,11 @@ pub enum RunError {
     #[error("guest")]
     Guest(#[from] guest::GuestError),
     #[error("{what}")]
-    Io { what: String, #[source] source: std::io::Error },
+    Io {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 /// The smallest window with which a session can start: bootstrap, session and one arena segment each.
@@ -166,13 +178,20 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
             source,
         })?;
     }
-    if options.window.0 % wormhole_ring::layout::SEGMENT_BYTES as u64 != 0 || options.window.0 < LEAST_WINDOW {
-        return Err(RunError::Window { size: options.window.0, least: LEAST_WINDOW });
+    if options.window.0 % wormhole_ring::layout::SEGMENT_BYTES as u64 != 0
+        || options.window.0 < LEAST_WINDOW
+    {
+        return Err(RunError::Window {
+            size: options.window.0,
+            least: LEAST_WINDOW,
+        });
     }
     if let Some(path) = &options.json {
         // Fail before the run, not after it.
-        std::fs::File::create(path)
-            .map_err(|source| RunError::Io { what: format!("cannot write {}", path.display()), source })?;
+        std::fs::File::create(path).map_err(|source| RunError::Io {
+            what: format!("cannot write {}", path.display()),
+            source,
+        })?;
     }
     let installation = Installation::locate()?;
     let (status, summary) = match options.placement {
@@ -187,8 +206,10 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     }
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
-        std::fs::write(path, text)
-            .map_err(|source| RunError::Io { what: format!("cannot write {}", path.display()), source })?;
+        std::fs::write(path, text).map_err(|source| RunError::Io {
+            what: format!("cannot write {}", path.display()),
+            source,
+        })?;
     }
     Ok(status)
 }
@@ -199,14 +220,27 @@ fn find_program(name: &str) -> Result<PathBuf, RunError> {
     let found = if name.contains('/') {
         Some(PathBuf::from(name))
     } else {
-        std::env::var_os("PATH")
-            .and_then(|paths| std::env::split_paths(&paths).map(|folder| folder.join(name)).find(|path| path.is_file()))
+        std::env::var_os("PATH").and_then(|paths| {
+            std::env::split_paths(&paths)
+                .map(|folder| folder.join(name))
+                .find(|path| path.is_file())
+        })
     };
-    let path = found.filter(|path| path.is_file()).ok_or_else(|| RunError::NoProgram(name.to_owned()))?;
-    let path = std::fs::canonicalize(&path)
-        .map_err(|source| RunError::Io { what: format!("cannot find {}", path.display()), source })?;
-    let mode = std::fs::metadata(&path).map(|data| data.permissions().mode()).unwrap_or(0);
-    if mode & 0o111 == 0 { Err(RunError::NotExecutable(path)) } else { Ok(path) }
+    let path = found
+        .filter(|path| path.is_file())
+        .ok_or_else(|| RunError::NoProgram(name.to_owned()))?;
+    let path = std::fs::canonicalize(&path).map_err(|source| RunError::Io {
+        what: format!("cannot find {}", path.display()),
+        source,
+    })?;
+    let mode = std::fs::metadata(&path)
+        .map(|data| data.permissions().mode())
+        .unwrap_or(0);
+    if mode & 0o111 == 0 {
+        Err(RunError::NotExecutable(path))
+    } else {
+        Ok(path)
+    }
 }
 
 fn choose_host(wanted: Host) -> Result<Host, RunError> {

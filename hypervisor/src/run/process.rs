@@ -18,7 +18,11 @@ use super::summary::Summary;
 use super::{Options, RunError};
 
 /// Runs the program with the frontend preloaded and its control streams handed to a backend.
-pub fn run(options: &Options, program: &Path, installation: &Installation) -> Result<(u8, Summary), RunError> {
+pub fn run(
+    options: &Options,
+    program: &Path,
+    installation: &Installation,
+) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let frontend = installation.frontend()?;
     let backend = Backend::start(installation, &options.device, options.window.0)?;
@@ -27,7 +31,10 @@ pub fn run(options: &Options, program: &Path, installation: &Installation) -> Re
     let address = format!("wormhole-{}", std::process::id());
     let listener = SocketAddr::from_abstract_name(&address)
         .and_then(|address| UnixListener::bind_addr(&address))
-        .map_err(|source| RunError::Io { what: "cannot listen for guest processes".to_owned(), source })?;
+        .map_err(|source| RunError::Io {
+            what: "cannot listen for guest processes".to_owned(),
+            source,
+        })?;
     let port = backend.port()?;
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
@@ -44,18 +51,25 @@ pub fn run(options: &Options, program: &Path, installation: &Installation) -> Re
         .env("WORMHOLE_CONTROL", format!("unix:@{address}"));
     // SAFETY: between fork and exec this makes one system call and allocates nothing.
     unsafe {
-        command.pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into));
+        command
+            .pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into));
     }
-    let status = command
-        .status()
-        .map_err(|source| RunError::Io { what: format!("cannot start {}", program.display()), source })?;
+    let status = command.status().map_err(|source| RunError::Io {
+        what: format!("cannot start {}", program.display()),
+        source,
+    })?;
     let sessions = backend.finish()?;
-    Ok((exit_code(status), Summary::of(sessions, "none", start.elapsed())))
+    Ok((
+        exit_code(status),
+        Summary::of(sessions, "none", start.elapsed()),
+    ))
 }
 
 /// The folder of the frontend before everything that the user set.
 fn library_path(frontend: Option<&Path>) -> OsString {
-    let own = frontend.map(|folder| folder.as_os_str().to_owned()).unwrap_or_default();
+    let own = frontend
+        .map(|folder| folder.as_os_str().to_owned())
+        .unwrap_or_default();
     match std::env::var_os("LD_LIBRARY_PATH") {
         Some(others) if !others.is_empty() => [own, others].join(std::ffi::OsStr::new(":")),
         _ => own,
@@ -69,6 +83,8 @@ fn same_user(stream: &UnixStream) -> bool {
 
 /// A status as a shell reports it.
 fn exit_code(status: ExitStatus) -> u8 {
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(u8::MAX)
 }

@@ -52,7 +52,9 @@ impl Summary {
         let calls = self.records + self.requests;
         self.vm_exits = exits;
         #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
-        let ratio = exits.filter(|_| calls > 0).map(|exits| exits as f64 / calls as f64);
+        let ratio = exits
+            .filter(|_| calls > 0)
+            .map(|exits| exits as f64 / calls as f64);
         self.exits_per_call = ratio;
     }
 }
@@ -78,10 +80,23 @@ impl fmt::Display for Summary {
         }
         writeln!(f, "{:.2} s", self.seconds)?;
         for session in &self.sessions {
-            let mut messages: Vec<_> = session.messages.iter().filter(|(_, count)| **count > 0).collect();
+            let mut messages: Vec<_> = session
+                .messages
+                .iter()
+                .filter(|(_, count)| **count > 0)
+                .collect();
             messages.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-            let list: Vec<_> = messages.iter().map(|(name, count)| format!("{name} {count}")).collect();
-            writeln!(f, "wormhole: session {}: {} ({})", session.session, list.join(", "), session.end)?;
+            let list: Vec<_> = messages
+                .iter()
+                .map(|(name, count)| format!("{name} {count}"))
+                .collect();
+            writeln!(
+                f,
+                "wormhole: session {}: {} ({})",
+                session.session,
+                list.join(", "),
+                session.end
+            )?;
         }
         Ok(())
     }

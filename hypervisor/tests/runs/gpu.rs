@@ -19,13 +19,18 @@ fn native(link: &str, name: &str) -> Finished {
 
 fn forwarded(link: &str, name: &str) -> Finished {
     finish(
-        wormhole(&["run", "--placement", "process", "--device", "cuda:0", "--"]).arg(program(link, name)),
+        wormhole(&["run", "--placement", "process", "--device", "cuda:0", "--"])
+            .arg(program(link, name)),
     )
 }
 
 /// What the program itself wrote on standard error.
 fn own_stderr(run: &Finished) -> String {
-    run.stderr.lines().filter(|line| !line.starts_with("wormhole: ")).map(|line| format!("{line}\n")).collect()
+    run.stderr
+        .lines()
+        .filter(|line| !line.starts_with("wormhole: "))
+        .map(|line| format!("{line}\n"))
+        .collect()
 }
 
 /// Output, error text and exit status are what the native driver gives.
@@ -35,9 +40,21 @@ fn equals_native(link: &str, name: &str) {
     }
     let _alone = alone();
     let (expected, got) = (native(link, name), forwarded(link, name));
-    assert_eq!(got.stdout, expected.stdout, "{name}: standard output; on standard error: {}", got.stderr);
-    assert_eq!(own_stderr(&got), own_stderr(&expected), "{name}: standard error");
-    assert_eq!(got.status.code(), expected.status.code(), "{name}: exit status");
+    assert_eq!(
+        got.stdout, expected.stdout,
+        "{name}: standard output; on standard error: {}",
+        got.stderr
+    );
+    assert_eq!(
+        own_stderr(&got),
+        own_stderr(&expected),
+        "{name}: standard error"
+    );
+    assert_eq!(
+        got.status.code(),
+        expected.status.code(),
+        "{name}: exit status"
+    );
 }
 
 macro_rules! equal_native {
@@ -77,5 +94,8 @@ fn eight_waiting_threads_are_released_together() {
         .find_map(|line| line.strip_prefix("PASS eight_waiters spread_us "))
         .and_then(|number| number.trim().parse().ok())
         .unwrap_or_else(|| panic!("no spread in: {}\n{}", run.stdout, run.stderr));
-    assert!(spread_us <= 100_000.0, "the last waiter returned {spread_us} µs after the first");
+    assert!(
+        spread_us <= 100_000.0,
+        "the last waiter returned {spread_us} µs after the first"
+    );
 }

@@ -19,14 +19,34 @@ fn in_guest(kernel: &str, programs: &[PathBuf], script: &str, more: &[&str]) -> 
 
 fn all_programs_pass(kernel: &str) {
     let _alone = alone();
-    let programs: Vec<PathBuf> =
-        ["static", "shared"].iter().flat_map(|link| PROGRAMS.map(|name| program(link, name))).collect();
-    let script: String = programs.iter().map(|path| format!("{} || exit 1\n", path.display())).collect();
+    let programs: Vec<PathBuf> = ["static", "shared"]
+        .iter()
+        .flat_map(|link| PROGRAMS.map(|name| program(link, name)))
+        .collect();
+    let script: String = programs
+        .iter()
+        .map(|path| format!("{} || exit 1\n", path.display()))
+        .collect();
     let run = in_guest(kernel, &programs, &format!("uname -r; {script}"), &[]);
-    assert!(run.status.success(), "{:?}\n{}\n{}", run.status, run.stdout, run.stderr);
-    assert!(run.stdout.starts_with(&format!("{kernel}.")), "another kernel than {kernel}: {}", run.stdout);
+    assert!(
+        run.status.success(),
+        "{:?}\n{}\n{}",
+        run.status,
+        run.stdout,
+        run.stderr
+    );
+    assert!(
+        run.stdout.starts_with(&format!("{kernel}.")),
+        "another kernel than {kernel}: {}",
+        run.stdout
+    );
     for name in PROGRAMS {
-        assert_eq!(run.stdout.matches(&format!("PASS {name}")).count(), 2, "{}", run.stdout);
+        assert_eq!(
+            run.stdout.matches(&format!("PASS {name}")).count(),
+            2,
+            "{}",
+            run.stdout
+        );
     }
     // What the worker says it executed for the guest's eight processes.
     assert!(run.stderr.contains("8 sessions"), "{}", run.stderr);
@@ -45,7 +65,12 @@ fn programs_pass_on_linux_6_12() {
 #[test]
 fn output_and_status_come_out_of_the_guest_apart() {
     let _alone = alone();
-    let run = in_guest("6.1", &[], "echo to stdout; echo to stderr >&2; exit 43", &[]);
+    let run = in_guest(
+        "6.1",
+        &[],
+        "echo to stdout; echo to stderr >&2; exit 43",
+        &[],
+    );
     assert_eq!(run.status.code(), Some(43), "{}", run.stderr);
     assert_eq!(run.stdout, "to stdout\n");
     assert!(run.stderr.contains("to stderr\n"), "{}", run.stderr);
@@ -57,14 +82,30 @@ fn a_killed_process_of_a_guest_leaves_its_memory_to_the_other() {
     let neighbour = program("static", "neighbour");
     let script = format!("{0} && {0} pidns", neighbour.display());
     let run = in_guest("6.1", &[neighbour], &script, &["--window", "192M"]);
-    assert!(run.status.success(), "{:?}\n{}\n{}", run.status, run.stdout, run.stderr);
-    assert_eq!(run.stdout.matches("PASS neighbour").count(), 2, "{}", run.stdout);
+    assert!(
+        run.status.success(),
+        "{:?}\n{}\n{}",
+        run.status,
+        run.stdout,
+        run.stderr
+    );
+    assert_eq!(
+        run.stdout.matches("PASS neighbour").count(),
+        2,
+        "{}",
+        run.stdout
+    );
 }
 
 #[test]
 fn a_guest_that_panics_says_so() {
     let _alone = alone();
-    let run = in_guest("6.1", &[], "mount -t proc proc /proc 2>/dev/null; echo c > /proc/sysrq-trigger", &[]);
+    let run = in_guest(
+        "6.1",
+        &[],
+        "mount -t proc proc /proc 2>/dev/null; echo c > /proc/sysrq-trigger",
+        &[],
+    );
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(run.stderr.contains("kernel panicked"), "{}", run.stderr);
 }
@@ -74,5 +115,9 @@ fn a_guest_that_hangs_is_stopped() {
     let _alone = alone();
     let run = in_guest("6.1", &[], "while :; do :; done", &["--timeout", "40"]);
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
-    assert!(run.stderr.contains("did not end within 40"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("did not end within 40"),
+        "{}",
+        run.stderr
+    );
 }

@@ -2,14 +2,16 @@
 //!
 //! `cargo xtask test` stages an installation and builds the programs, then names both in the environment.
 
+use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long any one run may take before it counts as hung.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(150);
 
 /// The staged installation.
 pub fn stage() -> PathBuf {
@@ -24,7 +26,9 @@ pub fn program(link: &str, name: &str) -> PathBuf {
 }
 
 fn from_environment(key: &str) -> PathBuf {
-    std::env::var_os(key).unwrap_or_else(|| panic!("{key} is not set: run these tests by `cargo xtask test`")).into()
+    std::env::var_os(key)
+        .unwrap_or_else(|| panic!("{key} is not set: run these tests by `cargo xtask test`"))
+        .into()
 }
 
 /// What a finished run left.
@@ -51,21 +55,25 @@ pub fn wormhole(args: &[&str]) -> Command {
 /// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test.
 pub fn finish(command: &mut Command) -> Finished {
     let start = Instant::now();
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
-    wait(child, start)
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    wait(Ended(child), start)
 }
 
 /// Waits for a child whose output is piped.
-pub fn wait(mut child: Child, start: Instant) -> Finished {
-    let stdout = drain(child.stdout.take());
-    let stderr = drain(child.stderr.take());
+fn wait(mut child: Ended, start: Instant) -> Finished {
+    let stdout = drain(child.0.stdout.take());
+    let stderr = drain(child.0.stderr.take());
     let status = loop {
-        if let Some(status) = child.try_wait().expect("the child can be waited for") {
+        if let Some(status) = child.0.try_wait().expect("the child can be waited for") {
             break status;
         }
         if start.elapsed() > PATIENCE {
-            child.kill().expect("a hung child can be killed");
-            child.wait().expect("a killed child ends");
+            // Everything a run consists of ends with the launcher.
+            drop(child);
             let text = stderr.join().expect("its output was read");
             panic!("the run did not end within {PATIENCE:?}; it said: {text}");
         }
@@ -89,24 +97,46 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<St
     })
 }
 
-/// Processes whose executable lies in the stage: what a run must not leave behind.
-pub fn leftovers() -> Vec<String> {
-    let lib = stage().join("lib/wormhole");
+/// Processes of the backend: what a run must not leave behind.
+pub fn leftovers() -> Vec<PathBuf> {
+    let parts = stage().join("lib/wormhole");
+    processes()
+        .filter(|path| path.starts_with(&parts))
+        .collect()
+}
+
+/// Running programs of this name.
+pub fn running(name: &str) -> Vec<PathBuf> {
+    processes().filter(|path| path.ends_with(name)).collect()
+}
+
+/// What the processes of this system were started from.
+fn processes() -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir("/proc")
         .expect("proc is mounted")
         .flatten()
-        .filter_map(|entry| {
-            let executable = std::fs::read_link(entry.path().join("exe")).ok()?;
-            executable.starts_with(&lib).then(|| format!("{:?} {}", entry.file_name(), executable.display()))
-        })
-        .collect()
+        .filter_map(|entry| started_from(entry.file_name().to_str()?.parse().ok()?))
+}
+
+/// The file that a process says it was started from. Its executable would tell less: a confined worker's
+/// is named by a path that is its own.
+fn started_from(pid: u32) -> Option<PathBuf> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let first = line
+        .split(|byte| *byte == 0)
+        .next()
+        .filter(|first| !first.is_empty())?;
+    Some(OsStr::from_bytes(first).into())
 }
 
 /// Waits until a condition holds; says what was awaited if it never does.
 pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < within, "{what} did not happen within {within:?}");
+        assert!(
+            start.elapsed() < within,
+            "{what} did not happen within {within:?}"
+        );
         std::thread::park_timeout(Duration::from_millis(2));
     }
 }
@@ -114,7 +144,7 @@ pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
 /// A run that is under way, and the processes it consists of.
 #[derive(Debug)]
 pub struct Underway {
-    child: Child,
+    child: Ended,
     start: Instant,
     first_line: std::sync::mpsc::Receiver<String>,
     rest: std::thread::JoinHandle<String>,
@@ -125,7 +155,11 @@ impl Underway {
     pub fn start(command: &mut Command) -> Self {
         use std::io::{BufRead, BufReader};
         let start = Instant::now();
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
         let mut output = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let (tell, first_line) = std::sync::mpsc::channel();
         let rest = std::thread::spawn(move || {
@@ -133,30 +167,39 @@ impl Underway {
             output.read_line(&mut line).expect("stdout can be read");
             // The test may have given up already.
             drop(tell.send(line.clone()));
-            output.read_to_string(&mut line).expect("stdout can be read");
+            output
+                .read_to_string(&mut line)
+                .expect("stdout can be read");
             line
         });
-        Self { child, start, first_line, rest }
+        Self {
+            child: Ended(child),
+            start,
+            first_line,
+            rest,
+        }
     }
 
     /// Waits until the program said its first line.
     pub fn working(&self) -> String {
-        self.first_line.recv_timeout(PATIENCE).expect("the program says that it is at work")
+        self.first_line
+            .recv_timeout(PATIENCE)
+            .expect("the program says that it is at work")
     }
 
-    /// The process of this run whose executable has this name.
-    pub fn pid_of(&self, name: &str) -> libc::pid_t {
-        let own = self.child.id();
-        let family = descendants(own);
-        family
+    /// Sends SIGKILL to every process of this run that was started from a file of this name.
+    pub fn kill_9(&self, name: &str) {
+        let family = descendants(self.child.0.id());
+        let named: Vec<&u32> = family
             .iter()
-            .copied()
-            .find(|pid| {
-                std::fs::read_link(format!("/proc/{pid}/exe"))
-                    .is_ok_and(|path| path.file_name().is_some_and(|file| file == name))
-            })
-            .and_then(|pid| libc::pid_t::try_from(pid).ok())
-            .unwrap_or_else(|| panic!("no process {name} below {own}: {family:?}"))
+            .filter(|pid| started_from(**pid).is_some_and(|path| path.ends_with(name)))
+            .collect();
+        assert!(!named.is_empty(), "no process {name} among {family:?}");
+        for pid in named {
+            let pid = libc::pid_t::try_from(*pid).expect("a process number");
+            // SAFETY: kill takes no pointers.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
     }
 
     /// Waits for the end of the run.
@@ -167,24 +210,37 @@ impl Underway {
     }
 }
 
+/// A child that does not outlive the test that started it.
+#[derive(Debug)]
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // Fails only if the child has ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
 /// A process and all that descend from it.
 fn descendants(root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(&pid) = found.get(next) {
         next += 1;
-        for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        for task in std::fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             if let Ok(children) = std::fs::read_to_string(task.path().join("children")) {
-                found.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+                found.extend(
+                    children
+                        .split_whitespace()
+                        .filter_map(|child| child.parse::<u32>().ok()),
+                );
             }
         }
     }
     found
-}
-
-/// Sends SIGKILL.
-pub fn kill_9(pid: libc::pid_t) {
-    // SAFETY: kill takes no pointers.
-    let outcome = unsafe { libc::kill(pid, libc::SIGKILL) };
-    assert_eq!(outcome, 0, "process {pid} can be killed");
 }

@@ -9,9 +9,21 @@ fn passes(link: &str, name: &str) {
     let _alone = alone();
     let path = program(link, name);
     let run = finish(wormhole(&["run", "--placement", "process", "--"]).arg(path));
-    assert!(run.status.success(), "{name}: {:?}\n{}\n{}", run.status, run.stdout, run.stderr);
-    assert!(run.stdout.contains(&format!("PASS {name}")), "{name} said: {}", run.stdout);
-    eventually("the backend's end", Duration::from_secs(10), || leftovers().is_empty());
+    assert!(
+        run.status.success(),
+        "{name}: {:?}\n{}\n{}",
+        run.status,
+        run.stdout,
+        run.stderr
+    );
+    assert!(
+        run.stdout.contains(&format!("PASS {name}")),
+        "{name} said: {}",
+        run.stdout
+    );
+    eventually("the backend's end", Duration::from_secs(10), || {
+        leftovers().is_empty()
+    });
 }
 
 macro_rules! programs_pass {
@@ -37,15 +49,36 @@ programs_pass! {
 #[test]
 fn the_exit_status_is_the_programs() {
     let _alone = alone();
-    let run = finish(&mut wormhole(&["run", "--placement", "process", "--", "/bin/sh", "-c", "exit 41"]));
+    let run = finish(&mut wormhole(&[
+        "run",
+        "--placement",
+        "process",
+        "--",
+        "/bin/sh",
+        "-c",
+        "exit 41",
+    ]));
     assert_eq!(run.status.code(), Some(41), "{}", run.stderr);
 }
 
 #[test]
 fn a_program_ended_by_a_signal_reports_it_as_a_shell_does() {
     let _alone = alone();
-    let run = finish(&mut wormhole(&["run", "--placement", "process", "--", "/bin/sh", "-c", "kill -TERM $$"]));
-    assert_eq!(run.status.code(), Some(128 + libc::SIGTERM), "{}", run.stderr);
+    let run = finish(&mut wormhole(&[
+        "run",
+        "--placement",
+        "process",
+        "--",
+        "/bin/sh",
+        "-c",
+        "kill -TERM $$",
+    ]));
+    assert_eq!(
+        run.status.code(),
+        Some(128 + libc::SIGTERM),
+        "{}",
+        run.stderr
+    );
 }
 
 /// A run that cannot start says why in one sentence, ends with 2, and leaves nothing.
@@ -53,23 +86,46 @@ fn refuses(args: &[&str], expected: &str) {
     let _alone = alone();
     let run = finish(&mut wormhole(args));
     assert_eq!(run.status.code(), Some(2), "{args:?}: {}", run.stderr);
-    assert!(run.stderr.contains(expected), "{args:?} said: {}", run.stderr);
-    eventually("the backend's end", Duration::from_secs(10), || leftovers().is_empty());
+    assert!(
+        run.stderr.contains(expected),
+        "{args:?} said: {}",
+        run.stderr
+    );
+    eventually("the backend's end", Duration::from_secs(10), || {
+        leftovers().is_empty()
+    });
 }
 
 #[test]
 fn a_missing_program_is_named() {
-    refuses(&["run", "--placement", "process", "--", "/no/such/program"], "/no/such/program");
+    refuses(
+        &["run", "--placement", "process", "--", "/no/such/program"],
+        "/no/such/program",
+    );
 }
 
 #[test]
 fn a_wrong_flag_is_named() {
-    refuses(&["run", "--placment", "process", "--", "/bin/true"], "--placment");
+    refuses(
+        &["run", "--placment", "process", "--", "/bin/true"],
+        "--placment",
+    );
 }
 
 #[test]
 fn an_unknown_device_is_refused() {
-    refuses(&["run", "--placement", "process", "--device", "tpu", "--", "/bin/true"], "cuda:N");
+    refuses(
+        &[
+            "run",
+            "--placement",
+            "process",
+            "--device",
+            "tpu",
+            "--",
+            "/bin/true",
+        ],
+        "cuda:N",
+    );
 }
 
 #[test]
@@ -78,18 +134,42 @@ fn a_machine_without_cuda_says_so() {
         eprintln!("skipped: this machine has an NVIDIA driver");
         return;
     }
-    refuses(&["run", "--placement", "process", "--device", "cuda:0", "--", "/bin/true"], "libcuda.so.1");
+    refuses(
+        &[
+            "run",
+            "--placement",
+            "process",
+            "--device",
+            "cuda:0",
+            "--",
+            "/bin/true",
+        ],
+        "libcuda.so.1",
+    );
 }
 
 #[test]
 fn a_window_too_small_is_refused_with_the_least_size() {
-    refuses(&["run", "--placement", "process", "--window", "2M", "--", "/bin/true"], "2097152");
+    refuses(
+        &[
+            "run",
+            "--placement",
+            "process",
+            "--window",
+            "2M",
+            "--",
+            "/bin/true",
+        ],
+        "2097152",
+    );
 }
 
 #[test]
 fn a_broken_kernel_is_noticed() {
     let _alone = alone();
-    let run = finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("broken", "vector_add")));
+    let run = finish(
+        wormhole(&["run", "--placement", "process", "--"]).arg(program("broken", "vector_add")),
+    );
     assert_eq!(run.status.code(), Some(1), "{}\n{}", run.stdout, run.stderr);
     assert!(run.stdout.contains("FAIL vector_add"), "{}", run.stdout);
 }
@@ -98,7 +178,8 @@ fn a_broken_kernel_is_noticed() {
 fn a_neighbours_memory_is_free_within_a_second_of_its_kill() {
     let _alone = alone();
     let run = finish(
-        wormhole(&["run", "--placement", "process", "--window", "192M", "--"]).arg(program("static", "neighbour")),
+        wormhole(&["run", "--placement", "process", "--window", "192M", "--"])
+            .arg(program("static", "neighbour")),
     );
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     assert!(run.stdout.contains("PASS neighbour"), "{}", run.stdout);
@@ -119,10 +200,16 @@ fn two_processes_with_the_same_process_id_are_told_apart() {
 #[test]
 fn eight_threads_that_wait_learn_of_a_fault_together() {
     let _alone = alone();
-    let run =
-        finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("static", "eight_waiters")));
+    let run = finish(
+        wormhole(&["run", "--placement", "process", "--"]).arg(program("static", "eight_waiters")),
+    );
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
-    assert_eq!(run.stdout.matches("cudaErrorIllegalAddress").count(), 8, "{}", run.stdout);
+    assert_eq!(
+        run.stdout.matches("cudaErrorIllegalAddress").count(),
+        8,
+        "{}",
+        run.stdout
+    );
 }
 
 /// Faults, asserts and printf give what the native driver gives: these lines were printed by a GPU.
@@ -130,15 +217,50 @@ fn eight_threads_that_wait_learn_of_a_fault_together() {
 fn faults_report_as_a_gpu_does() {
     let _alone = alone();
     for (name, lines) in [
-        ("trap", &["cudaStreamSynchronize(legacy): cudaErrorLaunchFailure", "PASS trap cudaErrorLaunchFailure"][..]),
-        ("illegal_address", &["cudaDeviceSynchronize(): cudaErrorIllegalAddress", "PASS illegal_address"][..]),
-        ("assert", &["cudaDeviceSynchronize(): cudaErrorAssert", "PASS assert cudaErrorAssert"][..]),
-        ("printf", &["device: -7 3000000000 -5000000000 beef  3.14 w %", "thread 41 of block 0", "PASS printf"][..]),
+        (
+            "trap",
+            &[
+                "cudaStreamSynchronize(legacy): cudaErrorLaunchFailure",
+                "PASS trap cudaErrorLaunchFailure",
+            ][..],
+        ),
+        (
+            "illegal_address",
+            &[
+                "cudaDeviceSynchronize(): cudaErrorIllegalAddress",
+                "PASS illegal_address",
+            ][..],
+        ),
+        (
+            "assert",
+            &[
+                "cudaDeviceSynchronize(): cudaErrorAssert",
+                "PASS assert cudaErrorAssert",
+            ][..],
+        ),
+        (
+            "printf",
+            &[
+                "device: -7 3000000000 -5000000000 beef  3.14 w %",
+                "thread 41 of block 0",
+                "PASS printf",
+            ][..],
+        ),
     ] {
-        let run = finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("static", name)));
-        assert!(run.status.success(), "{name}: {}\n{}", run.stdout, run.stderr);
+        let run =
+            finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("static", name)));
+        assert!(
+            run.status.success(),
+            "{name}: {}\n{}",
+            run.stdout,
+            run.stderr
+        );
         for line in lines {
-            assert!(run.stdout.contains(line), "{name} did not say {line:?} but: {}", run.stdout);
+            assert!(
+                run.stdout.contains(line),
+                "{name} did not say {line:?} but: {}",
+                run.stdout
+            );
         }
     }
 }
