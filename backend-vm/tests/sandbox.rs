@@ -6,7 +6,7 @@
 mod support;
 
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use support::backend::{Backend, Workers, is_running, wait_until};
@@ -23,7 +23,7 @@ fn main() {
         // What `cargo test` may ask of a test executable.
         Some("--list") => println!("a_hostile_worker_reaches_nothing: test"),
         _ => {
-            let tests: [(&str, fn()); 2] = [
+            let tests: [(&str, fn()); 3] = [
                 (
                     "a_hostile_worker_reaches_nothing_but_its_session",
                     a_hostile_worker_reaches_nothing_but_its_session,
@@ -31,6 +31,10 @@ fn main() {
                 (
                     "a_hostile_worker_does_not_outlive_its_supervisor",
                     a_hostile_worker_does_not_outlive_its_supervisor,
+                ),
+                (
+                    "a_worker_that_leaves_its_descriptors_behind_holds_nobody_up",
+                    a_worker_that_leaves_its_descriptors_behind_holds_nobody_up,
                 ),
             ];
             println!("\nrunning {} tests", tests.len());
@@ -53,9 +57,12 @@ fn hostile_backend() -> Backend {
     backend
 }
 
-fn assign(backend: &mut Backend) -> Control {
+/// What a guest says for its worker to leave with its descriptors in the supervisor's queue.
+const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
+
+fn assign(backend: &mut Backend, environment: &str) -> Control {
     let mut control = backend.connect();
-    control.hello(PROTOCOL_HASH, "");
+    control.hello(PROTOCOL_HASH, environment);
     match control.receive() {
         Reply::Grant(_) => control,
         other => panic!("{other:?}"),
@@ -64,7 +71,7 @@ fn assign(backend: &mut Backend) -> Control {
 
 fn a_hostile_worker_reaches_nothing_but_its_session() {
     let mut backend = hostile_backend();
-    let _control = assign(&mut backend);
+    let _control = assign(&mut backend, "");
     backend.wait_for_log("attempts are over");
     let log = backend.log();
     let attempts: Vec<&str> = log
@@ -85,7 +92,7 @@ fn a_hostile_worker_reaches_nothing_but_its_session() {
 
 fn a_hostile_worker_does_not_outlive_its_supervisor() {
     let mut backend = hostile_backend();
-    let _control = assign(&mut backend);
+    let _control = assign(&mut backend, "");
     backend.wait_for_log("attempts are over");
     let workers = backend.workers();
     assert!(workers.iter().all(|worker| is_running(*worker)));
@@ -95,6 +102,17 @@ fn a_hostile_worker_does_not_outlive_its_supervisor() {
         || workers.iter().all(|worker| !is_running(*worker)),
         || "the workers' end".into(),
     );
+}
+
+fn a_worker_that_leaves_its_descriptors_behind_holds_nobody_up() {
+    let mut backend = hostile_backend();
+    let control = assign(&mut backend, LEAVE);
+    backend.wait_for_log("leaving");
+    backend.wait_for_log("session 0.1: worker");
+    drop(control);
+    backend.report();
+    let _control = assign(&mut backend, "");
+    assert!(backend.is_alive());
 }
 
 /// The worker's part.
@@ -197,11 +215,14 @@ mod hostile {
         let (socket, log) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
         let mut log = std::fs::File::from(log);
         let (mut incoming, mut outgoing) = (Incoming::new(true), Outgoing::default());
-        let mut send = |message: &Message<'_>| outgoing.send(&socket, message, Vec::new()).unwrap();
-        send(&Message::Ready {
+        let mut send = |message: &Message<'_>, descriptors: Vec<OwnedFd>| {
+            outgoing.send(&socket, message, descriptors).unwrap();
+        };
+        let ready = Message::Ready {
             protocol_hash: PROTOCOL_HASH,
             device: "hostile",
-        });
+        };
+        send(&ready, Vec::new());
         loop {
             channel::wait_readable(&socket).unwrap();
             incoming.fill(&socket).unwrap();
@@ -211,7 +232,16 @@ mod hostile {
         }
         let window = incoming.descriptor().unwrap();
         let counters = incoming.descriptor().unwrap();
-        send(&Message::Assigned);
+        send(&Message::Assigned, Vec::new());
+        if std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "LEAVE") {
+            writeln!(log, "leaving").unwrap();
+            // More messages than are read of a worker that has ended, so that some stay in the queue.
+            for _ in 0..100 {
+                let copies = [log.as_fd(), window.as_fd()].map(|fd| fd.try_clone_to_owned());
+                send(&Message::Doorbell, copies.map(Result::unwrap).into());
+            }
+            std::process::exit(0);
+        }
 
         for &(name, number, [first, second, third]) in CALLS {
             // SAFETY: each is refused before its arguments are looked at; that is what is tested.

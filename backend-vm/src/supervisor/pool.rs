@@ -1,16 +1,20 @@
 //! Workers, from the start to the reaping, and the spare ones that wait with a ready device.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{ArenaRun, Message};
 
 use super::peer::{self, Peer};
-use super::workers::{self, Log};
+use super::workers::{self, Log, Portion};
 use super::{Id, Source, Supervisor};
 use crate::channel::ChannelError;
 use crate::sandbox::Child;
 use crate::worker::BROKEN;
+
+/// Portions of log that are read of a worker that has ended: more than a pipe holds.
+const LAST_PORTIONS: usize = 512;
 
 /// One worker process.
 #[derive(Debug)]
@@ -93,15 +97,15 @@ impl Supervisor {
         let started = workers::start(program, self.device, &variables, &self.confinement)
             .map_err(|error| crate::chain(&error))?;
         let id = self.id();
-        let stream = self.token(Source::WorkerStream(id));
-        let loop_failed = |error: event_manager::Error| format!("the event loop: {error}");
-        let peer = Peer::register(ops, started.socket, stream, false).map_err(loop_failed)?;
-        let end = self
-            .add_source(ops, &started.child.pidfd(), Source::WorkerEnd(id))
-            .map_err(loop_failed)?;
-        let log = self
-            .add_source(ops, started.log.pipe(), Source::WorkerLog(id))
-            .map_err(loop_failed)?;
+        let (peer, tokens) =
+            match self.watch_worker(ops, id, started.socket, &started.child, &started.log) {
+                Ok(watched) => watched,
+                Err(error) => {
+                    started.child.kill();
+                    started.child.wait();
+                    return Err(format!("the event loop: {error}"));
+                }
+            };
         tracing::debug!(
             "worker {} starts on {} for protocol {hash:016x}",
             started.child.pid(),
@@ -113,7 +117,7 @@ impl Supervisor {
                 child: started.child,
                 peer,
                 log: Some(started.log),
-                tokens: [stream, end, log],
+                tokens,
                 hash,
                 environment,
                 state: WorkerState::Starting,
@@ -122,6 +126,39 @@ impl Supervisor {
             },
         );
         Ok(id)
+    }
+
+    /// Has the event loop watch a worker's stream, end and log; all of them or none.
+    fn watch_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        socket: OwnedFd,
+        child: &Child,
+        log: &Log,
+    ) -> Result<(Peer, [u32; 3]), event_manager::Error> {
+        let stream = self.token(Source::WorkerStream(id));
+        let peer = Peer::register(ops, socket, stream, false).inspect_err(|_| {
+            self.sources.remove(&stream);
+        })?;
+        let end = match self.add_source(ops, &child.pidfd(), Source::WorkerEnd(id)) {
+            Ok(end) => end,
+            Err(error) => {
+                peer.forget(ops);
+                self.sources.remove(&stream);
+                return Err(error);
+            }
+        };
+        match self.add_source(ops, log.pipe(), Source::WorkerLog(id)) {
+            Ok(log) => Ok((peer, [stream, end, log])),
+            Err(error) => {
+                peer.forget(ops);
+                peer::forget(ops, &child.pidfd());
+                self.sources.remove(&stream);
+                self.sources.remove(&end);
+                Err(error)
+            }
+        }
     }
 
     pub(super) fn worker_of(&mut self, session: Id) -> Option<&mut Worker> {
@@ -304,7 +341,12 @@ impl Supervisor {
         };
         // What it said last may say why.
         let _ = self.serve_worker(ops, id, EventSet::IN);
-        while self.read_log(id) {}
+        // The worker may have left the pipe's other end somewhere, so its end may never be seen.
+        for _ in 0..LAST_PORTIONS {
+            if self.read_log(id) != Portion::Data {
+                break;
+            }
+        }
         let Some(worker) = self.workers.remove(&id) else {
             return;
         };
@@ -333,7 +375,7 @@ impl Supervisor {
     }
 
     pub(super) fn worker_log(&mut self, ops: &mut EventOps<'_>, id: Id) {
-        if self.read_log(id) {
+        if self.read_log(id) != Portion::Closed {
             return;
         }
         let Some(worker) = self.workers.get_mut(&id) else {
@@ -346,15 +388,16 @@ impl Supervisor {
         }
     }
 
-    /// Passes on one portion of a worker's log. False when there is none.
-    fn read_log(&mut self, id: Id) -> bool {
-        match self.workers.get_mut(&id) {
-            Some(worker) => {
-                let pid = worker.child.pid();
-                worker.log.as_mut().is_some_and(|log| log.read(pid))
-            }
-            None => false,
-        }
+    /// Passes on one portion of a worker's log.
+    fn read_log(&mut self, id: Id) -> Portion {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return Portion::Closed;
+        };
+        let pid = worker.child.pid();
+        worker
+            .log
+            .as_mut()
+            .map_or(Portion::Closed, |log| log.read(pid))
     }
 
     /// Ends what is left when the supervisor ends.

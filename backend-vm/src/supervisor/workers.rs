@@ -204,6 +204,15 @@ pub fn start(
     })
 }
 
+/// What one look at a worker's log found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portion {
+    Data,
+    /// Nothing for now: somebody still holds the pipe's other end.
+    Empty,
+    Closed,
+}
+
 /// What a worker writes to its log, passed on line by line, so much and no more.
 #[derive(Debug)]
 pub struct Log {
@@ -225,18 +234,21 @@ impl Log {
         &self.pipe
     }
 
-    /// Reads once; the pipe is readable. False when the worker has closed it.
-    pub fn read(&mut self, pid: i32) -> bool {
+    /// Reads once, without waiting.
+    pub fn read(&mut self, pid: i32) -> Portion {
         let mut buffer = [0; 4096];
         let count = match self.pipe.read(&mut buffer) {
-            Ok(0) => return false,
+            Ok(0) => return Portion::Closed,
             Ok(count) => count,
-            Err(error) => {
-                return matches!(
+            Err(error)
+                if matches!(
                     error.kind(),
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                );
+                ) =>
+            {
+                return Portion::Empty;
             }
+            Err(_) => return Portion::Closed,
         };
         for &byte in &buffer[..count] {
             if byte == b'\n' || self.line.len() == LINE_LIMIT {
@@ -246,7 +258,7 @@ impl Log {
                 self.line.push(byte);
             }
         }
-        true
+        Portion::Data
     }
 
     fn pass_on(&mut self, pid: i32) {
