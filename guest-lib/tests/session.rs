@@ -5,6 +5,7 @@ mod support;
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use cuda as _;
 use support::{Backend, DEVICE_BYTES, in_process};
@@ -365,6 +366,44 @@ fn a_backend_that_goes_away_ends_a_wait() {
             assert_eq!(ready.synchronize(), 802);
         });
         assert_eq!(ready.launch(32), 802);
+    });
+}
+
+#[test]
+fn a_backend_that_goes_away_ends_calls_that_wait_for_nothing() {
+    in_process(|| {
+        let ready = ready();
+        assert_eq!(ready.launch(32), 0);
+        assert_eq!(ready.synchronize(), 0);
+        ready.backend.disappear();
+        // A stream without new work is not waited for.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while ready.synchronize() == 0 {
+            assert!(Instant::now() < deadline, "nobody notices the end");
+            std::thread::yield_now();
+        }
+        assert_eq!(ready.synchronize(), 802);
+        assert_eq!(ready.launch(32), 802);
+    });
+}
+
+#[test]
+fn the_watching_thread_takes_no_signals() {
+    in_process(|| {
+        let _ready = ready();
+        let watchers: Vec<String> = std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap())
+            .filter(|status| status.starts_with("Name:\twormhole-watch\n"))
+            .collect();
+        assert_eq!(watchers.len(), 1);
+        let mask = watchers[0]
+            .lines()
+            .find_map(|line| line.strip_prefix("SigBlk:\t"))
+            .unwrap();
+        let mask = u64::from_str_radix(mask, 16).unwrap();
+        let program = [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGPROF];
+        assert!(program.iter().all(|signal| mask & 1 << (signal - 1) != 0));
     });
 }
 

@@ -6,6 +6,7 @@ use wormhole_ring::arena::{Arena, ArenaError};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 use super::Session;
+use super::control::ChannelError;
 use super::mapping::Window;
 use crate::error::{CuError, Result};
 use crate::log;
@@ -71,10 +72,17 @@ impl Session {
             Some(run) => run,
             None => {
                 let segments = u32::try_from(needed).map_err(|_| CuError::OUT_OF_MEMORY)?;
-                self.control.request_arena(segments).map_err(|error| {
-                    log::error_once!("{error}");
-                    CuError::OUT_OF_MEMORY
-                })?
+                match self.control.request_arena(segments) {
+                    Ok(run) => run,
+                    Err(ChannelError::Stream(_)) => {
+                        self.end_of_stream();
+                        return Err(self.alive().err().unwrap_or(CuError::OUT_OF_MEMORY));
+                    }
+                    Err(error) => {
+                        log::error_once!("{error}");
+                        return Err(CuError::OUT_OF_MEMORY);
+                    }
+                }
             }
         };
         self.extents.add(run.first, run.count).map_err(|error| {

@@ -12,6 +12,7 @@ mod fork;
 mod mapping;
 mod requests;
 mod wait;
+mod watch;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
@@ -108,6 +109,10 @@ pub fn initialise() -> Result<&'static Session> {
     unsafe {
         libc::pthread_atfork(None, None, Some(close_in_child));
         libc::atexit(at_exit);
+    }
+    if let Err(error) = watch::start(session) {
+        // The calls that wait notice the end all the same.
+        log::debug!("no thread watches the control stream: {error}");
     }
     Ok(session)
 }

@@ -8,7 +8,6 @@ use wormhole_ring::status::EndCause;
 use wormhole_ring::sync::Ordering;
 
 use super::Session;
-use super::wait::BACKEND_LOST;
 use crate::error::{CuError, Result};
 use crate::log;
 
@@ -127,8 +126,7 @@ impl Session {
     fn send_doorbell(&self) {
         if let Err(error) = self.control.send(&control::Message::Doorbell) {
             log::debug!("the doorbell could not be rung: {error}");
-            self.status
-                .set_once(BACKEND_LOST.0, EndCause::SupervisorLost);
+            self.end_of_stream();
         }
     }
 

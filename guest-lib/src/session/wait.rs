@@ -95,8 +95,7 @@ impl Session {
                 return done().ok_or(error);
             }
             if !self.step(&mut backoff) {
-                self.status
-                    .set_once(BACKEND_LOST.0, EndCause::SupervisorLost);
+                self.end_of_stream();
             }
         }
     }

@@ -1,0 +1,50 @@
+//! Noticing that the backend is gone while no call waits for it.
+//!
+//! Records and launches look at the session's status word alone, and a backend that was killed writes
+//! nothing there. So one thread sleeps on the control stream and writes the word when the stream ends.
+//! It never reads from the stream, so it takes nothing from whoever waits for a message.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use wormhole_ring::status::EndCause;
+
+use super::Session;
+use super::wait::BACKEND_LOST;
+
+/// Enough for one system call; the thread-local storage of the program's libraries comes on top.
+const STACK: usize = 64 << 10;
+
+/// Starts the thread. It lives as long as the process and takes no signal of the program's.
+pub fn start(session: &'static Session) -> io::Result<()> {
+    let mut all = MaybeUninit::uninit();
+    let mut old = MaybeUninit::uninit();
+    // SAFETY: both sets outlive the calls; the first is written before it is read. A new thread inherits
+    // the mask of the one that starts it.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let started = std::thread::Builder::new()
+        .name("wormhole-watch".to_owned())
+        .stack_size(STACK)
+        .spawn(|| watch(session));
+    // SAFETY: the call above, which cannot fail with these arguments, wrote the old mask.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+    started.map(drop)
+}
+
+fn watch(session: &Session) {
+    while session.control.sleep(Duration::MAX) {}
+    session.end_of_stream();
+}
+
+impl Session {
+    /// The control stream has ended. What the backend said before about the end stands.
+    #[cold]
+    pub fn end_of_stream(&self) {
+        self.status
+            .set_once(BACKEND_LOST.0, EndCause::SupervisorLost);
+    }
+}
