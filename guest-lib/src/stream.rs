@@ -19,9 +19,12 @@ use crate::types::{
     CUstream, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
 };
 
-/// Work that may be handed to a stream between two looks at how far the device is. Three times this
-/// stays below the number of launches (about 1021) at which the driver's own launch call blocks.
+/// Pieces of work between two fences that a stream gets without being asked.
 const BATCH: u64 = 256;
+/// Batches that a stream may have before it that are not known to be complete. Their pieces, and one more
+/// of each thread, stay below the number of launches (about 1021) at which the driver's own call blocks.
+const BATCHES: usize = 3;
+const LIMIT: u64 = BATCH * BATCHES as u64;
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -50,8 +53,8 @@ struct Timeline {
     /// How many pieces of work the last issued value covers, and how many kernels.
     covered: u64,
     launches_covered: u64,
-    /// The values issued at the ends of the last two batches, older first.
-    batches: [u64; 2],
+    /// The fences at the ends of the last batches, oldest first.
+    batches: [Option<Cover>; BATCHES],
 }
 
 /// A stream as a call names it.
@@ -84,7 +87,7 @@ static LEGACY: Stream = Stream {
         line: None,
         covered: 0,
         launches_covered: 0,
-        batches: [0; 2],
+        batches: [None; BATCHES],
     }),
 };
 /// Identities of streams; 1 is the legacy one's.
@@ -262,7 +265,11 @@ impl Target {
     pub fn worked(self, scope: Scope) -> Result {
         let work = self.stream.work.fetch_add(1, Ordering::AcqRel) + 1;
         if work.is_multiple_of(BATCH) {
-            self.end_batch(scope)
+            self.end_batch(scope)?;
+        }
+        let complete = self.stream.complete.load(Ordering::Acquire);
+        if work.saturating_sub(complete) >= LIMIT {
+            self.hold_back(scope, work - LIMIT)
         } else {
             Ok(())
         }
@@ -277,14 +284,27 @@ impl Target {
 
     #[cold]
     fn end_batch(self, scope: Scope) -> Result {
-        let (fence, value) = {
-            let mut timeline = self.stream.timeline();
-            let cover = self.issue(scope, &mut timeline)?;
-            let [older, newer] = timeline.batches;
-            timeline.batches = [newer, cover.value];
-            (cover.fence, older)
+        let mut timeline = self.stream.timeline();
+        let cover = self.issue(scope, &mut timeline)?;
+        timeline.batches.rotate_left(1);
+        timeline.batches[BATCHES - 1] = Some(cover);
+        Ok(())
+    }
+
+    /// Waits until more than `work` pieces are complete. Every thread that finds the stream too full does.
+    #[cold]
+    fn hold_back(self, scope: Scope, work: u64) -> Result {
+        let ended = {
+            let timeline = self.stream.timeline();
+            let covers = timeline.batches.iter().flatten();
+            covers.copied().find(|cover| cover.work > work)
         };
-        scope.session.wait_fence(fence, value)
+        // The thread that ends the batch may not have come so far yet.
+        let cover = match ended {
+            Some(cover) => cover,
+            None => self.fence_now(scope)?,
+        };
+        self.wait(scope, cover)
     }
 
     /// Asks the device to write the stream's next fence value.

@@ -108,29 +108,33 @@ fn ready() -> Ready {
 
 impl Ready {
     fn launch(&self, block: u32) -> u32 {
-        let mut value = 7_u32;
-        let mut parameters = [(&raw mut value).cast()];
-        // SAFETY: the kernel has one parameter of four bytes.
-        unsafe {
-            cuLaunchKernel(
-                self.function,
-                1,
-                1,
-                1,
-                block,
-                1,
-                1,
-                0,
-                self.stream,
-                parameters.as_mut_ptr(),
-                null_mut(),
-            )
-        }
+        launch(self.function, self.stream, block)
     }
 
     fn synchronize(&self) -> u32 {
         // SAFETY: a live stream.
         unsafe { cuStreamSynchronize(self.stream) }
+    }
+}
+
+fn launch(function: *mut c_void, stream: *mut c_void, block: u32) -> u32 {
+    let mut value = 7_u32;
+    let mut parameters = [(&raw mut value).cast()];
+    // SAFETY: the kernel has one parameter of four bytes.
+    unsafe {
+        cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            block,
+            1,
+            1,
+            0,
+            stream,
+            parameters.as_mut_ptr(),
+            null_mut(),
+        )
     }
 }
 
@@ -252,6 +256,41 @@ fn launches_are_held_back_before_the_driver_would_block() {
             "{fences:?}"
         );
         assert!(fences.len() >= 7);
+    });
+}
+
+#[test]
+fn threads_that_share_a_stream_are_held_back_together() {
+    const THREADS: u64 = 6;
+    const EACH: u64 = 1000;
+    in_process(|| {
+        let ready = ready();
+        let shared = &ready.backend.shared;
+        assert_eq!(ready.launch(32), 0);
+        assert_eq!(ready.synchronize(), 0);
+        shared.lags.store(true, Ordering::Release);
+        let mut context = null_mut();
+        // SAFETY: the place is writable.
+        assert_eq!(unsafe { cuCtxGetCurrent(&raw mut context) }, 0);
+        let handles = [ready.function, ready.stream, context].map(<*mut c_void>::addr);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(move || {
+                    let [function, stream, context] = handles.map(std::ptr::without_provenance_mut);
+                    // SAFETY: a live context.
+                    assert_eq!(unsafe { cuCtxSetCurrent(context) }, 0);
+                    for _ in 0..EACH {
+                        assert_eq!(launch(function, stream, 32), 0);
+                    }
+                });
+            }
+        });
+        assert_eq!(ready.synchronize(), 0);
+        let launches = shared.take();
+        let launches = launches.iter().filter(|name| *name == "LaunchKernel");
+        assert_eq!(launches.count() as u64, THREADS * EACH);
+        let most = shared.most_launches.load(Ordering::Acquire);
+        assert!((513..=768 + THREADS).contains(&most), "{most}");
     });
 }
 
