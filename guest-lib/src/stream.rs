@@ -3,6 +3,8 @@
 //! One fence per stream covers its work so far: a synchronize or a first query asks the device to write
 //! the next number when everything before is complete. Streams without new work are not asked again.
 
+mod hold_back;
+
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use wormhole_api::handle::Stream as StreamKind;
 use wormhole_api::{Fence, FenceWrite, Handle, StreamCreate, StreamDestroy, StreamQuery};
 
+use self::hold_back::BATCHES;
 use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
@@ -18,13 +21,6 @@ use crate::session::FenceLine;
 use crate::types::{
     CUstream, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
 };
-
-/// Pieces of work between two fences that a stream gets without being asked.
-const BATCH: u64 = 256;
-/// Batches that a stream may have before it that are not known to be complete. Their pieces, and one more
-/// of each thread, stay below the number of launches (about 1021) at which the driver's own call blocks.
-const BATCHES: usize = 3;
-const LIMIT: u64 = BATCH * BATCHES as u64;
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -69,6 +65,13 @@ pub struct Target {
 pub struct Cover {
     pub fence: Fence,
     pub value: u64,
+    work: u64,
+    launches: u64,
+}
+
+/// Work of a stream that another stream's fence covers too.
+struct Covered {
+    handle: Handle<StreamKind>,
     work: u64,
     launches: u64,
 }
@@ -129,6 +132,8 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
             .id
             .store(NEXT_ID.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         stream.context.store(scope.context, Ordering::Relaxed);
+        // Held until all is forgotten: see `Covered::complete`.
+        let mut timeline = stream.timeline();
         for count in [
             &stream.work,
             &stream.launches,
@@ -137,7 +142,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         ] {
             count.store(0, Ordering::Relaxed);
         }
-        *stream.timeline() = Timeline::default();
+        *timeline = Timeline::default();
     })?;
     let message = StreamCreate {
         new: handle,
@@ -251,62 +256,26 @@ impl Stream {
         self.launches_complete.load(Ordering::Acquire) < self.launches.load(Ordering::Acquire)
     }
 
-    fn completed(&self, cover: Cover) {
-        self.complete.fetch_max(cover.work, Ordering::AcqRel);
-        self.launches_complete
-            .fetch_max(cover.launches, Ordering::AcqRel);
+    fn completed(&self, work: u64, launches: u64) {
+        self.complete.fetch_max(work, Ordering::AcqRel);
+        self.launches_complete.fetch_max(launches, Ordering::AcqRel);
+    }
+}
+
+impl Covered {
+    /// Notes that the work is complete, unless the stream is gone. The lock is held so that the entry
+    /// cannot become another stream's meanwhile, to which the counts would mean nothing.
+    fn complete(&self) {
+        if let Some(stream) = STREAMS.get(self.handle) {
+            let _timeline = stream.timeline();
+            if STREAMS.get(self.handle).is_some() {
+                stream.completed(self.work, self.launches);
+            }
+        }
     }
 }
 
 impl Target {
-    /// Counts a piece of work that was written to the ring, and holds the caller back when the stream
-    /// has too much before it.
-    #[inline]
-    pub fn worked(self, scope: Scope) -> Result {
-        let work = self.stream.work.fetch_add(1, Ordering::AcqRel) + 1;
-        if work.is_multiple_of(BATCH) {
-            self.end_batch(scope)?;
-        }
-        let complete = self.stream.complete.load(Ordering::Acquire);
-        if work.saturating_sub(complete) >= LIMIT {
-            self.hold_back(scope, work - LIMIT)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// The same for a kernel.
-    #[inline]
-    pub fn launched(self, scope: Scope) -> Result {
-        self.stream.launches.fetch_add(1, Ordering::AcqRel);
-        self.worked(scope)
-    }
-
-    #[cold]
-    fn end_batch(self, scope: Scope) -> Result {
-        let mut timeline = self.stream.timeline();
-        let cover = self.issue(scope, &mut timeline)?;
-        timeline.batches.rotate_left(1);
-        timeline.batches[BATCHES - 1] = Some(cover);
-        Ok(())
-    }
-
-    /// Waits until more than `work` pieces are complete. Every thread that finds the stream too full does.
-    #[cold]
-    fn hold_back(self, scope: Scope, work: u64) -> Result {
-        let ended = {
-            let timeline = self.stream.timeline();
-            let covers = timeline.batches.iter().flatten();
-            covers.copied().find(|cover| cover.work > work)
-        };
-        // The thread that ends the batch may not have come so far yet.
-        let cover = match ended {
-            Some(cover) => cover,
-            None => self.fence_now(scope)?,
-        };
-        self.wait(scope, cover)
-    }
-
     /// Asks the device to write the stream's next fence value.
     fn issue(self, scope: Scope, timeline: &mut Timeline) -> Result<Cover> {
         // Counted after the work was written, so whatever is counted here lies before the fence.
@@ -342,21 +311,19 @@ impl Target {
 
     /// A fence value that covers the work so far, or `None` if all of it is known to be complete.
     fn cover(self, scope: Scope) -> Result<Option<Cover>> {
-        let waits_for_others = self.handle.is_legacy() && blocking_work();
-        if !self.stream.is_dirty() && !waits_for_others {
+        if !self.stream.is_dirty() {
             return Ok(None);
         }
-        if !waits_for_others && let Some(cover) = self.covered() {
-            return Ok(Some(cover));
+        match self.covered() {
+            Some(cover) => Ok(Some(cover)),
+            None => self.fence_now(scope).map(Some),
         }
-        let mut timeline = self.stream.timeline();
-        self.issue(scope, &mut timeline).map(Some)
     }
 
     /// Waits until a fence value has been written, and remembers what that means.
     pub fn wait(self, scope: Scope, cover: Cover) -> Result {
         scope.session.wait_fence(cover.fence, cover.value)?;
-        self.stream.completed(cover);
+        self.stream.completed(cover.work, cover.launches);
         Ok(())
     }
 
@@ -367,6 +334,16 @@ impl Target {
             return output::synchronize(scope, Some(self.handle));
         }
         scope.session.alive()?;
+        if self.handle.is_legacy() {
+            // A fence in the legacy stream comes after the work of all blocking streams.
+            let others = blocking_work();
+            if !others.is_empty() {
+                let cover = self.fence_now(scope)?;
+                self.wait(scope, cover)?;
+                others.iter().for_each(Covered::complete);
+                return Ok(());
+            }
+        }
         match self.cover(scope)? {
             Some(cover) => self.wait(scope, cover),
             None => Ok(()),
@@ -387,7 +364,7 @@ impl Target {
         let covered = self.covered();
         match covered {
             Some(cover) if scope.session.fence_passed(cover.fence, cover.value) => {
-                self.stream.completed(cover);
+                self.stream.completed(cover.work, cover.launches);
                 Ok(())
             }
             Some(_) => Err(CuError::NOT_READY),
@@ -407,10 +384,7 @@ impl Target {
             stream: self.handle,
         };
         scope.session.request(scope.context, &message, |()| ())?;
-        self.stream.complete.fetch_max(work, Ordering::AcqRel);
-        self.stream
-            .launches_complete
-            .fetch_max(launches, Ordering::AcqRel);
+        self.stream.completed(work, launches);
         Ok(())
     }
 
@@ -440,10 +414,17 @@ impl Target {
     }
 }
 
-fn blocking_work() -> bool {
+/// The work of blocking streams that is not known to be complete.
+fn blocking_work() -> Vec<Covered> {
     STREAMS
         .live()
-        .any(|(_, stream)| stream.is_blocking() && stream.is_dirty())
+        .filter(|(_, stream)| stream.is_blocking() && stream.is_dirty())
+        .map(|(handle, stream)| Covered {
+            handle,
+            work: stream.work.load(Ordering::Acquire),
+            launches: stream.launches.load(Ordering::Acquire),
+        })
+        .collect()
 }
 
 /// Waits for all work of the process (`cuCtxSynchronize`): streams without new work are not visited.

@@ -187,6 +187,26 @@ fn a_kernel_is_a_request_once_and_a_record_from_then_on() {
 }
 
 #[test]
+fn the_legacy_stream_completes_the_blocking_ones() {
+    in_process(|| {
+        let mut ready = ready();
+        // SAFETY: the place is writable.
+        assert_eq!(unsafe { cuStreamCreate(&raw mut ready.stream, 0) }, 0);
+        assert_eq!(ready.launch(32), 0);
+        ready.backend.shared.take();
+        // SAFETY: the legacy stream is always there.
+        let synchronize_legacy = || assert_eq!(unsafe { cuStreamSynchronize(null_mut()) }, 0);
+        synchronize_legacy();
+        assert_eq!(ready.backend.shared.take(), ["FenceWrite"]);
+        synchronize_legacy();
+        assert_eq!(ready.synchronize(), 0);
+        // SAFETY: takes no pointer.
+        assert_eq!(unsafe { cuCtxSynchronize() }, 0);
+        assert_eq!(ready.backend.shared.take(), [""; 0]);
+    });
+}
+
+#[test]
 fn a_library_is_loaded_again_after_a_reset_when_its_kernel_is_used() {
     in_process(|| {
         let mut ready = ready();

@@ -1,0 +1,66 @@
+//! Holding callers back before the driver's own launch call would block on the worker's side.
+//!
+//! Each batch of work ends with a fence. A thread that finds three batches before it waits for the oldest.
+
+use std::sync::atomic::Ordering;
+
+use super::Target;
+use crate::context::Scope;
+use crate::error::Result;
+
+/// Pieces of work between two fences that a stream gets without being asked.
+const BATCH: u64 = 256;
+/// Batches that a stream may have before it that are not known to be complete. Their pieces, and one more
+/// of each thread, stay below the number of launches (about 1021) at which the driver's own call blocks.
+pub(super) const BATCHES: usize = 3;
+const LIMIT: u64 = BATCH * BATCHES as u64;
+
+impl Target {
+    /// Counts a piece of work that was written to the ring, and holds the caller back when the stream
+    /// has too much before it.
+    #[inline]
+    pub fn worked(self, scope: Scope) -> Result {
+        let work = self.stream.work.fetch_add(1, Ordering::AcqRel) + 1;
+        if work.is_multiple_of(BATCH) {
+            self.end_batch(scope)?;
+        }
+        let complete = self.stream.complete.load(Ordering::Acquire);
+        if work.saturating_sub(complete) >= LIMIT {
+            self.hold_back(scope, work - LIMIT)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The same for a kernel.
+    #[inline]
+    pub fn launched(self, scope: Scope) -> Result {
+        self.stream.launches.fetch_add(1, Ordering::AcqRel);
+        self.worked(scope)
+    }
+
+    #[cold]
+    fn end_batch(self, scope: Scope) -> Result {
+        let mut timeline = self.stream.timeline();
+        let cover = self.issue(scope, &mut timeline)?;
+        timeline.batches.rotate_left(1);
+        timeline.batches[BATCHES - 1] = Some(cover);
+        Ok(())
+    }
+
+    /// Waits until more than `work` pieces are complete. Every thread that finds the stream too full does.
+    #[cold]
+    fn hold_back(self, scope: Scope, work: u64) -> Result {
+        let ended = {
+            let timeline = self.stream.timeline();
+            let covers = timeline.batches.iter().flatten();
+            covers.copied().find(|cover| cover.work > work)
+        };
+        // The thread that ends the batch may not have come so far yet.
+        let cover = match ended {
+            Some(cover) => cover,
+            None => self.fence_now(scope)?,
+        };
+        self.wait(scope, cover)
+    }
+}
