@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -26,6 +27,10 @@ pub enum BenchError {
     },
     #[error("cannot make a window")]
     Window(#[from] rustix::io::Errno),
+    #[error("cannot use the window's file")]
+    File(#[source] std::io::Error),
+    #[error("KVM's statistics cannot be read")]
+    Stats(#[from] wormhole_monitor::stats::StatsError),
     #[error("cannot map the window")]
     Map(#[from] vm_memory::mmap::MmapRegionError),
     #[error(transparent)]
@@ -41,6 +46,8 @@ pub enum BenchError {
     Ring(#[from] wormhole_ring::ring::Violation),
     #[error("an answer does not fit")]
     Answer(#[from] wormhole_ring::slot::SlotError),
+    #[error("the payload ended before its work was done")]
+    Ended,
     #[error("there is no {0}")]
     Missing(&'static str),
 }
@@ -53,22 +60,39 @@ pub struct Window {
 }
 
 impl Window {
+    /// A fresh window.
     pub fn new(segments: usize) -> Result<Self, BenchError> {
         let file: File = memfd_create(
             "wormhole-bench",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
         )?
         .into();
-        let bytes = segments * SEGMENT_BYTES;
-        ftruncate(&file, bytes as u64)?;
+        ftruncate(&file, (segments * SEGMENT_BYTES) as u64)?;
         fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK)?;
-        let shared = file
-            .try_clone()
-            .map_err(|_| BenchError::Missing("descriptor for the window"))?;
+        Self::of(file)
+    }
+
+    /// The window that this file is.
+    pub fn of(file: File) -> Result<Self, BenchError> {
+        let bytes = file.metadata().map_err(BenchError::File)?.len();
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let shared = file.try_clone().map_err(BenchError::File)?;
         Ok(Self {
             file,
             region: MmapRegion::from_file(FileOffset::new(shared, 0), bytes)?,
         })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.region.size()
+    }
+
+    /// `count` words from `offset` on.
+    pub fn words(&self, offset: usize, count: u64) -> Vec<u64> {
+        let count = usize::try_from(count).unwrap_or(0);
+        (0..count)
+            .map(|index| self.word(offset + 8 * index).load(Ordering::Relaxed))
+            .collect()
     }
 
     /// The session in segment `index`.
@@ -84,17 +108,14 @@ impl Window {
     }
 
     /// The word at `offset`, as this process sees it.
-    pub fn word(&self, offset: usize) -> &std::sync::atomic::AtomicU64 {
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < self.region.size());
         // SAFETY: inside the mapping, aligned, and only reached as an atomic word from here.
-        unsafe { std::sync::atomic::AtomicU64::from_ptr(self.region.as_ptr().add(offset).cast()) }
+        unsafe { AtomicU64::from_ptr(self.region.as_ptr().add(offset).cast()) }
     }
 
     fn share(&self) -> Result<OwnedFd, BenchError> {
-        self.file
-            .try_clone()
-            .map(Into::into)
-            .map_err(|_| BenchError::Missing("descriptor for the window"))
+        Ok(self.file.try_clone().map_err(BenchError::File)?.into())
     }
 }
 
@@ -107,7 +128,23 @@ pub fn guest_address(offset: usize) -> u64 {
 #[derive(Debug)]
 pub struct Beside {
     pub parameters: ParameterBlock,
-    pub stats: VmStats,
+    stats: VmStats,
+    ended: AtomicBool,
+}
+
+impl Beside {
+    /// VM exits of the payload so far.
+    pub fn exits(&self) -> Result<u64, BenchError> {
+        Ok(self.stats.read()?.vcpu_sum("exits"))
+    }
+
+    /// An error once the payload has ended, so that nothing is to be expected of it any more.
+    pub fn goes_on(&self) -> Result<(), BenchError> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(BenchError::Ended);
+        }
+        Ok(())
+    }
 }
 
 /// Runs a payload on processor 0 and `host` on processor 1, and returns what `host` returned.
@@ -142,11 +179,13 @@ pub fn run<T: Send>(
             .parameters(0)
             .ok_or(BenchError::Missing("parameter block"))?,
         stats: vm.stats(),
+        ended: AtomicBool::new(false),
     };
     std::thread::scope(|scope| {
         let guest = scope.spawn(|| -> Result<PayloadReport, BenchError> {
-            pin(0)?;
-            Ok(vm.run()?)
+            let report = pin(0).and_then(|()| Ok(vm.run()?));
+            beside.ended.store(true, Ordering::Release);
+            report
         });
         let host = scope.spawn(|| {
             pin(1)?;

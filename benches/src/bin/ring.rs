@@ -52,7 +52,8 @@ struct Figures {
     round_trip: Quantiles,
     /// Medians: ring over ping-pong. To reach: at most 1.5.
     round_trip_ratio: f64,
-    /// To reach: at most 60 ns.
+    /// One record, as the mean of a burst; median and 99th percentile over bursts. To reach: at most
+    /// 60 ns.
     record: Quantiles,
     /// Bursts that began with an empty ring, of all.
     record_bursts_on_empty_ring: u64,
@@ -132,7 +133,7 @@ fn print(figures: &Figures) {
         round_trip.median_ns, round_trip.p99_ns, figures.round_trip_ratio
     );
     println!(
-        "record:     median {:.1} ns, p99 {:.1} ns (at most 60); the ring was empty before {} of {BURSTS} bursts",
+        "record:     median {:.1} ns, p99 {:.1} ns over bursts of {BURST} (at most 60); the ring was empty before {} of {BURSTS} bursts",
         record.median_ns, record.p99_ns, figures.record_bursts_on_empty_ring
     );
     println!(
@@ -151,19 +152,26 @@ fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
         ROUNDS,
         guest_address(SAMPLES),
     ];
-    run(&options.payloads, "pingpong", parameters, &window, |_| {
-        let (ping, pong) = (window.word(ping), window.word(pong));
-        for round in 1..=ROUNDS {
-            // SYNC POINT: ping, with the payload's store.
-            while ping.load(Ordering::Acquire) != round {
-                std::hint::spin_loop();
+    run(
+        &options.payloads,
+        "pingpong",
+        parameters,
+        &window,
+        |beside| {
+            let (ping, pong) = (window.word(ping), window.word(pong));
+            for round in 1..=ROUNDS {
+                // SYNC POINT: ping, with the payload's store.
+                while ping.load(Ordering::Acquire) != round {
+                    beside.goes_on()?;
+                    std::hint::spin_loop();
+                }
+                // SYNC POINT: pong, with the payload's load.
+                pong.store(round, Ordering::Release);
             }
-            // SYNC POINT: pong, with the payload's load.
-            pong.store(round, Ordering::Release);
-        }
-        Ok(())
-    })?;
-    Ok(Quantiles::of(samples(&window, ROUNDS), period, 1.0))
+            Ok(())
+        },
+    )?;
+    Ok(Quantiles::of(window.words(SAMPLES, ROUNDS), period, 1.0))
 }
 
 fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
@@ -173,14 +181,23 @@ fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
         ROUNDS,
         guest_address(SAMPLES),
     ];
-    run(&options.payloads, "requests", parameters, &window, |_| {
-        answer(&window, ROUNDS, || {})
-    })?;
-    Ok(Quantiles::of(samples(&window, ROUNDS), period, 1.0))
+    run(
+        &options.payloads,
+        "requests",
+        parameters,
+        &window,
+        |beside| answer(&window, ROUNDS, beside, |_| Ok(())),
+    )?;
+    Ok(Quantiles::of(window.words(SAMPLES, ROUNDS), period, 1.0))
 }
 
-/// Takes `count` requests and answers each; `progress` is called now and then.
-fn answer(window: &Window, count: u64, mut progress: impl FnMut()) -> Result<(), BenchError> {
+/// Takes `count` requests and answers each; calls `at` when [`WARM`] and when all are answered.
+fn answer(
+    window: &Window,
+    count: u64,
+    beside: &Beside,
+    mut at: impl FnMut(u64) -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
     let session = window.session(SESSION)?;
     // SAFETY: this thread is the only consumer, and the only one that answers.
     let (mut consumer, slots) =
@@ -190,6 +207,7 @@ fn answer(window: &Window, count: u64, mut progress: impl FnMut()) -> Result<(),
     let mut answered = 0;
     while answered < count {
         let Some(head) = consumer.take(&mut buffer)? else {
+            beside.goes_on()?;
             std::hint::spin_loop();
             continue;
         };
@@ -197,7 +215,7 @@ fn answer(window: &Window, count: u64, mut progress: impl FnMut()) -> Result<(),
         slots.publish(slot, head.sequence, 0, &[&payload])?;
         answered += 1;
         if answered == WARM || answered == count {
-            progress();
+            at(answered)?;
         }
     }
     Ok(())
@@ -224,6 +242,9 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
             let mut taken = 0;
             let total = BURSTS * BURST;
             while taken < total {
+                if taken + BACKLOG < total {
+                    beside.goes_on()?;
+                }
                 // Everything but the backlog; all of it once the payload has written its last record.
                 let written = beside.parameters.load(4).unwrap_or(0);
                 let left = if written == total { 0 } else { BACKLOG };
@@ -239,7 +260,7 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
     #[expect(clippy::cast_precision_loss, reason = "a small constant")]
     let parts = BURST as f64;
     Ok((
-        Quantiles::of(samples(&window, BURSTS), period, parts),
+        Quantiles::of(window.words(SAMPLES, BURSTS), period, parts),
         empty,
     ))
 }
@@ -247,15 +268,16 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
 fn exits(options: &Options) -> Result<Exits, BenchError> {
     let window = Window::new(SEGMENTS)?;
     let parameters = vec![guest_address(SESSION * SEGMENT_BYTES), CALLS, 0];
-    let (during, seconds) = run(
+    let (during, length) = run(
         &options.payloads,
         "requests",
         parameters,
         &window,
         |beside| {
             let mut moments = Vec::new();
-            answer(&window, CALLS, || {
-                moments.push((Instant::now(), counted(beside)))
+            answer(&window, CALLS, beside, |_| {
+                moments.push((Instant::now(), beside.exits()?));
+                Ok(())
             })?;
             match moments[..] {
                 [(begin, before), (end, after)] => Ok((after - before, end - begin)),
@@ -264,11 +286,16 @@ fn exits(options: &Options) -> Result<Exits, BenchError> {
         },
     )?;
     let control = run(&options.payloads, "spin", vec![0, 0], &window, |beside| {
-        // The control is warm as soon as it spins; its first touches are a handful.
-        std::thread::sleep(Duration::from_millis(50));
-        let before = counted(beside);
-        std::thread::sleep(seconds);
-        let after = counted(beside);
+        // As long as the warm part of the run; this thread spins as it does there.
+        let exits_until = |end: Instant| {
+            while Instant::now() < end {
+                beside.goes_on()?;
+                std::hint::spin_loop();
+            }
+            beside.exits()
+        };
+        let before = exits_until(Instant::now() + Duration::from_millis(50))?;
+        let after = exits_until(Instant::now() + length)?;
         beside.parameters.store(1, 1);
         Ok(after - before)
     })?;
@@ -277,25 +304,9 @@ fn exits(options: &Options) -> Result<Exits, BenchError> {
     let per_call = (during as f64 - control as f64) / calls as f64;
     Ok(Exits {
         calls,
-        seconds: seconds.as_secs_f64(),
+        seconds: length.as_secs_f64(),
         run: during,
         control,
         per_call,
     })
-}
-
-/// VM exits so far.
-fn counted(beside: &Beside) -> u64 {
-    beside
-        .stats
-        .read()
-        .map(|snapshot| snapshot.vcpu_sum("exits"))
-        .unwrap_or(0)
-}
-
-fn samples(window: &Window, count: u64) -> Vec<u64> {
-    let count = usize::try_from(count).unwrap_or(0);
-    (0..count)
-        .map(|index| window.word(SAMPLES + 8 * index).load(Ordering::Relaxed))
-        .collect()
 }

@@ -11,6 +11,7 @@
 //! | 6 | host | the kernel's one parameter, 8 bytes |
 //! | 7 | host | address of one word per launch for its duration in time stamps |
 //! | 8 | payload | launches whose fence was written |
+//! | 9 | payload | how often the consumer was parked, so that the host must ring for it |
 #![no_std]
 #![no_main]
 
@@ -57,6 +58,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         parameters: &argument,
     };
     let base = parameters.load(4);
+    let mut rings = 0;
     for round in 1..=parameters.load(5) {
         let start = timestamp();
         let value = base + round;
@@ -70,6 +72,11 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         .encode(|parts| producer.push(RecordHead::record(FenceWrite::ID), parts));
         if !matches!((launched, fenced), (Ok(Ok(())), Ok(Ok(())))) {
             return 3;
+        }
+        // Only looked at: the host's own request finds it parked too, and rings.
+        if producer.consumer_parked() {
+            rings += 1;
+            parameters.store(9, rings);
         }
         while fences.load(index) < value {
             if status.load().is_some() {

@@ -1,7 +1,7 @@
 //! Records over the ring, back to back: what a forwarded call that nobody waits for costs its caller.
 //!
-//! Bursts are timed one by one; between them the payload lets the consumer catch up, but never to an
-//! empty ring, so that every timed record is written while the consumer reads others.
+//! Bursts are timed one by one. The consumer leaves a backlog in the ring, so that every timed record is
+//! written while there are others to read.
 //!
 //! | word | who writes | meaning |
 //! |---|---|---|
