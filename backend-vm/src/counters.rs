@@ -59,6 +59,8 @@ pub enum Counter {
     ExcludedValue = 28,
     /// A slot was used again before its answer.
     SlotBusy = 29,
+    /// A request came without a slot for its answer.
+    NoSlot = 30,
 }
 
 impl Counter {
@@ -80,6 +82,7 @@ impl Counter {
         (Self::HandleType, "record: no handle of the type"),
         (Self::ExcludedValue, "record: excluded value"),
         (Self::SlotBusy, "slot busy"),
+        (Self::NoSlot, "request without a slot"),
     ];
 }
 

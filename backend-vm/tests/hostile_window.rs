@@ -1,9 +1,10 @@
 //! Ten thousand attacks over a live window.
 //!
-//! Half of the rounds write random bytes over the ring and its header, half spoil valid records as somebody
-//! would who knows the grammar, and another thread flips bytes all the while. The supervisor must live, a
-//! session beside it must compute the right bytes, and every decoder and every reason for refusal must have
-//! been reached.
+//! Half of the rounds write random bytes over the ring and its header and publish random bytes as a record,
+//! half spoil valid records as somebody would who knows the grammar, and another thread flips bytes
+//! meanwhile. A round counts when the worker has looked at what it wrote. The supervisor must live, a session
+//! beside it must compute the right bytes, and every decoder and every reason for refusal must have been
+//! reached.
 
 mod support;
 
@@ -23,11 +24,13 @@ use wormhole_api::{
 use wormhole_backend::counters::Counter;
 use wormhole_backend::report::SessionReport;
 use wormhole_ring::control::Message;
-use wormhole_ring::layout::{RING_BYTES, session};
+use wormhole_ring::layout::{RING_BYTES, SLOTS, session};
+use wormhole_ring::slot::SlotIndex;
+use wormhole_ring::status::EndCause;
 
 const ROUNDS: usize = 10_000;
-/// How long a round waits for its record to be looked at.
-const ROUND: Duration = Duration::from_millis(3);
+/// How long a round waits for its record to be looked at: flipped bytes may hide it for good.
+const ROUND: Duration = Duration::from_millis(20);
 
 /// Everything that honest programs do, so that spoilt records have something to spoil.
 fn prepare(guest: &mut Guest) -> Things {
@@ -108,21 +111,79 @@ impl Attack {
         let _ = self.guest.control.send(&Message::Doorbell);
     }
 
-    /// Waits until what was written has been looked at, or is not going to be. False: the session ended.
-    fn settle(&mut self) -> bool {
+    /// Waits until what was written has been looked at, or is not going to be.
+    fn settle(&mut self) -> Round {
         let end = Instant::now() + ROUND;
-        while Instant::now() < end {
-            if self.guest.status.load().is_some() {
-                return false;
+        loop {
+            let cause = self.guest.status.load();
+            let taken = self.writer.word(session::HEAD) == self.writer.cursor;
+            match cause {
+                Some(cause) if taken || cause.cause == EndCause::Violation as u32 => {
+                    return Round::Ended;
+                }
+                None if taken => return Round::Taken,
+                _ => {}
             }
-            if self.writer.word(session::HEAD) == self.writer.cursor {
-                return true;
+            if Instant::now() > end {
+                return Round::Over;
             }
             std::thread::yield_now();
         }
-        // A round that nobody can make sense of any more: the next one needs a fresh session.
-        self.writer.word(session::HEAD) == self.writer.cursor && self.guest.status.load().is_none()
     }
+
+    /// Random bytes over the header, the slots and the ring.
+    fn scatter(&self, random: &Random) {
+        for _ in 0..1 + random.below(64) {
+            let offset = match random.below(4) {
+                0 => random.below(session::SLOT_BASE),
+                1 => session::SLOT_BASE + random.below(8192),
+                _ => session::RING_BASE + random.below(RING_BYTES),
+            };
+            // The status word is the session's end; whoever writes it ends only itself.
+            if offset >= 8 {
+                self.writer.set_byte(offset, random.byte());
+            }
+        }
+    }
+
+    /// A record of random bytes. One in sixteen is random in everything; the others are as long as a message of
+    /// theirs is and have a slot, so that the session outlives most of them.
+    fn noise(&self, random: &Random, round: usize) -> Entry {
+        let wild = random.one_in(16);
+        let kinds = self.records.len() - usize::from(!random.one_in(20));
+        let like = &self.records[random.below(kinds)];
+        let length = if wild {
+            random.below(2000)
+        } else {
+            like.body.len()
+        };
+        Entry {
+            message: if wild {
+                random.word() >> random.below(16)
+            } else {
+                like.message
+            },
+            slot: if wild { random.word() } else { slot_of(round) },
+            body: (0..length).map(|_| random.byte()).collect(),
+            ..like.clone()
+        }
+    }
+}
+
+/// What became of what a round wrote.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// The worker took it.
+    Taken,
+    /// The worker saw it, and the session is over.
+    Ended,
+    /// Nobody can make sense of the ring any more.
+    Over,
+}
+
+/// The slots take turns, so that most are free when they are used again.
+fn slot_of(round: usize) -> u16 {
+    u16::try_from(round % SLOTS).unwrap()
 }
 
 /// Flips bytes of the ring that is under attack, and of its header and slots.
@@ -143,13 +204,14 @@ impl Flipper {
         let thread = std::thread::spawn(move || {
             let random = Random::new(99);
             while !stopped.load(Ordering::SeqCst) {
+                std::thread::park();
+                random.delay();
                 working.store(true, Ordering::SeqCst);
                 let base: *mut u8 = target.load(Ordering::SeqCst);
                 if !base.is_null() {
                     flip(base, &random);
                 }
                 working.store(false, Ordering::SeqCst);
-                std::thread::yield_now();
             }
         });
         Self {
@@ -157,6 +219,13 @@ impl Flipper {
             stop,
             thread: Some(thread),
             busy,
+        }
+    }
+
+    /// Lets it flip a byte, sometime soon.
+    fn flip(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
         }
     }
 
@@ -191,6 +260,7 @@ fn flip(base: *mut u8, random: &Random) {
 impl Drop for Flipper {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
+        self.flip();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -337,6 +407,10 @@ fn directed(attack: &mut Attack, reason: Counter) {
             }
             return;
         }
+        Counter::NoSlot => Entry {
+            slot: 0xFFFF,
+            ..attack.records[12].clone()
+        },
         other => panic!("{other:?} is no reason for refusal"),
     };
     attack.send(&entry);
@@ -359,8 +433,11 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
         let mut attack = Attack::open(&mut backend);
         directed(&mut attack, reason);
         match reason {
-            Counter::RingTail => drop(attack.guest.wait_for_status()),
-            _ => drop(attack.settle()),
+            Counter::InvalidHandles
+            | Counter::InvalidAddresses
+            | Counter::HandleType
+            | Counter::ExcludedValue => drop(attack.guest.wait(1, attack.sequence)),
+            _ => drop(attack.guest.wait_for_status()),
         }
         drop(attack);
         let report = backend.report();
@@ -373,39 +450,35 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
 
     let flipper = Flipper::start();
     let mut attack: Option<Attack> = None;
-    for round in 0..ROUNDS {
+    let (mut looked_at, mut round) = (0, 0);
+    while looked_at < ROUNDS {
         let live = attack.get_or_insert_with(|| Attack::open(&mut backend));
         flipper.aim(Some(&live.guest));
-        if round % 2 == 0 {
-            let place = live.writer.place();
-            for _ in 0..1 + random.below(64) {
-                let offset = match random.below(20) {
-                    0 => random.below(session::SLOT_BASE),
-                    1 => session::SLOT_BASE + random.below(8192),
-                    2..=5 => session::RING_BASE + random.below(RING_BYTES),
-                    _ => {
-                        let near = place - session::RING_BASE + random.below(256);
-                        session::RING_BASE + (near & (RING_BYTES - 1))
-                    }
-                };
-                // The status word is the session's end; whoever writes it ends only itself.
-                if offset >= 8 {
-                    live.writer.set_byte(offset, random.byte());
-                }
-            }
-            let _ = live.guest.control.send(&Message::Doorbell);
+        round += 1;
+        let entry = if round % 2 == 0 {
+            live.scatter(&random);
+            live.noise(&random, round)
         } else {
             // The reset at the end of the grammar takes everything away that the others need.
             let kinds = live.records.len() - usize::from(!random.one_in(20));
             let mut entry = live.records[random.below(kinds)].clone();
+            // A record without a slot that fails is its session's end.
+            if SlotIndex::new(entry.slot).is_some() || !random.one_in(4) {
+                entry.slot = slot_of(round);
+            }
             if !random.one_in(4) {
                 mutate(&mut entry, &random);
             }
-            if entry.body.len() < 6000 {
-                live.send(&entry);
-            }
+            entry
+        };
+        // More often, and no session would live to see a second round.
+        if random.one_in(4) {
+            flipper.flip();
         }
-        if !live.settle() {
+        live.send(&entry);
+        let outcome = live.settle();
+        looked_at += usize::from(outcome != Round::Over);
+        if outcome != Round::Taken {
             flipper.aim(None);
             attack = None;
             tally.add(backend.report());
@@ -424,7 +497,7 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
     beside.join().expect("the neighbour's results are right");
     assert!(backend.is_alive());
     println!(
-        "{} sessions attacked, neighbour checked {} times",
+        "{round} rounds, {} sessions attacked, neighbour checked {} times",
         tally.sessions,
         checked.load(Ordering::Relaxed)
     );

@@ -189,6 +189,8 @@ impl Supervisor {
             ) => return self.hello(ops, id, version, hash, &environment),
             (Some(_), Request::Hello { .. }) => return Err(GuestError::SecondHello),
             (_, Request::Wrong(name)) => return Err(GuestError::Direction(name)),
+            // It cannot know yet; it will read so in its status word.
+            (Some(session), _) if self.is_dying(session) => return Ok(()),
             (session, request) => {
                 let granted = session.filter(|session| self.is_granted(*session));
                 let Some(session) = granted else {

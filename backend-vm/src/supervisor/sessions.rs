@@ -75,6 +75,13 @@ impl Supervisor {
             .is_some_and(|session| session.phase == Phase::Granted)
     }
 
+    /// Whether a session is over while its guest is still there.
+    pub(super) fn is_dying(&self, session: Id) -> bool {
+        self.sessions
+            .get(&session)
+            .is_some_and(|session| session.phase == Phase::Dying)
+    }
+
     /// Makes a session for a guest that said hello, and finds it a worker.
     pub(super) fn begin_session(
         &mut self,

@@ -37,6 +37,8 @@ pub enum Broken {
     Record(DecodeError),
     #[error("slot {slot} was used for {message} while an answer to it was pending")]
     SlotBusy { slot: u16, message: &'static str },
+    #[error("{0} came without a slot for its answer")]
+    NoSlot(&'static str),
 }
 
 /// The thread that serves one session's ring.
@@ -138,7 +140,6 @@ impl Executor {
 
     fn execute(&mut self, head: RecordHead) -> Result<(), Broken> {
         let counters = self.session.counters();
-        counters.message(head.message);
         counters.add(
             match head.slot {
                 Some(_) => Counter::Requests,
@@ -156,7 +157,12 @@ impl Executor {
                 return self.refuse(head, &error, result);
             }
         };
+        counters.message(head.message);
         let info = request.info();
+        // The slots bound what can wait on the job threads.
+        if head.slot.is_none() && info.kind != Kind::Record {
+            return Err(Broken::NoSlot(info.name));
+        }
         if let Some(slot) = head.slot {
             let pending = &mut self.pending[usize::from(slot.get())];
             if *pending {
@@ -187,7 +193,7 @@ impl Executor {
             self.pending[usize::from(slot.get())] = false;
         }
         if let Some(result) = failure {
-            self.unheard(info.name, info.kind, result);
+            self.unheard(info.name, result);
         }
         Ok(())
     }
@@ -217,11 +223,9 @@ impl Executor {
 
     /// A failure that no answer carries. The program went on as if the call had worked, so the session
     /// cannot: the error is sticky.
-    fn unheard(&mut self, name: &str, kind: Kind, result: CuResult) {
-        if kind == Kind::Record {
-            tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
-            self.fail(result);
-        }
+    fn unheard(&mut self, name: &str, result: CuResult) {
+        tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
+        self.fail(result);
     }
 
     fn fail(&self, result: CuResult) {
@@ -245,8 +249,10 @@ impl Executor {
                 } => {
                     let Answer { result, payload } = finish(&mut self.session);
                     self.answer(slot, sequence, result, &payload);
-                    if let Some((call, error)) = self.session.job_finished() {
-                        self.answer(call.slot, call.sequence, error, &[]);
+                    if let Some((call, error)) = self.session.job_finished()
+                        && let Some(slot) = call.slot
+                    {
+                        self.answer(slot, call.sequence, error, &[]);
                     }
                 }
                 Event::ExtentAdded { address, bytes } => self.session.add_extent(address, bytes),
@@ -260,11 +266,9 @@ impl Executor {
     }
 
     /// Answers a request that was put off.
-    fn answer(&mut self, slot: Option<SlotIndex>, sequence: u64, result: CuResult, payload: &[u8]) {
-        if let Some(slot) = slot {
-            self.pending[usize::from(slot.get())] = false;
-            publish(&self.answers, slot, sequence, result, &[payload]);
-        }
+    fn answer(&mut self, slot: SlotIndex, sequence: u64, result: CuResult, payload: &[u8]) {
+        self.pending[usize::from(slot.get())] = false;
+        publish(&self.answers, slot, sequence, result, &[payload]);
     }
 
     /// Sleeps until the doorbell rings or another thread has something.
@@ -290,6 +294,7 @@ impl Executor {
         match &broken {
             Broken::Ring(violation) => counters.add(kind_of(violation), 1),
             Broken::SlotBusy { .. } => counters.add(Counter::SlotBusy, 1),
+            Broken::NoSlot(_) => counters.add(Counter::NoSlot, 1),
             // Counted when it was decoded.
             Broken::Record(_) => {}
         }

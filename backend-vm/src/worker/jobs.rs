@@ -20,7 +20,7 @@ type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
 
 /// A job, and where its answer goes.
 struct Task {
-    slot: Option<SlotIndex>,
+    slot: SlotIndex,
     sequence: u64,
     job: Job,
 }
@@ -29,7 +29,7 @@ struct Task {
 pub struct Jobs {
     device: Arc<dyn Device>,
     notifier: Notifier<Event>,
-    /// By slot; the last serves jobs that nobody waits for.
+    /// By slot. A slot has one request at a time, so no queue holds more than one job.
     threads: Vec<Option<Sender<Task>>>,
 }
 
@@ -44,7 +44,7 @@ impl Jobs {
         Self {
             device,
             notifier,
-            threads: (0..=SLOTS).map(|_| None).collect(),
+            threads: (0..SLOTS).map(|_| None).collect(),
         }
     }
 
@@ -54,11 +54,11 @@ impl Jobs {
     /// `CUDA_ERROR_OUT_OF_MEMORY` when the thread cannot be started.
     pub fn run(
         &mut self,
-        slot: Option<SlotIndex>,
+        slot: SlotIndex,
         sequence: u64,
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
     ) -> Result<(), CuError> {
-        let index = slot.map_or(SLOTS, |slot| usize::from(slot.get()));
+        let index = usize::from(slot.get());
         let place = &mut self.threads[index];
         let sender = match place {
             Some(sender) => sender,

@@ -4,7 +4,7 @@ use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit, DeviceDescrib
 use wormhole_api::{
     DevicePtr, Element, Event, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord,
     EventSynchronize, Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
-    FunctionSetCacheConfig, Handle, Items, LaunchAttribute, LaunchKernel, Library,
+    FunctionSetCacheConfig, Handle, Items, Kind, LaunchAttribute, LaunchKernel, Library,
     LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload, MemAlloc,
     MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Message, Module, ModuleGetFunction,
     ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate, StreamDestroy,
@@ -64,7 +64,11 @@ pub const DEVICE_BYTES: u64 = 65536;
 fn entry<M: Message>(message: &M) -> Entry {
     Entry {
         message: M::ID,
-        slot: 0xFFFF,
+        // A request without a slot ends its session.
+        slot: match M::KIND {
+            Kind::Record => 0xFFFF,
+            Kind::Request | Kind::Blocking => M::ID,
+        },
         body: message.encode(|parts| parts.concat()).unwrap(),
         body_len: None,
         units: None,
@@ -309,7 +313,8 @@ impl Writer {
 /// Spoils a valid entry the way somebody would who knows the grammar.
 pub fn mutate(entry: &mut Entry, random: &Random) {
     for _ in 0..=random.below(3) {
-        match random.below(16) {
+        // What spoils the content comes more often than what spoils the ring, which ends the session.
+        match random.below(32).saturating_sub(16) {
             0..=4 if !entry.body.is_empty() => {
                 let at = random.below(entry.body.len());
                 entry.body[at] = random.byte();

@@ -32,6 +32,10 @@ impl Random {
         self.next().to_le_bytes()[7]
     }
 
+    pub fn word(&self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
     /// Now and then spins a moment, or lets somebody else run.
     pub fn delay(&self) {
         match self.below(64) {

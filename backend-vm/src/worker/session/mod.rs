@@ -55,7 +55,7 @@ pub type Finish = Box<dyn FnOnce(&mut Session) -> Answer + Send>;
 pub enum Event {
     /// A job is done.
     Finished {
-        slot: Option<SlotIndex>,
+        slot: SlotIndex,
         sequence: u64,
         finish: Finish,
     },
@@ -276,7 +276,10 @@ impl Session {
         call: &Call,
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
     ) -> Outcome<R> {
-        match self.jobs.run(call.slot, call.sequence, job) {
+        let Some(slot) = call.slot else {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
+        match self.jobs.run(slot, call.sequence, job) {
             Ok(()) => {
                 self.jobs_running += 1;
                 Outcome::Deferred
