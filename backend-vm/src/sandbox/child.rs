@@ -22,7 +22,7 @@ pub(super) struct Plan {
     pub gid_map: Vec<u8>,
     /// Groups that own the device files, when not everybody may open them.
     pub groups: Vec<libc::gid_t>,
-    /// Change to the user "nobody": only where the supervisor is root.
+    /// Change to a user of its own: only where the supervisor is root.
     pub change_user: bool,
     /// `(what the parent has, number in the child)`, none of the sources below 10.
     pub descriptors: Vec<(RawFd, RawFd)>,
@@ -35,8 +35,16 @@ pub(super) struct Plan {
     pub environment: Vec<*const libc::c_char>,
 }
 
-/// The user and group a worker runs as where the supervisor is root ("nobody").
+/// The group a worker runs as where the supervisor is root ("nobody"), and its user inside a user namespace
+/// of its own.
 pub(super) const NOBODY: u32 = 65534;
+/// The first of the users that workers of a supervisor that is root run as: no account has them. A worker's is
+/// this and its process number, so that what the kernel counts for each user is counted for each worker.
+const FIRST_USER: u32 = 2_000_000_000;
+/// Threads of a worker: its slots, its streams, the processors and some more.
+const THREADS: u64 = 1024;
+/// The same, where all workers count as one user, together with what else runs as that user.
+const SHARED_THREADS: u64 = 4096;
 /// A descriptor number above all that a child is given; failures are reported on it.
 pub(super) const REPORT: RawFd = 9;
 
@@ -86,6 +94,8 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
     // SAFETY: as promised by the caller; each callee makes system calls on memory of `plan` only.
     unsafe {
         reset_signals()?;
+        // Afterwards its root hides the system's processes from it.
+        let user = own_user();
         if plan.isolation == Isolation::UserNamespace {
             map_user(plan)?;
         }
@@ -95,7 +105,7 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
         }
         place_descriptors(plan, report)?;
         limit_resources(plan)?;
-        drop_privileges(plan)?;
+        drop_privileges(plan, user)?;
         tie_to_parent(plan)?;
         check(
             10,
@@ -350,7 +360,14 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
         (libc::RLIMIT_CORE, 0),
         (libc::RLIMIT_NOFILE, plan.open_files),
         (libc::RLIMIT_MSGQUEUE, 0),
-        (libc::RLIMIT_NPROC, 4096),
+        (
+            libc::RLIMIT_NPROC,
+            if plan.change_user {
+                THREADS
+            } else {
+                SHARED_THREADS
+            },
+        ),
     ];
     for (resource, value) in limits {
         // SAFETY: local structures.
@@ -365,7 +382,35 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
     Ok(())
 }
 
-unsafe fn drop_privileges(plan: &Plan) -> Outcome {
+/// A user that no other process has: by the process's number in the supervisor's namespace, where the process
+/// itself has number 1 in its own. "nobody" where that cannot be had.
+unsafe fn own_user() -> u32 {
+    let mut digits = [0u8; 16];
+    // SAFETY: a C string and a local buffer of the length given.
+    let length = unsafe {
+        libc::readlink(
+            c"/proc/self".as_ptr(),
+            digits.as_mut_ptr().cast(),
+            digits.len(),
+        )
+    };
+    let Some(digits) = usize::try_from(length)
+        .ok()
+        .and_then(|length| digits.get(..length))
+    else {
+        return NOBODY;
+    };
+    let mut number = 0u32;
+    for digit in digits {
+        number = number
+            .wrapping_mul(10)
+            .wrapping_add(u32::from(digit.wrapping_sub(b'0')));
+    }
+    // Process numbers are below 2^22.
+    FIRST_USER + (number & ((1 << 22) - 1))
+}
+
+unsafe fn drop_privileges(plan: &Plan, user: u32) -> Outcome {
     // SAFETY: system calls on integers and on `plan.groups`.
     unsafe {
         // Numbers beyond the last capability are refused, which is as good.
@@ -378,7 +423,7 @@ unsafe fn drop_privileges(plan: &Plan) -> Outcome {
                 i64::from(libc::setgroups(plan.groups.len(), plan.groups.as_ptr())),
             )?;
             check(8, i64::from(libc::setresgid(NOBODY, NOBODY, NOBODY)))?;
-            check(8, i64::from(libc::setresuid(NOBODY, NOBODY, NOBODY)))?;
+            check(8, i64::from(libc::setresuid(user, user, user)))?;
         }
         // _LINUX_CAPABILITY_VERSION_3, this thread; two sets of effective, permitted, inheritable.
         let header = [0x2008_0522_u32, 0];
