@@ -260,6 +260,7 @@ impl Device for CpuDevice {
         self.memory.check(destination, data.len() as u64)?;
         let memory = Arc::clone(&self.memory);
         let data = Box::<[u8]>::from(data);
+        let bytes = data.len();
         let work = move || {
             let _mapped = memory;
             // SAFETY: the destination was found in memory of the device or in a registered range; the
@@ -273,7 +274,10 @@ impl Device for CpuDevice {
             };
             Ok(())
         };
-        context.scheduler.submit(stream, Box::new(work)).map(drop)
+        context
+            .scheduler
+            .submit_with(stream, bytes, Box::new(work))
+            .map(drop)
     }
 
     fn fill(&self, fill: Fill, stream: RawStream) -> Result<()> {
@@ -459,7 +463,10 @@ impl Device for CpuDevice {
             threads: self.processors,
         };
         let work = kernel.work(launch, cooperative, surroundings);
-        context.scheduler.submit(launch.stream, work).map(drop)
+        context
+            .scheduler
+            .submit_with(launch.stream, launch.parameters.len(), work)
+            .map(drop)
     }
 
     fn limit(&self, limit: u32) -> Result<u64> {

@@ -21,6 +21,13 @@ const LEGACY: u64 = RawStream::LEGACY.0;
 /// The first number that a created stream may have: 0, 1 and 2 mean default streams.
 const FIRST: u64 = 16;
 
+/// Streams that may have a thread at the same time.
+const MAX_THREADS: usize = 512;
+/// Pieces of work that may wait, over all streams.
+const MAX_QUEUED: usize = 1 << 20;
+/// Bytes of data that they may hold.
+const MAX_QUEUED_BYTES: usize = 1 << 30;
+
 /// One piece of work.
 pub type Work = Box<dyn FnOnce() -> Result<()> + Send>;
 
@@ -34,6 +41,8 @@ pub struct Point {
 struct Queued {
     work: Work,
     after: Vec<Point>,
+    /// Bytes of data it holds.
+    bytes: usize,
 }
 
 struct Stream {
@@ -71,6 +80,9 @@ struct State {
     streams: BTreeMap<u64, Stream>,
     next: u64,
     threads: Vec<JoinHandle<()>>,
+    /// Pieces of work in all queues, and the bytes of data they hold.
+    queued: usize,
+    queued_bytes: usize,
     /// Host threads inside [`Scheduler::wait`].
     waiters: usize,
 }
@@ -175,6 +187,8 @@ impl Scheduler {
                     streams: BTreeMap::from([(LEGACY, Stream::new(true))]),
                     next: FIRST,
                     threads: Vec::new(),
+                    queued: 0,
+                    queued_bytes: 0,
                     waiters: 0,
                 }),
                 progressed: Condvar::new(),
@@ -225,7 +239,12 @@ impl Scheduler {
 
     /// Queues work on a stream and returns the point where it is complete.
     pub fn submit(&self, stream: RawStream, work: Work) -> Result<Point> {
-        self.submit_after(stream, None, work)
+        self.enqueue(stream, None, 0, work)
+    }
+
+    /// The same, for work that holds this many bytes of data.
+    pub fn submit_with(&self, stream: RawStream, bytes: usize, work: Work) -> Result<Point> {
+        self.enqueue(stream, None, bytes, work)
     }
 
     /// The same, for work that must also come after `point`.
@@ -235,13 +254,36 @@ impl Scheduler {
         point: Option<Point>,
         work: Work,
     ) -> Result<Point> {
+        self.enqueue(stream, point, 0, work)
+    }
+
+    fn enqueue(
+        &self,
+        stream: RawStream,
+        point: Option<Point>,
+        bytes: usize,
+        work: Work,
+    ) -> Result<Point> {
         let mut state = self.shared.lock();
         self.alive()?;
         let mut after = state.implicit_order(stream.0);
         after.extend(point);
+        let started = state.live(stream)?.started;
+        if !started {
+            state.threads.retain(|thread| !thread.is_finished());
+        }
+        let bytes = bytes + size_of_val(after.as_slice());
+        if (!started && state.threads.len() >= MAX_THREADS)
+            || state.queued >= MAX_QUEUED
+            || bytes > MAX_QUEUED_BYTES - state.queued_bytes
+        {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        state.queued += 1;
+        state.queued_bytes += bytes;
         let entry = state.live(stream)?;
         entry.submitted += 1;
-        entry.queue.push_back(Queued { work, after });
+        entry.queue.push_back(Queued { work, after, bytes });
         let point = Point {
             stream: stream.0,
             sequence: entry.submitted,
@@ -256,16 +298,15 @@ impl Scheduler {
                 .name(format!("stream-{}", stream.0))
                 .spawn(move || serve(&shared, stream.0, &wake));
             match thread {
-                Ok(thread) => {
-                    state.threads.retain(|thread| !thread.is_finished());
-                    state.threads.push(thread);
-                }
+                Ok(thread) => state.threads.push(thread),
                 Err(error) => {
                     tracing::error!(%error, "no thread for a stream");
                     let entry = state.live(stream)?;
                     entry.started = false;
                     entry.submitted -= 1;
                     entry.queue.pop_back();
+                    state.queued -= 1;
+                    state.queued_bytes -= bytes;
                     return Err(CuError::OUT_OF_MEMORY);
                 }
             }
@@ -369,6 +410,8 @@ fn serve(shared: &Shared, id: u64, wake: &Condvar) {
         let Some(front) = stream.queue.pop_front() else {
             continue;
         };
+        state.queued -= 1;
+        state.queued_bytes -= front.bytes;
         drop(state);
         if let Err(error) = run(front.work) {
             shared.kill(error);
@@ -447,6 +490,31 @@ mod tests {
             .wait(&scheduler.frontier(stream).expect("frontier"))
             .expect("wait");
         assert_eq!(log.names(), (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_can_be_queued_is_bounded() {
+        let scheduler = Scheduler::new();
+        let stream = scheduler.create(false);
+        let (open, held) = gate();
+        scheduler.submit(stream, held).expect("submit");
+        let full = || scheduler.submit_with(stream, MAX_QUEUED_BYTES, Box::new(|| Ok(())));
+        let small = || scheduler.submit_with(stream, 1, Box::new(|| Ok(())));
+        small().expect("submit");
+        assert_eq!(full(), Err(CuError::OUT_OF_MEMORY));
+        let refused = (0..=MAX_QUEUED).find_map(|_| small().err());
+        assert_eq!(refused, Some(CuError::OUT_OF_MEMORY));
+        open.send(()).expect("open");
+        scheduler.wait(&scheduler.whole_frontier()).expect("wait");
+        full().expect("there is room again");
+    }
+
+    #[test]
+    fn streams_that_have_threads_are_bounded() {
+        let scheduler = Scheduler::new();
+        let run = |_| scheduler.submit(scheduler.create(false), Box::new(|| Ok(())));
+        let refused = (0..=MAX_THREADS).find_map(|number| run(number).err());
+        assert_eq!(refused, Some(CuError::OUT_OF_MEMORY));
     }
 
     #[test]
