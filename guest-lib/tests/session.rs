@@ -450,13 +450,20 @@ fn a_backend_that_goes_away_ends_calls_that_wait_for_nothing() {
 fn the_watching_thread_takes_no_signals() {
     in_process(|| {
         let _ready = ready();
-        let watchers: Vec<String> = std::fs::read_dir("/proc/self/task")
-            .unwrap()
-            .map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap())
-            .filter(|status| status.starts_with("Name:\twormhole-watch\n"))
-            .collect();
-        assert_eq!(watchers.len(), 1);
-        let mask = watchers[0]
+        // A thread names itself once it runs.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let watcher = loop {
+            let found = std::fs::read_dir("/proc/self/task")
+                .unwrap()
+                .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok())
+                .find(|status| status.starts_with("Name:\twormhole-watch\n"));
+            if let Some(found) = found {
+                break found;
+            }
+            assert!(Instant::now() < deadline, "no thread watches");
+            std::thread::yield_now();
+        };
+        let mask = watcher
             .lines()
             .find_map(|line| line.strip_prefix("SigBlk:\t"))
             .unwrap();
