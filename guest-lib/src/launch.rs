@@ -129,12 +129,16 @@ impl Packed {
             if value.is_null() {
                 return Err(CuError::INVALID_VALUE);
             }
+            let place = place.as_mut_ptr().cast::<u8>();
+            let value = value.cast_const().cast::<u8>();
+            // Nearly all parameters have one of two sizes; with the size known, a copy is one move.
             // SAFETY: the caller vouches for `size` bytes there; `place` has as many.
             unsafe {
-                place
-                    .as_mut_ptr()
-                    .cast::<u8>()
-                    .copy_from_nonoverlapping(value.cast(), size)
+                match size {
+                    4 => place.copy_from_nonoverlapping(value, 4),
+                    8 => place.copy_from_nonoverlapping(value, 8),
+                    _ => place.copy_from_nonoverlapping(value, size),
+                }
             };
             self.length = self.length.max(offset + size);
         }
@@ -183,7 +187,9 @@ impl Packed {
 
     /// Padding between parameters is zero, so that no old bytes of the stack leave the process.
     fn zero_up_to(&mut self, offset: usize) {
-        if let Some(gap) = self.bytes.get_mut(self.length..offset) {
+        if self.length < offset
+            && let Some(gap) = self.bytes.get_mut(self.length..offset)
+        {
             gap.fill(MaybeUninit::new(0));
         }
     }
