@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use wormhole_images::{
-    BuildOptions, Image, ImageError, build_emulated_host, build_guest, default_folder,
-};
+use wormhole_images::{BuildOptions, ImageError, build_emulated_host, build_guest, default_folder};
 
 use crate::run::Kernel;
 
@@ -48,21 +46,22 @@ pub enum Error {
 
 pub fn run(action: &Action) -> Result<(), Error> {
     let Action::Build(build) = action;
-    let (options, make): (_, fn(&BuildOptions<'_>) -> Result<Image, ImageError>) = match build {
-        Build::Guest(options) => (options, build_guest),
-        Build::EmulatedHost(options) => (options, build_emulated_host),
-    };
+    let (Build::Guest(options) | Build::EmulatedHost(options)) = build;
     let folder = options
         .folder
         .clone()
         .or_else(default_folder)
         .ok_or(Error::NoFolder)?;
-    let image = make(&BuildOptions {
+    let wanted = BuildOptions {
         folder: &folder,
         kernel: options.kernel.into(),
         rebuild: options.rebuild,
         progress: &|line| eprintln!("wormhole: {line}"),
-    })?;
+    };
+    let image = match build {
+        Build::Guest(_) => build_guest(&wanted),
+        Build::EmulatedHost(_) => build_emulated_host(&wanted),
+    }?;
     println!("{}: kernel {}", image.kernel.display(), image.release);
     Ok(())
 }

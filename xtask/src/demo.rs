@@ -20,7 +20,7 @@ struct Summary {
 /// Sets up, builds, boots a guest and runs the programs in it: these, or the standard set.
 pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     let start = Instant::now();
-    setup::setup(root)?;
+    setup::for_demo(root)?;
     let stage = stage::stage(root)?;
     let programs: Vec<PathBuf> = if chosen.is_empty() {
         programs::build(&toolchain::ensure(root)?, root)?

@@ -1,5 +1,6 @@
 //! The developer's commands: `cargo xtask …`. CI runs the same.
 
+mod bench;
 mod command;
 mod demo;
 mod programs;
@@ -31,6 +32,9 @@ enum Action {
     Demo { programs: Vec<PathBuf> },
     /// Run everything that must hold.
     Test,
+    /// Measure, and print ratios of one run.
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Action::Stage => stage::stage(&root).map(|_| true),
         Action::Demo { programs } => demo::demo(&root, &programs),
         Action::Test => test::test(&root),
+        Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -28,16 +28,27 @@ type Build = fn(&BuildOptions<'_>) -> Result<Image, ImageError>;
 
 /// Installs, downloads and builds what is not there yet.
 pub fn setup(root: &Path) -> Result<(), Failure> {
-    packages()?;
+    for_demo(root)?;
     nightly()?;
+    build_images(root, &[(build_guest, Kernel::V6_12)])
+}
+
+/// As [`setup`], but only what the demo needs.
+pub fn for_demo(root: &Path) -> Result<(), Failure> {
+    packages()?;
     programs::build(&toolchain::ensure(root)?, root)?;
+    build_images(
+        root,
+        &[
+            (build_guest, Kernel::V6_1),
+            (build_emulated_host, Kernel::V6_1),
+        ],
+    )
+}
+
+fn build_images(root: &Path, wanted: &[(Build, Kernel)]) -> Result<(), Failure> {
     let folder = images(root);
-    let wanted: [(Build, Kernel); 3] = [
-        (build_guest, Kernel::V6_1),
-        (build_guest, Kernel::V6_12),
-        (build_emulated_host, Kernel::V6_1),
-    ];
-    for (build, kernel) in wanted {
+    for &(build, kernel) in wanted {
         build(&BuildOptions {
             folder: &folder,
             kernel,

@@ -178,7 +178,10 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
             source,
         })?;
     }
-    if options.window.0 % wormhole_ring::layout::SEGMENT_BYTES as u64 != 0
+    if !options
+        .window
+        .0
+        .is_multiple_of(wormhole_ring::layout::SEGMENT_BYTES as u64)
         || options.window.0 < LEAST_WINDOW
     {
         return Err(RunError::Window {

@@ -1,17 +1,9 @@
 //! The same programs on the native driver and through Wormhole, on a machine with an NVIDIA GPU.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use crate::harness::{Finished, alone, finish, program, wormhole};
-
-/// Whether this machine has a GPU and its driver; says so where not.
-fn has_gpu() -> bool {
-    let present = std::path::Path::new("/dev/nvidiactl").exists();
-    if !present {
-        eprintln!("skipped: this machine has no NVIDIA GPU");
-    }
-    present
-}
+use crate::harness::{Finished, Underway, alone, eventually, finish, program, wormhole};
 
 fn native(link: &str, name: &str) -> Finished {
     finish(Command::new(program(link, name)).stdin(Stdio::null()))
@@ -35,9 +27,6 @@ fn own_stderr(run: &Finished) -> String {
 
 /// Output, error text and exit status are what the native driver gives.
 fn equals_native(link: &str, name: &str) {
-    if !has_gpu() {
-        return;
-    }
     let _alone = alone();
     let (expected, got) = (native(link, name), forwarded(link, name));
     assert_eq!(
@@ -60,6 +49,7 @@ fn equals_native(link: &str, name: &str) {
 macro_rules! equal_native {
     ($($test:ident: $link:literal $name:literal;)*) => {$(
         #[test]
+        #[ignore = "needs an NVIDIA GPU"]
         fn $test() {
             equals_native($link, $name);
         }
@@ -82,10 +72,8 @@ equal_native! {
 }
 
 #[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn eight_waiting_threads_are_released_together() {
-    if !has_gpu() {
-        return;
-    }
     let _alone = alone();
     let run = forwarded("static", "eight_waiters");
     let spread_us: f64 = run
@@ -98,4 +86,66 @@ fn eight_waiting_threads_are_released_together() {
         spread_us <= 100_000.0,
         "the last waiter returned {spread_us} µs after the first"
     );
+}
+
+/// The device's memory is one for all processes here, so that what a killed one held is seen to come back.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_killed_process_gives_its_device_memory_back() {
+    let _alone = alone();
+    for mode in ["", "pidns"] {
+        let run = finish(
+            wormhole(&[
+                "run",
+                "--placement",
+                "process",
+                "--device",
+                "cuda:0",
+                "--window",
+                "192M",
+                "--",
+            ])
+            .arg(program("static", "neighbour"))
+            .arg(mode),
+        );
+        assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+        assert!(
+            run.stdout.contains("device memory free after"),
+            "{}",
+            run.stdout
+        );
+        assert!(run.stdout.contains("PASS neighbour"), "{}", run.stdout);
+    }
+}
+
+/// Each party is killed in the middle of a run, and the device's memory is as before.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn kills_leave_no_device_memory_behind() {
+    let _alone = alone();
+    let before = used_memory();
+    for party in ["spin", "wormhole-worker", "wormhole-supervisor", "wormhole"] {
+        let run = Underway::start(
+            wormhole(&["run", "--placement", "process", "--device", "cuda:0", "--"])
+                .arg(program("static", "spin")),
+        );
+        run.working();
+        run.kill_9(party);
+        run.finish();
+        eventually("the device's memory", Duration::from_secs(20), || {
+            used_memory() <= before
+        });
+    }
+}
+
+/// MiB of device memory in use, as the native driver counts them.
+fn used_memory() -> u64 {
+    let run = finish(
+        Command::new("nvidia-smi")
+            .args(["--query-gpu=memory.used", "--format=csv,noheader,nounits"]),
+    );
+    run.stdout
+        .trim()
+        .parse()
+        .unwrap_or_else(|_| panic!("nvidia-smi said {} {}", run.stdout, run.stderr))
 }

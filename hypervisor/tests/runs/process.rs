@@ -264,3 +264,15 @@ fn faults_report_as_a_gpu_does() {
         }
     }
 }
+
+#[test]
+fn what_threads_hand_to_each_other_stays_in_order() {
+    let _alone = alone();
+    let run = finish(
+        wormhole(&["run", "--placement", "process", "--"])
+            .arg(program("shared", "handoff"))
+            .arg("4000"),
+    );
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    assert!(run.stdout.contains("inversions 0"), "{}", run.stdout);
+}

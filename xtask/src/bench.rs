@@ -1,0 +1,55 @@
+//! `cargo xtask bench`: builds what is measured in release form and runs it.
+
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+
+use crate::command::{Failure, Run, cargo};
+use crate::stage;
+
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// The ring between a VM and a process, on this machine's /dev/kvm.
+    Ring {
+        /// Write the figures as JSON to this file.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// Kernel launches by a VM through the window.
+    Launch {
+        /// The device: `cpu` or `cuda:N`.
+        #[arg(long, default_value = "cpu")]
+        device: String,
+    },
+}
+
+pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
+    let payloads = payloads(root)?;
+    cargo(root)
+        .args(["build", "--release", "--package", "wormhole-benches"])
+        .check()?;
+    let release = root.join("target/release");
+    match bench {
+        Bench::Ring { json } => {
+            let mut run = Run::new(release.join("ring")).args([Path::new("--payloads"), &payloads]);
+            if let Some(path) = json {
+                run = run.args([Path::new("--json"), path]);
+            }
+            run.check()
+        }
+        Bench::Launch { device } => Run::new(stage::stage(root)?.wormhole())
+            .args(["run", "--placement", "process", "--device", device, "--"])
+            .args([&release.join("launch"), Path::new("--payloads"), &payloads])
+            .check(),
+    }
+}
+
+/// Builds the programs that run in a VM without a kernel; returns their folder.
+fn payloads(root: &Path) -> Result<PathBuf, Failure> {
+    let target = root.join("target/payload");
+    cargo(&root.join("hypervisor/payload"))
+        .args(["build", "--release"])
+        .env("CARGO_TARGET_DIR", &target)
+        .check()?;
+    Ok(target.join("release"))
+}
