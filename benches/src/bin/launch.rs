@@ -104,7 +104,9 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
                 let asked = beside.parameters.load(9).unwrap_or(0);
                 if asked != rung {
                     rung = asked;
-                    kernel.wake_backend().map_err(|_| BenchError::Missing("backend"))?;
+                    kernel
+                        .wake_backend()
+                        .map_err(|_| BenchError::Missing("backend"))?;
                 }
                 // Not to take a processor from the backend.
                 std::thread::sleep(Duration::from_micros(200));
