@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -48,6 +49,8 @@ static pid_t start(const char *role, bool namespaced, int output) {
     const long flags = namespaced ? CLONE_NEWPID | SIGCHLD : SIGCHLD;
     const pid_t child = static_cast<pid_t>(syscall(SYS_clone, flags, nullptr, nullptr, nullptr, nullptr));
     if (child == 0) {
+        // Not to be left behind by a parent that gives up.
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (output >= 0) dup2(output, 1);
         execl("/proc/self/exe", "neighbour", role, static_cast<char *>(nullptr));
         _exit(127);

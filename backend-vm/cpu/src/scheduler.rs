@@ -22,7 +22,7 @@ const LEGACY: u64 = RawStream::LEGACY.0;
 const FIRST: u64 = 16;
 
 /// Streams that may have a thread at the same time.
-const MAX_THREADS: usize = 512;
+const MAX_THREADS: usize = 4096;
 /// Pieces of work that may wait, over all streams.
 const MAX_QUEUED: usize = 1 << 20;
 /// Bytes of data that they may hold.

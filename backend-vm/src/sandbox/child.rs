@@ -42,7 +42,7 @@ pub(super) const NOBODY: u32 = 65534;
 /// this and its process number, so that what the kernel counts for each user is counted for each worker.
 const FIRST_USER: u32 = 2_000_000_000;
 /// Threads of a worker: its slots, its streams, the processors and some more.
-const THREADS: u64 = 1024;
+const THREADS: u64 = 5120;
 /// The same, where all workers count as one user, together with what else runs as that user.
 const SHARED_THREADS: u64 = 4096;
 /// A descriptor number above all that a child is given; failures are reported on it.

@@ -19,9 +19,10 @@ use wormhole_benches::samples::Quantiles;
 use wormhole_ring::layout::{FENCES, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
 
 /// Launches by the payload.
-const LAUNCHES: u64 = 20_000;
-/// Launches before exits are counted: first touches are over by then.
-const WARM: u64 = 1_000;
+const LAUNCHES: u64 = 50_000;
+/// Launches before exits are counted: the ring has been touched all around by then, whose first touches
+/// are page faults.
+const WARM: u64 = 10_000;
 
 /// `*counter += 1`.
 const KERNEL: &CStr = c"

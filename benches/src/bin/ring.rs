@@ -23,8 +23,9 @@ use wormhole_ring::slot::AnswerSlots;
 const ROUNDS: u64 = 200_000;
 /// Calls over which exits are counted.
 const CALLS: u64 = 1_000_000;
-/// Calls before exits are counted: page faults of first touches are over by then.
-const WARM: u64 = 10_000;
+/// Calls before exits are counted: the ring has been touched all around by then, whose first touches are
+/// page faults.
+const WARM: u64 = 40_000;
 const BURSTS: u64 = 10_000;
 const BURST: u64 = 100;
 /// Records that the consumer leaves in the ring.

@@ -300,6 +300,11 @@ impl Vm {
             Some(judge(&end, &self.board, &self.tail))
         });
         drop(threads);
+        // A kernel that panicked and then could not even reset itself has still panicked.
+        let outcome = match outcome {
+            Outcome::TimedOut { .. } => panicked(&self.tail).unwrap_or(outcome),
+            outcome => outcome,
+        };
         Ok(Report {
             outcome,
             duration: start.elapsed(),
@@ -315,14 +320,8 @@ fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> Outcome {
     if let Some(failure) = end.failure() {
         return failure;
     }
-    if let Some(line) = tail.panic() {
-        // "Out of memory: …", "System is deadlocked on memory".
-        let memory = line.to_ascii_lowercase();
-        return if memory.contains("out of memory") || memory.contains("deadlocked on memory") {
-            Outcome::OutOfMemory { line }
-        } else {
-            Outcome::Panicked { line }
-        };
+    if let Some(panic) = panicked(tail) {
+        return panic;
     }
     let status = board.exit_status();
     match (status, &end.end) {
@@ -332,6 +331,20 @@ fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> Outcome {
         (None, End::Port(PortEffect::PowerOff)) => Outcome::PoweredOff,
         (None, _) => Outcome::Reset,
     }
+}
+
+/// What the console says of a panic.
+fn panicked(tail: &ConsoleTail) -> Option<Outcome> {
+    let line = tail.panic()?;
+    // "Out of memory: …", "System is deadlocked on memory".
+    let memory = line.to_ascii_lowercase();
+    Some(
+        if memory.contains("out of memory") || memory.contains("deadlocked on memory") {
+            Outcome::OutOfMemory { line }
+        } else {
+            Outcome::Panicked { line }
+        },
+    )
 }
 
 pub(crate) fn kvm_error(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VmError {

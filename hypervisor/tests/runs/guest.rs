@@ -109,7 +109,7 @@ fn a_guest_that_panics_says_so() {
         "6.1",
         &[],
         "mount -t proc proc /proc 2>/dev/null; echo c > /proc/sysrq-trigger",
-        &[],
+        &["--timeout", "60"],
     );
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(run.stderr.contains("kernel panicked"), "{}", run.stderr);
