@@ -3,6 +3,7 @@
 
 mod gpu;
 mod guest;
+mod guest_kill;
 mod harness;
 mod kill;
 mod process;

@@ -1,0 +1,131 @@
+//! `kill -9` of the monitor, the supervisor and the worker while a program runs in a guest VM, on the
+//! emulated host: no hang, nothing left, and an error for whoever is left to receive it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay};
+
+use crate::harness::{alone, program, stage};
+
+/// What the scripts use beside the shell.
+const TOOLS: [&str; 6] = [
+    "/bin/cat",
+    "/bin/grep",
+    "/bin/ln",
+    "/bin/mkdir",
+    "/bin/sleep",
+    "/usr/bin/tr",
+];
+
+/// Starts a program that never ends in a guest, kills a party once the program runs, and says how the run
+/// ended and what it printed.
+const SCRIPT: &str = r#"
+mkdir -p /usr/lib/lib
+ln -s /usr/lib/wormhole /usr/lib/lib/wormhole
+# Processes whose command line, run together, holds this.
+named() {
+    for process in /proc/[0-9]*; do
+        case "$(cat "$process/cmdline" 2>/dev/null | tr -d '\0')" in
+            *"/$1"*) echo "${process#/proc/}" ;;
+        esac
+    done
+}
+/usr/lib/wormhole/wormhole run --placement host --host kvm --quiet -- "$PROGRAM" > /run/out 2> /run/err &
+run=$!
+until grep -q spinning /run/out; do
+    test -d /proc/$run || { cat /run/out /run/err; exit 9; }
+    sleep 0.2
+done
+victims=$(named "$PARTY")
+test -n "$victims" || { echo "no $PARTY runs"; exit 8; }
+kill -9 $victims
+wait $run
+echo "status $?"
+cat /run/out /run/err
+for party in wormhole-worker--device wormhole-supervisor--fd; do
+    until test -z "$(named $party)"; do sleep 0.2; done
+done
+echo "nothing is left"
+"#;
+
+/// What the script said of the kill of `party`.
+fn kill(party: &str) -> String {
+    let _alone = alone();
+    let images =
+        PathBuf::from(std::env::var_os("WORMHOLE_IMAGES").expect("the images' folder is named"));
+    let parts = stage().join("lib/wormhole");
+    let spin = program("static", "spin");
+    let mut programs: Vec<PathBuf> = TOOLS.iter().map(PathBuf::from).collect();
+    programs.push(spin.clone());
+    let overlay = host_overlay(&HostRun {
+        init: parts.join("wormhole-init"),
+        wormhole: "/bin/sh".into(),
+        parts: [
+            "wormhole-supervisor",
+            "wormhole-worker",
+            "libcuda.so.1",
+            "wormhole-init",
+        ]
+        .map(|part| parts.join(part))
+        .into_iter()
+        .chain([stage().join("bin/wormhole")])
+        .collect(),
+        guest: Image::guest(&images, Kernel::V6_1).expect("it was built"),
+        guest_kernel: Kernel::V6_1,
+        arguments: vec!["-c".into(), SCRIPT.into()],
+        variables: vec![
+            ("PARTY".into(), party.into()),
+            ("PROGRAM".into(), spin.into()),
+        ],
+        programs,
+        collect: Vec::new(),
+    })
+    .expect("every part is there");
+    let image = Image::emulated_host(&images, Kernel::V6_1).expect("it was built");
+    let host = EmulatedHost {
+        image: &image,
+        overlay: &overlay,
+        memory: 1536 << 20,
+        processors: 2,
+        timeout: Duration::from_secs(240),
+    };
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let report = host
+        .run(&mut stdout, &mut stderr)
+        .expect("the emulated host reports");
+    let said = String::from_utf8_lossy(&stdout).into_owned();
+    assert_eq!(
+        report.ending,
+        Ending::Exited(0),
+        "{said}\n{}",
+        String::from_utf8_lossy(&stderr)
+    );
+    assert!(said.ends_with("nothing is left\n"), "{said}");
+    said
+}
+
+#[test]
+fn a_killed_worker_is_an_error_in_the_guest() {
+    let said = kill("wormhole-worker--device");
+    assert!(
+        said.contains("cudaDeviceSynchronize(): cudaErrorContextIsDestroyed"),
+        "{said}"
+    );
+    assert!(said.contains("status 1\n"), "{said}");
+}
+
+#[test]
+fn a_killed_supervisor_is_an_error_in_the_guest() {
+    let said = kill("wormhole-supervisor--fd");
+    assert!(
+        said.contains("cudaDeviceSynchronize(): cudaErrorSystemNotReady"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_killed_monitor_takes_its_guest_and_its_backend_along() {
+    let said = kill("wormholerun");
+    assert!(said.contains("status 137\n"), "{said}");
+}
