@@ -11,6 +11,7 @@ mod run;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use wormhole_backend::chain;
 
 /// Exit status of everything that is wrong before or beside the program itself.
 const USAGE: u8 = 2;
@@ -49,16 +50,4 @@ fn main() -> ExitCode {
             ExitCode::from(USAGE)
         }
     }
-}
-
-/// An error and its causes as one sentence.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
