@@ -21,7 +21,7 @@ struct Arguments {
     /// A Unix socket to accept tenants on.
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
-    /// What to execute on: cpu, or cuda:N.
+    /// What to execute on: cpu, or cuda:N for the N-th GPU by PCI address.
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
     /// Directories that hold worker executables.

@@ -8,10 +8,12 @@
 //! As root the namespaces are made directly; otherwise inside a user namespace of their own.
 
 mod child;
+mod gpu;
 mod root;
 mod seccomp;
 mod spawn;
 
+pub use self::gpu::{Gpu, GpuError};
 pub use self::seccomp::Profile;
 pub(crate) use self::spawn::null_device;
 pub use self::spawn::{Child, Command, Confinement, Ending, Isolation, SpawnError, probe};

@@ -32,11 +32,12 @@ pub(super) enum Step {
     Proc(CString),
 }
 
-/// The steps for a worker of this profile. `library_directories` are further places the host keeps
-/// shared libraries in.
+/// The steps for a worker of this profile that may open `device_files`. `library_directories` are further
+/// places the host keeps shared libraries in.
 pub(super) fn steps(
     profile: Profile,
     program: &Path,
+    device_files: &[PathBuf],
     library_directories: &[PathBuf],
 ) -> Vec<Step> {
     let mut steps = Steps(Vec::new());
@@ -56,12 +57,8 @@ pub(super) fn steps(
     steps.directory("/tmp");
     steps.0.push(Step::Temporary(staged(Path::new("/tmp"))));
     if profile == Profile::Cuda {
-        for device in driver_devices() {
-            if device.is_dir() {
-                steps.tree(&device);
-            } else {
-                steps.file(&device, true);
-            }
+        for file in device_files {
+            steps.file(file, true);
         }
         steps.tree(Path::new("/sys"));
         for directory in library_directories {
@@ -77,20 +74,6 @@ pub(super) fn steps(
     });
     steps.directory("/old");
     steps.0
-}
-
-/// The NVIDIA driver's device files on this host.
-pub(super) fn driver_devices() -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir("/dev") else {
-        return Vec::new();
-    };
-    let mut devices: Vec<PathBuf> = entries
-        .flatten()
-        .filter(|entry| entry.file_name().as_bytes().starts_with(b"nvidia"))
-        .map(|entry| entry.path())
-        .collect();
-    devices.sort();
-    devices
 }
 
 struct Steps(Vec<Step>);

@@ -27,6 +27,8 @@ pub enum Isolation {
 pub struct Confinement {
     pub isolation: Isolation,
     pub profile: Profile,
+    /// Device files that a worker may open, beyond those of every worker.
+    pub device_files: Vec<PathBuf>,
     /// Directories outside the system's own that hold shared libraries a worker loads.
     pub library_directories: Vec<PathBuf>,
 }
@@ -90,7 +92,12 @@ impl Confinement {
         let steps = if self.isolation == Isolation::None {
             Vec::new()
         } else {
-            root::steps(self.profile, command.program, &self.library_directories)
+            root::steps(
+                self.profile,
+                command.program,
+                &self.device_files,
+                &self.library_directories,
+            )
         };
         let executed = if self.isolation == Isolation::None {
             root::c_string(command.program.as_os_str())
@@ -136,7 +143,7 @@ impl Confinement {
             old_root: c_string(&format!("{STAGE}/old")),
             uid_map: format!("{NOBODY} {uid} 1").into_bytes(),
             gid_map: format!("{NOBODY} {gid} 1").into_bytes(),
-            groups: device_groups(self.profile),
+            groups: device_groups(&self.device_files),
             change_user: uid == 0 && self.isolation != Isolation::UserNamespace,
             descriptors,
             lifeline: command.lifeline.then_some(3),
@@ -328,6 +335,7 @@ pub fn probe(profile: Profile) -> Result<Isolation, String> {
         let confinement = Confinement {
             isolation,
             profile,
+            device_files: Vec::new(),
             library_directories: Vec::new(),
         };
         match confinement.try_itself() {
@@ -381,11 +389,8 @@ pub(crate) fn null_device() -> Result<OwnedFd, SpawnError> {
         })
 }
 
-fn device_groups(profile: Profile) -> Vec<libc::gid_t> {
-    if profile != Profile::Cuda {
-        return Vec::new();
-    }
-    let mut groups: Vec<libc::gid_t> = root::driver_devices()
+fn device_groups(device_files: &[PathBuf]) -> Vec<libc::gid_t> {
+    let mut groups: Vec<libc::gid_t> = device_files
         .iter()
         .filter_map(|device| device.metadata().ok())
         .filter(|metadata| metadata.mode() & 0o006 != 0o006 && metadata.gid() != 0)

@@ -39,7 +39,7 @@ pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::workers::Executables;
 pub use self::workers::ExecutablesError;
 use crate::device::DeviceChoice;
-use crate::sandbox::{self, Confinement, Isolation};
+use crate::sandbox::{self, Confinement, Gpu, GpuError, Isolation};
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -95,7 +95,8 @@ enum Source {
 /// The supervisor's state. Reached through [`run`].
 #[derive(Debug)]
 struct Supervisor {
-    device: DeviceChoice,
+    /// What workers are started on, or why none can be.
+    device: Result<DeviceChoice, String>,
     confinement: Confinement,
     executables: Executables,
     /// What every worker is started with, before what its guest adds.
@@ -119,6 +120,24 @@ struct Supervisor {
     device_works: bool,
 }
 
+/// What a worker for `device` calls it, the device files it needs, and in `environment` what shows it no
+/// other. Without a driver there is nothing to show: the worker will say what is missing.
+fn shown(
+    device: DeviceChoice,
+    environment: &mut Vec<(OsString, OsString)>,
+) -> Result<(DeviceChoice, Vec<PathBuf>), GpuError> {
+    let DeviceChoice::Cuda(ordinal) = device else {
+        return Ok((device, Vec::new()));
+    };
+    Ok(match Gpu::find(ordinal)? {
+        Some(gpu) => {
+            environment.extend(gpu.environment());
+            (DeviceChoice::Cuda(0), gpu.files())
+        }
+        None => (device, Vec::new()),
+    })
+}
+
 /// Serves until told to stop.
 ///
 /// # Errors
@@ -133,15 +152,20 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         }
         Err(reason) => return Err(SupervisorError::Sandbox(reason)),
     };
-    let environment = environment::inherited();
+    let mut environment = environment::inherited();
     let library_directories = environment
         .iter()
         .filter(|(name, _)| name == "LD_LIBRARY_PATH")
         .flat_map(|(_, value)| std::env::split_paths(value).collect::<Vec<_>>())
         .collect();
+    let (device, device_files) = match shown(options.device, &mut environment) {
+        Ok((device, files)) => (Ok(device), files),
+        Err(error) => (Err(crate::chain(&error)), Vec::new()),
+    };
     let confinement = Confinement {
         isolation,
         profile,
+        device_files,
         library_directories,
     };
     let executables = Executables::find(&options.workers, &confinement)?;
@@ -151,7 +175,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         executables.names()
     );
     let supervisor = Supervisor {
-        device: options.device,
+        device,
         confinement,
         executables,
         environment,

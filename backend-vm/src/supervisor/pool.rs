@@ -92,9 +92,10 @@ impl Supervisor {
         let Some(program) = self.executables.get(hash) else {
             return Err(format!("no worker speaks protocol {hash:016x}"));
         };
+        let device = self.device.clone()?;
         let mut variables = self.environment.clone();
         variables.extend(environment.iter().cloned());
-        let started = workers::start(program, self.device, &variables, &self.confinement)
+        let started = workers::start(program, device, &variables, &self.confinement)
             .map_err(|error| crate::chain(&error))?;
         let id = self.id();
         let (peer, tokens) =
@@ -107,9 +108,8 @@ impl Supervisor {
                 }
             };
         tracing::debug!(
-            "worker {} starts on {} for protocol {hash:016x}",
+            "worker {} starts on {device} for protocol {hash:016x}",
             started.child.pid(),
-            self.device
         );
         self.workers.insert(
             id,

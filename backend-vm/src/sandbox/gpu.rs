@@ -1,0 +1,273 @@
+//! Which device files belong to one GPU.
+//!
+//! A worker sees one GPU: the driver passes over those whose device files are missing. GPU number N is the
+//! N-th by PCI address, as CUDA counts under `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that the number can be found
+//! without the driver's library: in `/proc/driver/nvidia/gpus` (NVIDIA driver README, "Using the /proc File
+//! System Interface").
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+const CONTROL: &str = "dev/nvidiactl";
+const GPUS: &str = "proc/driver/nvidia/gpus";
+/// What every GPU's user needs besides the GPU's own file.
+const SHARED: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+
+/// Why a GPU's device file is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuError {
+    #[error("cuda:{ordinal} cannot be found: {path} cannot be read")]
+    Unreadable {
+        ordinal: u32,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error(
+        "cuda:{ordinal} cannot be found: {path} has no line \"{field}\" that can be understood"
+    )]
+    Field {
+        ordinal: u32,
+        path: PathBuf,
+        field: &'static str,
+    },
+    #[error("cuda:{ordinal} cannot be found: the name of {path} is no PCI address")]
+    Address { ordinal: u32, path: PathBuf },
+    #[error("cuda:{ordinal} is not there: {path} lists {count} with a device file")]
+    Missing {
+        ordinal: u32,
+        path: PathBuf,
+        count: usize,
+    },
+}
+
+/// One GPU, as its worker is to see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    minor: u32,
+    /// Not known before the driver has used the GPU once.
+    uuid: Option<String>,
+}
+
+impl Gpu {
+    /// GPU number `ordinal` of this system, counted by PCI address among those that have a device file. None
+    /// where there is no NVIDIA driver at all.
+    ///
+    /// # Errors
+    /// What the driver says of its GPUs cannot be read or understood, or there are fewer.
+    pub fn find(ordinal: u32) -> Result<Option<Self>, GpuError> {
+        Self::find_below(Path::new("/"), ordinal)
+    }
+
+    fn find_below(root: &Path, ordinal: u32) -> Result<Option<Self>, GpuError> {
+        if !root.join(CONTROL).exists() {
+            return Ok(None);
+        }
+        let directory = root.join(GPUS);
+        let unreadable = |path: &Path| {
+            let path = path.to_owned();
+            move |cause| GpuError::Unreadable {
+                ordinal,
+                path,
+                cause,
+            }
+        };
+        let mut gpus = Vec::new();
+        for entry in std::fs::read_dir(&directory).map_err(unreadable(&directory))? {
+            let path = entry.map_err(unreadable(&directory))?.path();
+            let address = path
+                .file_name()
+                .and_then(|name| address(name.to_str()?))
+                .ok_or_else(|| GpuError::Address {
+                    ordinal,
+                    path: path.clone(),
+                })?;
+            let file = path.join("information");
+            let text = std::fs::read_to_string(&file).map_err(unreadable(&file))?;
+            if field(&text, "GPU Excluded") == Some("Yes") {
+                continue;
+            }
+            let minor = field(&text, "Device Minor")
+                .and_then(|value| value.parse().ok())
+                .ok_or(GpuError::Field {
+                    ordinal,
+                    path: file,
+                    field: "Device Minor",
+                })?;
+            if root.join(format!("dev/nvidia{minor}")).exists() {
+                let uuid = field(&text, "GPU UUID").filter(|uuid| is_known(uuid));
+                let uuid = uuid.map(str::to_owned);
+                gpus.push((address, Self { minor, uuid }));
+            }
+        }
+        gpus.sort_by_key(|(address, _)| *address);
+        let count = gpus.len();
+        usize::try_from(ordinal)
+            .ok()
+            .filter(|&index| index < count)
+            .map(|index| Some(gpus.swap_remove(index).1))
+            .ok_or(GpuError::Missing {
+                ordinal,
+                path: directory,
+                count,
+            })
+    }
+
+    /// The device files its user needs; not every driver has all of them.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let own = PathBuf::from(format!("/dev/nvidia{}", self.minor));
+        SHARED.iter().map(PathBuf::from).chain([own]).collect()
+    }
+
+    /// What makes the driver count as is done here and see this GPU only, as number 0.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut variables = vec![("CUDA_DEVICE_ORDER".into(), "PCI_BUS_ID".into())];
+        if let Some(uuid) = &self.uuid {
+            variables.push(("CUDA_VISIBLE_DEVICES".into(), uuid.into()));
+        }
+        variables
+    }
+}
+
+/// `domain:bus:device.function`, in hexadecimal.
+fn address(name: &str) -> Option<[u32; 4]> {
+    let (bus, function) = name.rsplit_once('.')?;
+    let mut parts = bus.split(':').chain([function]);
+    let mut address = [0; 4];
+    for number in &mut address {
+        *number = u32::from_str_radix(parts.next()?, 16).ok()?;
+    }
+    parts.next().is_none().then_some(address)
+}
+
+/// The value behind `name` and a colon.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| key.trim() == name)
+        .map(|(_, value)| value.trim())
+}
+
+/// The driver writes question marks for what it does not know yet.
+fn is_known(uuid: &str) -> bool {
+    uuid.strip_prefix("GPU-").is_some_and(|digits| {
+        !digits.is_empty()
+            && digits
+                .bytes()
+                .all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn information(minor: &str, uuid: &str, excluded: &str) -> String {
+        format!(
+            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 173\nGPU UUID: \t {uuid}\n\
+             Video BIOS: \t 96.00.99.00.01\nBus Type: \t PCIe\nDMA Size: \t 52 bits\n\
+             DMA Mask: \t 0xfffffffffffff\nBus Location: \t 0000:04:00.0\nDevice Minor: \t {minor}\n\
+             GPU Firmware: \t 580.65.06\nGPU Excluded:\t {excluded}\n"
+        )
+    }
+
+    const UUID: &str = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+    const UNKNOWN: &str = "GPU-????????-????-????-????-????????????";
+
+    /// A system whose driver says this of its GPUs; those in `files` have a device file.
+    fn system(gpus: &[(&str, String)], files: &[u32]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("dev")).unwrap();
+        std::fs::write(root.path().join(CONTROL), "").unwrap();
+        for (address, text) in gpus {
+            let place = root.path().join(GPUS).join(address);
+            std::fs::create_dir_all(&place).unwrap();
+            std::fs::write(place.join("information"), text).unwrap();
+        }
+        for minor in files {
+            std::fs::write(root.path().join(format!("dev/nvidia{minor}")), "").unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn gpus_count_by_pci_address_and_not_by_minor_or_name() {
+        let root = system(
+            &[
+                ("0000:C3:00.0", information("0", UUID, "No")),
+                ("0000:04:00.0", information("2", UNKNOWN, "No")),
+                ("10000:03:00.0", information("1", UUID, "No")),
+            ],
+            &[0, 1, 2],
+        );
+        let minors: Vec<u32> = (0..3)
+            .map(|at| Gpu::find_below(root.path(), at).unwrap().unwrap().minor)
+            .collect();
+        assert_eq!(minors, [2, 0, 1]);
+    }
+
+    #[test]
+    fn only_the_chosen_gpus_file_is_named() {
+        let root = system(
+            &[
+                ("0000:04:00.0", information("1", UNKNOWN, "No")),
+                ("0000:05:00.0", information("0", UUID, "No")),
+            ],
+            &[0, 1],
+        );
+        let first = Gpu::find_below(root.path(), 0).unwrap().unwrap();
+        assert!(first.files().contains(&"/dev/nvidia1".into()));
+        assert!(!first.files().contains(&"/dev/nvidia0".into()));
+        let order = ("CUDA_DEVICE_ORDER".into(), "PCI_BUS_ID".into());
+        assert_eq!(first.environment(), std::slice::from_ref(&order));
+        let second = Gpu::find_below(root.path(), 1).unwrap().unwrap();
+        let visible = ("CUDA_VISIBLE_DEVICES".into(), UUID.into());
+        assert_eq!(second.environment(), [order, visible]);
+    }
+
+    #[test]
+    fn gpus_that_cannot_be_used_do_not_count() {
+        let root = system(
+            &[
+                ("0000:04:00.0", information("0", UUID, "Yes")),
+                ("0000:05:00.0", information("1", UUID, "No")),
+                ("0000:06:00.0", information("2", UUID, "No")),
+            ],
+            &[0, 2],
+        );
+        let gpu = Gpu::find_below(root.path(), 0).unwrap().unwrap();
+        assert_eq!(gpu.minor, 2);
+        let missing = Gpu::find_below(root.path(), 1).unwrap_err();
+        assert!(matches!(
+            missing,
+            GpuError::Missing {
+                ordinal: 1,
+                count: 1,
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn a_system_without_the_driver_has_none() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(Gpu::find_below(root.path(), 0).unwrap(), None);
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_an_error_that_names_the_file() {
+        let unlisted = system(&[], &[0]);
+        let error = Gpu::find_below(unlisted.path(), 0).unwrap_err();
+        assert!(error.to_string().contains(GPUS), "{error}");
+        for (name, text) in [
+            ("0000:04:00.0", "Model: NVIDIA H200\n".to_owned()),
+            ("0000:04:00.0", information("many", UUID, "No")),
+            ("first", information("0", UUID, "No")),
+        ] {
+            let root = system(&[(name, text)], &[0]);
+            let error = Gpu::find_below(root.path(), 0).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+}
