@@ -1,4 +1,4 @@
-//! The supervisor: one thread, one event loop, no waiting for anybody.
+//! The supervisor: one event loop that waits for nobody, and a thread that starts workers for it.
 //!
 //! Launchers bring windows and guest processes' control streams over tenant streams. A guest's hello is
 //! matched with a worker by the hash of its protocol; the session is granted when the worker has mapped it.
@@ -18,6 +18,8 @@ mod peer;
 mod pool;
 mod sessions;
 mod signals;
+mod starter;
+mod starts;
 mod tenants;
 mod window;
 mod workers;
@@ -34,6 +36,7 @@ use self::guests::Guest;
 use self::pool::Worker;
 use self::sessions::Session;
 use self::signals::Signals;
+use self::starts::Starts;
 use self::tenants::Tenant;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::workers::Executables;
@@ -74,6 +77,8 @@ pub enum SupervisorError {
     Loop(#[from] event_manager::Error),
     #[error("signals cannot be received")]
     Signals(#[source] std::io::Error),
+    #[error("the thread that starts workers cannot be made")]
+    Starter(#[source] std::io::Error),
 }
 
 /// A number that names a tenant, a guest, a worker or a session in this supervisor, and is not used again
@@ -85,6 +90,7 @@ type Id = u32;
 enum Source {
     Listener,
     Signals,
+    Starter,
     Tenant(Id),
     Guest(Id),
     WorkerStream(Id),
@@ -97,7 +103,6 @@ enum Source {
 struct Supervisor {
     /// What workers are started on, or why none can be.
     device: Result<DeviceChoice, String>,
-    confinement: Confinement,
     executables: Executables,
     /// What every worker is started with, before what its guest adds.
     environment: Vec<(OsString, OsString)>,
@@ -114,6 +119,8 @@ struct Supervisor {
     guests: BTreeMap<Id, Guest>,
     sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
+    /// Workers that are to come.
+    starts: Starts,
     /// Why the last spare worker of a protocol could not be had; the next demand tries again.
     failures: BTreeMap<u64, String>,
     /// A worker has been ready once: the device works.
@@ -174,15 +181,17 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         options.device,
         executables.names()
     );
+    // The threads that follow have these signals blocked as well.
+    let signals = Signals::new().map_err(SupervisorError::Signals)?;
+    let starts = Starts::new(confinement).map_err(SupervisorError::Starter)?;
     let supervisor = Supervisor {
         device,
-        confinement,
         executables,
         environment,
         ends_with_tenants: options.listener.is_none(),
         listener: options.listener,
         stream: options.stream,
-        signals: Signals::new().map_err(SupervisorError::Signals)?,
+        signals,
         stopping: false,
         sources: HashMap::new(),
         next_token: 0,
@@ -191,6 +200,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         guests: BTreeMap::new(),
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),
+        starts,
         failures: BTreeMap::new(),
         device_works: false,
     };
@@ -293,6 +303,7 @@ impl MutEventSubscriber for Supervisor {
                     self.stop(ops, name);
                 }
             }
+            Source::Starter => self.workers_started(ops),
             Source::Tenant(id) => self.tenant_event(ops, id, set),
             Source::Guest(id) => self.guest_event(ops, id, set),
             Source::WorkerStream(id) => self.worker_event(ops, id, set),
@@ -307,6 +318,12 @@ impl Supervisor {
         let token = self.token(Source::Signals);
         ops.add(Events::with_data(
             &self.signals.as_fd(),
+            token,
+            EventSet::IN,
+        ))?;
+        let token = self.token(Source::Starter);
+        ops.add(Events::with_data(
+            self.starts.starter(),
             token,
             EventSet::IN,
         ))?;

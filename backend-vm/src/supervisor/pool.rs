@@ -1,5 +1,6 @@
 //! Workers, from the start to the reaping, and the spare ones that wait with a ready device.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 
@@ -7,7 +8,9 @@ use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{ArenaRun, Message};
 
 use super::peer::{self, Peer};
-use super::workers::{self, Log, Portion};
+use super::starter::Order;
+use super::starts::Start;
+use super::workers::{Log, Portion, Started};
 use super::{Id, Source, Supervisor};
 use crate::channel::ChannelError;
 use crate::sandbox::Child;
@@ -26,6 +29,8 @@ pub(super) struct Worker {
     hash: u64,
     /// What it was started with beyond what every worker is.
     environment: Vec<(OsString, OsString)>,
+    /// The tenant whose demand started it.
+    account: Option<Id>,
     state: WorkerState,
     /// The session it has or is to have.
     session: Option<Id>,
@@ -61,21 +66,30 @@ enum Report {
 impl Supervisor {
     /// Sees to it that a spare worker is ready, or getting so, for every protocol.
     pub(super) fn keep_spares(&mut self, ops: &mut EventOps<'_>) {
+        self.replace_spares(ops, None);
+    }
+
+    /// As [`keep_spares`](Self::keep_spares); what is missing was taken by the tenant `account`.
+    fn replace_spares(&mut self, ops: &mut EventOps<'_>, account: Option<Id>) {
         if self.stopping {
             return;
         }
         let hashes: Vec<u64> = self.executables.hashes().collect();
         for hash in hashes {
-            let has_spare = self.workers.values().any(|worker| {
+            let is_spare = |worker: &Worker| {
                 worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
-            });
-            if !has_spare {
+            };
+            if !self.starts.has_spare(hash) && !self.workers.values().any(is_spare) {
                 self.failures.remove(&hash);
-                if let Err(reason) = self.start_worker(ops, hash, Vec::new()) {
-                    self.worker_failed(hash, reason);
-                }
+                self.starts.add(Start {
+                    hash,
+                    environment: Vec::new(),
+                    session: None,
+                    account,
+                });
             }
         }
+        self.start_next(ops);
     }
 
     fn worker_failed(&mut self, hash: u64, reason: String) {
@@ -83,49 +97,118 @@ impl Supervisor {
         self.failures.insert(hash, reason);
     }
 
-    fn start_worker(
-        &mut self,
-        ops: &mut EventOps<'_>,
-        hash: u64,
-        environment: Vec<(OsString, OsString)>,
-    ) -> Result<Id, String> {
-        let Some(program) = self.executables.get(hash) else {
-            return Err(format!("no worker speaks protocol {hash:016x}"));
-        };
-        let device = self.device.clone()?;
-        let mut variables = self.environment.clone();
-        variables.extend(environment.iter().cloned());
-        let started = workers::start(program, device, &variables, &self.confinement)
-            .map_err(|error| crate::chain(&error))?;
-        let id = self.id();
-        let (peer, tokens) =
-            match self.watch_worker(ops, id, started.socket, &started.child, &started.log) {
-                Ok(watched) => watched,
-                Err(error) => {
-                    started.child.kill();
-                    started.child.wait();
-                    return Err(format!("the event loop: {error}"));
-                }
+    /// Starts those workers whose turn it is.
+    fn start_next(&mut self, ops: &mut EventOps<'_>) {
+        while !self.stopping {
+            let waiting: BTreeSet<Id> = self
+                .sessions
+                .keys()
+                .copied()
+                .filter(|session| !self.is_dying(*session))
+                .collect();
+            self.starts.retain(
+                |session| waiting.contains(&session),
+                |tenant| self.tenants.contains_key(&tenant),
+            );
+            let starting = self.workers.values().filter(|worker| !worker.is_settled());
+            let Some(start) = self.starts.next(starting.map(|worker| worker.account)) else {
+                return;
             };
-        tracing::debug!(
-            "worker {} starts on {device} for protocol {hash:016x}",
-            started.child.pid(),
-        );
+            if let Err((start, reason)) = self.order_worker(start) {
+                self.start_failed(ops, &start, reason);
+            }
+        }
+    }
+
+    fn order_worker(&mut self, start: Start) -> Result<(), (Start, String)> {
+        let device = match &self.device {
+            Ok(device) => *device,
+            Err(reason) => return Err((start, reason.clone())),
+        };
+        let Some(program) = self.executables.get(start.hash) else {
+            let reason = format!("no worker speaks protocol {:016x}", start.hash);
+            return Err((start, reason));
+        };
+        let program = program.to_owned();
+        let mut environment = self.environment.clone();
+        environment.extend(start.environment.iter().cloned());
+        let order = Order {
+            program,
+            device,
+            environment,
+        };
+        self.starts
+            .order(start, order)
+            .map_err(|start| (start, "the thread that starts workers has ended".to_owned()))
+    }
+
+    fn start_failed(&mut self, ops: &mut EventOps<'_>, start: &Start, reason: String) {
+        match start.session {
+            Some(session) => self.session_lost_worker(ops, session, &reason),
+            None => self.worker_failed(start.hash, reason),
+        }
+    }
+
+    /// Processes that were ordered have been made, or could not be.
+    pub(super) fn workers_started(&mut self, ops: &mut EventOps<'_>) {
+        for (start, result) in self.starts.finished() {
+            match result {
+                Ok(started) => self.add_worker(ops, start, started),
+                Err(error) => self.start_failed(ops, &start, crate::chain(&error)),
+            }
+        }
+        self.start_next(ops);
+        self.answer_if_known(ops);
+    }
+
+    /// With a worker still to come, a failure is not the last word on the device.
+    fn answer_if_known(&mut self, ops: &mut EventOps<'_>) {
+        if self.device_works || self.starts.is_empty() {
+            self.answer_attached(ops);
+        }
+    }
+
+    fn add_worker(&mut self, ops: &mut EventOps<'_>, start: Start, started: Started) {
+        let Started { child, socket, log } = started;
+        let id = self.id();
+        let (peer, tokens) = match self.watch_worker(ops, id, socket, &child, &log) {
+            Ok(watched) => watched,
+            Err(error) => {
+                child.kill();
+                child.wait();
+                return self.start_failed(ops, &start, format!("the event loop: {error}"));
+            }
+        };
+        let pid = child.pid();
+        if let Ok(device) = &self.device {
+            let hash = start.hash;
+            tracing::debug!("worker {pid} starts on {device} for protocol {hash:016x}");
+        }
+        let waits = start
+            .session
+            .map(|session| self.sessions.contains_key(&session) && !self.is_dying(session));
+        // Its session has ended meanwhile.
+        if waits == Some(false) {
+            child.kill();
+        }
         self.workers.insert(
             id,
             Worker {
-                child: started.child,
+                child,
                 peer,
-                log: Some(started.log),
+                log: Some(log),
                 tokens,
-                hash,
-                environment,
+                hash: start.hash,
+                environment: start.environment,
+                account: start.account,
                 state: WorkerState::Starting,
-                session: None,
+                session: start.session,
                 refusal: None,
             },
         );
-        Ok(id)
+        if let (Some(session), Some(true)) = (start.session, waits) {
+            self.bind_worker(session, id, pid);
+        }
     }
 
     /// Has the event loop watch a worker's stream, end and log; all of them or none.
@@ -166,7 +249,7 @@ impl Supervisor {
         self.workers.get_mut(&worker)
     }
 
-    /// Gives a session a spare worker that was started like it wants, or starts one.
+    /// Gives a session a spare worker that was started like it wants, or has one started.
     pub(super) fn find_worker(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -175,23 +258,28 @@ impl Supervisor {
         let Some(wanted) = self.sessions.get(&session) else {
             return Ok(());
         };
-        let (hash, environment) = (wanted.hash, wanted.environment.clone());
+        let wanted = Start {
+            hash: wanted.hash,
+            environment: wanted.environment.clone(),
+            session: Some(session),
+            account: Some(wanted.tenant),
+        };
         let spare = self
             .workers
             .iter()
             .filter(|(_, worker)| {
                 worker.session.is_none()
                     && worker.refusal.is_none()
-                    && worker.hash == hash
-                    && worker.environment == environment
+                    && worker.hash == wanted.hash
+                    && worker.environment == wanted.environment
             })
             .max_by_key(|(_, worker)| worker.is_settled())
             .map(|(id, _)| *id);
-        let id = match spare {
-            Some(id) => id,
-            None => self.start_worker(ops, hash, environment)?,
-        };
-        let Some(worker) = self.workers.get_mut(&id) else {
+        let Some((id, worker)) = spare.and_then(|id| Some((id, self.workers.get_mut(&id)?))) else {
+            if !self.starts.claim(&wanted) {
+                self.starts.add(wanted);
+            }
+            self.start_next(ops);
             return Ok(());
         };
         worker.session = Some(session);
@@ -312,6 +400,7 @@ impl Supervisor {
                 self.device_works = true;
                 self.answer_attached(ops);
                 self.assign(ops, id);
+                self.start_next(ops);
                 Ok(())
             }
             (Report::Refused(reason), None) if worker.state == WorkerState::Starting => {
@@ -320,7 +409,8 @@ impl Supervisor {
             }
             (Report::Assigned, Some(session)) => {
                 self.session_assigned(ops, session)?;
-                self.keep_spares(ops);
+                let tenant = self.sessions.get(&session).map(|session| session.tenant);
+                self.replace_spares(ops, tenant);
                 Ok(())
             }
             (Report::Added(run), Some(session)) => self.arena_added(ops, session, &run),
@@ -371,7 +461,8 @@ impl Supervisor {
             Some(session) => self.session_lost_worker(ops, session, &why),
             None => self.worker_failed(worker.hash, why),
         }
-        self.answer_attached(ops);
+        self.start_next(ops);
+        self.answer_if_known(ops);
     }
 
     pub(super) fn worker_log(&mut self, ops: &mut EventOps<'_>, id: Id) {
@@ -402,6 +493,10 @@ impl Supervisor {
 
     /// Ends what is left when the supervisor ends.
     pub(super) fn end_spares(&mut self) {
+        for started in self.starts.end() {
+            started.child.kill();
+            started.child.wait();
+        }
         for worker in self.workers.values() {
             worker.child.kill();
         }

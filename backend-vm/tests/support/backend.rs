@@ -280,11 +280,19 @@ pub fn is_running(pid: i32) -> bool {
     })
 }
 
+/// The children of all threads of a process.
 pub fn children_of(pid: u32) -> Vec<i32> {
-    std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
-        .unwrap_or_default()
-        .split_whitespace()
-        .map(|number| number.parse().unwrap())
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    threads
+        .flatten()
+        .flat_map(|thread| {
+            let text = std::fs::read_to_string(thread.path().join("children"));
+            let numbers = text.unwrap_or_default();
+            let numbers = numbers.split_whitespace().map(|number| number.parse());
+            numbers.collect::<Result<Vec<i32>, _>>().unwrap()
+        })
         .collect()
 }
 
