@@ -1,6 +1,7 @@
 //! A supervisor under test, and the launcher's side of it.
 
 use std::fs::File;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -47,16 +48,35 @@ impl Workers {
     }
 }
 
-/// A running supervisor with one tenant stream.
-pub struct Backend {
-    pub child: Child,
+/// A launcher: one tenant's stream, and its window.
+pub struct Tenant {
     socket: UnixStream,
     incoming: Incoming,
     outgoing: Outgoing,
-    log: Arc<Mutex<String>>,
     window: Option<File>,
     reports: Vec<SessionReport>,
+}
+
+/// A running supervisor with its first tenant.
+pub struct Backend {
+    pub child: Child,
+    tenant: Tenant,
+    log: Arc<Mutex<String>>,
     _workers: Workers,
+}
+
+impl Deref for Backend {
+    type Target = Tenant;
+
+    fn deref(&self) -> &Tenant {
+        &self.tenant
+    }
+}
+
+impl DerefMut for Backend {
+    fn deref_mut(&mut self) -> &mut Tenant {
+        &mut self.tenant
+    }
 }
 
 impl Backend {
@@ -104,12 +124,8 @@ impl Backend {
         });
         Self {
             child,
-            socket: near,
-            incoming: Incoming::new(false),
-            outgoing: Outgoing::default(),
+            tenant: Tenant::new(near),
             log,
-            window: None,
-            reports: Vec::new(),
             _workers: workers,
         }
     }
@@ -119,6 +135,66 @@ impl Backend {
         let mut backend = Self::start(Workers::built(), &[]);
         backend.attach(segments, Attach::default()).unwrap();
         backend
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until the log says something.
+    pub fn wait_for_log(&self, text: &str) {
+        wait_until(
+            || self.log().contains(text),
+            || format!("\"{text}\" in the log:\n{}", self.log()),
+        );
+    }
+
+    /// Processes started by the supervisor, by their numbers.
+    pub fn workers(&self) -> Vec<i32> {
+        children_of(self.child.id())
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Sends a signal to the supervisor.
+    pub fn signal(&self, signal: i32) {
+        kill(i32::try_from(self.child.id()).unwrap(), signal);
+    }
+
+    pub fn wait_for_end(&mut self) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "the supervisor does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Closes the tenant stream and waits for the supervisor to end.
+    pub fn finish(mut self) -> ExitStatus {
+        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        self.wait_for_end()
+    }
+}
+
+impl Tenant {
+    fn new(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            incoming: Incoming::new(false),
+            outgoing: Outgoing::default(),
+            window: None,
+            reports: Vec::new(),
+        }
+    }
+
+    /// One more tenant of a supervisor that listens at `path`.
+    pub fn join(path: &Path) -> Self {
+        Self::new(UnixStream::connect(path).unwrap())
     }
 
     /// Attaches a fresh window: what the supervisor answers.
@@ -211,49 +287,6 @@ impl Backend {
             }
         }
         (!self.reports.is_empty()).then(|| self.reports.remove(0))
-    }
-
-    pub fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
-    }
-
-    /// Waits until the log says something.
-    pub fn wait_for_log(&self, text: &str) {
-        wait_until(
-            || self.log().contains(text),
-            || format!("\"{text}\" in the log:\n{}", self.log()),
-        );
-    }
-
-    /// Processes started by the supervisor, by their numbers.
-    pub fn workers(&self) -> Vec<i32> {
-        children_of(self.child.id())
-    }
-
-    pub fn is_alive(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
-    }
-
-    /// Sends a signal to the supervisor.
-    pub fn signal(&self, signal: i32) {
-        kill(i32::try_from(self.child.id()).unwrap(), signal);
-    }
-
-    pub fn wait_for_end(&mut self) -> ExitStatus {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < end, "the supervisor does not end");
-            std::thread::yield_now();
-        }
-    }
-
-    /// Closes the tenant stream and waits for the supervisor to end.
-    pub fn finish(mut self) -> ExitStatus {
-        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
-        self.wait_for_end()
     }
 }
 

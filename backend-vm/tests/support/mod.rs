@@ -11,3 +11,4 @@ pub mod backend;
 pub mod guest;
 pub mod random;
 pub mod recorder;
+pub mod stub;

@@ -1,0 +1,179 @@
+//! Starting a worker takes as long as it takes, and nobody else waits for it.
+
+mod support;
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use support::backend::{Backend, Tenant, Workers, wait_until};
+use support::guest::{Control, Reply};
+use support::stub::{self, Stub};
+use wormhole_ring::control::Attach;
+
+fn main() {
+    stub::main(
+        &[
+            (
+                "a_worker_that_is_being_started_holds_nobody_up",
+                a_worker_that_is_being_started_holds_nobody_up,
+            ),
+            (
+                "a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind",
+                a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind,
+            ),
+            (
+                "a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn",
+                a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn,
+            ),
+        ],
+        worker,
+    );
+}
+
+/// What a guest says to have a worker started that is its own.
+const OWN: &str = "CUDA_MODULE_LOADING=EAGER\n";
+/// As [`OWN`]; the worker never has a device.
+const SILENT: &str = "CUDA_MODULE_LOADING=SILENT\n";
+
+fn worker(mut stub: Stub) {
+    if std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "SILENT") {
+        stub::idle();
+    }
+    stub.take_session();
+    stub::idle();
+}
+
+/// A supervisor with two protocols, a spare worker of each ready; and where its executables are.
+fn backend() -> (Backend, std::path::PathBuf) {
+    let me = std::env::current_exe().unwrap();
+    let workers = Workers::of(&[&me, &me]);
+    let path = workers.path();
+    let mut backend = Backend::start(workers, &[]);
+    backend.attach(64, Attach::default()).unwrap();
+    wait_until(
+        || backend.log().matches("is ready on").count() == 2,
+        || "two spare workers".into(),
+    );
+    (backend, path)
+}
+
+/// `F_SETSIG` of fcntl(2).
+const F_SETSIG: i32 = 10;
+
+/// A lease on a file: whoever opens it waits until the lease is given back.
+struct Lease {
+    file: File,
+}
+
+impl Lease {
+    /// Replaces the executable by a copy that nobody can execute as long as this lives.
+    fn on_copy_of(program: &Path) -> Self {
+        let copy = program.with_extension("copy");
+        std::fs::copy(program, &copy).unwrap();
+        std::fs::rename(&copy, program).unwrap();
+        let file = File::open(program).unwrap();
+        // SAFETY: an open descriptor and integers. The kernel announces whoever waits with a signal, which by
+        // default ends the process; this one is ignored by default.
+        unsafe {
+            assert_eq!(libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG), 0);
+            assert_eq!(
+                libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK),
+                0,
+                "{}",
+                std::io::Error::last_os_error()
+            );
+        }
+        Self { file }
+    }
+
+    /// Whether somebody waits.
+    fn is_waited_for(&self) -> bool {
+        let inode = format!(":{} ", self.file.metadata().unwrap().ino());
+        std::fs::read_to_string("/proc/locks")
+            .unwrap()
+            .lines()
+            .any(|line| line.contains("BREAKING") && line.contains(&inode))
+    }
+
+    fn give_back(self) {
+        // SAFETY: as above.
+        let result = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+        assert_eq!(result, 0);
+    }
+}
+
+fn ask(tenant: &mut Tenant, protocol: u64, environment: &str) -> Control {
+    let mut control = tenant.connect();
+    control.hello(protocol, environment);
+    control
+}
+
+fn granted(control: &mut Control) {
+    match control.receive() {
+        Reply::Grant(_) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+fn a_worker_that_is_being_started_holds_nobody_up() {
+    let (mut backend, workers) = backend();
+    let lease = Lease::on_copy_of(&workers.join("wormhole-worker-1"));
+    let mut held = ask(&mut backend, stub::protocol(1), OWN);
+    wait_until(|| lease.is_waited_for(), || "the start of a worker".into());
+    let mut served = ask(&mut backend, stub::protocol(0), "");
+    granted(&mut served);
+    assert!(lease.is_waited_for(), "the kernel gave up the lease");
+    lease.give_back();
+    granted(&mut held);
+}
+
+fn a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind() {
+    let (mut backend, workers) = backend();
+    let before = backend.workers();
+    let lease = Lease::on_copy_of(&workers.join("wormhole-worker-1"));
+    let held = ask(&mut backend, stub::protocol(1), OWN);
+    wait_until(|| lease.is_waited_for(), || "the start of a worker".into());
+    drop(held);
+    assert_eq!(backend.report().end, "the guest process ended");
+    assert!(lease.is_waited_for(), "the kernel gave up the lease");
+    lease.give_back();
+    wait_until(|| backend.workers() == before, || "the worker's end".into());
+    let mut served = ask(&mut backend, stub::protocol(1), OWN);
+    granted(&mut served);
+}
+
+fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
+    let me = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start(Workers::of(&[&me]), &listen);
+    backend.attach(256, Attach::default()).unwrap();
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    let spares = backend.workers().len();
+
+    let protocol = stub::protocol(0);
+    let greedy: Vec<Control> = (0..10)
+        .map(|_| ask(&mut backend, protocol, SILENT))
+        .collect();
+    wait_until(
+        || backend.workers().len() > spares,
+        || "the first of ten workers".into(),
+    );
+    let mut served = ask(&mut neighbour, protocol, OWN);
+    granted(&mut served);
+    assert_eq!(backend.workers().len(), spares + 2);
+
+    let sessions = greedy.len();
+    drop(greedy);
+    for _ in 0..sessions {
+        assert_eq!(backend.report().end, "the guest process ended");
+    }
+    wait_until(
+        || backend.workers().len() == spares + 1,
+        || "the end of workers that nobody wants".into(),
+    );
+}
