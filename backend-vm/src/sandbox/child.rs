@@ -259,7 +259,7 @@ unsafe fn mount_new(kind: &CStr, at: &CStr, options: &CStr) -> i64 {
             kind.as_ptr(),
             at.as_ptr(),
             kind.as_ptr(),
-            libc::MS_NOSUID | libc::MS_NODEV,
+            libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
             options.as_ptr().cast(),
         )
     })

@@ -45,7 +45,6 @@ const COMMON: &[i64] = &[
     libc::SYS_dup3,
     libc::SYS_pipe2,
     libc::SYS_eventfd2,
-    libc::SYS_memfd_create,
     libc::SYS_ftruncate,
     libc::SYS_poll,
     libc::SYS_ppoll,
@@ -110,6 +109,7 @@ const COMMON: &[i64] = &[
 const DRIVER: &[i64] = &[
     libc::SYS_ioctl,
     libc::SYS_pwrite64,
+    libc::SYS_memfd_create,
     libc::SYS_mlock,
     libc::SYS_mlock2,
     libc::SYS_munlock,
