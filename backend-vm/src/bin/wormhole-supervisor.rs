@@ -30,6 +30,42 @@ struct Arguments {
     /// How workers are confined.
     #[arg(long, value_enum, default_value_t = Sandbox::Full)]
     sandbox: Sandbox,
+    /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. Three
+    /// quarters of the system's memory if not given. A cgroup of each worker's own limits it where the
+    /// supervisor's own is delegated to it (systemd: Delegate=yes); elsewhere a resource limit does on the CPU
+    /// device, for private memory, and nothing does with CUDA.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    worker_memory: Option<u64>,
+}
+
+/// Less is not enough for a worker to start in.
+const LEAST_MEMORY: u64 = 64 << 20;
+
+fn memory(text: &str) -> Result<u64, String> {
+    let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+    let (digits, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(*unit)?, *shift)))
+        .unwrap_or((text, 0));
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|count| count.checked_mul(1u64 << shift))
+        .filter(|bytes| *bytes >= LEAST_MEMORY)
+        .ok_or_else(|| format!("write a size such as 4G, at least {}M", LEAST_MEMORY >> 20))
+}
+
+/// Three quarters of the system's memory: the CPU device takes half of it at most.
+fn default_memory() -> u64 {
+    // SAFETY: they take no pointers.
+    let (pages, bytes) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    let all = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
+    (all / 4 * 3).max(LEAST_MEMORY)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,6 +106,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         listener,
         stream,
         without_namespaces: arguments.sandbox == Sandbox::Filter,
+        worker_memory: arguments.worker_memory.unwrap_or_else(default_memory),
     });
     if let Some(path) = &arguments.listen {
         let _ = std::fs::remove_file(path);
@@ -101,4 +138,19 @@ fn listen(path: &PathBuf) -> Result<UnixListener, String> {
     };
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_read_with_its_unit() {
+        assert_eq!(memory("4G"), Ok(4 << 30));
+        assert_eq!(memory("100M"), Ok(100 << 20));
+        assert_eq!(memory("100000000"), Ok(100_000_000));
+        for wrong in ["", "G", "4GG", "-4G", "4 G", "4g", "63M", "99999999999T"] {
+            assert!(memory(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -29,6 +29,8 @@ pub(super) struct Plan {
     /// The child's end of the stream whose other end dies with the supervisor, as numbered in the child.
     pub lifeline: Option<RawFd>,
     pub open_files: u64,
+    /// Bytes of memory of its own, where that can be limited.
+    pub memory: u64,
     pub filters: Vec<BpfProgram>,
     pub program: CString,
     pub arguments: Vec<*const libc::c_char>,
@@ -42,7 +44,7 @@ pub(super) const NOBODY: u32 = 65534;
 /// this and its process number, so that what the kernel counts for each user is counted for each worker.
 const FIRST_USER: u32 = 2_000_000_000;
 /// Threads of a worker: its slots, its streams, the processors and some more.
-const THREADS: u64 = 5120;
+pub(super) const THREADS: u64 = 5120;
 /// The same, where all workers count as one user, together with what else runs as that user.
 const SHARED_THREADS: u64 = 4096;
 /// A descriptor number above all that a child is given; failures are reported on it.
@@ -359,6 +361,7 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
     let limits = [
         (libc::RLIMIT_CORE, 0),
         (libc::RLIMIT_NOFILE, plan.open_files),
+        (libc::RLIMIT_DATA, plan.memory),
         (libc::RLIMIT_MSGQUEUE, 0),
         (
             libc::RLIMIT_NPROC,

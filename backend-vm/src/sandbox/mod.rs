@@ -5,14 +5,20 @@
 //! of read-only system libraries, no capabilities, another user, no new privileges, resource limits, a
 //! system call filter and no descriptor that was not named. When the supervisor dies, so does the worker.
 //!
+//! Its memory and its tasks are limited by a cgroup of its own where the system has one to give (see
+//! [`Cgroups`]), and on the CPU device by a resource limit, which counts private memory only; the driver
+//! reserves too much address space for one.
+//!
 //! As root the namespaces are made directly; otherwise inside a user namespace of their own.
 
+mod cgroup;
 mod child;
 mod gpu;
 mod root;
 mod seccomp;
 mod spawn;
 
+pub use self::cgroup::{CgroupError, Cgroups};
 pub use self::gpu::{Gpu, GpuError};
 pub use self::seccomp::Profile;
 pub(crate) use self::spawn::null_device;

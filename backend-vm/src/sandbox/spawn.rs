@@ -2,11 +2,13 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::cgroup::{Cgroup, CgroupError, Cgroups};
 use super::child::{self, NOBODY, Plan, STAGES};
 use super::root::{self, PROGRAM, STAGE};
 use super::seccomp::{self, Profile};
@@ -29,6 +31,10 @@ pub struct Confinement {
     pub profile: Profile,
     /// Device files that a worker may open, beyond those of every worker.
     pub device_files: Vec<PathBuf>,
+    /// Bytes of memory that a worker may have.
+    pub memory: u64,
+    /// What holds it to that, and to its number of tasks.
+    pub cgroups: Option<Arc<Cgroups>>,
     /// Directories outside the system's own that hold shared libraries a worker loads.
     pub library_directories: Vec<PathBuf>,
 }
@@ -53,6 +59,7 @@ pub struct Command<'a> {
 pub struct Child {
     pid: libc::pid_t,
     pidfd: OwnedFd,
+    cgroup: Option<Cgroup>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,11 +83,19 @@ pub enum SpawnError {
         #[source]
         cause: io::Error,
     },
+    #[error("a process for {program} has no cgroup")]
+    Cgroup {
+        program: PathBuf,
+        #[source]
+        cause: CgroupError,
+    },
     #[error("the system call filter does not compile")]
     Filter(#[from] seccompiler::BackendError),
 }
 
 const OPEN_FILES: u64 = 4096;
+/// `CLONE_INTO_CGROUP` of clone(2), beyond the flags that are an `int`.
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
 impl Confinement {
     /// Starts `command`, confined. Returns once the process has executed its program, so that whatever
@@ -148,6 +163,10 @@ impl Confinement {
             descriptors,
             lifeline: command.lifeline.then_some(3),
             open_files: OPEN_FILES,
+            memory: match self.profile {
+                Profile::Cpu => self.memory,
+                Profile::Cuda => libc::RLIM_INFINITY,
+            },
             filters: seccomp::filters(self.profile)?,
             program: executed,
             arguments: pointers(&argument_strings),
@@ -176,10 +195,20 @@ impl Confinement {
                 Isolation::UserNamespace => namespaces | libc::CLONE_NEWUSER,
                 Isolation::None => 0,
             };
+        let cgroup = self.cgroups.as_ref().map(Cgroups::make);
+        let cgroup = cgroup.transpose().map_err(|cause| SpawnError::Cgroup {
+            program: program.to_owned(),
+            cause,
+        })?;
+        let (into, place) = match &cgroup {
+            Some(cgroup) => (CLONE_INTO_CGROUP, cgroup.as_fd().as_raw_fd().unsigned_abs()),
+            None => (0, 0),
+        };
         let mut pidfd: RawFd = -1;
-        // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls.
-        let arguments: [u64; 8] = [
-            u64::from(flags.unsigned_abs()),
+        // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
+        // set_tid_size, cgroup.
+        let arguments: [u64; 11] = [
+            u64::from(flags.unsigned_abs()) | into,
             (&raw mut pidfd) as u64,
             0,
             0,
@@ -187,6 +216,9 @@ impl Confinement {
             0,
             0,
             0,
+            0,
+            0,
+            u64::from(place),
         ];
         // SAFETY: a complete `struct clone_args` without CLONE_VM: the child gets a copy of this
         // process's memory and only runs `become_worker`, which neither allocates nor returns.
@@ -213,6 +245,7 @@ impl Confinement {
         let child = Child {
             pid: libc::pid_t::try_from(pid).unwrap_or(-1),
             pidfd,
+            cgroup,
         };
         let mut message = [0u8; 8];
         match report.read_exact(&mut message) {
@@ -249,6 +282,11 @@ impl Child {
     /// The process's number in the supervisor's PID namespace: for people to read, never an identity.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// Whether the kernel has killed it because it wanted more memory than its cgroup may have.
+    pub fn ran_out_of_memory(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::ran_out_of_memory)
     }
 
     /// Readable once the process has ended.
@@ -336,6 +374,8 @@ pub fn probe(profile: Profile) -> Result<Isolation, String> {
             isolation,
             profile,
             device_files: Vec::new(),
+            memory: libc::RLIM_INFINITY,
+            cgroups: None,
             library_directories: Vec::new(),
         };
         match confinement.try_itself() {
@@ -414,7 +454,7 @@ fn c_string(text: &str) -> CString {
 }
 
 fn borrow(fd: &OwnedFd) -> BorrowedFd<'_> {
-    std::os::fd::AsFd::as_fd(fd)
+    fd.as_fd()
 }
 
 /// A copy whose number collides with none that a child is given.

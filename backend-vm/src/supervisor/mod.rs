@@ -29,6 +29,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
@@ -42,7 +43,7 @@ pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::workers::Executables;
 pub use self::workers::ExecutablesError;
 use crate::device::DeviceChoice;
-use crate::sandbox::{self, Confinement, Gpu, GpuError, Isolation};
+use crate::sandbox::{self, Cgroups, Confinement, Gpu, GpuError, Isolation, Profile};
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -61,6 +62,8 @@ pub struct Options {
     pub stream: Option<OwnedFd>,
     /// Start workers although this system lets nobody confine them with namespaces.
     pub without_namespaces: bool,
+    /// Bytes of memory that a worker may have.
+    pub worker_memory: u64,
 }
 
 /// Why the supervisor cannot start or go on.
@@ -145,6 +148,25 @@ fn shown(
     })
 }
 
+/// Cgroups for workers, where there are any; and one line in the log on how their memory is limited.
+fn cgroups(profile: Profile, memory: u64) -> Option<Arc<Cgroups>> {
+    let mebibytes = memory >> 20;
+    let reason = match Cgroups::prepare(memory) {
+        Ok(cgroups) => {
+            tracing::info!("a worker may have {mebibytes} MiB of memory, by its cgroup");
+            return Some(Arc::new(cgroups));
+        }
+        Err(error) => crate::chain(&error),
+    };
+    match profile {
+        Profile::Cpu => tracing::info!(
+            "a worker may have {mebibytes} MiB of private memory, by a resource limit: {reason}"
+        ),
+        Profile::Cuda => tracing::info!("workers' memory is not limited: {reason}"),
+    }
+    None
+}
+
 /// Serves until told to stop.
 ///
 /// # Errors
@@ -169,10 +191,13 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         Ok((device, files)) => (Ok(device), files),
         Err(error) => (Err(crate::chain(&error)), Vec::new()),
     };
+    let memory = options.worker_memory;
     let confinement = Confinement {
         isolation,
         profile,
         device_files,
+        memory,
+        cgroups: cgroups(profile, memory),
         library_directories,
     };
     let executables = Executables::find(&options.workers, &confinement)?;

@@ -455,6 +455,10 @@ impl Supervisor {
             (None, crate::sandbox::Ending::Exited(BROKEN)) => {
                 "the guest corrupted its ring".to_owned()
             }
+            (None, _) if worker.child.ran_out_of_memory() => format!(
+                "worker {} wanted more memory than workers may have",
+                worker.child.pid()
+            ),
             (None, ending) => format!("worker {} {ending}", worker.child.pid()),
         };
         match worker.session {

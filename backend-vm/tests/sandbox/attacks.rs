@@ -62,6 +62,9 @@ impl Targets {
     }
 }
 
+/// Bytes of memory that workers may have here.
+pub const WORKER_MEMORY: usize = 1 << 30;
+
 /// 0, or the number of the error.
 type Outcome = i32;
 
@@ -392,6 +395,13 @@ const OTHERS: &[Row] = &[
         both(libc::EPERM),
         Control::Succeeds,
     ),
+    // Under the driver's profile only a cgroup can tell, if there is one.
+    (
+        "have more memory than workers may have",
+        |_| map(2 * WORKER_MEMORY),
+        [Some(libc::ENOMEM), None],
+        Control::Succeeds,
+    ),
     (
         "connect to an abstract socket of the host",
         |targets| connect(&targets.abstract_socket()),
@@ -660,6 +670,20 @@ fn raise(resource: libc::__rlimit_resource_t, value: u64) -> Outcome {
     };
     // SAFETY: a local structure that the kernel reads.
     outcome(unsafe { libc::setrlimit(resource, &raw const limit) }.into())
+}
+
+/// Maps private memory, and unmaps it again.
+fn map(bytes: usize) -> Outcome {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the kernel chooses an address where nothing is; nobody has it when it is unmapped.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0);
+        if at == libc::MAP_FAILED {
+            return outcome(-1);
+        }
+        outcome(libc::munmap(at, bytes).into())
+    }
 }
 
 fn connect(address: &SocketAddr) -> Outcome {

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
-use attacks::{Attack, Control as Unconfined, Profile, Targets};
+use attacks::{Attack, Control as Unconfined, Profile, Targets, WORKER_MEMORY};
 use support::backend::{Backend, Workers, is_running, wait_until};
 use support::guest::{Control, Reply};
 use support::stub::{self, Stub};
@@ -82,9 +82,14 @@ impl Scene {
         let abstract_socket = UnixListener::bind_addr(&targets.abstract_socket()).unwrap();
         std::fs::create_dir_all(targets.folder()).unwrap();
         let listener = targets.listener();
-        let arguments = ["--device", device, "--listen", listener.to_str().unwrap()];
+        let memory = WORKER_MEMORY.to_string();
+        let arguments = [
+            ["--device", device],
+            ["--listen", listener.to_str().unwrap()],
+            ["--worker-memory", &memory],
+        ];
         let me = std::env::current_exe().unwrap();
-        let mut backend = Backend::start(Workers::of(&[&me]), &arguments);
+        let mut backend = Backend::start(Workers::of(&[&me]), arguments.as_flattened());
         backend.attach(256, Attach::default()).unwrap();
         targets.sibling = backend.workers()[0];
         let sibling = assign(&mut backend, "");

@@ -1,0 +1,400 @@
+//! A cgroup for each worker: memory and tasks that the kernel counts for the process as a whole.
+//!
+//! This is cgroup version 2 (Linux, `Documentation/admin-guide/cgroup-v2.rst`), in a cgroup that was delegated
+//! to the supervisor and nowhere else: one that carries systemd's mark (`Delegate=yes`), or the root of the
+//! hierarchy or of a cgroup namespace. Below it:
+//!
+//! | cgroup | what |
+//! |---|---|
+//! | `supervisor` | everybody who was in the delegated cgroup: one with limits for its children may hold no processes. The root of the hierarchy may, so nobody is moved there |
+//! | `workers-PID` | what one supervisor made, locked as long as it lives |
+//! | `workers-PID/N` | one worker, which is born there |
+//!
+//! A worker's cgroup is removed when the worker is reaped, the rest when the supervisor ends. One that is killed
+//! leaves empty cgroups; the next supervisor in the same place finds them without a lock and removes them, and
+//! systemd removes them with the unit.
+//!
+//! Shared memory is charged to whoever touches a page first, so a part of the window may count as a worker's,
+//! at most all of it, and stays charged to `workers-PID` when the worker is gone. A limit must have room for
+//! the window beside what the device holds in the worker's own memory; a guest that makes its worker touch
+//! much comes closer to the limit of that worker alone.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::child::THREADS;
+
+const LEAF: &str = "supervisor";
+const WORKERS: &str = "workers-";
+const CONTROLLERS: [&str; 2] = ["memory", "pids"];
+/// Set by systemd on what it delegates: by the system's manager, and by a user's.
+const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
+/// How often a cgroup is looked at whose processes change meanwhile.
+const TURNS: usize = 16;
+/// Milliseconds that an abandoned worker may take to end.
+const PATIENCE: i32 = 1000;
+
+/// Why workers have no cgroups.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    #[error("this system has no cgroup hierarchy of version 2")]
+    NoHierarchy,
+    #[error("the cgroup {0} is not delegated")]
+    NotDelegated(PathBuf),
+    #[error("the cgroup {path} has no {controller} controller")]
+    NoController {
+        path: PathBuf,
+        controller: &'static str,
+    },
+    #[error("processes keep appearing in the cgroup {0}")]
+    Busy(PathBuf),
+    #[error("{path} cannot be {what}")]
+    File {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError + use<> {
+    let path = path.to_owned();
+    move |cause| CgroupError::File { what, path, cause }
+}
+
+/// Where this supervisor makes workers' cgroups.
+#[derive(Debug)]
+pub struct Cgroups {
+    directory: PathBuf,
+    /// Says to others that this supervisor lives.
+    _lock: File,
+    memory: u64,
+    next: AtomicU64,
+}
+
+impl Cgroups {
+    /// Splits the supervisor's own cgroup, and removes what others left there. Workers may have `memory` bytes.
+    ///
+    /// # Errors
+    /// The system has none to give.
+    pub fn prepare(memory: u64) -> Result<Self, CgroupError> {
+        let base = delegated()?;
+        let controllers = read(&base.join("cgroup.controllers"))?;
+        for controller in CONTROLLERS {
+            if !controllers
+                .split_whitespace()
+                .any(|name| name == controller)
+            {
+                return Err(CgroupError::NoController {
+                    path: base,
+                    controller,
+                });
+            }
+        }
+        remove_abandoned(&base);
+        // The root of the hierarchy has no such file, and may hold processes beside its children.
+        if base.join("cgroup.type").exists() {
+            vacate(&base)?;
+        }
+        enable(&base)?;
+        let (directory, lock) = own_directory(&base)?;
+        let cgroups = Self {
+            directory,
+            _lock: lock,
+            memory,
+            next: AtomicU64::new(0),
+        };
+        enable(&cgroups.directory)?;
+        Ok(cgroups)
+    }
+
+    /// A cgroup for one worker.
+    ///
+    /// # Errors
+    /// The kernel makes none, or takes no limits.
+    pub(super) fn make(self: &Arc<Self>) -> Result<Cgroup, CgroupError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(number.to_string());
+        fs::create_dir(&path).map_err(failed("made", &path))?;
+        let handle = match File::open(&path) {
+            Ok(handle) => handle,
+            Err(error) => {
+                let _ = fs::remove_dir(&path);
+                return Err(failed("opened", &path)(error));
+            }
+        };
+        let cgroup = Cgroup {
+            path,
+            handle,
+            _parent: Arc::clone(self),
+        };
+        cgroup.set("memory.max", &self.memory.to_string())?;
+        // Threads of one worker are of no use without each other.
+        cgroup.set("memory.oom.group", "1")?;
+        cgroup.set("pids.max", &THREADS.to_string())?;
+        // A kernel that does not swap has no such limit.
+        if cgroup.path.join("memory.swap.max").exists() {
+            cgroup.set("memory.swap.max", "0")?;
+        }
+        Ok(cgroup)
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        remove_tree(&self.directory);
+    }
+}
+
+/// One worker's cgroup; removed with this value, which is to outlive the worker.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    path: PathBuf,
+    handle: File,
+    /// Removed after it.
+    _parent: Arc<Cgroups>,
+}
+
+impl Cgroup {
+    fn set(&self, name: &str, value: &str) -> Result<(), CgroupError> {
+        write(&self.path.join(name), value)
+    }
+
+    /// Whether the kernel has killed what was in it for want of memory.
+    pub fn ran_out_of_memory(&self) -> bool {
+        read(&self.path.join("memory.events")).is_ok_and(|events| {
+            let count = |line: &str| line.strip_prefix("oom_kill ")?.parse::<u64>().ok();
+            events.lines().find_map(count).unwrap_or(0) > 0
+        })
+    }
+}
+
+impl AsFd for Cgroup {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.path) {
+            tracing::warn!("{} is left behind: {error}", self.path.display());
+        }
+    }
+}
+
+/// The delegated cgroup that this process is in.
+fn delegated() -> Result<PathBuf, CgroupError> {
+    let mounts = read(Path::new("/proc/self/mountinfo"))?;
+    let membership = read(Path::new("/proc/self/cgroup"))?;
+    let mount = mounts.lines().find_map(mount_point);
+    let own = membership
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"));
+    let (Some(mount), Some(own)) = (mount, own) else {
+        return Err(CgroupError::NoHierarchy);
+    };
+    // Made here by an earlier supervisor.
+    let place = Path::new(own);
+    let place = if place.file_name().is_some_and(|name| name == LEAF) {
+        place.parent().unwrap_or(place)
+    } else {
+        place
+    };
+    let path = mount.join(place);
+    if place.as_os_str().is_empty() || is_marked(&path) {
+        Ok(path)
+    } else {
+        Err(CgroupError::NotDelegated(path))
+    }
+}
+
+/// Where a line of `mountinfo` says that the whole hierarchy is mounted.
+fn mount_point(line: &str) -> Option<PathBuf> {
+    let (place, kind) = line.split_once(" - ")?;
+    if kind.split(' ').next()? != "cgroup2" {
+        return None;
+    }
+    let mut fields = place.split(' ').skip(3);
+    let (root, at) = (fields.next()?, fields.next()?);
+    (root == "/").then(|| at.into())
+}
+
+fn is_marked(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    MARKS.iter().any(|mark| {
+        let mut value = [0u8; 1];
+        // SAFETY: C strings, and a local buffer of the length given.
+        let count = unsafe {
+            libc::getxattr(
+                path.as_ptr(),
+                mark.as_ptr(),
+                value.as_mut_ptr().cast(),
+                value.len(),
+            )
+        };
+        count == 1 && value == *b"1"
+    })
+}
+
+/// Moves everybody who is in `base` to a leaf below it.
+fn vacate(base: &Path) -> Result<(), CgroupError> {
+    let leaf = base.join(LEAF);
+    match fs::create_dir(&leaf) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(failed("made", &leaf)(error));
+        }
+        _ => {}
+    }
+    for _ in 0..TURNS {
+        let processes = read(&base.join("cgroup.procs"))?;
+        if processes.is_empty() {
+            return Ok(());
+        }
+        for process in processes.lines() {
+            match write(&leaf.join("cgroup.procs"), process) {
+                // It has ended.
+                Err(CgroupError::File { cause, .. })
+                    if cause.raw_os_error() == Some(libc::ESRCH) => {}
+                moved => moved?,
+            }
+        }
+    }
+    Err(CgroupError::Busy(base.to_owned()))
+}
+
+fn enable(path: &Path) -> Result<(), CgroupError> {
+    let controllers = CONTROLLERS.map(|name| format!("+{name}")).join(" ");
+    write(&path.join("cgroup.subtree_control"), &controllers)
+}
+
+/// A fresh directory, and the lock on it.
+fn own_directory(base: &Path) -> Result<(PathBuf, File), CgroupError> {
+    let pid = std::process::id();
+    for number in 0.. {
+        // A supervisor in another PID namespace may have this number.
+        let path = base.join(format!("{WORKERS}{pid}.{number}"));
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            made => made.map_err(failed("made", &path))?,
+        }
+        // Another supervisor may have taken it for abandoned before it was locked.
+        let Ok(lock) = File::open(&path) else {
+            continue;
+        };
+        // SAFETY: an open descriptor and a flag.
+        let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } == 0;
+        let is_there = fs::metadata(&path)
+            .and_then(|there| Ok(there.ino() == lock.metadata()?.ino()))
+            .unwrap_or(false);
+        if locked && is_there {
+            return Ok((path, lock));
+        }
+    }
+    Err(CgroupError::Busy(base.to_owned()))
+}
+
+/// Removes what supervisors left behind that were killed: nobody holds the lock.
+fn remove_abandoned(base: &Path) {
+    for path in children(base) {
+        let is_ours = path
+            .file_name()
+            .is_some_and(|name| name.as_bytes().starts_with(WORKERS.as_bytes()));
+        let Some(lock) = is_ours.then(|| File::open(&path).ok()).flatten() else {
+            continue;
+        };
+        // SAFETY: an open descriptor and flags.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            tracing::debug!("{} was left behind", path.display());
+            remove_tree(&path);
+        }
+    }
+}
+
+fn remove_tree(path: &Path) {
+    for child in children(path) {
+        // Workers die with their supervisor; kernels before 5.14 leave it at that.
+        let _ = write(&child.join("cgroup.kill"), "1");
+        wait_until_empty(&child);
+        remove(&child);
+    }
+    remove(path);
+}
+
+/// Waits for the last process to end, for a while.
+fn wait_until_empty(path: &Path) {
+    let Ok(mut events) = File::open(path.join("cgroup.events")) else {
+        return;
+    };
+    for _ in 0..TURNS {
+        let mut text = String::new();
+        let read = events
+            .rewind()
+            .and_then(|()| events.read_to_string(&mut text));
+        if read.is_err() || text.contains("populated 0") {
+            return;
+        }
+        let mut entry = libc::pollfd {
+            fd: events.as_raw_fd(),
+            events: libc::POLLPRI,
+            revents: 0,
+        };
+        // SAFETY: one entry, which lives during the call.
+        if unsafe { libc::poll(&raw mut entry, 1, PATIENCE) } == 0 {
+            return;
+        }
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_dir(path) {
+        tracing::warn!("{} is left behind: {error}", path.display());
+    }
+}
+
+fn children(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect()
+}
+
+fn read(path: &Path) -> Result<String, CgroupError> {
+    fs::read_to_string(path).map_err(failed("read", path))
+}
+
+fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
+    File::options()
+        .write(true)
+        .open(path)
+        .and_then(|mut file| file.write_all(value.as_bytes()))
+        .map_err(failed("written", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hierarchy_is_found_among_the_mounts() {
+        let v1 = "33 24 0:29 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory";
+        let v2 = "34 24 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+        let part = "35 24 0:30 /a /mnt rw - cgroup2 cgroup2 rw";
+        assert_eq!(mount_point(v1), None);
+        assert_eq!(mount_point(part), None);
+        assert_eq!(mount_point(v2), Some("/sys/fs/cgroup".into()));
+    }
+}
