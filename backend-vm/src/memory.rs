@@ -1,7 +1,6 @@
 //! Mappings and anonymous files: the only place outside the sandbox that talks to `mmap`.
 
 use std::ffi::CStr;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -51,7 +50,7 @@ pub fn seals(file: &impl AsRawFd) -> io::Result<i32> {
 ///
 /// # Errors
 /// As `fallocate`.
-pub fn punch_hole(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+pub fn punch_hole(file: &impl AsRawFd, offset: u64, bytes: u64) -> io::Result<()> {
     let (offset, bytes) = (to_offset(offset)?, to_offset(bytes)?);
     // SAFETY: an open descriptor and integers.
     let result = unsafe {

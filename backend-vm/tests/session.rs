@@ -217,7 +217,8 @@ fn arena_is_granted_used_returned_and_scrubbed() {
     guest.map_arena(run);
     let bytes = vec![9u8; 8 << 20];
     guest.arena[1].write(0, &bytes);
-    let held = backend.window_memory();
+    let memory = guest.memory();
+    let held = memory.held();
     assert!(held >= 8 << 20);
     let extent = guest.arena.remove(1);
     let device = guest.call(&MemAlloc { bytes: 1 << 20 });
@@ -235,7 +236,7 @@ fn arena_is_granted_used_returned_and_scrubbed() {
         .send(&wormhole_ring::control::Message::ArenaReturn(extent.run))
         .unwrap();
     support::backend::wait_until(
-        || backend.window_memory() < held - (7 << 20),
+        || memory.held() < held - (7 << 20),
         || "the returned arena to be scrubbed".to_owned(),
     );
     assert_eq!(

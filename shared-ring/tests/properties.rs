@@ -11,7 +11,7 @@ use wormhole_ring::{
     arena::{Arena, ArenaError, GRANULE, PAGE},
     control::{
         ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, ControlError, Grant, HEADER_BYTES,
-        Header, MAX_CONTROL_BODY, Message, Stream,
+        Header, MAX_CONTROL_BODY, Message, Stream, WindowRun,
     },
     layout::{MAX_BODY, SEGMENT_BYTES},
     memory::OwnedMemory,
@@ -160,6 +160,7 @@ proptest! {
         small in any::<[u32; 2]>(),
         large in any::<[u64; 2]>(),
     ) {
+        let shown = WindowRun { session: run.id, first: run.first, count: run.count };
         let messages = [
             Message::Hello {
                 bootstrap_version: small[0],
@@ -184,6 +185,9 @@ proptest! {
             }),
             Message::Stream(Stream { local: small[0] }),
             Message::SessionReport(&text),
+            Message::WindowMap(shown),
+            Message::WindowMapped(shown),
+            Message::WindowUnmap(shown),
             Message::Assign(grant),
             Message::Assigned,
             Message::ArenaAdd(run),

@@ -4,11 +4,12 @@
 //! it is scrubbed.
 
 use event_manager::EventOps;
-use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
+use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal, WindowRun};
 use wormhole_ring::session::Run;
 
 use super::guests::GuestError;
-use super::sessions::{refusal_of, scrub};
+use super::scrubber::Scrubbed;
+use super::sessions::refusal_of;
 use super::{Id, Supervisor};
 
 /// Arena that is on its way between a worker and its guest.
@@ -25,9 +26,13 @@ pub(super) struct Extent {
 pub(super) enum ExtentState {
     /// The worker maps it; the guest's request has this number.
     Adding(u32),
+    /// The launcher lets the guest see it.
+    Showing(u32),
     Granted,
     /// The worker lets go of it.
     Removing,
+    /// Its memory is given back.
+    Scrubbing,
 }
 
 impl Supervisor {
@@ -118,7 +123,7 @@ impl Supervisor {
         self.tell_worker(ops, key, &Message::ArenaRemove(*run))
     }
 
-    /// The worker has mapped a run: the guest may use it.
+    /// The worker has mapped a run: the guest is to see it.
     pub(super) fn arena_added(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -133,12 +138,52 @@ impl Supervisor {
         }) else {
             return Err("it confirmed arena that it was not given".to_owned());
         };
+        extent.state = ExtentState::Showing(run.id);
+        let run = WindowRun {
+            session: key,
+            first: run.first,
+            count: run.count,
+        };
+        if session.local {
+            self.arena_shown(ops, key, &run).map_err(str::to_owned)
+        } else {
+            let run = Run {
+                first: run.first,
+                count: run.count,
+            };
+            self.show_run(ops, key, run);
+            Ok(())
+        }
+    }
+
+    /// The guest sees a run: it may use it.
+    pub(super) fn arena_shown(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &WindowRun,
+    ) -> Result<(), &'static str> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let extent = session.extents.get_mut(&run.first);
+        let Some((extent, request)) = extent.and_then(|extent| match extent.state {
+            ExtentState::Showing(request) if extent.count == run.count => Some((extent, request)),
+            _ => None,
+        }) else {
+            return Err("it shows arena that it was not asked to");
+        };
         extent.state = ExtentState::Granted;
         let Some(id) = session.guest else {
             return Ok(());
         };
+        let granted = Message::ArenaGrant(ArenaRun {
+            id: request,
+            first: run.first,
+            count: run.count,
+        });
         let sent = match self.guests.get_mut(&id) {
-            Some(guest) => guest.peer.send(ops, &Message::ArenaGrant(*run), Vec::new()),
+            Some(guest) => guest.peer.send(ops, &granted, Vec::new()),
             None => Ok(()),
         };
         if let Err(error) = sent {
@@ -148,33 +193,69 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The worker has let go of a run: it is scrubbed and free.
-    pub(super) fn arena_removed(&mut self, key: Id, run: &ArenaRun) -> Result<(), String> {
+    /// The worker has let go of a run: its memory is given back.
+    pub(super) fn arena_removed(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), String> {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let removing = session.extents.get(&run.first).is_some_and(|extent| {
-            extent.count == run.count && extent.state == ExtentState::Removing
-        });
-        if !removing {
-            return Err("it gave back arena that was not asked back".to_owned());
-        }
-        session.extents.remove(&run.first);
-        let Some(window) = self
-            .tenants
-            .get_mut(&session.tenant)
-            .and_then(|tenant| tenant.window.as_mut())
+        let Some(extent) = session
+            .extents
+            .get_mut(&run.first)
+            .filter(|extent| extent.count == run.count && extent.state == ExtentState::Removing)
         else {
-            return Ok(());
+            return Err("it gave back arena that was not asked back".to_owned());
         };
+        extent.state = ExtentState::Scrubbing;
         let run = Run {
             first: run.first,
             count: run.count,
         };
-        match window.segments.take_back(session.id, run) {
-            Ok(()) => scrub(window, session.id, run),
-            Err(error) => tracing::error!("{error}"),
+        let (tenant, local) = (session.tenant, session.local);
+        match session.file.descriptor() {
+            Ok(file) => {
+                self.hide_run(ops, tenant, local, key, run);
+                self.scrubber.scrub(key, file, run);
+            }
+            // The run stays taken until the session ends.
+            Err(error) => tracing::error!("{run} cannot be scrubbed: {error}"),
         }
         Ok(())
+    }
+
+    /// Runs have been scrubbed: they can be granted again.
+    pub(super) fn runs_scrubbed(&mut self) {
+        for Scrubbed {
+            session: key,
+            run,
+            result,
+        } in self.scrubber.finished()
+        {
+            // A session that has ended meanwhile took its runs along.
+            let Some(session) = self.sessions.get_mut(&key) else {
+                continue;
+            };
+            if let Err(error) = result {
+                // What still holds data is not granted again.
+                tracing::error!("{run} of {} cannot be scrubbed: {error}", session.id);
+                continue;
+            }
+            session.extents.remove(&run.first);
+            let freed = self
+                .tenants
+                .get_mut(&session.tenant)
+                .and_then(|tenant| tenant.window.as_mut())
+                .map(|window| {
+                    window.segments.take_back(session.id, run)?;
+                    window.segments.scrubbed(session.id, run)
+                });
+            if let Some(Err(error)) = freed {
+                tracing::error!("{error}");
+            }
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! The supervisor: one event loop that waits for nobody, and a thread that starts workers for it.
+//! The supervisor: one event loop that waits for nobody, and two threads that start workers and give memory
+//! back for it.
 //!
 //! Launchers bring windows and guest processes' control streams over tenant streams. A guest's hello is
 //! matched with a worker by the hash of its protocol; the session is granted when the worker has mapped it.
@@ -16,6 +17,8 @@ mod environment;
 mod guests;
 mod peer;
 mod pool;
+mod scrubber;
+mod session_file;
 mod sessions;
 mod signals;
 mod starter;
@@ -35,6 +38,7 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 
 use self::guests::Guest;
 use self::pool::Worker;
+use self::scrubber::Scrubber;
 use self::sessions::Session;
 use self::signals::Signals;
 use self::starts::Starts;
@@ -82,6 +86,8 @@ pub enum SupervisorError {
     Signals(#[source] std::io::Error),
     #[error("the thread that starts workers cannot be made")]
     Starter(#[source] std::io::Error),
+    #[error("the thread that gives memory back cannot be made")]
+    Scrubber(#[source] std::io::Error),
 }
 
 /// A number that names a tenant, a guest, a worker or a session in this supervisor, and is not used again
@@ -94,6 +100,7 @@ enum Source {
     Listener,
     Signals,
     Starter,
+    Scrubber,
     Tenant(Id),
     Guest(Id),
     WorkerStream(Id),
@@ -124,6 +131,7 @@ struct Supervisor {
     workers: BTreeMap<Id, Worker>,
     /// Workers that are to come.
     starts: Starts,
+    scrubber: Scrubber,
     /// Why the last spare worker of a protocol could not be had; the next demand tries again.
     failures: BTreeMap<u64, String>,
     /// A worker has been ready once: the device works.
@@ -209,6 +217,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     // The threads that follow have these signals blocked as well.
     let signals = Signals::new().map_err(SupervisorError::Signals)?;
     let starts = Starts::new(confinement).map_err(SupervisorError::Starter)?;
+    let scrubber = Scrubber::new().map_err(SupervisorError::Scrubber)?;
     let supervisor = Supervisor {
         device,
         executables,
@@ -226,6 +235,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),
         starts,
+        scrubber,
         failures: BTreeMap::new(),
         device_works: false,
     };
@@ -329,6 +339,7 @@ impl MutEventSubscriber for Supervisor {
                 }
             }
             Source::Starter => self.workers_started(ops),
+            Source::Scrubber => self.runs_scrubbed(),
             Source::Tenant(id) => self.tenant_event(ops, id, set),
             Source::Guest(id) => self.guest_event(ops, id, set),
             Source::WorkerStream(id) => self.worker_event(ops, id, set),
@@ -352,6 +363,8 @@ impl Supervisor {
             token,
             EventSet::IN,
         ))?;
+        let token = self.token(Source::Scrubber);
+        ops.add(Events::with_data(&self.scrubber, token, EventSet::IN))?;
         if let Some(listener) = self.listener.take() {
             self.add_source(ops, &listener, Source::Listener)?;
             self.listener = Some(listener);

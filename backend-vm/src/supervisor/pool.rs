@@ -298,9 +298,8 @@ impl Supervisor {
         };
         let grant = self.grant_of(key);
         let descriptors = self.sessions.get(&key).and_then(|session| {
-            let window = self.tenants.get(&session.tenant)?.window.as_ref()?;
             let page = session.counters.file().try_clone().ok()?;
-            Some(vec![window.descriptor().ok()?, page.into()])
+            Some(vec![session.file.descriptor().ok()?, page.into()])
         });
         let (Some(grant), Some(descriptors), Some(worker)) =
             (grant, descriptors, self.workers.get_mut(&id))
@@ -414,7 +413,7 @@ impl Supervisor {
                 Ok(())
             }
             (Report::Added(run), Some(session)) => self.arena_added(ops, session, &run),
-            (Report::Removed(run), Some(session)) => self.arena_removed(session, &run),
+            (Report::Removed(run), Some(session)) => self.arena_removed(ops, session, &run),
             (Report::Wrong(name), _) => Err(format!("it sent {name}, which workers do not send")),
             _ => Err("it sent a message out of turn".to_owned()),
         }

@@ -10,15 +10,15 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use event_manager::EventOps;
-use wormhole_ring::control::{Band, Grant, Message, Refusal};
+use wormhole_ring::control::{Band, Grant, Message, Refusal, WindowRun};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
 use wormhole_ring::session::{GrantError, Run, SegmentTable, SessionId, SessionState, State};
 use wormhole_ring::status::EndCause;
 
 use super::arena::{Extent, ExtentState};
 use super::guests::GuestError;
-use super::window::SessionHeader;
-use super::{Id, Supervisor, WORKER_LOST_RESULT};
+use super::session_file::{SessionFile, SessionHeader};
+use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
 use crate::counters::CountersFile;
 use crate::report::SessionReport;
 
@@ -30,6 +30,9 @@ const FIRST_ARENA: u32 = 8;
 pub(super) struct Session {
     pub id: SessionId,
     pub tenant: Id,
+    /// The guest is a process of this system and maps the session's file itself; the window of a guest VM
+    /// shows it what its launcher maps there.
+    pub local: bool,
     /// None once its stream has ended.
     pub guest: Option<Id>,
     /// None once it has been reaped.
@@ -38,6 +41,8 @@ pub(super) struct Session {
     pub hash: u64,
     pub environment: Vec<(OsString, OsString)>,
     header: SessionHeader,
+    /// The memory behind its segments.
+    pub file: SessionFile,
     segment: Run,
     arena: Option<Run>,
     /// Runs of arena by their first segment.
@@ -52,6 +57,8 @@ pub(super) struct Session {
 enum Phase {
     /// The worker is starting or mapping.
     Preparing,
+    /// The launcher lets the guest see the segments.
+    Showing,
     Granted,
     Dying,
 }
@@ -91,9 +98,10 @@ impl Supervisor {
         environment: Vec<(OsString, OsString)>,
     ) -> Result<(), (Refusal, String)> {
         let key = self.id();
-        let Some(tenant_id) = self.guests.get(&guest).map(|guest| guest.tenant) else {
+        let Some(said) = self.guests.get(&guest) else {
             return Err((Refusal::Protocol, "the control stream is closed".to_owned()));
         };
+        let (tenant_id, local) = (said.tenant, said.local);
         let live = self
             .sessions
             .values()
@@ -113,8 +121,11 @@ impl Supervisor {
         }
         let id = activate(&mut tenant.numbers);
         let granted = grant_first(&mut window.segments, id).and_then(|(segment, arena)| {
-            let header = window
-                .session_header(segment.first)
+            let (file, header) = SessionFile::new(window.bytes())
+                .and_then(|file| {
+                    let header = file.header(segment.first)?;
+                    Ok((file, header))
+                })
                 .map_err(|error| (Refusal::WindowFull, crate::chain(&error)))?;
             let counters = CountersFile::create().map_err(|error| {
                 (
@@ -122,9 +133,9 @@ impl Supervisor {
                     format!("no memory for counters: {error}"),
                 )
             })?;
-            Ok((segment, arena, header, counters))
+            Ok((segment, arena, file, header, counters))
         });
-        let (segment, arena, header, counters) = match granted {
+        let (segment, arena, file, header, counters) = match granted {
             Ok(granted) => granted,
             Err(refused) => {
                 for run in window.segments.take_back_all(id) {
@@ -148,12 +159,14 @@ impl Supervisor {
             Session {
                 id,
                 tenant: tenant_id,
+                local,
                 guest: Some(guest),
                 worker: None,
                 worker_pid: 0,
                 hash,
                 environment,
                 header,
+                file,
                 segment,
                 arena,
                 extents,
@@ -199,42 +212,100 @@ impl Supervisor {
         })
     }
 
-    /// The worker has mapped the session: the guest gets it.
+    /// The worker has mapped the session: the guest is to see it.
     pub(super) fn session_assigned(
         &mut self,
         ops: &mut EventOps<'_>,
         key: Id,
     ) -> Result<(), String> {
-        let grant = self.grant_of(key);
-        let (Some(session), Some(grant)) = (self.sessions.get_mut(&key), grant) else {
+        let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
         if session.phase != Phase::Preparing {
             return Err("it sent Assigned for a session that it has".to_owned());
         }
-        session.phase = Phase::Granted;
-        let Some(id) = session.guest else {
+        session.phase = Phase::Showing;
+        if session.local {
+            self.grant_session(ops, key);
+            return Ok(());
+        }
+        let runs = [Some(session.segment), session.arena];
+        for run in runs.into_iter().flatten() {
+            self.show_run(ops, key, run);
+        }
+        Ok(())
+    }
+
+    /// Has the launcher let the guest see a run.
+    pub(super) fn show_run(&mut self, ops: &mut EventOps<'_>, key: Id, run: Run) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        let tenant = session.tenant;
+        let message = Message::WindowMap(window_run(key, run));
+        let shown = match session.file.descriptor() {
+            Ok(file) => self
+                .tell_tenant(ops, tenant, &message, vec![file])
+                .map_err(|error| crate::chain(&error)),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(reason) = shown {
+            let why = format!("the guest cannot be shown its memory: {reason}");
+            self.end_session(ops, key, &why, Some((REVOKED_RESULT, EndCause::Revoked)));
+        }
+    }
+
+    /// The guest sees a run: it is granted the session, or the arena.
+    pub(super) fn run_shown(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        tenant: Id,
+        run: &WindowRun,
+    ) -> Result<(), &'static str> {
+        let key = run.session;
+        let Some(session) = self.sessions.get(&key) else {
             return Ok(());
         };
-        let window = self
-            .tenants
-            .get(&session.tenant)
-            .and_then(|tenant| tenant.window.as_ref());
-        let Some(guest) = self.guests.get_mut(&id) else {
-            return Ok(());
+        if session.tenant != tenant || session.local {
+            return Err("it shows a session's memory that is not its own");
+        }
+        match session.phase {
+            Phase::Dying => Ok(()),
+            Phase::Preparing => Err("it shows memory before it was asked to"),
+            Phase::Showing => {
+                if run.first == session.arena.unwrap_or(session.segment).first {
+                    self.grant_session(ops, key);
+                }
+                Ok(())
+            }
+            Phase::Granted => self.arena_shown(ops, key, run),
+        }
+    }
+
+    /// The worker has mapped the session and the guest sees it: the guest gets it.
+    fn grant_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
+        let grant = self.grant_of(key);
+        let (Some(session), Some(grant)) = (self.sessions.get_mut(&key), grant) else {
+            return;
+        };
+        session.phase = Phase::Granted;
+        let Some((id, guest)) = session
+            .guest
+            .and_then(|id| Some((id, self.guests.get_mut(&id)?)))
+        else {
+            return;
         };
         let mut descriptors = Vec::new();
-        if let (true, Some(window)) = (guest.local, window) {
-            match window.descriptor() {
+        if session.local {
+            match session.file.descriptor() {
                 Ok(file) => descriptors.push(file),
-                Err(error) => tracing::error!("the window cannot be passed on: {error}"),
+                Err(error) => tracing::error!("the session's file cannot be passed on: {error}"),
             }
         }
         if let Err(error) = guest.peer.send(ops, &Message::Grant(grant), descriptors) {
             let why = format!("the guest does not take its grant: {error}");
             self.end_guest(ops, id, &why, None);
         }
-        Ok(())
     }
 
     /// The session's worker cannot be had: the guest is refused.
@@ -318,13 +389,45 @@ impl Supervisor {
         };
         session.worker = None;
         let lost = (WORKER_LOST_RESULT, EndCause::WorkerLost);
-        if session.phase == Phase::Preparing {
+        if matches!(session.phase, Phase::Preparing | Phase::Showing) {
             self.session_unserved(ops, key, why);
         } else if session.phase == Phase::Granted {
             tracing::warn!("tenant {} {}: {why}", session.tenant, session.id);
             self.end_session(ops, key, why, Some(lost));
         }
         self.finish_session(ops, key);
+    }
+
+    /// Has the launcher take a run from the guest's sight; after that it can be granted again.
+    fn free_run(&mut self, ops: &mut EventOps<'_>, session: &Session, key: Id, run: Run) {
+        self.hide_run(ops, session.tenant, session.local, key, run);
+        if let Some(window) = self
+            .tenants
+            .get_mut(&session.tenant)
+            .and_then(|tenant| tenant.window.as_mut())
+            && let Err(error) = window.segments.scrubbed(session.id, run)
+        {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// Has the launcher of a guest VM take a run from the guest's sight. What it is told later about the same
+    /// segments it does later.
+    pub(super) fn hide_run(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        tenant: Id,
+        local: bool,
+        key: Id,
+        run: Run,
+    ) {
+        if local {
+            return;
+        }
+        let message = Message::WindowUnmap(window_run(key, run));
+        if let Err(error) = self.tell_tenant(ops, tenant, &message, Vec::new()) {
+            tracing::debug!("tenant {tenant} is not told of memory that is free: {error}");
+        }
     }
 
     /// Frees a session's segments once nobody is left who could touch them.
@@ -348,14 +451,21 @@ impl Supervisor {
         );
         // A window that is let go of is granted to nobody again; its guests may still read there why.
         let goes_on = |tenant: &&mut super::Tenant| !self.stopping && tenant.is_attached();
-        let window = self
+        let runs = self
             .tenants
             .get_mut(&session.tenant)
             .filter(goes_on)
-            .and_then(|tenant| tenant.window.as_mut());
-        if let Some(window) = window {
-            for run in window.segments.take_back_all(session.id) {
-                scrub(window, session.id, run);
+            .and_then(|tenant| tenant.window.as_mut())
+            .map(|window| window.segments.take_back_all(session.id))
+            .unwrap_or_default();
+        for run in runs {
+            self.free_run(ops, &session, key, run);
+            // What is left in the session's file is nobody's any more, and no other session sees it.
+            match session.file.descriptor() {
+                Ok(file) => self.scrubber.discard(file, run),
+                Err(error) => {
+                    tracing::error!("{run} of {} cannot be scrubbed: {error}", session.id)
+                }
             }
         }
         advance(&self.tenants, &session, SessionState::scrubbed);
@@ -371,15 +481,11 @@ impl Supervisor {
     }
 }
 
-pub(super) fn scrub(window: &mut super::window::Window, session: SessionId, run: Run) {
-    match window.scrub(run) {
-        Ok(()) => {
-            if let Err(error) = window.segments.scrubbed(session, run) {
-                tracing::error!("{error}");
-            }
-        }
-        // What still holds data is never granted again.
-        Err(error) => tracing::error!("{run} of the window cannot be scrubbed: {error}"),
+fn window_run(session: Id, run: Run) -> WindowRun {
+    WindowRun {
+        session,
+        first: run.first,
+        count: run.count,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use event_manager::{EventOps, EventSet};
-use wormhole_ring::control::{Attach, Message, Refusal, Stream};
+use wormhole_ring::control::{Attach, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
 use super::peer::Peer;
@@ -42,6 +42,7 @@ impl Tenant {
 enum Request {
     Attach(Attach),
     Stream(Stream),
+    Mapped(WindowRun),
     Wrong(&'static str),
 }
 
@@ -118,6 +119,7 @@ impl Supervisor {
                 None => return Ok(()),
                 Some(Message::Attach(attach)) => Request::Attach(attach),
                 Some(Message::Stream(stream)) => Request::Stream(stream),
+                Some(Message::WindowMapped(run)) => Request::Mapped(run),
                 Some(other) => Request::Wrong(other.name()),
             };
             match request {
@@ -129,6 +131,12 @@ impl Supervisor {
                     Some(socket) => self.add_guest(ops, id, socket, stream.local != 0),
                     None => tracing::warn!("tenant {id} announced a stream and sent none"),
                 },
+                Request::Mapped(run) => {
+                    if let Err(reason) = self.run_shown(ops, id, &run) {
+                        tracing::warn!("tenant {id}: {reason}");
+                        return Err(ChannelError::Cut);
+                    }
+                }
                 Request::Wrong(name) => {
                     tracing::warn!("tenant {id} sent {name}, which launchers do not send");
                     return Err(ChannelError::Cut);
@@ -174,6 +182,7 @@ impl Supervisor {
                         code: Refusal::Protocol as u32,
                         reason: &reason,
                     },
+                    Vec::new(),
                 )
             }
         }
@@ -205,20 +214,21 @@ impl Supervisor {
                     reason,
                 },
             };
-            if self.tell_tenant(ops, id, &message).is_err() {
+            if self.tell_tenant(ops, id, &message, Vec::new()).is_err() {
                 self.end_tenant(ops, id);
             }
         }
     }
 
-    fn tell_tenant(
+    pub(super) fn tell_tenant(
         &mut self,
         ops: &mut EventOps<'_>,
         id: Id,
         message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
     ) -> Result<(), ChannelError> {
         match self.tenant_peer(id) {
-            Some(peer) => peer.send(ops, message, Vec::new()),
+            Some(peer) => peer.send(ops, message, descriptors),
             None => Ok(()),
         }
     }
@@ -232,7 +242,8 @@ impl Supervisor {
                 return;
             }
         };
-        if let Err(error) = self.tell_tenant(ops, id, &Message::SessionReport(&text)) {
+        let message = Message::SessionReport(&text);
+        if let Err(error) = self.tell_tenant(ops, id, &message, Vec::new()) {
             tracing::debug!("tenant {id} does not take its report: {error}");
         }
     }

@@ -1,15 +1,17 @@
-//! A tenant's window, as the supervisor holds it.
+//! A tenant's window, as the supervisor knows it: who owns which segment.
+//!
+//! The file that a launcher attaches holds the bootstrap. The memory of each session is a file of its own,
+//! see [`session_file`](super::session_file).
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use wormhole_ring::bootstrap::Bootstrap;
 use wormhole_ring::control::Attach;
 use wormhole_ring::layout::{BOOTSTRAP_BYTES, SEGMENT_BYTES, WINDOW_MAX_BYTES};
-use wormhole_ring::memory::{MemoryError, SessionMemory, WindowMemory};
-use wormhole_ring::session::{Run, SegmentTable};
-use wormhole_ring::status::Status;
+use wormhole_ring::memory::{MemoryError, WindowMemory};
+use wormhole_ring::session::SegmentTable;
 
 use crate::memory::{self, Mapping};
 
@@ -44,10 +46,9 @@ pub enum WindowError {
     Memory(#[from] MemoryError),
 }
 
-/// The file behind the window, and who owns its segments.
+/// How large the window is, and who owns its segments.
 #[derive(Debug)]
 pub struct Window {
-    file: File,
     bytes: u64,
     pub segments: SegmentTable,
 }
@@ -90,7 +91,6 @@ impl Window {
             limit => limit,
         };
         Ok(Self {
-            file,
             bytes: actual,
             segments: SegmentTable::new(count, limit),
         })
@@ -99,48 +99,6 @@ impl Window {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
-
-    /// Another descriptor of the window, to send away.
-    ///
-    /// # Errors
-    /// No descriptor is left.
-    pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.file.as_fd().try_clone_to_owned()
-    }
-
-    /// Gives a run's memory back to the system; it reads as zero afterwards.
-    ///
-    /// # Errors
-    /// As `fallocate`.
-    pub fn scrub(&self, run: Run) -> io::Result<()> {
-        memory::punch_hole(
-            &self.file,
-            u64::from(run.first) * SEGMENT,
-            u64::from(run.count) * SEGMENT,
-        )
-    }
-
-    /// The header of a session's segment.
-    ///
-    /// # Errors
-    /// The segment cannot be mapped.
-    pub fn session_header(&self, segment: u32) -> Result<SessionHeader, WindowError> {
-        let mapping = Mapping::new(&self.file, u64::from(segment) * SEGMENT, SEGMENT_BYTES)?;
-        // SAFETY: the mapping is kept beside the status word and dropped after it.
-        let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) }?;
-        Ok(SessionHeader {
-            status: Status::new(memory),
-            _mapping: mapping,
-        })
-    }
-}
-
-/// A session's status word and hints, mapped. The supervisor touches no other word of the segment.
-#[derive(Debug)]
-pub struct SessionHeader {
-    // Dropped in this order.
-    pub status: Status,
-    _mapping: Mapping,
 }
 
 #[cfg(test)]
@@ -197,19 +155,5 @@ mod tests {
         let error =
             Window::accept(file(MINIMUM_BYTES, SEALED), &attach(MINIMUM_BYTES * 2)).unwrap_err();
         assert!(matches!(error, WindowError::Size { .. }));
-    }
-
-    #[test]
-    fn a_scrubbed_run_reads_as_zero_and_holds_no_memory() {
-        use std::os::unix::fs::{FileExt, MetadataExt};
-        let window = Window::accept(file(MINIMUM_BYTES, SEALED), &attach(MINIMUM_BYTES)).unwrap();
-        let before = window.file.metadata().unwrap().blocks();
-        window.file.write_all_at(&[7; 8192], SEGMENT * 2).unwrap();
-        assert!(window.file.metadata().unwrap().blocks() > before);
-        window.scrub(Run { first: 2, count: 1 }).unwrap();
-        assert_eq!(window.file.metadata().unwrap().blocks(), before);
-        let mut byte = [1];
-        window.file.read_exact_at(&mut byte, SEGMENT * 2).unwrap();
-        assert_eq!(byte, [0]);
     }
 }

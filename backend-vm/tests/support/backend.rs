@@ -53,7 +53,6 @@ pub struct Tenant {
     socket: UnixStream,
     incoming: Incoming,
     outgoing: Outgoing,
-    window: Option<File>,
     reports: Vec<SessionReport>,
 }
 
@@ -187,7 +186,6 @@ impl Tenant {
             socket,
             incoming: Incoming::new(false),
             outgoing: Outgoing::default(),
-            window: None,
             reports: Vec::new(),
         }
     }
@@ -207,9 +205,7 @@ impl Tenant {
             window_size: bytes,
             ..limits
         };
-        let descriptor = file.try_clone().unwrap().into();
-        self.send(&Message::Attach(attach), vec![descriptor]);
-        self.window = Some(file);
+        self.send(&Message::Attach(attach), vec![file.into()]);
         self.attached()
     }
 
@@ -241,21 +237,11 @@ impl Tenant {
         }
     }
 
-    pub fn window(&self) -> &File {
-        self.window.as_ref().unwrap()
-    }
-
     /// A fresh control stream, brought to the supervisor.
     pub fn connect(&mut self) -> Control {
         let (near, far) = UnixStream::pair().unwrap();
         self.send(&Message::Stream(Stream { local: 1 }), vec![far.into()]);
         Control::new(near)
-    }
-
-    /// Bytes of memory that the window holds.
-    pub fn window_memory(&self) -> u64 {
-        use std::os::unix::fs::MetadataExt;
-        self.window().metadata().unwrap().blocks() * 512
     }
 
     /// Waits for the next report of an ended session.

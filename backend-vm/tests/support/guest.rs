@@ -1,5 +1,6 @@
 //! A guest process, as far as the window is concerned.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use wormhole_ring::ring::{Producer, PushError, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::{Cause, Status};
 
-use super::backend::{PATIENCE, wait_readable};
+use super::backend::{PATIENCE, wait_readable, wait_until};
 
 /// A guest's end of a control stream.
 pub struct Control {
@@ -105,9 +106,30 @@ impl Control {
             Reply::Grant(grant) => grant,
             other => panic!("no grant but {other:?}"),
         };
-        let window = self.descriptor().expect("the window comes with the grant");
+        let file = self
+            .descriptor()
+            .expect("the session's file comes with the grant");
         self.send(&Message::Mapped).unwrap();
-        Guest::new(self, grant, window)
+        Guest::new(self, grant, file)
+    }
+}
+
+/// The memory behind a session.
+pub struct Memory(File);
+
+impl Memory {
+    /// Bytes that it holds.
+    pub fn held(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        self.0.metadata().unwrap().blocks() * 512
+    }
+
+    /// Waits until it holds nothing.
+    pub fn wait_until_scrubbed(&self) {
+        wait_until(
+            || self.held() == 0,
+            || "the session's memory to be given back".into(),
+        );
     }
 }
 
@@ -167,7 +189,7 @@ pub struct Guest {
     pub fences: Fences,
     pub status: Status,
     pub arena: Vec<Extent>,
-    window: OwnedFd,
+    file: OwnedFd,
     sequences: Vec<u64>,
     next_index: u32,
     /// Raw bytes of the session segment, to spoil.
@@ -180,9 +202,9 @@ pub struct Guest {
 unsafe impl Send for Guest {}
 
 impl Guest {
-    pub fn new(control: Control, grant: Grant, window: OwnedFd) -> Self {
+    pub fn new(control: Control, grant: Grant, file: OwnedFd) -> Self {
         let offset = u64::from(grant.session_segment) * SEGMENT_BYTES as u64;
-        let mapping = Mapping::new(&window, offset, SEGMENT_BYTES).unwrap();
+        let mapping = Mapping::new(&file, offset, SEGMENT_BYTES).unwrap();
         // SAFETY: the mapping lives as long as the guest; this process reaches it through the crate, but
         // for tests that spoil it on purpose.
         let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) }.unwrap();
@@ -201,7 +223,7 @@ impl Guest {
             fences: Fences::new(memory.clone()),
             status: Status::new(memory),
             arena: Vec::new(),
-            window,
+            file,
             sequences: vec![0; 128],
             next_index: 0,
             segment: mapping.base(),
@@ -223,7 +245,7 @@ impl Guest {
         self.arena.push(Extent {
             run,
             address: self.grant.window_base + offset,
-            mapping: Mapping::new(&self.window, offset, bytes).unwrap(),
+            mapping: Mapping::new(&self.file, offset, bytes).unwrap(),
         });
     }
 
@@ -317,6 +339,11 @@ impl Guest {
             assert!(Instant::now() < end, "waited in vain for an answer");
             std::thread::yield_now();
         }
+    }
+
+    /// The session's memory, which can be looked at after the session.
+    pub fn memory(&self) -> Memory {
+        Memory(self.file.try_clone().unwrap().into())
     }
 
     /// Sends a request and waits for its answer.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use wormhole_api::PROTOCOL_HASH;
 use wormhole_backend::channel::{self, Incoming, Outgoing};
-use wormhole_ring::control::Message;
+use wormhole_ring::control::{ArenaRun, Message};
 
 /// What the executable does: started by a supervisor it is `worker`, otherwise it runs those of `tests` whose
 /// names hold an argument.
@@ -106,6 +106,17 @@ impl Stub {
         let given = (descriptor(), descriptor());
         self.send(&Message::Assigned, Vec::new());
         given
+    }
+
+    /// A run that it is asked to let go of, if there is one.
+    pub fn take_removal(&mut self) -> Option<ArenaRun> {
+        self.incoming.fill(&self.socket).unwrap();
+        match self.incoming.take() {
+            Ok(Some(Message::ArenaRemove(run))) => Some(run),
+            Ok(_) => None,
+            // The supervisor is gone.
+            Err(_) => std::process::exit(0),
+        }
     }
 
     pub fn say(&mut self, line: &str) {

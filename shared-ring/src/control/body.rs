@@ -93,6 +93,17 @@ bodies! {
         pub count: u32,
     }
 
+    /// A run of a session's segments, as the launcher shows it to the guest. The run lies in the session
+    /// file where it lies in the window.
+    pub struct WindowRun {
+        /// The supervisor's number of the session; repeated in the answer.
+        pub session: u32,
+        /// The first segment.
+        pub first: u32,
+        /// Segments.
+        pub count: u32,
+    }
+
     /// The arena asked for is not granted.
     pub struct ArenaDenied {
         /// That of the request.

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Grant, HEADER_BYTES, Header,
-    HelloFixed, MAX_CONTROL_BODY, ReadyFixed, RefusedFixed, Stream,
+    HelloFixed, MAX_CONTROL_BODY, ReadyFixed, RefusedFixed, Stream, WindowRun,
 };
 
 /// Declares the messages once: the enum, the kinds, the decoder and the encoder.
@@ -138,7 +138,7 @@ messages! {
         ArenaRequest(ArenaRequest) = 4,
         /// Guest → supervisor: nothing uses this run any more.
         ArenaReturn(ArenaRun) = 5,
-        /// Supervisor → guest: a session. The window's descriptor comes with it on a local stream.
+        /// Supervisor → guest: a session. The session file's descriptor comes with it on a local stream.
         Grant(Grant) = 16,
         /// Supervisor → guest: a run of arena segments.
         ArenaGrant(ArenaRun) = 18,
@@ -148,7 +148,13 @@ messages! {
         Attach(Attach) = 32,
         /// Launcher → supervisor, on a tenant stream: a guest process's control stream.
         Stream(Stream) = 33,
-        /// Supervisor → worker: serve this session. Descriptors of the window and of the counter
+        /// Launcher → supervisor: the guest sees this run.
+        WindowMapped(WindowRun) = 36,
+        /// Supervisor → launcher: let the guest see this run. The session file's descriptor comes with it.
+        WindowMap(WindowRun) = 37,
+        /// Supervisor → launcher: this run belongs to nobody any more.
+        WindowUnmap(WindowRun) = 38,
+        /// Supervisor → worker: serve this session. Descriptors of the session file and of the counter
         /// page come with it.
         Assign(Grant) = 48,
         /// Supervisor → worker: map and register this run.

@@ -8,7 +8,7 @@ mod message;
 
 pub use body::{
     ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Grant, HelloFixed, ReadyFixed, Refusal,
-    RefusedFixed, Stream,
+    RefusedFixed, Stream, WindowRun,
 };
 pub use message::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
