@@ -34,7 +34,7 @@ pub use cpu::CpuError;
 pub use devices::power::EXIT_STATUS as EXIT_STATUS_PORT;
 pub use devices::serial::ConsoleTail;
 pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
-pub use memory::MemoryError;
+pub use memory::{MemoryError, Window};
 pub use outcome::{Outcome, Registers, Report};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
 pub use vm::{DisabledExits, MAX_VCPUS, Vm, VmConfig, VmError, VsockConfig};

@@ -77,6 +77,30 @@ pub enum MemoryError {
         /// Why not.
         source: MmapRegionError,
     },
+    /// What is to be shown lies outside the window or the file.
+    #[error(
+        "bytes {start:#x}..{end:#x} are no whole pages of a window of {window} bytes and of a file of {file}"
+    )]
+    Shown {
+        /// The first byte.
+        start: u64,
+        /// The first byte after it.
+        end: u64,
+        /// Size of the window.
+        window: u64,
+        /// Size of the file.
+        file: u64,
+    },
+    /// A part of the window could not be mapped.
+    #[error("cannot map {bytes} bytes at {start:#x} of the window")]
+    Show {
+        /// The first byte.
+        start: u64,
+        /// How many.
+        bytes: u64,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// KVM refused a memslot.
     #[error("KVM refuses memory slot {slot} at {start:#x} with {bytes} bytes")]
     Memslot {
@@ -146,8 +170,12 @@ impl Layout {
 }
 
 /// The window as the monitor holds it: the sealed memfd and one shared mapping of all of it.
+///
+/// Other files can take the place of parts of it while the guest runs: KVM follows what is mapped at the
+/// memslot's addresses.
 #[derive(Debug, Clone)]
 pub struct Window {
+    file: Arc<File>,
     region: Arc<MmapRegion<()>>,
 }
 
@@ -156,23 +184,80 @@ impl Window {
     ///
     /// Nothing is committed: a page costs memory when somebody touches it.
     pub fn new(memfd: OwnedFd) -> Result<Self, MemoryError> {
-        let file = File::from(memfd);
+        let file = Arc::new(File::from(memfd));
         let bytes = file.metadata().map_err(MemoryError::WindowStat)?.len();
         if bytes == 0 || !bytes.is_multiple_of(WINDOW_UNIT) {
             return Err(MemoryError::WindowSize { bytes });
         }
-        // SAFETY: F_GET_SEALS reads the flags of a descriptor that `file` keeps open.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-        if seals < 0 || seals & needed != needed {
-            return Err(MemoryError::WindowSeals { seals });
-        }
+        check_seals(&file)?;
         let size = usize::try_from(bytes).map_err(|_| MemoryError::WindowSize { bytes })?;
-        let region = MmapRegion::from_file(FileOffset::new(file, 0), size)
+        let region = MmapRegion::from_file(FileOffset::from_arc(Arc::clone(&file), 0), size)
             .map_err(|source| MemoryError::WindowMap { bytes, source })?;
         Ok(Self {
+            file,
             region: Arc::new(region),
         })
+    }
+
+    /// Lets the guest see `bytes` of `file` from `start` on, at the same place of the window.
+    ///
+    /// # Errors
+    /// The range is not whole pages inside the window and the file, the file can be resized, or the range
+    /// cannot be mapped.
+    pub fn show(&self, file: &OwnedFd, start: u64, bytes: u64) -> Result<(), MemoryError> {
+        let file = file
+            .try_clone()
+            .map(File::from)
+            .map_err(MemoryError::WindowStat)?;
+        check_seals(&file)?;
+        self.replace(&file, start, bytes)
+    }
+
+    /// Undoes [`Window::show`]: the guest sees the window's own file again.
+    ///
+    /// # Errors
+    /// As [`Window::show`].
+    pub fn hide(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
+        self.replace(&self.file, start, bytes)
+    }
+
+    fn replace(&self, file: &File, start: u64, bytes: u64) -> Result<(), MemoryError> {
+        let length = file.metadata().map_err(MemoryError::WindowStat)?.len();
+        let end = start.saturating_add(bytes);
+        let within = bytes != 0 && end <= self.len().min(length);
+        let failed = |source| MemoryError::Show {
+            start,
+            bytes,
+            source,
+        };
+        if !within || !start.is_multiple_of(WINDOW_UNIT) || !bytes.is_multiple_of(WINDOW_UNIT) {
+            return Err(MemoryError::Shown {
+                start,
+                end,
+                window: self.len(),
+                file: length,
+            });
+        }
+        let invalid = |_| failed(std::io::Error::from_raw_os_error(libc::EINVAL));
+        let size = usize::try_from(bytes).map_err(invalid)?;
+        let place = usize::try_from(start).map_err(invalid)?;
+        let offset = libc::off_t::try_from(start).map_err(invalid)?;
+        // SAFETY: the range lies inside the window's mapping, so that nothing else is replaced. Nothing in
+        // this process refers to the window's memory but KVM, which follows the mapping.
+        let mapped = unsafe {
+            libc::mmap(
+                self.region.as_ptr().add(place).cast(),
+                size,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(failed(std::io::Error::last_os_error()));
+        }
+        Ok(())
     }
 
     /// Size in bytes.
@@ -195,6 +280,17 @@ impl Window {
             self.region.as_ptr() as u64,
         )
     }
+}
+
+/// A file that can shrink lets a guest be hit by SIGBUS through our own mapping.
+fn check_seals(file: &File) -> Result<(), MemoryError> {
+    // SAFETY: F_GET_SEALS reads the flags of a descriptor that `file` keeps open.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    if seals < 0 || seals & needed != needed {
+        return Err(MemoryError::WindowSeals { seals });
+    }
+    Ok(())
 }
 
 /// Maps the RAM of a layout; no page is committed before it is touched.
@@ -240,8 +336,8 @@ fn set_memslot(
         userspace_addr,
         flags: 0,
     };
-    // SAFETY: the mapping behind the slot belongs to a `GuestMemoryMmap` or a `Window` that the
-    // owner of `vm` keeps for as long as the VM exists, and it is never unmapped or moved.
+    // SAFETY: the mapping behind the slot belongs to a `GuestRam` or a `Window` that the owner of `vm` keeps
+    // for as long as the VM exists; parts of a window are replaced in one step, never unmapped.
     unsafe { vm.set_user_memory_region(region) }.map_err(|source| MemoryError::Memslot {
         slot,
         start,
@@ -315,5 +411,32 @@ mod tests {
             Window::new(memfd(0, sealed)),
             Err(MemoryError::WindowSize { bytes: 0 })
         ));
+    }
+    #[test]
+    fn only_whole_parts_of_fixed_files_are_shown() {
+        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        let window = Window::new(memfd(4 << 20, sealed)).expect("window");
+        let file = memfd(2 << 20, sealed);
+        window.show(&file, 0, 2 << 20).expect("shown");
+        window.hide(0, 2 << 20).expect("hidden");
+        assert!(matches!(
+            window.show(&memfd(2 << 20, 0), 0, 2 << 20),
+            Err(MemoryError::WindowSeals { seals: 0 })
+        ));
+        for (start, bytes) in [
+            (0, 0),
+            (4096, 2 << 20),
+            (0, 4096),
+            (2 << 20, 2 << 20),
+            (0u64.wrapping_sub(2 << 20), 2 << 20),
+        ] {
+            assert!(
+                matches!(
+                    window.show(&file, start, bytes),
+                    Err(MemoryError::Shown { .. })
+                ),
+                "{bytes} at {start:#x}"
+            );
+        }
     }
 }

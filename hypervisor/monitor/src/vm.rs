@@ -189,11 +189,11 @@ pub struct Vm {
     stats: VmStats,
     counters: Arc<ExitCounters>,
     events: (Sender<Event>, Receiver<Event>),
-    window: Option<Range>,
+    window_range: Option<Range>,
     timeout: Option<Duration>,
     // Everything below is dropped after the vCPUs, which use it.
     _device_thread: DeviceThread,
-    _machine: Machine,
+    machine: Machine,
 }
 
 /// What vCPUs run on: it must outlive them.
@@ -201,7 +201,7 @@ pub struct Vm {
 struct Machine {
     _vm: Arc<VmFd>,
     _ram: GuestRam,
-    _window: Option<Window>,
+    window: Option<Window>,
 }
 
 impl Vm {
@@ -255,13 +255,13 @@ impl Vm {
             stats,
             counters: Arc::new(ExitCounters::default()),
             events: channel(),
-            window: layout.window,
+            window_range: layout.window,
             timeout: config.timeout,
             _device_thread: device_thread,
-            _machine: Machine {
+            machine: Machine {
                 _vm: vm,
                 _ram: ram,
-                _window: window,
+                window,
             },
         })
     }
@@ -288,7 +288,12 @@ impl Vm {
 
     /// Where the window lies in the guest's physical address space.
     pub fn window_range(&self) -> Option<Range> {
-        self.window
+        self.window_range
+    }
+
+    /// The window, parts of which can be replaced while the guest runs.
+    pub fn window(&self) -> Option<Window> {
+        self.machine.window.clone()
     }
 
     /// Runs the guest to its end.

@@ -7,12 +7,14 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use wormhole_monitor::payload::{PayloadConfig, PayloadVm, PayloadWindow};
 use wormhole_monitor::{DisabledExits, KvmAbility, Outcome, probe};
 
 const WINDOW_ADDRESS: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: usize = 4 << 20;
+/// The part of the window that changes.
+const SHOWN: u64 = 2 << 20;
 
 /// Whether payloads can run here; says so if not.
 fn kvm() -> bool {
@@ -175,6 +177,71 @@ fn pingpong_reaches_the_host_through_the_window() {
         let duration = word(0x1000 + 8 * round).load(std::sync::atomic::Ordering::Relaxed);
         assert!(duration > 0, "round {round} was not recorded");
     }
+}
+
+#[test]
+fn parts_of_a_window_change_under_a_running_payload() {
+    if !kvm() {
+        return;
+    }
+    let rounds = 900u64;
+    let own = window_memfd();
+    let other = window_memfd();
+    let view = |memfd: &OwnedFd| {
+        let file = std::fs::File::from(memfd.try_clone().expect("clone"));
+        MmapRegion::<()>::from_file(FileOffset::new(file, 0), WINDOW_BYTES).expect("map")
+    };
+    let views = [view(&own), view(&other)];
+    let vm = PayloadVm::new(PayloadConfig {
+        window: Some(PayloadWindow {
+            memfd: own,
+            address: WINDOW_ADDRESS,
+        }),
+        ..config(
+            "pingpong",
+            vec![vec![
+                WINDOW_ADDRESS,
+                WINDOW_ADDRESS + 128,
+                rounds,
+                WINDOW_ADDRESS + 0x1000,
+            ]],
+        )
+    })
+    .expect("payload");
+    let window = vm.window().expect("it has one");
+    let running = std::thread::spawn(move || vm.run());
+    let load = |view: usize, offset: usize| {
+        views[view]
+            .as_volatile_slice()
+            .load::<u64>(offset, std::sync::atomic::Ordering::Acquire)
+            .expect("in the window")
+    };
+    let mut seen = 0;
+    for round in 1..=rounds {
+        while load(seen, 0) != round {
+            assert!(!running.is_finished(), "the payload ended in round {round}");
+            std::thread::yield_now();
+        }
+        // What the payload waits for is written where it is then to be seen.
+        if round == 300 {
+            window.show(&other, 0, SHOWN).expect("shown");
+            seen = 1;
+        } else if round == 600 {
+            window.hide(0, SHOWN).expect("hidden");
+            seen = 0;
+        }
+        views[seen]
+            .as_volatile_slice()
+            .store(round, 128, std::sync::atomic::Ordering::Release)
+            .expect("in the window");
+    }
+    let report = running.join().expect("thread").expect("run");
+    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert_eq!(
+        load(1, 0),
+        600,
+        "the last round that the other file was seen in"
+    );
 }
 
 #[test]

@@ -200,7 +200,7 @@ pub struct PayloadVm {
     ram: GuestRam,
     // Dropped after the vCPUs, which use them.
     _vm: VmFd,
-    _window: Option<Window>,
+    window: Option<Window>,
 }
 
 impl PayloadVm {
@@ -278,7 +278,7 @@ impl PayloadVm {
             timeout: config.timeout,
             ram,
             _vm: vm,
-            _window: window,
+            window,
         })
     }
 
@@ -290,6 +290,11 @@ impl PayloadVm {
     /// Ends the VM from another thread.
     pub fn stop_handle(&self) -> StopHandle {
         StopHandle::new(self.events.0.clone())
+    }
+
+    /// The window, parts of which can be replaced while the payload runs.
+    pub fn window(&self) -> Option<Window> {
+        self.window.clone()
     }
 
     /// KVM's statistics, readable from any thread while the VM runs and after.
