@@ -33,7 +33,6 @@ pub enum Counter {
     BytesToDevice = 3,
     BytesToHost = 4,
     BytesOnDevice = 5,
-    BytesOnHost = 6,
     /// Calls that the device or a check refused.
     Failures = 7,
     /// Handles that named nothing of the session.

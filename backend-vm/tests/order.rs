@@ -5,127 +5,21 @@
 
 mod support;
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use support::random::Random;
 use support::recorder::Recorder;
+use support::served::Served;
 use wormhole_api::handle::Key;
 use wormhole_api::{
     Decode, DevicePtr, Element, Event, EventCreate, EventRecord, Handle, MemAlloc, MemAllocReply,
-    MemFree, MemSet, Message, Stream, StreamCreate, StreamDestroy, StreamWaitEvent,
+    MemFree, MemSet, Stream, StreamCreate, StreamDestroy, StreamWaitEvent,
 };
-use wormhole_backend::counters::{Counter, Counters, CountersFile};
-use wormhole_backend::worker::{self, wake};
+use wormhole_backend::counters::Counter;
 use wormhole_device::Device;
-use wormhole_ring::memory::OwnedMemory;
-use wormhole_ring::ring::{Producer, PushError, RecordHead};
-use wormhole_ring::slot::{AnswerSlots, SlotIndex};
-use wormhole_ring::status::Status;
 
 const HAND_OFFS: u32 = 1_000_000;
 const THREADS: u32 = 3;
-
-/// One ring with its executor, driven by its own thread.
-struct Served {
-    producer: Producer,
-    slots: AnswerSlots,
-    status: Status,
-    counters: CountersFile,
-    stop: Arc<AtomicBool>,
-    executor: Option<std::thread::JoinHandle<()>>,
-    // Dropped last: everything above points into it.
-    _memory: OwnedMemory,
-}
-
-impl Served {
-    fn start(device: &Arc<dyn Device>, seed: u64) -> Self {
-        let memory = OwnedMemory::segments(1);
-        // SAFETY: the executor's thread ends before the memory is dropped.
-        let session = unsafe { memory.session(0) }.unwrap();
-        let counters = CountersFile::create().unwrap();
-        let page = OwnedFd::from(counters.file().try_clone().unwrap());
-        let (notifier, inbox) = wake::inbox().unwrap();
-        let mut executor = worker::executor(
-            device,
-            &session,
-            session.base() as u64,
-            Counters::map(&page).unwrap(),
-            notifier,
-            inbox,
-        )
-        .unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let random = Random::new(seed);
-        let executor = std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                random.delay();
-                if !executor.turn().expect("honest records") {
-                    std::thread::yield_now();
-                }
-            }
-        });
-        // SAFETY: one executor consumes; each thread polls a slot of its own.
-        let (producer, slots) = unsafe {
-            (
-                Producer::new(session.clone()),
-                AnswerSlots::new(session.clone()),
-            )
-        };
-        Self {
-            producer,
-            slots,
-            status: Status::new(session),
-            counters,
-            stop,
-            executor: Some(executor),
-            _memory: memory,
-        }
-    }
-
-    fn push(&self, head: RecordHead, parts: &[&[u8]]) {
-        loop {
-            match self.producer.push(head, parts) {
-                Ok(()) => return,
-                Err(PushError::Full { .. }) => std::thread::yield_now(),
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-
-    fn record<M: Message>(&self, message: &M) {
-        message
-            .encode(|parts| self.push(RecordHead::record(M::ID), parts))
-            .unwrap();
-    }
-
-    fn call<M: Message>(&self, slot: u32, sequence: u64, message: &M) -> Vec<u8> {
-        let slot = SlotIndex::new(u16::try_from(slot).unwrap()).unwrap();
-        message
-            .encode(|parts| self.push(RecordHead::request(M::ID, slot, sequence), parts))
-            .unwrap();
-        loop {
-            if let Some(answer) = self.slots.poll(slot, sequence).unwrap() {
-                assert_eq!(answer.status, 0, "{}", M::NAME);
-                let mut payload = vec![0; answer.length];
-                self.slots.copy_payload(slot, 0, &mut payload);
-                return payload;
-            }
-            std::thread::yield_now();
-        }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(executor) = self.executor.take() {
-            let _ = executor.join();
-        }
-    }
-}
 
 /// What the threads hand to each other.
 struct Handed {

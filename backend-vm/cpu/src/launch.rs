@@ -142,7 +142,7 @@ mod tests {
             grid,
             block,
             shared,
-            attributes: &[LaunchAttribute { id, value: bytes }],
+            attributes: &[LaunchAttribute::new(id, bytes)],
             parameters: &[0; 12],
         };
         validate(&NEEDS, &launch, 2)

@@ -467,25 +467,6 @@ impl Device for CudaDevice {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        /// `CUlaunchAttribute`, whose own type cannot hold an id that it does not know.
-        #[derive(Clone, Copy)]
-        #[repr(C, align(8))]
-        struct Attribute {
-            id: u32,
-            padding: u32,
-            value: [u8; 64],
-        }
-        const { assert!(size_of::<Attribute>() == 72) };
-
-        let mut attributes: Vec<Attribute> = launch
-            .attributes
-            .iter()
-            .map(|attribute| Attribute {
-                id: attribute.id,
-                padding: 0,
-                value: attribute.value,
-            })
-            .collect();
         let config = CUlaunchConfig {
             gridDimX: launch.grid[0],
             gridDimY: launch.grid[1],
@@ -495,8 +476,9 @@ impl Device for CudaDevice {
             blockDimZ: launch.block[2],
             sharedMemBytes: launch.shared,
             hStream: stream(launch.stream),
-            attrs: attributes.as_mut_ptr().cast(),
-            numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
+            // Laid out as the driver's own type, which cannot hold an id that it does not know.
+            attrs: launch.attributes.as_ptr().cast_mut().cast(),
+            numAttrs: u32::try_from(launch.attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
         };
         let mut bytes = launch.parameters.len();
         // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.

@@ -123,11 +123,26 @@ pub struct LoadedFunction {
     pub attributes: Vec<(i32, i32)>,
 }
 
-/// One launch attribute, as `CUlaunchAttribute` holds it: id and 64 bytes of value.
+/// One launch attribute, laid out as `CUlaunchAttribute`: id and 64 bytes of value.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
 pub struct LaunchAttribute {
     pub id: u32,
+    padding: u32,
     pub value: [u8; 64],
+}
+
+const _: () = assert!(size_of::<LaunchAttribute>() == 72);
+
+impl LaunchAttribute {
+    #[must_use]
+    pub const fn new(id: u32, value: [u8; 64]) -> Self {
+        Self {
+            id,
+            padding: 0,
+            value,
+        }
+    }
 }
 
 /// A kernel launch.

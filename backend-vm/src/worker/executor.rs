@@ -1,7 +1,7 @@
 //! The executor: takes a session's records in order and never blocks on the device.
 //!
-//! A record is copied out of the ring, decoded, and handed to the [`Session`]. What can block goes to the
-//! job threads; what they leave behind comes back through the inbox. With nothing to do it spins, then
+//! A record is copied out of the ring, decoded, and handed to the [`Session`], which says what can block: that
+//! goes to the job threads; what they leave behind comes back through the inbox. With nothing to do it spins, then
 //! yields, then announces itself parked and sleeps until the doorbell.
 
 use std::time::{Duration, Instant};
@@ -249,15 +249,15 @@ impl Executor {
                 } => {
                     let Answer { result, payload } = finish(&mut self.session);
                     self.answer(slot, sequence, result, &payload);
-                    if let Some((call, error)) = self.session.job_finished()
-                        && let Some(slot) = call.slot
-                    {
-                        self.answer(slot, call.sequence, error, &[]);
+                    for (call, error) in self.session.job_finished() {
+                        if let Some(slot) = call.slot {
+                            self.answer(slot, call.sequence, error, &[]);
+                        }
                     }
                 }
                 Event::ExtentAdded { address, bytes } => self.session.add_extent(address, bytes),
-                Event::ExtentRemoved { address, done } => {
-                    self.session.remove_extent(address, done);
+                Event::ExtentRemoved { address, release } => {
+                    self.session.remove_extent(address, release);
                 }
             }
         }

@@ -2,8 +2,9 @@
 //!
 //! The supervisor starts it, confined, with one stream to itself. The worker reserves the window's address
 //! band, opens its device, says that it is ready, and is later assigned a session. From then on the
-//! [`executor`] takes records from the session's ring, [`jobs`] runs what can block, the [`watcher`] looks
-//! for a dead context, and this thread listens to the supervisor. When the supervisor's end of the stream
+//! [`executor`] takes records from the session's ring, [`jobs`] runs what can block, the [`registrar`] maps and
+//! registers arena, the [`watcher`] looks for a dead context, and this thread listens to the supervisor and
+//! never waits for anything else. When the supervisor's end of the stream
 //! closes, the worker says so in the session's status word and ends.
 //!
 //! Invariants:
@@ -14,15 +15,17 @@ pub mod executor;
 pub mod jobs;
 mod objects;
 mod ranges;
+pub mod registrar;
 pub mod session;
 pub mod wake;
 pub mod watcher;
 mod window;
 
+pub use self::window::reserve_band;
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use wormhole_api::PROTOCOL_HASH;
@@ -35,6 +38,7 @@ use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
 
 use self::executor::Executor;
+use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
 use self::wake::{Inbox, Notifier};
 use self::watcher::Watcher;
@@ -49,6 +53,8 @@ pub const CONTROL: RawFd = 3;
 pub const LOG: RawFd = 4;
 /// Exit status after the guest broke its ring.
 pub const BROKEN: i32 = 3;
+/// Exit status when arena cannot be mapped or registered.
+pub const NO_ARENA: i32 = 4;
 /// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor is gone.
 pub const SUPERVISOR_LOST_RESULT: u32 = 802;
 
@@ -76,23 +82,21 @@ pub enum WorkerError {
     Thread(#[source] io::Error),
 }
 
-/// The stream to the supervisor, waited on.
+/// What the supervisor says.
 #[derive(Debug)]
 struct Supervisor {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     incoming: Incoming,
+}
+
+/// What is said to the supervisor.
+#[derive(Debug)]
+struct Reports {
+    socket: Arc<OwnedFd>,
     outgoing: Outgoing,
 }
 
-impl Supervisor {
-    fn new(socket: OwnedFd) -> Self {
-        Self {
-            socket,
-            incoming: Incoming::new(true),
-            outgoing: Outgoing::default(),
-        }
-    }
-
+impl Reports {
     fn send(&mut self, message: &Message<'_>) -> Result<(), ChannelError> {
         self.outgoing.send(&self.socket, message, Vec::new())?;
         while self.outgoing.is_waiting() {
@@ -101,7 +105,9 @@ impl Supervisor {
         }
         Ok(())
     }
+}
 
+impl Supervisor {
     /// Waits for the next message that a supervisor sends to a worker.
     fn receive(&mut self) -> Result<Order, ChannelError> {
         loop {
@@ -135,20 +141,45 @@ enum Order {
 /// # Errors
 /// When no session can be served, and when the supervisor breaks the protocol.
 pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
-    let mut supervisor = Supervisor::new(socket);
+    let socket = Arc::new(socket);
     let device = match open(choice) {
         Ok(device) => device,
         Err(error) => {
+            let mut reports = Reports {
+                socket,
+                outgoing: Outgoing::default(),
+            };
             let code = Refusal::NoDevice as u32;
             let reason = error.to_string();
-            supervisor.send(&Message::Refused {
+            reports.send(&Message::Refused {
                 code,
                 reason: &reason,
             })?;
             return Err(error);
         }
     };
-    supervisor.send(&Message::Ready {
+    run_on(device, linger(choice), socket)
+}
+
+/// Serves one session on a device that was opened in the calling thread, from start to end: the process's
+/// exit status. The window's band is reserved ([`reserve_band`]).
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(
+    device: Arc<dyn Device>,
+    linger: Duration,
+    socket: Arc<OwnedFd>,
+) -> Result<i32, WorkerError> {
+    let mut reports = Reports {
+        socket: Arc::clone(&socket),
+        outgoing: Outgoing::default(),
+    };
+    let mut supervisor = Supervisor {
+        socket,
+        incoming: Incoming::new(true),
+    };
+    reports.send(&Message::Ready {
         protocol_hash: PROTOCOL_HASH,
         device: &device.describe().name,
     })?;
@@ -168,15 +199,20 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     };
     let counters = Counters::map(&page).map_err(WorkerError::Counters)?;
     let window = Window::new(file, &grant)?;
-    let served = serve(device, linger(choice), &window, &grant, counters)?;
-    supervisor.send(&Message::Assigned)?;
-    listen(&mut supervisor, &window, &served)
+    let served = serve(&device, linger, &window, &grant, counters)?;
+    reports.send(&Message::Assigned)?;
+    let arena = Arena {
+        window,
+        notifier: served.notifier.clone(),
+        reports: Mutex::new(reports),
+    };
+    listen(&mut supervisor, &Arc::new(arena), &served)
 }
 
 /// A session that is being served by other threads.
 struct Served {
-    device: Arc<dyn Device>,
     notifier: Notifier<Event>,
+    registrar: Registrar,
     status: Status,
 }
 
@@ -190,7 +226,7 @@ fn linger(choice: DeviceChoice) -> Duration {
 }
 
 fn serve(
-    device: Arc<dyn Device>,
+    device: &Arc<dyn Device>,
     linger: Duration,
     window: &Window,
     grant: &Grant,
@@ -198,18 +234,29 @@ fn serve(
 ) -> Result<Served, WorkerError> {
     let memory = window.map_session(grant.session_segment)?;
     let (base, bytes) = window.range(grant.session_segment, 1)?;
-    register(device.as_ref(), base, bytes)?;
+    let mut registrations = Registrations::new(Arc::clone(device));
+    register(&mut registrations, base, bytes)?;
     let (notifier, inbox) = wake::inbox().map_err(WorkerError::Thread)?;
     let status = Status::new(memory.clone());
-    let mut executor = executor(&device, &memory, base, counters, notifier.clone(), inbox)
-        .map_err(WorkerError::Thread)?
-        .lingering(linger);
     if grant.arena_count > 0 {
         let (address, bytes) = window.map(grant.arena_first, grant.arena_count)?;
-        register(device.as_ref(), address, bytes)?;
+        register(&mut registrations, address, bytes)?;
         notifier.send(Event::ExtentAdded { address, bytes });
     }
-    let bound = Arc::clone(&device);
+    let registrar = Registrar::start(registrations).map_err(WorkerError::Thread)?;
+    let own = notifier.clone();
+    let mut executor = executor(
+        device,
+        &memory,
+        base,
+        counters,
+        own,
+        inbox,
+        registrar.clone(),
+    )
+    .map_err(WorkerError::Thread)?
+    .lingering(linger);
+    let bound = Arc::clone(device);
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
@@ -222,13 +269,13 @@ fn serve(
         })
         .map_err(WorkerError::Thread)?;
     Ok(Served {
-        device,
         notifier,
+        registrar,
         status,
     })
 }
 
-/// An executor for the session segment that is mapped and registered at `base`.
+/// An executor for the session segment that is mapped at `base` and registered with `registrar`.
 ///
 /// # Errors
 /// The watcher's thread cannot be started.
@@ -239,6 +286,7 @@ pub fn executor(
     counters: Counters,
     notifier: Notifier<Event>,
     inbox: Inbox<Event>,
+    registrar: Registrar,
 ) -> io::Result<Executor> {
     let status = Status::new(memory.clone());
     let fences = Fences::new(memory.clone());
@@ -246,6 +294,7 @@ pub fn executor(
     let session = Session::new(
         Arc::clone(device),
         notifier,
+        registrar,
         watcher,
         status,
         counters,
@@ -265,21 +314,27 @@ pub fn executor(
 /// Listens to the supervisor until it is gone: the process's exit status.
 fn listen(
     supervisor: &mut Supervisor,
-    window: &Window,
+    arena: &Arc<Arena>,
     served: &Served,
 ) -> Result<i32, WorkerError> {
     loop {
         match supervisor.receive() {
             Ok(Order::Doorbell) => served.notifier.ring(),
             Ok(Order::Add(run)) => {
-                let (address, bytes) = window.map(run.first, run.count)?;
-                register(served.device.as_ref(), address, bytes)?;
-                served.notifier.send(Event::ExtentAdded { address, bytes });
-                supervisor.send(&Message::ArenaAdded(run))?;
+                let arena = Arc::clone(arena);
+                served.registrar.run(Task::new(move |registrations| {
+                    arena.settle(arena.add(registrations, run));
+                }));
             }
             Ok(Order::Remove(run)) => {
-                remove(window, served, run)?;
-                supervisor.send(&Message::ArenaRemoved(run))?;
+                let (address, _) = arena.window.range(run.first, run.count)?;
+                let arena = Arc::clone(arena);
+                let release = Task::new(move |registrations| {
+                    arena.settle(arena.remove(registrations, run));
+                });
+                served
+                    .notifier
+                    .send(Event::ExtentRemoved { address, release });
             }
             Ok(Order::Assign(_)) => return Err(WorkerError::Unexpected("a second assignment")),
             Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
@@ -297,29 +352,64 @@ fn listen(
     }
 }
 
-fn remove(window: &Window, served: &Served, run: ArenaRun) -> Result<(), WorkerError> {
-    let (address, _) = window.range(run.first, run.count)?;
-    let (done, is_done) = channel();
-    served.notifier.send(Event::ExtentRemoved { address, done });
-    if is_done.recv().unwrap_or(false) {
-        if let Err(error) = served.device.unregister(address) {
-            tracing::warn!("the arena at {address:#x} cannot be unregistered: {error}");
-        }
-        // SAFETY: the executor has taken the run out of what may be named, and no job reads it.
-        unsafe { window.unmap(run.first, run.count)? };
-    }
-    Ok(())
+/// What the registrar needs to bring arena in and out.
+#[derive(Debug)]
+struct Arena {
+    window: Window,
+    notifier: Notifier<Event>,
+    /// The registrar's alone once the session is served.
+    reports: Mutex<Reports>,
 }
 
-fn register(device: &dyn Device, address: u64, bytes: u64) -> Result<(), WorkerError> {
-    // SAFETY: mapped by the caller just now, and unregistered before it is unmapped.
-    unsafe { device.register(address, bytes) }
+impl Arena {
+    fn add(&self, registrations: &mut Registrations, run: ArenaRun) -> Result<(), WorkerError> {
+        let (address, bytes) = self.window.map(run.first, run.count)?;
+        register(registrations, address, bytes)?;
+        // Before the guest hears of it, so before a record can name it.
+        self.notifier.send(Event::ExtentAdded { address, bytes });
+        self.report(&Message::ArenaAdded(run))
+    }
+
+    /// Called when the executor has taken the run out of what may be named and no job reads it.
+    fn remove(&self, registrations: &mut Registrations, run: ArenaRun) -> Result<(), WorkerError> {
+        let (address, _) = self.window.range(run.first, run.count)?;
+        registrations.remove(address);
+        // SAFETY: nothing names it, nothing reads it, and the device has let go of it.
+        unsafe { self.window.unmap(run.first, run.count)? };
+        self.report(&Message::ArenaRemoved(run))
+    }
+
+    fn report(&self, message: &Message<'_>) -> Result<(), WorkerError> {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        match reports.send(message) {
+            // Who listens to the supervisor finds that out too.
+            Err(ChannelError::Ended) => Ok(()),
+            sent => Ok(sent?),
+        }
+    }
+
+    /// A worker that cannot do what the supervisor counts on ends, and its session with it.
+    fn settle(&self, outcome: Result<(), WorkerError>) {
+        if let Err(error) = outcome {
+            tracing::error!("the session ends: {}", crate::chain(&error));
+            std::process::exit(NO_ARENA);
+        }
+    }
+}
+
+fn register(
+    registrations: &mut Registrations,
+    address: u64,
+    bytes: u64,
+) -> Result<(), WorkerError> {
+    // SAFETY: mapped by the caller just now, and removed before it is unmapped.
+    unsafe { registrations.add(address, bytes) }
         .map_err(|error| WorkerError::Register { address, error })
 }
 
 /// Opens the device, with the address bands reserved before.
 fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
-    window::reserve_band()?;
+    reserve_band()?;
     let failed = |reason: String| WorkerError::Device {
         device: choice,
         reason,

@@ -1,26 +1,70 @@
 //! What a session's handles stand for.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{Device, RawEvent, RawFunction, RawModule, RawStream};
+use wormhole_ring::fence::{FenceIndex, Fences};
+
+use super::watcher::Watcher;
+
+/// [`StreamObject::fence`] of a stream behind whose work no fence was asked for.
+const NO_FENCE: u32 = u32::MAX;
 
 /// A stream. Jobs and the watcher hold it while they use it, so that it outlives its handle.
 #[derive(Debug)]
 pub struct StreamObject {
     pub raw: RawStream,
+    /// The fence that was asked for last, and the value it will reach: it covers those before it.
+    fence: AtomicU32,
+    value: AtomicU64,
 }
 
-/// An event; held like a stream.
+impl StreamObject {
+    pub fn new(raw: RawStream) -> Self {
+        Self {
+            raw,
+            fence: AtomicU32::new(NO_FENCE),
+            value: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes a fence behind the work so far. Only the executor does.
+    pub fn expect(&self, fence: FenceIndex, value: u64) {
+        self.value.store(value, Ordering::Relaxed);
+        self.fence.store(fence.get(), Ordering::Release);
+    }
+
+    /// Forgets the fence: it will not be written.
+    pub fn expect_nothing(&self) {
+        self.fence.store(NO_FENCE, Ordering::Release);
+    }
+
+    /// Whether a fence has not been written yet. Beside [`StreamObject::expect`] either answer may come.
+    pub fn is_awaited(&self, fences: &Fences) -> bool {
+        FenceIndex::new(self.fence.load(Ordering::Acquire))
+            .is_some_and(|fence| fences.load(fence) < self.value.load(Ordering::Relaxed))
+    }
+}
+
+/// An event; held like a stream, but for the watcher.
 #[derive(Debug)]
 pub struct EventObject {
     pub raw: RawEvent,
 }
 
+/// What was loaded. Jobs hold it while they use it or a kernel of it; it is unloaded when nobody does.
+#[derive(Debug)]
+pub struct Loaded {
+    pub raw: RawModule,
+}
+
 /// A loaded image, under the handle of a module or of a library.
 #[derive(Debug)]
 pub struct ImageObject {
-    pub raw: RawModule,
+    pub loaded: Arc<Loaded>,
     /// What was handed out of it and goes with it.
     pub functions: Vec<Handle<Function>>,
     /// Starts of the global variables that may be copied to and from.
@@ -32,9 +76,9 @@ pub struct ImageObject {
 }
 
 impl ImageObject {
-    pub fn new(raw: RawModule) -> Self {
+    pub fn new(loaded: Arc<Loaded>) -> Self {
         Self {
-            raw,
+            loaded,
             functions: Vec::new(),
             globals: Vec::new(),
             aliases: Vec::new(),
@@ -44,32 +88,36 @@ impl ImageObject {
 }
 
 /// A kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct FunctionObject {
     pub raw: RawFunction,
+    /// The image it belongs to.
+    pub image: Arc<Loaded>,
+    /// Bytes of the packed parameters: the driver reads as many whatever a guest sends.
+    pub parameter_bytes: u64,
 }
 
 /// Streams and events whose handle is gone while somebody still uses them.
 #[derive(Debug, Default)]
 pub struct Graveyard {
-    streams: Vec<Arc<StreamObject>>,
-    events: Vec<Arc<EventObject>>,
+    streams: VecDeque<Arc<StreamObject>>,
+    events: VecDeque<Arc<EventObject>>,
 }
 
+/// Entries that each burial looks at: more than the one that it may add, so that their number does not grow
+/// while the executor has no quiet moment.
+const LOOKS: usize = 2;
+
 impl Graveyard {
-    /// Destroys the stream now, or when its last user is done.
+    /// Destroys the stream now, or when its last fence has come and its last user is done.
     pub fn bury_stream(
         &mut self,
         device: &dyn Device,
+        watcher: &Watcher,
         stream: Arc<StreamObject>,
     ) -> wormhole_device::Result<()> {
-        match Arc::try_unwrap(stream) {
-            Ok(stream) => device.destroy_stream(stream.raw),
-            Err(used) => {
-                self.streams.push(used);
-                Ok(())
-            }
-        }
+        self.sweep_streams(LOOKS, device, watcher);
+        self.end_stream(device, watcher, stream)
     }
 
     /// Destroys the event now, or when its last user is done.
@@ -78,27 +126,69 @@ impl Graveyard {
         device: &dyn Device,
         event: Arc<EventObject>,
     ) -> wormhole_device::Result<()> {
-        match Arc::try_unwrap(event) {
-            Ok(event) => device.destroy_event(event.raw),
+        self.sweep_events(LOOKS, device);
+        self.end_event(device, event)
+    }
+
+    fn end_stream(
+        &mut self,
+        device: &dyn Device,
+        watcher: &Watcher,
+        stream: Arc<StreamObject>,
+    ) -> wormhole_device::Result<()> {
+        // Somebody may be waiting for the fence, and a fault before it must be found.
+        if watcher.awaits(&stream) {
+            self.streams.push_back(stream);
+            return Ok(());
+        }
+        watcher.forget(&stream);
+        match Arc::try_unwrap(stream) {
+            Ok(stream) => device.destroy_stream(stream.raw),
             Err(used) => {
-                self.events.push(used);
+                self.streams.push_back(used);
                 Ok(())
             }
         }
     }
 
-    /// Destroys what nobody uses any more.
-    pub fn sweep(&mut self, device: &dyn Device) {
-        for stream in std::mem::take(&mut self.streams) {
-            if let Err(error) = self.bury_stream(device, stream) {
+    fn end_event(
+        &mut self,
+        device: &dyn Device,
+        event: Arc<EventObject>,
+    ) -> wormhole_device::Result<()> {
+        match Arc::try_unwrap(event) {
+            Ok(event) => device.destroy_event(event.raw),
+            Err(used) => {
+                self.events.push_back(used);
+                Ok(())
+            }
+        }
+    }
+
+    fn sweep_streams(&mut self, most: usize, device: &dyn Device, watcher: &Watcher) {
+        for _ in 0..most.min(self.streams.len()) {
+            if let Some(stream) = self.streams.pop_front()
+                && let Err(error) = self.end_stream(device, watcher, stream)
+            {
                 tracing::debug!("destroying a stream: {error}");
             }
         }
-        for event in std::mem::take(&mut self.events) {
-            if let Err(error) = self.bury_event(device, event) {
+    }
+
+    fn sweep_events(&mut self, most: usize, device: &dyn Device) {
+        for _ in 0..most.min(self.events.len()) {
+            if let Some(event) = self.events.pop_front()
+                && let Err(error) = self.end_event(device, event)
+            {
                 tracing::debug!("destroying an event: {error}");
             }
         }
+    }
+
+    /// Destroys what nobody uses any more.
+    pub fn sweep(&mut self, device: &dyn Device, watcher: &Watcher) {
+        self.sweep_streams(usize::MAX, device, watcher);
+        self.sweep_events(usize::MAX, device);
     }
 
     /// Forgets everything: the context it belonged to is gone.

@@ -48,11 +48,6 @@ impl Ranges {
         }
     }
 
-    /// Every range: start and bytes, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.starts.iter().map(|(&start, &bytes)| (start, bytes))
-    }
-
     pub fn clear(&mut self) {
         self.starts.clear();
         self.last.set((0, 0));

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use wormhole_device::{CuError, Device};
+use wormhole_device::{CuError, Device, RawStream};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
 
@@ -23,8 +23,11 @@ const LINGER: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 struct Shared {
-    /// The value that each outstanding fence will reach, and the stream whose work it follows.
-    outstanding: Mutex<HashMap<u32, (u64, Arc<StreamObject>)>>,
+    /// The streams that exist. Locked when one comes or goes, and for the time of a look through them; a
+    /// fence is noted in its stream, without the lock.
+    streams: Mutex<HashMap<RawStream, Arc<StreamObject>>>,
+    /// A fence was asked for since the last look, or was outstanding then.
+    expecting: AtomicBool,
     asleep: AtomicBool,
     /// Grows when the device's context was replaced: this thread must bind to the new one.
     context: AtomicU64,
@@ -54,6 +57,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub struct Watcher {
     shared: Arc<Shared>,
+    fences: Fences,
     thread: Thread,
 }
 
@@ -64,26 +68,44 @@ impl Watcher {
     /// No thread can be started.
     pub fn start(device: Arc<dyn Device>, fences: Fences, status: Status) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            outstanding: Mutex::new(HashMap::new()),
+            streams: Mutex::new(HashMap::new()),
+            expecting: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             context: AtomicU64::new(0),
             pauses: Mutex::new(0),
             stop: AtomicBool::new(false),
         });
-        let watched = Arc::clone(&shared);
+        let (watched, words) = (Arc::clone(&shared), fences.clone());
         let handle = std::thread::Builder::new()
             .name("watcher".to_owned())
-            .spawn(move || watch(&watched, device.as_ref(), &fences, &status))?;
+            .spawn(move || watch(&watched, device.as_ref(), &words, &status))?;
         Ok(Self {
             shared,
+            fences,
             thread: handle.thread().clone(),
         })
     }
 
-    /// A fence that the device will set to `value` when `stream` gets there.
-    pub fn expect(&self, fence: FenceIndex, value: u64, stream: &Arc<StreamObject>) {
-        self.outstanding()
-            .insert(fence.get(), (value, Arc::clone(stream)));
+    /// A stream behind whose work there may be fences from now on.
+    pub fn watch(&self, stream: &Arc<StreamObject>) {
+        locked(&self.shared.streams).insert(stream.raw, Arc::clone(stream));
+    }
+
+    /// Lets go of a stream.
+    pub fn forget(&self, stream: &StreamObject) {
+        locked(&self.shared.streams).remove(&stream.raw);
+    }
+
+    /// Whether a fence behind the stream's work is outstanding. For the thread that calls
+    /// [`Watcher::expect`].
+    pub fn awaits(&self, stream: &StreamObject) -> bool {
+        stream.is_awaited(&self.fences)
+    }
+
+    /// A fence that the device will set to `value` when the watched `stream` gets there.
+    pub fn expect(&self, fence: FenceIndex, value: u64, stream: &StreamObject) {
+        stream.expect(fence, value);
+        self.shared.expecting.store(true, Ordering::Release);
         // SYNC POINT: watcher. Either its look after announcing its sleep sees the fence, or this load
         // sees the announcement.
         std::sync::atomic::fence(Ordering::SeqCst);
@@ -94,20 +116,17 @@ impl Watcher {
 
     /// Whether fences were outstanding when it looked last.
     pub fn is_watching(&self) -> bool {
-        !self.outstanding().is_empty()
+        self.shared.expecting.load(Ordering::Relaxed)
     }
 
-    /// Forgets every fence and keeps the thread from the device.
-    pub fn pause(&self) -> Pause {
-        self.outstanding().clear();
+    /// Forgets every stream but `legacy`, whose fences will not come, and keeps the thread from the device.
+    pub fn pause(&self, legacy: &StreamObject) -> Pause {
         *locked(&self.shared.pauses) += 1;
+        locked(&self.shared.streams).retain(|raw, _| *raw == legacy.raw);
+        legacy.expect_nothing();
         Pause {
             shared: Arc::clone(&self.shared),
         }
-    }
-
-    fn outstanding(&self) -> MutexGuard<'_, HashMap<u32, (u64, Arc<StreamObject>)>> {
-        locked(&self.shared.outstanding)
     }
 }
 
@@ -131,35 +150,26 @@ fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status)
     let mut bound = None;
     let mut interval = FIRST_INTERVAL;
     let mut idle_since: Option<Instant> = Some(Instant::now());
+    let mut held: Vec<Arc<StreamObject>> = Vec::new();
     let mut streams = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
         let context = shared.context.load(Ordering::Acquire);
-        let before;
-        let mut held = Vec::new();
+        let asked = shared.expecting.swap(false, Ordering::AcqRel);
         {
-            let mut outstanding = locked(&shared.outstanding);
-            before = outstanding.len();
-            outstanding.retain(|&index, (value, _)| {
-                FenceIndex::new(index).is_some_and(|fence| fences.load(fence) < *value)
-            });
-            streams.clear();
-            for (_, stream) in outstanding.values() {
-                if !streams.contains(&stream.raw) {
-                    streams.push(stream.raw);
-                    held.push(Arc::clone(stream));
-                }
-            }
+            let streams = locked(&shared.streams);
+            let awaited = streams.values().filter(|stream| stream.is_awaited(fences));
+            held.extend(awaited.cloned());
         }
         if held.is_empty() {
             interval = FIRST_INTERVAL;
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if before > 0 {
+            if asked {
                 idle_since = Some(Instant::now());
             } else if since.elapsed() > LINGER {
                 shared.asleep.store(true, Ordering::Relaxed);
                 // SYNC POINT: watcher.
                 std::sync::atomic::fence(Ordering::SeqCst);
-                let nothing = locked(&shared.outstanding).is_empty();
+                let nothing = !shared.expecting.load(Ordering::Relaxed);
                 if nothing && !shared.stop.load(Ordering::Acquire) {
                     std::thread::park();
                 }
@@ -170,9 +180,10 @@ fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status)
             std::thread::sleep(LONGEST_INTERVAL);
             continue;
         }
+        shared.expecting.store(true, Ordering::Relaxed);
         if idle_since.take().is_some() {
             // Most fences come within the first interval.
-            drop(held);
+            held.clear();
             std::thread::sleep(FIRST_INTERVAL);
             continue;
         }
@@ -186,13 +197,15 @@ fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status)
                 }
                 bound = Some(context);
             }
+            streams.clear();
+            streams.extend(held.iter().map(|stream| stream.raw));
             if let Some(error) = device.health(&streams) {
                 publish_death(status, error);
                 return;
             }
         }
         drop(pauses);
-        drop(held);
+        held.clear();
         std::thread::sleep(interval);
         interval = (interval * 2).min(LONGEST_INTERVAL);
     }

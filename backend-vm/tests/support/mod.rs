@@ -11,4 +11,5 @@ pub mod backend;
 pub mod guest;
 pub mod random;
 pub mod recorder;
+pub mod served;
 pub mod stub;

@@ -1,17 +1,20 @@
 //! A device that executes nothing and remembers in which order it was asked.
 //!
 //! Values and flags of calls are numbers that the test chose; they are entered in the order in which the
-//! calls arrive. Each call waits a random moment first, as a real device's calls do.
+//! calls arrive. Each call waits a random moment first, as a real device's calls do. A test can hold calls
+//! of a name up, as a device does that is busy.
 
-use std::collections::HashSet;
-use std::sync::Mutex;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Instant;
 
 use wormhole_device::{
     CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LoadedFunction,
-    LoadedModule, RawEvent, RawFunction, RawModule, RawStream, Result,
+    LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
 };
 
+use super::backend::PATIENCE;
 use super::random::Random;
 
 #[derive(Debug)]
@@ -22,6 +25,20 @@ pub struct Recorder {
     live: Mutex<HashSet<u64>>,
     next: AtomicU64,
     random: Random,
+    /// Host ranges that are registered: start and bytes.
+    registered: Mutex<BTreeMap<u64, u64>>,
+    gates: Mutex<Gates>,
+    changed: Condvar,
+    /// Bytes of parameters that every kernel has.
+    pub parameter_bytes: u32,
+}
+
+#[derive(Debug, Default)]
+struct Gates {
+    /// Calls that wait until they are let go.
+    held: HashSet<&'static str>,
+    /// Calls that arrived, waiting or not, in order.
+    arrived: Vec<&'static str>,
 }
 
 impl Recorder {
@@ -39,7 +56,59 @@ impl Recorder {
             live: Mutex::new(HashSet::from([RawStream::LEGACY.0])),
             next: AtomicU64::new(0x6000_0000_0000),
             random: Random::new(7),
+            registered: Mutex::default(),
+            gates: Mutex::default(),
+            changed: Condvar::new(),
+            parameter_bytes: 8,
         }
+    }
+
+    /// Calls of this name wait from now on.
+    pub fn hold(&self, call: &'static str) {
+        self.gates.lock().unwrap().held.insert(call);
+    }
+
+    /// Calls of this name go on.
+    pub fn let_go(&self, call: &'static str) {
+        self.gates.lock().unwrap().held.remove(call);
+        self.changed.notify_all();
+    }
+
+    /// How often a call arrived.
+    pub fn arrivals(&self, call: &str) -> usize {
+        let gates = self.gates.lock().unwrap();
+        gates.arrived.iter().filter(|name| **name == call).count()
+    }
+
+    /// Waits until a call has arrived that often.
+    pub fn wait_for(&self, call: &str, count: usize) {
+        let end = Instant::now() + PATIENCE;
+        while self.arrivals(call) < count {
+            assert!(Instant::now() < end, "{call} does not come");
+            std::thread::yield_now();
+        }
+    }
+
+    fn arrive(&self, call: &'static str) {
+        let mut gates = self.gates.lock().unwrap();
+        gates.arrived.push(call);
+        while gates.held.contains(call) {
+            gates = self.changed.wait(gates).unwrap();
+        }
+    }
+
+    /// Host ranges that are registered: start and bytes.
+    pub fn registered(&self) -> Vec<(u64, u64)> {
+        let registered = self.registered.lock().unwrap();
+        registered
+            .iter()
+            .map(|(&start, &bytes)| (start, bytes))
+            .collect()
+    }
+
+    /// How many streams, events and allocations exist.
+    pub fn alive(&self) -> usize {
+        self.live.lock().unwrap().len()
     }
 
     /// The numbers so far, in order of arrival.
@@ -89,19 +158,26 @@ impl Device for Recorder {
         DeviceOutput::default()
     }
     fn memory_info(&self) -> Result<(u64, u64)> {
+        self.arrive("memory_info");
         Ok((0, 1 << 30))
     }
     fn allocate(&self, _: u64) -> Result<u64> {
+        self.arrive("allocate");
         Ok(self.make())
     }
     fn free(&self, address: u64) -> Result<()> {
+        self.arrive("free");
         self.end(address)
     }
-    unsafe fn register(&self, _: u64, _: u64) -> Result<()> {
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
+        self.arrive("register");
+        self.registered.lock().unwrap().insert(address, bytes);
         Ok(())
     }
-    fn unregister(&self, _: u64) -> Result<()> {
-        Ok(())
+    fn unregister(&self, address: u64) -> Result<()> {
+        self.arrive("unregister");
+        let known = self.registered.lock().unwrap().remove(&address);
+        known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
     }
     fn copy(&self, _: u64, _: u64, _: u64, stream: RawStream) -> Result<()> {
         self.check(stream.0)
@@ -138,8 +214,13 @@ impl Device for Recorder {
         self.enter(flags);
         Ok(())
     }
-    fn write_fence(&self, stream: RawStream, _: u64, _: u64) -> Result<()> {
-        self.check(stream.0)
+    fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()> {
+        self.check(stream.0)?;
+        let address = usize::try_from(address).unwrap();
+        let word = std::ptr::with_exposed_provenance::<AtomicU64>(address);
+        // SAFETY: an aligned word of the session, which the test keeps mapped.
+        unsafe { &*word }.store(value, Ordering::Release);
+        Ok(())
     }
     fn create_event(&self, _: u32) -> Result<RawEvent> {
         Ok(RawEvent(self.make()))
@@ -163,39 +244,69 @@ impl Device for Recorder {
         Err(CuError::NOT_SUPPORTED)
     }
     fn load(&self, _: &[u8], _: ImageKind) -> Result<LoadedModule> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("load");
+        Ok(LoadedModule {
+            module: RawModule(self.make()),
+            uses_output: false,
+        })
     }
-    fn unload(&self, _: RawModule) -> Result<()> {
-        Err(CuError::NOT_SUPPORTED)
+    fn unload(&self, module: RawModule) -> Result<()> {
+        self.arrive("unload");
+        self.end(module.0)
     }
-    fn function(&self, _: RawModule, _: &str) -> Result<LoadedFunction> {
-        Err(CuError::NOT_SUPPORTED)
+    fn function(&self, module: RawModule, _: &str) -> Result<LoadedFunction> {
+        self.arrive("function");
+        self.check(module.0)?;
+        Ok(LoadedFunction {
+            function: RawFunction(1),
+            parameters: vec![Parameter {
+                offset: 0,
+                size: self.parameter_bytes,
+            }],
+            attributes: Vec::new(),
+        })
     }
-    fn global(&self, _: RawModule, _: &str) -> Result<(u64, u64)> {
-        Err(CuError::NOT_SUPPORTED)
+    fn global(&self, module: RawModule, _: &str) -> Result<(u64, u64)> {
+        self.arrive("global");
+        self.check(module.0)?;
+        Ok((self.make(), 64))
     }
     fn function_attribute(&self, _: RawFunction, _: i32) -> Result<i32> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("function_attribute");
+        Ok(0)
     }
     fn set_function_attribute(&self, _: RawFunction, _: i32, _: i32) -> Result<()> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("set_function_attribute");
+        Ok(())
     }
     fn set_cache_config(&self, _: RawFunction, _: u32) -> Result<()> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("set_cache_config");
+        Ok(())
     }
     fn occupancy(&self, _: RawFunction, _: u32, _: u64, _: u32) -> Result<i32> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("occupancy");
+        Ok(1)
     }
-    fn launch(&self, _: &Launch<'_>) -> Result<()> {
-        Err(CuError::NOT_SUPPORTED)
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.arrive("launch");
+        self.check(launch.stream.0)?;
+        self.enter(launch.shared);
+        Ok(())
     }
     fn limit(&self, _: u32) -> Result<u64> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("limit");
+        Ok(0)
     }
     fn set_limit(&self, _: u32, _: u64) -> Result<()> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("set_limit");
+        Ok(())
     }
     fn reset(&self) -> Result<()> {
-        Err(CuError::NOT_SUPPORTED)
+        self.arrive("reset");
+        self.registered.lock().unwrap().clear();
+        let mut live = self.live.lock().unwrap();
+        live.clear();
+        live.insert(RawStream::LEGACY.0);
+        Ok(())
     }
 }

@@ -164,10 +164,7 @@ fn cooperative(device: &dyn Device) -> Outcome {
     let address = worked("allocate", device.allocate(4 << 20))?;
     let mut value = [0; 64];
     value[0] = 1;
-    let attributes = [LaunchAttribute {
-        id: COOPERATIVE,
-        value,
-    }];
+    let attributes = [LaunchAttribute::new(COOPERATIVE, value)];
     let shape = |grid| Shape {
         grid,
         block: 1024,

@@ -3,22 +3,19 @@
 use std::sync::Arc;
 
 use wormhole_api::{
-    Attribute, CuResult, Function, Handle, Library, LibraryLoadReply, Module, ModuleGetGlobalReply,
+    Attribute, CuResult, DevicePtr, Function, Handle, Items, Library, LibraryGetGlobalReply,
+    LibraryGetKernelReply, LibraryLoadReply, Module, ModuleGetFunctionReply, ModuleGetGlobalReply,
     ModuleLoadReply, Outcome, Parameter,
 };
-use wormhole_device::{CuError, Device, ImageKind, LoadedModule, RawModule};
+use wormhole_device::{
+    CuError, Device, ImageKind, LoadedFunction, LoadedModule, RawFunction, RawModule,
+};
 
-use super::{Answer, Call, Finish, Session, to_result};
+use super::{Answer, Call, Event, Finish, Session, to_result};
 use crate::counters::Counter;
 use crate::memory;
-use crate::worker::objects::{FunctionObject, ImageObject};
-
-/// A kernel's parameters and attributes, as they go into an answer.
-#[derive(Debug, Default)]
-pub(super) struct FunctionDescription {
-    pub parameters: Vec<Parameter>,
-    pub attributes: Vec<Attribute>,
-}
+use crate::worker::objects::{FunctionObject, ImageObject, Loaded};
+use crate::worker::registrar::Task;
 
 /// The handle of something that was loaded from an image.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +26,9 @@ pub(super) enum ImageHandle {
 
 /// The image uses device output.
 const USES_OUTPUT: u32 = 1;
+/// Bytes of images that may be on their way to the device at once: each is copied out of the arena first.
+/// More is `CUDA_ERROR_OUT_OF_MEMORY`.
+const IMAGE_BYTES: u64 = 4 << 30;
 
 impl Session {
     fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
@@ -56,9 +56,11 @@ impl Session {
         let Ok(length) = usize::try_from(bytes) else {
             return Outcome::Failed(CuResult::INVALID_VALUE);
         };
-        self.counters.add(Counter::BytesToDevice, bytes);
+        if bytes > IMAGE_BYTES - self.image_bytes {
+            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+        }
         let reader = Arc::clone(&self.readers);
-        self.defer(call, move |device: &dyn Device| {
+        let outcome = self.defer(call, move |device: &dyn Device| {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
             let image = unsafe { memory::copy_out(address, length) };
             drop(reader);
@@ -67,8 +69,17 @@ impl Session {
                 ImageHandle::Library(_) => ImageKind::Library,
             };
             let loaded = device.load(&image, kind);
-            Box::new(move |session: &mut Session| session.loaded(new, loaded)) as Finish
-        })
+            drop(image);
+            Box::new(move |session: &mut Session| {
+                session.image_bytes -= bytes;
+                session.loaded(new, loaded)
+            }) as Finish
+        });
+        if matches!(outcome, Outcome::Deferred) {
+            self.image_bytes += bytes;
+            self.counters.add(Counter::BytesToDevice, bytes);
+        }
+        outcome
     }
 
     fn loaded(
@@ -80,7 +91,8 @@ impl Session {
             Ok(loaded) => loaded,
             Err(error) => return Answer::failed(self.failed(error)),
         };
-        let entered = self.enter_image(new, ImageObject::new(loaded.module));
+        let image = Loaded { raw: loaded.module };
+        let entered = self.enter_image(new, ImageObject::new(Arc::new(image)));
         if let Err(error) = entered {
             self.unload_quietly(loaded.module);
             return Answer::failed(error);
@@ -103,14 +115,18 @@ impl Session {
         })
     }
 
+    /// Off the executor, since unloading may wait; nobody is to hear of it.
     fn unload_quietly(&self, module: RawModule) {
-        if let Err(error) = self.device.unload(module) {
-            tracing::debug!("unloading an image without a handle: {error}");
-        }
+        let device = Arc::clone(&self.device);
+        self.registrar.run(Task::new(move |_| {
+            if let Err(error) = device.unload(module) {
+                tracing::debug!("unloading an image without a handle: {error}");
+            }
+        }));
     }
 
     /// The module and all that was found in it may not be named from here on; the device's own wait
-    /// happens on the caller's thread.
+    /// happens on the caller's thread, when no other job uses the image.
     pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
         let removed = match handle {
             // A library's module goes with the library.
@@ -134,15 +150,34 @@ impl Session {
             }
         }
         self.forget_contents(&image);
+        let loaded = image.loaded;
+        if Arc::strong_count(&loaded) > 1 {
+            self.unloading.push((*call, loaded));
+            return Outcome::Deferred;
+        }
+        self.start_unload(call, &loaded)
+    }
+
+    fn start_unload<R>(&mut self, call: &Call, image: &Loaded) -> Outcome<R> {
         let raw = image.raw;
-        self.defer(call, move |device: &dyn Device| {
-            let unloaded = device.unload(raw);
-            Box::new(move |session: &mut Session| {
-                Answer::status(unloaded.inspect_err(|error| {
-                    session.failed(*error);
-                }))
-            }) as Finish
-        })
+        self.ask(
+            call,
+            move |device| device.unload(raw),
+            |_, ()| Answer::done(),
+        )
+    }
+
+    /// Unloads the images that jobs have let go of: requests that cannot be carried out, with the error.
+    pub(super) fn unload_unused(&mut self) -> Vec<(Call, CuResult)> {
+        let mut refused = Vec::new();
+        for (call, image) in std::mem::take(&mut self.unloading) {
+            if Arc::strong_count(&image) > 1 {
+                self.unloading.push((call, image));
+            } else if let Outcome::<()>::Failed(error) = self.start_unload(&call, &image) {
+                refused.push((call, error));
+            }
+        }
+        refused
     }
 
     fn forget_contents(&mut self, image: &ImageObject) {
@@ -154,58 +189,108 @@ impl Session {
         }
     }
 
-    pub(super) fn find_function(
+    /// Looks a kernel up, which may load it.
+    pub(super) fn find_function<R>(
         &mut self,
+        call: &Call,
         handle: ImageHandle,
         new: Handle<Function>,
         name: &[u8],
-    ) -> Result<FunctionDescription, CuResult> {
-        let raw = self.image(handle)?.raw;
-        let name = name_of(name)?;
-        let found = self.device.function(raw, name);
-        let found = self.done(found)?;
+    ) -> Outcome<R> {
+        let (image, name) = match self.named(handle, name) {
+            Ok(found) => found,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let used = Arc::clone(&image);
+        self.ask(
+            call,
+            move |device| device.function(image.raw, &name),
+            move |session, found| match session.enter_function(handle, new, used, &found) {
+                Ok(()) => describe(handle, &found),
+                Err(error) => Answer::failed(error),
+            },
+        )
+    }
+
+    fn enter_function(
+        &mut self,
+        handle: ImageHandle,
+        new: Handle<Function>,
+        image: Arc<Loaded>,
+        found: &LoadedFunction,
+    ) -> Result<(), CuResult> {
+        // Another thread may have unloaded the image meanwhile.
+        self.image(handle)?;
+        let ends = found.parameters.iter();
+        let ends = ends.map(|parameter| u64::from(parameter.offset) + u64::from(parameter.size));
         let object = FunctionObject {
             raw: found.function,
+            image,
+            parameter_bytes: ends.max().unwrap_or(0),
         };
         if let Err(error) = self.functions.insert(new, object) {
             self.counters.add(Counter::InvalidHandles, 1);
             return Err(error.into());
         }
         self.image(handle)?.functions.push(new);
-        Ok(FunctionDescription {
-            parameters: found
-                .parameters
-                .iter()
-                .map(|parameter| Parameter {
-                    offset: parameter.offset,
-                    size: parameter.size,
-                })
-                .collect(),
-            attributes: found
-                .attributes
-                .iter()
-                .map(|&(id, value)| Attribute { id, value })
-                .collect(),
-        })
+        Ok(())
     }
 
-    /// Finds a variable; copies may name it from now on.
-    pub(super) fn find_global(
+    /// Finds a variable, which may load it; copies may name it from then on.
+    pub(super) fn find_global<R>(
         &mut self,
+        call: &Call,
         handle: ImageHandle,
         name: &[u8],
-    ) -> Result<ModuleGetGlobalReply, CuResult> {
-        let raw = self.image(handle)?.raw;
-        let found = self.device.global(raw, name_of(name)?);
-        let (address, bytes) = self.done(found)?;
+    ) -> Outcome<R> {
+        let (image, name) = match self.named(handle, name) {
+            Ok(found) => found,
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(
+            call,
+            move |device| device.global(image.raw, &name),
+            move |session, (address, bytes)| match session.enter_global(handle, address, bytes) {
+                Ok(()) => {
+                    let address = DevicePtr(address);
+                    match handle {
+                        ImageHandle::Module(_) => {
+                            Answer::reply(&ModuleGetGlobalReply { address, bytes })
+                        }
+                        ImageHandle::Library(_) => {
+                            Answer::reply(&LibraryGetGlobalReply { address, bytes })
+                        }
+                    }
+                }
+                Err(error) => Answer::failed(error),
+            },
+        )
+    }
+
+    fn enter_global(
+        &mut self,
+        handle: ImageHandle,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), CuResult> {
+        // Another thread may have unloaded the image meanwhile.
+        self.image(handle)?;
         // Asked for before, it is there already.
         if self.device_memory.insert(address, bytes) {
             self.image(handle)?.globals.push(address);
         }
-        Ok(ModuleGetGlobalReply {
-            address: wormhole_api::DevicePtr(address),
-            bytes,
-        })
+        Ok(())
+    }
+
+    /// An image and a name in it, for a job.
+    fn named(
+        &mut self,
+        handle: ImageHandle,
+        name: &[u8],
+    ) -> Result<(Arc<Loaded>, String), CuResult> {
+        let image = Arc::clone(&self.image(handle)?.loaded);
+        let name = std::str::from_utf8(name).map_err(|_| to_result(CuError::NOT_FOUND))?;
+        Ok((image, name.to_owned()))
     }
 
     /// A module by which a library's contents can be named too (`cuLibraryGetModule`).
@@ -214,19 +299,40 @@ impl Session {
         library: Handle<Library>,
         new: Handle<Module>,
     ) -> Result<(), CuResult> {
-        let raw = self.image(ImageHandle::Library(library))?.raw;
-        let mut alias = ImageObject::new(raw);
+        let loaded = Arc::clone(&self.image(ImageHandle::Library(library))?.loaded);
+        let mut alias = ImageObject::new(loaded);
         alias.library = Some(library);
         self.enter_image(ImageHandle::Module(new), alias)?;
         self.image(ImageHandle::Library(library))?.aliases.push(new);
         Ok(())
     }
 
-    pub(super) fn function(&self, handle: Handle<Function>) -> Result<FunctionObject, CuResult> {
+    pub(super) fn function(&self, handle: Handle<Function>) -> Result<&FunctionObject, CuResult> {
         self.functions
             .get(handle)
-            .copied()
             .ok_or_else(|| self.invalid_handle())
+    }
+
+    /// A job that asks the device about a kernel.
+    pub(super) fn ask_function<R, T: Send + 'static>(
+        &mut self,
+        call: &Call,
+        handle: Handle<Function>,
+        ask: impl FnOnce(&dyn Device, RawFunction) -> wormhole_device::Result<T> + Send + 'static,
+        answer: impl FnOnce(T) -> Answer + Send + 'static,
+    ) -> Outcome<R> {
+        let (raw, image) = match self.function(handle) {
+            Ok(function) => (function.raw, Arc::clone(&function.image)),
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(
+            call,
+            move |device| {
+                let _used = image;
+                ask(device, raw)
+            },
+            |_, found| answer(found),
+        )
     }
 
     /// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
@@ -241,6 +347,10 @@ impl Session {
     }
 
     pub(super) fn start_reset(&mut self, call: &Call) -> Outcome<()> {
+        let Some(slot) = call.slot else {
+            self.resetting = false;
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
         self.streams.drain().for_each(drop);
         self.events.drain().for_each(drop);
         self.modules.drain().for_each(drop);
@@ -249,42 +359,57 @@ impl Session {
         self.graveyard.clear();
         self.device_memory.clear();
         self.allocations.clear();
-        let watcher = self.watcher.pause();
-        let mut registered: Vec<(u64, u64)> = self.extents.iter().collect();
-        registered.push((self.base, wormhole_ring::layout::SEGMENT_BYTES as u64));
-        let reader = Arc::clone(&self.readers);
-        let outcome = self.defer(call, move |device: &dyn Device| {
-            let result = reset_and_register(device, &registered);
-            drop(reader);
+        let watcher = self.watcher.pause(&self.legacy);
+        let (notifier, sequence) = (self.notifier.clone(), call.sequence);
+        self.registrar.run(Task::new(move |registrations| {
+            let result = registrations.reset();
             drop(watcher);
-            Box::new(move |session: &mut Session| {
+            let finish = move |session: &mut Session| {
                 session.resetting = false;
                 session.jobs.retire();
                 let bound = session.device.bind_thread();
-                Answer::status(result.and(bound).inspect_err(|error| {
-                    session.failed(*error);
-                }))
-            }) as Finish
-        });
-        if !matches!(outcome, Outcome::Deferred) {
-            self.resetting = false;
-        }
-        outcome
+                match result.and(bound) {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            };
+            notifier.send(Event::Finished {
+                slot,
+                sequence,
+                finish: Box::new(finish),
+            });
+        }));
+        self.jobs_running += 1;
+        Outcome::Deferred
     }
 }
 
-/// A reset forgets the registrations too.
-fn reset_and_register(device: &dyn Device, ranges: &[(u64, u64)]) -> wormhole_device::Result<()> {
-    device.reset()?;
-    device.bind_thread()?;
-    for &(address, bytes) in ranges {
-        // SAFETY: the session's segment and its extents are mapped, and stay so while the caller holds
-        // on to the session's readers.
-        unsafe { device.register(address, bytes)? };
+/// The answer to a look-up.
+fn describe(handle: ImageHandle, found: &LoadedFunction) -> Answer {
+    let parameters: Vec<Parameter> = found
+        .parameters
+        .iter()
+        .map(|parameter| Parameter {
+            offset: parameter.offset,
+            size: parameter.size,
+        })
+        .collect();
+    let attributes: Vec<Attribute> = found
+        .attributes
+        .iter()
+        .map(|&(id, value)| Attribute { id, value })
+        .collect();
+    let (parameters, attributes) = (Items::new(&parameters), Items::new(&attributes));
+    match handle {
+        ImageHandle::Module(_) => Answer::reply(&ModuleGetFunctionReply {
+            flags: 0,
+            parameters,
+            attributes,
+        }),
+        ImageHandle::Library(_) => Answer::reply(&LibraryGetKernelReply {
+            flags: 0,
+            parameters,
+            attributes,
+        }),
     }
-    Ok(())
-}
-
-fn name_of(name: &[u8]) -> Result<&str, CuResult> {
-    std::str::from_utf8(name).map_err(|_| to_result(CuError::NOT_FOUND))
 }

@@ -14,19 +14,24 @@ enum Place {
 }
 
 impl Session {
-    pub(super) fn allocate(&mut self, bytes: u64) -> Result<MemAllocReply, CuResult> {
+    pub(super) fn allocate(&mut self, call: &Call, bytes: u64) -> Outcome<MemAllocReply> {
         if bytes == 0 {
-            return Err(CuResult::INVALID_VALUE);
+            return Outcome::Failed(CuResult::INVALID_VALUE);
         }
-        let address = self.done(self.device.allocate(bytes))?;
-        if !self.device_memory.insert(address, bytes) {
-            tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
-            return Err(to_result(CuError::UNKNOWN));
-        }
-        self.allocations.insert(address);
-        Ok(MemAllocReply {
-            address: wormhole_api::DevicePtr(address),
-        })
+        self.ask(
+            call,
+            move |device| device.allocate(bytes),
+            move |session, address| {
+                if !session.device_memory.insert(address, bytes) {
+                    tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
+                    return Answer::failed(to_result(CuError::UNKNOWN));
+                }
+                session.allocations.insert(address);
+                Answer::reply(&MemAllocReply {
+                    address: wormhole_api::DevicePtr(address),
+                })
+            },
+        )
     }
 
     /// The allocation may not be named from here on; the device's own wait happens on the caller's thread.
@@ -35,14 +40,11 @@ impl Session {
             return Outcome::Failed(self.invalid_address());
         }
         self.device_memory.remove(address);
-        self.defer(call, move |device| {
-            let freed = device.free(address);
-            Box::new(move |session: &mut Session| {
-                Answer::status(freed.inspect_err(|error| {
-                    session.failed(*error);
-                }))
-            })
-        })
+        self.ask(
+            call,
+            move |device| device.free(address),
+            |_, ()| Answer::done(),
+        )
     }
 
     pub(super) fn copy(&mut self, message: &MemCopy) -> Result<(), CuResult> {
@@ -52,15 +54,14 @@ impl Session {
         }
         let to = self.place(message.destination.0, message.bytes)?;
         let from = self.place(message.source.0, message.bytes)?;
-        self.counters.add(
-            match (from, to) {
-                (Place::Arena, Place::Device) => Counter::BytesToDevice,
-                (Place::Device, Place::Arena) => Counter::BytesToHost,
-                (Place::Device, Place::Device) => Counter::BytesOnDevice,
-                (Place::Arena, Place::Arena) => Counter::BytesOnHost,
-            },
-            message.bytes,
-        );
+        let counter = match (from, to) {
+            (Place::Arena, Place::Device) => Counter::BytesToDevice,
+            (Place::Device, Place::Arena) => Counter::BytesToHost,
+            (Place::Device, Place::Device) => Counter::BytesOnDevice,
+            // The driver waits for such a copy (CUDA driver API, "API synchronization behavior").
+            (Place::Arena, Place::Arena) => return Err(to_result(CuError::NOT_SUPPORTED)),
+        };
+        self.counters.add(counter, message.bytes);
         self.done(self.device.copy(
             message.destination.0,
             message.source.0,

@@ -4,6 +4,20 @@
 //! Everything here takes decoded messages. Handles are looked up, addresses are checked, and only then is
 //! the device called. The executor alone owns a `Session`; what blocks is handed to [`Jobs`] with all it
 //! needs, and what it leaves behind comes back as a [`Finish`].
+//!
+//! What runs on the executor itself:
+//! - Records. Each keeps its place in the order of the ring, and the driver waits in none of them: copies
+//!   and fills are between memory that the device reaches (host to host, where the driver would wait, is
+//!   refused), launches are of kernels that have run before, and the guest holds its launches back
+//!   below the number at which the driver's own call blocks. A guest that sends a first launch as a
+//!   record, or too many of them, holds up nobody but itself.
+//! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`, `cuEventElapsedTime`), and those
+//!   that are answered from here: `DeviceDescribe`, `LibraryGetModule`, `TakeOutput`.
+//!
+//! Every other request is a job. Its guest thread waits for the answer, so nothing that it ordered behind the
+//! request is in the ring yet; what other threads sent meanwhile has no place before or after it. That
+//! holds for a launch too: all work before it was handed to its stream by the executor, and none that
+//! has to follow it can come before its answer.
 
 mod images;
 mod launch;
@@ -14,19 +28,19 @@ mod streams;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 use wormhole_api::{
     CuResult, Encode, Event as EventKind, Function, Library, Module, Outcome, Stream,
 };
-use wormhole_device::{CuError, Device, RawStream};
+use wormhole_device::{CuError, Device, LaunchAttribute, RawStream};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
 use self::output::PendingOutput;
 use super::jobs::Jobs;
-use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, StreamObject};
+use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
 use super::ranges::Ranges;
+use super::registrar::{Registrar, Task};
 use super::wake::Notifier;
 use super::watcher::{self, Watcher};
 use crate::counters::{Counter, Counters};
@@ -61,8 +75,8 @@ pub enum Event {
     },
     /// A run of arena is mapped and registered.
     ExtentAdded { address: u64, bytes: u64 },
-    /// A run of arena is to be given back: answered when nothing here will touch it again.
-    ExtentRemoved { address: u64, done: Sender<bool> },
+    /// A run of arena is to be given back: released when nothing here will touch it again.
+    ExtentRemoved { address: u64, release: Task },
 }
 
 impl std::fmt::Debug for Event {
@@ -76,15 +90,12 @@ impl std::fmt::Debug for Event {
 }
 
 impl Answer {
-    /// An answer without payload.
-    pub fn status(result: wormhole_device::Result<()>) -> Self {
-        Self {
-            result: result.map_or_else(to_result, |()| CuResult::SUCCESS),
-            payload: Vec::new(),
-        }
+    /// Success without payload.
+    pub const fn done() -> Self {
+        Self::failed(CuResult::SUCCESS)
     }
 
-    pub fn failed(result: CuResult) -> Self {
+    pub const fn failed(result: CuResult) -> Self {
         Self {
             result,
             payload: Vec::new(),
@@ -110,7 +121,9 @@ impl Answer {
 #[derive(Debug)]
 pub struct Session {
     device: Arc<dyn Device>,
+    notifier: Notifier<Event>,
     jobs: Jobs,
+    registrar: Registrar,
     watcher: Watcher,
     status: Status,
     counters: Counters,
@@ -123,6 +136,8 @@ pub struct Session {
     libraries: wormhole_api::handle::Slab<Library, ImageObject>,
     functions: wormhole_api::handle::Slab<Function, FunctionObject>,
     graveyard: Graveyard,
+    /// Images whose handle is gone while a job still uses them, with the requests to unload them.
+    unloading: Vec<(Call, Arc<Loaded>)>,
     /// Device memory that copies may name: allocations and global variables.
     device_memory: Ranges,
     /// Starts of what was allocated, and so may be freed.
@@ -132,7 +147,11 @@ pub struct Session {
     /// Held by jobs that read the arena.
     readers: Arc<()>,
     /// Runs of arena that wait for those jobs.
-    leaving: Vec<(u64, Sender<bool>)>,
+    leaving: Vec<Task>,
+    /// Bytes of the images that jobs have copied out of the arena.
+    image_bytes: u64,
+    /// Room for the attributes of a launch.
+    attributes: Vec<LaunchAttribute>,
     output: PendingOutput,
     description: service::Described,
     /// A reset is wanted or under way: nothing else may touch the device.
@@ -144,38 +163,44 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session without objects, whose segment is mapped and registered at `base`.
+    /// A session without objects, whose segment is mapped at `base` and registered.
     pub fn new(
         device: Arc<dyn Device>,
         notifier: Notifier<Event>,
+        registrar: Registrar,
         watcher: Watcher,
         status: Status,
         counters: Counters,
         base: u64,
     ) -> Self {
         let slab = OBJECTS;
+        let legacy = Arc::new(StreamObject::new(RawStream::LEGACY));
+        watcher.watch(&legacy);
         Self {
-            jobs: Jobs::new(Arc::clone(&device), notifier),
+            jobs: Jobs::new(Arc::clone(&device), notifier.clone()),
+            notifier,
+            registrar,
             description: service::Described::new(device.describe()),
             device,
             watcher,
             status,
             counters,
             base,
-            legacy: Arc::new(StreamObject {
-                raw: RawStream::LEGACY,
-            }),
+            legacy,
             streams: wormhole_api::handle::Slab::new(slab),
             events: wormhole_api::handle::Slab::new(slab),
             modules: wormhole_api::handle::Slab::new(slab),
             libraries: wormhole_api::handle::Slab::new(slab),
             functions: wormhole_api::handle::Slab::new(slab),
             graveyard: Graveyard::default(),
+            unloading: Vec::new(),
             device_memory: Ranges::default(),
             allocations: HashSet::new(),
             extents: Ranges::default(),
             readers: Arc::new(()),
             leaving: Vec::new(),
+            image_bytes: 0,
+            attributes: Vec::new(),
             output: PendingOutput::default(),
             resetting: false,
             wanted_reset: None,
@@ -208,41 +233,40 @@ impl Session {
         }
     }
 
-    /// Takes a run of arena out of what may be named; `done` hears when nothing reads it any more, and
-    /// whether it was there.
-    pub fn remove_extent(&mut self, address: u64, done: Sender<bool>) {
+    /// Takes a run of arena out of what may be named; it is released when nothing reads it any more.
+    pub fn remove_extent(&mut self, address: u64, release: Task) {
         if self.extents.remove(address).is_none() {
-            let _ = done.send(false);
+            tracing::error!("arena at {address:#x} is to be given back and was not granted");
             return;
         }
-        self.leaving.push((address, done));
+        self.leaving.push(release);
         self.release_leaving();
     }
 
-    /// A job's leavings have been dealt with. A reset that waited for it and cannot be started comes back,
-    /// to be answered with the error.
-    pub fn job_finished(&mut self) -> Option<(Call, CuResult)> {
+    /// A job's leavings have been dealt with, so what waited for it goes on: requests that cannot come back,
+    /// with the error to answer.
+    pub fn job_finished(&mut self) -> Vec<(Call, CuResult)> {
         self.jobs_running -= 1;
-        if self.jobs_running > 0 {
-            return None;
+        let mut refused = self.unload_unused();
+        if self.jobs_running == 0
+            && let Some(call) = self.wanted_reset.take()
+            && let Outcome::Failed(error) = self.start_reset(&call)
+        {
+            refused.push((call, error));
         }
-        let call = self.wanted_reset.take()?;
-        match self.start_reset(&call) {
-            Outcome::Failed(error) => Some((call, error)),
-            Outcome::Deferred | Outcome::Done(()) => None,
-        }
+        refused
     }
 
     /// Does what had to wait for a job.
     pub fn sweep(&mut self) {
-        self.graveyard.sweep(self.device.as_ref());
+        self.graveyard.sweep(self.device.as_ref(), &self.watcher);
         self.release_leaving();
     }
 
     fn release_leaving(&mut self) {
         if Arc::strong_count(&self.readers) == 1 {
-            for (_, done) in self.leaving.drain(..) {
-                let _ = done.send(true);
+            for release in self.leaving.drain(..) {
+                self.registrar.run(release);
             }
         }
     }
@@ -286,6 +310,22 @@ impl Session {
             }
             Err(error) => Outcome::Failed(self.failed(error)),
         }
+    }
+
+    /// A job that asks the device, and what becomes of its answer.
+    fn ask<R, T: Send + 'static>(
+        &mut self,
+        call: &Call,
+        ask: impl FnOnce(&dyn Device) -> wormhole_device::Result<T> + Send + 'static,
+        answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
+    ) -> Outcome<R> {
+        self.defer(call, move |device: &dyn Device| {
+            let result = ask(device);
+            Box::new(move |session: &mut Self| match result {
+                Ok(found) => answer(session, found),
+                Err(error) => Answer::failed(session.failed(error)),
+            }) as Finish
+        })
     }
 }
 

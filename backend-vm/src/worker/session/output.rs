@@ -4,35 +4,67 @@ use wormhole_device::DeviceOutput;
 
 /// Bytes of text in one answer, both kinds together.
 const PART: usize = 3968;
+/// Bytes of each kind that wait for the guest. What comes on top is lost, as text is that overflows the
+/// device's own buffer.
+const MOST: usize = 64 << 20;
+
+/// Text of one kind: what has not been handed out starts at `taken`.
+#[derive(Debug, Default)]
+struct Text {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Text {
+    fn append(&mut self, text: &[u8]) {
+        if self.taken > self.bytes.len() / 2 {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+        let room = MOST - self.waiting();
+        if text.len() > room {
+            tracing::warn!("{} bytes of text are lost", text.len() - room);
+        }
+        self.bytes.extend_from_slice(&text[..text.len().min(room)]);
+    }
+
+    fn waiting(&self) -> usize {
+        self.bytes.len() - self.taken
+    }
+
+    /// Takes at most `most` bytes.
+    fn take(&mut self, most: usize) -> &[u8] {
+        if self.waiting() == 0 {
+            *self = Self::default();
+        }
+        let start = self.taken;
+        self.taken += self.waiting().min(most);
+        &self.bytes[start..self.taken]
+    }
+}
 
 /// Text that was taken from the device and not yet sent.
 #[derive(Debug, Default)]
 pub struct PendingOutput {
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
-    /// What was handed out last, and goes at the next call.
-    sent: (usize, usize),
+    stdout: Text,
+    stderr: Text,
 }
 
 impl PendingOutput {
-    pub fn append(&mut self, text: DeviceOutput) {
-        self.stdout.extend_from_slice(&text.stdout);
-        self.stderr.extend_from_slice(&text.stderr);
+    pub fn append(&mut self, text: &DeviceOutput) {
+        self.stdout.append(&text.stdout);
+        self.stderr.append(&text.stderr);
     }
 
     /// The next text that fits an answer, and how many bytes are left after it.
     pub fn next_part(&mut self) -> (u64, &[u8], &[u8]) {
-        let (stdout, stderr) = std::mem::take(&mut self.sent);
-        self.stdout.drain(..stdout);
-        self.stderr.drain(..stderr);
-        let stdout = self.stdout.len().min(PART);
-        let stderr = self.stderr.len().min(PART - stdout);
-        self.sent = (stdout, stderr);
-        let remaining = self.stdout.len() - stdout + self.stderr.len() - stderr;
+        let stdout = self.stdout.waiting().min(PART);
+        let stderr = self.stderr.waiting().min(PART - stdout);
+        let remaining = self.stdout.waiting() - stdout + self.stderr.waiting() - stderr;
         (
             remaining as u64,
-            &self.stdout[..stdout],
-            &self.stderr[..stderr],
+            self.stdout.take(stdout),
+            self.stderr.take(stderr),
         )
     }
 }
@@ -45,22 +77,44 @@ mod tests {
     fn long_text_leaves_in_parts_and_in_order() {
         let mut output = PendingOutput::default();
         let stdout: Vec<u8> = (0..9000u32).map(|at| (at % 251) as u8).collect();
-        output.append(DeviceOutput {
-            stdout: stdout.clone(),
-            stderr: b"assertion".to_vec(),
+        output.append(&DeviceOutput {
+            stdout: stdout[..5000].to_vec(),
+            stderr: b"assert".to_vec(),
         });
         let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut rest = Some(DeviceOutput {
+            stdout: stdout[5000..].to_vec(),
+            stderr: b"ion".to_vec(),
+        });
         loop {
             let (remaining, stdout, stderr) = output.next_part();
             assert!(stdout.len() + stderr.len() <= PART);
             out.extend_from_slice(stdout);
             err.extend_from_slice(stderr);
-            if remaining == 0 {
-                break;
+            match rest.take() {
+                Some(rest) => output.append(&rest),
+                None if remaining == 0 => break,
+                None => {}
             }
         }
         assert_eq!(out, stdout);
         assert_eq!(err, b"assertion");
         assert_eq!(output.next_part(), (0, &[][..], &[][..]));
+    }
+
+    #[test]
+    fn text_that_nobody_fetches_does_not_grow_without_bound() {
+        let mut output = PendingOutput::default();
+        let text = DeviceOutput {
+            stdout: vec![b'x'; MOST / 4],
+            stderr: Vec::new(),
+        };
+        for _ in 0..5 {
+            output.append(&text);
+        }
+        let (remaining, stdout, _) = output.next_part();
+        assert_eq!(remaining + stdout.len() as u64, MOST as u64);
+        output.append(&text);
+        assert!(output.stdout.bytes.len() <= MOST + PART);
     }
 }

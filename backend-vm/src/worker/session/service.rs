@@ -15,8 +15,8 @@ use wormhole_api::{
 };
 use wormhole_device::{CuError, Description};
 
-use super::images::{FunctionDescription, ImageHandle};
-use super::{Call, Session, to_result};
+use super::images::ImageHandle;
+use super::{Answer, Call, Session, to_result};
 
 /// The device's description, as it goes into an answer.
 #[derive(Debug)]
@@ -24,8 +24,6 @@ pub(super) struct Described {
     reply: DeviceDescribeReply<'static>,
     name: Vec<u8>,
     attributes: Vec<Attribute>,
-    /// The kernel that was described last.
-    function: FunctionDescription,
 }
 
 impl Described {
@@ -50,8 +48,27 @@ impl Described {
                 .take(256)
                 .map(|&(id, value)| Attribute { id, value })
                 .collect(),
-            function: FunctionDescription::default(),
         }
+    }
+}
+
+/// `CU_LIMIT_PRINTF_FIFO_SIZE` and the most of it: the worker holds the text of a whole buffer.
+const PRINTF_FIFO_SIZE: u32 = 1;
+const MOST_PRINTF: u64 = 64 << 20;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`; no device has more than its memory.
+const MALLOC_HEAP_SIZE: u32 = 2;
+
+/// Whether a limit may be raised to a value: `CUDA_ERROR_OUT_OF_MEMORY` if not.
+fn within_bounds(limit: u32, value: u64, description: &Description) -> wormhole_device::Result<()> {
+    let most = match limit {
+        PRINTF_FIFO_SIZE => MOST_PRINTF,
+        MALLOC_HEAP_SIZE => description.total_memory,
+        _ => return Ok(()),
+    };
+    if value <= most {
+        Ok(())
+    } else {
+        Err(CuError::OUT_OF_MEMORY)
     }
 }
 
@@ -73,14 +90,16 @@ impl Service for Session {
         })
     }
 
-    fn mem_get_info(&mut self, _: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
-        self.done(self.device.memory_info())
-            .map(|(free, total)| MemGetInfoReply { free, total })
-            .into()
+    fn mem_get_info(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
+        self.ask(
+            call,
+            |device| device.memory_info(),
+            |_, (free, total)| Answer::reply(&MemGetInfoReply { free, total }),
+        )
     }
 
-    fn mem_alloc(&mut self, _: &Call, message: &MemAlloc) -> Outcome<MemAllocReply> {
-        self.allocate(message.bytes).into()
+    fn mem_alloc(&mut self, call: &Call, message: &MemAlloc) -> Outcome<MemAllocReply> {
+        self.allocate(call, message.bytes)
     }
 
     fn mem_free(&mut self, call: &Call, message: &MemFree) -> Outcome<()> {
@@ -168,31 +187,19 @@ impl Service for Session {
 
     fn module_get_function<'s>(
         &'s mut self,
-        _: &Call,
+        call: &Call,
         message: &ModuleGetFunction<'_>,
     ) -> Outcome<ModuleGetFunctionReply<'s>> {
         let image = ImageHandle::Module(message.module);
-        match self.find_function(image, message.new, message.name) {
-            Ok(found) => {
-                self.description.function = found;
-                let found = &self.description.function;
-                Outcome::Done(ModuleGetFunctionReply {
-                    flags: 0,
-                    parameters: Items::new(&found.parameters),
-                    attributes: Items::new(&found.attributes),
-                })
-            }
-            Err(error) => Outcome::Failed(error),
-        }
+        self.find_function(call, image, message.new, message.name)
     }
 
     fn module_get_global(
         &mut self,
-        _: &Call,
+        call: &Call,
         message: &ModuleGetGlobal<'_>,
     ) -> Outcome<ModuleGetGlobalReply> {
-        self.find_global(ImageHandle::Module(message.module), message.name)
-            .into()
+        self.find_global(call, ImageHandle::Module(message.module), message.name)
     }
 
     fn library_load<'s>(
@@ -210,35 +217,19 @@ impl Service for Session {
 
     fn library_get_kernel<'s>(
         &'s mut self,
-        _: &Call,
+        call: &Call,
         message: &LibraryGetKernel<'_>,
     ) -> Outcome<LibraryGetKernelReply<'s>> {
         let image = ImageHandle::Library(message.library);
-        match self.find_function(image, message.new, message.name) {
-            Ok(found) => {
-                self.description.function = found;
-                let found = &self.description.function;
-                Outcome::Done(LibraryGetKernelReply {
-                    flags: 0,
-                    parameters: Items::new(&found.parameters),
-                    attributes: Items::new(&found.attributes),
-                })
-            }
-            Err(error) => Outcome::Failed(error),
-        }
+        self.find_function(call, image, message.new, message.name)
     }
 
     fn library_get_global(
         &mut self,
-        _: &Call,
+        call: &Call,
         message: &LibraryGetGlobal<'_>,
     ) -> Outcome<LibraryGetGlobalReply> {
-        self.find_global(ImageHandle::Library(message.library), message.name)
-            .map(|found| LibraryGetGlobalReply {
-                address: found.address,
-                bytes: found.bytes,
-            })
-            .into()
+        self.find_global(call, ImageHandle::Library(message.library), message.name)
     }
 
     fn library_get_module(&mut self, _: &Call, message: &LibraryGetModule) -> Outcome<()> {
@@ -247,48 +238,44 @@ impl Service for Session {
 
     fn function_get_attribute(
         &mut self,
-        _: &Call,
+        call: &Call,
         message: &FunctionGetAttribute,
     ) -> Outcome<FunctionGetAttributeReply> {
-        self.function(message.function)
-            .and_then(|function| {
-                self.done(
-                    self.device
-                        .function_attribute(function.raw, message.attribute),
-                )
-            })
-            .map(|value| FunctionGetAttributeReply { value })
-            .into()
+        let attribute = message.attribute;
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.function_attribute(function, attribute),
+            |value| Answer::reply(&FunctionGetAttributeReply { value }),
+        )
     }
 
-    fn function_set_attribute(&mut self, _: &Call, message: &FunctionSetAttribute) -> Outcome<()> {
-        self.function(message.function)
-            .and_then(|function| {
-                self.done(self.device.set_function_attribute(
-                    function.raw,
-                    message.attribute,
-                    message.value,
-                ))
-            })
-            .into()
+    fn function_set_attribute(
+        &mut self,
+        call: &Call,
+        message: &FunctionSetAttribute,
+    ) -> Outcome<()> {
+        let (attribute, value) = (message.attribute, message.value);
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.set_function_attribute(function, attribute, value),
+            |()| Answer::done(),
+        )
     }
 
-    fn occupancy(&mut self, _: &Call, message: &Occupancy) -> Outcome<OccupancyReply> {
-        self.function(message.function)
-            .and_then(|function| {
-                self.done(self.device.occupancy(
-                    function.raw,
-                    message.block,
-                    message.shared,
-                    message.flags,
-                ))
-            })
-            .map(|blocks| OccupancyReply { blocks })
-            .into()
+    fn occupancy(&mut self, call: &Call, message: &Occupancy) -> Outcome<OccupancyReply> {
+        let (block, shared, flags) = (message.block, message.shared, message.flags);
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.occupancy(function, block, shared, flags),
+            |blocks| Answer::reply(&OccupancyReply { blocks }),
+        )
     }
 
-    fn launch_kernel(&mut self, _: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
-        self.launch(message).into()
+    fn launch_kernel(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
+        self.launch(call, message)
     }
 
     fn context_reset(&mut self, call: &Call, _: &ContextReset) -> Outcome<()> {
@@ -297,39 +284,52 @@ impl Service for Session {
 
     fn context_get_limit(
         &mut self,
-        _: &Call,
+        call: &Call,
         message: &ContextGetLimit,
     ) -> Outcome<ContextGetLimitReply> {
-        self.done(self.device.limit(message.limit))
-            .map(|value| ContextGetLimitReply { value })
-            .into()
+        let limit = message.limit;
+        self.ask(
+            call,
+            move |device| device.limit(limit),
+            |_, value| Answer::reply(&ContextGetLimitReply { value }),
+        )
     }
 
     fn context_set_limit(
         &mut self,
-        _: &Call,
+        call: &Call,
         message: &ContextSetLimit,
     ) -> Outcome<ContextSetLimitReply> {
-        let set = self.device.set_limit(message.limit, message.value);
-        self.done(set.and_then(|()| self.device.limit(message.limit)))
-            .map(|value| ContextSetLimitReply { value })
-            .into()
+        let (limit, value) = (message.limit, message.value);
+        if let Err(error) = within_bounds(limit, value, self.device.describe()) {
+            return Outcome::Failed(to_result(error));
+        }
+        self.ask(
+            call,
+            move |device| {
+                device.set_limit(limit, value)?;
+                device.limit(limit)
+            },
+            |_, value| Answer::reply(&ContextSetLimitReply { value }),
+        )
     }
 
     fn function_set_cache_config(
         &mut self,
-        _: &Call,
+        call: &Call,
         message: &FunctionSetCacheConfig,
     ) -> Outcome<()> {
-        self.function(message.function)
-            .and_then(|function| {
-                self.done(self.device.set_cache_config(function.raw, message.config))
-            })
-            .into()
+        let config = message.config;
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.set_cache_config(function, config),
+            |()| Answer::done(),
+        )
     }
 
     fn take_output<'s>(&'s mut self, _: &Call, _: &TakeOutput) -> Outcome<TakeOutputReply<'s>> {
-        self.output.append(self.device.take_output());
+        self.output.append(&self.device.take_output());
         let (remaining, stdout, stderr) = self.output.next_part();
         Outcome::Done(TakeOutputReply {
             remaining,

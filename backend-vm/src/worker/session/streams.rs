@@ -35,19 +35,26 @@ impl Session {
         priority: i32,
     ) -> Result<(), CuResult> {
         let raw = self.done(self.device.create_stream(flags, priority))?;
-        let entered = self.streams.insert(new, Arc::new(StreamObject { raw }));
-        entered.map_err(|error| {
-            self.counters.add(Counter::InvalidHandles, 1);
-            let _ = self.device.destroy_stream(raw);
-            error.into()
-        })
+        let stream = Arc::new(StreamObject::new(raw));
+        match self.streams.insert(new, Arc::clone(&stream)) {
+            Ok(()) => {
+                self.watcher.watch(&stream);
+                Ok(())
+            }
+            Err(error) => {
+                self.counters.add(Counter::InvalidHandles, 1);
+                let _ = self.device.destroy_stream(raw);
+                Err(error.into())
+            }
+        }
     }
 
     pub(super) fn destroy_stream(&mut self, handle: Handle<Stream>) -> Result<(), CuResult> {
         let Some(stream) = self.streams.remove(handle) else {
             return Err(self.invalid_handle());
         };
-        let buried = self.graveyard.bury_stream(self.device.as_ref(), stream);
+        let device = self.device.as_ref();
+        let buried = self.graveyard.bury_stream(device, &self.watcher, stream);
         self.done(buried)
     }
 
@@ -107,7 +114,7 @@ impl Session {
             drop(stream);
             let text = device.take_output();
             Box::new(move |session: &mut Session| {
-                session.output.append(text);
+                session.output.append(&text);
                 match result {
                     Ok(()) => {
                         let (remaining, stdout, stderr) = session.output.next_part();
@@ -166,10 +173,11 @@ impl Session {
             drop(event);
             let text = device.take_output();
             Box::new(move |session: &mut Session| {
-                session.output.append(text);
-                Answer::status(result.inspect_err(|error| {
-                    session.failed(*error);
-                }))
+                session.output.append(&text);
+                match result {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
             }) as Finish
         })
     }

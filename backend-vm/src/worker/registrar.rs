@@ -1,0 +1,123 @@
+//! The thread that registers host memory with the device: the only one that does.
+//!
+//! Registering and unregistering may wait for the device, and a reset of the context ends every
+//! registration. So one thread does all three, one after the other, and owns the list of what is
+//! registered: nothing is registered beside a reset and lost with it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use wormhole_device::{Device, Result};
+
+/// The host ranges that the device reaches.
+#[derive(Debug)]
+pub struct Registrations {
+    device: Arc<dyn Device>,
+    /// Start → bytes.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Registrations {
+    pub fn new(device: Arc<dyn Device>) -> Self {
+        Self {
+            device,
+            ranges: BTreeMap::new(),
+        }
+    }
+
+    /// Registers a range.
+    ///
+    /// # Safety
+    /// The range is mapped, readable and writable, until [`Registrations::remove`] has been called for it.
+    ///
+    /// # Errors
+    /// The device's.
+    pub unsafe fn add(&mut self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.register(address, bytes) }?;
+        self.ranges.insert(address, bytes);
+        Ok(())
+    }
+
+    /// Ends the registration of the range that starts at `address`.
+    pub fn remove(&mut self, address: u64) {
+        if self.ranges.remove(&address).is_some()
+            && let Err(error) = self.device.unregister(address)
+        {
+            tracing::warn!("the arena at {address:#x} cannot be unregistered: {error}");
+        }
+    }
+
+    /// Destroys everything in the context and registers anew what was registered.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn reset(&self) -> Result<()> {
+        self.device.reset()?;
+        self.device.bind_thread()?;
+        for (&address, &bytes) in &self.ranges {
+            // SAFETY: mapped since it was added, and not removed.
+            unsafe { self.device.register(address, bytes) }?;
+        }
+        Ok(())
+    }
+}
+
+/// What the thread is to do.
+pub struct Task(Box<dyn FnOnce(&mut Registrations) + Send>);
+
+impl Task {
+    pub fn new(task: impl FnOnce(&mut Registrations) + Send + 'static) -> Self {
+        Self(Box::new(task))
+    }
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").finish_non_exhaustive()
+    }
+}
+
+/// A hand on the thread. It ends with the last of them.
+#[derive(Clone)]
+pub struct Registrar {
+    tasks: Sender<Task>,
+}
+
+impl fmt::Debug for Registrar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registrar").finish_non_exhaustive()
+    }
+}
+
+impl Registrar {
+    /// Starts the thread with what is registered already.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(mut registrations: Registrations) -> io::Result<Self> {
+        let (tasks, receiver) = channel::<Task>();
+        std::thread::Builder::new()
+            .name("registrar".to_owned())
+            .spawn(move || {
+                // A context that cannot be made current says so again at the first registration.
+                if let Err(error) = registrations.device.bind_thread() {
+                    tracing::warn!("the device cannot be used by the registrar: {error}");
+                }
+                while let Ok(task) = receiver.recv() {
+                    (task.0)(&mut registrations);
+                }
+            })?;
+        Ok(Self { tasks })
+    }
+
+    /// Runs `task` when those before it are done. Never waits.
+    pub fn run(&self, task: Task) {
+        if self.tasks.send(task).is_err() {
+            tracing::error!("the registrar is gone");
+        }
+    }
+}
