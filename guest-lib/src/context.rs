@@ -43,7 +43,7 @@ thread_local! {
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
     pub session: &'static Session,
-    /// Which context: the number that records carry.
+    /// Which context, by its number: what is made in it goes with it.
     pub context: u32,
 }
 

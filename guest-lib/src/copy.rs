@@ -220,7 +220,7 @@ fn submit(scope: Scope, target: Target, destination: u64, source: u64, bytes: u6
         bytes,
         stream: target.handle,
     };
-    scope.session.record(scope.context, &message)?;
+    scope.session.record(&message)?;
     target.worked(scope)
 }
 
@@ -240,7 +240,7 @@ unsafe fn upload(
             stream: target.handle,
             data,
         };
-        scope.session.record(scope.context, &message)?;
+        scope.session.record(&message)?;
         return target.worked(scope);
     }
     for (offset, length) in chunks(bytes, CHUNK) {
@@ -422,7 +422,7 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
         element: fill.element,
         stream: target.handle,
     };
-    scope.session.record(scope.context, &message)?;
+    scope.session.record(&message)?;
     target.worked(scope)?;
     // A fill of device memory does not wait natively either; of page-locked memory it does.
     if mode == Mode::Synchronous && end == End::Pinned {

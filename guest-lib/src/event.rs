@@ -65,10 +65,7 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
         event.asked.store(false, Ordering::Relaxed);
         event.state.store(NEVER, Ordering::Relaxed);
     })?;
-    if let Err(error) = scope
-        .session
-        .record(scope.context, &EventCreate { new: handle, flags })
-    {
+    if let Err(error) = scope.session.record(&EventCreate { new: handle, flags }) {
         EVENTS.retire(handle);
         EVENTS.recycle(handle);
         return Err(error);
@@ -79,9 +76,7 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
 pub fn destroy(scope: Scope, event: CUevent) -> Result {
     let (handle, _) = find(event)?;
     let facts = EVENTS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
-    let sent = scope
-        .session
-        .record(scope.context, &EventDestroy { event: handle });
+    let sent = scope.session.record(&EventDestroy { event: handle });
     facts.give_fence_back(scope);
     EVENTS.recycle(handle);
     sent
@@ -138,7 +133,7 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
             fence: Some(line.fence),
             value: line.issued,
         };
-        scope.session.record(scope.context, &message)?;
+        scope.session.record(&message)?;
         *place = Some(EventFence { line, stream });
         facts.state.store(line.issued + 1, Ordering::Release);
     } else {
@@ -149,7 +144,7 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
             fence: None,
             value: 0,
         };
-        scope.session.record(scope.context, &message)?;
+        scope.session.record(&message)?;
         facts.state.store(UNFENCED, Ordering::Release);
     }
     target.worked(scope)
@@ -161,11 +156,9 @@ pub fn query(scope: Scope, event: CUevent) -> Result {
     scope.session.alive()?;
     match facts.fence() {
         Recorded::Never => Ok(()),
-        Recorded::Unfenced => {
-            scope
-                .session
-                .request(scope.context, &EventQuery { event: handle }, |()| ())
-        }
+        Recorded::Unfenced => scope
+            .session
+            .request(&EventQuery { event: handle }, |()| ()),
         Recorded::Fenced(line) if scope.session.fence_passed(line.fence, line.issued) => Ok(()),
         Recorded::Fenced(_) => Err(CuError::NOT_READY),
     }
@@ -178,11 +171,9 @@ pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     scope.session.publish_counts();
     match facts.fence() {
         Recorded::Never => Ok(()),
-        Recorded::Unfenced => {
-            scope
-                .session
-                .request(scope.context, &EventSynchronize { event: handle }, |()| ())
-        }
+        Recorded::Unfenced => scope
+            .session
+            .request(&EventSynchronize { event: handle }, |()| ()),
         Recorded::Fenced(line) => scope.session.wait_fence(line.fence, line.issued),
     }
 }
@@ -199,9 +190,7 @@ pub fn elapsed(scope: Scope, start: CUevent, end: CUevent) -> Result<f32> {
     }
     scope
         .session
-        .request(scope.context, &EventElapsed { start, end }, |reply| {
-            reply.milliseconds
-        })
+        .request(&EventElapsed { start, end }, |reply| reply.milliseconds)
 }
 
 /// `cuStreamWaitEvent`.
@@ -215,7 +204,7 @@ pub fn wait(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result 
         event: handle,
         flags,
     };
-    scope.session.record(scope.context, &message)?;
+    scope.session.record(&message)?;
     target.worked(scope)
 }
 

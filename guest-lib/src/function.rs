@@ -176,9 +176,7 @@ impl Function {
             function: handle,
             attribute,
         };
-        let value = scope
-            .session
-            .request(scope.context, &message, |reply| reply.value)?;
+        let value = scope.session.request(&message, |reply| reply.value)?;
         self.keep(attribute, value);
         Ok(value)
     }
@@ -200,7 +198,7 @@ impl Function {
             attribute,
             value,
         };
-        scope.session.request(scope.context, &message, |()| ())?;
+        scope.session.request(&message, |()| ())?;
         self.keep(attribute, value);
         self.occupancy().clear();
         Ok(())
@@ -221,7 +219,7 @@ impl Function {
             function: handle,
             config,
         };
-        scope.session.request(scope.context, &message, |()| ())
+        scope.session.request(&message, |()| ())
     }
 
     /// Resident blocks per multiprocessor.
@@ -243,9 +241,7 @@ impl Function {
             flags,
             shared,
         };
-        let blocks = scope
-            .session
-            .request(scope.context, &message, |reply| reply.blocks)?;
+        let blocks = scope.session.request(&message, |reply| reply.blocks)?;
         self.occupancy().insert(key, blocks);
         Ok(blocks)
     }

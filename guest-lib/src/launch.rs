@@ -334,7 +334,7 @@ fn submit(
 ) -> Result {
     let special = attributes.cooperative || attributes.cluster != [0; 3];
     if facts.launched.load(Ordering::Relaxed) && !special {
-        return scope.session.record(scope.context, message);
+        return scope.session.record(message);
     }
     let configuration = Configuration {
         grid: shape.grid,
@@ -344,9 +344,9 @@ fn submit(
         cooperative: attributes.cooperative,
     };
     if special && facts.agreed(&configuration) {
-        return scope.session.record(scope.context, message);
+        return scope.session.record(message);
     }
-    scope.session.request(scope.context, message, |()| ())?;
+    scope.session.request(message, |()| ())?;
     facts.launched.store(true, Ordering::Relaxed);
     if special {
         facts.agree(configuration);

@@ -28,7 +28,7 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     }
     let address = scope
         .session
-        .request(scope.context, &MemAlloc { bytes }, |reply| reply.address.0)?;
+        .request(&MemAlloc { bytes }, |reply| reply.address.0)?;
     memory_map().insert(address, bytes, Origin::Device, scope.context);
     Ok(address)
 }
@@ -44,7 +44,7 @@ pub fn free(scope: Scope, address: u64) -> Result {
     let message = MemFree {
         address: DevicePtr(allocation.base),
     };
-    scope.session.request(scope.context, &message, |()| ())
+    scope.session.request(&message, |()| ())
 }
 
 /// `cuMemHostAlloc`.
@@ -89,7 +89,7 @@ pub fn free_of(scope: Scope) {
                 address: DevicePtr(allocation.base),
             };
             // The context goes: a failure ends the session and shows at the next call.
-            let _ = scope.session.request(scope.context, &message, |()| ());
+            let _ = scope.session.request(&message, |()| ());
         }
     }
 }

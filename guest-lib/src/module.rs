@@ -106,15 +106,13 @@ impl Loadable for ModuleKind {
             image: wormhole_api::DevicePtr(image),
             bytes,
         };
-        scope.session.request(scope.context, &message, |reply| {
-            (reply.flags, reply.log.to_vec())
-        })
+        scope
+            .session
+            .request(&message, |reply| (reply.flags, reply.log.to_vec()))
     }
 
     fn unload(scope: Scope, module: Handle<Self>) -> Result {
-        scope
-            .session
-            .request(scope.context, &ModuleUnload { module }, |()| ())
+        scope.session.request(&ModuleUnload { module }, |()| ())
     }
 
     fn function(
@@ -129,7 +127,7 @@ impl Loadable for ModuleKind {
             new,
             name: name.to_bytes(),
         };
-        scope.session.request(scope.context, &message, |reply| {
+        scope.session.request(&message, |reply| {
             Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
         })
     }
@@ -139,9 +137,9 @@ impl Loadable for ModuleKind {
             module,
             name: name.to_bytes(),
         };
-        scope.session.request(scope.context, &message, |reply| {
-            (reply.address.0, reply.bytes)
-        })
+        scope
+            .session
+            .request(&message, |reply| (reply.address.0, reply.bytes))
     }
 }
 
@@ -156,15 +154,13 @@ impl Loadable for LibraryKind {
             image: wormhole_api::DevicePtr(image),
             bytes,
         };
-        scope.session.request(scope.context, &message, |reply| {
-            (reply.flags, reply.log.to_vec())
-        })
+        scope
+            .session
+            .request(&message, |reply| (reply.flags, reply.log.to_vec()))
     }
 
     fn unload(scope: Scope, library: Handle<Self>) -> Result {
-        scope
-            .session
-            .request(scope.context, &LibraryUnload { library }, |()| ())
+        scope.session.request(&LibraryUnload { library }, |()| ())
     }
 
     fn function(
@@ -179,7 +175,7 @@ impl Loadable for LibraryKind {
             new,
             name: name.to_bytes(),
         };
-        scope.session.request(scope.context, &message, |reply| {
+        scope.session.request(&message, |reply| {
             Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
         })
     }
@@ -189,9 +185,9 @@ impl Loadable for LibraryKind {
             library,
             name: name.to_bytes(),
         };
-        scope.session.request(scope.context, &message, |reply| {
-            (reply.address.0, reply.bytes)
-        })
+        scope
+            .session
+            .request(&message, |reply| (reply.address.0, reply.bytes))
     }
 }
 
@@ -394,7 +390,7 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
         };
     })?;
     let message = LibraryGetModule { library, new };
-    if let Err(error) = scope.session.request(scope.context, &message, |()| ()) {
+    if let Err(error) = scope.session.request(&message, |()| ()) {
         MODULES.retire(new);
         MODULES.recycle(new);
         return Err(error);

@@ -12,12 +12,10 @@ use crate::error::Result;
 
 /// Waits for a stream or for everything, and shows what kernels have printed by then.
 pub fn synchronize(scope: Scope, stream: Option<Handle<StreamKind>>) -> Result {
-    let waited = scope
-        .session
-        .request(scope.context, &Synchronize { stream }, |reply| {
-            show(reply.stdout, reply.stderr);
-            reply.remaining
-        });
+    let waited = scope.session.request(&Synchronize { stream }, |reply| {
+        show(reply.stdout, reply.stderr);
+        reply.remaining
+    });
     let mut remaining = match waited {
         Ok(remaining) => remaining,
         Err(error) => {
@@ -27,12 +25,10 @@ pub fn synchronize(scope: Scope, stream: Option<Handle<StreamKind>>) -> Result {
         }
     };
     while remaining > 0 {
-        remaining = scope
-            .session
-            .request(scope.context, &TakeOutput {}, |reply| {
-                show(reply.stdout, reply.stderr);
-                reply.remaining
-            })?;
+        remaining = scope.session.request(&TakeOutput {}, |reply| {
+            show(reply.stdout, reply.stderr);
+            reply.remaining
+        })?;
     }
     Ok(())
 }
@@ -40,12 +36,10 @@ pub fn synchronize(scope: Scope, stream: Option<Handle<StreamKind>>) -> Result {
 fn show_the_rest(scope: Scope) {
     let mut remaining = 1;
     while remaining > 0 {
-        let taken = scope
-            .session
-            .request_after_end(scope.context, &TakeOutput {}, |reply| {
-                show(reply.stdout, reply.stderr);
-                reply.remaining
-            });
+        let taken = scope.session.request_after_end(&TakeOutput {}, |reply| {
+            show(reply.stdout, reply.stderr);
+            reply.remaining
+        });
         remaining = taken.unwrap_or(0);
     }
 }

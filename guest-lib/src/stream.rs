@@ -149,7 +149,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         flags,
         priority,
     };
-    if let Err(error) = scope.session.record(scope.context, &message) {
+    if let Err(error) = scope.session.record(&message) {
         STREAMS.retire(handle);
         STREAMS.recycle(handle);
         return Err(error);
@@ -160,9 +160,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
 /// Destroys a stream; its work goes on.
 pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
     let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
-    let sent = scope
-        .session
-        .record(scope.context, &StreamDestroy { stream: handle });
+    let sent = scope.session.record(&StreamDestroy { stream: handle });
     if let Some(line) = stream.timeline().line.take() {
         scope.session.return_fence(line);
     }
@@ -291,7 +289,7 @@ impl Target {
             fence: line.fence,
             value: line.issued,
         };
-        scope.session.record(scope.context, &message)?;
+        scope.session.record(&message)?;
         timeline.line = Some(line);
         timeline.covered = work;
         timeline.launches_covered = launches;
@@ -383,7 +381,7 @@ impl Target {
         let message = StreamQuery {
             stream: self.handle,
         };
-        scope.session.request(scope.context, &message, |()| ())?;
+        scope.session.request(&message, |()| ())?;
         self.stream.completed(work, launches);
         Ok(())
     }

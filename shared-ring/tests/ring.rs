@@ -71,7 +71,6 @@ fn a_record_keeps_every_field() {
         message: 7,
         flags: 0x8001,
         slot: SlotIndex::new(127),
-        context: 0xDEAD_BEEF,
         sequence: u64::MAX - 1,
     };
     session
@@ -299,7 +298,7 @@ fn records_of_many_producers_arrive_once_and_in_each_ones_order() {
                     let length = (sequence as usize * 37 + thread) % 200;
                     let body = [sequence as u8; 200];
                     let head = RecordHead {
-                        context: thread as u32,
+                        flags: thread as u16,
                         sequence,
                         ..RECORD
                     };
@@ -316,7 +315,7 @@ fn records_of_many_producers_arrive_once_and_in_each_ones_order() {
             match session.consumer.take(&mut buf).unwrap() {
                 None => std::thread::yield_now(),
                 Some(head) => {
-                    let thread = head.context as usize;
+                    let thread = usize::from(head.flags);
                     assert_eq!(head.sequence, next[thread]);
                     assert_eq!(
                         buf.body().len(),

@@ -222,9 +222,7 @@ pub unsafe fn cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) -> CUresult {
 fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
     let value = scope
         .session
-        .request(scope.context, &ContextGetLimit { limit }, |reply| {
-            reply.value
-        })?;
+        .request(&ContextGetLimit { limit }, |reply| reply.value)?;
     LIMITS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -236,7 +234,7 @@ pub unsafe fn cuCtxSetLimit(limit: CUlimit, value: usize) -> CUresult {
     body! {
         let scope = context::scope()?;
         let message = ContextSetLimit { limit, value: value as u64 };
-        let value = scope.session.request(scope.context, &message, |reply| reply.value)?;
+        let value = scope.session.request(&message, |reply| reply.value)?;
         LIMITS.lock().unwrap_or_else(PoisonError::into_inner).insert(limit, value);
         Ok(())
     }
@@ -303,7 +301,7 @@ fn reset_primary() -> Result {
         memory::free_of(scope);
         return waited;
     }
-    let reset = waited.and_then(|()| session.request(0, &ContextReset {}, |()| ()));
+    let reset = waited.and_then(|()| session.request(&ContextReset {}, |()| ()));
     LIMITS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)

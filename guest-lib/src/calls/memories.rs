@@ -54,7 +54,7 @@ pub unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
 pub unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
     body! {
         let scope = context::scope()?;
-        let info = scope.session.request(scope.context, &MemGetInfo {}, |reply| [reply.free, reply.total])?;
+        let info = scope.session.request(&MemGetInfo {}, |reply| [reply.free, reply.total])?;
         let [free_bytes, total_bytes] = info.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         // SAFETY: as the caller promises.
         unsafe {

@@ -155,9 +155,7 @@ fn map(control: Control, grant: &Grant, file: File) -> Result<Session, AttachErr
 
 fn describe(mut session: Session) -> Result<Session, AttachError> {
     let device = session
-        .request(0, &DeviceDescribe { ordinal: 0 }, |reply| {
-            Device::new(&reply)
-        })
+        .request(&DeviceDescribe { ordinal: 0 }, |reply| Device::new(&reply))
         .map_err(AttachError::Describe)?;
     session.device = device;
     let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();

@@ -17,30 +17,24 @@ const SMALL: usize = 256;
 impl Session {
     /// Writes a message that nobody waits for.
     #[inline]
-    pub fn record<M: Message>(&self, context: u32, message: &M) -> Result {
+    pub fn record<M: Message>(&self, message: &M) -> Result {
         self.alive()?;
-        let head = RecordHead {
-            context,
-            ..RecordHead::record(M::ID)
-        };
-        self.send(head, message)
+        self.send(RecordHead::record(M::ID), message)
     }
 
     /// Sends a message and waits until it has been executed; `read` gets the answer.
     pub fn request<M: Message, R>(
         &self,
-        context: u32,
         message: &M,
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R> {
         self.alive()?;
-        self.request_after_end(context, message, read)
+        self.request_after_end(message, read)
     }
 
     /// A request that is sent even though the context is dead: the worker still answers.
     pub fn request_after_end<M: Message, R>(
         &self,
-        context: u32,
         message: &M,
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R> {
@@ -49,10 +43,7 @@ impl Session {
             None => self.wait(|| self.free_slots.take())?,
         };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let head = RecordHead {
-            context,
-            ..RecordHead::request(M::ID, slot.index, sequence)
-        };
+        let head = RecordHead::request(M::ID, slot.index, sequence);
         self.send(head, message)?;
         let polled = self.wait_for_answer(|| self.slots.poll(slot.index, sequence).transpose());
         let polled = match polled {

@@ -141,7 +141,6 @@ impl Consumer {
             message: wire.message,
             flags: wire.flags,
             slot,
-            context: wire.context,
             sequence: wire.sequence,
         }))
     }

@@ -130,8 +130,7 @@ impl Producer {
             message: head.message,
             flags: head.flags,
             slot: head.slot.map_or(SlotIndex::NONE_WIRE, SlotIndex::get),
-            pad: 0,
-            context: head.context,
+            pad: [0; 3],
             body_len,
             sequence: head.sequence,
         };

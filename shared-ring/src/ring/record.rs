@@ -11,8 +11,6 @@ pub struct RecordHead {
     pub flags: u16,
     /// Where the answer goes; `None` for a record nobody waits for.
     pub slot: Option<SlotIndex>,
-    /// The context the call was made in.
-    pub context: u32,
     /// The number that the answer carries.
     pub sequence: u64,
 }
@@ -25,7 +23,6 @@ impl RecordHead {
             message,
             flags: 0,
             slot: None,
-            context: 0,
             sequence: 0,
         }
     }
@@ -37,7 +34,6 @@ impl RecordHead {
             message,
             flags: 0,
             slot: Some(slot),
-            context: 0,
             sequence,
         }
     }
@@ -51,8 +47,8 @@ pub(super) struct WireHead {
     pub(super) flags: u16,
     /// [`SlotIndex::NONE_WIRE`] or the index of an answer slot.
     pub(super) slot: u16,
-    pub(super) pad: u16,
-    pub(super) context: u32,
+    /// 0.
+    pub(super) pad: [u16; 3],
     /// Bytes of the body, at most [`layout::MAX_BODY`].
     pub(super) body_len: u32,
     pub(super) sequence: u64,
