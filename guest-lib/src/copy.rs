@@ -111,10 +111,11 @@ pub unsafe fn copy(
         return Err(CuError::INVALID_VALUE);
     }
     match ends {
-        (End::Pageable, End::Pageable) => {
+        // From host to host every copy is synchronous (CUDA driver API, "API synchronization behavior").
+        (End::Pageable | End::Pinned, End::Pageable | End::Pinned) => {
             target.synchronize(scope)?;
             let [to, from] = [destination, source].map(host_pointer);
-            // SAFETY: both ends are the program's memory, which it vouches for.
+            // SAFETY: both ends are memory that the program holds and vouches for.
             unsafe { to.copy_from(from, bytes) };
             Ok(())
         }

@@ -1,7 +1,7 @@
 //! Kernels: parameter layouts and attributes, as they came with the answer to the look-up. A `CUkernel`
 //! is the same thing here: CUDA takes either for the other.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -46,18 +46,80 @@ pub struct Configuration {
     pub cooperative: bool,
 }
 
+/// Configurations that are remembered of one function; a launch in another stays a request.
+const CONFIGURATIONS: usize = 64;
+
+/// Configurations that the device has agreed to. The list only grows, so it is read without a lock.
+#[derive(Debug, Default)]
+struct Agreed {
+    first: AtomicPtr<AgreedEntry>,
+}
+
+#[derive(Debug)]
+struct AgreedEntry {
+    configuration: Configuration,
+    next: *mut AgreedEntry,
+}
+
+impl Agreed {
+    fn iter(&self) -> impl Iterator<Item = &Configuration> {
+        let mut next = self.first.load(Ordering::Acquire);
+        std::iter::from_fn(move || {
+            // SAFETY: entries are published whole, never changed, and freed with the list alone.
+            let entry = unsafe { next.as_ref() }?;
+            next = entry.next;
+            Some(&entry.configuration)
+        })
+    }
+
+    fn contains(&self, configuration: &Configuration) -> bool {
+        self.iter().any(|agreed| agreed == configuration)
+    }
+
+    fn insert(&self, configuration: Configuration) {
+        if self.contains(&configuration) || self.iter().count() >= CONFIGURATIONS {
+            return;
+        }
+        let mut next = self.first.load(Ordering::Acquire);
+        let entry = Box::into_raw(Box::new(AgreedEntry {
+            configuration,
+            next,
+        }));
+        while let Err(other) =
+            self.first
+                .compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire)
+        {
+            next = other;
+            // SAFETY: not published yet, so nobody else's.
+            unsafe { (*entry).next = next };
+        }
+    }
+}
+
+impl Drop for Agreed {
+    fn drop(&mut self) {
+        let mut next = *self.first.get_mut();
+        while !next.is_null() {
+            // SAFETY: made by `insert`, in the list once, and the list is used no more.
+            next = unsafe { Box::from_raw(next) }.next;
+        }
+    }
+}
+
 /// What is known of a function.
 #[derive(Debug)]
 pub struct Function {
     pub owner: Owner,
     pub name: CString,
     pub parameters: Box<[Parameter]>,
+    /// Where the last of them ends in the packed buffer.
+    pub parameter_bytes: usize,
     /// It has run once: what a first launch can find wrong has not been found.
     pub launched: AtomicBool,
     /// The worker has forgotten it in a reset, and is to be told again before it is used.
     pub stale: AtomicBool,
     attributes: [AtomicI32; ATTRIBUTES],
-    configurations: Mutex<HashSet<Configuration>>,
+    configurations: Agreed,
     occupancy: Mutex<HashMap<(u32, u64, u32), i32>>,
 }
 
@@ -130,14 +192,18 @@ impl Function {
         parameters: &Items<'_, Parameter>,
         attributes: &Items<'_, Attribute>,
     ) -> Self {
+        let parameters: Box<[Parameter]> = parameters.iter().collect();
+        let ends = parameters.iter();
+        let ends = ends.map(|parameter| parameter.offset as usize + parameter.size as usize);
         let function = Self {
             owner,
             name,
-            parameters: parameters.iter().collect(),
+            parameter_bytes: ends.max().unwrap_or(0),
+            parameters,
             launched: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],
-            configurations: Mutex::default(),
+            configurations: Agreed::default(),
             occupancy: Mutex::default(),
         };
         for attribute in attributes.iter() {
@@ -254,16 +320,47 @@ impl Function {
 
     /// Whether the device has agreed to a configuration before.
     pub fn agreed(&self, configuration: &Configuration) -> bool {
-        self.configurations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(configuration)
+        self.configurations.contains(configuration)
     }
 
     pub fn agree(&self, configuration: Configuration) {
-        self.configurations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(configuration);
+        self.configurations.insert(configuration);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configuration(number: u32) -> Configuration {
+        Configuration {
+            grid: [number, 1, 1],
+            block: [32, 1, 1],
+            shared: 0,
+            cluster: [0; 3],
+            cooperative: true,
+        }
+    }
+
+    #[test]
+    fn configurations_of_all_threads_are_remembered_up_to_a_number() {
+        const EACH: u32 = 8;
+        let agreed = Agreed::default();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let agreed = &agreed;
+                scope.spawn(move || {
+                    for number in 0..EACH {
+                        agreed.insert(configuration(thread * EACH + number));
+                    }
+                });
+            }
+        });
+        assert!((0..4 * EACH).all(|number| agreed.contains(&configuration(number))));
+        assert!(!agreed.contains(&configuration(4 * EACH)));
+        for number in 0..1000 {
+            agreed.insert(configuration(number));
+        }
+        assert_eq!(agreed.iter().count(), CONFIGURATIONS);
     }
 }

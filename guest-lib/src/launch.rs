@@ -298,6 +298,9 @@ pub unsafe fn launch(
         }
         // SAFETY: as the caller promises.
         unsafe { packed.take(arguments.extra) }?;
+        if packed.length < facts.parameter_bytes {
+            return Err(CuError::INVALID_VALUE);
+        }
     } else if !facts.parameters.is_empty() {
         if arguments.values.is_null() {
             return Err(CuError::INVALID_VALUE);

@@ -49,42 +49,61 @@ impl<const N: usize> Words<N> {
     }
 }
 
-static RUNTIME_INTERFACE: Words<13> = Words::with(&[
-    (1, load_wrapped as *const c_void),
-    (2, primary_context as *const c_void),
-    (6, load_result_first as *const c_void),
-    (7, succeed as *const c_void),
-    (8, load_image_first as *const c_void),
-    (12, succeed as *const c_void),
-]);
-static CALLBACK_FLAGS: Words<7> = Words::with(&[
-    (1, succeed as *const c_void),
-    (2, first_flags as *const c_void),
-    (3, succeed as *const c_void),
-    (4, succeed as *const c_void),
-    (5, succeed as *const c_void),
-    (6, second_flags as *const c_void),
-]);
-static CURRENT_CONTEXT: Words<3> = Words::with(&[(2, current_context as *const c_void)]);
-/// Has no size word: slot 0 is a function.
-static CONTEXT_STORAGE: Words<4> = Words::with(&[
-    (0, storage_put as *const c_void),
-    (1, storage_delete as *const c_void),
-    (2, storage_get as *const c_void),
-]);
-static CONTEXT_CHECKS: Words<15> = Words::with(&[
-    (2, check_context as *const c_void),
-    (3, succeed as *const c_void),
-]);
-static CONSISTENCY: Words<3> = Words::with(&[(1, check_consistency as *const c_void)]);
-static STREAM_OBJECTS: Words<93> = Words::with(&[
-    (4, answers_one as *const c_void),
-    (39, object_stream_id as *const c_void),
-    (51, stream_object as *const c_void),
-]);
-/// Asked for by cuBLASLt and cuFFT, which end without it; what its slots do is not known well enough.
-static OPAQUE_OBJECTS: Words<17> = Words::with(&[]);
-static MODULE_FUNCTIONS: Words<99> = Words::with(&[]);
+macro_rules! tables {
+    ($($(#[$doc:meta])* $name:ident [$words:literal] = { $($slot:literal => $function:ident,)* })*) => {
+        $($(#[$doc])* static $name: Words<$words> =
+            Words::with(&[$(($slot, $function as *const c_void),)*]);)*
+
+        /// The slots that are served. Addresses do not tell: a function may have several, and two functions one.
+        #[cfg(test)]
+        mod served {
+            $(pub const $name: &[usize] = &[$($slot),*];)*
+        }
+    };
+}
+
+tables! {
+    RUNTIME_INTERFACE[13] = {
+        1 => load_wrapped,
+        2 => primary_context,
+        6 => load_result_first,
+        7 => succeed,
+        8 => load_image_first,
+        12 => succeed,
+    }
+    CALLBACK_FLAGS[7] = {
+        1 => succeed,
+        2 => first_flags,
+        3 => succeed,
+        4 => succeed,
+        5 => succeed,
+        6 => second_flags,
+    }
+    CURRENT_CONTEXT[3] = {
+        2 => current_context,
+    }
+    /// Has no size word: slot 0 is a function.
+    CONTEXT_STORAGE[4] = {
+        0 => storage_put,
+        1 => storage_delete,
+        2 => storage_get,
+    }
+    CONTEXT_CHECKS[15] = {
+        2 => check_context,
+        3 => succeed,
+    }
+    CONSISTENCY[3] = {
+        1 => check_consistency,
+    }
+    STREAM_OBJECTS[93] = {
+        4 => answers_one,
+        39 => object_stream_id,
+        51 => stream_object,
+    }
+    /// Asked for by cuBLASLt and cuFFT, which end without it; what its slots do is not known well enough.
+    OPAQUE_OBJECTS[17] = {}
+    MODULE_FUNCTIONS[99] = {}
+}
 
 /// The table with an identifier.
 pub fn find(id: &[u8; 16]) -> Option<*const c_void> {
@@ -341,22 +360,39 @@ mod tests {
     /// Sizes in words and slots as the runtime of CUDA 13 finds them on the native driver.
     #[test]
     fn tables_have_the_sizes_and_slots_that_runtimes_expect() {
-        fn words<const N: usize>(table: &Words<N>) -> (usize, Vec<usize>) {
-            let served = (1..N)
-                .filter(|slot| table.0[*slot] != unused as *const c_void)
-                .collect();
-            (table.0[0].addr(), served)
+        fn check<const N: usize>(
+            table: &Words<N>,
+            words: usize,
+            served: &[usize],
+            slots: &[usize],
+        ) {
+            assert_eq!((N, served), (words, slots));
+            if !slots.contains(&0) {
+                assert_eq!(table.0[0].addr(), words * 8);
+            }
+            for slot in (1..N).filter(|slot| !slots.contains(slot)) {
+                // SAFETY: what is not served is `unused`, and a table has addresses of functions alone.
+                let function: extern "C" fn() -> CUresult =
+                    unsafe { std::mem::transmute(table.0[slot]) };
+                assert_eq!(function(), CuError::NOT_SUPPORTED.0, "slot {slot}");
+            }
         }
-        assert_eq!(words(&RUNTIME_INTERFACE), (13 * 8, vec![1, 2, 6, 7, 8, 12]));
-        assert_eq!(words(&CALLBACK_FLAGS), (7 * 8, vec![1, 2, 3, 4, 5, 6]));
-        assert_eq!(words(&CURRENT_CONTEXT), (3 * 8, vec![2]));
-        assert_eq!(words(&CONTEXT_CHECKS), (15 * 8, vec![2, 3]));
-        assert_eq!(words(&CONSISTENCY), (3 * 8, vec![1]));
-        assert_eq!(words(&STREAM_OBJECTS), (93 * 8, vec![4, 39, 51]));
-        assert_eq!(words(&OPAQUE_OBJECTS), (17 * 8, vec![]));
-        assert_eq!(words(&MODULE_FUNCTIONS), (99 * 8, vec![]));
-        let storage = words(&CONTEXT_STORAGE);
-        assert_eq!(storage, ((storage_put as *const c_void).addr(), vec![1, 2]));
+        macro_rules! check {
+            ($($table:ident: $words:literal, $slots:expr;)*) => {
+                $(check(&$table, $words, served::$table, &$slots);)*
+            };
+        }
+        check! {
+            RUNTIME_INTERFACE: 13, [1, 2, 6, 7, 8, 12];
+            CALLBACK_FLAGS: 7, [1, 2, 3, 4, 5, 6];
+            CURRENT_CONTEXT: 3, [2];
+            CONTEXT_STORAGE: 4, [0, 1, 2];
+            CONTEXT_CHECKS: 15, [2, 3];
+            CONSISTENCY: 3, [1];
+            STREAM_OBJECTS: 93, [4, 39, 51];
+            OPAQUE_OBJECTS: 17, [];
+            MODULE_FUNCTIONS: 99, [];
+        }
     }
 
     #[test]
