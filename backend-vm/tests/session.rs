@@ -2,13 +2,16 @@
 
 mod support;
 
-use support::backend::Backend;
+use std::time::Instant;
+
+use support::backend::{Backend, PATIENCE};
 use support::guest::{Guest, Reply};
 use wormhole_api::{
-    ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle,
-    MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Stream, StreamCreate,
-    StreamDestroy, Synchronize,
+    ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle, Items,
+    LaunchKernel, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite,
+    ModuleGetFunction, ModuleLoad, Stream, StreamCreate, StreamDestroy, StreamQuery, Synchronize,
 };
+use wormhole_ring::control::Message;
 
 /// Allocates, writes, copies back through the arena and checks.
 fn round_trip(guest: &mut Guest, bytes: &[u8]) {
@@ -233,7 +236,7 @@ fn arena_is_granted_used_returned_and_scrubbed() {
     assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
     guest
         .control
-        .send(&wormhole_ring::control::Message::ArenaReturn(extent.run))
+        .send(&Message::ArenaReturn(extent.run))
         .unwrap();
     support::backend::wait_until(
         || memory.held() < held - (7 << 20),
@@ -249,6 +252,91 @@ fn arena_is_granted_used_returned_and_scrubbed() {
         Reply::ArenaGrant(again) => assert_eq!(again.first, run.first),
         other => panic!("{other:?}"),
     }
+}
+
+/// Spins until the word at `flag` is not 0.
+const SPIN: &str = "\
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 flag)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [flag];
+again:
+    ld.volatile.global.u32 %r1, [%rd1];
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 bra again;
+    ret;
+}
+";
+
+#[test]
+fn arena_that_a_busy_session_returns_goes_to_another_when_the_device_lets_go() {
+    const SEGMENTS: u32 = 36;
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let mut other = backend.connect().open();
+    let run = match guest.request_arena(1, SEGMENTS) {
+        Reply::ArenaGrant(run) => run,
+        denied => panic!("{denied:?}"),
+    };
+    // A kernel that runs until it is told to end.
+    guest.arena[0].write(0, SPIN.as_bytes());
+    let (module, function) = (guest.mint(), guest.mint());
+    let load = ModuleLoad {
+        new: module,
+        image: DevicePtr(guest.arena[0].address),
+        bytes: SPIN.len() as u64,
+    };
+    assert_eq!(guest.call(&load).status, 0);
+    let name = b"spin";
+    let find = ModuleGetFunction {
+        module,
+        new: function,
+        name,
+    };
+    assert_eq!(guest.call(&find).status, 0);
+    guest.arena[0].write(4096, &[0; 8]);
+    let flag = guest.arena[0].address + 4096;
+    let launch = LaunchKernel {
+        function,
+        stream: Handle::LEGACY,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: Items::new(&[]),
+        parameters: &flag.to_le_bytes(),
+    };
+    assert_eq!(guest.call(&launch).status, 0);
+    guest.control.send(&Message::ArenaReturn(run)).unwrap();
+    // The device holds on to the memory; the session is served all the same.
+    for _ in 0..3 {
+        support::backend::wait_until(
+            || guest.producer.consumer_parked(),
+            || "the executor to park".to_owned(),
+        );
+        let legacy = StreamQuery {
+            stream: Handle::LEGACY,
+        };
+        assert_eq!(guest.call(&legacy).status, 600, "the kernel runs");
+    }
+    assert!(matches!(
+        other.request_arena(1, SEGMENTS),
+        Reply::ArenaDenied(1, _)
+    ));
+    guest.arena[0].write(4096, &[1; 8]);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match other.request_arena(2, SEGMENTS) {
+            Reply::ArenaGrant(again) => break assert_eq!(again.first, run.first),
+            Reply::ArenaDenied(..) => assert!(Instant::now() < end, "it does not come back"),
+            reply => panic!("{reply:?}"),
+        }
+    }
+    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
 }
 
 #[test]

@@ -62,6 +62,9 @@ unsafe extern "C" {
     fn cuEventQuery(event: *mut c_void) -> u32;
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
     fn cuMemcpyHtoD_v2(destination: u64, source: *const c_void, bytes: usize) -> u32;
+    fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
+    fn cuMemFreeHost(pointer: *mut c_void) -> u32;
+    fn cuMemcpy(destination: u64, source: u64, bytes: usize) -> u32;
     fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, bytes: usize) -> u32;
 }
 
@@ -519,5 +522,128 @@ fn without_a_backend_there_is_no_device() {
         unsafe { std::env::set_var("WORMHOLE_CONTROL", "unix:/nonexistent") };
         // SAFETY: as above.
         assert_eq!(unsafe { cuInit(0) }, 802);
+    });
+}
+
+const MIB: usize = 1 << 20;
+
+fn allocate_host(bytes: usize) -> *mut c_void {
+    let mut pointer = null_mut();
+    // SAFETY: the place is writable.
+    assert_eq!(unsafe { cuMemHostAlloc(&raw mut pointer, bytes, 0) }, 0);
+    pointer
+}
+
+fn free_host(pointer: *mut c_void) {
+    // SAFETY: allocated and used no more.
+    assert_eq!(unsafe { cuMemFreeHost(pointer) }, 0);
+}
+
+/// Whether the byte at an address can be read, as the kernel finds.
+fn is_mapped(address: *const c_void) -> bool {
+    let mut ends = [0; 2];
+    // SAFETY: the place has room for two descriptors; the kernel checks the address.
+    unsafe {
+        assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+        let written = libc::write(ends[1], address, 1);
+        assert!(ends.iter().all(|end| libc::close(*end) == 0));
+        written == 1
+    }
+}
+
+#[test]
+fn arena_that_is_empty_goes_back_but_for_one_extent() {
+    in_process(|| {
+        let ready = ready();
+        let shared = &ready.backend.shared;
+        let (small, large) = (allocate_host(12 * MIB), allocate_host(20 * MIB));
+        assert_eq!(shared.arena(2), ["ask 8", "ask 10"]);
+        free_host(small);
+        assert!(is_mapped(small));
+        free_host(large);
+        assert_eq!(shared.arena(3)[2..], ["return 8"]);
+        assert!(!is_mapped(small) && is_mapped(large));
+        for _ in 0..100 {
+            free_host(allocate_host(20 * MIB));
+        }
+        assert_eq!(shared.arena(3).len(), 3, "a loop keeps its extent");
+        // More than ever is free at once, again and again: all of it has come back.
+        for round in 1..10 {
+            let pointers = [(); 5].map(|()| allocate_host(20 * MIB));
+            pointers.into_iter().for_each(free_host);
+            // Four new extents, and all but one of five go.
+            assert_eq!(shared.arena(3 + 8 * round).len(), 3 + 8 * round);
+        }
+    });
+}
+
+#[test]
+fn copies_from_host_to_host_are_the_guest_s_own() {
+    in_process(|| {
+        let ready = ready();
+        let (from, to) = (allocate_host(4096), allocate_host(4096));
+        let mut own = vec![0_u8; 4096];
+        let addresses =
+            [from, to, own.as_mut_ptr().cast()].map(|pointer| pointer.expose_provenance() as u64);
+        // SAFETY: all three are that long.
+        unsafe {
+            from.cast::<u8>().write_bytes(9, 4096);
+            assert_eq!(cuMemcpy(addresses[1], addresses[0], 4096), 0);
+            assert_eq!(cuMemcpy(addresses[2], addresses[1], 4096), 0);
+        }
+        assert!(own.iter().all(|byte| *byte == 9));
+        assert_eq!(ready.backend.shared.take(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_parameter_buffer_that_is_too_short_is_an_invalid_value() {
+    in_process(|| {
+        let ready = ready();
+        for (bytes, result) in [(3_usize, 1), (4, 0)] {
+            let mut value = 7_u32;
+            let mut bytes = bytes;
+            let mut extra: [*mut c_void; 5] = [
+                std::ptr::without_provenance_mut(1),
+                (&raw mut value).cast(),
+                std::ptr::without_provenance_mut(2),
+                (&raw mut bytes).cast(),
+                null_mut(),
+            ];
+            // SAFETY: the list is as documented.
+            let launched = unsafe {
+                cuLaunchKernel(
+                    ready.function,
+                    1,
+                    1,
+                    1,
+                    32,
+                    1,
+                    1,
+                    0,
+                    ready.stream,
+                    null_mut(),
+                    extra.as_mut_ptr(),
+                )
+            };
+            assert_eq!(launched, result, "{bytes} bytes");
+        }
+    });
+}
+
+#[test]
+fn a_reset_does_not_bring_a_dead_context_back() {
+    in_process(|| {
+        let ready = ready();
+        assert_eq!(ready.launch(32), 0);
+        ready.backend.fail(CuResult::ILLEGAL_ADDRESS);
+        let (mut context, mut device) = (null_mut(), 0);
+        // SAFETY: every place is writable.
+        unsafe {
+            assert_eq!(cuDevicePrimaryCtxReset_v2(0), 700);
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+            assert_eq!(cuMemAlloc_v2(&raw mut device, 16), 700);
+            assert_eq!(cuCtxSynchronize(), 700);
+        }
     });
 }

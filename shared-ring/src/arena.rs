@@ -98,6 +98,7 @@ pub struct Freed {
 /// assert_eq!(arena.find(large.address + 99_999), Some(large));
 /// assert_eq!(arena.free(large.address).unwrap().empty_extent, None);
 /// let extent = arena.free(small.address).unwrap().empty_extent.unwrap();
+/// assert!(arena.is_unused(extent.address));
 /// arena.remove_extent(extent.address).unwrap();
 /// assert_eq!(arena.capacity(), 0);
 /// ```
@@ -174,6 +175,13 @@ impl Arena {
         self.insert_free(address, bytes);
         self.capacity += bytes;
         Ok(())
+    }
+
+    /// Whether an extent starts at `address` in which nothing is allocated.
+    #[must_use]
+    pub fn is_unused(&self, address: u64) -> bool {
+        let extent = self.extents.get(&address);
+        extent.is_some_and(|extent| extent.allocations == 0)
     }
 
     /// Removes an extent in which nothing is allocated.

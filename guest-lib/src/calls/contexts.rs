@@ -278,7 +278,9 @@ pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     }
 }
 
-/// Ends everything in the primary context.
+/// Ends everything in the primary context. After a fault it does not bring the device back, as is documented:
+/// "To continue using CUDA, the process must be terminated and relaunched" (CUDA driver API, `CUresult`, errors
+/// 700 to 719). The error is the answer, and that of every call after it.
 fn reset_primary() -> Result {
     let session = session()?;
     let (facts, handle) = context::primary_context()?;

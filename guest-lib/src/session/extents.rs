@@ -1,8 +1,14 @@
 //! The guest's side of the arena: what the supervisor granted, mapped, and divided.
+//!
+//! An extent in which nothing is allocated any more goes back to the supervisor, but for the first one, which
+//! comes with the session, and for one more, the largest, so that a program that allocates and frees in a loop
+//! does not have it registered again and again.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use wormhole_ring::arena::{Arena, ArenaError};
+use wormhole_ring::arena::{Arena, ArenaError, Block};
+use wormhole_ring::control::{ArenaRun, Message};
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 use super::Session;
@@ -13,31 +19,79 @@ use crate::log;
 
 /// Segments that are asked for at least, so that small allocations do not each cross the control stream.
 const GROWTH: u64 = 8;
+/// How long arena that was given back may be on its way: so long a refusal is not final.
+const SETTLING: Duration = Duration::from_secs(2);
+/// Between two questions meanwhile.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The arena of this process.
 #[derive(Debug)]
 pub struct Extents {
     window: Window,
-    arena: Mutex<Arena>,
+    divided: Mutex<Divided>,
+}
+
+#[derive(Debug, Default)]
+struct Divided {
+    arena: Arena,
+    /// Where the first extent lies.
+    first: Option<u64>,
+    /// The extent that was kept when it became empty; it may be in use again.
+    spare: Option<Block>,
+    /// When an extent was given back last.
+    returned: Option<Instant>,
+}
+
+impl Divided {
+    /// The extent to give back, when `empty` is without allocations. It is taken out of the arena.
+    fn surplus(&mut self, empty: Block) -> Option<Block> {
+        if self.first == Some(empty.address) {
+            return None;
+        }
+        let spare = self
+            .spare
+            .filter(|spare| spare.address != empty.address && self.arena.is_unused(spare.address));
+        let (kept, surplus) = match spare {
+            None => (empty, None),
+            Some(spare) if spare.bytes > empty.bytes => (spare, Some(empty)),
+            Some(spare) => (empty, Some(spare)),
+        };
+        self.spare = Some(kept);
+        let removed = self.arena.remove_extent(surplus?.address).ok();
+        self.returned = Some(Instant::now());
+        removed
+    }
 }
 
 impl Extents {
     pub fn new(window: Window) -> Self {
         Self {
             window,
-            arena: Mutex::new(Arena::new()),
+            divided: Mutex::default(),
         }
+    }
+
+    fn divided(&self) -> MutexGuard<'_, Divided> {
+        self.divided.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Maps a granted run and adds it as one extent: no allocation spans two.
     pub fn add(&self, first: u32, count: u32) -> std::io::Result<()> {
         self.window.map(first, count, false)?;
+        let address = self.window.address(first);
         let bytes = u64::from(count) * SEGMENT_BYTES as u64;
-        self.arena
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .add_extent(self.window.address(first), bytes)
+        let mut divided = self.divided();
+        divided.first.get_or_insert(address);
+        divided
+            .arena
+            .add_extent(address, bytes)
             .map_err(std::io::Error::other)
+    }
+
+    /// Whether arena that was given back may not be free yet.
+    fn is_settling(&self) -> bool {
+        let returned = self.divided().returned;
+        returned.is_some_and(|moment| moment.elapsed() < SETTLING)
     }
 }
 
@@ -46,10 +100,7 @@ impl Session {
     pub fn allocate_arena(&self, bytes: u64, align: u64) -> Result<u64> {
         let extents = &self.extents;
         loop {
-            let allocated = {
-                let mut arena = extents.arena.lock().unwrap_or_else(PoisonError::into_inner);
-                arena.allocate(bytes, align)
-            };
+            let allocated = extents.divided().arena.allocate(bytes, align);
             match allocated {
                 Ok(block) => return Ok(block.address),
                 Err(ArenaError::NoRoom { .. }) => self.grow_arena(bytes)?,
@@ -62,26 +113,21 @@ impl Session {
     }
 
     fn grow_arena(&self, bytes: u64) -> Result {
-        self.alive()?;
         let needed = bytes.div_ceil(SEGMENT_BYTES as u64);
-        let run = u32::try_from(needed.max(GROWTH))
-            .ok()
-            .and_then(|segments| self.control.request_arena(segments).ok());
-        // A large step may exceed a quota that the bare need does not.
-        let run = match run {
-            Some(run) => run,
-            None => {
-                let segments = u32::try_from(needed).map_err(|_| CuError::OUT_OF_MEMORY)?;
-                match self.control.request_arena(segments) {
-                    Ok(run) => run,
-                    Err(ChannelError::Stream(_)) => {
-                        self.end_of_stream();
-                        return Err(self.alive().err().unwrap_or(CuError::OUT_OF_MEMORY));
-                    }
-                    Err(error) => {
-                        log::error_once!("{error}");
-                        return Err(CuError::OUT_OF_MEMORY);
-                    }
+        let run = loop {
+            self.alive()?;
+            match self.ask_for_arena(needed) {
+                Ok(run) => break run,
+                Err(ChannelError::Stream(_)) => {
+                    self.end_of_stream();
+                    return Err(self.alive().err().unwrap_or(CuError::OUT_OF_MEMORY));
+                }
+                Err(ChannelError::ArenaDenied { .. }) if self.extents.is_settling() => {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error) => {
+                    log::error_once!("{error}");
+                    return Err(CuError::OUT_OF_MEMORY);
                 }
             }
         };
@@ -91,15 +137,111 @@ impl Session {
         })
     }
 
+    fn ask_for_arena(&self, needed: u64) -> std::result::Result<ArenaRun, ChannelError> {
+        let request = |segments: u64| {
+            let segments = u32::try_from(segments).unwrap_or(u32::MAX);
+            self.control.request_arena(segments)
+        };
+        if needed < GROWTH {
+            // A large step may exceed a quota that the bare need does not.
+            match request(GROWTH) {
+                Err(ChannelError::ArenaDenied { .. }) => {}
+                answered => return answered,
+            }
+        }
+        request(needed)
+    }
+
     /// Gives arena memory back. The device has finished with it.
     pub fn free_arena(&self, address: u64) {
-        let mut arena = self
-            .extents
-            .arena
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = arena.free(address) {
-            log::error_once!("{error}");
+        let mut divided = self.extents.divided();
+        match divided.arena.free(address) {
+            Ok(freed) => {
+                let surplus = freed.empty_extent.and_then(|empty| divided.surplus(empty));
+                drop(divided);
+                if let Some(extent) = surplus {
+                    self.return_extent(extent);
+                }
+            }
+            Err(error) => log::error_once!("{error}"),
         }
+    }
+
+    /// Gives an extent back to the supervisor, which hands it out again, to whomever it likes.
+    fn return_extent(&self, extent: Block) {
+        let window = &self.extents.window;
+        let Some((first, count)) = window.run(extent.address, extent.bytes) else {
+            return;
+        };
+        // SAFETY: an extent, so mapped, and nothing in it is allocated; it is in the arena no more.
+        if let Err(error) = unsafe { window.unmap(extent.address, extent.bytes) } {
+            log::error_once!("arena that is not needed cannot be unmapped: {error}");
+            return;
+        }
+        let run = ArenaRun {
+            id: 0,
+            first,
+            count,
+        };
+        if let Err(error) = self.control.send(&Message::ArenaReturn(run)) {
+            log::debug!("arena could not be given back: {error}");
+            self.end_of_stream();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEGMENT: u64 = SEGMENT_BYTES as u64;
+
+    fn divided(extents: &[u64]) -> Divided {
+        let mut divided = Divided::default();
+        let mut address = SEGMENT;
+        for segments in extents {
+            divided.first.get_or_insert(address);
+            divided
+                .arena
+                .add_extent(address, segments * SEGMENT)
+                .unwrap();
+            address += (segments + 1) * SEGMENT;
+        }
+        divided
+    }
+
+    /// Fills an extent: its first address.
+    fn fill(divided: &mut Divided, segments: u64) -> u64 {
+        let block = divided.arena.allocate(segments * SEGMENT, 1).unwrap();
+        block.address
+    }
+
+    fn free(divided: &mut Divided, address: u64) -> Option<u64> {
+        let empty = divided.arena.free(address).unwrap().empty_extent?;
+        divided.surplus(empty).map(|extent| extent.bytes / SEGMENT)
+    }
+
+    #[test]
+    fn the_first_extent_and_the_largest_empty_one_stay() {
+        let mut divided = divided(&[1, 2, 4, 3]);
+        let [one, two, four, three] = [1, 2, 4, 3].map(|segments| fill(&mut divided, segments));
+        assert_eq!(free(&mut divided, one), None);
+        assert_eq!(free(&mut divided, two), None);
+        assert_eq!(free(&mut divided, four), Some(2));
+        assert_eq!(free(&mut divided, three), Some(3));
+        assert_eq!(divided.arena.capacity(), 5 * SEGMENT);
+    }
+
+    #[test]
+    fn a_loop_keeps_its_extent_and_one_that_is_in_use_again_is_no_spare() {
+        let mut divided = divided(&[1, 4, 2]);
+        for _ in 0..10 {
+            let four = fill(&mut divided, 4);
+            assert_eq!(free(&mut divided, four), None);
+        }
+        let (four, two) = (fill(&mut divided, 4), fill(&mut divided, 2));
+        assert_eq!(free(&mut divided, two), None, "the other is in use");
+        assert_eq!(free(&mut divided, four), Some(2));
+        assert_eq!(divided.arena.capacity(), 5 * SEGMENT);
     }
 }

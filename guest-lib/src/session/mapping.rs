@@ -111,6 +111,31 @@ impl Window {
         }
         Ok(address)
     }
+
+    /// Where a run of segments lies that was mapped at an address: its first segment and their number.
+    pub fn run(&self, address: u64, bytes: u64) -> Option<(u32, u32)> {
+        let segment = |bytes: u64| u32::try_from(bytes / SEGMENT_BYTES as u64).ok();
+        Some((segment(address.checked_sub(self.base)?)?, segment(bytes)?))
+    }
+
+    /// Takes a mapped range out again; nothing else may be mapped there.
+    ///
+    /// # Safety
+    /// The range was mapped by [`Window::map`], and nobody uses memory in it any more.
+    pub unsafe fn unmap(&self, address: u64, bytes: u64) -> io::Result<()> {
+        // SAFETY: the caller's promise: the mapping that is replaced is in use no more.
+        let address = unsafe {
+            libc::mmap(
+                ptr::without_provenance_mut(length(address)?),
+                length(bytes)?,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                -1,
+                0,
+            )
+        };
+        check(address).map(drop)
+    }
 }
 
 /// A zeroed page that is zeroed again in every forked child.

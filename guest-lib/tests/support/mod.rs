@@ -7,6 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::{
@@ -14,7 +15,9 @@ use wormhole_api::{
     LibraryLoadReply, MemAllocReply, ModuleGetFunctionReply, ModuleLoadReply, PROTOCOL_HASH,
     Parameter, Request, decode,
 };
-use wormhole_ring::control::{ArenaRun, Band, Grant, HEADER_BYTES, Header, Message};
+use wormhole_ring::control::{
+    ArenaDenied, ArenaRun, Band, Grant, HEADER_BYTES, Header, Message, Refusal,
+};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
 use wormhole_ring::memory::SessionMemory;
@@ -22,7 +25,7 @@ use wormhole_ring::ring::{Consumer, RecordBuf, RecordHead};
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
 
-const SEGMENTS: usize = 32;
+const SEGMENTS: usize = 64;
 const SESSION: usize = 1;
 /// Bytes of the one allocation that the device hands out again and again.
 pub const DEVICE_BYTES: usize = 4 << 20;
@@ -32,6 +35,8 @@ pub const DEVICE_BYTES: usize = 4 << 20;
 pub struct Shared {
     /// Names of messages, in order; requests have a question mark behind them.
     log: Mutex<Vec<String>>,
+    /// Arena that was asked for and given back, in segments.
+    arena: Mutex<Vec<String>>,
     /// Fences are not written: the device never gets there.
     pub holds_fences: AtomicBool,
     /// Fences are written only when nothing has come for a while: the device lags as far as it may.
@@ -41,6 +46,25 @@ pub struct Shared {
 }
 
 impl Shared {
+    fn note_arena(&self, text: String) {
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        arena.push(text);
+    }
+
+    /// What became of arena, once `count` messages about it have come.
+    pub fn arena(&self, count: usize) -> Vec<String> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+            if arena.len() >= count {
+                return arena.clone();
+            }
+            assert!(Instant::now() < deadline, "{arena:?}");
+            drop(arena);
+            std::thread::yield_now();
+        }
+    }
+
     /// What came since the last look.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
@@ -66,14 +90,18 @@ impl Backend {
         let base = map(&window);
         let shared = Arc::new(Shared::default());
         let control = Arc::new(Mutex::new(None));
-        let (log, place) = (Arc::clone(&shared), Arc::clone(&control));
+        let (log, asked, place) = (
+            Arc::clone(&shared),
+            Arc::clone(&shared),
+            Arc::clone(&control),
+        );
         std::thread::spawn(move || {
             let (stream, _) = listener.accept().expect("the library connects");
             *place.lock().expect("not poisoned") = Some(stream.try_clone().expect("a descriptor"));
             grant(&stream, &window);
             let memory = session(base);
             std::thread::spawn(move || Executor::new(base, memory, log).run());
-            serve_arena(stream);
+            serve_arena(stream, &asked);
         });
         Self {
             shared,
@@ -182,20 +210,43 @@ fn grant(stream: &UnixStream, window: &File) {
     assert_eq!(kind, Message::Mapped.kind());
 }
 
-/// Grants what is asked for, one run behind the other.
-fn serve_arena(mut stream: UnixStream) {
-    let mut next = 3;
+/// Grants what is asked for where it fits first, takes back what is returned, and notes both.
+fn serve_arena(mut stream: UnixStream, shared: &Shared) {
+    // The session and the arena that came with it lie in front.
+    let mut free = [true; SEGMENTS];
+    free[..3].fill(false);
     while let Some((kind, body)) = receive(&stream) {
-        if let Message::ArenaRequest(request) = Message::decode(kind, &body).expect("a message") {
-            let run = ArenaRun {
-                id: request.id,
-                first: next,
-                count: request.segments,
-            };
-            next += request.segments;
-            assert!(next as usize <= SEGMENTS, "the test's window is too small");
-            let frame = Message::ArenaGrant(run).to_vec().expect("a short message");
-            stream.write_all(&frame).expect("the library listens");
+        match Message::decode(kind, &body).expect("a message") {
+            Message::ArenaRequest(request) => {
+                let count = request.segments as usize;
+                let place = free
+                    .windows(count)
+                    .position(|run| run.iter().all(|free| *free));
+                let answer = match place {
+                    Some(first) => {
+                        free[first..first + count].fill(false);
+                        Message::ArenaGrant(ArenaRun {
+                            id: request.id,
+                            first: u32::try_from(first).expect("small"),
+                            count: request.segments,
+                        })
+                    }
+                    None => Message::ArenaDenied(ArenaDenied {
+                        id: request.id,
+                        code: Refusal::WindowFull as u32,
+                    }),
+                };
+                shared.note_arena(format!("ask {count}"));
+                let frame = answer.to_vec().expect("a short message");
+                stream.write_all(&frame).expect("the library listens");
+            }
+            Message::ArenaReturn(run) => {
+                let range = run.first as usize..(run.first + run.count) as usize;
+                assert!(free[range.clone()].iter().all(|free| !free), "{run:?}");
+                free[range].fill(true);
+                shared.note_arena(format!("return {}", run.count));
+            }
+            _ => {}
         }
     }
 }
