@@ -57,6 +57,8 @@ pub struct Executor {
 }
 
 const LINGER_FACTOR: u32 = 25;
+/// The threads for what can block are many, so each stays awake for this part of the time only.
+const JOB_FRACTION: u32 = 20;
 
 impl Executor {
     pub fn new(
@@ -81,6 +83,7 @@ impl Executor {
     #[must_use]
     pub fn lingering(mut self, linger: Duration) -> Self {
         self.linger = linger;
+        self.session.let_jobs_linger(linger / JOB_FRACTION);
         self
     }
 

@@ -6,7 +6,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
 
 use wormhole_device::{CuError, Device};
 use wormhole_ring::layout::SLOTS;
@@ -31,6 +32,9 @@ pub struct Jobs {
     notifier: Notifier<Event>,
     /// By slot. A slot has one request at a time, so no queue holds more than one job.
     threads: Vec<Option<Sender<Task>>>,
+    /// How long a thread stays awake after a job, by yielding: requests of one guest thread come in rows,
+    /// and waking a thread takes longer than most of them.
+    linger: Duration,
 }
 
 impl fmt::Debug for Jobs {
@@ -45,7 +49,13 @@ impl Jobs {
             device,
             notifier,
             threads: (0..SLOTS).map(|_| None).collect(),
+            linger: Duration::ZERO,
         }
+    }
+
+    /// Sets how long threads that are started from now on stay awake after a job.
+    pub fn set_linger(&mut self, linger: Duration) {
+        self.linger = linger;
     }
 
     /// Runs `job` on the thread of `slot`.
@@ -62,7 +72,7 @@ impl Jobs {
         let place = &mut self.threads[index];
         let sender = match place {
             Some(sender) => sender,
-            None => place.insert(start(index, &self.device, &self.notifier)?),
+            None => place.insert(start(index, &self.device, &self.notifier, self.linger)?),
         };
         let task = Task {
             slot,
@@ -82,6 +92,7 @@ fn start(
     index: usize,
     device: &Arc<dyn Device>,
     notifier: &Notifier<Event>,
+    linger: Duration,
 ) -> Result<Sender<Task>, CuError> {
     let (sender, receiver) = channel::<Task>();
     let (device, notifier) = (Arc::clone(device), notifier.clone());
@@ -90,7 +101,7 @@ fn start(
         if let Err(error) = device.bind_thread() {
             tracing::warn!("the device cannot be used from the thread of slot {index}: {error}");
         }
-        while let Ok(task) = receiver.recv() {
+        while let Some(task) = next(&receiver, linger) {
             let finish = (task.job)(device.as_ref());
             notifier.send(Event::Finished {
                 slot: task.slot,
@@ -104,4 +115,19 @@ fn start(
         .spawn(body)
         .map_err(|_| CuError::OUT_OF_MEMORY)?;
     Ok(sender)
+}
+
+/// The next job; `None` when there will be none.
+fn next(receiver: &Receiver<Task>, linger: Duration) -> Option<Task> {
+    if !linger.is_zero() {
+        let end = Instant::now() + linger;
+        while Instant::now() < end {
+            match receiver.try_recv() {
+                Ok(task) => return Some(task),
+                Err(TryRecvError::Empty) => std::thread::yield_now(),
+                Err(TryRecvError::Disconnected) => return None,
+            }
+        }
+    }
+    receiver.recv().ok()
 }

@@ -28,6 +28,7 @@ mod streams;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wormhole_api::{
     CuResult, Encode, Event as EventKind, Function, Library, Module, Outcome, Stream,
@@ -206,6 +207,11 @@ impl Session {
             wanted_reset: None,
             jobs_running: 0,
         }
+    }
+
+    /// Lets the threads for what can block stay awake after a job.
+    pub fn let_jobs_linger(&mut self, linger: Duration) {
+        self.jobs.set_linger(linger);
     }
 
     pub fn counters(&self) -> &Counters {
