@@ -192,6 +192,11 @@ impl Executor {
                 None => {}
             },
         );
+        debug_assert!(
+            dispatched == Dispatched::Answered || info.kind != Kind::Request,
+            "{} is answered in its turn, says the table",
+            info.name
+        );
         if let (Dispatched::Answered, Some(slot)) = (dispatched, head.slot) {
             self.pending[usize::from(slot.get())] = false;
         }
