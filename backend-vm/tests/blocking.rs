@@ -3,7 +3,9 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use support::backend::wait_until;
 use support::recorder::Recorder;
 use support::served::Served;
 use wormhole_api::handle::{HandleKind, Key};
@@ -12,10 +14,10 @@ use wormhole_api::{
     FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
     LaunchKernel, MemAlloc, MemAllocReply, MemFree, MemGetInfo, MemSet, Message, Module,
     ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate,
-    StreamDestroy, StreamQuery,
+    StreamDestroy, StreamQuery, TakeOutput,
 };
 use wormhole_backend::worker::session::Event;
-use wormhole_device::Device;
+use wormhole_device::{Device, RawStream};
 use wormhole_ring::fence::{FenceIndex, Fences};
 
 fn handle<K: HandleKind>(index: u32) -> Handle<K> {
@@ -150,6 +152,7 @@ fn a_request_that_waits_for_the_device_holds_nobody_up() {
         "limit" => ContextGetLimit { limit: 0 };
         "set_limit" => ContextSetLimit { limit: 0, value: 1024 };
         "load" => ready.load(handle(2));
+        "take_output" => TakeOutput {};
         "unload" => ModuleUnload { module: handle(2) };
     }
     // Last, since the fills name it.
@@ -311,4 +314,40 @@ fn streams_that_are_destroyed_go_while_the_executor_is_busy() {
         most = most.max(ready.device.alive());
     }
     assert!(most < 100, "{most} objects were alive at once");
+}
+
+#[test]
+fn a_stream_that_is_destroyed_is_watched_until_its_fence_comes() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    let stream = handle(2);
+    served.record(&StreamCreate {
+        new: stream,
+        flags: 0,
+        priority: 0,
+    });
+    served.call(1, 10, &StreamQuery { stream });
+    let raw = RawStream(device.last_made());
+    device.withholds_fences.store(true, Ordering::Relaxed);
+    served.record(&FenceWrite {
+        stream,
+        fence: Fence::new(7).unwrap(),
+        value: 1,
+    });
+    served.record(&StreamDestroy { stream });
+    served.ask(1, 11, &StreamQuery { stream });
+    assert_eq!(served.answer(1, 11).0, 400);
+    *device.faulted.lock().unwrap() = Some(raw);
+    wait_until(
+        || {
+            served
+                .status
+                .load()
+                .is_some_and(|cause| cause.result == 700)
+        },
+        || "the fault to be found".to_owned(),
+    );
+    let legacy = Handle::LEGACY;
+    served.call(1, 12, &StreamQuery { stream: legacy });
+    assert!(device.is_alive(raw.0), "destroyed while it is watched");
 }

@@ -5,7 +5,7 @@
 //! of a name up, as a device does that is busy.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
@@ -16,6 +16,9 @@ use wormhole_device::{
 
 use super::backend::PATIENCE;
 use super::random::Random;
+
+/// From one thing to the next.
+const STEP: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub struct Recorder {
@@ -31,6 +34,10 @@ pub struct Recorder {
     changed: Condvar,
     /// Bytes of parameters that every kernel has.
     pub parameter_bytes: u32,
+    /// Fences are not written.
+    pub withholds_fences: AtomicBool,
+    /// The work of this stream has faulted, which shows when the stream is asked.
+    pub faulted: Mutex<Option<RawStream>>,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +67,8 @@ impl Recorder {
             gates: Mutex::default(),
             changed: Condvar::new(),
             parameter_bytes: 8,
+            withholds_fences: AtomicBool::new(false),
+            faulted: Mutex::default(),
         }
     }
 
@@ -106,6 +115,15 @@ impl Recorder {
             .collect()
     }
 
+    /// The thing that was made last.
+    pub fn last_made(&self) -> u64 {
+        self.next.load(Ordering::Relaxed) - STEP
+    }
+
+    pub fn is_alive(&self, thing: u64) -> bool {
+        self.live.lock().unwrap().contains(&thing)
+    }
+
     /// How many streams, events and allocations exist.
     pub fn alive(&self) -> usize {
         self.live.lock().unwrap().len()
@@ -122,7 +140,7 @@ impl Recorder {
     }
 
     fn make(&self) -> u64 {
-        let made = self.next.fetch_add(1 << 20, Ordering::Relaxed);
+        let made = self.next.fetch_add(STEP, Ordering::Relaxed);
         self.live.lock().unwrap().insert(made);
         made
     }
@@ -151,10 +169,12 @@ impl Device for Recorder {
     fn describe(&self) -> &Description {
         &self.description
     }
-    fn health(&self, _: &[RawStream]) -> Option<CuError> {
-        None
+    fn health(&self, probe: &[RawStream]) -> Option<CuError> {
+        let faulted = (*self.faulted.lock().unwrap())?;
+        probe.contains(&faulted).then_some(CuError::ILLEGAL_ADDRESS)
     }
     fn take_output(&self) -> DeviceOutput {
+        self.arrive("take_output");
         DeviceOutput::default()
     }
     fn memory_info(&self) -> Result<(u64, u64)> {
@@ -216,6 +236,9 @@ impl Device for Recorder {
     }
     fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()> {
         self.check(stream.0)?;
+        if self.withholds_fences.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let address = usize::try_from(address).unwrap();
         let word = std::ptr::with_exposed_provenance::<AtomicU64>(address);
         // SAFETY: an aligned word of the session, which the test keeps mapped.

@@ -12,7 +12,7 @@
 //!   below the number at which the driver's own call blocks. A guest that sends a first launch as a
 //!   record, or too many of them, holds up nobody but itself.
 //! - Requests that the driver answers at once (`cuStreamQuery`, `cuEventQuery`, `cuEventElapsedTime`), and those
-//!   that are answered from here: `DeviceDescribe`, `LibraryGetModule`, `TakeOutput`.
+//!   that are answered from here: `DeviceDescribe`, `LibraryGetModule`, and `TakeOutput` while text waits here.
 //!
 //! Every other request is a job. Its guest thread waits for the answer, so nothing that it ordered behind the
 //! request is in the ring yet; what other threads sent meanwhile has no place before or after it. That

@@ -56,6 +56,11 @@ impl PendingOutput {
         self.stderr.append(&text.stderr);
     }
 
+    /// Whether nothing waits for the guest.
+    pub fn is_empty(&self) -> bool {
+        self.stdout.waiting() + self.stderr.waiting() == 0
+    }
+
     /// The next text that fits an answer, and how many bytes are left after it.
     pub fn next_part(&mut self) -> (u64, &[u8], &[u8]) {
         let stdout = self.stdout.waiting().min(PART);
@@ -99,6 +104,7 @@ mod tests {
         }
         assert_eq!(out, stdout);
         assert_eq!(err, b"assertion");
+        assert!(output.is_empty());
         assert_eq!(output.next_part(), (0, &[][..], &[][..]));
     }
 

@@ -328,13 +328,28 @@ impl Service for Session {
         )
     }
 
-    fn take_output<'s>(&'s mut self, _: &Call, _: &TakeOutput) -> Outcome<TakeOutputReply<'s>> {
-        self.output.append(&self.device.take_output());
+    fn take_output<'s>(&'s mut self, call: &Call, _: &TakeOutput) -> Outcome<TakeOutputReply<'s>> {
+        if self.output.is_empty() {
+            return self.ask(
+                call,
+                |device| Ok(device.take_output()),
+                |session, text| {
+                    session.output.append(&text);
+                    Answer::reply(&session.next_output())
+                },
+            );
+        }
+        Outcome::Done(self.next_output())
+    }
+}
+
+impl Session {
+    fn next_output(&mut self) -> TakeOutputReply<'_> {
         let (remaining, stdout, stderr) = self.output.next_part();
-        Outcome::Done(TakeOutputReply {
+        TakeOutputReply {
             remaining,
             stdout,
             stderr,
-        })
+        }
     }
 }
