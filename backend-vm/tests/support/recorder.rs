@@ -98,12 +98,12 @@ impl Recorder {
         }
     }
 
+    /// A call that is held waits, but not for ever: a test that fails must end.
     fn arrive(&self, call: &'static str) {
         let mut gates = self.gates.lock().unwrap();
         gates.arrived.push(call);
-        while gates.held.contains(call) {
-            gates = self.changed.wait(gates).unwrap();
-        }
+        let held = |gates: &mut Gates| gates.held.contains(call);
+        drop(self.changed.wait_timeout_while(gates, PATIENCE, held));
     }
 
     /// Host ranges that are registered: start and bytes.
