@@ -115,6 +115,49 @@ fn a_guest_that_panics_says_so() {
     assert!(run.stderr.contains("kernel panicked"), "{}", run.stderr);
 }
 
+/// A program in a small guest that takes memory until there is none left.
+fn out_of_memory(before: &str) -> Finished {
+    // It keeps its input until the end of a line, which never comes.
+    let hungry = PathBuf::from("/usr/bin/tail");
+    let script = format!("{before}{} /dev/zero", hungry.display());
+    let more = ["--memory", "256M", "--window", "32M"];
+    in_guest("6.1", &[hungry], &script, &more)
+}
+
+#[test]
+fn a_program_killed_for_want_of_guest_memory_says_so() {
+    let _alone = alone();
+    let run = out_of_memory("");
+    assert_eq!(
+        run.status.code(),
+        Some(128 + libc::SIGKILL),
+        "{}",
+        run.stderr
+    );
+    for words in [
+        "the guest ran out of memory",
+        "Killed process",
+        "(tail)",
+        "give it more with --memory",
+    ] {
+        assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn a_guest_that_dies_for_want_of_memory_says_so() {
+    let _alone = alone();
+    // Otherwise the kernel kills the program, and dies only if that does not help.
+    let run = out_of_memory("echo 1 > /proc/sys/vm/panic_on_oom; ");
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("the guest ran out of memory: "),
+        "{}",
+        run.stderr
+    );
+    assert!(!run.stderr.contains("kernel panicked"), "{}", run.stderr);
+}
+
 #[test]
 fn a_guest_that_hangs_is_stopped() {
     let _alone = alone();
