@@ -17,16 +17,43 @@ use crate::modules::Modules;
 /// The command line of every image's kernel.
 pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k tsc=reliable";
 
-/// What a guest loads: its sockets to the outside, then the drivers of the window.
-const GUEST_MODULES: [&str; 4] = [
-    "virtio_pci",
-    "vmw_vsock_virtio_transport",
-    "dax_hmem",
-    "device_dax",
-];
+/// A module to load, and its parameters.
+pub(crate) type Wanted = (&'static str, &'static str);
+
+/// A guest's sockets to the outside.
+pub(crate) const SOCKETS: [Wanted; 2] = [("virtio_pci", ""), ("vmw_vsock_virtio_transport", "")];
+
+/// The drivers of a guest's window.
+const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
+
+/// Since Linux 6.12 the memory of the window is to stay idle until it is bound.
+const WINDOW_6_12: [Wanted; 2] = [("dax_hmem", "region_idle=1"), ("device_dax", "")];
 
 /// What the emulated host loads: its ports to the outside, then KVM.
-const HOST_MODULES: [&str; 4] = ["virtio_pci", "virtio_console", "irqbypass", "kvm_amd"];
+const HOST_MODULES: [Wanted; 4] = [
+    ("virtio_pci", ""),
+    ("virtio_console", ""),
+    ("irqbypass", ""),
+    ("kvm_amd", ""),
+];
+
+/// What an image holds beside its kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Content<'a> {
+    /// Modules, in the order in which they are loaded; those that they depend on come along.
+    pub modules: &'a [Wanted],
+    /// One more file.
+    pub file: Option<(&'a str, &'a [u8])>,
+}
+
+impl<'a> Content<'a> {
+    fn modules(modules: &'a [Wanted]) -> Self {
+        Self {
+            modules,
+            file: None,
+        }
+    }
+}
 
 /// A kernel and its modules, ready to boot with an overlay.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,12 +105,17 @@ pub fn default_folder() -> Option<PathBuf> {
 
 /// Builds the guest's image unless it is there.
 pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
-    build("guest", &GUEST_MODULES, options)
+    let window = match options.kernel {
+        Kernel::V6_1 => WINDOW_6_1,
+        Kernel::V6_12 => WINDOW_6_12,
+    };
+    let modules = [SOCKETS, window].concat();
+    build("guest", &Content::modules(&modules), options)
 }
 
 /// Builds the emulated host's image unless it is there.
 pub fn build_emulated_host(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
-    build("emulated-host", &HOST_MODULES, options)
+    build("emulated-host", &Content::modules(&HOST_MODULES), options)
 }
 
 impl Image {
@@ -143,9 +175,10 @@ fn place(what: &str, folder: &Path, kernel: Kernel) -> PathBuf {
     folder.join(format!("{what}-{kernel}"))
 }
 
-fn build(
+/// Builds an image unless it is there.
+pub(crate) fn build(
     what: &'static str,
-    modules: &[&str],
+    content: &Content<'_>,
     options: &BuildOptions<'_>,
 ) -> Result<Image, ImageError> {
     let &BuildOptions {
@@ -182,14 +215,24 @@ fn build(
             .join(format!("vmlinuz-{}", package.release)),
         &fresh.path().join("vmlinuz"),
     )?;
+    let wanted: Vec<&str> = content.modules.iter().map(|&(name, _)| name).collect();
     let modules =
-        Modules::in_folder(&root.join("lib/modules").join(&package.release))?.in_order(modules)?;
+        Modules::in_folder(&root.join("lib/modules").join(&package.release))?.in_order(&wanted)?;
     let mut archive = Archive::new();
+    if let Some((path, data)) = content.file {
+        archive.file(path, 0o644, data)?;
+    }
     let mut list = String::new();
     for module in modules {
         let path = format!("usr/lib/modules/wormhole/{}.ko", module.name);
         archive.file(&path, 0o644, &module.data)?;
-        list.push_str(&format!("/{path}{}\n", parameters(&module.name, kernel)));
+        let parameters = content
+            .modules
+            .iter()
+            .find_map(|&(name, parameters)| (name == module.name).then_some(parameters))
+            .unwrap_or_default();
+        list.push_str(format!("/{path} {parameters}").trim_end());
+        list.push('\n');
     }
     archive.file(MODULE_LIST.trim_start_matches('/'), 0o644, list.as_bytes())?;
     write(&fresh.path().join("modules.cpio"), &archive.finish())?;
@@ -201,14 +244,6 @@ fn build(
     }
     fs::rename(fresh.path(), &place).map_err(io("place", &place))?;
     Image::open(what, folder, kernel)
-}
-
-/// What a module is loaded with: since 6.12 the memory of the window is to stay idle until it is bound.
-fn parameters(module: &str, kernel: Kernel) -> &'static str {
-    match (module, kernel) {
-        ("dax_hmem", Kernel::V6_12) => " region_idle=1",
-        _ => "",
-    }
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), ImageError> {

@@ -17,6 +17,7 @@ mod kernel;
 mod libraries;
 mod modules;
 mod overlay;
+mod taken;
 
 pub use emulated_host::EmulatedHost;
 pub use error::ImageError;
@@ -25,4 +26,5 @@ pub use image::{
 };
 pub use kernel::{Kernel, UnknownKernel};
 pub use overlay::{EXIT_PORT, GuestRun, HostRun, guest_overlay, host_overlay, ports};
+pub use taken::{TAKEN, build_guest_that_takes_its_window};
 pub use wormhole_init::{Ending, Report, status};

@@ -4,7 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use wormhole_images::{BuildOptions, Image, ImageError, Kernel, build_emulated_host, build_guest};
+use wormhole_images::{
+    BuildOptions, Image, ImageError, Kernel, build_emulated_host, build_guest,
+    build_guest_that_takes_its_window,
+};
 
 use crate::command::{Failure, Run, step};
 use crate::{programs, toolchain};
@@ -30,7 +33,13 @@ type Build = fn(&BuildOptions<'_>) -> Result<Image, ImageError>;
 pub fn setup(root: &Path) -> Result<(), Failure> {
     for_demo(root)?;
     nightly()?;
-    build_images(root, &[(build_guest, Kernel::V6_12)])
+    build_images(
+        root,
+        &[
+            (build_guest, Kernel::V6_12),
+            (build_guest_that_takes_its_window, Kernel::V6_12),
+        ],
+    )
 }
 
 /// As [`setup`], but only what the demo needs.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::harness::{Finished, alone, finish, program, wormhole};
+use crate::harness::{Finished, alone, finish, images, program, wormhole};
 
 /// The standard programs, with both kinds of runtime.
 const PROGRAMS: [&str; 4] = ["vector_add", "matrix_mul", "reduction", "streams_events"];
@@ -113,6 +113,36 @@ fn a_guest_that_panics_says_so() {
     );
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(run.stderr.contains("kernel panicked"), "{}", run.stderr);
+}
+
+#[test]
+fn a_window_that_the_kernel_took_as_memory_is_refused_by_name() {
+    let _alone = alone();
+    // The same folder of images, but for what stands at the guest's place.
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, image) in [
+        ("guest-6.12", format!("{}-6.12", wormhole_images::TAKEN)),
+        ("emulated-host-6.1", "emulated-host-6.1".to_owned()),
+    ] {
+        std::os::unix::fs::symlink(images().join(image), folder.path().join(name)).expect("a link");
+    }
+    let run = finish(
+        wormhole(&["run", "--kernel", "6.12", "--", "/bin/true"])
+            .env("WORMHOLE_IMAGES", folder.path()),
+    );
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    let sentence = run
+        .stderr
+        .lines()
+        .find(|line| line.contains("as ordinary memory"))
+        .unwrap_or_else(|| panic!("no word of the window: {}", run.stderr));
+    for words in [
+        "the guest could not run the program: the kernel uses the window 0x100000000-",
+        "(\"System RAM (kmem)\" in /proc/iomem)",
+        "keep the module kmem from being loaded",
+    ] {
+        assert!(sentence.contains(words), "{words}: {sentence}");
+    }
 }
 
 /// A program in a small guest that takes memory until there is none left.

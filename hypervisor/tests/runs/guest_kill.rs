@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay};
 
-use crate::harness::{alone, program, stage};
+use crate::harness::{alone, images, program, stage};
 
 /// What the scripts use beside the shell.
 const TOOLS: [&str; 6] = [
@@ -52,8 +52,7 @@ echo "nothing is left"
 /// What the script said of the kill of `party`.
 fn kill(party: &str) -> String {
     let _alone = alone();
-    let images =
-        PathBuf::from(std::env::var_os("WORMHOLE_IMAGES").expect("the images' folder is named"));
+    let images = images();
     let parts = stage().join("lib/wormhole");
     let spin = program("static", "spin");
     let mut programs: Vec<PathBuf> = TOOLS.iter().map(PathBuf::from).collect();

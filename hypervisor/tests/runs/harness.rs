@@ -25,6 +25,11 @@ pub fn program(link: &str, name: &str) -> PathBuf {
     path
 }
 
+/// The folder of images.
+pub fn images() -> PathBuf {
+    from_environment("WORMHOLE_IMAGES")
+}
+
 fn from_environment(key: &str) -> PathBuf {
     std::env::var_os(key)
         .unwrap_or_else(|| panic!("{key} is not set: run these tests by `cargo xtask test`"))

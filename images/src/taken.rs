@@ -1,0 +1,70 @@
+//! A guest's image whose kernel takes the window as ordinary memory before anybody can map it: what such a
+//! guest says can only be tested in such a guest.
+//!
+//! Linux 6.12 hands soft-reserved memory to its own driver (`kmem`) if that is loaded before the window is
+//! bound, and if the firmware says which node the memory belongs to. Our monitor's does not, so the image
+//! brings a table that does (Documentation/admin-guide/acpi/initrd_table_override.rst of Linux).
+
+use crate::error::ImageError;
+use crate::image::{BuildOptions, Content, Image, SOCKETS, build};
+
+/// The first part of the name of its folder.
+pub const TAKEN: &str = "guest-taken-window";
+
+/// As on a distribution that leaves soft-reserved memory to the kernel.
+const WINDOW: [(&str, &str); 3] = [("dax_hmem", ""), ("kmem", ""), ("device_dax", "")];
+
+/// Where the kernel looks for tables of the firmware.
+const TABLE: &str = "kernel/firmware/acpi/srat.aml";
+
+/// Builds the image unless it is there.
+pub fn build_guest_that_takes_its_window(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
+    let content = Content {
+        modules: &[&SOCKETS[..], &WINDOW].concat(),
+        file: Some((TABLE, &affinity())),
+    };
+    build(TAKEN, &content, options)
+}
+
+/// A System Resource Affinity Table (ACPI 6.5, 5.2.16): all memory up to 1 TiB belongs to node 0.
+fn affinity() -> Vec<u8> {
+    const LENGTH: u8 = 48 + 40;
+    let mut table = b"SRAT".to_vec();
+    table.extend([LENGTH, 0, 0, 0]);
+    // Revision, checksum, and who made it.
+    table.extend([3, 0]);
+    table.extend(b"WORMHOWORMHOLE");
+    table.extend([1, 0, 0, 0]);
+    table.extend(b"WORM");
+    table.extend([1, 0, 0, 0]);
+    // A reserved word that is 1, and a reserved field.
+    table.extend([1, 0, 0, 0]);
+    table.extend([0; 8]);
+    // Memory affinity: type, length, node, base, length, flags (enabled).
+    table.extend([1, 40]);
+    table.extend([0; 6]);
+    table.extend(0u64.to_le_bytes());
+    table.extend((1u64 << 40).to_le_bytes());
+    table.extend([0; 4]);
+    table.extend([1, 0, 0, 0]);
+    table.extend([0; 8]);
+    let sum = table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+    table[9] = sum.wrapping_neg();
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_the_length_and_the_checksum_that_the_kernel_checks() {
+        let table = affinity();
+        assert_eq!(table[4..8], [88, 0, 0, 0]);
+        assert_eq!(table.len(), 88);
+        assert_eq!(
+            table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)),
+            0
+        );
+    }
+}
