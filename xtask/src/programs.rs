@@ -9,7 +9,7 @@ use crate::stage::place;
 use crate::toolchain::Toolkit;
 
 /// Folders below `programs/` that hold programs.
-const FOLDERS: [&str; 4] = ["", "faults", "lives", "order"];
+const FOLDERS: [&str; 5] = ["", "exits", "faults", "lives", "order"];
 
 /// How a program comes by the CUDA runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Link {
 #[derive(Debug, Clone)]
 pub struct Program {
     pub path: PathBuf,
-    /// Computes something and verifies it; the others provoke errors or order.
+    /// Computes something and verifies it; the others provoke errors or order, or are measured.
     pub demo: bool,
 }
 
@@ -74,6 +74,11 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
 /// Where the program lies whose kernel computes something else than it should.
 pub fn broken(root: &Path) -> PathBuf {
     root.join("target/programs/broken/vector_add")
+}
+
+/// Where the program lies during whose launches VM exits are counted.
+pub fn steady(root: &Path) -> PathBuf {
+    root.join("target/programs/static/steady")
 }
 
 /// Builds the program that must be found out by its own verification.

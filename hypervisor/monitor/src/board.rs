@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vm_superio::Serial;
 use vm_superio::serial::NoEvents;
 
+use crate::accounts::{self, ExitAccounts};
 use crate::devices::pci::{CONFIG_PORTS, PciBus};
 use crate::devices::power::{self, Effect, PowerPorts};
 use crate::devices::serial::{self, IrqTrigger, Tee};
@@ -17,21 +18,32 @@ pub(crate) struct LinuxBoard {
     pci: Mutex<PciBus>,
     power: Mutex<PowerPorts>,
     status: Mutex<Option<u32>>,
+    accounts: ExitAccounts,
 }
 
 impl LinuxBoard {
-    pub fn new(serial: Serial<IrqTrigger, NoEvents, Tee>, pci: PciBus) -> Self {
+    pub fn new(
+        serial: Serial<IrqTrigger, NoEvents, Tee>,
+        pci: PciBus,
+        accounts: ExitAccounts,
+    ) -> Self {
         Self {
             serial: Mutex::new(serial),
             pci: Mutex::new(pci),
             power: Mutex::default(),
             status: Mutex::new(None),
+            accounts,
         }
     }
 
     /// What the guest wrote to the exit-status port last.
     pub fn exit_status(&self) -> Option<u32> {
         *self.lock_status()
+    }
+
+    /// Exits by what the guest said it was doing.
+    pub fn exit_accounts(&self) -> [u64; accounts::COUNT] {
+        self.accounts.read()
     }
 
     fn lock_power(&self) -> MutexGuard<'_, PowerPorts> {
@@ -85,6 +97,10 @@ impl Board for LinuxBoard {
             }
         } else if CONFIG_PORTS.contains(&port) {
             self.lock_pci().write_port(port, data);
+        } else if port == accounts::PORT {
+            if let Some(account) = data.first() {
+                self.accounts.change(*account);
+            }
         } else if power::owns(port) {
             match self.lock_power().write(port, data) {
                 Effect::None => {}

@@ -4,7 +4,7 @@
 //! Mechanism only; what is run and why is decided by the caller.
 //!
 //! - [`Vm`] boots a stock kernel with an initramfs. The guest gets a serial console, ACPI
-//!   power-off, an exit-status port, a PCI bus with virtio-vsock, and the window as soft-reserved
+//!   power-off, ports for exit status and exit accounts, a PCI bus with virtio-vsock, and the window as soft-reserved
 //!   memory that Linux's `dax_hmem` and `device_dax` make a `/dev/dax` device.
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`ability::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
@@ -14,6 +14,7 @@
 //! bound.
 
 pub mod ability;
+pub mod accounts;
 mod board;
 pub mod boot;
 mod cpu;

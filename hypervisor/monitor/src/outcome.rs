@@ -182,6 +182,8 @@ pub struct Report {
     pub out_of_memory: Option<String>,
     /// Exits to the monitor, counted per reason over all vCPUs.
     pub exits: crate::vcpu::ExitCounts,
+    /// Exits of all vCPUs, by what the guest said it was doing ([`crate::accounts`]); a payload says nothing.
+    pub exit_accounts: [u64; crate::accounts::COUNT],
 }
 
 #[cfg(test)]

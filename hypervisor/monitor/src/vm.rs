@@ -12,6 +12,7 @@ use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vm_superio::Serial;
 
+use crate::accounts::ExitAccounts;
 use crate::board::LinuxBoard;
 use crate::boot::{self, BootError, BootSource};
 use crate::cpu::{self, CpuError};
@@ -236,9 +237,6 @@ impl Vm {
             }
             None => Ok(None),
         })?;
-        let serial = Serial::new(interrupt, console);
-        let board = Arc::new(LinuxBoard::new(serial, PciBus::new(functions)));
-
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
         if let Some(first) = vcpus.first() {
@@ -248,6 +246,14 @@ impl Vm {
             Stats::of_vm(&vm)?,
             vcpus.iter().map(Stats::of_vcpu).collect::<Result<_, _>>()?,
         );
+        let board = Arc::new(LinuxBoard::new(
+            Serial::new(interrupt, console),
+            PciBus::new(functions),
+            ExitAccounts::new({
+                let stats = stats.clone();
+                move || stats.read().ok().map(|now| now.vcpu_sum("exits"))
+            }),
+        ));
         Ok(Self {
             vcpus,
             board,
@@ -316,6 +322,7 @@ impl Vm {
             console_tail: self.tail.lines(),
             out_of_memory: self.tail.out_of_memory(),
             exits: self.counters.read(),
+            exit_accounts: self.board.exit_accounts(),
         })
     }
 }
@@ -413,6 +420,7 @@ fn create_vsock(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::accounts;
     use crate::outcome::Registers;
     use crate::vcpu::Board;
     use vmm_sys_util::eventfd::EventFd;
@@ -420,7 +428,11 @@ mod tests {
     fn board(tail: &ConsoleTail) -> LinuxBoard {
         let interrupt = IrqTrigger(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
         let console = Tee::new(Box::new(std::io::sink()), tail.clone());
-        LinuxBoard::new(Serial::new(interrupt, console), PciBus::new(Vec::new()))
+        LinuxBoard::new(
+            Serial::new(interrupt, console),
+            PciBus::new(Vec::new()),
+            ExitAccounts::new(|| None),
+        )
     }
 
     /// How a guest ends that writes `text` to its console, `status` to its port, and then `end`s.
@@ -480,6 +492,10 @@ mod tests {
         board.read_memory(0xd000_0000, &mut data);
         assert_eq!(data, [0xff; 4]);
         assert_eq!(board.write_port(0x300, &data), PortEffect::Continue);
+        for data in [&data[..], &[]] {
+            let effect = board.write_port(accounts::PORT, data);
+            assert_eq!(effect, PortEffect::Continue);
+        }
     }
 
     #[test]

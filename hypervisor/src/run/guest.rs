@@ -10,7 +10,7 @@ use wormhole_images::{COMMAND_LINE, Ending, GuestRun, Image, Report, guest_overl
 use wormhole_monitor::stats::{Snapshot, VmStats};
 use wormhole_monitor::{
     BootSource, ConnectRequest, DisabledExits, InitramfsPart, Outcome, Refused, Vm, VmConfig,
-    VmError, VsockConfig,
+    VmError, VsockConfig, accounts,
 };
 
 use crate::backend::{Backend, Port};
@@ -21,6 +21,9 @@ use super::{Options, RunError, images};
 
 /// The guest's vsock address. Every guest has a monitor of its own, so that one number serves all.
 const GUEST_CID: u32 = 3;
+
+/// Tells programs in the guest the port at which the monitor learns what they are doing.
+const ACCOUNTS_VARIABLE: &str = "WORMHOLE_EXIT_ACCOUNTS";
 
 /// How a guest went wrong.
 #[derive(Debug, thiserror::Error)]
@@ -52,12 +55,14 @@ pub fn run(
     let start = Instant::now();
     let folder = images()?;
     let image = Image::guest(&folder, options.kernel.into())?;
+    let mut variables = super::forwarded_variables();
+    variables.push((ACCOUNTS_VARIABLE.into(), accounts::PORT.to_string().into()));
     let overlay = guest_overlay(&GuestRun {
         init: installation.init()?,
         frontend: Some(installation.frontend()?),
         program: program.to_path_buf(),
         arguments: options.command[1..].iter().map(Into::into).collect(),
-        variables: super::forwarded_variables(),
+        variables,
         directory: "/".into(),
         take: options.take.clone(),
         window: options.window.0,
@@ -103,9 +108,11 @@ pub fn run(
     if let Some(line) = &report.out_of_memory {
         eprintln!("wormhole: the guest ran out of memory ({line}): give it more with --memory");
     }
+    let exit_accounts = report.exit_accounts;
     let status = status(report.outcome, seen.report, report.console_tail)?;
     let mut summary = Summary::of(sessions, "kvm", start.elapsed());
-    summary.count_exits(seen.exits);
+    summary.vm_exits = seen.exits;
+    summary.exit_accounts = Some(exit_accounts);
     Ok((status, summary))
 }
 

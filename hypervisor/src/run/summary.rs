@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wormhole_backend::report::SessionReport;
+use wormhole_monitor::accounts;
 
 /// The outcome of one `wormhole run`, for people (its `Display`) and machines (as JSON).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -21,10 +22,10 @@ pub struct Summary {
     /// Bytes copied to and from the device.
     pub bytes_to_device: u64,
     pub bytes_from_device: u64,
-    /// VM exits of all vCPUs, from KVM's statistics; none without a VM.
+    /// VM exits of all vCPUs while the program ran, from KVM's statistics; none without a VM.
     pub vm_exits: Option<u64>,
-    /// VM exits while forwarding, for each record and request.
-    pub exits_per_call: Option<f64>,
+    /// VM exits by what the program said it was doing; none without a VM.
+    pub exit_accounts: Option<[u64; accounts::COUNT]>,
     /// One for each guest process that used the driver.
     pub sessions: Vec<SessionReport>,
 }
@@ -42,20 +43,9 @@ impl Summary {
             bytes_to_device: sum(|session| session.bytes_in),
             bytes_from_device: sum(|session| session.bytes_out),
             vm_exits: None,
-            exits_per_call: None,
+            exit_accounts: None,
             sessions,
         }
-    }
-
-    /// Adds the VM exits that were counted while the program ran.
-    pub fn count_exits(&mut self, exits: Option<u64>) {
-        let calls = self.records + self.requests;
-        self.vm_exits = exits;
-        #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
-        let ratio = exits
-            .filter(|_| calls > 0)
-            .map(|exits| exits as f64 / calls as f64);
-        self.exits_per_call = ratio;
     }
 }
 

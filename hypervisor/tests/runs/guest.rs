@@ -67,6 +67,37 @@ fn programs_pass_on_linux_6_12() {
     all_programs_pass("6.12");
 }
 
+/// What launching adds to a guest's exits: less than one in twenty, where a call that trapped would add one.
+#[test]
+fn launches_of_a_guest_make_no_exits() {
+    const LAUNCHES: u64 = 20_480;
+    let _alone = alone();
+    let steady = program("static", "steady");
+    let json = tempfile::NamedTempFile::new().expect("a file");
+    let run = finish(
+        wormhole(&["run", "--json"])
+            .arg(json.path())
+            .arg("--")
+            .args([steady.as_os_str(), LAUNCHES.to_string().as_ref()]),
+    );
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    let text = std::fs::read(json.path()).expect("the summary is there");
+    let summary: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+    let exits = |account: usize| {
+        summary["exit_accounts"][account]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no account {account}: {summary}"))
+    };
+    let launched = summary["sessions"][0]["messages"]["LaunchKernel"].as_u64();
+    assert!(launched >= Some(LAUNCHES), "{summary}");
+    let (launching, spinning) = (exits(1), exits(2));
+    assert!(spinning > 0, "the guest's timer made no exit: {summary}");
+    assert!(
+        launching.saturating_sub(spinning) < LAUNCHES / 20,
+        "{launching} exits while launching, {spinning} while spinning"
+    );
+}
+
 #[test]
 fn output_and_status_come_out_of_the_guest_apart() {
     let _alone = alone();

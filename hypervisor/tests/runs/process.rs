@@ -44,6 +44,7 @@ programs_pass! {
     reduction_with_the_shared_runtime: "shared" "reduction";
     streams_and_events_with_the_static_runtime: "static" "streams_events";
     streams_and_events_with_the_shared_runtime: "shared" "streams_events";
+    bursts_of_launches: "static" "steady";
 }
 
 #[test]
