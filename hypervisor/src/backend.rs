@@ -42,6 +42,9 @@ pub enum BackendError {
     Report(#[from] serde_json::Error),
 }
 
+/// Sessions that a tenant may have at the same time: each has a worker process of the host's.
+const SESSION_LIMIT: u32 = 64;
+
 /// A supervisor of our own, with one tenant.
 #[derive(Debug)]
 pub struct Backend {
@@ -92,6 +95,7 @@ impl Backend {
         };
         let attach = Attach {
             window_size,
+            session_limit: SESSION_LIMIT,
             ..Attach::default()
         };
         send(

@@ -37,7 +37,11 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Command::parse().action {
+    let command = match Command::try_parse() {
+        Ok(command) => command,
+        Err(error) => return refuse(&error),
+    };
+    let outcome = match command.action {
         Action::Run(options) => run::run(options).map_err(|error| chain(&error)),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)
@@ -50,4 +54,26 @@ fn main() -> ExitCode {
             ExitCode::from(USAGE)
         }
     }
+}
+
+/// Says in one sentence what is wrong with the arguments; help and version are what was asked for.
+fn refuse(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind;
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        error.exit();
+    }
+    let text = error.to_string();
+    // Paragraphs: what is wrong, perhaps a tip, the usage.
+    let told: Vec<String> = text
+        .trim_start_matches("error: ")
+        .split("\n\n")
+        .take_while(|paragraph| !paragraph.starts_with("Usage:"))
+        .map(|paragraph| {
+            let words: Vec<&str> = paragraph.split_whitespace().collect();
+            words.join(" ")
+        })
+        .filter(|paragraph| !paragraph.is_empty())
+        .collect();
+    eprintln!("wormhole: {}", told.join("; "));
+    ExitCode::from(USAGE)
 }

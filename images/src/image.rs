@@ -132,17 +132,18 @@ impl Image {
     fn open(what: &'static str, folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
         let place = place(what, folder, kernel);
         let path = place.join("release");
-        if !path.is_file() {
-            return Err(ImageError::NotBuilt {
+        let release = fs::read_to_string(&path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => ImageError::NotBuilt {
                 what,
                 kernel,
                 folder: folder.to_owned(),
-            });
-        }
+            },
+            _ => io("read", &path)(source),
+        })?;
         Ok(Self {
             kernel: place.join("vmlinuz"),
             modules: place.join("modules.cpio"),
-            release: fs::read_to_string(&path).map_err(io("read", &path))?,
+            release,
         })
     }
 

@@ -6,7 +6,7 @@ mod process;
 mod summary;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -191,7 +191,7 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     }
     if let Some(path) = &options.json {
         // Fail before the run, not after it.
-        std::fs::File::create(path).map_err(|source| RunError::Io {
+        writable(path).map_err(|source| RunError::Io {
             what: format!("cannot write {}", path.display()),
             source,
         })?;
@@ -215,6 +215,17 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         })?;
     }
     Ok(status)
+}
+
+/// Whether a file can be written there. It is not there afterwards, so that a run that fails leaves neither an
+/// empty summary nor another run's.
+fn writable(path: &Path) -> std::io::Result<()> {
+    std::fs::File::create(path)?;
+    // Not a device, and not a link to one.
+    if std::fs::symlink_metadata(path)?.is_file() {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
 }
 
 /// The program as a path: as given where it names a file, searched in PATH otherwise.

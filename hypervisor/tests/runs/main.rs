@@ -1,5 +1,5 @@
-//! The staged `wormhole`, run as a user runs it: at `process` placement, in guest VMs, on a GPU, and
-//! with every party killed in the middle of a run.
+//! The staged `wormhole`, run as a user runs it: at `process` placement, in guest VMs, on a GPU, with
+//! every party killed in the middle of a run, and where it has to refuse.
 
 mod gpu;
 mod guest;
@@ -7,3 +7,4 @@ mod guest_kill;
 mod harness;
 mod kill;
 mod process;
+mod refusals;

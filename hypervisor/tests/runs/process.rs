@@ -82,89 +82,6 @@ fn a_program_ended_by_a_signal_reports_it_as_a_shell_does() {
     );
 }
 
-/// A run that cannot start says why in one sentence, ends with 2, and leaves nothing.
-fn refuses(args: &[&str], expected: &str) {
-    let _alone = alone();
-    let run = finish(&mut wormhole(args));
-    assert_eq!(run.status.code(), Some(2), "{args:?}: {}", run.stderr);
-    assert!(
-        run.stderr.contains(expected),
-        "{args:?} said: {}",
-        run.stderr
-    );
-    eventually("the backend's end", Duration::from_secs(10), || {
-        leftovers().is_empty()
-    });
-}
-
-#[test]
-fn a_missing_program_is_named() {
-    refuses(
-        &["run", "--placement", "process", "--", "/no/such/program"],
-        "/no/such/program",
-    );
-}
-
-#[test]
-fn a_wrong_flag_is_named() {
-    refuses(
-        &["run", "--placment", "process", "--", "/bin/true"],
-        "--placment",
-    );
-}
-
-#[test]
-fn an_unknown_device_is_refused() {
-    refuses(
-        &[
-            "run",
-            "--placement",
-            "process",
-            "--device",
-            "tpu",
-            "--",
-            "/bin/true",
-        ],
-        "cuda:N",
-    );
-}
-
-#[test]
-fn a_machine_without_cuda_says_so() {
-    if std::path::Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: this machine has an NVIDIA driver");
-        return;
-    }
-    refuses(
-        &[
-            "run",
-            "--placement",
-            "process",
-            "--device",
-            "cuda:0",
-            "--",
-            "/bin/true",
-        ],
-        "libcuda.so.1",
-    );
-}
-
-#[test]
-fn a_window_too_small_is_refused_with_the_least_size() {
-    refuses(
-        &[
-            "run",
-            "--placement",
-            "process",
-            "--window",
-            "2M",
-            "--",
-            "/bin/true",
-        ],
-        "2097152",
-    );
-}
-
 #[test]
 fn a_broken_kernel_is_noticed() {
     let _alone = alone();
@@ -184,6 +101,27 @@ fn a_neighbours_memory_is_free_within_a_second_of_its_kill() {
     );
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     assert!(run.stdout.contains("PASS neighbour"), "{}", run.stdout);
+}
+
+#[test]
+fn a_tenant_has_a_limit_of_sessions() {
+    let _alone = alone();
+    let run = finish(
+        wormhole(&["run", "--placement", "process", "--window", "2G", "--"])
+            .arg(program("static", "many"))
+            .arg("66"),
+    );
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    assert_eq!(
+        run.stdout,
+        "64 of 66 have a context, 2 were told cudaErrorSystemNotReady\n"
+    );
+    assert!(
+        run.stderr
+            .contains("the tenant has 64 sessions, its limit is 64"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]

@@ -1,0 +1,254 @@
+//! Runs that cannot start: one sentence that says why, exit status 2, and nothing left behind.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::harness::{alone, eventually, finish, images, leftovers, stage, wormhole};
+
+/// Nobody's user and group.
+const NOBODY: u32 = 65534;
+
+/// `wormhole run` with these arguments refuses, and what it says holds `expected`.
+fn refuses(args: &[&str], expected: &str) {
+    let mut command = wormhole(&["run"]);
+    refused(command.args(args), expected);
+}
+
+/// As [`refuses`], for a command that lacks the program and where to leave the summary.
+fn refused(command: &mut Command, expected: &str) {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    // Whoever runs the command may write the summary.
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("it is ours");
+    let json = folder.path().join("summary.json");
+    let before = shared_memory();
+    let run = finish(
+        command
+            .arg("--json")
+            .arg(&json)
+            .args(["--", "/bin/echo", "it ran"]),
+    );
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert_eq!(run.stdout, "");
+    // The supervisor's log is apart from what the command says.
+    let said: Vec<&str> = run
+        .stderr
+        .lines()
+        .filter(|line| !line.starts_with("ERROR "))
+        .collect();
+    assert!(
+        said.len() == 1 && said[0].starts_with("wormhole: ") && said[0].contains(expected),
+        "not one sentence that says {expected}: {}",
+        run.stderr
+    );
+    assert!(!json.exists(), "a summary was left");
+    eventually("the backend's end", Duration::from_secs(10), || {
+        leftovers().is_empty()
+    });
+    eventually("the end of shared memory", Duration::from_secs(10), || {
+        shared_memory().is_subset(&before)
+    });
+}
+
+fn shared_memory() -> BTreeSet<OsString> {
+    fs::read_dir("/dev/shm")
+        .expect("it is mounted")
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect()
+}
+
+/// A folder of images with these of the built ones.
+fn some_images(names: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in names {
+        symlink(images().join(name), folder.path().join(name)).expect("a link");
+    }
+    folder
+}
+
+/// Takes a file out of one of the images of [`some_images`], which becomes an image of its own.
+fn without(folder: &Path, image: &str, file: &str) {
+    let place = folder.join(image);
+    fs::remove_file(&place).expect("it is a link");
+    fs::create_dir(&place).expect("a folder");
+    for entry in fs::read_dir(images().join(image))
+        .expect("the image is a folder")
+        .flatten()
+        .filter(|entry| entry.file_name() != file)
+    {
+        symlink(entry.path(), place.join(entry.file_name())).expect("a link");
+    }
+}
+
+/// `wormhole run` as a user who may do nothing; none where the tests' own user cannot become another.
+fn as_nobody(args: &[&str]) -> Option<(tempfile::TempDir, Command)> {
+    let folder = tempfile::tempdir().expect("a folder");
+    if fs::metadata(folder.path()).expect("it is there").uid() != 0 {
+        eprintln!("skipped: only root can become another user");
+        return None;
+    }
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
+    // The way to the installation may be closed to others.
+    let parts: [PathBuf; 2] = ["bin", "lib/wormhole"].map(|part| folder.path().join(part));
+    for (part, from) in parts.iter().zip(["bin", "lib/wormhole"]) {
+        fs::create_dir_all(part).expect("a folder");
+        for entry in fs::read_dir(stage().join(from))
+            .expect("it is staged")
+            .flatten()
+        {
+            fs::copy(entry.path(), part.join(entry.file_name())).expect("a copy");
+        }
+    }
+    let mut command = Command::new(parts[0].join("wormhole"));
+    command
+        .arg("run")
+        .args(args)
+        .stdin(Stdio::null())
+        .uid(NOBODY)
+        .gid(NOBODY);
+    Some((folder, command))
+}
+
+#[test]
+fn a_missing_program_is_named() {
+    let _alone = alone();
+    let run = finish(&mut wormhole(&["run", "--", "/no/such/program"]));
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert_eq!(
+        run.stderr,
+        "wormhole: /no/such/program is not a program that can be run: no such file\n"
+    );
+}
+
+#[test]
+fn a_wrong_flag_is_named() {
+    refuses(&["--placment", "process"], "--placment");
+}
+
+#[test]
+fn a_flag_with_a_wrong_value_is_named_with_its_values() {
+    refuses(&["--kernel", "5.4"], "[possible values: 6.1, 6.12]");
+}
+
+#[test]
+fn an_unknown_device_is_refused() {
+    refuses(&["--placement", "process", "--device", "tpu"], "cuda:N");
+}
+
+#[test]
+fn a_machine_without_cuda_says_so() {
+    if Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: this machine has an NVIDIA driver");
+        return;
+    }
+    refuses(
+        &["--placement", "process", "--device", "cuda:0"],
+        "libcuda.so.1",
+    );
+}
+
+#[test]
+fn a_window_too_small_is_refused_with_the_least_size() {
+    for placement in ["process", "host"] {
+        refuses(
+            &["--placement", placement, "--window", "2M"],
+            "a window of 2097152 bytes does not fit: it must be a multiple of 2 MiB and at least 8388608",
+        );
+    }
+}
+
+#[test]
+fn a_missing_image_is_named_with_what_makes_it() {
+    for (there, missing) in [
+        (&[][..], "wormhole image build emulated-host --kernel 6.1"),
+        (
+            &["emulated-host-6.1"],
+            "wormhole image build guest --kernel 6.12",
+        ),
+    ] {
+        let folder = some_images(there);
+        refused(
+            wormhole(&["run", "--host", "emulated", "--kernel", "6.12"])
+                .env("WORMHOLE_IMAGES", folder.path()),
+            missing,
+        );
+    }
+}
+
+#[test]
+fn an_image_without_its_kernel_is_named() {
+    for image in ["guest-6.1", "emulated-host-6.1"] {
+        let folder = some_images(&["guest-6.1", "emulated-host-6.1"]);
+        without(folder.path(), image, "vmlinuz");
+        let kernel = folder.path().join(image).join("vmlinuz");
+        refused(
+            wormhole(&["run", "--host", "emulated"]).env("WORMHOLE_IMAGES", folder.path()),
+            kernel.to_str().expect("a path in UTF-8"),
+        );
+    }
+}
+
+#[test]
+fn images_that_may_not_be_read_are_told_from_missing_ones() {
+    let Some((_installed, mut command)) = as_nobody(&["--host", "emulated"]) else {
+        return;
+    };
+    let folder = some_images(&["guest-6.1", "emulated-host-6.1"]);
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o700)).expect("it is ours");
+    refused(
+        command.env("WORMHOLE_IMAGES", folder.path()),
+        "Permission denied",
+    );
+}
+
+#[test]
+fn a_kvm_that_may_not_be_used_is_named() {
+    let open_to_all =
+        fs::metadata("/dev/kvm").is_ok_and(|data| data.permissions().mode() & 0o006 == 0o006);
+    if open_to_all {
+        eprintln!("skipped: everybody may use this machine's /dev/kvm");
+        return;
+    }
+    let Some((_installed, mut command)) = as_nobody(&["--host", "kvm"]) else {
+        return;
+    };
+    refused(&mut command, "/dev/kvm cannot be used");
+}
+
+#[test]
+fn a_summary_that_cannot_be_written_is_refused_before_the_run() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    for path in [folder.path().join("no/such/folder"), folder.path().into()] {
+        let run = finish(
+            wormhole(&["run", "--placement", "process", "--json"])
+                .arg(&path)
+                .args(["--", "/bin/echo", "it ran"]),
+        );
+        assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+        assert_eq!(run.stdout, "");
+        let named = format!("wormhole: cannot write {}: ", path.display());
+        assert!(run.stderr.starts_with(&named), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_failed_run_leaves_no_summary_of_another() {
+    let _alone = alone();
+    let json = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(json.path(), "{}").expect("it is ours");
+    let run = finish(
+        wormhole(&["run", "--placement", "process", "--json"])
+            .arg(json.path())
+            .args(["--device", "cuda:4000000000", "--", "/bin/true"]),
+    );
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert!(!json.path().exists());
+}

@@ -1,0 +1,58 @@
+// Many CUDA processes at the same time: how many of them get a context, and what the others are told.
+#include "../check.cuh"
+
+#include <cstring>
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+// The descriptor on which a process tells its result, and the one whose end ends it.
+constexpr int results = 100;
+constexpr int until = 101;
+
+// One of the many.
+static int one() {
+    const cudaError_t error = cudaFree(nullptr);
+    char none;
+    if (write(results, &error, sizeof error) != sizeof error) return 1;
+    while (read(until, &none, 1) > 0) {
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && std::strcmp(argv[1], "one") == 0) return one();
+    const int count = size_argument(argc, argv, 2);
+    int told[2], held[2];
+    if (pipe(told) != 0 || pipe(held) != 0) return 1;
+    for (int i = 0; i < count; ++i) {
+        const pid_t child = fork();
+        if (child < 0) return 1;
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            dup2(told[1], results);
+            dup2(held[0], until);
+            for (int fd : {told[0], told[1], held[0], held[1]}) close(fd);
+            execl("/proc/self/exe", "many", "one", static_cast<char *>(nullptr));
+            _exit(127);
+        }
+    }
+    close(told[1]);
+    close(held[0]);
+    int right = 0, answered = 0;
+    cudaError_t error, other = cudaSuccess;
+    for (; answered < count && read(told[0], &error, sizeof error) == sizeof error; ++answered) {
+        if (error == cudaSuccess) {
+            ++right;
+        } else {
+            other = error;
+        }
+    }
+    close(held[1]);
+    while (wait(nullptr) > 0) {
+    }
+    std::printf("%d of %d have a context, %d were told %s\n", right, answered, answered - right,
+                cudaGetErrorName(other));
+    return answered == count ? 0 : 1;
+}
