@@ -1,4 +1,5 @@
-// Eight threads wait while one kernel faults: all of them return, with the fault's error.
+// Eight threads wait while one kernel faults: all of them return, with the fault's error. The fault comes once
+// a line, or the end, was read from standard input.
 #include "../check.cuh"
 
 #include <atomic>
@@ -37,19 +38,19 @@ int main() {
         });
     }
     while (waiting < WAITERS) std::this_thread::yield();
+    std::printf("waiting\n");
+    std::fflush(stdout);
+    for (int byte = std::getchar(); byte != '\n' && byte != EOF;) byte = std::getchar();
     *static_cast<volatile int *>(go) = 1;
     for (std::thread &thread : threads) thread.join();
 
-    Clock::time_point first = ends[0], last = ends[0];
     bool right = true;
     for (int i = 0; i < WAITERS; ++i) {
-        std::printf("waiter %d: %s\n", i, cudaGetErrorName(errors[i]));
+        const std::chrono::nanoseconds end = ends[i].time_since_epoch();
+        std::printf("waiter %d: %s at %lld ns\n", i, cudaGetErrorName(errors[i]),
+                    static_cast<long long>(end.count()));
         right = right && errors[i] == cudaErrorIllegalAddress;
-        first = ends[i] < first ? ends[i] : first;
-        last = ends[i] > last ? ends[i] : last;
     }
-    const auto spread = std::chrono::duration_cast<std::chrono::microseconds>(last - first);
-    std::printf("%s eight_waiters spread_us %lld\n", right ? "PASS" : "FAIL",
-                static_cast<long long>(spread.count()));
+    std::printf("%s eight_waiters\n", right ? "PASS" : "FAIL");
     return right ? 0 : 1;
 }

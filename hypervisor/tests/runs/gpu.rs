@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::harness::{Finished, Underway, alone, eventually, finish, program, wormhole};
+use crate::waiters::are_released_after_detection;
 
 fn native(link: &str, name: &str) -> Finished {
     finish(Command::new(program(link, name)).stdin(Stdio::null()))
@@ -73,19 +74,9 @@ equal_native! {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
-fn eight_waiting_threads_are_released_together() {
+fn eight_waiting_threads_are_released_soon_after_a_fault_is_detected() {
     let _alone = alone();
-    let run = forwarded("static", "eight_waiters");
-    let spread_us: f64 = run
-        .stdout
-        .lines()
-        .find_map(|line| line.strip_prefix("PASS eight_waiters spread_us "))
-        .and_then(|number| number.trim().parse().ok())
-        .unwrap_or_else(|| panic!("no spread in: {}\n{}", run.stdout, run.stderr));
-    assert!(
-        spread_us <= 100_000.0,
-        "the last waiter returned {spread_us} µs after the first"
-    );
+    are_released_after_detection("cuda:0");
 }
 
 /// The device's memory is one for all processes here, so that what a killed one held is seen to come back.

@@ -192,6 +192,18 @@ impl Underway {
             .expect("the program says that it is at work")
     }
 
+    /// The process number of `wormhole`.
+    pub fn id(&self) -> u32 {
+        self.child.0.id()
+    }
+
+    /// Writes a line to the run's standard input, which must have been piped.
+    pub fn tell(&mut self, line: &str) {
+        use std::io::Write;
+        let stdin = self.child.0.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{line}").expect("the program reads it");
+    }
+
     /// Sends SIGKILL to every process of this run that was started from a file of this name.
     pub fn kill_9(&self, name: &str) {
         let family = descendants(self.child.0.id());

@@ -8,3 +8,4 @@ mod harness;
 mod kill;
 mod process;
 mod refusals;
+mod waiters;

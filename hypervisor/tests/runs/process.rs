@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::harness::{alone, eventually, finish, leftovers, program, wormhole};
+use crate::waiters::are_released_after_detection;
 
 /// Runs one program and checks that it verified its own results and left nothing behind.
 fn passes(link: &str, name: &str) {
@@ -137,18 +138,9 @@ fn two_processes_with_the_same_process_id_are_told_apart() {
 }
 
 #[test]
-fn eight_threads_that_wait_learn_of_a_fault_together() {
+fn eight_waiting_threads_are_released_soon_after_a_fault_is_detected() {
     let _alone = alone();
-    let run = finish(
-        wormhole(&["run", "--placement", "process", "--"]).arg(program("static", "eight_waiters")),
-    );
-    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
-    assert_eq!(
-        run.stdout.matches("cudaErrorIllegalAddress").count(),
-        8,
-        "{}",
-        run.stdout
-    );
+    are_released_after_detection("cpu");
 }
 
 /// Faults, asserts and printf give what the native driver gives: these lines were printed by a GPU.

@@ -1,0 +1,112 @@
+//! How soon threads that wait are released once the worker has found their context dead.
+//!
+//! The worker publishes the error in the session's status word. The test looks at that very word from outside,
+//! in the window that `wormhole` holds, so that the time of the last look that found nothing is before the
+//! error was published, and what is measured from there is never too short.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Stdio;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use wormhole_ring::layout::{SEGMENT_BYTES, session};
+
+use crate::harness::{PATIENCE, Underway, program, wormhole};
+
+/// The segment of a window's first session: the first behind the bootstrap's.
+const SESSION_SEGMENT: u64 = 1;
+
+/// The project's promise.
+const LIMIT: Duration = Duration::from_millis(100);
+
+/// Eight threads wait for one fault, and all of them return soon after its detection.
+pub fn are_released_after_detection(device: &str) {
+    let after = released(device);
+    assert_eq!(after.len(), 8, "{after:?}");
+    assert!(after.iter().all(|after| *after <= LIMIT), "{after:?}");
+}
+
+/// How long after the detection each thread returned with the fault's error.
+fn released(device: &str) -> Vec<Duration> {
+    let mut run = Underway::start(
+        wormhole(&["run", "--placement", "process", "--device", device, "--"])
+            .arg(program("static", "eight_waiters"))
+            .stdin(Stdio::piped()),
+    );
+    assert_eq!(run.working(), "waiting\n");
+    let window = window(run.id());
+    let (looking, looks) = channel();
+    let observer = std::thread::spawn(move || {
+        last_look_before_the_error(&window, || {
+            looking.send(()).expect("the test waits for it");
+        })
+    });
+    looks.recv_timeout(PATIENCE).expect("the word is looked at");
+    run.tell("fault");
+    let finished = run.finish();
+    let detected = observer.join().expect("the worker publishes an error");
+    assert!(
+        finished.status.success(),
+        "{}\n{}",
+        finished.stdout,
+        finished.stderr
+    );
+    finished
+        .stdout
+        .lines()
+        .filter_map(|line| {
+            line.split_once(": cudaErrorIllegalAddress at ")?
+                .1
+                .strip_suffix(" ns")?
+                .parse()
+                .ok()
+        })
+        .map(|end| {
+            Duration::from_nanos(end)
+                .checked_sub(detected)
+                .expect("a thread returned before the error was published")
+        })
+        .collect()
+}
+
+/// The window that a process holds.
+fn window(pid: u32) -> File {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("it runs")
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| {
+            std::fs::read_link(path)
+                .is_ok_and(|target| target.to_string_lossy().contains("wormhole-window"))
+        })
+        .and_then(|path| File::open(path).ok())
+        .expect("it has a window")
+}
+
+/// Looks at the status word until there is an error; the time before the last look that found none.
+fn last_look_before_the_error(window: &File, looked: impl Fn()) -> Duration {
+    let word = SESSION_SEGMENT * SEGMENT_BYTES as u64 + session::STATUS as u64;
+    let start = now();
+    let mut last = None;
+    loop {
+        let before = now();
+        let mut status = [0; 8];
+        window
+            .read_exact_at(&mut status, word)
+            .expect("the window can be read");
+        if status != [0; 8] {
+            return last.expect("the error was there before the fault");
+        }
+        if last.replace(before).is_none() {
+            looked();
+        }
+        assert!(before - start < PATIENCE, "no error was published");
+    }
+}
+
+/// The clock that programs read as well.
+fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("it is not negative")
+}
