@@ -6,12 +6,18 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_backend::report::SessionReport;
-use wormhole_ring::control::{Attach, ControlError, HEADER_BYTES, Header, Message, Stream};
+use wormhole_monitor::{MemoryError, Window};
+use wormhole_ring::control::{
+    Attach, ControlError, HEADER_BYTES, Header, Message, Stream, WindowRun,
+};
+use wormhole_ring::layout::SEGMENT_BYTES;
 
 use crate::installation::{Installation, InstallationError};
 
@@ -38,6 +44,10 @@ pub enum BackendError {
     Control(#[from] ControlError),
     #[error("the supervisor sent {0} where none is expected")]
     Unexpected(&'static str),
+    #[error("the supervisor granted memory without its file")]
+    NoFile,
+    #[error("the guest cannot be shown what it was granted")]
+    Show(#[from] MemoryError),
     #[error("the supervisor's report cannot be read")]
     Report(#[from] serde_json::Error),
 }
@@ -50,7 +60,9 @@ const SESSION_LIMIT: u32 = 64;
 pub struct Backend {
     supervisor: Child,
     stream: UnixStream,
+    port: Port,
     window: File,
+    listener: Option<JoinHandle<Result<Vec<SessionReport>, BackendError>>>,
 }
 
 impl Backend {
@@ -88,26 +100,28 @@ impl Backend {
             .map_err(BackendError::Start)?;
         drop(theirs);
 
-        let mut backend = Self {
+        let sending = stream.try_clone().map_err(BackendError::Stream)?;
+        let backend = Self {
             supervisor,
             stream,
+            port: Port(Arc::new(Mutex::new(sending))),
             window,
+            listener: None,
         };
         let attach = Attach {
             window_size,
             session_limit: SESSION_LIMIT,
             ..Attach::default()
         };
-        send(
-            &backend.stream,
-            &Message::Attach(attach),
-            backend.window.as_raw_fd(),
-        )?;
+        let window = backend.window.as_raw_fd();
+        backend.port.send(&Message::Attach(attach), &[window])?;
         let mut body = Vec::new();
-        match receive(&mut backend.stream, &mut body)? {
-            Some(Message::Attached) => Ok(backend),
-            Some(Message::Refused { reason, .. }) => Err(BackendError::Refused(reason.to_owned())),
-            Some(other) => Err(BackendError::Unexpected(other.name())),
+        match receive(&backend.stream, &mut body)? {
+            Some((Message::Attached, _)) => Ok(backend),
+            Some((Message::Refused { reason, .. }, _)) => {
+                Err(BackendError::Refused(reason.to_owned()))
+            }
+            Some((other, _)) => Err(BackendError::Unexpected(other.name())),
             None => Err(BackendError::Ended),
         }
     }
@@ -118,11 +132,24 @@ impl Backend {
     }
 
     /// Where guest processes' control streams are handed to the supervisor.
-    pub fn port(&self) -> Result<Port, BackendError> {
-        self.stream
-            .try_clone()
-            .map(Port)
-            .map_err(BackendError::Stream)
+    pub fn port(&self) -> Port {
+        self.port.clone()
+    }
+
+    /// Begins to listen to the supervisor, and lets the guest see in `window` what it is granted; guests that
+    /// are processes of this system have none.
+    pub fn listen(&mut self, window: Option<Window>) -> Result<(), BackendError> {
+        let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
+        let port = self.port.clone();
+        self.listener = Some(std::thread::spawn(move || {
+            let heard = listen(&stream, &port, window.as_ref());
+            if heard.is_err() {
+                // Without the launcher nobody is granted anything: the supervisor is to end the sessions.
+                drop(stream.shutdown(std::net::Shutdown::Both));
+            }
+            heard
+        }));
+        Ok(())
     }
 
     /// Ends the tenant and returns what its sessions did.
@@ -130,16 +157,48 @@ impl Backend {
         self.stream
             .shutdown(std::net::Shutdown::Write)
             .map_err(BackendError::Stream)?;
-        let mut sessions = Vec::new();
-        let mut body = Vec::new();
-        while let Some(message) = receive(&mut self.stream, &mut body)? {
-            match message {
-                Message::SessionReport(json) => sessions.push(serde_json::from_str(json)?),
-                other => return Err(BackendError::Unexpected(other.name())),
-            }
+        match self.listener.take().map(JoinHandle::join) {
+            Some(Ok(heard)) => heard,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(Vec::new()),
         }
-        Ok(sessions)
     }
+}
+
+/// Listens until the supervisor has said its last word: the reports of all sessions.
+fn listen(
+    stream: &UnixStream,
+    port: &Port,
+    window: Option<&Window>,
+) -> Result<Vec<SessionReport>, BackendError> {
+    let mut sessions = Vec::new();
+    let mut body = Vec::new();
+    while let Some((message, file)) = receive(stream, &mut body)? {
+        match (message, window) {
+            (Message::SessionReport(json), _) => sessions.push(serde_json::from_str(json)?),
+            (Message::WindowMap(run), Some(window)) => {
+                let file = file.ok_or(BackendError::NoFile)?;
+                let (start, bytes) = range(run);
+                window.show(&file.into(), start, bytes)?;
+                port.send(&Message::WindowMapped(run), &[])?;
+            }
+            (Message::WindowUnmap(run), Some(window)) => {
+                let (start, bytes) = range(run);
+                window.hide(start, bytes)?;
+            }
+            (other, _) => return Err(BackendError::Unexpected(other.name())),
+        }
+    }
+    Ok(sessions)
+}
+
+/// First byte and bytes of a run.
+fn range(run: WindowRun) -> (u64, u64) {
+    let segment = SEGMENT_BYTES as u64;
+    (
+        u64::from(run.first) * segment,
+        u64::from(run.count) * segment,
+    )
 }
 
 impl Drop for Backend {
@@ -150,17 +209,28 @@ impl Drop for Backend {
     }
 }
 
-/// Hands control streams of guest processes to the supervisor.
-#[derive(Debug)]
-pub struct Port(UnixStream);
+/// The sending direction of the tenant stream, shared by who has something to send.
+#[derive(Clone, Debug)]
+pub struct Port(Arc<Mutex<UnixStream>>);
 
 impl Port {
-    /// `local`: the guest process runs on this system and can be sent the window itself.
+    /// Hands the control stream of a guest process to the supervisor. `local`: the process runs on this system
+    /// and can be sent its session's file itself.
     pub fn forward(&self, guest: &OwnedFd, local: bool) -> Result<(), BackendError> {
         let stream = Stream {
             local: local.into(),
         };
-        send(&self.0, &Message::Stream(stream), guest.as_raw_fd())
+        self.send(&Message::Stream(stream), &[guest.as_raw_fd()])
+    }
+
+    fn send(&self, message: &Message<'_>, descriptors: &[RawFd]) -> Result<(), BackendError> {
+        let frame = message.to_vec()?;
+        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Frames are far smaller than a socket's buffer, which takes them whole.
+        stream
+            .send_with_fds(&[&frame[..]], descriptors)
+            .map(drop)
+            .map_err(|error| BackendError::Stream(error.into()))
     }
 }
 
@@ -178,34 +248,33 @@ fn window(size: u64) -> Result<File, Errno> {
     Ok(window.into())
 }
 
-fn send(stream: &UnixStream, message: &Message<'_>, fd: RawFd) -> Result<(), BackendError> {
-    let frame = message.to_vec()?;
-    // Frames are far smaller than a socket's buffer, which takes them whole.
-    stream
-        .send_with_fd(&frame[..], fd)
-        .map(drop)
-        .map_err(|error| BackendError::Stream(error.into()))
-}
-
-/// The next message; none at the end of the stream.
+/// The next message with the file that came with it; none at the end of the stream.
 fn receive<'a>(
-    stream: &mut UnixStream,
+    mut stream: &UnixStream,
     body: &'a mut Vec<u8>,
-) -> Result<Option<Message<'a>>, BackendError> {
+) -> Result<Option<(Message<'a>, Option<File>)>, BackendError> {
     let mut bytes = [0; HEADER_BYTES];
-    let mut done = 0;
+    let (mut done, file) = loop {
+        match stream.recv_with_fd(&mut bytes) {
+            Ok((0, _)) => return Ok(None),
+            Ok(received) => break received,
+            Err(error) => match std::io::Error::from(error) {
+                error if error.kind() == std::io::ErrorKind::Interrupted => {}
+                error if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(None),
+                error => return Err(BackendError::Stream(error)),
+            },
+        }
+    };
     while done < bytes.len() {
         match stream.read(&mut bytes[done..]) {
-            Ok(0) if done == 0 => return Ok(None),
             Ok(0) => return Err(BackendError::Ended),
             Ok(count) => done += count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(None),
             Err(error) => return Err(BackendError::Stream(error)),
         }
     }
     let header = Header::decode(&bytes)?;
     body.resize(header.body_len, 0);
     stream.read_exact(body).map_err(BackendError::Stream)?;
-    Ok(Some(Message::decode(header.kind, body)?))
+    Ok(Some((Message::decode(header.kind, body)?, file)))
 }

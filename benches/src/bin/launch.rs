@@ -85,7 +85,7 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
     // The session that this process was granted is the first of its window.
     let session = SEGMENT_BYTES;
     let fence = FENCES as u64 - 1;
-    // Samples go to the window's last segment, which is granted to nobody.
+    // Samples go to the file's last segment, which is granted to nobody.
     let samples = window.bytes() - SEGMENT_BYTES;
     let parameters = vec![
         guest_address(session),
@@ -137,12 +137,12 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// The window of this process, which the frontend has mapped, as a file.
+/// The session's file, which the frontend has mapped, as a window.
 fn window() -> Result<Window, LaunchError> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let range = maps
         .lines()
-        .filter(|line| line.contains("memfd:wormhole-window"))
+        .filter(|line| line.contains("memfd:wormhole-session"))
         .filter_map(|line| line.split_whitespace().next())
         .find(|range| {
             let start = range

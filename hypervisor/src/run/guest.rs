@@ -67,7 +67,7 @@ pub fn run(
         take: options.take.clone(),
         window: options.window.0,
     })?;
-    let backend = Backend::start(installation, &options.device, options.window.0)?;
+    let mut backend = Backend::start(installation, &options.device, options.window.0)?;
     let window = backend
         .window()
         .try_clone()
@@ -90,7 +90,7 @@ pub fn run(
         window: Some(window.into()),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
-            acceptor: Box::new(acceptor(backend.port()?, sender)),
+            acceptor: Box::new(acceptor(backend.port(), sender)),
         }),
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout)),
@@ -98,6 +98,7 @@ pub fn run(
     })
     .map_err(GuestError::from)?;
 
+    backend.listen(vm.window())?;
     let stats = vm.stats();
     let attendant = std::thread::spawn(move || attend(&streams, &stats));
     let report = vm.run().map_err(GuestError::from)?;

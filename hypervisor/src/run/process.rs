@@ -25,7 +25,7 @@ pub fn run(
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let frontend = installation.frontend()?;
-    let backend = Backend::start(installation, &options.device, options.window.0)?;
+    let mut backend = Backend::start(installation, &options.device, options.window.0)?;
 
     // An abstract address leaves no file behind, however this process ends.
     let address = format!("wormhole-{}", std::process::id());
@@ -35,7 +35,8 @@ pub fn run(
             what: "cannot listen for guest processes".to_owned(),
             source,
         })?;
-    let port = backend.port()?;
+    backend.listen(None)?;
+    let port = backend.port();
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             if same_user(&stream) && port.forward(&stream.into(), true).is_err() {

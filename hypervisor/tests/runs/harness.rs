@@ -240,7 +240,7 @@ impl Drop for Ended {
 }
 
 /// A process and all that descend from it.
-fn descendants(root: u32) -> Vec<u32> {
+pub fn descendants(root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(&pid) = found.get(next) {

@@ -1,7 +1,7 @@
 //! How soon threads that wait are released once the worker has found their context dead.
 //!
 //! The worker publishes the error in the session's status word. The test looks at that very word from outside,
-//! in the window that `wormhole` holds, so that the time of the last look that found nothing is before the
+//! in the session's file that the supervisor holds, so that the time of the last look that found nothing is before the
 //! error was published, and what is measured from there is never too short.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use wormhole_ring::layout::{SEGMENT_BYTES, session};
 
-use crate::harness::{PATIENCE, Underway, program, wormhole};
+use crate::harness::{PATIENCE, Underway, descendants, program, wormhole};
 
 /// The segment of a window's first session: the first behind the bootstrap's.
 const SESSION_SEGMENT: u64 = 1;
@@ -36,10 +36,10 @@ fn released(device: &str) -> Vec<Duration> {
             .stdin(Stdio::piped()),
     );
     assert_eq!(run.working(), "waiting\n");
-    let window = window(run.id());
+    let memory = session_file(run.id());
     let (looking, looks) = channel();
     let observer = std::thread::spawn(move || {
-        last_look_before_the_error(&window, || {
+        last_look_before_the_error(&memory, || {
             looking.send(()).expect("the test waits for it");
         })
     });
@@ -71,31 +71,32 @@ fn released(device: &str) -> Vec<Duration> {
         .collect()
 }
 
-/// The window that a process holds.
-fn window(pid: u32) -> File {
-    std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .expect("it runs")
-        .flatten()
+/// The file of the one session of a run: its supervisor and its worker hold it.
+fn session_file(pid: u32) -> File {
+    descendants(pid)
+        .into_iter()
+        .flat_map(|child| std::fs::read_dir(format!("/proc/{child}/fd")))
+        .flat_map(|folder| folder.flatten())
         .map(|entry| entry.path())
         .find(|path| {
             std::fs::read_link(path)
-                .is_ok_and(|target| target.to_string_lossy().contains("wormhole-window"))
+                .is_ok_and(|target| target.to_string_lossy().contains("wormhole-session"))
         })
         .and_then(|path| File::open(path).ok())
-        .expect("it has a window")
+        .expect("somebody has the session's file")
 }
 
 /// Looks at the status word until there is an error; the time before the last look that found none.
-fn last_look_before_the_error(window: &File, looked: impl Fn()) -> Duration {
+fn last_look_before_the_error(memory: &File, looked: impl Fn()) -> Duration {
     let word = SESSION_SEGMENT * SEGMENT_BYTES as u64 + session::STATUS as u64;
     let start = now();
     let mut last = None;
     loop {
         let before = now();
         let mut status = [0; 8];
-        window
+        memory
             .read_exact_at(&mut status, word)
-            .expect("the window can be read");
+            .expect("the file can be read");
         if status != [0; 8] {
             return last.expect("the error was there before the fault");
         }
