@@ -640,10 +640,12 @@ fn a_reset_does_not_bring_a_dead_context_back() {
         let (mut context, mut device) = (null_mut(), 0);
         // SAFETY: every place is writable.
         unsafe {
-            assert_eq!(cuDevicePrimaryCtxReset_v2(0), 700);
-            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
             assert_eq!(cuMemAlloc_v2(&raw mut device, 16), 700);
-            assert_eq!(cuCtxSynchronize(), 700);
+            assert_eq!(cuDevicePrimaryCtxReset_v2(0), 0);
+            assert_eq!(cuMemAlloc_v2(&raw mut device, 16), 709);
+            assert_eq!(cuCtxSynchronize(), 709);
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 700);
+            assert_eq!(cuMemAlloc_v2(&raw mut device, 16), 709);
         }
     });
 }

@@ -259,6 +259,10 @@ pub unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> C
         if pctx.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
+        let (primary, _) = context::primary_context()?;
+        if let (false, Some(fault)) = (primary.is_active(), session()?.fault()) {
+            return Err(fault);
+        }
         // SAFETY: as the caller promises.
         unsafe { put(pctx, context::retain_primary()?) }
     }
@@ -280,7 +284,8 @@ pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
 
 /// Ends everything in the primary context. After a fault it does not bring the device back, as is documented:
 /// "To continue using CUDA, the process must be terminated and relaunched" (CUDA driver API, `CUresult`, errors
-/// 700 to 719). The error is the answer, and that of every call after it.
+/// 700 to 719). The reset itself succeeds; then the context is a destroyed one, and a new one cannot be had: so
+/// does driver 580 on an H200.
 fn reset_primary() -> Result {
     let session = session()?;
     let (facts, handle) = context::primary_context()?;
@@ -303,7 +308,10 @@ fn reset_primary() -> Result {
         memory::free_of(scope);
         return waited;
     }
-    let reset = waited.and_then(|()| session.request(&ContextReset {}, |()| ()));
+    let reset = match session.fault() {
+        Some(_) => Ok(()),
+        None => waited.and_then(|()| session.request(&ContextReset {}, |()| ())),
+    };
     LIMITS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)

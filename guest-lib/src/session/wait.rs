@@ -25,6 +25,13 @@ impl Session {
         }
     }
 
+    /// The error of a context that died of what the program did.
+    pub fn fault(&self) -> Option<CuError> {
+        let cause = self.status.load()?;
+        (EndCause::from_code(cause.cause) == Some(EndCause::ContextDead))
+            .then_some(CuError(cause.result))
+    }
+
     #[cold]
     fn ended(&self, result: u32, cause: u32) -> CuError {
         let error = if result == 0 {
@@ -49,11 +56,7 @@ impl Session {
         let Err(error) = answered else {
             return answered;
         };
-        let context_dead = self
-            .status
-            .load()
-            .and_then(|cause| EndCause::from_code(cause.cause))
-            == Some(EndCause::ContextDead);
+        let context_dead = self.fault().is_some();
         if !context_dead {
             return Err(error);
         }
