@@ -109,6 +109,22 @@ fn a_killed_guest_process_frees_its_session_and_no_other() {
 }
 
 #[test]
+fn guests_that_break_the_protocol_in_a_loop_do_not_fill_the_log() {
+    let mut backend = Backend::with_window(64);
+    for _ in 0..500 {
+        let mut control = backend.connect();
+        // Not before a session.
+        control.send(&Message::Mapped).unwrap();
+        assert_eq!(control.receive(), Reply::Ended);
+    }
+    let log = backend.log();
+    assert!(log.contains("causes too many lines"), "{log}");
+    let told = log.matches("broke the protocol").count();
+    assert!((60..200).contains(&told), "{told} lines");
+    works(&mut backend.connect().open());
+}
+
+#[test]
 fn workers_do_not_outlive_a_killed_supervisor() {
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();

@@ -83,7 +83,10 @@ impl Supervisor {
                 self.tell_worker(ops, key, &Message::ArenaAdd(run))
             }
             Err((refusal, reason)) => {
-                tracing::info!("tenant {} {}: {reason}", session.tenant, session.id);
+                let (tenant, id) = (session.tenant, session.id);
+                if self.may_log(tenant) {
+                    tracing::info!("tenant {tenant} {id}: {reason}");
+                }
                 let denied = ArenaDenied {
                     id: request.id,
                     code: refusal as u32,

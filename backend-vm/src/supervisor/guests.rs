@@ -67,7 +67,9 @@ impl Supervisor {
         local: bool,
     ) {
         if self.stopping || !self.has_room_for_guest(tenant) {
-            tracing::warn!("tenant {tenant} has too many control streams: one is closed");
+            if self.may_log(tenant) {
+                tracing::warn!("tenant {tenant} has too many control streams: one is closed");
+            }
             return;
         }
         let id = self.id();
@@ -98,18 +100,26 @@ impl Supervisor {
             return;
         };
         let name = self.guest_name(id);
+        let logs = match (&error, self.guests.get(&id).map(|guest| guest.tenant)) {
+            (GuestError::Channel(ChannelError::Ended), _) | (_, None) => true,
+            (_, Some(tenant)) => self.may_log(tenant),
+        };
         let why = match error {
             GuestError::Channel(ChannelError::Ended) => {
                 tracing::debug!("{name}: its guest process is gone");
                 "the guest process ended".to_owned()
             }
             GuestError::Refused(reason) => {
-                tracing::info!("{name} is refused: {reason}");
+                if logs {
+                    tracing::info!("{name} is refused: {reason}");
+                }
                 reason
             }
             error => {
                 let why = format!("the guest broke the protocol: {}", crate::chain(&error));
-                tracing::warn!("{name}: {why}");
+                if logs {
+                    tracing::warn!("{name}: {why}");
+                }
                 why
             }
         };

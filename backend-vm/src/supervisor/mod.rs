@@ -15,6 +15,7 @@
 mod arena;
 mod environment;
 mod guests;
+mod log_budget;
 mod peer;
 mod pool;
 mod scrubber;

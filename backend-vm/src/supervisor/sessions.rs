@@ -392,7 +392,10 @@ impl Supervisor {
         if matches!(session.phase, Phase::Preparing | Phase::Showing) {
             self.session_unserved(ops, key, why);
         } else if session.phase == Phase::Granted {
-            tracing::warn!("tenant {} {}: {why}", session.tenant, session.id);
+            let (tenant, id) = (session.tenant, session.id);
+            if self.may_log(tenant) {
+                tracing::warn!("tenant {tenant} {id}: {why}");
+            }
             self.end_session(ops, key, why, Some(lost));
         }
         self.finish_session(ops, key);

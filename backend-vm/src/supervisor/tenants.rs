@@ -1,11 +1,13 @@
 //! Tenant streams: a launcher attaches a window, then brings control streams.
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{Attach, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
+use super::log_budget::{LogBudget, Verdict};
 use super::peer::Peer;
 use super::window::Window;
 use super::{Id, Source, Supervisor};
@@ -25,6 +27,7 @@ pub(super) struct Tenant {
     pub session_limit: u32,
     /// The states of the session numbers used so far.
     pub numbers: Vec<SessionState>,
+    log: LogBudget,
     /// The launcher waits to hear whether the device works.
     awaits_device: bool,
     /// The launcher has said its last word and waits for its sessions' reports.
@@ -71,6 +74,7 @@ impl Supervisor {
                         window: None,
                         session_limit: 0,
                         numbers: Vec::new(),
+                        log: LogBudget::new(Instant::now()),
                         awaits_device: false,
                         leaving: false,
                     },
@@ -129,7 +133,10 @@ impl Supervisor {
                 }
                 Request::Stream(stream) => match peer.incoming.descriptor() {
                     Some(socket) => self.add_guest(ops, id, socket, stream.local != 0),
-                    None => tracing::warn!("tenant {id} announced a stream and sent none"),
+                    None if self.may_log(id) => {
+                        tracing::warn!("tenant {id} announced a stream and sent none");
+                    }
+                    None => {}
                 },
                 Request::Mapped(run) => {
                     if let Err(reason) = self.run_shown(ops, id, &run) {
@@ -174,7 +181,9 @@ impl Supervisor {
                 Ok(())
             }
             Err(reason) => {
-                tracing::warn!("tenant {id}: {reason}");
+                if self.may_log(id) {
+                    tracing::warn!("tenant {id}: {reason}");
+                }
                 self.tell_tenant(
                     ops,
                     id,
@@ -312,6 +321,18 @@ impl Supervisor {
                 self.sources.remove(&tenant.token);
             }
         }
+    }
+
+    /// Whether a line that the tenant or its guests caused is to be logged.
+    pub(super) fn may_log(&mut self, id: Id) -> bool {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return true;
+        };
+        let verdict = tenant.log.spend(Instant::now());
+        if verdict == Verdict::Last {
+            tracing::warn!("tenant {id} causes too many lines: most that follow are left out");
+        }
+        verdict != Verdict::Drop
     }
 
     /// Whether the tenant may open another control stream.
