@@ -5,7 +5,7 @@
 )]
 
 use super::half::{Bf16, F16, Short};
-use super::{Compare, by_bits, by_int, compare_rows};
+use super::{Compare, Slot, by_bits, by_int, compare_rows};
 use crate::parse::ast::Type;
 
 macro_rules! test {
@@ -36,14 +36,36 @@ macro_rules! floats {
         })
     };
 }
-/// The comparison `name` of operands of type `ty`.
-pub(crate) fn find(name: &str, ty: Type, ftz: bool) -> Option<Compare> {
+/// The second lane of a pair.
+#[derive(Clone, Copy)]
+struct Upper<T>(T);
+
+impl<T: Slot> Slot for Upper<T> {
+    #[inline(always)]
+    fn get(slot: u64) -> Self {
+        Self(T::get(slot >> 16))
+    }
+    #[inline(always)]
+    fn put(self) -> u64 {
+        self.0.put() << 16
+    }
+}
+
+/// The comparison `name` of operands of type `ty`, which is of the lower lane of a pair or,
+/// if asked for, of the `upper` one.
+pub(crate) fn find(name: &str, ty: Type, ftz: bool, upper: bool) -> Option<Compare> {
     match ty {
+        Type::F16x2 if upper && ftz => {
+            floats!(name, Upper<F16>, |x: Upper<F16>| x.0.flush().wide())
+        }
+        Type::F16x2 if upper => floats!(name, Upper<F16>, |x: Upper<F16>| x.0.wide()),
+        Type::Bf16x2 if upper => floats!(name, Upper<Bf16>, |x: Upper<Bf16>| x.0.wide()),
+        Type::F16 | Type::F16x2 if ftz => floats!(name, F16, |x: F16| x.flush().wide()),
         Type::F32 if ftz => floats!(name, f32, |x: f32| super::float::flush(x)),
         Type::F32 => floats!(name, f32, |x: f32| x),
         Type::F64 => floats!(name, f64, |x: f64| x),
-        Type::F16 => floats!(name, F16, |x: F16| x.wide()),
-        Type::Bf16 => floats!(name, Bf16, |x: Bf16| x.wide()),
+        Type::F16 | Type::F16x2 => floats!(name, F16, |x: F16| x.wide()),
+        Type::Bf16 | Type::Bf16x2 => floats!(name, Bf16, |x: Bf16| x.wide()),
         Type::B16 | Type::B32 | Type::B64 if !matches!(name, "eq" | "ne") => None,
         _ => {
             // The unsigned names of an ordering apply to unsigned types only.

@@ -26,6 +26,8 @@ pub(crate) struct Style {
     pub saturate: bool,
     /// Whether negative results are zeros.
     pub relu: bool,
+    /// Whether what overflows becomes the greatest finite value.
+    pub finite: bool,
 }
 
 impl Style {
@@ -43,6 +45,7 @@ impl Style {
             | flag(self.ftz, 3)
             | flag(self.saturate, 4)
             | flag(self.relu, 5)
+            | flag(self.finite, 6)
     }
 
     fn decode(word: u32) -> Self {
@@ -59,6 +62,7 @@ impl Style {
             ftz: flag(3),
             saturate: flag(4),
             relu: flag(5),
+            finite: flag(6),
         }
     }
 }
@@ -70,6 +74,7 @@ fn is_float(ty: Type) -> bool {
 /// The conversion from `from` to `to`. The handler finds its style, encoded, in its last operand.
 pub(crate) fn find(to: Type, from: Type, style: Style) -> Option<Alu> {
     match (is_float(to), is_float(from)) {
+        _ if style.finite && !(is_float(to) && is_float(from)) => None,
         (false, false) if style.relu || style.integral => None,
         (false, false) => integers(to, from, style.saturate),
         (true, false) if style.relu => None,
@@ -140,13 +145,15 @@ fn narrow_short<T: Short>(value: f64, style: Style) -> T {
     } else if style.relu && value < 0.0 {
         T::of(0)
     } else {
-        T::narrow(value, style.rounding)
+        let narrow = T::narrow(value, style.rounding);
+        let infinite = narrow.bits() & 0x7fff == T::EXPONENT;
+        T::of(narrow.bits() - u16::from(style.finite && infinite))
     }
 }
 
 impl Float for F16 {
     fn wide(self, _: Style) -> f64 {
-        Short::wide(self)
+        f64::from(Short::wide(self))
     }
     fn narrow(value: f64, style: Style) -> Self {
         narrow_short(value, style)
@@ -155,7 +162,7 @@ impl Float for F16 {
 
 impl Float for Bf16 {
     fn wide(self, _: Style) -> f64 {
-        Short::wide(self)
+        f64::from(Short::wide(self))
     }
     fn narrow(value: f64, style: Style) -> Self {
         narrow_short(value, style)
@@ -255,6 +262,15 @@ fn from_float(to: Type, from: Type, style: Style) -> Option<Alu> {
     .flatten()
 }
 
+#[inline(always)]
+fn canonical(x: f32) -> f32 {
+    if x.is_nan() {
+        f32::from_bits(0x7fff_ffff)
+    } else {
+        x
+    }
+}
+
 fn between<A: Float, R: Float>(a: A, style: Style) -> R {
     let x = a.wide(style);
     R::narrow(
@@ -271,10 +287,11 @@ fn between<A: Float, R: Float>(a: A, style: Style) -> R {
 }
 
 fn floats(to: Type, from: Type, style: Style) -> Option<Alu> {
-    if style.relu && !matches!(to, Type::F16 | Type::Bf16) {
+    if (style.relu || style.finite) && !matches!(to, Type::F16 | Type::Bf16) {
         return None;
     }
-    let simple = !style.integral && !style.saturate && !style.ftz;
+    let simple = !style.integral && !style.saturate && !style.ftz && !style.relu && !style.finite;
+    let nearest = simple && style.rounding == Rounding::Nearest;
     macro_rules! to {
         ($from:ty) => {
             match to {
@@ -288,8 +305,12 @@ fn floats(to: Type, from: Type, style: Style) -> Option<Alu> {
     }
     Some(match from {
         Type::F32 if to == Type::F64 && simple => alu1!(f32 => f64, f64::from),
-        Type::F64 if to == Type::F32 && simple && style.rounding == Rounding::Nearest => {
-            alu1!(f64 => f32, |a| a as f32)
+        Type::F64 if to == Type::F32 && nearest => alu1!(f64 => f32, |a| a as f32),
+        Type::F32 if to == Type::F16 && nearest => alu1!(f32 => F16, F16::nearest),
+        Type::F32 if to == Type::Bf16 && nearest => alu1!(f32 => Bf16, Bf16::nearest),
+        Type::F16 if to == Type::F32 && simple => alu1!(F16 => f32, |a| canonical(Short::wide(a))),
+        Type::Bf16 if to == Type::F32 && simple => {
+            alu1!(Bf16 => f32, |a| canonical(Short::wide(a)))
         }
         Type::F32 => to!(f32),
         Type::F64 => to!(f64),

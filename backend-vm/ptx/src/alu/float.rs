@@ -1,12 +1,12 @@
-//! Single and double precision, and the 16-bit types (PTX ISA 9.7.3 to 9.7.5).
+//! Single and double precision (PTX ISA 9.7.3), and what the 16-bit types share with them.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "rounding to a narrower type is what is meant"
 )]
 
-use super::half::{Bf16, F16, Pair, Rounding, Short};
+use super::half::Rounding;
 use super::round::{self, Operation};
-use super::{Alu, alu1, alu2, alu3, by_flags, plain};
+use super::{Alu, alu1, alu2, alu3, by_flags, plain, short};
 use crate::parse::ast::Type;
 
 /// Modifiers of a floating-point instruction.
@@ -46,15 +46,6 @@ fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
     }
     let x = if FTZ { flush(x) } else { x };
     if x.is_nan() { NAN32 } else { x }
-}
-
-#[inline(always)]
-fn clamp64<const SAT: bool>(x: f64) -> f64 {
-    if SAT {
-        if x > 0.0 { x.min(1.0) } else { 0.0 }
-    } else {
-        x
-    }
 }
 
 /// `add`, `sub`, `mul`, `div` in single precision.
@@ -114,67 +105,12 @@ fn binary64(name: &str, style: Style) -> Option<Alu> {
     })
 }
 
-#[inline(always)]
-fn short<T: Short, const SAT: bool>(value: f64) -> T {
-    if value.is_nan() && !SAT {
-        T::NAN
-    } else {
-        T::narrow(clamp64::<SAT>(value), Rounding::Nearest)
-    }
-}
-
-macro_rules! by_short {
-    ($ty:expr, $t:ident => $one:expr, $two:expr) => {
-        match $ty {
-            Type::F16 => {
-                type $t = F16;
-                $one
-            }
-            Type::Bf16 => {
-                type $t = Bf16;
-                $one
-            }
-            Type::F16x2 => {
-                type $t = F16;
-                $two
-            }
-            Type::Bf16x2 => {
-                type $t = Bf16;
-                $two
-            }
-            _ => return None,
-        }
-    };
-}
-
-/// Applies a function of doubles to one or both 16-bit lanes.
-macro_rules! short2 {
-    ($ty:expr, $sat:expr, $f:expr) => {
-        by_flags!($sat, S => by_short!($ty, T =>
-            plain!(two<T, T, T>, |a, b| short::<T, S>($f(a.wide(), b.wide()))),
-            plain!(two<Pair<T>, Pair<T>, Pair<T>>, |a, b| Pair(
-                short::<T, S>($f(a.0.wide(), b.0.wide())), short::<T, S>($f(a.1.wide(), b.1.wide()))))))
-    };
-}
-macro_rules! short1 {
-    ($ty:expr, $f:expr) => {
-        by_short!($ty, T =>
-            plain!(one<T, T>, |a| short::<T, false>($f(a.wide()))),
-            plain!(one<Pair<T>, Pair<T>>, |a| Pair(short::<T, false>($f(a.0.wide())), short::<T, false>($f(a.1.wide())))))
-    };
-}
-
 /// `add`, `sub`, `mul` and `div`.
 pub(crate) fn binary(name: &str, ty: Type, style: Style) -> Option<Alu> {
     match ty {
         Type::F32 => binary32(name, style),
         Type::F64 => binary64(name, style),
-        _ => Some(match name {
-            "add" => short2!(ty, style.saturate, |a: f64, b: f64| a + b),
-            "sub" => short2!(ty, style.saturate, |a: f64, b: f64| a - b),
-            "mul" => short2!(ty, style.saturate, |a: f64, b: f64| a * b),
-            _ => return None,
-        }),
+        _ => short::binary(name, ty, style),
     }
 }
 
@@ -192,15 +128,6 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
             }
         };
     }
-    macro_rules! half {
-        ($f:expr) => {
-            by_flags!(style.saturate, S => by_short!(ty, T =>
-                plain!(three<T, T, T, T>, |a, b, c| short::<T, S>($f(a.wide(), b.wide(), c.wide()))),
-                plain!(three<Pair<T>, Pair<T>, Pair<T>, Pair<T>>, |a, b, c| Pair(
-                    short::<T, S>($f(a.0.wide(), b.0.wide(), c.0.wide())),
-                    short::<T, S>($f(a.1.wide(), b.1.wide(), c.1.wide()))))))
-        };
-    }
     Some(match ty {
         Type::F32 if !relu => single!(Zero, Down, Up),
         Type::F64 if !relu => match style.rounding {
@@ -216,11 +143,7 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
             }
         },
         Type::F32 | Type::F64 => return None,
-        _ if relu => half!(|a: f64, b: f64, c: f64| {
-            let r = a.mul_add(b, c);
-            if r < 0.0 { 0.0 } else { r }
-        }),
-        _ => half!(|a: f64, b: f64, c: f64| a.mul_add(b, c)),
+        _ => return short::fused(ty, style, relu),
     })
 }
 
@@ -264,30 +187,12 @@ pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool)
         return Some(by_flags!(max, M, ftz, F => by_flags!(nan, N, xorsign, X =>
             alu2!(f32, f32 => f32, single::<M, F, N, X>))));
     }
-    if xorsign {
-        return None;
+    match (ty, max) {
+        (Type::F64, _) if nan || xorsign || ftz => None,
+        (Type::F64, false) => Some(alu2!(f64, f64 => f64, least)),
+        (Type::F64, true) => Some(alu2!(f64, f64 => f64, greatest)),
+        _ => short::extreme(name, ty, ftz, nan, xorsign),
     }
-    Some(match (ty, max, nan) {
-        (Type::F64, false, false) => alu2!(f64, f64 => f64, least),
-        (Type::F64, true, false) => alu2!(f64, f64 => f64, greatest),
-        (Type::F64, ..) => return None,
-        (_, false, false) => short2!(ty, false, |a: f64, b: f64| least(a, b)),
-        (_, true, false) => short2!(ty, false, |a: f64, b: f64| greatest(a, b)),
-        (_, false, true) => short2!(ty, false, |a: f64, b: f64| if a.is_nan() {
-            a
-        } else if b.is_nan() {
-            b
-        } else {
-            least(a, b)
-        }),
-        (_, true, true) => short2!(ty, false, |a: f64, b: f64| if a.is_nan() {
-            a
-        } else if b.is_nan() {
-            b
-        } else {
-            greatest(a, b)
-        }),
-    })
 }
 
 /// `neg` and `abs`.
@@ -297,11 +202,7 @@ pub(crate) fn sign(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
         ("abs", Type::F32) => by_flags!(ftz, F => alu1!(f32 => f32, |a| input::<F>(a).abs())),
         ("neg", Type::F64) => alu1!(f64 => f64, |a| -a),
         ("abs", Type::F64) => alu1!(f64 => f64, |a| a.abs()),
-        ("neg", Type::F16 | Type::Bf16) => alu1!(u16 => u16, |a| a ^ 0x8000),
-        ("abs", Type::F16 | Type::Bf16) => alu1!(u16 => u16, |a| a & 0x7fff),
-        ("neg", Type::F16x2 | Type::Bf16x2) => alu1!(u32 => u32, |a| a ^ 0x8000_8000),
-        ("abs", Type::F16x2 | Type::Bf16x2) => alu1!(u32 => u32, |a| a & 0x7fff_7fff),
-        _ => return None,
+        _ => return short::sign(name, ty, ftz),
     })
 }
 
@@ -366,12 +267,7 @@ pub(crate) fn function(name: &str, ty: Type, style: Style) -> Option<Alu> {
         ("lg2", Type::F32, _) => library!(|x: f32| x.log2()),
         ("ex2", Type::F32, _) => library!(|x: f32| x.exp2()),
         ("tanh", Type::F32, _) => library!(|x: f32| x.tanh()),
-        ("ex2", Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2, _) => {
-            short1!(ty, |x: f64| x.exp2())
-        }
-        ("tanh", Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2, _) => {
-            short1!(ty, |x: f64| x.tanh())
-        }
+        ("ex2" | "tanh", _, Rounding::Nearest) => return short::function(name, ty, ftz),
         _ => return None,
     })
 }

@@ -10,7 +10,9 @@ pub(crate) mod convert;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod int;
+pub(crate) mod narrow;
 pub(crate) mod round;
+pub(crate) mod short;
 
 /// Threads of a warp.
 pub(crate) const LANES: usize = 32;

@@ -92,41 +92,43 @@ fn toward(rounding: Rounding, r: f64, error: f64) -> f64 {
     }
 }
 
+/// `a + b`, rounded to odd: what the result cannot hold sets its last bit.
+#[inline(always)]
+pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
+    let sum = a + b;
+    let t = sum - a;
+    let error = (a - (sum - t)) + (b - t);
+    let bits = sum.to_bits();
+    // The sum of an infinity has a NaN for its error.
+    if error == 0.0 || error.is_nan() || bits & 1 == 1 {
+        sum
+    } else if (error > 0.0) == (sum > 0.0) {
+        f64::from_bits(bits + 1)
+    } else {
+        f64::from_bits(bits - 1)
+    }
+}
+
 /// `a * b + c` in single precision, rounded once.
 pub(crate) fn fma_single(rounding: Rounding, a: f32, b: f32, c: f32) -> f32 {
     // The product of two singles is exact in double precision; the sum is rounded to
     // odd, so that rounding it again to a single gives what one rounding would.
-    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
-    let sum = product + c;
+    let (product, wide) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = sum_to_odd(product, wide);
     if !sum.is_finite() || rounding == Rounding::Nearest {
-        return a.mul_add(b, c_as_single(c));
+        return a.mul_add(b, c);
     }
-    let t = sum - product;
-    let error = (product - (sum - t)) + (c - t);
-    if sum == 0.0 && error == 0.0 {
-        return if product == 0.0 && c == 0.0 && product.is_sign_negative() == c.is_sign_negative() {
-            a.mul_add(b, c_as_single(c))
+    if sum == 0.0 {
+        let same = product.is_sign_negative() == wide.is_sign_negative();
+        return if product == 0.0 && wide == 0.0 && same {
+            a.mul_add(b, c)
         } else if rounding == Rounding::Down {
             -0.0
         } else {
             0.0
         };
     }
-    let odd = if error != 0.0 && sum.to_bits() & 1 == 0 {
-        if (error > 0.0) == (sum > 0.0) {
-            f64::from_bits(sum.to_bits() + 1)
-        } else {
-            f64::from_bits(sum.to_bits() - 1)
-        }
-    } else {
-        sum
-    };
-    narrow(odd, rounding)
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "it was a single before")]
-fn c_as_single(c: f64) -> f32 {
-    c as f32
+    narrow(sum, rounding)
 }
 
 /// `a * b + c` in double precision, rounded once.

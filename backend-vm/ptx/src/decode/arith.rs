@@ -1,13 +1,13 @@
-//! Arithmetic, logic, comparison, selection and conversion.
+//! Arithmetic, logic and moves.
 
 use super::function::Lowering;
-use super::insn::{Carry, CarryOp, Logic, Op, PredSource, TRUE, Test};
+use super::insn::{Carry, CarryOp, Logic, Op, TRUE};
 use super::modifiers::Modifiers;
 use super::{Reject, malformed};
 use crate::alu::float::Style;
 use crate::alu::half::Rounding;
 use crate::alu::int::Part;
-use crate::alu::{Alu, compare, convert, float, int};
+use crate::alu::{Alu, float, int};
 use crate::parse::ast::{Operand, Type};
 
 fn is_float(ty: Type) -> bool {
@@ -38,7 +38,7 @@ impl<'a> Lowering<'a, '_, '_> {
     }
 
     /// Emits `f` with sources of the given types and a word of modifiers.
-    fn styled_alu(
+    pub(super) fn styled_alu(
         &mut self,
         f: Option<Alu>,
         operands: &[Operand<'a>],
@@ -74,63 +74,7 @@ impl<'a> Lowering<'a, '_, '_> {
             "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "abs" | "neg" | "mad"
             | "fma" | "addc" | "subc" | "madc" => self.basic(name, m, operands),
             "and" | "or" | "xor" | "not" | "cnot" | "shl" | "shr" => self.logic(name, m, operands),
-            "setp" | "set" => self.compare(name, m, operands),
-            "selp" => {
-                let ty = m.ty()?;
-                exactly::<4>(operands)?;
-                let (a, b) = (
-                    self.source(&operands[1], ty)?,
-                    self.source(&operands[2], ty)?,
-                );
-                let p = self.source_pred(&operands[3])?;
-                let d = self.dest(&operands[0])?;
-                self.emit(Op::Select { d, a, b, p });
-                Ok(true)
-            }
-            "slct" => {
-                let condition = m.ty()?;
-                let (ty, ftz) = (m.ty()?, m.take("ftz"));
-                exactly::<4>(operands)?;
-                let compare = compare::not_negative(condition, ftz).ok_or(Reject::Unsupported)?;
-                let c = self.source(&operands[3], condition)?;
-                let (a, b) = (
-                    self.source(&operands[1], ty)?,
-                    self.source(&operands[2], ty)?,
-                );
-                let pred = self.scratch_pred()?;
-                let d = self.dest(&operands[0])?;
-                self.emit(Op::Compare {
-                    compare,
-                    d: pred,
-                    a: c,
-                    b: c,
-                });
-                self.emit(Op::Select {
-                    d,
-                    a,
-                    b,
-                    p: PredSource {
-                        pred,
-                        negated: false,
-                    },
-                });
-                Ok(true)
-            }
-            "testp" => {
-                let ty = m.ty()?;
-                let property = m.first().ok_or(Reject::Unsupported)?;
-                exactly::<2>(operands)?;
-                let compare = compare::property(property, ty).ok_or(Reject::Unsupported)?;
-                let a = self.source(&operands[1], ty)?;
-                let d = self.one_dest_pred(&operands[0])?;
-                self.emit(Op::Compare {
-                    compare,
-                    d,
-                    a,
-                    b: a,
-                });
-                Ok(true)
-            }
+            "setp" | "set" | "selp" | "slct" | "testp" => self.comparison(name, m, operands),
             "cvt" => self.convert(m, operands),
             "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" | "tanh" => {
                 let ty = m.ty()?;
@@ -169,6 +113,9 @@ impl<'a> Lowering<'a, '_, '_> {
             });
             return Ok(true);
         }
+        if ty == Type::B128 {
+            return self.move_wide(&operands[0], &operands[1]);
+        }
         match (&operands[0], &operands[1]) {
             (Operand::Vector(list), source) => {
                 let bits = self.piece_bits(ty, list.len())?;
@@ -198,6 +145,43 @@ impl<'a> Lowering<'a, '_, '_> {
                     ops: [d, a, 0, 0, 0],
                 });
             }
+        }
+        Ok(true)
+    }
+
+    /// `mov.b128`: both halves, by way of rows of their own, since source and destination may overlap.
+    fn move_wide(&mut self, dest: &Operand<'a>, source: &Operand<'a>) -> Result<bool, Reject> {
+        let f = int::unary("mov", Type::B64).ok_or(Reject::Unsupported)?;
+        let sources = match source {
+            Operand::Vector(list) => match &list[..] {
+                [low, high] => [self.source(low, Type::B64)?, self.source(high, Type::B64)?],
+                _ => return malformed("the vector does not have two halves"),
+            },
+            source => {
+                let low = self.wide(source)?;
+                [low, low + 1]
+            }
+        };
+        let dests = match dest {
+            Operand::Vector(list) => match &list[..] {
+                [low, high] => [self.dest(low)?, self.dest(high)?],
+                _ => return malformed("the vector does not have two halves"),
+            },
+            dest => {
+                let low = self.wide(dest)?;
+                [low, low + 1]
+            }
+        };
+        let copies = [self.temporary()?, self.temporary()?];
+        for (d, a) in copies
+            .into_iter()
+            .zip(sources)
+            .chain(dests.into_iter().zip(copies))
+        {
+            self.emit(Op::Alu {
+                f,
+                ops: [d, a, 0, 0, 0],
+            });
         }
         Ok(true)
     }
@@ -402,105 +386,5 @@ impl<'a> Lowering<'a, '_, '_> {
             "shl" | "shr" => self.alu(int::binary(name, ty), operands, &[ty, Type::U32]),
             _ => self.alu(int::binary(name, ty), operands, &[ty, ty]),
         }
-    }
-
-    fn compare(
-        &mut self,
-        name: &str,
-        m: &mut Modifiers<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<bool, Reject> {
-        let ty = m.ty()?;
-        let dest_ty = if name == "set" { Some(m.ty()?) } else { None };
-        let ftz = m.take("ftz");
-        let logic = m.take_map(|part| match part {
-            "and" => Some(Logic::And),
-            "or" => Some(Logic::Or),
-            "xor" => Some(Logic::Xor),
-            _ => None,
-        });
-        let relation = m.first().ok_or(Reject::Unsupported)?;
-        let compare = compare::find(relation, ty, ftz).ok_or(Reject::Unsupported)?;
-        if operands.len() != 3 + usize::from(logic.is_some()) {
-            return malformed("it has the wrong number of operands");
-        }
-        let (a, b) = (
-            self.source(&operands[1], ty)?,
-            self.source(&operands[2], ty)?,
-        );
-        let combine = match logic {
-            Some(logic) => Some((logic, self.source_pred(&operands[3])?)),
-            None => None,
-        };
-        let test = Box::new(Test {
-            compare,
-            a,
-            b,
-            combine,
-        });
-        if let Some(dest_ty) = dest_ty {
-            let value = match dest_ty {
-                Type::F32 => u64::from(1.0_f32.to_bits()),
-                Type::U32 | Type::S32 => u64::from(u32::MAX),
-                Type::U16 | Type::S16 => u64::from(u16::MAX),
-                Type::F16 => 0x3c00,
-                Type::Bf16 => 0x3f80,
-                _ => return Err(Reject::Unsupported),
-            };
-            let d = self.dest(&operands[0])?;
-            self.emit(Op::Set { test, d, value });
-            return Ok(true);
-        }
-        match &operands[0] {
-            Operand::Name(_) if combine.is_none() => {
-                let d = self.one_dest_pred(&operands[0])?;
-                self.emit(Op::Compare { compare, d, a, b });
-            }
-            Operand::Name(_) => {
-                let d = self.one_dest_pred(&operands[0])?;
-                self.emit(Op::SetPredicate { test, d, q: None });
-            }
-            Operand::Pair(p, q) => {
-                let d = match self.dest_pred(p)? {
-                    Some(d) => d,
-                    None => self.scratch_pred()?,
-                };
-                let q = self.dest_pred(q)?;
-                self.emit(Op::SetPredicate { test, d, q });
-            }
-            _ => return malformed("the destination is not a predicate"),
-        }
-        Ok(true)
-    }
-
-    fn convert(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
-        let from = m.ty()?;
-        let to = m.ty()?;
-        let integral = m.integral_rounding();
-        let rounding = m.rounding();
-        let style = convert::Style {
-            rounding: integral.or(rounding).unwrap_or(Rounding::Nearest),
-            integral: integral.is_some(),
-            ftz: m.take("ftz"),
-            saturate: m.take("sat"),
-            relu: m.take("relu"),
-        };
-        if matches!(to, Type::F16x2 | Type::Bf16x2) {
-            if from != Type::F32 {
-                return Err(Reject::Unsupported);
-            }
-            return self.styled_alu(
-                convert::pack_halves(to, style),
-                operands,
-                &[from, from],
-                style.encode(),
-            );
-        }
-        self.styled_alu(
-            convert::find(to, from, style),
-            operands,
-            &[from],
-            style.encode(),
-        )
     }
 }

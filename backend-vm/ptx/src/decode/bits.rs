@@ -1,8 +1,10 @@
 //! Integer instructions on bits, bytes and 24-bit numbers.
 
-use super::Reject;
 use super::function::Lowering;
+use super::insn::{Logic, Op, Test};
 use super::modifiers::Modifiers;
+use super::{Reject, malformed};
+use crate::alu::compare;
 use crate::alu::int::{self, Part};
 use crate::parse::ast::{Operand, Type};
 
@@ -69,12 +71,7 @@ impl<'a> Lowering<'a, '_, '_> {
                 let ty = m.ty()?;
                 self.alu(Some(int::funnel(left, wrap)), operands, &[ty, ty, u])
             }
-            "lop3" => {
-                if m.ty()? != Type::B32 {
-                    return Err(Reject::Unsupported);
-                }
-                self.alu(Some(int::logic3()), operands, &[u, u, u, u])
-            }
+            "lop3" => self.logic3(m, operands),
             "prmt" => {
                 if m.take("b32") {
                     let mode = m.first();
@@ -96,5 +93,49 @@ impl<'a> Lowering<'a, '_, '_> {
             }
             _ => Ok(false),
         }
+    }
+
+    /// `lop3`, perhaps with a predicate that tells whether the result, which may be unwanted, is not 0.
+    fn logic3(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
+        if m.ty()? != Type::B32 {
+            return Err(Reject::Unsupported);
+        }
+        let types = [Type::U32; 4];
+        let logic = m.take_map(|part| match part {
+            "and" => Some(Logic::And),
+            "or" => Some(Logic::Or),
+            _ => None,
+        });
+        let Some(logic) = logic else {
+            return self.alu(Some(int::logic3()), operands, &types);
+        };
+        let [Operand::Pair(d, p), a, b, c, table, q] = operands else {
+            return malformed("its operands are not a pair, four sources and a predicate");
+        };
+        let combine = Some((logic, self.source_pred(q)?));
+        let d = self.dest(&Operand::Name(d))?;
+        let mut ops = [d, 0, 0, 0, 0];
+        for (op, source) in ops[1..].iter_mut().zip([a, b, c, table]) {
+            *op = self.source(source, Type::U32)?;
+        }
+        let f = int::logic3();
+        self.emit(Op::Alu { f, ops });
+        let p = match self.dest_pred(p)? {
+            Some(p) => p,
+            None => self.scratch_pred()?,
+        };
+        let compare = compare::find("ne", Type::U32, false, false).ok_or(Reject::Unsupported)?;
+        let test = Box::new(Test {
+            compare,
+            a: d,
+            b: self.constant(0)?,
+            combine,
+        });
+        self.emit(Op::SetPredicate {
+            test,
+            d: p,
+            q: None,
+        });
+        Ok(true)
     }
 }

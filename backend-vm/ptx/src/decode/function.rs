@@ -13,6 +13,8 @@ use crate::parse::parse_body;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Symbol {
     Register(Reg),
+    /// A register of 128 bits: its low half, which the high one follows.
+    Wide(Reg),
     Predicate(Pred),
     Global(u64),
     Shared(u32),
@@ -28,7 +30,25 @@ pub(crate) enum Symbol {
 struct Range<'a> {
     prefix: &'a str,
     count: u32,
-    predicate: bool,
+    kind: RegisterKind,
+}
+
+/// What holds a register's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RegisterKind {
+    Row,
+    TwoRows,
+    Predicate,
+}
+
+impl RegisterKind {
+    fn of(ty: Type) -> Self {
+        match ty {
+            Type::Pred => Self::Predicate,
+            Type::B128 => Self::TwoRows,
+            _ => Self::Row,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -335,20 +355,20 @@ impl<'a> Lowering<'a, '_, '_> {
         let bytes = variable.bytes().unwrap_or(u64::MAX);
         match variable.space {
             Space::Reg => {
-                if variable.vector > 1 || variable.ty == Type::B128 {
+                if variable.vector > 1 {
                     return Err(Reject::Unsupported);
                 }
-                let predicate = variable.ty == Type::Pred;
+                let kind = RegisterKind::of(variable.ty);
                 if let Some(count) = variable.range {
                     if let Some(scope) = self.scopes.last_mut() {
                         scope.ranges.push(Range {
                             prefix: variable.name,
                             count,
-                            predicate,
+                            kind,
                         });
                     }
                 } else {
-                    let symbol = self.register(predicate)?;
+                    let symbol = self.register(kind)?;
                     self.bind(variable.name, symbol);
                 }
             }
@@ -370,11 +390,15 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(())
     }
 
-    fn register(&mut self, predicate: bool) -> Result<Symbol, Reject> {
-        if predicate {
-            self.scratch_pred().map(Symbol::Predicate)
-        } else {
-            self.temporary().map(Symbol::Register)
+    fn register(&mut self, kind: RegisterKind) -> Result<Symbol, Reject> {
+        match kind {
+            RegisterKind::Predicate => self.scratch_pred().map(Symbol::Predicate),
+            RegisterKind::Row => self.temporary().map(Symbol::Register),
+            RegisterKind::TwoRows => {
+                let low = self.temporary()?;
+                self.temporary()?;
+                Ok(Symbol::Wide(low))
+            }
         }
     }
 
@@ -473,8 +497,8 @@ impl<'a> Lowering<'a, '_, '_> {
                     .is_some_and(|number| number < range.count)
             });
             if let Some(range) = range {
-                let predicate = range.predicate;
-                let symbol = self.register(predicate)?;
+                let kind = range.kind;
+                let symbol = self.register(kind)?;
                 self.scopes[depth].names.insert(name, symbol);
                 return Ok(Some(symbol));
             }
@@ -514,6 +538,8 @@ impl<'a> Lowering<'a, '_, '_> {
         let operands = &instruction.operands;
         let done = self.arithmetic(name, &mut modifiers, operands)?
             || self.memory(name, &mut modifiers, operands)?
+            || self.atomic(name, &mut modifiers, operands)?
+            || self.asynchronous(name, &mut modifiers, operands)?
             || self.control(name, &mut modifiers, operands)?
             || self.synchronization(name, &mut modifiers, operands)?;
         if done {

@@ -60,6 +60,14 @@ pub(crate) enum Base {
     Frame,
 }
 
+/// An address operand in its space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub space: AddressSpace,
+    pub base: Base,
+    pub offset: i64,
+}
+
 /// Ordering of an access or fence against others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Order {
@@ -93,10 +101,8 @@ pub(crate) enum AtomicOp {
     Add,
     AddF32,
     AddF64,
-    AddF16,
-    AddF16x2,
-    AddBf16,
-    AddBf16x2,
+    /// On one or two 16-bit floats.
+    Short(Short),
     Increment,
     Decrement,
     MinUnsigned,
@@ -105,15 +111,33 @@ pub(crate) enum AtomicOp {
     MaxSigned,
 }
 
+/// An operation of atomics on 16-bit floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShortOp {
+    Add,
+    Min,
+    Max,
+}
+
+/// An atomic operation on 16-bit floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Short {
+    pub op: ShortOp,
+    /// Bfloat16, as opposed to half precision.
+    pub bfloat: bool,
+    /// Two of them.
+    pub pair: bool,
+}
+
 /// An atomic read-modify-write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Atomic {
     pub op: AtomicOp,
-    pub space: AddressSpace,
-    pub base: Base,
-    pub offset: i64,
-    /// 2, 4 or 8.
+    pub place: Place,
+    /// 2, 4, 8 or 16; operands of 16 bytes are two rows each.
     pub size: u32,
+    /// What the address must be a multiple of.
+    pub align: u32,
     /// Where the old value goes, unless nobody wants it.
     pub dest: Option<Reg>,
     pub a: Reg,
@@ -259,12 +283,55 @@ pub(crate) struct Call {
 /// A copy from global to shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Copy {
-    pub dest: (Base, i64),
-    pub source: (Base, i64),
+    pub dest: Place,
+    pub source: Place,
     /// 4, 8 or 16.
     pub bytes: u32,
     /// Bytes to read; the rest is zeros.
     pub source_bytes: Option<Reg>,
+    /// Where it holds, nothing is read.
+    pub ignore: Option<PredSource>,
+}
+
+/// A copy of any size between global and shared memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BulkCopy {
+    pub dest: Place,
+    pub source: Place,
+    pub bytes: Reg,
+    /// The barrier that learns of the bytes.
+    pub barrier: Option<Place>,
+}
+
+/// What an `mbarrier` instruction does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MbarrierAction {
+    Init,
+    Invalidate,
+    ExpectBytes,
+    CompleteBytes,
+    Arrive,
+    ArriveExpectingBytes,
+    Drop,
+    DropExpectingBytes,
+    /// Whether a phase, given by its state or its parity, is complete.
+    Test {
+        parity: bool,
+        suspends: bool,
+    },
+}
+
+/// An operation on an `mbarrier`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MbarrierArgs {
+    pub action: MbarrierAction,
+    pub place: Place,
+    /// Where the state before an arrival goes.
+    pub dest: Option<Reg>,
+    /// Where the answer of a test goes.
+    pub dest_pred: Option<Pred>,
+    /// A count of arrivals or bytes, a state or a parity.
+    pub operand: Reg,
 }
 
 /// Which half of a carry chain an instruction is.
@@ -379,6 +446,10 @@ pub(crate) enum Op {
         d: Reg,
     },
     Barrier(Box<Barrier>),
+    /// `barrier.cluster.arrive`
+    ClusterArrive,
+    /// `barrier.cluster.wait`
+    ClusterWait,
     Branch {
         target: Pc,
     },
@@ -393,8 +464,11 @@ pub(crate) enum Op {
     Sleep {
         nanoseconds: Reg,
     },
-    /// `cp.async`: done at once, which every wait for it permits.
+    /// `cp.async`
     Copy(Box<Copy>),
+    /// `cp.async.bulk`
+    BulkCopy(Box<BulkCopy>),
+    Mbarrier(Box<MbarrierArgs>),
     /// `alloca`: memory of the frame until it ends.
     Allocate {
         d: Reg,

@@ -2,14 +2,14 @@
 
 use super::arith::exactly;
 use super::function::Lowering;
-use super::insn::{Access, AddressSpace, Atomic, AtomicOp, Copy, Op, Order, Reg};
+use super::insn::{Access, AddressSpace, Op, Order, Reg};
 use super::modifiers::Modifiers;
 use super::{Reject, malformed};
 use crate::alu::int;
 use crate::parse::ast::{Operand, Type};
 
 /// Modifiers that only advise caches, or name what every access here is anyway.
-fn advisory(part: &str) -> bool {
+pub(super) fn advisory(part: &str) -> bool {
     matches!(
         part,
         "weak"
@@ -46,8 +46,8 @@ impl<'a> Lowering<'a, '_, '_> {
         match name {
             "ld" | "ldu" => self.load_or_store(true, m, operands),
             "st" => self.load_or_store(false, m, operands),
-            "atom" | "red" => self.atomic(name == "atom", m, operands),
             "cvta" => self.convert_address(m, operands),
+            "mapa" | "getctarank" | "createpolicy" => self.address_of_cluster(name, m, operands),
             "isspacep" => {
                 exactly::<2>(operands)?;
                 let space = self.space(m).ok_or(Reject::Unsupported)?;
@@ -56,7 +56,6 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.emit(Op::IsSpace { d, a, space });
                 Ok(true)
             }
-            "cp" => self.copy(m, operands),
             "alloca" => {
                 if m.ty()?.bytes() != 8 || !matches!(operands.len(), 2 | 3) {
                     return Err(Reject::Unsupported);
@@ -106,40 +105,41 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// `cp.async` in its forms without barriers.
-    fn copy(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
-        if !m.take("async") {
-            return Err(Reject::Unsupported);
-        }
-        if m.take("commit_group") || m.take("wait_group") || m.take("wait_all") {
-            self.emit(Op::Nothing);
-            return Ok(true);
-        }
-        m.ignore(advisory);
-        if !((m.take("shared") || m.take("shared::cta")) && m.take("global")) {
-            return Err(Reject::Unsupported);
-        }
-        let [dest, source, Operand::Int(bytes @ (4 | 8 | 16)), rest @ ..] = operands else {
-            return malformed("its operands are not two addresses and a size");
+    /// What concerns other blocks of the cluster, of which there are none, or caches.
+    fn address_of_cluster(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        let ty = m.ty()?;
+        let a = match (name, operands) {
+            // The address that another block has for a variable of shared memory: the same.
+            ("mapa", [_, a, rank]) => {
+                self.source(rank, Type::U32)?;
+                self.source(a, ty)?
+            }
+            ("getctarank", [_, a]) => {
+                self.source(a, ty)?;
+                self.constant(0)?
+            }
+            ("createpolicy", [_, ..]) => {
+                while m.first().is_some() {}
+                self.constant(0)?
+            }
+            _ => return malformed("it has the wrong number of operands"),
         };
-        let (dest, source) = (self.address(dest)?, self.address(source)?);
-        let source_bytes = match rest {
-            [] => None,
-            [size] => Some(self.source(size, Type::U32)?),
-            // A predicate to ignore the source, or a cache policy.
-            _ => return Err(Reject::Unsupported),
-        };
-        let copy = Copy {
-            dest: (dest.base, dest.offset),
-            source: (source.base, source.offset),
-            bytes: u32::try_from(*bytes).unwrap_or(4),
-            source_bytes,
-        };
-        self.emit(Op::Copy(Box::new(copy)));
+        m.ignore(|part| part == "shared::cluster");
+        let d = self.dest(&operands[0])?;
+        let f = int::unary("mov", ty).ok_or(Reject::Unsupported)?;
+        self.emit(Op::Alu {
+            f,
+            ops: [d, a, 0, 0, 0],
+        });
         Ok(true)
     }
 
-    fn space(&self, m: &mut Modifiers<'a>) -> Option<AddressSpace> {
+    pub(super) fn space(&self, m: &mut Modifiers<'a>) -> Option<AddressSpace> {
         let entry = self.entry;
         m.take_map(|part| match part {
             "global" | "const" => Some(AddressSpace::Global),
@@ -153,7 +153,7 @@ impl<'a> Lowering<'a, '_, '_> {
         })
     }
 
-    fn order(m: &mut Modifiers<'a>) -> Order {
+    pub(super) fn order(m: &mut Modifiers<'a>) -> Order {
         let both = m.take("acq_rel") || m.take("sc");
         let volatile = m.take("volatile");
         Order {
@@ -182,7 +182,7 @@ impl<'a> Lowering<'a, '_, '_> {
         if !matches!(operands.len(), 2 | 3) {
             return malformed("it has the wrong number of operands");
         }
-        if matches!(ty, Type::Pred | Type::B128) {
+        if ty == Type::Pred || ty == Type::B128 && vector.is_some() {
             return Err(Reject::Unsupported);
         }
         let (value, address) = if load {
@@ -200,22 +200,25 @@ impl<'a> Lowering<'a, '_, '_> {
             }
             _ => single,
         };
-        let regs: Box<[Reg]> = pieces
-            .iter()
-            .map(|piece| {
+        let regs: Box<[Reg]> = if ty == Type::B128 {
+            let low = self.wide(value)?;
+            Box::new([low, low + 1])
+        } else {
+            let rows = pieces.iter().map(|piece| {
                 if load {
                     self.dest(piece)
                 } else {
                     self.source(piece, ty)
                 }
-            })
-            .collect::<Result<_, _>>()?;
+            });
+            rows.collect::<Result<_, _>>()?
+        };
         let space = address.space.or(space).unwrap_or(AddressSpace::Generic);
         let access = Access {
             space,
             base: address.base,
             offset: address.offset,
-            size: ty.bytes(),
+            size: ty.bytes().min(8),
             signed: ty.is_signed(),
             regs,
             order,
@@ -225,85 +228,6 @@ impl<'a> Lowering<'a, '_, '_> {
         } else {
             Op::Store(Box::new(access))
         });
-        Ok(true)
-    }
-
-    fn atomic(
-        &mut self,
-        returns: bool,
-        m: &mut Modifiers<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<bool, Reject> {
-        let ty = m.ty()?;
-        let space = self.space(m);
-        Self::order(m);
-        m.ignore(advisory);
-        let name = m.first().ok_or(Reject::Unsupported)?;
-        let op = match (name, ty) {
-            ("and", _) => AtomicOp::And,
-            ("or", _) => AtomicOp::Or,
-            ("xor", _) => AtomicOp::Xor,
-            ("exch", _) => AtomicOp::Exchange,
-            ("cas", _) => AtomicOp::CompareExchange,
-            ("add", Type::F32) => AtomicOp::AddF32,
-            ("add", Type::F64) => AtomicOp::AddF64,
-            ("add", Type::F16) => AtomicOp::AddF16,
-            ("add", Type::F16x2) => AtomicOp::AddF16x2,
-            ("add", Type::Bf16) => AtomicOp::AddBf16,
-            ("add", Type::Bf16x2) => AtomicOp::AddBf16x2,
-            ("add", Type::U32 | Type::S32 | Type::U64 | Type::S64) => AtomicOp::Add,
-            ("inc", Type::U32) => AtomicOp::Increment,
-            ("dec", Type::U32) => AtomicOp::Decrement,
-            ("min", Type::U32 | Type::U64) => AtomicOp::MinUnsigned,
-            ("max", Type::U32 | Type::U64) => AtomicOp::MaxUnsigned,
-            ("min", Type::S32 | Type::S64) => AtomicOp::MinSigned,
-            ("max", Type::S32 | Type::S64) => AtomicOp::MaxSigned,
-            _ => return Err(Reject::Unsupported),
-        };
-        let size = ty.bytes();
-        let narrow = matches!(
-            op,
-            AtomicOp::CompareExchange | AtomicOp::AddF16 | AtomicOp::AddBf16
-        );
-        if !(matches!(size, 4 | 8) || size == 2 && narrow) {
-            return Err(Reject::Unsupported);
-        }
-        let operands_wanted =
-            2 + usize::from(returns) + usize::from(op == AtomicOp::CompareExchange);
-        if operands.len() != operands_wanted && operands.len() != operands_wanted + 1 {
-            return malformed("it has the wrong number of operands");
-        }
-        let (dest, rest) = if returns {
-            (Some(&operands[0]), &operands[1..])
-        } else {
-            (None, operands)
-        };
-        let address = self.address(&rest[0])?;
-        let a = self.source(&rest[1], ty)?;
-        let b = if op == AtomicOp::CompareExchange {
-            self.source(&rest[2], ty)?
-        } else {
-            a
-        };
-        let dest = match dest {
-            Some(dest) => self.optional_dest(dest)?,
-            None => None,
-        };
-        let space = address.space.or(space).unwrap_or(AddressSpace::Generic);
-        if space == AddressSpace::Param {
-            return Err(Reject::Unsupported);
-        }
-        let (base, offset) = (address.base, address.offset);
-        self.emit(Op::Atomic(Box::new(Atomic {
-            op,
-            space,
-            base,
-            offset,
-            size,
-            dest,
-            a,
-            b,
-        })));
         Ok(true)
     }
 

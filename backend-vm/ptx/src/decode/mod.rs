@@ -4,8 +4,12 @@
 //! the kernel; the rest of the module stays usable.
 
 mod arith;
+mod asynchronous;
+mod atomic;
 mod bits;
+mod compare;
 mod control;
+mod convert;
 mod function;
 pub(crate) mod insn;
 mod memory;

@@ -52,6 +52,7 @@ impl<'a> Lowering<'a, '_, '_> {
             Some(Symbol::Register(_)) => {
                 malformed(format!("`{name}` is a register and takes no offset"))
             }
+            Some(Symbol::Wide(_)) => malformed(format!("`{name}` has 128 bits")),
             Some(Symbol::Predicate(_)) => malformed(format!("`{name}` is a predicate")),
             Some(Symbol::Global(address)) => self.constant(address.wrapping_add_signed(offset)),
             Some(Symbol::Shared(at)) => self.constant(u64::from(at).wrapping_add_signed(offset)),
@@ -86,6 +87,16 @@ impl<'a> Lowering<'a, '_, '_> {
                 Ok(d)
             }
         }
+    }
+
+    /// The low row of a register of 128 bits, which the high one follows.
+    pub(crate) fn wide(&mut self, operand: &Operand<'a>) -> Result<Reg, Reject> {
+        if let Operand::Name(name) = operand
+            && let Some(Symbol::Wide(low)) = self.lookup(name)?
+        {
+            return Ok(low);
+        }
+        malformed("an operand is not a register of 128 bits")
     }
 
     /// The row of a destination operand; `_` is a row that nobody reads.
@@ -146,6 +157,10 @@ impl<'a> Lowering<'a, '_, '_> {
         };
         match self.lookup(name)? {
             Some(Symbol::Predicate(pred)) => Ok(PredSource { pred, negated }),
+            None if name == "%is_explicit_cluster" => Ok(PredSource {
+                pred: 0,
+                negated: !negated,
+            }),
             _ => malformed(format!("`{name}` is not a predicate")),
         }
     }

@@ -13,6 +13,9 @@ pub(crate) fn find(name: &str) -> Option<Special> {
             _ => None,
         }
     }
+    if name == "WARP_SZ" {
+        return Some(Special::Constant(32));
+    }
     let name = name.strip_prefix('%')?;
     if let Some((family, suffix)) = name.find('.').map(|dot| name.split_at(dot)) {
         let axis = axis(suffix)?;
@@ -47,13 +50,16 @@ pub(crate) fn find(name: &str) -> Option<Special> {
         "lanemask_gt" => Special::LaneMaskGt,
         "dynamic_smem_size" => Special::DynamicShared,
         "total_smem_size" | "aggr_smem_size" => Special::TotalShared,
-        "is_explicit_cluster" | "cluster_ctarank" => Special::Constant(0),
+        "cluster_ctarank" | "current_graph_exec" => Special::Constant(0),
         "cluster_nctarank" => Special::Constant(1),
         "reserved_smem_offset_begin"
         | "reserved_smem_offset_end"
         | "reserved_smem_offset_cap"
         | "reserved_smem_offset_0"
         | "reserved_smem_offset_1" => Special::Constant(0),
+        // Performance monitors that nobody has set up.
+        "pm0" | "pm1" | "pm2" | "pm3" | "pm4" | "pm5" | "pm6" | "pm7" | "pm0_64" | "pm1_64"
+        | "pm2_64" | "pm3_64" | "pm4_64" | "pm5_64" | "pm6_64" | "pm7_64" => Special::Constant(0),
         _ => {
             let index = name.strip_prefix("envreg")?.parse::<u32>().ok()?;
             match index {

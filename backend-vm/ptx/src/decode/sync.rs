@@ -33,6 +33,7 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.emit(Op::Collective(Box::new(args)));
                 Ok(true)
             }
+            "barrier" if m.take("cluster") => self.cluster_barrier(m, operands),
             "bar" | "barrier" => self.barrier(m, operands),
             "shfl" | "vote" | "match" | "redux" | "elect" => self.collective(name, m, operands),
             "activemask" => {
@@ -51,6 +52,25 @@ impl<'a> Lowering<'a, '_, '_> {
             }
             _ => Ok(false),
         }
+    }
+
+    /// `barrier.cluster`: every cluster is one block here.
+    fn cluster_barrier(
+        &mut self,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        m.take("aligned");
+        m.ignore(|part| matches!(part, "release" | "relaxed" | "acquire"));
+        exactly::<0>(operands)?;
+        if m.take("arrive") {
+            self.emit(Op::ClusterArrive);
+        } else if m.take("wait") {
+            self.emit(Op::ClusterWait);
+        } else {
+            return Err(Reject::Unsupported);
+        }
+        Ok(true)
     }
 
     fn barrier(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
@@ -133,7 +153,8 @@ impl<'a> Lowering<'a, '_, '_> {
         m: &mut Modifiers<'a>,
         operands: &[Operand<'a>],
     ) -> Result<bool, Reject> {
-        if !m.take("sync") {
+        let synchronous = m.take("sync");
+        if !synchronous && !matches!(name, "shfl" | "vote") {
             return Err(Reject::Unsupported);
         }
         let Some((first, rest)) = operands.split_first() else {
@@ -190,7 +211,7 @@ impl<'a> Lowering<'a, '_, '_> {
             }
             _ => (Collective::ElectSync, 0),
         };
-        if rest.len() != inputs + 1 {
+        if rest.len() != inputs + usize::from(synchronous) {
             return malformed("it has the wrong number of operands");
         }
         let votes = name == "vote";
@@ -199,7 +220,14 @@ impl<'a> Lowering<'a, '_, '_> {
         } else {
             TRUE
         };
-        let members = self.source(&rest[inputs], Type::U32)?;
+        let members = if synchronous {
+            self.source(&rest[inputs], Type::U32)?
+        } else {
+            // The forms of PTX 6.3 and before take the lanes that happen to be together.
+            let d = self.temporary()?;
+            self.emit(Op::ActiveMask { d });
+            d
+        };
         let mut row = |index: usize| {
             if index < inputs && !votes {
                 self.source(&rest[index], Type::B32)

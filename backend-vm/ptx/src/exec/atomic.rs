@@ -7,10 +7,12 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::frame::Frame;
-use super::memory::{LaneFault, Lanes, Spaces, Target, addresses};
+use super::memory::{LaneFault, Lanes, Spaces, Target};
+use super::step::lane_fault;
 use crate::alu::Slot;
-use crate::alu::half::{Bf16, F16, Rounding, Short};
-use crate::decode::insn::{Atomic, AtomicOp};
+use crate::alu::half::{Bf16, F16, Short};
+use crate::decode::insn::{self as decode, Atomic, AtomicOp, ShortOp};
+use crate::error::FaultKind;
 
 /// A width of atomic operations.
 trait Cell: Slot + Eq {
@@ -49,19 +51,42 @@ macro_rules! cell {
 }
 cell! { u16, AtomicU16; u32, AtomicU32; u64, AtomicU64; }
 
-fn add_short<T: Short>(old: u16, a: u16) -> u16 {
-    let sum = T::of(old).wide() + T::of(a).wide();
-    if sum.is_nan() {
-        T::NAN.bits()
-    } else {
-        T::narrow(sum, Rounding::Nearest).bits()
+fn combine_short<T: Short>(op: ShortOp, old: u16, a: u16) -> u16 {
+    let (x, y) = (T::of(old).wide(), T::of(a).wide());
+    match op {
+        ShortOp::Add => T::nearest(x + y).bits(),
+        ShortOp::Min => extreme::<T>(x < y || (x == y && x.is_sign_negative()), old, a),
+        ShortOp::Max => extreme::<T>(x > y || (x == y && y.is_sign_negative()), old, a),
+    }
+}
+
+/// One of two values, the other if that is a NaN, and the canonical one if both are.
+fn extreme<T: Short>(first: bool, old: u16, a: u16) -> u16 {
+    match (T::of(old).wide().is_nan(), T::of(a).wide().is_nan()) {
+        (true, true) => T::NAN.bits(),
+        (true, false) => a,
+        (false, true) => old,
+        (false, false) if first => old,
+        (false, false) => a,
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the halves of a pair")]
-fn add_pair<T: Short>(old: u32, a: u32) -> u32 {
-    let high = add_short::<T>((old >> 16) as u16, (a >> 16) as u16);
-    u32::from(high) << 16 | u32::from(add_short::<T>(old as u16, a as u16))
+fn combine_shorts(kind: decode::Short, old: u32, a: u32) -> u32 {
+    let one = |old: u32, a: u32| {
+        let (old, a) = (old as u16, a as u16);
+        u32::from(if kind.bfloat {
+            combine_short::<Bf16>(kind.op, old, a)
+        } else {
+            combine_short::<F16>(kind.op, old, a)
+        })
+    };
+    let low = one(old, a);
+    if kind.pair {
+        one(old >> 16, a >> 16) << 16 | low
+    } else {
+        low
+    }
 }
 
 /// The new value for an old one, on slots of 2, 4 or 8 bytes.
@@ -93,10 +118,7 @@ fn apply(op: AtomicOp, size: u32, old: u64, a: u64, b: u64) -> u64 {
         AtomicOp::Add => old.wrapping_add(a),
         AtomicOp::AddF32 => (f32::from_bits(old32) + f32::from_bits(a32)).put(),
         AtomicOp::AddF64 => (f64::from_bits(old) + f64::from_bits(a)).put(),
-        AtomicOp::AddF16 => u64::from(add_short::<F16>(old as u16, a as u16)),
-        AtomicOp::AddBf16 => u64::from(add_short::<Bf16>(old as u16, a as u16)),
-        AtomicOp::AddF16x2 => u64::from(add_pair::<F16>(old32, a32)),
-        AtomicOp::AddBf16x2 => u64::from(add_pair::<Bf16>(old32, a32)),
+        AtomicOp::Short(kind) => u64::from(combine_shorts(kind, old32, a32)),
         AtomicOp::Increment => u64::from(if old32 >= a32 { 0 } else { old32 + 1 }),
         AtomicOp::Decrement => u64::from(if old32 == 0 || old32 > a32 {
             a32
@@ -132,8 +154,114 @@ pub(super) fn execute(
     match atomic.size {
         2 => execute_as::<u16>(spaces, frame, atomic, mask),
         4 => execute_as::<u32>(spaces, frame, atomic, mask),
+        16 => execute_wide(spaces, frame, atomic, mask),
         _ => execute_as::<u64>(spaces, frame, atomic, mask),
     }
+}
+
+/// What a lane operates on.
+fn target<'m>(
+    spaces: &'m mut Spaces<'_, '_>,
+    atomic: &Atomic,
+    lane: usize,
+    address: u64,
+) -> Result<Target<'m>, LaneFault> {
+    let (space, bytes) = (atomic.place.space, atomic.align);
+    if address & u64::from(bytes - 1) != 0 {
+        let kind = FaultKind::Misaligned { address, bytes };
+        return Err(lane_fault(kind, lane));
+    }
+    let target = spaces.atomic_target(space, lane, address, atomic.size);
+    target.map_err(|kind| lane_fault(kind, lane))
+}
+
+/// `exch` and `cas` on 16 bytes.
+fn execute_wide(
+    spaces: &mut Spaces<'_, '_>,
+    frame: &mut Frame,
+    atomic: &Atomic,
+    mask: u32,
+) -> Result<(), LaneFault> {
+    let addresses = atomic.place.addresses(frame);
+    for lane in Lanes(mask) {
+        let wide = |reg: u32| {
+            let [low, high] = [reg, reg + 1].map(|reg| frame.rows[reg as usize][lane]);
+            u128::from(high) << 64 | u128::from(low)
+        };
+        let (a, b) = (wide(atomic.a), wide(atomic.b));
+        let compares = atomic.op == AtomicOp::CompareExchange;
+        let f = |old: u128| match compares {
+            true if old == a => b,
+            true => old,
+            false => a,
+        };
+        let old = match target(spaces, atomic, lane, addresses[lane])? {
+            // SAFETY: `target` found the aligned bytes inside a writable region that stays valid.
+            Target::Global(at) => unsafe { update_wide(at, f) }.ok_or_else(|| {
+                let what = "this processor has no atomic operations on 128 bits";
+                lane_fault(FaultKind::IllegalInstruction(what), lane)
+            })?,
+            Target::Private(bytes) => {
+                let old = (&*bytes).try_into().map_or(0, u128::from_le_bytes);
+                bytes.copy_from_slice(&f(old).to_le_bytes());
+                old
+            }
+        };
+        if let Some(dest) = atomic.dest {
+            #[expect(clippy::cast_possible_truncation, reason = "the halves of the value")]
+            let halves = [old as u64, (old >> 64) as u64];
+            for (reg, half) in (dest..).zip(halves) {
+                frame.rows[reg as usize][lane] = half;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Replaces 16 bytes of global memory by `f` of them; the old ones, unless the processor cannot.
+///
+/// # Safety
+///
+/// `at` is valid for reads and writes and aligned to 16, and only accessed atomically meanwhile.
+unsafe fn update_wide(at: *mut u8, f: impl Fn(u128) -> u128) -> Option<u128> {
+    if !std::arch::is_x86_feature_detected!("cmpxchg16b") {
+        return None;
+    }
+    let mut old = 0;
+    loop {
+        // SAFETY: the caller vouches for the bytes, and the processor has the instruction.
+        let found = unsafe { exchange_wide(at, old, f(old)) };
+        if found == old {
+            return Some(old);
+        }
+        old = found;
+    }
+}
+
+/// Stores `new` if `old` is found; what is found.
+///
+/// # Safety
+///
+/// As for [`update_wide`], and the processor has `cmpxchg16b`.
+#[expect(clippy::cast_possible_truncation, reason = "the halves of the values")]
+unsafe fn exchange_wide(at: *mut u8, old: u128, new: u128) -> u128 {
+    let (mut low, mut high) = (old as u64, (old >> 64) as u64);
+    // SAFETY: reads and writes the 16 bytes that the caller vouches for. The register that the
+    // instruction wants for the new low half is the compiler's own, and gets its value back.
+    unsafe {
+        std::arch::asm!(
+            "xchg {new_low}, rbx",
+            "lock cmpxchg16b [rdi]",
+            "mov rbx, {new_low}",
+            in("rdi") at,
+            new_low = inout(reg) new as u64 => _,
+            in("rcx") (new >> 64) as u64,
+            inout("rax") low,
+            inout("rdx") high,
+            options(nostack),
+        );
+    }
+    u128::from(high) << 64 | u128::from(low)
 }
 
 fn execute_as<T: Cell>(
@@ -142,18 +270,14 @@ fn execute_as<T: Cell>(
     atomic: &Atomic,
     mask: u32,
 ) -> Result<(), LaneFault> {
-    let addresses = addresses(frame, atomic.base, atomic.offset);
+    let addresses = atomic.place.addresses(frame);
     let (op, size) = (atomic.op, atomic.size);
     for lane in Lanes(mask) {
         // Through the type, so that bits beyond the width play no part.
         let a = T::get(frame.rows[atomic.a as usize][lane]).put();
         let b = T::get(frame.rows[atomic.b as usize][lane]).put();
         let f = |old: T| T::get(apply(op, size, old.put(), a, b));
-        let target = spaces.atomic_target(atomic.space, lane, addresses[lane], size);
-        let target = target.map_err(|kind| LaneFault {
-            kind,
-            lane: u32::try_from(lane).unwrap_or(0),
-        })?;
+        let target = target(spaces, atomic, lane, addresses[lane])?;
         let old = match target {
             // SAFETY: `atomic_target` found the aligned bytes inside a writable region that stays valid.
             Target::Global(at) => unsafe { T::update(at, f) },

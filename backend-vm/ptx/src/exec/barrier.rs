@@ -1,9 +1,13 @@
-//! The sixteen barriers of a block (PTX ISA 9.7.13.1).
+//! The sixteen barriers of a block, and that of its cluster (PTX ISA 9.7.13.1).
 
 use crate::error::FaultKind;
 
-/// Barriers of a block.
-const COUNT: usize = 16;
+/// Barriers of a block that kernels name.
+const NAMED: usize = 16;
+/// The barrier of the cluster, which is the block alone.
+pub(super) const CLUSTER: usize = NAMED;
+/// All of them.
+const COUNT: usize = NAMED + 1;
 
 /// What a reduction at a barrier came to.
 #[derive(Debug, Clone, Copy, Default)]
@@ -63,7 +67,7 @@ impl Barriers {
         holds: u32,
         whole: bool,
     ) -> Result<(usize, u32), FaultKind> {
-        let index = usize::try_from(id).ok().filter(|&id| id < COUNT);
+        let index = usize::try_from(id).ok().filter(|&id| id < NAMED);
         let index = index.ok_or(FaultKind::IllegalInstruction(
             "a barrier's number is above 15",
         ))?;
@@ -72,6 +76,23 @@ impl Barriers {
                 "a barrier's thread count is not a multiple of 32",
             ));
         }
+        let generation = self.count(index, expected, threads, holds, whole);
+        Ok((index, generation))
+    }
+
+    /// Threads arrive at the barrier of the cluster. Returns which use of it that is.
+    pub(super) fn arrive_at_cluster(&mut self, threads: u32) -> u32 {
+        self.count(CLUSTER, None, threads, 0, false)
+    }
+
+    fn count(
+        &mut self,
+        index: usize,
+        expected: Option<u32>,
+        threads: u32,
+        holds: u32,
+        whole: bool,
+    ) -> u32 {
         let state = &mut self.states[index];
         let generation = state.generation;
         state.arrived += if expected.is_some() && whole {
@@ -83,7 +104,7 @@ impl Barriers {
         state.threads += threads;
         state.holds += holds;
         self.complete(index);
-        Ok((index, generation))
+        generation
     }
 
     /// Threads end, which may be what the others have waited for.

@@ -5,8 +5,8 @@ use std::sync::atomic::{Ordering, fence};
 use super::frame::{Frame, Local};
 use super::global::{Global, Word, all_within, within};
 use super::{LOCAL_WINDOW, PARAM_WINDOW, Region, SHARED_WINDOW};
-use crate::alu::{LANES, Row, Slot};
-use crate::decode::insn::{Access, AddressSpace, Base, Copy};
+use crate::alu::{LANES, Row};
+use crate::decode::insn::{self, Access, AddressSpace, Base};
 use crate::error::FaultKind;
 use crate::limits::{MAX_LOCAL_BYTES, MAX_SHARED_BYTES};
 
@@ -140,46 +140,25 @@ impl Spaces<'_, '_> {
         })
     }
 
-    /// Executes a `cp.async`.
-    pub(super) fn copy(&mut self, frame: &Frame, copy: &Copy, mask: u32) -> Result<(), LaneFault> {
-        let from = addresses(frame, copy.source.0, copy.source.1);
-        let to = addresses(frame, copy.dest.0, copy.dest.1);
-        for lane in Lanes(mask) {
-            let wanted = copy
-                .source_bytes
-                .map_or(copy.bytes, |reg| u32::get(frame.rows[reg as usize][lane]));
-            self.copy_lane(
-                lane,
-                from[lane],
-                to[lane],
-                copy.bytes,
-                wanted.min(copy.bytes),
-            )
-            .map_err(|kind| lane_fault(kind, lane))?;
-        }
-        Ok(())
-    }
-
-    fn copy_lane(
+    /// Writes one element; for code off the fast path.
+    pub(super) fn write<T: Word>(
         &mut self,
+        space: AddressSpace,
         lane: usize,
-        from: u64,
-        to: u64,
-        bytes: u32,
-        wanted: u32,
+        address: u64,
+        value: T,
     ) -> Result<(), FaultKind> {
-        let mut buffer = [0; 16];
-        if from & u64::from(bytes - 1) != 0 {
-            return Err(FaultKind::Misaligned {
-                address: from,
-                bytes,
-            });
-        }
-        for (index, byte) in buffer.iter_mut().take(wanted as usize).enumerate() {
-            *byte = self.read(AddressSpace::Global, lane, from.wrapping_add(index as u64))?;
-        }
-        if let Place::Shared(at) = self.place(AddressSpace::Shared, lane, to, bytes, true)? {
-            self.shared[at..at + bytes as usize].copy_from_slice(&buffer[..bytes as usize]);
+        let size = T::BYTES as usize;
+        match self.place(space, lane, address, T::BYTES, true)? {
+            // SAFETY: `translate` found the aligned bytes inside a writable region that stays valid.
+            Place::Global(at) => unsafe { value.write(at) },
+            Place::Shared(at) => value.store(&mut self.shared[at..at + size]),
+            Place::Local(at) => {
+                if let Some(bytes) = self.local.slice_mut(lane, at, T::BYTES) {
+                    value.store(bytes);
+                }
+            }
+            Place::Param(_) => {}
         }
         Ok(())
     }
@@ -462,5 +441,12 @@ pub(super) fn addresses(frame: &Frame, base: Base, offset: i64) -> Row {
         }
         Base::Absolute => [offset; LANES],
         Base::Frame => [offset.wrapping_add(u64::from(frame.local_base)); LANES],
+    }
+}
+
+impl insn::Place {
+    /// The addresses of all lanes.
+    pub(super) fn addresses(&self, frame: &Frame) -> Row {
+        addresses(frame, self.base, self.offset)
     }
 }

@@ -21,10 +21,12 @@ mod block;
 mod builtin;
 mod call;
 mod collective;
+mod copy;
 mod frame;
 mod global;
 mod heap;
 mod launch;
+mod mbarrier;
 mod memory;
 mod printf;
 mod special;
@@ -35,6 +37,7 @@ use std::sync::atomic::AtomicBool;
 
 pub use heap::DeviceHeap;
 pub use launch::launch;
+pub(crate) use mbarrier::pending_count;
 
 use crate::decode::insn::AddressSpace;
 

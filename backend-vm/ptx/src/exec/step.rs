@@ -1,13 +1,19 @@
 //! The loop that executes decoded instructions for one group of lanes.
 
 use super::atomic;
+use super::barrier::CLUSTER;
+use super::copy;
 use super::frame::{Frame, NO_FRAME};
+use super::mbarrier;
 use super::memory::{LaneFault, Lanes, resolve};
 use super::special;
 use super::warp::{Context, Group, Wait, Warp};
 use crate::alu::{LANES, commit};
 use crate::decode::insn::{Barrier, BarrierKind, Carry, CarryOp, Logic, Op, Pc, PredSource, Test};
 use crate::error::{Fault, FaultKind};
+
+/// Nanoseconds that an `mbarrier.try_wait` lets others have before it gives up.
+const SUSPENSION: u64 = 2000;
 
 /// The mask of a predicate operand.
 #[inline]
@@ -195,8 +201,24 @@ impl Warp {
                 }
                 Op::Nothing => {}
                 Op::Copy(copy) => {
-                    let copied = Self::spaces(&mut self.local, cx).copy(frame, copy, mask);
+                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let copied = copy::execute(&mut spaces, frame, copy, mask);
                     copied.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::BulkCopy(copy) => {
+                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let copied = copy::execute_bulk(&mut spaces, frame, copy, mask);
+                    copied.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Mbarrier(args) => {
+                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let done = mbarrier::execute(&mut spaces, frame, args, mask);
+                    let early = done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    if early != 0 {
+                        let until = special::now() + SUSPENSION;
+                        self.part(&group, pc, early, Wait::Sleep { until });
+                        return Ok(());
+                    }
                 }
                 Op::Allocate { d, bytes, align } => {
                     let own = launch.code.functions[frame.function as usize].local_bytes;
@@ -221,19 +243,24 @@ impl Warp {
                 }
                 Op::Barrier(barrier) => {
                     if let Some(wait) = self.arrive(cx, barrier, &group, pc, mask)? {
-                        self.push(Group {
-                            pc: pc + 1,
-                            mask: group.mask & !mask,
-                            ran: self.count,
-                            ..group
-                        });
-                        self.push(Group {
-                            pc,
-                            mask,
-                            wait,
-                            ran: self.count,
-                            ..group
-                        });
+                        self.part(&group, pc, mask, wait);
+                        return Ok(());
+                    }
+                }
+                Op::ClusterArrive => {
+                    let generation = cx.barriers.arrive_at_cluster(mask.count_ones());
+                    for lane in Lanes(mask) {
+                        self.cluster[lane] = generation;
+                    }
+                }
+                Op::ClusterWait => {
+                    let generation = cx.barriers.generation(CLUSTER);
+                    let early = Lanes(mask)
+                        .filter(|&lane| self.cluster[lane] == generation)
+                        .fold(0, |early, lane| early | 1 << lane);
+                    if early != 0 {
+                        let id = CLUSTER;
+                        self.part(&group, pc, early, Wait::Barrier { id, generation });
                         return Ok(());
                     }
                 }
@@ -242,19 +269,7 @@ impl Warp {
                     let longest = Lanes(mask).map(|lane| word(row, lane)).max().unwrap_or(0);
                     // What the hardware would do too: never longer than a millisecond at a time.
                     let until = special::now() + u64::from(longest.min(1_000_000));
-                    self.push(Group {
-                        pc: pc + 1,
-                        mask: group.mask & !mask,
-                        ran: self.count,
-                        ..group
-                    });
-                    self.push(Group {
-                        pc,
-                        mask,
-                        wait: Wait::Sleep { until },
-                        ran: self.count,
-                        ..group
-                    });
+                    self.part(&group, pc, mask, Wait::Sleep { until });
                     return Ok(());
                 }
                 Op::BranchIndexed { index, targets } => {
@@ -313,6 +328,24 @@ impl Warp {
             ..group
         });
         Ok(())
+    }
+
+    /// Parts a group: the lanes of `mask` wait at `pc`, the others go on behind it.
+    fn part(&mut self, group: &Group, pc: Pc, mask: u32, wait: Wait) {
+        let ran = self.count;
+        self.push(Group {
+            pc: pc + 1,
+            mask: group.mask & !mask,
+            ran,
+            ..*group
+        });
+        self.push(Group {
+            pc,
+            mask,
+            wait,
+            ran,
+            ..*group
+        });
     }
 
     /// Comes to a barrier; what to wait for, unless nothing.

@@ -5,6 +5,7 @@ use super::frame::{FrameId, Frames, Local, NO_FRAME};
 use super::global::Global;
 use super::launch::Launch;
 use super::memory::{LaneFault, Spaces};
+use crate::alu::LANES;
 use crate::decode::insn::{BarrierKind, Op, Pc};
 use crate::error::{Fault, FaultKind};
 
@@ -69,6 +70,8 @@ pub(super) struct Warp {
     pub alive: u32,
     /// Instructions executed.
     pub count: u64,
+    /// The use of the cluster's barrier at which each lane has arrived.
+    pub cluster: [u32; LANES],
 }
 
 impl Warp {
@@ -82,6 +85,7 @@ impl Warp {
             local: Local::default(),
             alive,
             count: 0,
+            cluster: [u32::MAX; LANES],
         };
         warp.local.reserve(entry.local_bytes)?;
         let frame = warp.frames.push(0, entry, NO_FRAME, 0, alive)?;
@@ -100,6 +104,7 @@ impl Warp {
         let entry = &launch.code.functions[0];
         self.groups.clear();
         self.alive = alive;
+        self.cluster = [u32::MAX; LANES];
         let frame = self.frames.push(0, entry, NO_FRAME, 0, alive)?;
         self.groups.push(Group {
             pc: entry.start,
@@ -267,7 +272,7 @@ impl Warp {
         match barrier.kind {
             BarrierKind::Sync | BarrierKind::Arrive => {}
             BarrierKind::Count(reg) => {
-                let row = [u64::from(result.count); crate::alu::LANES];
+                let row = [u64::from(result.count); LANES];
                 crate::alu::commit(&mut frame.rows[reg as usize], &row, group.mask);
             }
             BarrierKind::All(pred) => set(&mut frame.preds[pred as usize], result.all),

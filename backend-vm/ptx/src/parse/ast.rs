@@ -43,6 +43,12 @@ pub enum Type {
     F32,
     /// Double precision.
     F64,
+    /// A single with the significand of a half.
+    Tf32,
+    /// Two floats of 4 bits of exponent and 3 of significand.
+    E4m3x2,
+    /// Two floats of 5 bits of exponent and 2 of significand.
+    E5m2x2,
 }
 
 impl Type {
@@ -70,6 +76,9 @@ impl Type {
             "bf16x2" => Self::Bf16x2,
             "f32" => Self::F32,
             "f64" => Self::F64,
+            "tf32" => Self::Tf32,
+            "e4m3x2" => Self::E4m3x2,
+            "e5m2x2" => Self::E5m2x2,
             _ => return None,
         })
     }
@@ -80,7 +89,9 @@ impl Type {
         match self {
             Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 => 2,
+            Self::E4m3x2 | Self::E5m2x2 => 2,
             Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::Bf16x2 => 4,
+            Self::Tf32 => 4,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
             Self::B128 => 16,
         }

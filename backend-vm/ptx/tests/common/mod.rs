@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::cast_possible_truncation, reason = "sizes of small buffers")]
 
+pub mod eval;
+
 use std::sync::Mutex;
 
 use wormhole_ptx::{

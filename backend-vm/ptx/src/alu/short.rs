@@ -1,0 +1,163 @@
+//! Half precision and bfloat16 arithmetic, single and in pairs (PTX ISA 9.7.4 and 9.7.5).
+//!
+//! Sums and products are computed in single precision, whose 24 bits are enough
+//! for a second rounding to do no harm; fused ones are rounded to odd first.
+
+use super::float::Style;
+use super::half::{Bf16, F16, Pair, Short, to_odd};
+use super::round::sum_to_odd;
+use super::{Alu, alu1, alu2, alu3, by_flags, plain};
+use crate::parse::ast::Type;
+
+/// Expands one expression for the scalar types and another for the pairs.
+macro_rules! by_short {
+    ($ty:expr, $t:ident => $one:expr, $two:expr) => {
+        match $ty {
+            Type::F16 => {
+                type $t = F16;
+                $one
+            }
+            Type::Bf16 => {
+                type $t = Bf16;
+                $one
+            }
+            Type::F16x2 => {
+                type $t = F16;
+                $two
+            }
+            Type::Bf16x2 => {
+                type $t = Bf16;
+                $two
+            }
+            _ => return None,
+        }
+    };
+}
+
+/// An operand, as a single.
+#[inline(always)]
+fn input<T: Short, const FTZ: bool>(x: T) -> f32 {
+    if FTZ { x.flush().wide() } else { x.wide() }
+}
+
+/// A result, rounded and finished by the modifiers.
+#[inline(always)]
+fn output<T: Short, const FTZ: bool, const SAT: bool, const RELU: bool>(value: f32) -> T {
+    // A NaN saturates to zero, but passes `.relu`.
+    let value = if SAT {
+        if value > 0.0 { value.min(1.0) } else { 0.0 }
+    } else if RELU && value < 0.0 {
+        0.0
+    } else {
+        value
+    };
+    let rounded = T::nearest(value);
+    if FTZ { rounded.flush() } else { rounded }
+}
+
+/// `add`, `sub` and `mul`.
+pub(crate) fn binary(name: &str, ty: Type, style: Style) -> Option<Alu> {
+    macro_rules! on {
+        ($op:tt) => {
+            by_flags!(style.ftz, F, style.saturate, S => by_short!(ty, T =>
+                alu2!(T, T => T, |a, b| output::<T, F, S, false>(input::<T, F>(a) $op input::<T, F>(b))),
+                alu2!(Pair<T>, Pair<T> => Pair<T>, |a, b| Pair(
+                    output::<T, F, S, false>(input::<T, F>(a.0) $op input::<T, F>(b.0)),
+                    output::<T, F, S, false>(input::<T, F>(a.1) $op input::<T, F>(b.1))))))
+        };
+    }
+    Some(match name {
+        "add" => on!(+),
+        "sub" => on!(-),
+        "mul" => on!(*),
+        _ => return None,
+    })
+}
+
+#[inline(always)]
+fn fuse<T: Short, const FTZ: bool>(a: T, b: T, c: T) -> f32 {
+    let (a, b, c) = (input::<T, FTZ>(a), input::<T, FTZ>(b), input::<T, FTZ>(c));
+    // The product is exact in double precision.
+    to_odd(sum_to_odd(f64::from(a) * f64::from(b), f64::from(c)))
+}
+
+/// `fma`.
+pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
+    if relu && style.saturate {
+        return None;
+    }
+    Some(
+        by_flags!(style.ftz, F, style.saturate, S => by_flags!(relu, R => by_short!(ty, T =>
+            alu3!(T, T, T => T, |a, b, c| output::<T, F, S, R>(fuse::<T, F>(a, b, c))),
+            alu3!(Pair<T>, Pair<T>, Pair<T> => Pair<T>, |a, b, c| Pair(
+                output::<T, F, S, R>(fuse::<T, F>(a.0, b.0, c.0)),
+                output::<T, F, S, R>(fuse::<T, F>(a.1, b.1, c.1))))))),
+    )
+}
+
+/// `min` and `max`: `nan` passes NaNs on, `xorsign` takes magnitudes and the product's sign.
+pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool) -> Option<Alu> {
+    #[inline(always)]
+    fn one<T: Short, const MAX: bool, const FTZ: bool, const NAN: bool, const XOR: bool>(
+        a: T,
+        b: T,
+    ) -> T {
+        let (a, b) = if FTZ { (a.flush(), b.flush()) } else { (a, b) };
+        let (x, y) = (a.wide(), b.wide());
+        if NAN && (x.is_nan() || y.is_nan()) || x.is_nan() && y.is_nan() {
+            return T::NAN;
+        }
+        let sign = (a.bits() ^ b.bits()) & 0x8000;
+        let (x, y) = if XOR { (x.abs(), y.abs()) } else { (x, y) };
+        let first = if MAX {
+            x > y || y.is_nan() || (x == y && y.is_sign_negative())
+        } else {
+            x < y || y.is_nan() || (x == y && x.is_sign_negative())
+        };
+        let chosen = if first { a.bits() } else { b.bits() };
+        T::of(if XOR { chosen & 0x7fff | sign } else { chosen })
+    }
+    let max = name == "max";
+    Some(
+        by_flags!(max, M, ftz, F => by_flags!(nan, N, xorsign, X => by_short!(ty, T =>
+            plain!(two<T, T, T>, one::<T, M, F, N, X>),
+            plain!(two<Pair<T>, Pair<T>, Pair<T>>, |a, b| Pair(
+                one::<T, M, F, N, X>(a.0, b.0), one::<T, M, F, N, X>(a.1, b.1)))))),
+    )
+}
+
+/// `neg` and `abs`.
+pub(crate) fn sign(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
+    macro_rules! on {
+        ($f:expr) => {
+            by_flags!(ftz, F => by_short!(ty, T =>
+                alu1!(T => T, |a| T::of($f(if F { a.flush() } else { a }.bits()))),
+                alu1!(Pair<T> => Pair<T>, |a| Pair(
+                    T::of($f(if F { a.0.flush() } else { a.0 }.bits())),
+                    T::of($f(if F { a.1.flush() } else { a.1 }.bits()))))))
+        };
+    }
+    Some(match name {
+        "neg" => on!(|bits: u16| bits ^ 0x8000),
+        "abs" => on!(|bits: u16| bits & 0x7fff),
+        _ => return None,
+    })
+}
+
+/// `ex2` and `tanh`.
+pub(crate) fn function(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
+    macro_rules! on {
+        ($f:expr) => {
+            by_flags!(ftz, F => by_short!(ty, T =>
+                plain!(one<T, T>, |a| output::<T, F, false, false>($f(input::<T, F>(a)))),
+                plain!(one<Pair<T>, Pair<T>>, |a| Pair(
+                    output::<T, F, false, false>($f(input::<T, F>(a.0))),
+                    output::<T, F, false, false>($f(input::<T, F>(a.1)))))))
+        };
+    }
+    Some(match name {
+        "ex2" => on!(|x: f32| x.exp2()),
+        "tanh" => on!(|x: f32| x.tanh()),
+        _ => return None,
+    })
+}
