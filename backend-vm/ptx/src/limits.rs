@@ -27,5 +27,7 @@ pub const MAX_BLOCK_ROW_BYTES: usize = 1 << 30;
 pub const MAX_BLOCK_LOCAL_BYTES: usize = 1 << 30;
 /// Most threads of a block.
 pub const MAX_BLOCK_THREADS: u32 = 1024;
+/// Most elements of a matrix that the lanes of a warp hold.
+pub const MAX_MATRIX_ELEMENTS: u32 = 1024;
 /// Deepest chain of calls of one thread.
 pub const MAX_CALL_DEPTH: u32 = 4096;

@@ -124,6 +124,15 @@ pub(crate) fn pair_of_bytes(to: Type, from: Type, relu: bool) -> Option<Alu> {
     })
 }
 
+/// The value of an 8-bit float of type `.e4m3` or, if not, `.e5m2`.
+pub(crate) fn byte_value(e4m3: bool, code: u8) -> f32 {
+    if e4m3 {
+        of_byte::<E4m3>(code)
+    } else {
+        of_byte::<E5m2>(code)
+    }
+}
+
 /// How a single becomes a `.tf32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToTf32 {

@@ -12,6 +12,7 @@ mod control;
 mod convert;
 mod function;
 pub(crate) mod insn;
+mod matrix;
 mod memory;
 mod modifiers;
 mod operand;

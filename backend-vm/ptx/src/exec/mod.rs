@@ -26,6 +26,7 @@ mod frame;
 mod global;
 mod heap;
 mod launch;
+mod matrix;
 mod mbarrier;
 mod memory;
 mod printf;

@@ -4,6 +4,7 @@ use super::atomic;
 use super::barrier::CLUSTER;
 use super::copy;
 use super::frame::{Frame, NO_FRAME};
+use super::matrix;
 use super::mbarrier;
 use super::memory::{LaneFault, Lanes, resolve};
 use super::special;
@@ -209,6 +210,11 @@ impl Warp {
                     let mut spaces = Self::spaces(&mut self.local, cx);
                     let copied = copy::execute_bulk(&mut spaces, frame, copy, mask);
                     copied.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Matrix(matrix) => {
+                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let done = matrix::execute(&mut spaces, frame, matrix, mask);
+                    done.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
                 Op::Mbarrier(args) => {
                     let mut spaces = Self::spaces(&mut self.local, cx);

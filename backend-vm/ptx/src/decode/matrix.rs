@@ -1,0 +1,582 @@
+//! Products of matrices that the lanes of a warp hold together (PTX ISA 9.7.14).
+//!
+//! Where an element lies is decided here, once: fragments come with a table of
+//! positions. Those of `mma` are the documented ones. Those of `wmma`, which
+//! programs cannot know, lie lane after lane.
+
+use super::function::Lowering;
+use super::insn::{
+    AddressSpace, BitProduct, Collective, CollectiveArgs, Element, Fragment, Matrix, Multiply, Op,
+    Place, Reg, TRUE, Tiles,
+};
+use super::modifiers::Modifiers;
+use super::{Reject, malformed};
+use crate::alu::LANES;
+use crate::alu::half::Rounding;
+use crate::limits::MAX_MATRIX_ELEMENTS;
+use crate::parse::ast::{Operand, Type};
+
+/// Rows, columns, and the extent that is summed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
+impl Shape {
+    /// `m16n8k16`
+    fn named(name: &str) -> Option<Self> {
+        let (m, rest) = name.strip_prefix('m')?.split_once('n')?;
+        let (n, k) = rest.split_once('k')?;
+        let extent = |text: &str| {
+            text.parse()
+                .ok()
+                .filter(|extent| (4..=256).contains(extent))
+        };
+        Some(Self {
+            m: extent(m)?,
+            n: extent(n)?,
+            k: extent(k)?,
+        })
+    }
+
+    /// The shape in units of the element: bits are taken by the word.
+    fn units(self, element: Element) -> Self {
+        let words = if element == Element::B1 { 32 } else { 1 };
+        Self {
+            k: self.k / words,
+            ..self
+        }
+    }
+}
+
+impl Element {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "f16" => Self::F16,
+            "bf16" => Self::Bf16,
+            "tf32" => Self::Tf32,
+            "f32" => Self::F32,
+            "f64" => Self::F64,
+            "e4m3" => Self::E4m3,
+            "e5m2" => Self::E5m2,
+            "s32" => Self::S32,
+            "s8" => Self::S8,
+            "u8" => Self::U8,
+            "s4" => Self::S4,
+            "u4" => Self::U4,
+            "b1" => Self::B1,
+            _ => return None,
+        })
+    }
+
+    /// Elements in a register.
+    fn packed(self) -> u32 {
+        32_u32.checked_div(self.bits()).unwrap_or(1).max(1)
+    }
+
+    /// Whether elements of this type are multiplied and summed up to an accumulator's.
+    fn sums_to(self, sum: Self) -> bool {
+        match self {
+            Self::F16 | Self::E4m3 | Self::E5m2 => matches!(sum, Self::F16 | Self::F32),
+            Self::Bf16 | Self::Tf32 => sum == Self::F32,
+            Self::S8 | Self::U8 | Self::S4 | Self::U4 | Self::B1 => sum == Self::S32,
+            Self::F64 => sum == Self::F64,
+            Self::F32 | Self::S32 => false,
+        }
+    }
+
+    /// Whether it may be multiplied by another type: integers and bytes may differ in kind.
+    fn multiplies(self, other: Self) -> bool {
+        let kind = |element: Self| match element {
+            Self::U8 => Self::S8,
+            Self::U4 => Self::S4,
+            Self::E5m2 => Self::E4m3,
+            other => other,
+        };
+        kind(self) == kind(other)
+    }
+}
+
+/// The matrix of a product that a fragment belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    A,
+    B,
+    Sum,
+}
+
+impl Role {
+    /// Rows and columns of the matrix.
+    fn extents(self, shape: Shape) -> (u32, u32) {
+        match self {
+            Self::A => (shape.m, shape.k),
+            Self::B => (shape.k, shape.n),
+            Self::Sum => (shape.m, shape.n),
+        }
+    }
+}
+
+/// The row and column of an element of an `mma` fragment: element `index` of register `reg`.
+fn mma_position(
+    role: Role,
+    shape: Shape,
+    packed: u32,
+    lane: u32,
+    reg: u32,
+    index: u32,
+) -> (u32, u32) {
+    let (group, inner) = (lane / 4, lane % 4);
+    let halves = shape.m / 8;
+    match role {
+        // Registers alternate between the upper and the lower rows, then go along `k`.
+        Role::A => (
+            group + 8 * (reg % halves),
+            (reg / halves * 4 + inner) * packed + index,
+        ),
+        Role::B => ((reg * 4 + inner) * packed + index, group),
+        Role::Sum => {
+            let index = reg * packed + index;
+            (group + 8 * (index / 2), inner * 2 + index % 2)
+        }
+    }
+}
+
+/// The same for `mma.m8n8k4` on halves, which is four products, each by two groups of four lanes.
+fn quad_position(role: Role, row_major: bool, wide: bool, lane: u32, index: u32) -> (u32, u32) {
+    let (inner, upper) = (lane % 4, if lane < 16 { 0 } else { 4 });
+    match (role, row_major) {
+        (Role::A, true) => (inner + upper, index),
+        (Role::A, false) => (index % 4 + upper, inner),
+        (Role::B, true) => (inner, index + upper),
+        (Role::B, false) => (index, inner + upper),
+        (Role::Sum, _) if wide => (
+            (lane & 1) + (index & 2) + upper,
+            (index & 4) + (lane & 2) + (index & 1),
+        ),
+        (Role::Sum, _) => (inner + upper, index),
+    }
+}
+
+/// How the fragments of a product are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    Wmma,
+    Mma,
+    /// With whether A and B lie by rows.
+    Quads(bool, bool),
+}
+
+/// The words of a matrix instruction's opcode.
+#[derive(Debug, Default)]
+struct Words {
+    shape: Option<Shape>,
+    elements: Vec<Element>,
+    /// Whether a matrix lies by rows, in the order of the opcode.
+    rows: Vec<bool>,
+    saturate: bool,
+    bits: Option<BitProduct>,
+    rounding: Option<Rounding>,
+}
+
+impl Words {
+    fn take(m: &mut Modifiers<'_>) -> Result<Self, Reject> {
+        let mut words = Self {
+            rounding: m.rounding(),
+            ..Self::default()
+        };
+        while let Some(word) = m.first() {
+            if let Some(element) = Element::named(word) {
+                words.elements.push(element);
+            } else if let Some(shape) = Shape::named(word) {
+                words.shape = Some(shape);
+            } else {
+                match word {
+                    "sync" | "aligned" | "popc" => {}
+                    "row" => words.rows.push(true),
+                    "col" => words.rows.push(false),
+                    "satfinite" => words.saturate = true,
+                    "xor" => words.bits = Some(BitProduct::Xor),
+                    "and" => words.bits = Some(BitProduct::And),
+                    _ => return Err(Reject::Unsupported),
+                }
+            }
+        }
+        Ok(words)
+    }
+}
+
+impl<'a> Lowering<'a, '_, '_> {
+    /// Lowers the instruction if it is one of this module's.
+    pub(crate) fn matrix(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        let matrix = match name {
+            "mma" => self.mma(m, operands)?,
+            "wmma" if m.take("mma") => self.wmma_product(m, operands)?,
+            "wmma" if m.take("load") => self.wmma_load(m, operands)?,
+            "wmma" if m.take("store") => self.wmma_store(m, operands)?,
+            "ldmatrix" => self.tiles(true, m, operands)?,
+            "stmatrix" => self.tiles(false, m, operands)?,
+            "movmatrix" => {
+                if !(m.take("m8n8") && m.take("trans") && m.ty()? == Type::B16) {
+                    return Err(Reject::Unsupported);
+                }
+                m.ignore(|part| matches!(part, "sync" | "aligned"));
+                let [d, a] = operands else {
+                    return malformed("its operands are not two registers");
+                };
+                let a = self.source(a, Type::B32)?;
+                let d = self.dest(d)?;
+                Matrix::Transpose { d, a }
+            }
+            _ => return Ok(false),
+        };
+        self.join()?;
+        self.emit(Op::Matrix(Box::new(matrix)));
+        Ok(true)
+    }
+
+    /// Makes the lanes of the warp meet: `.aligned` promises that all of them come.
+    fn join(&mut self) -> Result<(), Reject> {
+        let members = self.constant(u64::from(u32::MAX))?;
+        self.emit(Op::Collective(Box::new(CollectiveArgs {
+            kind: Collective::WarpBarrier,
+            dest: None,
+            dest_pred: None,
+            a: members,
+            b: members,
+            c: members,
+            source: TRUE,
+            members,
+        })));
+        Ok(())
+    }
+
+    fn mma(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<Matrix, Reject> {
+        let words = Words::take(m)?;
+        let shape = words.shape.ok_or(Reject::Unsupported)?;
+        let &[d, a, b, c] = &words.elements[..] else {
+            return Err(Reject::Unsupported);
+        };
+        let &[a_rows, b_rows] = &words.rows[..] else {
+            return Err(Reject::Unsupported);
+        };
+        let quads = a == Element::F16 && (shape.m, shape.n, shape.k) == (8, 8, 4);
+        let layout = if quads {
+            Layout::Quads(a_rows, b_rows)
+        } else {
+            // At most four steps along `k`: what the hardware has.
+            let steps = shape.units(a).k / (4 * a.packed());
+            let whole = shape.units(a).k % (4 * a.packed()) == 0 && (1..=4).contains(&steps);
+            if !(a_rows && !b_rows && matches!(shape.m, 8 | 16) && shape.n == 8 && whole) {
+                return Err(Reject::Unsupported);
+            }
+            Layout::Mma
+        };
+        self.multiply(&words, shape, [d, a, b, c], layout, operands)
+    }
+
+    fn wmma_product(
+        &mut self,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Matrix, Reject> {
+        let words = Words::take(m)?;
+        let shape = words.shape.ok_or(Reject::Unsupported)?;
+        let types = match words.elements[..] {
+            [d, a, b, c] => [d, a, b, c],
+            // Products of halves name their sums only.
+            [d, c] => [d, Element::F16, Element::F16, c],
+            _ => return Err(Reject::Unsupported),
+        };
+        self.multiply(&words, shape, types, Layout::Wmma, operands)
+    }
+
+    fn multiply(
+        &mut self,
+        words: &Words,
+        shape: Shape,
+        [d, a, b, c]: [Element; 4],
+        layout: Layout,
+        operands: &[Operand<'a>],
+    ) -> Result<Matrix, Reject> {
+        let supported = a.sums_to(d) && a.sums_to(c) && a.multiplies(b);
+        if !supported || words.bits.is_some() != (a == Element::B1) {
+            return Err(Reject::Unsupported);
+        }
+        let [d_regs, a_regs, b_regs, c_regs] = operands else {
+            return malformed("it has the wrong number of operands");
+        };
+        let shape = shape.units(a);
+        let a = self.fragment(Role::A, shape, a, layout, a_regs, false)?;
+        let b = self.fragment(Role::B, shape, b, layout, b_regs, false)?;
+        let c = self.fragment(Role::Sum, shape, c, layout, c_regs, false)?;
+        let d = self.fragment(Role::Sum, shape, d, layout, d_regs, true)?;
+        Ok(Matrix::Multiply(Multiply {
+            rows: shape.m,
+            columns: shape.n,
+            inner: shape.k,
+            blocks: if matches!(layout, Layout::Quads(..)) {
+                4
+            } else {
+                1
+            },
+            a,
+            b,
+            c,
+            d,
+            saturate: words.saturate,
+            bits: words.bits,
+            rounding: words.rounding.unwrap_or(Rounding::Nearest),
+        }))
+    }
+
+    /// The registers of a vector operand.
+    fn vector(
+        &mut self,
+        operand: &Operand<'a>,
+        ty: Type,
+        dest: bool,
+    ) -> Result<Box<[Reg]>, Reject> {
+        let list = match operand {
+            Operand::Vector(list) => list.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        list.iter()
+            .map(|operand| {
+                if dest {
+                    self.dest(operand)
+                } else {
+                    self.source(operand, ty)
+                }
+            })
+            .collect()
+    }
+
+    /// A fragment and where its elements lie in its matrix, row by row.
+    fn fragment(
+        &mut self,
+        role: Role,
+        shape: Shape,
+        element: Element,
+        layout: Layout,
+        operand: &Operand<'a>,
+        dest: bool,
+    ) -> Result<Fragment, Reject> {
+        let ty = if element == Element::F64 {
+            Type::F64
+        } else {
+            Type::B32
+        };
+        let regs = self.vector(operand, ty, dest)?;
+        let count = u32::try_from(regs.len()).unwrap_or(u32::MAX);
+        let packed = element.packed();
+        let (rows, columns) = role.extents(shape);
+        let lanes = u32::try_from(LANES).unwrap_or(32);
+        let blocks = if matches!(layout, Layout::Quads(..)) {
+            4
+        } else {
+            1
+        };
+        let held = count.saturating_mul(packed).saturating_mul(lanes);
+        let total = rows * columns * blocks;
+        if !(1..=MAX_MATRIX_ELEMENTS).contains(&total) {
+            return Err(Reject::Unsupported);
+        }
+        // Fragments of `wmma` may hold every element more than once.
+        let fits = match layout {
+            Layout::Wmma => (total..=4 * total).contains(&held) && held % total == 0,
+            _ => held == total,
+        };
+        if !fits {
+            return malformed("a fragment has the wrong number of registers for its shape");
+        }
+        let mut positions = Vec::with_capacity(held as usize);
+        for reg in 0..count {
+            for index in 0..packed {
+                for lane in 0..lanes {
+                    let all = reg * packed + index;
+                    let position = match layout {
+                        Layout::Wmma => (lane * count * packed + all) % total,
+                        Layout::Mma => {
+                            let (row, column) = mma_position(role, shape, packed, lane, reg, index);
+                            row * columns + column
+                        }
+                        Layout::Quads(a_rows, b_rows) => {
+                            let by_rows = if role == Role::A { a_rows } else { b_rows };
+                            let wide = element == Element::F32;
+                            let (row, column) = quad_position(role, by_rows, wide, lane, all);
+                            let block = lane / 4 % 4;
+                            (block * rows + row) * columns + column
+                        }
+                    };
+                    positions.push(u16::try_from(position).unwrap_or(u16::MAX));
+                }
+            }
+        }
+        Ok(Fragment {
+            element,
+            regs,
+            positions: positions.into(),
+        })
+    }
+
+    /// What `wmma.load` and `wmma.store` have in common.
+    fn wmma_access(
+        &mut self,
+        m: &mut Modifiers<'a>,
+        store: bool,
+        regs: &Operand<'a>,
+        address: &Operand<'a>,
+        stride: Option<&Operand<'a>>,
+    ) -> Result<Matrix, Reject> {
+        let role = match m.first() {
+            Some("a") if !store => Role::A,
+            Some("b") if !store => Role::B,
+            Some("c") if !store => Role::Sum,
+            Some("d") if store => Role::Sum,
+            _ => return Err(Reject::Unsupported),
+        };
+        let space = self.space(m);
+        let words = Words::take(m)?;
+        let (Some(shape), &[element], &[by_rows]) =
+            (words.shape, &words.elements[..], &words.rows[..])
+        else {
+            return Err(Reject::Unsupported);
+        };
+        let shape = shape.units(element);
+        let fragment = self.fragment(role, shape, element, Layout::Wmma, regs, !store)?;
+        let (rows, columns) = role.extents(shape);
+        let address = self.address(address)?;
+        let place = Place {
+            space: address.space.or(space).unwrap_or(AddressSpace::Generic),
+            base: address.base,
+            offset: address.offset,
+        };
+        let stride = match stride {
+            Some(stride) => self.source(stride, Type::U32)?,
+            // Strides count elements, of which a word of bits has 32.
+            None => {
+                let extent = if by_rows { columns } else { rows };
+                let unit = if element == Element::B1 { 32 } else { 1 };
+                self.constant(u64::from(extent * unit))?
+            }
+        };
+        Ok(Matrix::Access {
+            store,
+            fragment,
+            columns,
+            place,
+            stride,
+            by_rows,
+        })
+    }
+
+    fn wmma_load(
+        &mut self,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Matrix, Reject> {
+        match operands {
+            [regs, address] => self.wmma_access(m, false, regs, address, None),
+            [regs, address, stride] => self.wmma_access(m, false, regs, address, Some(stride)),
+            _ => malformed("it has the wrong number of operands"),
+        }
+    }
+
+    fn wmma_store(
+        &mut self,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Matrix, Reject> {
+        match operands {
+            [address, regs] => self.wmma_access(m, true, regs, address, None),
+            [address, regs, stride] => self.wmma_access(m, true, regs, address, Some(stride)),
+            _ => malformed("it has the wrong number of operands"),
+        }
+    }
+
+    /// `ldmatrix` and `stmatrix`: one, two or four matrices of 8 by 8 elements of 16 bits.
+    fn tiles(
+        &mut self,
+        load: bool,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<Matrix, Reject> {
+        if m.ty()? != Type::B16 || !m.take("m8n8") {
+            return Err(Reject::Unsupported);
+        }
+        m.ignore(|part| matches!(part, "sync" | "aligned"));
+        let transposed = m.take("trans");
+        let space = self.space(m);
+        let count = m.take_map(|part| match part {
+            "x1" => Some(1),
+            "x2" => Some(2),
+            "x4" => Some(4),
+            _ => None,
+        });
+        let (regs, address) = match operands {
+            [regs, address] if load => (regs, address),
+            [address, regs] => (regs, address),
+            _ => return malformed("it has the wrong number of operands"),
+        };
+        let address = self.address(address)?;
+        let place = Place {
+            space: address.space.or(space).unwrap_or(AddressSpace::Generic),
+            base: address.base,
+            offset: address.offset,
+        };
+        let regs = self.vector(regs, Type::B32, load)?;
+        if count != Some(regs.len()) {
+            return malformed("the vector has the wrong length");
+        }
+        Ok(Matrix::Tiles(Tiles {
+            load,
+            regs,
+            place,
+            transposed,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every element of a matrix is held by exactly one lane of an `mma` fragment.
+    #[test]
+    fn fragments_of_mma_cover_their_matrices() {
+        let shapes = [
+            (8, 4, 1),
+            (8, 16, 4),
+            (16, 8, 2),
+            (16, 16, 2),
+            (16, 4, 1),
+            (16, 32, 4),
+            (16, 64, 8),
+            (16, 16, 1),
+        ];
+        for (m, k, packed) in shapes {
+            let shape = Shape { m, n: 8, k };
+            for (role, packed) in [(Role::A, packed), (Role::B, packed), (Role::Sum, 1)] {
+                let (rows, columns) = role.extents(shape);
+                let mut seen = vec![0; (rows * columns) as usize];
+                for lane in 0..32 {
+                    for reg in 0..rows * columns / 32 / packed {
+                        for index in 0..packed {
+                            let (row, column) = mma_position(role, shape, packed, lane, reg, index);
+                            assert!(row < rows && column < columns, "{role:?} {shape:?}");
+                            seen[(row * columns + column) as usize] += 1;
+                        }
+                    }
+                }
+                assert!(seen.iter().all(|&count| count == 1), "{role:?} {shape:?}");
+            }
+        }
+    }
+}
