@@ -176,6 +176,7 @@ impl Kernel {
                 grid_id: GRIDS.fetch_add(1, Ordering::Relaxed),
                 grid_workspace,
                 heap: around.heap.as_deref(),
+                objects: None,
                 cancel: Some(&around.cancel),
                 threads: around.threads,
             };

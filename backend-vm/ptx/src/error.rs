@@ -173,6 +173,12 @@ pub enum FaultKind {
         /// The address.
         address: u64,
     },
+    /// A handle of no texture or surface object (CUDA error 700).
+    #[error("{handle:#x} is the handle of no object, or of none that the instruction can use")]
+    InvalidObject {
+        /// The handle.
+        handle: u64,
+    },
     /// `trap` (CUDA error 719).
     #[error("trap")]
     Trap,
@@ -229,7 +235,7 @@ impl Fault {
     #[must_use]
     pub fn cuda_code(&self) -> u32 {
         match self.kind {
-            FaultKind::IllegalAddress { .. } => 700,
+            FaultKind::IllegalAddress { .. } | FaultKind::InvalidObject { .. } => 700,
             FaultKind::Misaligned { .. } => 716,
             FaultKind::AddressSpace { .. } => 717,
             FaultKind::Trap | FaultKind::StackOverflow | FaultKind::Cancelled => 719,

@@ -27,7 +27,8 @@ pub mod parse;
 pub use decode::ParamLayout;
 pub use error::{Fault, FaultKind, KernelError, LoadError};
 pub use exec::{
-    CLOCK_HZ, DeviceHeap, GlobalMemory, LOCAL_WINDOW, LOWEST_GLOBAL, LaunchConfig, Output,
-    PARAM_WINDOW, Region, SHARED_WINDOW, launch,
+    AddressMode, CLOCK_HZ, ChannelType, DeviceHeap, GlobalMemory, Image, LOCAL_WINDOW,
+    LOWEST_GLOBAL, LaunchConfig, Level, Objects, Output, PARAM_WINDOW, Region, SHARED_WINDOW,
+    Texture, launch,
 };
 pub use module::{Kernel, Module, ModuleVariable, Program};

@@ -25,7 +25,7 @@ fn short(name: &str, ty: Type) -> Option<AtomicOp> {
 }
 
 /// The operation `name` on one element of type `ty`.
-fn operation(name: &str, ty: Type) -> Option<AtomicOp> {
+pub(super) fn operation(name: &str, ty: Type) -> Option<AtomicOp> {
     let bits = matches!(ty, Type::B32 | Type::B64);
     let any = bits || matches!(ty, Type::U32 | Type::S32 | Type::U64 | Type::S64);
     Some(match (name, ty) {

@@ -541,6 +541,7 @@ impl<'a> Lowering<'a, '_, '_> {
             || self.atomic(name, &mut modifiers, operands)?
             || self.asynchronous(name, &mut modifiers, operands)?
             || self.matrix(name, &mut modifiers, operands)?
+            || self.texture(name, &mut modifiers, operands)?
             || self.control(name, &mut modifiers, operands)?
             || self.synchronization(name, &mut modifiers, operands)?;
         if done {

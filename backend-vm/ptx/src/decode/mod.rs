@@ -18,6 +18,7 @@ mod modifiers;
 mod operand;
 mod special;
 mod sync;
+mod texture;
 
 use std::collections::HashMap;
 

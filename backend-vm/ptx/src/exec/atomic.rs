@@ -159,6 +159,23 @@ pub(super) fn execute(
     }
 }
 
+/// Combines a value with an element of global memory.
+///
+/// # Safety
+///
+/// `at` is valid for reads and writes of `size` bytes, which are 4 or 8, and aligned, and only
+/// accessed atomically meanwhile.
+pub(super) unsafe fn reduce(at: *mut u8, op: AtomicOp, size: u32, value: u64) {
+    if size == 4 {
+        let value = u32::get(value).put();
+        // SAFETY: the caller vouches for the element.
+        unsafe { u32::update(at, |old| u32::get(apply(op, 4, old.put(), value, value))) };
+    } else {
+        // SAFETY: the caller vouches for the element.
+        unsafe { u64::update(at, |old| apply(op, 8, old, value, value)) };
+    }
+}
+
 /// What a lane operates on.
 fn target<'m>(
     spaces: &'m mut Spaces<'_, '_>,

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use super::texture::Recent;
 use super::{GlobalMemory, LOWEST_GLOBAL, Region};
 use crate::alu::{Row, Slot};
 use crate::error::FaultKind;
@@ -74,6 +75,8 @@ pub(super) struct Global<'a> {
     recent: [Region; RECENT],
     latest: usize,
     next: usize,
+    /// Texture and surface objects that were used last.
+    pub objects: Recent,
 }
 
 impl<'a> Global<'a> {
@@ -83,6 +86,7 @@ impl<'a> Global<'a> {
             recent: [Region::NONE; RECENT],
             latest: 0,
             next: 0,
+            objects: Recent::default(),
         }
     }
 

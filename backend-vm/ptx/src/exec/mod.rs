@@ -32,6 +32,7 @@ mod memory;
 mod printf;
 mod special;
 mod step;
+mod texture;
 mod warp;
 
 use std::sync::atomic::AtomicBool;
@@ -39,6 +40,7 @@ use std::sync::atomic::AtomicBool;
 pub use heap::DeviceHeap;
 pub use launch::launch;
 pub(crate) use mbarrier::pending_count;
+pub use texture::{AddressMode, ChannelType, Image, Level, Objects, Texture};
 
 use crate::decode::insn::AddressSpace;
 
@@ -148,6 +150,8 @@ pub struct LaunchConfig<'a> {
     pub grid_workspace: u64,
     /// Where `malloc` in kernels takes memory from.
     pub heap: Option<&'a DeviceHeap>,
+    /// The texture and surface objects that there are.
+    pub objects: Option<&'a dyn Objects>,
     /// Ends the launch when it becomes true.
     pub cancel: Option<&'a AtomicBool>,
     /// Threads of the host to use at most.
@@ -165,6 +169,7 @@ impl Default for LaunchConfig<'_> {
             grid_id: 0,
             grid_workspace: 0,
             heap: None,
+            objects: None,
             cancel: None,
             threads: 1,
         }

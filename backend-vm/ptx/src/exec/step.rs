@@ -8,6 +8,7 @@ use super::matrix;
 use super::mbarrier;
 use super::memory::{LaneFault, Lanes, resolve};
 use super::special;
+use super::texture;
 use super::warp::{Context, Group, Wait, Warp};
 use crate::alu::{LANES, commit};
 use crate::decode::insn::{Barrier, BarrierKind, Carry, CarryOp, Logic, Op, Pc, PredSource, Test};
@@ -214,6 +215,18 @@ impl Warp {
                 Op::Matrix(matrix) => {
                     let mut spaces = Self::spaces(&mut self.local, cx);
                     let done = matrix::execute(&mut spaces, frame, matrix, mask);
+                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Sample(args) => {
+                    let done = texture::sample(cx.global, launch, frame, args, mask);
+                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Surface(args) => {
+                    let done = texture::access(cx.global, launch, frame, args, mask);
+                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                }
+                Op::Query(args) => {
+                    let done = texture::query(cx.global, launch, frame, args, mask);
                     done.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
                 Op::Mbarrier(args) => {

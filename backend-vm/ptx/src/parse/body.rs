@@ -180,7 +180,13 @@ fn operand<'a>(lexer: &mut Lexer<'a>, depth: usize) -> Result<Operand<'a>, Parse
                 list.push(operand(lexer, depth + 1)?);
             }
             lexer.expect(b'}')?;
-            Ok(Operand::Vector(list))
+            let vector = Operand::Vector(list);
+            // A texture fetch may say besides whether the texels are in memory.
+            if lexer.accept(b'|')? {
+                let second = Operand::Name(lexer.word("a second destination")?);
+                return Ok(Operand::List(vec![vector, second]));
+            }
+            Ok(vector)
         }
         Token::Punct(b'(') => {
             let mut list = Vec::new();

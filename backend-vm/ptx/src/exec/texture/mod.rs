@@ -1,0 +1,218 @@
+//! Texture and surface objects, as whoever launches a kernel provides them.
+//!
+//! Images are device memory like any other: rows of texels, slices of rows.
+
+mod sample;
+mod surface;
+
+use std::sync::Arc;
+
+pub(super) use sample::sample;
+pub(super) use surface::access;
+
+use super::frame::Frame;
+use super::global::Global;
+use super::launch::Launch;
+use super::memory::{LaneFault, Lanes};
+use super::step::{lane_fault, word};
+use crate::decode::insn::{Query, QueryArgs};
+use crate::error::FaultKind;
+
+/// The type of a texel's channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChannelType {
+    /// An unsigned byte.
+    Unsigned8,
+    /// An unsigned integer of 16 bits.
+    Unsigned16,
+    /// An unsigned integer of 32 bits.
+    Unsigned32,
+    /// A signed byte.
+    Signed8,
+    /// A signed integer of 16 bits.
+    Signed16,
+    /// A signed integer of 32 bits.
+    Signed32,
+    /// Half precision.
+    Half,
+    /// Single precision.
+    Single,
+}
+
+impl ChannelType {
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Unsigned8 | Self::Signed8 => 1,
+            Self::Unsigned16 | Self::Signed16 | Self::Half => 2,
+            Self::Unsigned32 | Self::Signed32 | Self::Single => 4,
+        }
+    }
+}
+
+/// One level of an image's detail, or the image if it has but one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Level {
+    /// The device address of its first texel, a multiple of a texel's size.
+    pub address: u64,
+    /// Texels of a row, rows of a slice, slices; 1 in dimensions that it lacks.
+    pub extent: [u32; 3],
+    /// Bytes from one row to the next, a multiple of a texel's size.
+    pub row_pitch: u64,
+    /// Bytes from one slice, layer or face to the next, a multiple of a texel's size.
+    pub slice_pitch: u64,
+}
+
+/// Texels in device memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// The type of its channels.
+    pub channel: ChannelType,
+    /// Channels of a texel: 1, 2 or 4.
+    pub channels: u32,
+    /// Layers, faces of cubes counted as such; 1 if it is not layered.
+    pub layers: u32,
+    /// Its levels of detail, the finest first; at least one.
+    pub levels: Vec<Level>,
+}
+
+impl Image {
+    /// The size of a texel in bytes.
+    #[must_use]
+    pub fn texel_bytes(&self) -> u32 {
+        self.channel.bytes() * self.channels
+    }
+}
+
+/// What a coordinate outside an image stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressMode {
+    /// The image repeats; normalized coordinates only, otherwise as `Clamp`.
+    Wrap,
+    /// The nearest texel of the edge.
+    Clamp,
+    /// The image repeats, every other time mirrored; normalized coordinates only, otherwise as `Clamp`.
+    Mirror,
+    /// The border's colour.
+    Border,
+}
+
+/// A texture object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Texture {
+    /// Its texels.
+    pub image: Image,
+    /// The addressing mode of each dimension.
+    pub address_modes: [AddressMode; 3],
+    /// Whether results are interpolated between texels.
+    pub linear: bool,
+    /// Whether results are interpolated between levels of detail.
+    pub linear_levels: bool,
+    /// Whether coordinates run from 0 to 1.
+    pub normalized: bool,
+    /// Whether integers of up to 16 bits are read as floats from 0 or -1 to 1.
+    pub as_floats: bool,
+    /// Whether unsigned bytes hold colours with the sRGB curve, which reading undoes.
+    pub srgb: bool,
+    /// The border's channels, as bits.
+    pub border: [u32; 4],
+    /// What is added to levels of detail.
+    pub level_bias: f32,
+    /// The least and the greatest level of detail.
+    pub level_clamp: [f32; 2],
+}
+
+/// The texture and surface objects that kernels name by handle.
+pub trait Objects: std::fmt::Debug + Sync {
+    /// The texture object of a handle.
+    fn texture(&self, handle: u64) -> Option<Arc<Texture>>;
+    /// The image of a surface object's handle.
+    fn surface(&self, handle: u64) -> Option<Arc<Image>>;
+}
+
+/// The objects that were used last.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    texture: Option<(u64, Arc<Texture>)>,
+    surface: Option<(u64, Arc<Image>)>,
+}
+
+impl Recent {
+    fn texture(&mut self, launch: &Launch<'_>, handle: u64) -> Result<Arc<Texture>, FaultKind> {
+        match &self.texture {
+            Some((known, texture)) if *known == handle => Ok(Arc::clone(texture)),
+            _ => {
+                let objects = launch.config.objects;
+                let texture = objects.and_then(|objects| objects.texture(handle));
+                let texture = texture
+                    .filter(|texture| is_sound(&texture.image))
+                    .ok_or(FaultKind::InvalidObject { handle })?;
+                self.texture = Some((handle, Arc::clone(&texture)));
+                Ok(texture)
+            }
+        }
+    }
+
+    fn surface(&mut self, launch: &Launch<'_>, handle: u64) -> Result<Arc<Image>, FaultKind> {
+        match &self.surface {
+            Some((known, image)) if *known == handle => Ok(Arc::clone(image)),
+            _ => {
+                let objects = launch.config.objects;
+                let image = objects.and_then(|objects| objects.surface(handle));
+                let image = image
+                    .filter(|image| is_sound(image))
+                    .ok_or(FaultKind::InvalidObject { handle })?;
+                self.surface = Some((handle, Arc::clone(&image)));
+                Ok(image)
+            }
+        }
+    }
+}
+
+/// Whether an image has what the code here relies on.
+fn is_sound(image: &Image) -> bool {
+    let extents = image.levels.iter().flat_map(|level| level.extent);
+    matches!(image.channels, 1 | 2 | 4)
+        && image.layers > 0
+        && !image.levels.is_empty()
+        && extents
+            .into_iter()
+            .all(|extent| (1..=1 << 30).contains(&extent))
+}
+
+/// Executes `txq` and `suq`.
+pub(super) fn query(
+    global: &mut Global<'_>,
+    launch: &Launch<'_>,
+    frame: &mut Frame,
+    args: &QueryArgs,
+    mask: u32,
+) -> Result<(), LaneFault> {
+    let handles = frame.rows[args.handle as usize];
+    let levels = args.level.map(|reg| frame.rows[reg as usize]);
+    for lane in Lanes(mask) {
+        let handle = handles[lane];
+        let fault = |kind| lane_fault(kind, lane);
+        let (texture, surface);
+        let (image, normalized) = if args.surface {
+            surface = global.objects.surface(launch, handle).map_err(fault)?;
+            (&*surface, false)
+        } else {
+            texture = global.objects.texture(launch, handle).map_err(fault)?;
+            (&texture.image, texture.normalized)
+        };
+        let level = levels.map_or(0, |row| word(&row, lane) as usize);
+        let [width, height, depth] = image.levels.get(level).map_or([0; 3], |level| level.extent);
+        let value = match args.query {
+            Query::Width => width,
+            Query::Height => height,
+            Query::Depth => depth,
+            Query::Layers => image.layers,
+            Query::Levels => u32::try_from(image.levels.len()).unwrap_or(u32::MAX),
+            Query::Normalized => u32::from(normalized),
+        };
+        frame.rows[args.dest as usize][lane] = u64::from(value);
+    }
+    Ok(())
+}
