@@ -3,17 +3,51 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use common::{Memory, Printed};
 use proptest::prelude::*;
-use wormhole_ptx::{DeviceHeap, LaunchConfig, Module, launch};
+use wormhole_ptx::{
+    AddressMode, ChannelType, DeviceHeap, Image, LaunchConfig, Level, Module, Objects, Texture,
+    launch,
+};
 
 const BASICS: &str = include_str!("kernels/basics.ptx");
-const LIBRARY: &str = include_str!("kernels/library.ptx");
+const MODULES: [&str; 5] = [
+    BASICS,
+    include_str!("kernels/library.ptx"),
+    include_str!("kernels/asynchronous.ptx"),
+    include_str!("kernels/matrices.ptx"),
+    include_str!("kernels/textures.ptx"),
+];
 /// What a kernel may take before it is cancelled.
 const LIMIT: Duration = Duration::from_millis(4);
+
+/// Every handle is that of one object, whose texels do not all lie in memory.
+#[derive(Debug)]
+struct Everything(Image);
+
+impl Objects for Everything {
+    fn texture(&self, handle: u64) -> Option<Arc<Texture>> {
+        let mode = [AddressMode::Wrap, AddressMode::Border, AddressMode::Mirror];
+        Some(Arc::new(Texture {
+            image: self.0.clone(),
+            address_modes: mode,
+            linear: handle & 32 == 0,
+            linear_levels: true,
+            normalized: handle & 16 == 0,
+            as_floats: true,
+            srgb: true,
+            border: [5; 4],
+            level_bias: f32::NAN,
+            level_clamp: [-1.0, f32::INFINITY],
+        }))
+    }
+    fn surface(&self, _: u64) -> Option<Arc<Image>> {
+        Some(Arc::new(self.0.clone()))
+    }
+}
 
 /// Runs every kernel of a module once; returns how many ran to their end.
 fn run_all(text: &str) -> usize {
@@ -32,6 +66,18 @@ fn run_all(text: &str) -> usize {
     let buffer = memory.alloc(1 << 12);
     let heap = DeviceHeap::new(memory.alloc(1 << 12), 1 << 12);
     let output = Printed::default();
+    let level = Level {
+        address: buffer,
+        extent: [9, 7, 5],
+        row_pitch: 36,
+        slice_pitch: 1 << 40,
+    };
+    let objects = Everything(Image {
+        channel: ChannelType::Unsigned8,
+        channels: 4,
+        layers: 3,
+        levels: vec![level; 2],
+    });
     let mut ended = 0;
     for name in names {
         let Ok(kernel) = program.kernel(&name) else {
@@ -55,6 +101,7 @@ fn run_all(text: &str) -> usize {
                 dynamic_shared: 256,
                 params: &params,
                 heap: Some(&heap),
+                objects: Some(&objects),
                 cancel: Some(cancel),
                 threads: 2,
                 ..LaunchConfig::default()
@@ -95,13 +142,13 @@ fn undamaged_kernels_end() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn damaged_kernels_never_panic(
-        library in any::<bool>(),
+        module in 0..MODULES.len(),
         edits in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index, u8)>(), 1..24),
     ) {
-        run_all(&damage(if library { LIBRARY } else { BASICS }, &edits));
+        run_all(&damage(MODULES[module], &edits));
     }
 }
