@@ -13,6 +13,7 @@ pub(crate) mod int;
 pub(crate) mod narrow;
 pub(crate) mod round;
 pub(crate) mod short;
+pub(crate) mod video;
 
 /// Threads of a warp.
 pub(crate) const LANES: usize = 32;

@@ -542,6 +542,7 @@ impl<'a> Lowering<'a, '_, '_> {
             || self.asynchronous(name, &mut modifiers, operands)?
             || self.matrix(name, &mut modifiers, operands)?
             || self.texture(name, &mut modifiers, operands)?
+            || self.video(name, &mut modifiers, operands)?
             || self.control(name, &mut modifiers, operands)?
             || self.synchronization(name, &mut modifiers, operands)?;
         if done {

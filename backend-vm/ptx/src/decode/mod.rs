@@ -19,6 +19,7 @@ mod operand;
 mod special;
 mod sync;
 mod texture;
+mod video;
 
 use std::collections::HashMap;
 
