@@ -9,6 +9,7 @@
 
 mod common;
 
+use common::Device;
 use common::eval::{eval, words};
 
 /// A format of 16 bits: explicit bits of its significand, and its bias.
@@ -353,4 +354,88 @@ fn integers_are_packed_with_saturation() {
         &[7, 0xffff_fff0, 0x1234],
         0x0012_3478,
     );
+}
+
+/// How far a result may be from the exact one, in the last places of its format.
+fn check_functions(format: Format, kernel: &str) {
+    let device = Device::load(include_bytes!("kernels/halves.ptx"));
+    let inputs: Vec<u16> = (0..64)
+        .map(|i| format.nearest((f64::from(i) - 31.5) * 0.17, 0.0))
+        .collect();
+    let (input, out) = (device.memory.upload(&inputs), device.memory.alloc(32 * 32));
+    device.launch(kernel, 1, 32, &[input, out]).unwrap();
+    let got = device.memory.read::<u16>(out, 32 * 16);
+    for (pair, got) in inputs.chunks_exact(2).zip(got.chunks_exact(16)) {
+        let (x, y) = (format.value(pair[0]), format.value(pair[1]));
+        let expected = [
+            x / y,
+            x.abs().sqrt(),
+            1.0 / y.abs().sqrt(),
+            1.0 / y,
+            x.exp(),
+            x.exp2(),
+            10.0_f64.powf(x),
+            y.abs().ln(),
+            y.abs().log2(),
+            y.abs().log10(),
+            x.sin(),
+            x.cos(),
+            x.floor(),
+            x.round_ties_even(),
+            x.trunc(),
+            x.ceil(),
+        ];
+        for (index, (&bits, expected)) in got.iter().zip(expected).enumerate() {
+            let exact = format.nearest(expected, 0.0);
+            // Codes of one sign are consecutive numbers.
+            let apart = bits.abs_diff(exact);
+            let tiny = expected.abs() < 1e-6 && format.value(bits).abs() < 1e-6;
+            assert!(
+                apart <= 1 || tiny,
+                "{kernel} {index} of {x} {y}: {bits:x} {exact:x}"
+            );
+        }
+    }
+}
+
+#[test]
+fn functions_that_nvcc_compiled() {
+    check_functions(F16, "half_functions");
+    check_functions(BF16, "bfloat_functions");
+}
+
+#[test]
+fn a_dot_product_of_pairs() {
+    let device = Device::load(include_bytes!("kernels/halves.ptx"));
+    let a: Vec<u16> = (0..512)
+        .map(|i| F16.nearest(f64::from(i % 7 - 3), 0.0))
+        .collect();
+    let b: Vec<u16> = (0..512)
+        .map(|i| F16.nearest(f64::from(i % 5 - 2), 0.0))
+        .collect();
+    let (da, db) = (device.memory.upload(&a), device.memory.upload(&b));
+    let (out, counts) = (device.memory.alloc(128), device.memory.alloc(128));
+    device.launch("dot", 1, 32, &[da, db, out, counts]).unwrap();
+    let sum: f64 = a
+        .iter()
+        .zip(&b)
+        .map(|(&a, &b)| F16.value(a) * F16.value(b))
+        .sum();
+    assert_eq!(device.memory.read::<f32>(out, 32), vec![sum as f32; 32]);
+    let expected: Vec<u32> = (0..32)
+        .map(|lane| {
+            let pairs = (lane..256).step_by(32).map(|pair| [2 * pair, 2 * pair + 1]);
+            pairs
+                .map(|pair| {
+                    let below = pair
+                        .iter()
+                        .filter(|&&i| F16.value(a[i]) < F16.value(b[i]))
+                        .count();
+                    let above = pair.iter().all(|&i| F16.value(a[i]) > F16.value(b[i]));
+                    below as u32 + if above { 1000 } else { 0 }
+                })
+                .sum()
+        })
+        .collect();
+    assert_eq!(device.memory.read::<u32>(counts, 32), expected);
 }

@@ -131,8 +131,38 @@ pub(crate) fn fma_single(rounding: Rounding, a: f32, b: f32, c: f32) -> f32 {
     narrow(sum, rounding)
 }
 
+/// The same by one instruction.
+///
+/// # Safety
+///
+/// The processor has the FMA instructions.
+unsafe fn fma_by_processor(rounding: Rounding, a: f64, b: f64, c: f64) -> f64 {
+    let (mut value, old, new) = (c, 0_u32, control(rounding));
+    // SAFETY: stores and loads only the two words whose addresses are given, and leaves MXCSR as
+    // it found it; the caller vouches for the instruction.
+    unsafe {
+        std::arch::asm!(
+            "stmxcsr [{old}]",
+            "ldmxcsr [{new}]",
+            "vfmadd231sd {c}, {a}, {b}",
+            "ldmxcsr [{old}]",
+            old = in(reg) &raw const old,
+            new = in(reg) &raw const new,
+            c = inout(xmm_reg) value,
+            a = in(xmm_reg) a,
+            b = in(xmm_reg) b,
+            options(nostack, preserves_flags),
+        );
+    }
+    value
+}
+
 /// `a * b + c` in double precision, rounded once.
 pub(crate) fn fma_double(rounding: Rounding, a: f64, b: f64, c: f64) -> f64 {
+    if rounding != Rounding::Nearest && std::arch::is_x86_feature_detected!("fma") {
+        // SAFETY: the processor has the instruction.
+        return unsafe { fma_by_processor(rounding, a, b, c) };
+    }
     let nearest = a.mul_add(b, c);
     if rounding == Rounding::Nearest || !nearest.is_finite() {
         return nearest;
@@ -180,6 +210,16 @@ mod tests {
             fma_double(Rounding::Down, 1.0, 1.0, -1e-300),
             1.0_f64.next_down()
         );
+        // The product alone is no double: it is too large, or too small.
+        assert_eq!(
+            fma_double(Rounding::Zero, 1e200, 1e200, f64::NEG_INFINITY),
+            f64::NEG_INFINITY
+        );
+        assert_eq!(
+            fma_double(Rounding::Up, 1e-200, 1e-200, 0.0),
+            f64::from_bits(1)
+        );
+        assert_eq!(fma_double(Rounding::Zero, -1e-200, 1e-200, 0.0), -0.0);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::frame::Frame;
 use super::memory::{LaneFault, Lanes, Spaces, Target};
 use super::step::lane_fault;
 use crate::alu::Slot;
+use crate::alu::float::flush;
 use crate::alu::half::{Bf16, F16, Short};
 use crate::decode::insn::{self as decode, Atomic, AtomicOp, ShortOp};
 use crate::error::FaultKind;
@@ -296,7 +297,16 @@ fn execute_as<T: Cell>(
         let f = |old: T| T::get(apply(op, size, old.put(), a, b));
         let target = target(spaces, atomic, lane, addresses[lane])?;
         let old = match target {
-            // SAFETY: `atomic_target` found the aligned bytes inside a writable region that stays valid.
+            // On global memory, singles are added without subnormals (PTX ISA 9.7.13.5).
+            Target::Global(at) if op == AtomicOp::AddF32 => {
+                let sum = |old: T| {
+                    let single = |bits: u64| flush(f32::get(bits));
+                    T::get(flush(single(old.put()) + single(a)).put())
+                };
+                // SAFETY: `target` found the aligned bytes inside a writable region that stays valid.
+                unsafe { T::update(at, sum) }
+            }
+            // SAFETY: as above.
             Target::Global(at) => unsafe { T::update(at, f) },
             Target::Private(bytes) => {
                 let old = T::of(bytes);

@@ -217,6 +217,8 @@ pub enum Operand<'a> {
     F64(u64),
     /// `!p`.
     Not(&'a str),
+    /// `-r`.
+    Negative(&'a str),
     /// `p|q`.
     Pair(&'a str, &'a str),
     /// `{a, b, …}`.
