@@ -113,12 +113,42 @@ fn run_all(text: &str) -> usize {
     ended
 }
 
-/// Exchanges, repeats and drops lines, and swaps numbers in them.
+/// An instruction's opcode, and what stands around it.
+fn opcode(line: &str) -> Option<(&str, &str, &str)> {
+    let start = line.len() - line.trim_start().len();
+    let start = match line[start..].strip_prefix('@') {
+        Some(rest) => line.len() - rest.split_once(char::is_whitespace)?.1.trim_start().len(),
+        None => start,
+    };
+    let length = line[start..].find([' ', '\t', ';'])?;
+    let (before, rest) = line.split_at(start);
+    let (opcode, after) = rest.split_at(length);
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | ':' | '_');
+    (opcode.starts_with(|c: char| c.is_ascii_lowercase()) && opcode.chars().all(plain))
+        .then_some((before, opcode, after))
+}
+
+/// Gives a line another one's opcode, or a part of it.
+fn graft(to: &str, from: &str, part: usize) -> Option<String> {
+    let ((before, old, after), (_, new, _)) = (opcode(to)?, opcode(from)?);
+    let mut parts: Vec<&str> = old.split('.').collect();
+    let others: Vec<&str> = new.split('.').collect();
+    let opcode = if part.is_multiple_of(3) {
+        new.to_owned()
+    } else {
+        let at = part % parts.len();
+        parts[at] = others[part / 3 % others.len()];
+        parts.join(".")
+    };
+    Some(format!("{before}{opcode}{after}"))
+}
+
+/// Exchanges, repeats and drops lines, and swaps numbers and opcodes in them.
 fn damage(text: &str, edits: &[(prop::sample::Index, prop::sample::Index, u8)]) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     for (from, to, kind) in edits {
         let (from, to) = (from.index(lines.len()), to.index(lines.len()));
-        match kind % 4 {
+        match kind % 6 {
             0 => lines.swap(from, to),
             1 => lines[to] = lines[from].clone(),
             2 => {
@@ -128,8 +158,13 @@ fn damage(text: &str, edits: &[(prop::sample::Index, prop::sample::Index, u8)]) 
                     .map(|c| if c.is_ascii_digit() { digit } else { c })
                     .collect();
             }
-            _ => {
+            3 => {
                 lines.remove(to);
+            }
+            _ => {
+                if let Some(line) = graft(&lines[to], &lines[from], usize::from(kind / 6)) {
+                    lines[to] = line;
+                }
             }
         }
     }
@@ -142,7 +177,7 @@ fn undamaged_kernels_end() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn damaged_kernels_never_panic(

@@ -86,10 +86,15 @@ fn reduction_with_shuffles_and_atomics() {
 #[test]
 fn locks_inside_a_warp_make_progress() {
     for kernel in ["spin_lock", "spin_lock_hard"] {
-        let device = basics();
-        let (lock, value) = (device.memory.alloc(4), device.memory.alloc(4));
-        device.launch(kernel, 2, 96, &[lock, value]).unwrap();
-        assert_eq!(device.memory.read::<i32>(value, 1)[0], 192, "{kernel}");
+        for (blocks, threads) in [(2, 96), (3, 1024)] {
+            let device = basics();
+            let (lock, value) = (device.memory.alloc(4), device.memory.alloc(4));
+            device
+                .launch(kernel, blocks, threads, &[lock, value])
+                .unwrap();
+            let count = device.memory.read::<u32>(value, 1)[0];
+            assert_eq!(count, blocks * threads, "{kernel}");
+        }
     }
 }
 

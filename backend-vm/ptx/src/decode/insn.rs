@@ -72,6 +72,8 @@ pub(crate) struct Place {
 /// Ordering of an access or fence against others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Order {
+    /// Whether others are expected to change what is accessed.
+    pub strong: bool,
     pub acquire: bool,
     pub release: bool,
 }

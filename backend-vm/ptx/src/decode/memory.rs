@@ -13,9 +13,6 @@ pub(super) fn advisory(part: &str) -> bool {
     matches!(
         part,
         "weak"
-            | "volatile"
-            | "relaxed"
-            | "mmio"
             | "cta"
             | "cluster"
             | "gpu"
@@ -156,9 +153,13 @@ impl<'a> Lowering<'a, '_, '_> {
     pub(super) fn order(m: &mut Modifiers<'a>) -> Order {
         let both = m.take("acq_rel") || m.take("sc");
         let volatile = m.take("volatile");
+        let relaxed = m.take("relaxed") || m.take("mmio");
+        let acquire = m.take("acquire") || both || volatile;
+        let release = m.take("release") || both || volatile;
         Order {
-            acquire: m.take("acquire") || both || volatile,
-            release: m.take("release") || both || volatile,
+            strong: acquire || release || relaxed,
+            acquire,
+            release,
         }
     }
 

@@ -145,13 +145,13 @@ fn apply(op: AtomicOp, size: u32, old: u64, a: u64, b: u64) -> u64 {
     }
 }
 
-/// Executes the operation for the lanes of `mask`, one after another.
+/// Executes the operation for the lanes of `mask`, one after another; whether any changed memory.
 pub(super) fn execute(
     spaces: &mut Spaces<'_, '_>,
     frame: &mut Frame,
     atomic: &Atomic,
     mask: u32,
-) -> Result<(), LaneFault> {
+) -> Result<bool, LaneFault> {
     match atomic.size {
         2 => execute_as::<u16>(spaces, frame, atomic, mask),
         4 => execute_as::<u32>(spaces, frame, atomic, mask),
@@ -199,7 +199,8 @@ fn execute_wide(
     frame: &mut Frame,
     atomic: &Atomic,
     mask: u32,
-) -> Result<(), LaneFault> {
+) -> Result<bool, LaneFault> {
+    let mut changed = false;
     let addresses = atomic.place.addresses(frame);
     for lane in Lanes(mask) {
         let wide = |reg: u32| {
@@ -225,6 +226,7 @@ fn execute_wide(
                 old
             }
         };
+        changed |= f(old) != old;
         if let Some(dest) = atomic.dest {
             #[expect(clippy::cast_possible_truncation, reason = "the halves of the value")]
             let halves = [old as u64, (old >> 64) as u64];
@@ -233,7 +235,7 @@ fn execute_wide(
             }
         }
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// Replaces 16 bytes of global memory by `f` of them; the old ones, unless the processor cannot.
@@ -287,7 +289,8 @@ fn execute_as<T: Cell>(
     frame: &mut Frame,
     atomic: &Atomic,
     mask: u32,
-) -> Result<(), LaneFault> {
+) -> Result<bool, LaneFault> {
+    let mut changed = false;
     let addresses = atomic.place.addresses(frame);
     let (op, size) = (atomic.op, atomic.size);
     for lane in Lanes(mask) {
@@ -314,9 +317,10 @@ fn execute_as<T: Cell>(
                 old
             }
         };
+        changed |= f(old) != old;
         if let Some(dest) = atomic.dest {
             frame.rows[dest as usize][lane] = old.put();
         }
     }
-    Ok(())
+    Ok(changed)
 }

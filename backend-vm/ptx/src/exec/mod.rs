@@ -1,9 +1,14 @@
 //! The interpreter.
 //!
+//! It is a decoded one, as wide as a warp, and no compiler: one core executes some thousand million
+//! simple thread-instructions a second that way (`examples/speed.rs`), and a kernel can run as soon
+//! as it is decoded.
+//!
 //! A warp executes decoded instructions for 32 lanes at a time. Lanes that part
 //! ways become groups with program counters of their own; the group that is
 //! furthest behind runs first, so that groups meet again, and one that has
-//! waited too long runs regardless, so that every thread makes progress. A block
+//! waited too long runs regardless, so that every thread makes progress. What looks
+//! like waiting for others counts as having run for long. A block
 //! runs on one thread of the host and switches between its warps when they wait.
 //! The blocks of a grid are spread over the host's threads.
 //!

@@ -14,6 +14,11 @@ use crate::alu::{LANES, commit};
 use crate::decode::insn::{Barrier, BarrierKind, Carry, CarryOp, Logic, Op, Pc, PredSource, Test};
 use crate::error::{Fault, FaultKind};
 
+/// What a load of memory that others change counts for: if it is one of a loop that waits for
+/// them, they are to have their turn soon.
+const POLL: u64 = 128;
+/// The same for an atomic operation that changed nothing.
+const FUTILE: u64 = 1024;
 /// Nanoseconds that an `mbarrier.try_wait` lets others have before it gives up.
 const SUSPENSION: u64 = 2000;
 
@@ -109,6 +114,9 @@ impl Warp {
                     break;
                 }
                 Op::Load(access) => {
+                    if access.order.strong {
+                        self.count += POLL;
+                    }
                     let loaded = Self::spaces(&mut self.local, cx).load(frame, access, mask);
                     loaded.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
@@ -191,7 +199,10 @@ impl Warp {
                         operation,
                         mask,
                     );
-                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    let changed = done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    if !changed {
+                        self.count += FUTILE;
+                    }
                 }
                 Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
                 Op::ActiveMask { d } => {

@@ -68,7 +68,7 @@ pub(super) struct Warp {
     pub local: Local,
     /// Lanes that have not ended.
     pub alive: u32,
-    /// Instructions executed.
+    /// Instructions executed, of which those that may wait for others count for many.
     pub count: u64,
     /// The use of the cluster's barrier at which each lane has arrived.
     pub cluster: [u32; LANES],
