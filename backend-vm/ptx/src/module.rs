@@ -164,6 +164,11 @@ impl Module {
                 Some(_) => {}
             }
         }
+        for &(second, first) in &ast.aliases {
+            if let Some(&index) = self.function_names.get(first) {
+                self.function_names.insert(second.to_owned(), index);
+            }
+        }
         Ok(())
     }
 
@@ -417,6 +422,14 @@ impl Source for Program {
         let text = self.module.text.get(item.start..item.end)?;
         let parsed: Result<Function<'_>, ParseError> = parse_function(text, item.line, item.entry);
         parsed.ok()
+    }
+
+    fn constant_ranges(&self) -> Vec<(u64, u64)> {
+        let placed = self.module.variables.iter().zip(&self.addresses);
+        placed
+            .filter(|(variable, _)| variable.constant)
+            .map(|(variable, &address)| (address, variable.size))
+            .collect()
     }
 
     fn function_count(&self) -> u32 {

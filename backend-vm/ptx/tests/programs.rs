@@ -334,3 +334,22 @@ fn blocks_that_wait_for_each_other_run_together() {
         assert_eq!(device.memory.read::<i32>(arrived, 1)[0], 24);
     }
 }
+
+#[test]
+fn aliases_and_constants_are_what_they_stand_for() {
+    let device = Device::load(
+        b".version 8.7\n.target sm_90\n.address_size 64\n
+          .const .align 8 .b8 table[16] = {1, 2, 3}; .global .align 8 .b8 data[16];
+          .func (.reg .u32 r) second; .func (.reg .u32 r) first { mov.u32 r, 42; ret; }
+          .alias second, first;
+          .visible .entry k(.param .u64 out) { .reg .u32 %r<9>; .reg .u64 %rd<9>; .reg .pred %p<9>;
+          ld.param.u64 %rd1, [out]; call.uni (%r1), second; mov.u64 %rd2, table; mov.u64 %rd3, data;
+          cvta.const.u64 %rd2, %rd2; isspacep.const %p1, %rd2; isspacep.const %p2, %rd3;
+          isspacep.global %p3, %rd2; isspacep.global %p4, %rd3;
+          selp.u32 %r2, 1, 0, %p1; @%p2 add.u32 %r2, %r2, 2; @%p3 add.u32 %r2, %r2, 4;
+          @%p4 add.u32 %r2, %r2, 8; st.global.v2.u32 [%rd1], {%r1, %r2}; ret; }",
+    );
+    let out = device.memory.alloc(8);
+    device.launch("k", 1, 1, &[out]).unwrap();
+    assert_eq!(device.memory.read::<u32>(out, 2), [42, 9]);
+}

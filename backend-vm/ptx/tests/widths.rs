@@ -111,11 +111,14 @@ fn run(op: &str, ty: Int, inputs: &[u64]) -> u64 {
     eval(&body, inputs) & ty.mask()
 }
 
+/// What an operation on two integers is defined to be.
+type Definition<'a> = &'a dyn Fn(i128, i128) -> i128;
+
 #[test]
 fn integer_arithmetic_of_every_width() {
     for ty in INTS {
         let high = |value: i128| value >> ty.bits;
-        let operations: [(&str, &dyn Fn(i128, i128) -> i128); 8] = [
+        let operations: [(&str, Definition<'_>); 8] = [
             ("add", &|a, b| a + b),
             ("sub", &|a, b| a - b),
             ("mul.lo", &|a, b| a.wrapping_mul(b)),

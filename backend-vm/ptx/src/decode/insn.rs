@@ -659,6 +659,8 @@ pub(crate) enum Op {
         d: Pred,
         a: Reg,
         space: AddressSpace,
+        /// Whether `.const` variables are meant, or what is not one of them.
+        constant: bool,
     },
     Carry(Box<Carry>),
     Load(Box<Access>),

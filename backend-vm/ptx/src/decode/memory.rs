@@ -47,10 +47,23 @@ impl<'a> Lowering<'a, '_, '_> {
             "mapa" | "getctarank" | "createpolicy" => self.address_of_cluster(name, m, operands),
             "isspacep" => {
                 exactly::<2>(operands)?;
-                let space = self.space(m).ok_or(Reject::Unsupported)?;
+                let constant = m.take("const");
+                let space = if constant {
+                    AddressSpace::Global
+                } else {
+                    self.space(m).ok_or(Reject::Unsupported)?
+                };
+                if space == AddressSpace::Global {
+                    self.linker.out.constant_ranges = self.linker.source.constant_ranges();
+                }
                 let a = self.source(&operands[1], Type::U64)?;
                 let d = self.one_dest_pred(&operands[0])?;
-                self.emit(Op::IsSpace { d, a, space });
+                self.emit(Op::IsSpace {
+                    d,
+                    a,
+                    space,
+                    constant,
+                });
                 Ok(true)
             }
             "alloca" => {

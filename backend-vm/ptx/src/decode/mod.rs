@@ -71,6 +71,8 @@ pub(crate) trait Source {
     fn symbol(&self, name: &str) -> Option<ModuleSymbol>;
     /// The definition (or, without one, the declaration) of a function.
     fn function(&self, index: u32) -> Option<Function<'_>>;
+    /// Where the `.const` variables lie: first address and length.
+    fn constant_ranges(&self) -> Vec<(u64, u64)>;
     /// How many functions there are.
     fn function_count(&self) -> u32;
 }
@@ -98,6 +100,8 @@ pub(crate) struct KernelCode {
     pub shared_bytes: u32,
     /// Where dynamic shared memory begins.
     pub dynamic_shared: u32,
+    /// Where the module's `.const` variables lie, if the kernel asks.
+    pub constant_ranges: Vec<(u64, u64)>,
     pub uses_printf: bool,
     pub uses_assert: bool,
     pub uses_heap: bool,

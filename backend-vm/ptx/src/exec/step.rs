@@ -11,7 +11,9 @@ use super::special;
 use super::texture;
 use super::warp::{Context, Group, Wait, Warp};
 use crate::alu::{LANES, commit};
-use crate::decode::insn::{Barrier, BarrierKind, Carry, CarryOp, Logic, Op, Pc, PredSource, Test};
+use crate::decode::insn::{
+    AddressSpace, Barrier, BarrierKind, Carry, CarryOp, Logic, Op, Pc, PredSource, Test,
+};
 use crate::error::{Fault, FaultKind};
 
 /// What a load of memory that others change counts for: if it is one of a loop that waits for
@@ -184,10 +186,25 @@ impl Warp {
                     let row = [u64::from(frame.local_base.wrapping_add(*offset)); LANES];
                     commit(&mut frame.rows[*d as usize], &row, mask);
                 }
-                Op::IsSpace { d, a, space } => {
+                Op::IsSpace {
+                    d,
+                    a,
+                    space,
+                    constant,
+                } => {
                     let row = &frame.rows[*a as usize];
+                    let ranges = &launch.code.constant_ranges;
+                    let is_constant = |address: u64| {
+                        ranges
+                            .iter()
+                            .any(|&(start, bytes)| address.wrapping_sub(start) < bytes)
+                    };
                     let holds = (0..LANES).fold(0, |holds, lane| {
-                        holds | u32::from(resolve(row[lane]).0 == *space) << lane
+                        let address = row[lane];
+                        let inside = resolve(address).0 == *space
+                            && (*space != AddressSpace::Global
+                                || is_constant(address) == *constant);
+                        holds | u32::from(inside) << lane
                     });
                     set_pred(frame, *d, holds, mask);
                 }

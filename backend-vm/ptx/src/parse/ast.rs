@@ -336,4 +336,6 @@ pub struct Ast<'a> {
     pub variables: Vec<Variable<'a>>,
     /// Functions and kernels, declarations included.
     pub functions: Vec<Function<'a>>,
+    /// Second names of functions: `.alias second, first;`
+    pub aliases: Vec<(&'a str, &'a str)>,
 }

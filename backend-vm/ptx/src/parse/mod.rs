@@ -117,7 +117,12 @@ pub fn parse_module(text: &str) -> Result<Ast<'_>, ParseError> {
             ".address_size" => {
                 lexer.int("an address size")?;
             }
-            ".alias" => skip_statement(&mut lexer)?,
+            ".alias" => {
+                let second = lexer.word("a function")?;
+                lexer.expect(b',')?;
+                ast.aliases.push((second, lexer.word("a function")?));
+                lexer.expect(b';')?;
+            }
             _ => declaration(&mut lexer, word, &mut ast)?,
         }
     }
@@ -171,6 +176,7 @@ fn header<'a>(lexer: &mut Lexer<'a>) -> Result<Ast<'a>, ParseError> {
         address_size: 64,
         variables: Vec::new(),
         functions: Vec::new(),
+        aliases: Vec::new(),
     })
 }
 
