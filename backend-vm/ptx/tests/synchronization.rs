@@ -186,3 +186,78 @@ fn logic_with_a_predicate_and_older_forms() {
                    ld.global.L2::cache_hint.u32 %r11, [g], %rd11;";
     assert_eq!(eval(cluster, &[40]), 42);
 }
+
+/// A kernel of PTX text, with the thread's number in `%r1` and 4 bytes of `%out` for it.
+fn threads(body: &str, count: u32) -> Vec<u32> {
+    let text = format!(
+        ".version 8.7\n.target sm_90\n.address_size 64\n
+         .visible .entry k(.param .u64 out) {{ .reg .pred %p<9>; .reg .b32 %r<20>; .reg .b64 %rd<3>, %out;
+         .shared .align 4 .b8 s[1024];
+         ld.param.u64 %out, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 4; add.u64 %out, %out, %rd1;
+         shl.b32 %r2, %r1, 2; mov.u32 %r3, s; add.u32 %r2, %r2, %r3; mov.u32 %r10, 0;
+         {body} st.global.u32 [%out], %r10; ret; }}"
+    );
+    let device = Device::load(text.as_bytes());
+    let out = device.memory.alloc(count as usize * 4);
+    device.launch("k", 1, count, &[out]).unwrap();
+    device.memory.read(out, count as usize)
+}
+
+#[test]
+fn some_arrive_and_others_wait() {
+    // Two warps fill memory and go on; the third waits for both.
+    let body = "setp.ge.u32 %p1, %r1, 64; @%p1 bra WAIT;
+         st.shared.u32 [%r2], %r1; bar.arrive 1, 96; mov.u32 %r10, 7; bra END;
+         WAIT: bar.sync 1, 96; ld.shared.u32 %r10, [%r2+-256]; ld.shared.u32 %r11, [%r2+-128];
+         add.u32 %r10, %r10, %r11; END:";
+    let expected: Vec<u32> = (0..96)
+        .map(|i| if i < 64 { 7 } else { (i - 64) + (i - 32) })
+        .collect();
+    assert_eq!(threads(body, 96), expected);
+}
+
+#[test]
+fn barriers_reduce_over_the_threads_that_take_part() {
+    let body = "setp.ge.u32 %p1, %r1, 64; @%p1 bra END; and.b32 %r4, %r1, 3; setp.eq.u32 %p2, %r4, 1;
+         bar.red.popc.u32 %r10, 2, 64, %p2; barrier.red.and.pred %p3, 3, 64, %p2; bar.red.or.pred %p4, 2, 64, %p2;
+         barrier.cta.red.and.aligned.pred %p5, 4, 64, !%p3;
+         @%p3 add.u32 %r10, %r10, 100; @%p4 add.u32 %r10, %r10, 1000; @%p5 add.u32 %r10, %r10, 10000; END:";
+    let expected: Vec<u32> = (0..96).map(|i| if i < 64 { 11016 } else { 0 }).collect();
+    assert_eq!(threads(body, 96), expected);
+}
+
+#[test]
+fn lanes_come_to_a_barrier_from_different_places() {
+    let body = "and.b32 %r4, %r1, 1; setp.eq.u32 %p1, %r4, 1; st.shared.u32 [%r2], %r1; @%p1 bra ODD;
+         barrier.sync 0; xor.b32 %r5, %r1, 1; bra END;
+         ODD: add.u32 %r10, %r10, 5; barrier.sync 0; xor.b32 %r5, %r1, 2;
+         END: shl.b32 %r5, %r5, 2; add.u32 %r5, %r5, %r3; ld.shared.u32 %r6, [%r5]; add.u32 %r10, %r10, %r6;";
+    let expected: Vec<u32> = (0..64)
+        .map(|i| if i % 2 == 1 { 5 + (i ^ 2) } else { i ^ 1 })
+        .collect();
+    assert_eq!(threads(body, 64), expected);
+}
+
+#[test]
+fn ended_threads_are_not_waited_for() {
+    let body = "setp.ge.u32 %p1, %r1, 40; @%p1 exit; bar.sync 0; vote.sync.ballot.b32 %r10, 1, -1;";
+    let expected: Vec<u32> = (0..64)
+        .map(|i| match i {
+            0..32 => u32::MAX,
+            32..40 => 0xff,
+            _ => 0,
+        })
+        .collect();
+    assert_eq!(threads(body, 64), expected);
+}
+
+/// A list in memory is passed along the lanes of one warp, each waiting for the one before it.
+#[test]
+fn a_chain_of_lanes_in_one_warp() {
+    let body =
+        "st.volatile.shared.u32 [%r2], 0; bar.sync 0; setp.eq.u32 %p1, %r1, 63; @%p1 bra FIRST;
+         LOOP: ld.volatile.shared.u32 %r10, [%r2+4]; setp.eq.u32 %p2, %r10, 0; @%p2 bra LOOP;
+         FIRST: add.u32 %r10, %r10, 3; st.volatile.shared.u32 [%r2], %r10;";
+    let expected: Vec<u32> = (0..64).map(|i| 3 * (64 - i)).collect();
+    assert_eq!(threads(body, 64), expected);
+}

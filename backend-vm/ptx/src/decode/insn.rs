@@ -4,6 +4,8 @@
 //! constants and temporaries of a function are rows of its frame; predicates
 //! are masks of lanes. Executing needs no lookup by name and allocates nothing.
 
+use std::sync::Arc;
+
 use crate::alu::half::Rounding;
 use crate::alu::{Alu, Compare, Ops};
 
@@ -338,7 +340,7 @@ pub(crate) struct MbarrierArgs {
 }
 
 /// The type of a matrix's elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
     F16,
     Bf16,
@@ -376,7 +378,7 @@ pub(crate) struct Fragment {
     pub regs: Box<[Reg]>,
     /// Where an element lies in the matrix, row by row: by register, by its place in the
     /// register, by lane.
-    pub positions: Box<[u16]>,
+    pub positions: Arc<[u16]>,
 }
 
 /// How bits are multiplied.

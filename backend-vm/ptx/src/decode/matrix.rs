@@ -4,6 +4,8 @@
 //! positions. Those of `mma` are the documented ones. Those of `wmma`, which
 //! programs cannot know, lie lane after lane.
 
+use std::sync::Arc;
+
 use super::function::Lowering;
 use super::insn::{
     AddressSpace, BitProduct, Collective, CollectiveArgs, Element, Fragment, Matrix, Multiply, Op,
@@ -17,7 +19,7 @@ use crate::limits::MAX_MATRIX_ELEMENTS;
 use crate::parse::ast::{Operand, Type};
 
 /// Rows, columns, and the extent that is summed over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     m: u32,
     n: u32,
@@ -100,7 +102,7 @@ impl Element {
 }
 
 /// The matrix of a product that a fragment belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Role {
     A,
     B,
@@ -160,12 +162,73 @@ fn quad_position(role: Role, row_major: bool, wide: bool, lane: u32, index: u32)
 }
 
 /// How the fragments of a product are laid out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Layout {
     Wmma,
     Mma,
     /// With whether A and B lie by rows.
     Quads(bool, bool),
+}
+
+impl Layout {
+    /// Products in one instruction.
+    fn blocks(self) -> u32 {
+        if matches!(self, Self::Quads(..)) {
+            4
+        } else {
+            1
+        }
+    }
+}
+
+/// What decides where the elements of a fragment lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FragmentKind {
+    role: Role,
+    /// In units of the element.
+    shape: Shape,
+    element: Element,
+    layout: Layout,
+    /// Registers of a lane.
+    count: u32,
+}
+
+impl FragmentKind {
+    /// Where the elements lie in their matrix, row by row: by register, by their place in the
+    /// register, by lane.
+    fn positions(self) -> Arc<[u16]> {
+        let packed = self.element.packed();
+        let (rows, columns) = self.role.extents(self.shape);
+        let total = rows * columns * self.layout.blocks();
+        let position = |reg: u32, index: u32, lane: u32| {
+            let all = reg * packed + index;
+            match self.layout {
+                Layout::Wmma => (lane * self.count * packed + all) % total,
+                Layout::Mma => {
+                    let (row, column) =
+                        mma_position(self.role, self.shape, packed, lane, reg, index);
+                    row * columns + column
+                }
+                Layout::Quads(a_rows, b_rows) => {
+                    let by_rows = if self.role == Role::A { a_rows } else { b_rows };
+                    let wide = self.element == Element::F32;
+                    let (row, column) = quad_position(self.role, by_rows, wide, lane, all);
+                    let block = lane / 4 % 4;
+                    (block * rows + row) * columns + column
+                }
+            }
+        };
+        let mut positions = Vec::new();
+        for reg in 0..self.count {
+            for index in 0..packed {
+                for lane in (0..).take(LANES) {
+                    let position = position(reg, index, lane);
+                    positions.push(u16::try_from(position).unwrap_or(u16::MAX));
+                }
+            }
+        }
+        positions.into()
+    }
 }
 
 /// The words of a matrix instruction's opcode.
@@ -321,11 +384,7 @@ impl<'a> Lowering<'a, '_, '_> {
             rows: shape.m,
             columns: shape.n,
             inner: shape.k,
-            blocks: if matches!(layout, Layout::Quads(..)) {
-                4
-            } else {
-                1
-            },
+            blocks: layout.blocks(),
             a,
             b,
             c,
@@ -378,13 +437,8 @@ impl<'a> Lowering<'a, '_, '_> {
         let packed = element.packed();
         let (rows, columns) = role.extents(shape);
         let lanes = u32::try_from(LANES).unwrap_or(32);
-        let blocks = if matches!(layout, Layout::Quads(..)) {
-            4
-        } else {
-            1
-        };
         let held = count.saturating_mul(packed).saturating_mul(lanes);
-        let total = rows * columns * blocks;
+        let total = rows * columns * layout.blocks();
         if !(1..=MAX_MATRIX_ELEMENTS).contains(&total) {
             return Err(Reject::Unsupported);
         }
@@ -396,33 +450,19 @@ impl<'a> Lowering<'a, '_, '_> {
         if !fits {
             return malformed("a fragment has the wrong number of registers for its shape");
         }
-        let mut positions = Vec::with_capacity(held as usize);
-        for reg in 0..count {
-            for index in 0..packed {
-                for lane in 0..lanes {
-                    let all = reg * packed + index;
-                    let position = match layout {
-                        Layout::Wmma => (lane * count * packed + all) % total,
-                        Layout::Mma => {
-                            let (row, column) = mma_position(role, shape, packed, lane, reg, index);
-                            row * columns + column
-                        }
-                        Layout::Quads(a_rows, b_rows) => {
-                            let by_rows = if role == Role::A { a_rows } else { b_rows };
-                            let wide = element == Element::F32;
-                            let (row, column) = quad_position(role, by_rows, wide, lane, all);
-                            let block = lane / 4 % 4;
-                            (block * rows + row) * columns + column
-                        }
-                    };
-                    positions.push(u16::try_from(position).unwrap_or(u16::MAX));
-                }
-            }
-        }
+        let kind = FragmentKind {
+            role,
+            shape,
+            element,
+            layout,
+            count,
+        };
+        let known = self.linker.positions.entry(kind);
+        let positions = Arc::clone(known.or_insert_with(|| kind.positions()));
         Ok(Fragment {
             element,
             regs,
-            positions: positions.into(),
+            positions,
         })
     }
 

@@ -22,11 +22,13 @@ mod texture;
 mod video;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::error::KernelError;
 use crate::limits::{MAX_INSTRUCTIONS, MAX_PARAM_BYTES, MAX_STATIC_SHARED_BYTES};
 use crate::parse::ast::{Function, Space, Variable};
 use insn::{FunctionCode, Insn};
+use matrix::FragmentKind;
 
 /// Why a function cannot be lowered; the kernel's name and the line are added later.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,6 +166,8 @@ pub(crate) struct Linker<'s> {
     /// Module indices of the functions still to be lowered, in the order of their local indices.
     pub queue: Vec<u32>,
     pub indirect: bool,
+    /// Where the elements of matrix fragments lie, as far as it was worked out.
+    pub positions: HashMap<FragmentKind, Arc<[u16]>>,
 }
 
 impl Linker<'_> {
@@ -237,6 +241,7 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
         fixups: Vec::new(),
         queue: Vec::new(),
         indirect: false,
+        positions: HashMap::new(),
     };
     linker.local_index(index);
     let mut next = 0;
