@@ -7,6 +7,7 @@
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -46,8 +47,35 @@ pub struct EmulatedHost<'a> {
     pub timeout: Duration,
 }
 
+/// Passes on what is written, and remembers whether anything was.
+struct Told<'a> {
+    to: &'a mut (dyn Write + Send),
+    told: bool,
+}
+
+impl<'a> Told<'a> {
+    fn new(to: &'a mut (dyn Write + Send)) -> Self {
+        Self { to, told: false }
+    }
+}
+
+impl Write for Told<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.told |= !bytes.is_empty();
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
 impl EmulatedHost<'_> {
     /// Boots the machine, hands out what its program writes as it comes, and returns the report.
+    ///
+    /// QEMU's emulation of virtualization is not perfect: under load about one machine in fifty ends by a fault
+    /// of its kernel that real processors do not show. One that does so before its program has written anything
+    /// is started once more, which is said on `stderr`.
     pub fn run(
         &self,
         stdout: &mut (dyn Write + Send),
@@ -60,6 +88,27 @@ impl EmulatedHost<'_> {
             .write_all(&modules)
             .map_err(io("write", initrd.path()))?;
 
+        let (mut out, mut err) = (Told::new(stdout), Told::new(stderr));
+        match self.attempt(initrd.path(), &mut out, &mut err) {
+            Err(ImageError::HostDied { status, .. }) if !out.told && !err.told => {
+                // Who does not read the output is not told either.
+                let _ = writeln!(
+                    err,
+                    "wormhole: the emulated host died ({status}) before its program wrote anything: it is started \
+                     once more"
+                );
+                self.attempt(initrd.path(), &mut out, &mut err)
+            }
+            ended => ended,
+        }
+    }
+
+    fn attempt(
+        &self,
+        initrd: &Path,
+        stdout: &mut (dyn Write + Send),
+        stderr: &mut (dyn Write + Send),
+    ) -> Result<Report, ImageError> {
         let pipe = || {
             io::pipe().map_err(|source| ImageError::Start {
                 program: QEMU,
@@ -71,7 +120,7 @@ impl EmulatedHost<'_> {
         let (stderr_reader, stderr_writer) = pipe()?;
         let (report_reader, report_writer) = pipe()?;
         let mut child = self.start(
-            initrd.path(),
+            initrd,
             [console_writer, stdout_writer, stderr_writer, report_writer],
         )?;
 
@@ -113,11 +162,7 @@ impl EmulatedHost<'_> {
         })
     }
 
-    fn start(
-        &self,
-        initrd: &std::path::Path,
-        writers: [PipeWriter; 4],
-    ) -> Result<Child, ImageError> {
+    fn start(&self, initrd: &Path, writers: [PipeWriter; 4]) -> Result<Child, ImageError> {
         // What QEMU itself has to say is shown with the console.
         let errors = writers[0].try_clone().map_err(|source| ImageError::Start {
             program: QEMU,

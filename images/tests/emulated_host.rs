@@ -94,3 +94,22 @@ fn a_machine_that_does_not_end_is_given_up() {
     assert!(matches!(error, ImageError::HostTimeout { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(30));
 }
+
+#[test]
+fn a_machine_that_dies_is_started_once_more_unless_its_program_has_said_something() {
+    let dies = "echo b > /proc/sysrq-trigger; sleep 60";
+    let finished = run(Kernel::V6_1, dies, Duration::from_secs(120));
+    let error = finished.outcome.expect_err("it dies again");
+    assert!(matches!(error, ImageError::HostDied { .. }), "{error}");
+    let told = finished.stderr.matches("it is started once more").count();
+    assert_eq!(told, 1, "{}", finished.stderr);
+
+    let script = format!("echo begun; {dies}");
+    let finished = run(Kernel::V6_1, &script, Duration::from_secs(120));
+    let error = finished.outcome.expect_err("it dies");
+    assert!(matches!(error, ImageError::HostDied { .. }), "{error}");
+    assert_eq!(
+        (finished.stdout.as_str(), finished.stderr.as_str()),
+        ("begun\n", "")
+    );
+}
