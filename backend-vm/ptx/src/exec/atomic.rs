@@ -23,6 +23,19 @@ trait Cell: Slot + Eq {
     ///
     /// `at` is valid for reads and writes and aligned, and only accessed atomically meanwhile.
     unsafe fn update(at: *mut u8, f: impl Fn(Self) -> Self) -> Self;
+    /// The same for an operation on `a` and `b`, which the processor may have an instruction for;
+    /// otherwise it is `f`.
+    ///
+    /// # Safety
+    ///
+    /// As for `update`.
+    unsafe fn operate(
+        at: *mut u8,
+        op: AtomicOp,
+        a: Self,
+        b: Self,
+        f: impl Fn(Self) -> Self,
+    ) -> Self;
     fn of(bytes: &[u8]) -> Self;
     fn store(self, bytes: &mut [u8]);
 }
@@ -39,6 +52,27 @@ macro_rules! cell {
                         Ok(old) => return old,
                         Err(found) => old = found,
                     }
+                }
+            }
+            #[inline]
+            unsafe fn operate(
+                at: *mut u8,
+                op: AtomicOp,
+                a: Self,
+                b: Self,
+                f: impl Fn(Self) -> Self,
+            ) -> Self {
+                const ORDER: Ordering = Ordering::SeqCst;
+                // SAFETY: the caller vouches for validity, alignment and atomicity.
+                let cell = unsafe { <$atomic>::from_ptr(at.cast()) };
+                match op {
+                    AtomicOp::Add => cell.fetch_add(a, ORDER),
+                    AtomicOp::Exchange => cell.swap(a, ORDER),
+                    AtomicOp::CompareExchange => match cell.compare_exchange(a, b, ORDER, ORDER) {
+                        Ok(old) | Err(old) => old,
+                    },
+                    // SAFETY: as above.
+                    _ => unsafe { Self::update(at, f) },
                 }
             }
             fn of(bytes: &[u8]) -> Self {
@@ -310,7 +344,7 @@ fn execute_as<T: Cell>(
                 unsafe { T::update(at, sum) }
             }
             // SAFETY: as above.
-            Target::Global(at) => unsafe { T::update(at, f) },
+            Target::Global(at) => unsafe { T::operate(at, op, T::get(a), T::get(b), f) },
             Target::Private(bytes) => {
                 let old = T::of(bytes);
                 f(old).store(bytes);
