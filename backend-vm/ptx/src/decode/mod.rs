@@ -10,6 +10,7 @@ mod bits;
 mod compare;
 mod control;
 mod convert;
+mod fragment;
 mod function;
 pub(crate) mod insn;
 mod matrix;
@@ -27,8 +28,8 @@ use std::sync::Arc;
 use crate::error::KernelError;
 use crate::limits::{MAX_INSTRUCTIONS, MAX_PARAM_BYTES, MAX_STATIC_SHARED_BYTES};
 use crate::parse::ast::{Function, Space, Variable};
+use fragment::FragmentKind;
 use insn::{FunctionCode, Insn};
-use matrix::FragmentKind;
 
 /// Why a function cannot be lowered; the kernel's name and the line are added later.
 #[derive(Debug, Clone, PartialEq, Eq)]
