@@ -90,27 +90,13 @@ impl Served {
         self.session.clone()
     }
 
-    pub fn push(&self, head: RecordHead, parts: &[&[u8]]) {
-        loop {
-            match self.producer.push(head, parts) {
-                Ok(()) => return,
-                Err(PushError::Full { .. }) => std::thread::yield_now(),
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-
     pub fn record<M: Message>(&self, message: &M) {
-        message
-            .encode(|parts| self.push(RecordHead::record(M::ID), parts))
-            .unwrap();
+        record(&self.producer, message);
     }
 
     /// Sends a request without waiting for its answer.
     pub fn ask<M: Message>(&self, slot: u32, sequence: u64, message: &M) {
-        message
-            .encode(|parts| self.push(RecordHead::request(M::ID, index(slot), sequence), parts))
-            .unwrap();
+        ask(&self.producer, slot, sequence, message);
     }
 
     /// The answer to a request: result and payload.
@@ -132,12 +118,44 @@ impl Served {
         self.slots.poll(index(slot), sequence).unwrap().is_some()
     }
 
-    pub fn call<M: Message>(&self, slot: u32, sequence: u64, message: &M) -> Vec<u8> {
-        self.ask(slot, sequence, message);
+    /// The payload of the answer to a request that must succeed.
+    pub fn payload<M: Message>(&self, slot: u32, sequence: u64) -> Vec<u8> {
         let (status, payload) = self.answer(slot, sequence);
         assert_eq!(status, 0, "{}", M::NAME);
         payload
     }
+
+    pub fn call<M: Message>(&self, slot: u32, sequence: u64, message: &M) -> Vec<u8> {
+        self.ask(slot, sequence, message);
+        self.payload::<M>(slot, sequence)
+    }
+}
+
+/// Writes to a ring, when it has room.
+pub fn push(ring: &Producer, head: RecordHead, parts: &[&[u8]]) {
+    loop {
+        match ring.push(head, parts) {
+            Ok(()) => return,
+            Err(PushError::Full { .. }) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub fn record<M: Message>(ring: &Producer, message: &M) {
+    message
+        .encode(|parts| push(ring, RecordHead::record(M::ID), parts))
+        .unwrap();
+}
+
+/// Sends a request without waiting for its answer.
+pub fn ask<M: Message>(ring: &Producer, slot: u32, sequence: u64, message: &M) {
+    message
+        .encode(|parts| {
+            let head = RecordHead::request(M::ID, index(slot), sequence);
+            push(ring, head, parts);
+        })
+        .unwrap();
 }
 
 fn index(slot: u32) -> SlotIndex {
