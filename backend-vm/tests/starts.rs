@@ -3,18 +3,25 @@
 mod support;
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
-use support::backend::{Backend, Tenant, Workers, wait_until};
+use support::backend::{Backend, PATIENCE, Tenant, Workers, children_of, kill, wait_until};
 use support::guest::{Control, Reply};
 use support::stub::{self, Stub};
+use wormhole_backend::sandbox::{Command, Confinement, Isolation, Profile};
 use wormhole_ring::control::Attach;
 
 fn main() {
     stub::main(
         &[
+            (
+                "a_process_that_makes_threads_starts_workers",
+                a_process_that_makes_threads_starts_workers,
+            ),
             (
                 "a_worker_that_is_being_started_holds_nobody_up",
                 a_worker_that_is_being_started_holds_nobody_up,
@@ -115,6 +122,62 @@ fn granted(control: &mut Control) {
         Reply::Grant(_) => {}
         other => panic!("{other:?}"),
     }
+}
+
+/// The C library keeps a list of a process's threads, and says in it which are still being made. A copy of it
+/// is all that a new process has of them, so a worker on its way that waits for one waits for good.
+fn a_process_that_makes_threads_starts_workers() {
+    const STARTS: u32 = 100;
+    let confinement = Confinement {
+        isolation: Isolation::None,
+        profile: Profile::Cpu,
+        device_files: Vec::new(),
+        memory: 1 << 30,
+        cgroups: None,
+        library_directories: Vec::new(),
+    };
+    let me = std::env::current_exe().unwrap();
+    let null = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .unwrap();
+    let started = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while started.load(Ordering::Relaxed) < STARTS {
+                    std::thread::spawn(|| {}).join().unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while started.load(Ordering::Relaxed) < STARTS {
+                let command = Command {
+                    program: &me,
+                    arguments: &["--protocol".into()],
+                    environment: &[],
+                    stdin: null.as_fd(),
+                    output: null.as_fd(),
+                    descriptors: &[],
+                    lifeline: false,
+                };
+                confinement.spawn(&command).unwrap().wait();
+                started.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let end = Instant::now() + PATIENCE;
+        while started.load(Ordering::Relaxed) < STARTS {
+            if Instant::now() > end {
+                eprintln!("{started:?} of {STARTS} workers were started, the next waits in vain");
+                for child in children_of(std::process::id()) {
+                    kill(child, libc::SIGKILL);
+                }
+                std::process::exit(1);
+            }
+            std::thread::yield_now();
+        }
+    });
 }
 
 fn a_worker_that_is_being_started_holds_nobody_up() {

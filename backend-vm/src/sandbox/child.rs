@@ -1,7 +1,9 @@
 //! What the new process does to itself between `clone` and `exec`.
 //!
 //! Only system calls on data prepared beforehand: no allocation, no lock, no destructor, since another
-//! thread of the parent may have held any lock at the moment of the clone.
+//! thread of the parent may have held any lock at the moment of the clone. For the same reason nothing of the
+//! C library that concerns all threads: `setresuid` and its like wait there for threads that the parent was
+//! making, and which the child will never have.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
@@ -423,10 +425,13 @@ unsafe fn drop_privileges(plan: &Plan, user: u32) -> Outcome {
         if plan.change_user {
             check(
                 8,
-                i64::from(libc::setgroups(plan.groups.len(), plan.groups.as_ptr())),
+                libc::syscall(libc::SYS_setgroups, plan.groups.len(), plan.groups.as_ptr()),
             )?;
-            check(8, i64::from(libc::setresgid(NOBODY, NOBODY, NOBODY)))?;
-            check(8, i64::from(libc::setresuid(user, user, user)))?;
+            check(
+                8,
+                libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY),
+            )?;
+            check(8, libc::syscall(libc::SYS_setresuid, user, user, user))?;
         }
         // _LINUX_CAPABILITY_VERSION_3, this thread; two sets of effective, permitted, inheritable.
         let header = [0x2008_0522_u32, 0];
