@@ -3,19 +3,24 @@
 mod support;
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use support::backend::{Backend, PATIENCE, Tenant, Workers, children_of, kill, wait_until};
 use support::guest::{Control, Reply};
 use support::stub::{self, Stub};
+use wormhole_backend::device::DeviceChoice;
 use wormhole_backend::sandbox::{Command, Confinement, Isolation, Profile};
+use wormhole_backend::supervisor;
 use wormhole_ring::control::Attach;
 
 fn main() {
+    if std::env::args().nth(1).as_deref() == Some(IMPATIENT) {
+        return impatient_supervisor();
+    }
     stub::main(
         &[
             (
@@ -34,6 +39,10 @@ fn main() {
                 "a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn",
                 a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn,
             ),
+            (
+                "workers_that_never_have_a_device_give_up_their_places",
+                workers_that_never_have_a_device_give_up_their_places,
+            ),
         ],
         worker,
     );
@@ -43,13 +52,33 @@ fn main() {
 const OWN: &str = "CUDA_MODULE_LOADING=EAGER\n";
 /// As [`OWN`]; the worker never has a device.
 const SILENT: &str = "CUDA_MODULE_LOADING=SILENT\n";
+/// The number of a copy that never has a device.
+const SILENT_COPY: u64 = 9;
+/// Has this executable play its third part: a supervisor that gives workers little time.
+const IMPATIENT: &str = "--impatient";
 
 fn worker(mut stub: Stub) {
-    if std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "SILENT") {
+    let told = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "SILENT");
+    if told || stub.protocol == stub::protocol(SILENT_COPY) {
         stub::idle();
     }
     stub.take_session();
     stub::idle();
+}
+
+fn impatient_supervisor() {
+    let workers = std::env::args_os().next_back().unwrap();
+    supervisor::run(supervisor::Options {
+        device: DeviceChoice::Cpu,
+        workers: vec![workers.into()],
+        listener: None,
+        // SAFETY: the test put the stream there, and nothing else here uses the number.
+        stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
+        without_namespaces: false,
+        worker_memory: 1 << 30,
+        start_limit: Duration::from_millis(200),
+    })
+    .unwrap();
 }
 
 /// A supervisor with two protocols, a spare worker of each ready; and where its executables are.
@@ -239,4 +268,26 @@ fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
         || backend.workers().len() == spares + 1,
         || "the end of workers that nobody wants".into(),
     );
+}
+
+fn workers_that_never_have_a_device_give_up_their_places() {
+    let me = std::env::current_exe().unwrap();
+    let mut supervisor = std::process::Command::new(&me);
+    supervisor.arg(IMPATIENT);
+    let workers = Workers::numbered(&[(SILENT_COPY, &me)]);
+    let mut backend = Backend::start_as(supervisor, workers, &[]);
+    let late = |reason: &str| assert!(reason.contains("had no device after 200ms"), "{reason}");
+    // A spare.
+    late(&backend.attach(64, Attach::default()).unwrap_err());
+    // One starts when the one before it is given up: they have one tenant.
+    let mut waiting: Vec<Control> = (0..4)
+        .map(|_| ask(&mut backend, stub::protocol(SILENT_COPY), OWN))
+        .collect();
+    for control in &mut waiting {
+        match control.receive() {
+            Reply::Refused(_, reason) => late(&reason),
+            other => panic!("{other:?}"),
+        }
+    }
+    wait_until(|| backend.workers().is_empty(), || "their ends".into());
 }

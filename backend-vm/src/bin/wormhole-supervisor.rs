@@ -4,6 +4,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use wormhole_backend::chain;
@@ -37,6 +38,9 @@ struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     worker_memory: Option<u64>,
 }
+
+/// Far more than a driver takes for a GPU that nobody has used for a while.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Less is not enough for a worker to start in.
 const LEAST_MEMORY: u64 = 64 << 20;
@@ -107,6 +111,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         stream,
         without_namespaces: arguments.sandbox == Sandbox::Filter,
         worker_memory: arguments.worker_memory.unwrap_or_else(default_memory),
+        start_limit: START_LIMIT,
     });
     if let Some(path) = &arguments.listen {
         let _ = std::fs::remove_file(path);

@@ -34,6 +34,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
@@ -69,6 +70,8 @@ pub struct Options {
     pub without_namespaces: bool,
     /// Bytes of memory that a worker may have.
     pub worker_memory: u64,
+    /// How long a worker may take to have its device.
+    pub start_limit: Duration,
 }
 
 /// Why the supervisor cannot start or go on.
@@ -132,6 +135,9 @@ struct Supervisor {
     workers: BTreeMap<Id, Worker>,
     /// Workers that are to come.
     starts: Starts,
+    start_limit: Duration,
+    /// When to look for workers that have taken longer than that.
+    next_deadline: Option<Instant>,
     scrubber: Scrubber,
     /// Why the last spare worker of a protocol could not be had; the next demand tries again.
     failures: BTreeMap<u64, String>,
@@ -236,6 +242,8 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),
         starts,
+        start_limit: options.start_limit,
+        next_deadline: None,
         scrubber,
         failures: BTreeMap::new(),
         device_works: false,
@@ -243,7 +251,8 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let mut manager = EventManager::new()?;
     let id = manager.add_subscriber(supervisor);
     while !manager.subscriber_mut(id)?.is_done() {
-        manager.run()?;
+        let milliseconds = manager.subscriber_mut(id)?.end_late_workers();
+        manager.run_with_timeout(milliseconds)?;
     }
     manager.subscriber_mut(id)?.end_spares();
     Ok(())

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{ArenaRun, Message};
@@ -34,13 +35,16 @@ pub(super) struct Worker {
     state: WorkerState,
     /// The session it has or is to have.
     session: Option<Id>,
-    /// What it said when it could not serve.
+    /// Why it cannot serve, where that is known before its end.
     refusal: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WorkerState {
-    Starting,
+    /// It has its process and not yet its device, and until then to get it.
+    Starting(Instant),
+    /// It has had no device in time and was killed.
+    Late,
     Ready,
     /// It has been told its session.
     Assigned,
@@ -49,7 +53,22 @@ enum WorkerState {
 impl Worker {
     /// Whether it is known if the device works in it.
     pub fn is_settled(&self) -> bool {
-        self.state != WorkerState::Starting
+        !matches!(self.state, WorkerState::Starting(_) | WorkerState::Late)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            WorkerState::Starting(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    fn end_late(&mut self, limit: Duration) {
+        self.state = WorkerState::Late;
+        self.refusal.get_or_insert_with(|| {
+            format!("worker {} had no device after {limit:?}", self.child.pid())
+        });
+        self.child.kill();
     }
 }
 
@@ -191,6 +210,8 @@ impl Supervisor {
         if waits == Some(false) {
             child.kill();
         }
+        let end = Instant::now() + self.start_limit;
+        self.next_deadline.get_or_insert(end);
         self.workers.insert(
             id,
             Worker {
@@ -201,7 +222,7 @@ impl Supervisor {
                 hash: start.hash,
                 environment: start.environment,
                 account: start.account,
-                state: WorkerState::Starting,
+                state: WorkerState::Starting(end),
                 session: start.session,
                 refusal: None,
             },
@@ -242,6 +263,28 @@ impl Supervisor {
                 Err(error)
             }
         }
+    }
+
+    /// Kills the workers that have had no device in time; their ends are announced like any other's. How many
+    /// milliseconds there are until the next may be late, -1 for ever.
+    pub(super) fn end_late_workers(&mut self) -> i32 {
+        let Some(next) = self.next_deadline else {
+            return -1;
+        };
+        let now = Instant::now();
+        if next <= now {
+            for worker in self.workers.values_mut() {
+                if worker.deadline().is_some_and(|end| end <= now) {
+                    worker.end_late(self.start_limit);
+                }
+            }
+            self.next_deadline = self.workers.values().filter_map(Worker::deadline).min();
+        }
+        self.next_deadline.map_or(-1, |next| {
+            let left = next.saturating_duration_since(now).as_millis();
+            // Not before it.
+            i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
+        })
     }
 
     pub(super) fn worker_of(&mut self, session: Id) -> Option<&mut Worker> {
@@ -387,7 +430,9 @@ impl Supervisor {
             .session
             .filter(|_| worker.state == WorkerState::Assigned);
         match (report, assigned) {
-            (Report::Ready(hash, device), None) if worker.state == WorkerState::Starting => {
+            // Its end is on its way.
+            _ if worker.state == WorkerState::Late => Ok(()),
+            (Report::Ready(hash, device), None) if !worker.is_settled() => {
                 if hash != worker.hash {
                     return Err(format!(
                         "it speaks protocol {hash:016x}, its executable said {:016x}",
@@ -402,7 +447,7 @@ impl Supervisor {
                 self.start_next(ops);
                 Ok(())
             }
-            (Report::Refused(reason), None) if worker.state == WorkerState::Starting => {
+            (Report::Refused(reason), None) if !worker.is_settled() => {
                 worker.refusal = Some(reason);
                 Ok(())
             }

@@ -33,9 +33,14 @@ impl Workers {
     }
 
     pub fn of(files: &[&Path]) -> Self {
+        Self::numbered(&(0..).zip(files.iter().copied()).collect::<Vec<_>>())
+    }
+
+    /// Files with the numbers that their names end in.
+    pub fn numbered(files: &[(u64, &Path)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        for (index, file) in files.iter().enumerate() {
-            let place = directory.path().join(format!("wormhole-worker-{index}"));
+        for (number, file) in files {
+            let place = directory.path().join(format!("wormhole-worker-{number}"));
             std::fs::hard_link(file, &place)
                 .or_else(|_| std::fs::copy(file, &place).map(drop))
                 .unwrap();
@@ -81,9 +86,14 @@ impl DerefMut for Backend {
 impl Backend {
     /// Starts a supervisor; nothing is attached yet.
     pub fn start(workers: Workers, arguments: &[&str]) -> Self {
+        let supervisor = Command::new(env!("CARGO_BIN_EXE_wormhole-supervisor"));
+        Self::start_as(supervisor, workers, arguments)
+    }
+
+    /// As [`start`](Self::start), with another executable.
+    pub fn start_as(mut command: Command, workers: Workers, arguments: &[&str]) -> Self {
         let (near, far) = UnixStream::pair().unwrap();
         let number = far.as_raw_fd();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_wormhole-supervisor"));
         command
             .args(["--fd", "3", "--workers"])
             .arg(workers.path())

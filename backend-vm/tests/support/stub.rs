@@ -15,6 +15,8 @@ pub fn main(tests: &[(&str, fn())], worker: fn(Stub)) {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
         Some("--protocol") => println!("{:016x}", protocol_of(Path::new(&arguments[0]))),
+        // A supervisor that runs in this executable sees so whether processes can be confined.
+        Some("--version") => {}
         Some("--device") => worker(Stub::inherited(protocol_of(Path::new(&arguments[0])))),
         // What `cargo test` may ask of a test executable.
         Some("--list") => {
@@ -59,7 +61,7 @@ pub fn protocol(index: u64) -> u64 {
 
 /// What a worker is started with.
 pub struct Stub {
-    protocol: u64,
+    pub protocol: u64,
     socket: OwnedFd,
     pub log: File,
     incoming: Incoming,
