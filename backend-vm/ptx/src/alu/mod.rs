@@ -201,6 +201,61 @@ pub(crate) fn four<A: Slot, B: Slot, C: Slot, D: Slot, R: Slot>(
     });
 }
 
+/// Applies a function to both 16-bit halves of every lane, first to all lower ones: a loop for each
+/// is what the compiler turns into vector code.
+#[inline(always)]
+fn halves(f: impl Fn(usize, u32) -> u64) -> [u64; CHUNK] {
+    let (mut low, mut high) = ([0; CHUNK], [0; CHUNK]);
+    for (lane, out) in low.iter_mut().enumerate() {
+        *out = f(lane, 0);
+    }
+    for (lane, out) in high.iter_mut().enumerate() {
+        *out = f(lane, 16) << 16;
+    }
+    for (high, low) in high.iter_mut().zip(low) {
+        *high |= low;
+    }
+    high
+}
+
+/// Two types of 16 bits in every lane, of which `f` takes one.
+#[inline(always)]
+pub(crate) fn one_pair<T: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: impl Fn(T) -> T) {
+    by_chunks(rows, mask, ops[0], |rows, chunk| {
+        let a = lanes(rows, ops[1], chunk);
+        halves(|lane, half| f(T::get(a[lane] >> half)).put())
+    });
+}
+
+#[inline(always)]
+pub(crate) fn two_pairs<T: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: impl Fn(T, T) -> T) {
+    by_chunks(rows, mask, ops[0], |rows, chunk| {
+        let (a, b) = (lanes(rows, ops[1], chunk), lanes(rows, ops[2], chunk));
+        halves(|lane, half| f(T::get(a[lane] >> half), T::get(b[lane] >> half)).put())
+    });
+}
+
+#[inline(always)]
+pub(crate) fn three_pairs<T: Slot>(
+    rows: &mut [Row],
+    mask: u32,
+    ops: &Ops,
+    f: impl Fn(T, T, T) -> T,
+) {
+    by_chunks(rows, mask, ops[0], |rows, chunk| {
+        let (a, b) = (lanes(rows, ops[1], chunk), lanes(rows, ops[2], chunk));
+        let c = lanes(rows, ops[3], chunk);
+        halves(|lane, half| {
+            f(
+                T::get(a[lane] >> half),
+                T::get(b[lane] >> half),
+                T::get(c[lane] >> half),
+            )
+            .put()
+        })
+    });
+}
+
 #[inline(always)]
 pub(crate) fn compare_rows<A: Slot>(rows: &[Row], a: u32, b: u32, f: impl Fn(A, A) -> bool) -> u32 {
     let (a, b) = (&rows[a as usize], &rows[b as usize]);

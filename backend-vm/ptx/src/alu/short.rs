@@ -4,9 +4,9 @@
 //! for a second rounding to do no harm; fused ones are rounded to odd first.
 
 use super::float::Style;
-use super::half::{Bf16, F16, Pair, Short, to_odd};
+use super::half::{Bf16, F16, Short, to_odd};
 use super::round::sum_to_odd;
-use super::{Alu, alu1, alu2, alu3, by_flags, plain};
+use super::{Alu, by_flags, handler, plain};
 use crate::parse::ast::Type;
 
 /// Expands one expression for the scalar types and another for the pairs.
@@ -60,10 +60,10 @@ pub(crate) fn binary(name: &str, ty: Type, style: Style) -> Option<Alu> {
     macro_rules! on {
         ($op:tt) => {
             by_flags!(style.ftz, F, style.saturate, S => by_short!(ty, T =>
-                alu2!(T, T => T, |a, b| output::<T, F, S, false>(input::<T, F>(a) $op input::<T, F>(b))),
-                alu2!(Pair<T>, Pair<T> => Pair<T>, |a, b| Pair(
-                    output::<T, F, S, false>(input::<T, F>(a.0) $op input::<T, F>(b.0)),
-                    output::<T, F, S, false>(input::<T, F>(a.1) $op input::<T, F>(b.1))))))
+                handler!(two<T, T, T>, |a, b|
+                    output::<T, F, S, false>(input::<T, F>(a) $op input::<T, F>(b))),
+                handler!(two_pairs<T>, |a, b|
+                    output::<T, F, S, false>(input::<T, F>(a) $op input::<T, F>(b)))))
         };
     }
     Some(match name {
@@ -88,10 +88,8 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
     }
     Some(
         by_flags!(style.ftz, F, style.saturate, S => by_flags!(relu, R => by_short!(ty, T =>
-            alu3!(T, T, T => T, |a, b, c| output::<T, F, S, R>(fuse::<T, F>(a, b, c))),
-            alu3!(Pair<T>, Pair<T>, Pair<T> => Pair<T>, |a, b, c| Pair(
-                output::<T, F, S, R>(fuse::<T, F>(a.0, b.0, c.0)),
-                output::<T, F, S, R>(fuse::<T, F>(a.1, b.1, c.1))))))),
+            handler!(three<T, T, T, T>, |a, b, c| output::<T, F, S, R>(fuse::<T, F>(a, b, c))),
+            handler!(three_pairs<T>, |a, b, c| output::<T, F, S, R>(fuse::<T, F>(a, b, c)))))),
     )
 }
 
@@ -120,9 +118,8 @@ pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool)
     let max = name == "max";
     Some(
         by_flags!(max, M, ftz, F => by_flags!(nan, N, xorsign, X => by_short!(ty, T =>
-            plain!(two<T, T, T>, one::<T, M, F, N, X>),
-            plain!(two<Pair<T>, Pair<T>, Pair<T>>, |a, b| Pair(
-                one::<T, M, F, N, X>(a.0, b.0), one::<T, M, F, N, X>(a.1, b.1)))))),
+            handler!(two<T, T, T>, one::<T, M, F, N, X>),
+            handler!(two_pairs<T>, one::<T, M, F, N, X>)))),
     )
 }
 
@@ -131,10 +128,8 @@ pub(crate) fn sign(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
     macro_rules! on {
         ($f:expr) => {
             by_flags!(ftz, F => by_short!(ty, T =>
-                alu1!(T => T, |a| T::of($f(if F { a.flush() } else { a }.bits()))),
-                alu1!(Pair<T> => Pair<T>, |a| Pair(
-                    T::of($f(if F { a.0.flush() } else { a.0 }.bits())),
-                    T::of($f(if F { a.1.flush() } else { a.1 }.bits()))))))
+                handler!(one<T, T>, |a| T::of($f(if F { a.flush() } else { a }.bits()))),
+                handler!(one_pair<T>, |a| T::of($f(if F { a.flush() } else { a }.bits())))))
         };
     }
     Some(match name {
@@ -150,9 +145,7 @@ pub(crate) fn function(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
         ($f:expr) => {
             by_flags!(ftz, F => by_short!(ty, T =>
                 plain!(one<T, T>, |a| output::<T, F, false, false>($f(input::<T, F>(a)))),
-                plain!(one<Pair<T>, Pair<T>>, |a| Pair(
-                    output::<T, F, false, false>($f(input::<T, F>(a.0))),
-                    output::<T, F, false, false>($f(input::<T, F>(a.1)))))))
+                plain!(one_pair<T>, |a| output::<T, F, false, false>($f(input::<T, F>(a))))))
         };
     }
     Some(match name {
