@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_backend::report::SessionReport;
-use wormhole_monitor::{MemoryError, Window};
+use wormhole_monitor::{MemoryError, StopHandle, Window};
 use wormhole_ring::control::{
     Attach, ControlError, HEADER_BYTES, Header, Message, Stream, WindowRun,
 };
@@ -136,14 +136,18 @@ impl Backend {
         self.port.clone()
     }
 
-    /// Begins to listen to the supervisor, and lets the guest see in `window` what it is granted; guests that
-    /// are processes of this system have none.
-    pub fn listen(&mut self, window: Option<Window>) -> Result<(), BackendError> {
+    /// Begins to listen to the supervisor, and lets the guest see in its window what it is granted; guests that
+    /// are processes of this system have none. A guest that cannot be shown its memory is stopped at once: what
+    /// its window holds is not certain any more.
+    pub fn listen(&mut self, guest: Option<(Window, StopHandle)>) -> Result<(), BackendError> {
         let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
         let port = self.port.clone();
         self.listener = Some(std::thread::spawn(move || {
-            let heard = listen(&stream, &port, window.as_ref());
+            let heard = listen(&stream, &port, guest.as_ref().map(|(window, _)| window));
             if heard.is_err() {
+                if let Some((_, stop)) = guest {
+                    stop.stop();
+                }
                 // Without the launcher nobody is granted anything: the supervisor is to end the sessions.
                 drop(stream.shutdown(std::net::Shutdown::Both));
             }
@@ -180,7 +184,12 @@ fn listen(
                 let file = file.ok_or(BackendError::NoFile)?;
                 let (start, bytes) = range(run);
                 window.show(&file.into(), start, bytes)?;
-                port.send(&Message::WindowMapped(run), &[])?;
+                match port.send(&Message::WindowMapped(run), &[]) {
+                    // This side has said its last word: nobody waits for the answer.
+                    Err(BackendError::Stream(error))
+                        if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+                    sent => sent?,
+                }
             }
             (Message::WindowUnmap(run), Some(window)) => {
                 let (start, bytes) = range(run);

@@ -7,10 +7,11 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
+use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
 use wormhole_ring::control::{Grant, Message, Refusal};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::layout::{HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
-use wormhole_ring::memory::{MemoryError, SessionMemory};
+use wormhole_ring::memory::{MemoryError, SessionMemory, WindowMemory};
 use wormhole_ring::ring::Producer;
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::Status;
@@ -50,6 +51,10 @@ pub enum AttachError {
         what: &'static str,
         source: io::Error,
     },
+    #[error("what WORMHOLE_WINDOW names is no window: {0}")]
+    Bootstrap(#[from] BootstrapError),
+    #[error("what WORMHOLE_WINDOW names is another window: of {found} bytes, not of {granted}")]
+    OtherWindow { found: u64, granted: u64 },
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error("the backend does not describe its device: {0}")]
@@ -83,7 +88,10 @@ impl AttachError {
             Self::Protocol { .. } => {
                 Some("hint: install the library and the backend of one version")
             }
-            Self::NoWindow | Self::Window { .. } => {
+            Self::NoWindow
+            | Self::Window { .. }
+            | Self::Bootstrap(_)
+            | Self::OtherWindow { .. } => {
                 Some("hint: the window of a VM is a /dev/dax device: set WORMHOLE_WINDOW to it")
             }
             Self::Band { .. } => Some("hint: something in the process occupies these addresses"),
@@ -102,22 +110,44 @@ pub fn attach() -> Result<Session, AttachError> {
             own: PROTOCOL_HASH,
         });
     }
-    let file = match file {
-        Some(file) => file,
-        None => open_window()?,
+    // A guest process of the backend's system is sent its session's file, which has no bootstrap.
+    let (file, is_whole) = match file {
+        Some(file) => (file, false),
+        None => (open_window()?, true),
     };
     if let Err(error) = reserve_bands(&grant) {
         // The supervisor then takes the session back.
         control.send(&Message::Unmappable)?;
         return Err(error);
     }
-    let session = map(control, &grant, file)?;
+    let window = Window::new(grant.window_base, grant.window_size, file);
+    if is_whole {
+        check_bootstrap(&window, &grant)?;
+    }
+    let session = map(control, &grant, window)?;
     session.control.send(&Message::Mapped)?;
     describe(session)
 }
 
-fn map(control: Control, grant: &Grant, file: File) -> Result<Session, AttachError> {
-    let window = Window::new(grant.window_base, grant.window_size, file);
+/// Sees to it that the window is the one that the backend grants parts of.
+fn check_bootstrap(window: &Window, grant: &Grant) -> Result<(), AttachError> {
+    let base = window.map(0, 1, true).map_err(|source| AttachError::Map {
+        what: "bootstrap",
+        source,
+    })?;
+    // SAFETY: the segment was mapped above and stays mapped.
+    let memory = unsafe { WindowMemory::new(base, SEGMENT_BYTES) }?;
+    let bootstrap = Bootstrap::read(&memory)?;
+    if bootstrap.window_bytes != grant.window_size {
+        return Err(AttachError::OtherWindow {
+            found: bootstrap.window_bytes,
+            granted: grant.window_size,
+        });
+    }
+    Ok(())
+}
+
+fn map(control: Control, grant: &Grant, window: Window) -> Result<Session, AttachError> {
     let base = window
         .map(grant.session_segment, 1, true)
         .map_err(|source| AttachError::Map {
@@ -236,4 +266,37 @@ fn environment() -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd;
+
+    #[test]
+    fn another_window_is_told_from_the_granted_one() {
+        const BYTES: u64 = 4 * SEGMENT_BYTES as u64;
+        let grant = Grant {
+            window_base: 0x4b00_0000_0000,
+            window_size: BYTES,
+            ..Grant::default()
+        };
+        // SAFETY: the name is a string; the descriptor has no other owner.
+        let file =
+            unsafe { File::from_raw_fd(libc::memfd_create(c"w".as_ptr(), libc::MFD_CLOEXEC)) };
+        file.set_len(BYTES).unwrap();
+        mapping::reserve(grant.window_base, BYTES).unwrap();
+        let window = Window::new(grant.window_base, BYTES, file);
+        let error = check_bootstrap(&window, &grant).unwrap_err();
+        assert!(matches!(error, AttachError::Bootstrap(_)), "{error}");
+
+        let base = window.map(0, 1, true).unwrap();
+        // SAFETY: just mapped.
+        let memory = unsafe { WindowMemory::new(base, SEGMENT_BYTES) }.unwrap();
+        Bootstrap::for_window(2 * BYTES).write(&memory).unwrap();
+        let error = check_bootstrap(&window, &grant).unwrap_err();
+        assert!(matches!(error, AttachError::OtherWindow { .. }), "{error}");
+        Bootstrap::for_window(BYTES).write(&memory).unwrap();
+        check_bootstrap(&window, &grant).unwrap();
+    }
 }

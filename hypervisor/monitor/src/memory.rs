@@ -210,7 +210,9 @@ impl Window {
             .map(File::from)
             .map_err(MemoryError::WindowStat)?;
         check_seals(&file)?;
-        self.replace(&file, start, bytes)
+        self.replace(&file, start, bytes)?;
+        // What the guest wrote there before is seen by nobody; it is not to cost memory on top.
+        self.discard(start, bytes)
     }
 
     /// Undoes [`Window::show`]: the guest sees the window's own file again.
@@ -219,6 +221,28 @@ impl Window {
     /// As [`Window::show`].
     pub fn hide(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
         self.replace(&self.file, start, bytes)
+    }
+
+    fn discard(&self, start: u64, bytes: u64) -> Result<(), MemoryError> {
+        let offsets = libc::off_t::try_from(start).and_then(|start| {
+            let bytes = libc::off_t::try_from(bytes)?;
+            Ok((start, bytes))
+        });
+        let done = offsets
+            .map_err(std::io::Error::other)
+            .and_then(|(start, bytes)| {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                // SAFETY: an open descriptor and integers.
+                match unsafe { libc::fallocate(self.file.as_raw_fd(), mode, start, bytes) } {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            });
+        done.map_err(|source| MemoryError::Show {
+            start,
+            bytes,
+            source,
+        })
     }
 
     fn replace(&self, file: &File, start: u64, bytes: u64) -> Result<(), MemoryError> {
@@ -438,5 +462,20 @@ mod tests {
                 "{bytes} at {start:#x}"
             );
         }
+    }
+    #[test]
+    fn what_is_covered_costs_no_memory() {
+        use std::os::unix::fs::{FileExt, MetadataExt};
+        let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        let own = memfd(4 << 20, sealed);
+        let file = File::from(own.try_clone().expect("clone"));
+        let window = Window::new(own).expect("window");
+        file.write_all_at(&[7; 4 << 20], 0).expect("written");
+        let held = || file.metadata().expect("a file").blocks() * 512;
+        assert_eq!(held(), 4 << 20);
+        window
+            .show(&memfd(4 << 20, sealed), 2 << 20, 2 << 20)
+            .expect("shown");
+        assert_eq!(held(), 2 << 20);
     }
 }

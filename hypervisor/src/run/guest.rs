@@ -98,7 +98,7 @@ pub fn run(
     })
     .map_err(GuestError::from)?;
 
-    backend.listen(vm.window())?;
+    backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
     let stats = vm.stats();
     let attendant = std::thread::spawn(move || attend(&streams, &stats));
     let report = vm.run().map_err(GuestError::from)?;

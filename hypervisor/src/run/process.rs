@@ -6,7 +6,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Signal, geteuid, set_parent_process_death_signal};
@@ -16,6 +16,9 @@ use crate::installation::Installation;
 
 use super::summary::Summary;
 use super::{Options, RunError};
+
+/// How long the listener pauses when it cannot accept.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Runs the program with the frontend preloaded and its control streams handed to a backend.
 pub fn run(
@@ -38,7 +41,12 @@ pub fn run(
     backend.listen(None)?;
     let port = backend.port();
     std::thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else {
+                // No descriptor is left for now, or the process has gone again.
+                std::thread::sleep(RETRY);
+                continue;
+            };
             if same_user(&stream) && port.forward(&stream.into(), true).is_err() {
                 break;
             }
