@@ -1,4 +1,4 @@
-//! PTX text.
+//! PTX text, parsed and, where that succeeds, decoded kernel by kernel.
 
 #![no_main]
 
@@ -6,7 +6,19 @@ use libfuzzer_sys::fuzz_target;
 use wormhole_ptx::Module;
 
 fuzz_target!(|text: &str| {
-    if let Err(error) = Module::from_ptx(text) {
-        _ = error.to_string();
+    let module = match Module::from_ptx(text) {
+        Ok(module) => module,
+        Err(error) => {
+            _ = error.to_string();
+            return;
+        }
+    };
+    let names: Vec<String> = module.kernel_names().map(str::to_owned).collect();
+    let addresses = vec![1 << 40; module.variables().len()];
+    let program = module.link(addresses);
+    for name in names {
+        if let Err(error) = program.kernel(&name) {
+            _ = error.to_string();
+        }
     }
 });

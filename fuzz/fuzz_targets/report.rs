@@ -1,0 +1,20 @@
+//! A machine's report and the file that tells a machine what to run: both cross a machine's boundary.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wormhole_init::{Report, RunFile};
+
+fuzz_target!(|input: &[u8]| {
+    match Report::read(input) {
+        Err(error) => _ = error.to_string(),
+        Ok(report) => {
+            let mut again = Vec::new();
+            report.write(&mut again).expect("memory");
+            assert_eq!(Report::read(&again[..]).expect("our own bytes"), report);
+        }
+    }
+    if let Err(error) = RunFile::parse(input) {
+        _ = error.to_string();
+    }
+});
