@@ -1,0 +1,127 @@
+//! Differences from the kept answers that the CPU device is still to be rid of. An entry that accounts
+//! for nothing any more must go.
+
+use crate::compare::Difference;
+use crate::form::{Form, Format};
+use crate::latitude::{Covers, Known, nans};
+
+const fn refused(group: &'static str, forms: &'static str) -> Known {
+    Known {
+        group,
+        forms,
+        covers: Covers::Refusal,
+        reason: "the CPU device does not know this form",
+    }
+}
+
+const fn rows(
+    group: &'static str,
+    forms: &'static str,
+    covers: fn(&Form, &Difference) -> bool,
+    reason: &'static str,
+) -> Known {
+    Known {
+        group,
+        forms,
+        covers: Covers::Rows(covers),
+        reason,
+    }
+}
+
+const NEGATIVE_ROOT: &str = "the root of a negative number is the canonical NaN";
+const TINY: &str = "with .ftz a result that is subnormal before it is rounded is a zero";
+const SUBNORMAL: &str = "with .ftz a subnormal operand is a zero, whose reciprocal is infinite";
+const LARGE_DIVISOR: &str = "a quotient by more than 2^126 is a zero";
+const NEGATIVE_ZERO: &str = "with .relu a negative zero becomes a positive one";
+const SUM_NAN: &str = "an atomic sum that is a NaN is the canonical one";
+
+/// What is to be mended.
+pub const FAULTS: &[Known] = &[
+    refused("integer", "mad24.hi.sat.s32"),
+    refused("atomic", "atom.global.v4.bf16.max.noftz"),
+    refused("atomic", "atom.global.v2.bf16.add.noftz"),
+    refused("video", "vmad."),
+    rows(
+        "select",
+        "testp.normal.",
+        zero_operand,
+        "zeros count as normal numbers",
+    ),
+    rows(
+        "f32",
+        "sqrt.rn.f32",
+        |_, d| nans(Format::F32, d),
+        NEGATIVE_ROOT,
+    ),
+    rows(
+        "approximate",
+        "sqrt.approx.f32",
+        |_, d| nans(Format::F32, d),
+        NEGATIVE_ROOT,
+    ),
+    rows("f32", "fma.rn.ftz.f32", flushed_single, TINY),
+    rows("f32", "mul.", flushed_single, TINY),
+    rows("f32", "div.rp.ftz.f32", flushed_single, TINY),
+    rows("f16", "mul.", flushed_half, TINY),
+    rows("approximate", "div.approx.", large_divisor, LARGE_DIVISOR),
+    rows("approximate", "rcp.approx.ftz.f64", subnormal, SUBNORMAL),
+    rows("approximate", "rsqrt.approx.ftz.f64", subnormal, SUBNORMAL),
+    rows("cvt-float", "cvt.", clamped, NEGATIVE_ZERO),
+    rows("atomic", "atom.global.add.", sum_nan, SUM_NAN),
+    rows("atomic", "red.global.add.f32", sum_nan, SUM_NAN),
+    rows("atomic", "atom.shared.add.f32", sum_nan, SUM_NAN),
+    rows("atomic", "red.shared.add.f32", sum_nan, SUM_NAN),
+];
+
+fn zero_operand(_: &Form, difference: &Difference) -> bool {
+    difference.operands[0] << 1 == 0 || difference.operands[0] << 33 == 0
+}
+
+/// Whether results differ only where the kept one is a zero and the other is subnormal or next to it.
+fn flushed(format: Format, difference: &Difference) -> bool {
+    let bits = format.bits();
+    let magnitude = u64::MAX >> (65 - bits);
+    let normal = 1 << format.fraction();
+    difference
+        .kept
+        .iter()
+        .zip(&difference.found)
+        .all(|(&kept, &found)| {
+            (0..64 / bits).all(|part| {
+                let (kept, found) = (kept >> (part * bits), found >> (part * bits));
+                let same = (kept ^ found) & (u64::MAX >> (64 - bits)) == 0;
+                same || kept & magnitude == 0 && found & magnitude <= normal
+            })
+        })
+}
+
+fn flushed_single(form: &Form, difference: &Difference) -> bool {
+    form.name.contains(".ftz") && flushed(Format::F32, difference)
+}
+
+fn flushed_half(form: &Form, difference: &Difference) -> bool {
+    form.name.contains(".ftz") && flushed(Format::F16, difference)
+}
+
+fn subnormal(_: &Form, difference: &Difference) -> bool {
+    Format::F64.is_subnormal(difference.operands[0])
+}
+
+fn large_divisor(_: &Form, difference: &Difference) -> bool {
+    let divisor = Format::F32.value(difference.operands[1]).abs();
+    divisor > 126.0_f64.exp2() && divisor.is_finite() && difference.kept[0] << 33 == 0
+}
+
+fn clamped(form: &Form, difference: &Difference) -> bool {
+    // Each differing bit is the sign of a part.
+    form.name.contains(".relu")
+        && difference
+            .kept
+            .iter()
+            .zip(&difference.found)
+            .all(|(kept, found)| (kept ^ found) & !0x8080_8080 == 0)
+}
+
+fn sum_nan(form: &Form, difference: &Difference) -> bool {
+    form.name.ends_with(".f32") && nans(Format::F32, difference)
+}

@@ -1,0 +1,97 @@
+//! From a form to PTX.
+
+use std::fmt::Write;
+
+use crate::form::Form;
+
+/// The kernel's name in its module.
+pub const NAME: &str = "form";
+/// Threads of the one block.
+pub const BLOCK: usize = 128;
+/// Bytes of global memory that the kernel may use for itself.
+pub const SCRATCH: u64 = PRIVATE * 128 + 4 * WARP;
+/// A thread's own bytes.
+const PRIVATE: u64 = 32;
+/// A warp's own bytes.
+const WARP: u64 = 8192;
+
+/// The register type that holds so many bits.
+fn register(bits: u32) -> &'static str {
+    match bits {
+        16 => "b16",
+        64 => "b64",
+        _ => "b32",
+    }
+}
+
+/// The module of one form. A row of operands or results takes eight bytes an element.
+#[must_use]
+pub fn text(form: &Form) -> String {
+    let mut declared = String::new();
+    let mut loads = String::new();
+    let mut stores = String::new();
+    for (i, class) in form.inputs.iter().enumerate() {
+        let bits = class.bits();
+        let at = 8 * i;
+        if bits == 1 {
+            let _ = writeln!(declared, ".reg .pred %i{i}; .reg .b32 %x{i};");
+            let _ = writeln!(loads, "ld.global.b32 %x{i}, [%in+{at}];");
+            let _ = writeln!(loads, "setp.ne.s32 %i{i}, %x{i}, 0;");
+        } else {
+            let ty = register(bits);
+            let _ = writeln!(declared, ".reg .{ty} %i{i};");
+            let _ = writeln!(loads, "ld.global.{ty} %i{i}, [%in+{at}];");
+        }
+    }
+    for (i, &bits) in form.outputs.iter().enumerate() {
+        let at = 8 * i;
+        if bits == 1 {
+            let _ = writeln!(declared, ".reg .pred %o{i}; .reg .b32 %y{i};");
+            let _ = writeln!(loads, "setp.ne.s32 %o{i}, 0, 0;");
+            let _ = writeln!(stores, "selp.b32 %y{i}, 1, 0, %o{i};");
+            let _ = writeln!(stores, "st.global.b32 [%out+{at}], %y{i};");
+        } else {
+            let ty = register(bits);
+            let _ = writeln!(declared, ".reg .{ty} %o{i};");
+            let _ = writeln!(loads, "mov.{ty} %o{i}, 0;");
+            let _ = writeln!(stores, "st.global.{ty} [%out+{at}], %o{i};");
+        }
+    }
+    let (inputs, outputs) = (8 * form.inputs.len(), 8 * form.outputs.len());
+    let warps = PRIVATE * 128;
+    let shared = if form.body.contains("%s") || form.body.contains("%b") {
+        format!(
+            ".shared .align 16 .b8 tile[8192];
+.reg .b32 %s, %b;
+mov.u32 %b, tile;
+mad.lo.u32 %s, %t, {PRIVATE}, %b;"
+        )
+    } else {
+        String::new()
+    };
+    format!(
+        ".version 8.7
+.target sm_90
+.address_size 64
+.visible .entry {NAME}(.param .u64 operands, .param .u64 results, .param .u64 scratch)
+{{
+.reg .b32 %t, %wi;
+.reg .b64 %in, %out, %m, %w;
+{declared}mov.u32 %t, %tid.x;
+ld.param.u64 %in, [operands];
+ld.param.u64 %out, [results];
+ld.param.u64 %w, [scratch];
+mad.wide.u32 %in, %t, {inputs}, %in;
+mad.wide.u32 %out, %t, {outputs}, %out;
+mad.wide.u32 %m, %t, {PRIVATE}, %w;
+shr.u32 %wi, %t, 5;
+mad.wide.u32 %w, %wi, {WARP}, %w;
+add.s64 %w, %w, {warps};
+{shared}
+{loads}{body}
+{stores}ret;
+}}
+",
+        body = form.body
+    )
+}

@@ -1,0 +1,214 @@
+//! Differences from the kept answers that are known, each with its reason: what the PTX ISA leaves open,
+//! and where the GPU departs from it. [`crate::faults`] has those that are to be mended.
+
+use crate::compare::Difference;
+use crate::form::{Form, Format};
+
+/// A known difference.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    pub group: &'static str,
+    /// What the names of the forms begin with.
+    pub forms: &'static str,
+    pub covers: Covers,
+    pub reason: &'static str,
+}
+
+/// What a known difference accounts for.
+#[derive(Clone, Copy, Debug)]
+pub enum Covers {
+    /// The device refuses a form that the GPU takes.
+    Refusal,
+    /// Rows of results.
+    Rows(fn(&Form, &Difference) -> bool),
+}
+
+const fn rows(
+    group: &'static str,
+    forms: &'static str,
+    covers: fn(&Form, &Difference) -> bool,
+    reason: &'static str,
+) -> Known {
+    Known {
+        group,
+        forms,
+        covers: Covers::Rows(covers),
+        reason,
+    }
+}
+
+const PAYLOAD: &str = "which encoding a NaN has is not specified";
+const COUNTS: &str = "positions and lengths beyond 255 are not specified";
+const BORROW: &str =
+    "the GPU's flag after a subtraction is the complement of the borrow; only mixed chains show it";
+const FLUSHED: &str =
+    "the GPU rounds subnormal operands of a conversion to f16 although .ftz makes them zeros";
+const EMULATED: &str =
+    "the GPU's driver emulates video instructions and saturates other than the PTX ISA says";
+
+/// What is as good as the kept answer.
+pub const LATITUDE: &[Known] = &[
+    rows("bits", "bfi.b64", counts, COUNTS),
+    rows("bits", "bfe.u64", counts, COUNTS),
+    rows("bits", "bfe.s64", counts, COUNTS),
+    rows("carry", "add.cc, subc.", |_, _| true, BORROW),
+    rows("carry", "sub.cc, addc.", |_, _| true, BORROW),
+    rows("f32", "abs.", |_, d| nans(Format::F32, d), PAYLOAD),
+    rows("f32", "neg.", |_, d| nans(Format::F32, d), PAYLOAD),
+    rows("f64", "", |_, d| nans(Format::F64, d), PAYLOAD),
+    rows("f16", "abs.", |_, d| nans(Format::F16, d), PAYLOAD),
+    rows("f16", "neg.", |_, d| nans(Format::F16, d), PAYLOAD),
+    rows("bf16", "abs.", |_, d| nans(Format::Bf16, d), PAYLOAD),
+    rows("bf16", "neg.", |_, d| nans(Format::Bf16, d), PAYLOAD),
+    rows(
+        "approximate",
+        "rcp.approx.ftz.f64",
+        |_, d| nans(Format::F64, d),
+        PAYLOAD,
+    ),
+    rows(
+        "approximate",
+        "rsqrt.approx.ftz.f64",
+        |_, d| nans(Format::F64, d),
+        PAYLOAD,
+    ),
+    rows(
+        "approximate",
+        "rcp.approx.ftz.f64",
+        short_nan,
+        "the lower half of the operand is not looked at: a NaN without bits above it is an infinity",
+    ),
+    rows(
+        "approximate",
+        "rsqrt.approx.ftz.f64",
+        short_nan,
+        "the lower half of the operand is not looked at: a NaN without bits above it is an infinity",
+    ),
+    rows("cvt-float", "cvt", converted_nan, PAYLOAD),
+    rows(
+        "cvt-float",
+        "cvt.rna.",
+        cut_nan,
+        "the GPU drops a NaN's low bits, after which it may be an infinity",
+    ),
+    rows("cvt-float", "cvt.rm.ftz.f16.f32", subnormal, FLUSHED),
+    rows("cvt-float", "cvt.rp.ftz.f16.f32", subnormal, FLUSHED),
+    rows("cvt-float", "cvt.rp.ftz.sat.f16.f32", subnormal, FLUSHED),
+    rows(
+        "warp",
+        "shfl.sync.bfly.b32 0x1c03 among 0xf0f0f00f",
+        stranger,
+        "what a lane reads of one that is no member is not specified",
+    ),
+    rows(
+        "atomic",
+        "atom.global.add.f64",
+        |_, d| nans(Format::F64, d),
+        PAYLOAD,
+    ),
+    rows(
+        "atomic",
+        "red.global.add.f64",
+        |_, d| nans(Format::F64, d),
+        PAYLOAD,
+    ),
+    rows(
+        "mma",
+        "mma.sync.aligned.m8n8k4.col.row.f32.f16.f16.f32",
+        zeros,
+        "the sign of a sum of zeros is not specified",
+    ),
+    rows("video", "vadd.", saturated, EMULATED),
+    rows("video", "vsub.", saturated, EMULATED),
+    rows("video", "vabsdiff.", saturated, EMULATED),
+    rows("video", "vmin.", saturated, EMULATED),
+    rows("video", "vmax.", saturated, EMULATED),
+    rows("video", "vshl.", saturated, EMULATED),
+];
+
+/// Whether every result is the same or a NaN on either side.
+pub(crate) fn nans(format: Format, difference: &Difference) -> bool {
+    let parts = 64 / format.bits();
+    let mask = u64::MAX >> (64 - format.bits());
+    difference
+        .kept
+        .iter()
+        .zip(&difference.found)
+        .all(|(&kept, &found)| {
+            (0..parts).all(|part| {
+                let cut = |word: u64| word >> (part * format.bits()) & mask;
+                let (kept, found) = (cut(kept), cut(found));
+                kept == found || format.value(kept).is_nan() && format.value(found).is_nan()
+            })
+        })
+}
+
+fn converted_nan(form: &Form, difference: &Difference) -> bool {
+    let format = match form.name.rsplit('.').nth(1) {
+        Some("f16") => Format::F16,
+        Some("bf16") => Format::Bf16,
+        Some("f32" | "tf32") => Format::F32,
+        Some("f64") => Format::F64,
+        _ => return false,
+    };
+    nans(format, difference)
+}
+
+fn counts(_: &Form, difference: &Difference) -> bool {
+    let operands = &difference.operands;
+    operands[operands.len() - 2..]
+        .iter()
+        .any(|&count| count > 255)
+}
+
+fn short_nan(_: &Form, difference: &Difference) -> bool {
+    let operand = difference.operands[0];
+    operand >> 32 & 0x7fff_ffff == 0x7ff0_0000 && operand << 32 != 0
+}
+
+fn cut_nan(_: &Form, difference: &Difference) -> bool {
+    let operand = difference.operands[0];
+    Format::F32.value(operand).is_nan() && operand & 0x007f_e000 == 0
+}
+
+fn subnormal(_: &Form, difference: &Difference) -> bool {
+    Format::F32.is_subnormal(difference.operands[0])
+}
+
+fn stranger(_: &Form, difference: &Difference) -> bool {
+    let source = (difference.row as u64 % 32) ^ (difference.operands[1] & 31);
+    0xf0f0_f00f_u64 >> source & 1 == 0
+}
+
+fn zeros(_: &Form, difference: &Difference) -> bool {
+    let zero = |word: u64| word << 33 == 0;
+    difference
+        .kept
+        .iter()
+        .zip(&difference.found)
+        .all(|(&kept, &found)| kept == found || zero(kept) && zero(found))
+}
+
+fn saturated(form: &Form, _: &Difference) -> bool {
+    form.name.contains(".sat")
+}
+
+/// The entry of a list that accounts for a differing row, by its index.
+#[must_use]
+pub fn row(list: &[Known], group: &str, form: &Form, difference: &Difference) -> Option<usize> {
+    list.iter().position(|known| {
+        known.group == group
+            && form.name.starts_with(known.forms)
+            && matches!(known.covers, Covers::Rows(covers) if covers(form, difference))
+    })
+}
+
+/// The entry of a list that accounts for a refusal, by its index.
+#[must_use]
+pub fn refusal(list: &[Known], group: &str, form: &Form) -> Option<usize> {
+    list.iter().position(|known| {
+        known.group == group
+            && form.name.starts_with(known.forms)
+            && matches!(known.covers, Covers::Refusal)
+    })
+}

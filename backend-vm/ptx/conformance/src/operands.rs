@@ -1,0 +1,339 @@
+//! Operands: edge values, crossed, then random ones from a generator with a fixed seed.
+
+use crate::form::{Form, Format};
+
+/// What an operand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// An integer of 16, 32 or 64 bits (or a word of bytes).
+    Int(u32),
+    /// A float.
+    Float(Format),
+    /// Two halves in a word.
+    Pair(Format),
+    /// A shift count, position or length: around 0, 16, 32, 64, 255.
+    Count,
+    /// A predicate: in the first warp always true, in the second never, in the third but once, then random.
+    Pred,
+    /// In the first warp one value, then two, then five, then any, of 32 or 64 bits.
+    Clustered(u32),
+    /// A lane's index, or a little beyond.
+    Lane,
+    /// Floats that are small integers: sums of products are exact in every format.
+    Small(Format),
+    /// Two small integers as halves.
+    SmallPair(Format),
+    /// Floats below 1 in magnitude.
+    Unit(Format),
+    /// Two halves below 1 in magnitude.
+    UnitPair(Format),
+    /// Four floats of eight bits, none infinite or not a number.
+    FiniteBytes,
+    /// A small integer.
+    SmallInt,
+}
+
+impl Class {
+    /// Bits of its register; 1 is a predicate.
+    #[must_use]
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Int(bits) | Self::Clustered(bits) => bits,
+            Self::Float(format) | Self::Small(format) | Self::Unit(format) => format.bits(),
+            Self::Pred => 1,
+            Self::Pair(_)
+            | Self::Count
+            | Self::Lane
+            | Self::SmallPair(_)
+            | Self::UnitPair(_)
+            | Self::FiniteBytes
+            | Self::SmallInt => 32,
+        }
+    }
+
+    /// Values at which instructions change their behaviour.
+    fn edges(self) -> Vec<u64> {
+        match self {
+            Self::Int(bits) => integer_edges(bits),
+            Self::Float(format) => float_edges(format),
+            Self::Pair(format) => {
+                let edges = float_edges(format);
+                let shifted = edges.iter().cycle().skip(7);
+                edges
+                    .iter()
+                    .zip(shifted)
+                    .map(|(a, b)| a | b << 16)
+                    .collect()
+            }
+            Self::Count => vec![
+                0,
+                1,
+                7,
+                8,
+                15,
+                16,
+                17,
+                31,
+                32,
+                33,
+                63,
+                64,
+                65,
+                127,
+                255,
+                256,
+                0x101,
+                0x1_0000,
+                0x7fff_ffff,
+                0x8000_0000,
+                0xffff_ffff,
+            ],
+            _ => Vec::new(),
+        }
+    }
+
+    fn random(self, random: &mut Random, row: usize) -> u64 {
+        match self {
+            Self::Int(bits) => {
+                // As often small as large.
+                let value = random.next() >> (64 - bits);
+                match random.below(4) {
+                    0 => value >> random.below(u64::from(bits)),
+                    1 => {
+                        let cut = random.below(u64::from(bits));
+                        !(value >> cut) & (u64::MAX >> (64 - bits))
+                    }
+                    _ => value,
+                }
+            }
+            Self::Float(format) => random_float(format, random),
+            Self::Pair(format) => random_float(format, random) | random_float(format, random) << 16,
+            Self::Count => random.below(70),
+            Self::Pred => match row / 32 {
+                0 => 1,
+                1 => 0,
+                2 => u64::from(row % 32 == 9),
+                _ => random.below(2),
+            },
+            Self::Clustered(bits) => {
+                let kinds = [1, 2, 5, 1 << 20][row / 32 % 4];
+                (random.below(kinds) + 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)
+            }
+            Self::Lane => random.below(36),
+            Self::Small(format) => small(format, random),
+            Self::SmallPair(format) => small(format, random) | small(format, random) << 16,
+            Self::Unit(format) => unit(format, random),
+            Self::UnitPair(format) => unit(format, random) | unit(format, random) << 16,
+            // The exponent's highest bit is 0.
+            Self::FiniteBytes => random.next() >> 32 & 0xbfbf_bfbf,
+            Self::SmallInt => random.below(32),
+        }
+    }
+}
+
+fn integer_edges(bits: u32) -> Vec<u64> {
+    let all = u64::MAX >> (64 - bits);
+    let least = 1 << (bits - 1);
+    let half = 1_u64 << (bits / 2);
+    vec![
+        0,
+        1,
+        all,
+        least,
+        least - 1,
+        2,
+        all - 1,
+        least + 1,
+        half - 1,
+        half,
+        half + 1,
+        3,
+        7,
+        10,
+        all - 6,
+        0x8080_8080_8080_8080 & all,
+        0x7f80_ff01_7f80_ff01 & all,
+        0xaaaa_aaaa_aaaa_aaaa & all,
+    ]
+}
+
+fn float_edges(format: Format) -> Vec<u64> {
+    let fraction = format.fraction();
+    let sign = 1_u64 << (format.bits() - 1);
+    let one = ((1_u64 << (format.exponent() - 1)) - 1) << fraction;
+    let infinite = ((1_u64 << format.exponent()) - 1) << fraction;
+    let quiet = 1_u64 << (fraction - 1);
+    let normal = 1_u64 << fraction;
+    // 2 to the power of n.
+    let power = |n: u64| one + (n << fraction);
+    let mut edges = vec![
+        0,
+        sign,
+        one,
+        sign | one,
+        infinite,
+        sign | infinite,
+        infinite | quiet,
+        sign | infinite | quiet | 3,
+        infinite | 1,
+        sign | infinite | 5,
+        1,
+        sign | 1,
+        normal - 1,
+        sign | (normal - 1),
+        normal,
+        sign | normal,
+        normal + 1,
+        infinite - 1,
+        sign | (infinite - 1),
+        one + 1,
+        one - 1,
+        sign | (one - 1),
+        // One half, one and a half, two and a half, minus three and a half.
+        one - normal,
+        one + quiet,
+        power(1) + quiet / 2,
+        sign | (power(1) + quiet + quiet / 2),
+        sign | (one - normal),
+        quiet,
+        // Where numbers become integers, and where integers end.
+        power(u64::from(fraction)) - 1,
+        power(u64::from(fraction) - 1) + 1,
+        power(7),
+        power(8) - 1,
+        sign | power(7),
+        power(15),
+        sign | power(15),
+    ];
+    if format != Format::F16 {
+        for n in [16, 31, 32, 63, 64, 127] {
+            edges.extend([power(n), sign | power(n), power(n) - 1]);
+        }
+    }
+    // Where other formats overflow, round and underflow.
+    match format {
+        Format::F32 => edges.extend([
+            0x477f_efff,
+            0x477f_f000,
+            0x3880_0000,
+            0x3300_0000,
+            0x3300_0001,
+            0xb2ff_ffff,
+            0x3f80_1000,
+            0x3f80_3000,
+            0x3f80_8000,
+            0x3f81_8000,
+            0x7f7f_8000,
+            0x43e0_0000,
+            0x43e8_0000,
+            0x4760_0000,
+            0x3b00_0000,
+        ]),
+        Format::F64 => edges.extend([
+            0x47ef_ffff_f000_0000,
+            0x47ef_ffff_efff_ffff,
+            0x3690_0000_0000_0000,
+            0x3690_0000_0000_0001,
+            0x3810_0000_0000_0000,
+            0x380f_ffff_ffff_ffff,
+            0x3ff0_0000_1000_0000,
+            0x3ff0_0000_3000_0000,
+            0x40ef_fdff_ffff_ffff,
+            0x40ef_fe00_0000_0000,
+        ]),
+        _ => {}
+    }
+    edges
+}
+
+/// A float of any kind, or one of middling size, so that sums and products round.
+fn random_float(format: Format, random: &mut Random) -> u64 {
+    let any = random.next() >> (64 - format.bits());
+    if random.below(4) == 0 {
+        return any;
+    }
+    let spread = if format == Format::F16 { 8 } else { 24 };
+    let exponent = (1 << (format.exponent() - 1)) - 1 + random.below(spread) - spread / 2;
+    let fraction = format.fraction();
+    let kept = any & (1 << (format.bits() - 1) | ((1 << fraction) - 1));
+    kept | exponent << fraction
+}
+
+/// An integer from -8 to 8.
+fn small(format: Format, random: &mut Random) -> u64 {
+    let magnitude = random.below(9);
+    let sign = random.below(2) << (format.bits() - 1);
+    if magnitude == 0 {
+        return sign;
+    }
+    let exponent = u64::from(magnitude.ilog2());
+    let fraction = u64::from(format.fraction());
+    let one = (1 << (format.exponent() - 1)) - 1;
+    sign | (one + exponent) << fraction
+        | (magnitude << fraction >> exponent) & ((1 << fraction) - 1)
+}
+
+/// A number from 1/16 to 1, of either sign.
+fn unit(format: Format, random: &mut Random) -> u64 {
+    let fraction = format.fraction();
+    let exponent = (1 << (format.exponent() - 1)) - 2 - random.below(4);
+    let any = random.next() >> (64 - format.bits());
+    any & (1 << (format.bits() - 1) | ((1 << fraction) - 1)) | exponent << fraction
+}
+
+/// The generator SplitMix64.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        ((self.next() >> 32) * end) >> 32
+    }
+}
+
+/// The hash FNV-1a.
+pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// The rows of operands of a form.
+#[must_use]
+pub fn rows(form: &Form) -> Vec<Vec<u64>> {
+    let mut random = Random(hash(form.name.bytes()));
+    let edges: Vec<Vec<u64>> = form.inputs.iter().map(|class| class.edges()).collect();
+    // With one operand every edge comes once; with more, most rows pair edges with edges.
+    let most = edges.iter().map(Vec::len).max().unwrap_or(0);
+    let sharp = match edges.iter().filter(|edges| !edges.is_empty()).count() {
+        0 => 0,
+        1 => most.min(form.rows * 3 / 4),
+        _ => form.rows * 5 / 8,
+    };
+    (0..form.rows)
+        .map(|row| {
+            let columns = form.inputs.iter().zip(&edges).enumerate();
+            columns
+                .map(|(column, (class, edges))| {
+                    let count = edges.len() as u64;
+                    if row >= sharp || edges.is_empty() {
+                        class.random(&mut random, row)
+                    } else if column == 0 {
+                        edges[row % edges.len()]
+                    } else {
+                        let index = usize::try_from(random.below(count)).unwrap_or(0);
+                        edges[index]
+                    }
+                })
+                .collect()
+        })
+        .collect()
+}

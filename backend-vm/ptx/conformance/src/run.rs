@@ -1,0 +1,185 @@
+//! Running a form on a device.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wormhole_device::{CuError, Device, Fill, ImageKind, Launch, RawStream};
+
+use crate::form::Form;
+use crate::kernel;
+use crate::operands;
+
+/// Bytes for operands, and as many for results.
+const BYTES: usize = 64 << 10;
+const STREAM: RawStream = RawStream::LEGACY;
+/// Written to where results come to lie, so that a result that is not stored is seen.
+const UNWRITTEN: u32 = 0xa5a5_a5a5;
+
+/// Why a form has no results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The device does not take the kernel.
+    Refused(CuError),
+    /// The kernel failed; the context may be dead.
+    Faulted(CuError),
+}
+
+/// A device with memory for operands and results.
+#[derive(Debug)]
+pub struct Runner<'d> {
+    device: &'d dyn Device,
+    operands: u64,
+    results: u64,
+    scratch: u64,
+    host: HostMemory<'d>,
+}
+
+impl<'d> Runner<'d> {
+    /// Takes memory of the device, which must be bound to this thread.
+    pub fn new(device: &'d dyn Device) -> Result<Self, String> {
+        let allocate = |bytes: u64| {
+            let failed = |error| format!("no device memory: {error}");
+            device.allocate(bytes).map_err(failed)
+        };
+        Ok(Self {
+            device,
+            operands: allocate(BYTES as u64)?,
+            results: allocate(BYTES as u64)?,
+            scratch: allocate(kernel::SCRATCH)?,
+            host: HostMemory::new(device)?,
+        })
+    }
+
+    /// The results, row by row, each cut to its width.
+    pub fn run(&self, form: &Form) -> Result<Vec<Vec<u64>>, Failure> {
+        let device = self.device;
+        let text = kernel::text(form);
+        let module = device
+            .load(text.as_bytes(), ImageKind::Module)
+            .map_err(Failure::Refused)?
+            .module;
+        let answer = device
+            .function(module, kernel::NAME)
+            .map_err(Failure::Refused)
+            .and_then(|function| {
+                self.launch(form, function.function)
+                    .map_err(Failure::Faulted)
+            });
+        // Of a dead context nothing can be unloaded.
+        let _ = device.unload(module);
+        answer
+    }
+
+    fn launch(
+        &self,
+        form: &Form,
+        function: wormhole_device::RawFunction,
+    ) -> wormhole_device::Result<Vec<Vec<u64>>> {
+        let device = self.device;
+        let rows = operands::rows(form);
+        let width = form.outputs.len();
+        let bytes: Vec<u8> = rows
+            .iter()
+            .flatten()
+            .flat_map(|v| v.to_le_bytes())
+            .collect();
+        let taken = 8 * rows.len() * width;
+        assert!(bytes.len() <= BYTES && taken <= BYTES && rows.len() <= kernel::BLOCK);
+        device.write(self.operands, &bytes, STREAM)?;
+        for (destination, value, bytes) in [
+            (self.results, UNWRITTEN, BYTES as u64),
+            (self.scratch, 0, kernel::SCRATCH),
+        ] {
+            let fill = Fill {
+                destination,
+                pitch: 0,
+                width: bytes / 4,
+                height: 1,
+                value,
+                element: 4,
+            };
+            device.fill(fill, STREAM)?;
+        }
+        let parameters: Vec<u8> = [self.operands, self.results, self.scratch]
+            .iter()
+            .flat_map(|address| address.to_le_bytes())
+            .collect();
+        device.launch(&Launch {
+            function,
+            stream: STREAM,
+            grid: [1, 1, 1],
+            block: [u32::try_from(rows.len()).unwrap_or(u32::MAX), 1, 1],
+            shared: 0,
+            attributes: &[],
+            parameters: &parameters,
+        })?;
+        device.copy(self.host.address(), self.results, taken as u64, STREAM)?;
+        device.synchronize()?;
+        Ok((0..rows.len())
+            .map(|row| {
+                let results = form.outputs.iter().enumerate();
+                results
+                    .map(|(column, &bits)| self.host.word(row * width + column) & mask(bits))
+                    .collect()
+            })
+            .collect())
+    }
+}
+
+/// The lowest bits.
+fn mask(bits: u32) -> u64 {
+    u64::MAX >> (64 - bits)
+}
+
+/// Host memory that the device writes, by words.
+#[derive(Debug)]
+struct HostMemory<'d> {
+    device: &'d dyn Device,
+    start: *mut u64,
+}
+
+impl<'d> HostMemory<'d> {
+    fn new(device: &'d dyn Device) -> Result<Self, String> {
+        // SAFETY: a new mapping where the kernel likes.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(format!("mmap: {}", io::Error::last_os_error()));
+        }
+        let memory = Self {
+            device,
+            start: start.cast(),
+        };
+        // SAFETY: the mapping lives as long as `memory`, which unregisters it first.
+        unsafe { device.register(memory.address(), BYTES as u64) }
+            .map_err(|error| format!("host memory cannot be registered: {error}"))?;
+        Ok(memory)
+    }
+
+    fn address(&self) -> u64 {
+        self.start.expose_provenance() as u64
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        assert!(index < BYTES / 8);
+        // SAFETY: in bounds and aligned; the memory is accessed through atomics only.
+        unsafe { AtomicU64::from_ptr(self.start.add(index)) }.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for HostMemory<'_> {
+    fn drop(&mut self) {
+        // A dead context has no registrations.
+        let _ = self.device.unregister(self.address());
+        // SAFETY: this object's own mapping.
+        unsafe { libc::munmap(self.start.cast(), BYTES) };
+    }
+}
