@@ -43,6 +43,10 @@ fn main() {
                 "workers_that_never_have_a_device_give_up_their_places",
                 workers_that_never_have_a_device_give_up_their_places,
             ),
+            (
+                "a_stream_without_a_hello_is_closed",
+                a_stream_without_a_hello_is_closed,
+            ),
         ],
         worker,
     );
@@ -54,7 +58,7 @@ const OWN: &str = "CUDA_MODULE_LOADING=EAGER\n";
 const SILENT: &str = "CUDA_MODULE_LOADING=SILENT\n";
 /// The number of a copy that never has a device.
 const SILENT_COPY: u64 = 9;
-/// Has this executable play its third part: a supervisor that gives workers little time.
+/// Has this executable play its third part: a supervisor that gives workers and guests little time.
 const IMPATIENT: &str = "--impatient";
 
 fn worker(mut stub: Stub) {
@@ -77,6 +81,7 @@ fn impatient_supervisor() {
         without_namespaces: false,
         worker_memory: 1 << 30,
         start_limit: Duration::from_millis(200),
+        hello_limit: Duration::from_millis(500),
     })
     .unwrap();
 }
@@ -270,12 +275,26 @@ fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
     );
 }
 
-fn workers_that_never_have_a_device_give_up_their_places() {
+/// A supervisor that gives workers and guests little time, with workers that never have a device.
+fn impatient_backend() -> Backend {
     let me = std::env::current_exe().unwrap();
     let mut supervisor = std::process::Command::new(&me);
     supervisor.arg(IMPATIENT);
     let workers = Workers::numbered(&[(SILENT_COPY, &me)]);
-    let mut backend = Backend::start_as(supervisor, workers, &[]);
+    Backend::start_as(supervisor, workers, &[])
+}
+
+fn a_stream_without_a_hello_is_closed() {
+    let mut backend = impatient_backend();
+    let mut silent = backend.connect();
+    let mut waits = ask(&mut backend, stub::protocol(SILENT_COPY), "");
+    assert_eq!(silent.receive(), Reply::Ended);
+    // The other's answer comes in its own time.
+    assert!(matches!(waits.receive(), Reply::Refused(..)));
+}
+
+fn workers_that_never_have_a_device_give_up_their_places() {
+    let mut backend = impatient_backend();
     let late = |reason: &str| assert!(reason.contains("had no device after 200ms"), "{reason}");
     // A spare.
     late(&backend.attach(64, Attach::default()).unwrap_err());

@@ -3,14 +3,20 @@
 mod support;
 
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
-use support::backend::{Backend, Workers, children_of, is_running, kill, wait_until};
+use support::backend::{
+    Backend, PATIENCE, Tenant, Workers, children_of, is_running, kill, wait_until,
+};
 use support::guest::{Control, Guest, Reply};
 use support::random::Random;
 use wormhole_api::{
     DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
 };
+use wormhole_ring::bootstrap;
 use wormhole_ring::control::{ArenaRun, Attach, Grant, Message, Refusal};
 
 fn attach(session_limit: u32, segment_limit: u32) -> Attach {
@@ -122,6 +128,125 @@ fn guests_that_break_the_protocol_in_a_loop_do_not_fill_the_log() {
     let told = log.matches("broke the protocol").count();
     assert!((60..200).contains(&told), "{told} lines");
     works(&mut backend.connect().open());
+}
+
+const HELLO: Message<'_> = Message::Hello {
+    bootstrap_version: bootstrap::VERSION,
+    protocol_hash: PROTOCOL_HASH,
+    features: 0,
+    environment: "",
+};
+
+/// Sets how many descriptors a process may have, 0 for the calling one.
+fn limit_descriptors(process: u32, soft: u64, hard: u64) -> std::io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: soft,
+        rlim_max: hard,
+    };
+    let process = process.cast_signed();
+    let resource = libc::RLIMIT_NOFILE;
+    // SAFETY: a local structure that the kernel reads.
+    match unsafe { libc::prlimit(process, resource, &raw const limit, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// A supervisor that listens, too, and may have so many descriptors.
+fn listening_backend(folder: &tempfile::TempDir, soft: u64, hard: u64) -> (Backend, PathBuf) {
+    let socket = folder.path().join("socket");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_wormhole-supervisor"));
+    // SAFETY: prlimit is safe between fork and exec.
+    unsafe {
+        command.pre_exec(move || limit_descriptors(0, soft, hard));
+    }
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start_as(command, Workers::built(), &listen);
+    backend.attach(256, Attach::default()).unwrap();
+    (backend, socket)
+}
+
+#[test]
+fn a_tenant_with_streams_and_sessions_without_end_leaves_descriptors_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, socket) = listening_backend(&folder, 64, 400);
+    let silent: Vec<Control> = (0..500).map(|_| backend.connect()).collect();
+    let said: Vec<Control> = (0..40)
+        .map(|_| {
+            let mut control = backend.connect();
+            // The supervisor may have closed the stream.
+            let _ = control.send(&HELLO);
+            control
+        })
+        .collect();
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    works(&mut neighbour.connect().open());
+    let log = backend.log();
+    assert!(!log.contains("Too many open files"), "{log}");
+    assert!(log.contains("has too many control streams"), "{log}");
+    drop((silent, said));
+    // What it let go of it may have again.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let mut control = backend.connect();
+        let _ = control.send(&HELLO);
+        if matches!(control.receive(), Reply::Grant(_)) {
+            break;
+        }
+        assert!(
+            Instant::now() < end,
+            "the first tenant gets no session any more"
+        );
+    }
+}
+
+#[test]
+fn a_session_takes_no_descriptors_that_others_need() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, socket) = listening_backend(&folder, 400, 400);
+    let mut sessions = Vec::new();
+    let reason = loop {
+        let mut control = backend.connect();
+        control.hello(PROTOCOL_HASH, "");
+        match control.receive() {
+            Reply::Grant(_) => sessions.push(control),
+            Reply::Refused(code, reason) => {
+                assert_eq!(code, Refusal::Quota as u32, "{reason}");
+                break reason;
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(reason.contains("no descriptors are left"), "{reason}");
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    works(&mut neighbour.connect().open());
+}
+
+#[test]
+fn a_tenant_that_cannot_be_accepted_is_logged_once_and_accepted_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, socket) = listening_backend(&folder, 4096, 4096);
+    let mut guest = backend.connect().open();
+    let pid = backend.child.id();
+    // The spare that follows it takes descriptors, too.
+    wait_until(
+        || backend.log().matches("is ready on").count() == 2,
+        || "the spare worker".into(),
+    );
+    limit_descriptors(pid, 3, 4096).unwrap();
+    let mut waiting = Tenant::join(&socket);
+    backend.wait_for_log("tenants are kept waiting");
+    for _ in 0..100 {
+        guest.control.send(&Message::Doorbell).unwrap();
+        works(&mut guest);
+    }
+    limit_descriptors(pid, 4096, 4096).unwrap();
+    guest.control.send(&Message::Doorbell).unwrap();
+    waiting.attach(64, Attach::default()).unwrap();
+    assert_eq!(backend.log().matches("are kept waiting").count(), 1);
+    assert_eq!(backend.log().matches("Too many open files").count(), 1);
 }
 
 #[test]

@@ -42,6 +42,9 @@ struct Arguments {
 /// Far more than a driver takes for a GPU that nobody has used for a while.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
+/// A guest says hello as soon as it is connected.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+
 /// Less is not enough for a worker to start in.
 const LEAST_MEMORY: u64 = 64 << 20;
 
@@ -112,6 +115,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         without_namespaces: arguments.sandbox == Sandbox::Filter,
         worker_memory: arguments.worker_memory.unwrap_or_else(default_memory),
         start_limit: START_LIMIT,
+        hello_limit: HELLO_LIMIT,
     });
     if let Some(path) = &arguments.listen {
         let _ = std::fs::remove_file(path);

@@ -1,6 +1,7 @@
 //! Guest processes' control streams.
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::bootstrap;
@@ -21,6 +22,15 @@ pub(super) struct Guest {
     token: u32,
     /// Its session, from the hello on.
     pub session: Option<Id>,
+    /// Until then it may say hello. None once that is over.
+    hello_end: Option<Instant>,
+}
+
+impl Guest {
+    /// When it must have said hello, if it has not.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.hello_end.filter(|_| self.session.is_none())
+    }
 }
 
 /// What a guest said, without what it was read from.
@@ -74,6 +84,7 @@ impl Supervisor {
         }
         let id = self.id();
         let token = self.token(Source::Guest(id));
+        let hello_end = Instant::now() + self.hello_limit;
         // Guests send no descriptors; what they attach is dropped by the kernel.
         match Peer::register(ops, socket, token, false) {
             Ok(peer) => {
@@ -85,8 +96,10 @@ impl Supervisor {
                         peer,
                         token,
                         session: None,
+                        hello_end: Some(hello_end),
                     },
                 );
+                self.set_deadline(hello_end);
             }
             Err(error) => {
                 self.sources.remove(&token);
@@ -124,6 +137,24 @@ impl Supervisor {
             }
         };
         self.end_guest(ops, id, &why, None);
+    }
+
+    /// Closes the streams on which no hello came in time.
+    pub(super) fn end_late_guests(&mut self, now: Instant) {
+        let mut late = Vec::new();
+        for (id, guest) in &mut self.guests {
+            if guest.deadline().is_some_and(|end| end <= now) {
+                guest.hello_end = None;
+                guest.peer.shut_down();
+                late.push((*id, guest.tenant));
+            }
+        }
+        for (id, tenant) in late {
+            if self.may_log(tenant) {
+                let name = self.guest_name(id);
+                tracing::warn!("{name} is closed: no hello after {:?}", self.hello_limit);
+            }
+        }
     }
 
     /// What the log calls a control stream.

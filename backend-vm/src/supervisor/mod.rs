@@ -13,6 +13,7 @@
 //! learns it from the end of its stream.
 
 mod arena;
+mod descriptors;
 mod environment;
 mod guests;
 mod log_budget;
@@ -38,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
+use self::descriptors::Descriptors;
 use self::guests::Guest;
 use self::pool::Worker;
 use self::scrubber::Scrubber;
@@ -72,6 +74,8 @@ pub struct Options {
     pub worker_memory: u64,
     /// How long a worker may take to have its device.
     pub start_limit: Duration,
+    /// How long a guest may take to say hello.
+    pub hello_limit: Duration,
 }
 
 /// Why the supervisor cannot start or go on.
@@ -86,6 +90,8 @@ pub enum SupervisorError {
     Executables(#[from] ExecutablesError),
     #[error("the event loop failed: {0}")]
     Loop(#[from] event_manager::Error),
+    #[error("the limit of open files cannot be raised")]
+    Descriptors(#[source] std::io::Error),
     #[error("signals cannot be received")]
     Signals(#[source] std::io::Error),
     #[error("the thread that starts workers cannot be made")]
@@ -121,6 +127,9 @@ struct Supervisor {
     /// What every worker is started with, before what its guest adds.
     environment: Vec<(OsString, OsString)>,
     listener: Option<UnixListener>,
+    /// Tenants may be waiting that could not be accepted.
+    keeps_tenants_waiting: bool,
+    descriptors: Descriptors,
     stream: Option<OwnedFd>,
     signals: Signals,
     /// End when the last tenant is gone.
@@ -136,7 +145,8 @@ struct Supervisor {
     /// Workers that are to come.
     starts: Starts,
     start_limit: Duration,
-    /// When to look for workers that have taken longer than that.
+    hello_limit: Duration,
+    /// When to look for workers and guests that have taken longer than that.
     next_deadline: Option<Instant>,
     scrubber: Scrubber,
     /// Why the last spare worker of a protocol could not be had; the next demand tries again.
@@ -187,6 +197,7 @@ fn cgroups(profile: Profile, memory: u64) -> Option<Arc<Cgroups>> {
 /// # Errors
 /// When workers cannot be confined or found, or the event loop fails.
 pub fn run(options: Options) -> Result<(), SupervisorError> {
+    let descriptors = Descriptors::claim().map_err(SupervisorError::Descriptors)?;
     let profile = options.device.profile();
     let isolation = match sandbox::probe(profile) {
         Ok(isolation) => isolation,
@@ -231,6 +242,8 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         environment,
         ends_with_tenants: options.listener.is_none(),
         listener: options.listener,
+        keeps_tenants_waiting: false,
+        descriptors,
         stream: options.stream,
         signals,
         stopping: false,
@@ -243,6 +256,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         workers: BTreeMap::new(),
         starts,
         start_limit: options.start_limit,
+        hello_limit: options.hello_limit,
         next_deadline: None,
         scrubber,
         failures: BTreeMap::new(),
@@ -251,7 +265,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let mut manager = EventManager::new()?;
     let id = manager.add_subscriber(supervisor);
     while !manager.subscriber_mut(id)?.is_done() {
-        let milliseconds = manager.subscriber_mut(id)?.end_late_workers();
+        let milliseconds = manager.subscriber_mut(id)?.meet_deadlines();
         manager.run_with_timeout(milliseconds)?;
     }
     manager.subscriber_mut(id)?.end_spares();
@@ -262,6 +276,32 @@ impl Supervisor {
     fn is_done(&self) -> bool {
         let idle = self.tenants.is_empty() && self.sessions.is_empty();
         (self.stopping || (self.ends_with_tenants && self.stream.is_none())) && idle
+    }
+
+    /// Has [`meet_deadlines`](Self::meet_deadlines) look again then, at the latest.
+    fn set_deadline(&mut self, end: Instant) {
+        self.next_deadline = Some(self.next_deadline.map_or(end, |next| next.min(end)));
+    }
+
+    /// Ends what has taken too long; its end is announced like any other's. How many milliseconds there are
+    /// until the next may be late, -1 for ever.
+    fn meet_deadlines(&mut self) -> i32 {
+        let Some(next) = self.next_deadline else {
+            return -1;
+        };
+        let now = Instant::now();
+        if next <= now {
+            self.end_late_workers(now);
+            self.end_late_guests(now);
+            let workers = self.workers.values().filter_map(Worker::deadline);
+            let guests = self.guests.values().filter_map(Guest::deadline);
+            self.next_deadline = workers.chain(guests).min();
+        }
+        self.next_deadline.map_or(-1, |next| {
+            let left = next.saturating_duration_since(now).as_millis();
+            // Not before it.
+            i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
+        })
     }
 
     /// A token for a descriptor.
@@ -356,6 +396,10 @@ impl MutEventSubscriber for Supervisor {
             Source::WorkerEnd(id) => self.worker_ended(ops, id),
             Source::WorkerLog(id) => self.worker_log(ops, id),
         }
+        // A descriptor may be free again.
+        if self.keeps_tenants_waiting {
+            self.accept(ops);
+        }
     }
 }
 
@@ -376,7 +420,10 @@ impl Supervisor {
         let token = self.token(Source::Scrubber);
         ops.add(Events::with_data(&self.scrubber, token, EventSet::IN))?;
         if let Some(listener) = self.listener.take() {
-            self.add_source(ops, &listener, Source::Listener)?;
+            // Announced once, a tenant that cannot be accepted does not keep the loop busy.
+            let token = self.token(Source::Listener);
+            let set = EventSet::IN | EventSet::EDGE_TRIGGERED;
+            ops.add(Events::with_data(&listener, token, set))?;
             self.listener = Some(listener);
         }
         Ok(())

@@ -85,6 +85,14 @@ impl Peer {
         forget(ops, &self.socket);
     }
 
+    /// Closes the stream in both directions; the event loop announces its end.
+    pub fn shut_down(&self) {
+        // SAFETY: a descriptor that this owns. The launcher may have sent one that is no stream; it stays.
+        unsafe {
+            libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR);
+        }
+    }
+
     /// Stops reading: the other side has said its last word, but still listens.
     pub fn stop_reading(&mut self, ops: &mut EventOps<'_>) {
         self.reads = false;

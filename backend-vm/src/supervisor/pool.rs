@@ -56,7 +56,7 @@ impl Worker {
         !matches!(self.state, WorkerState::Starting(_) | WorkerState::Late)
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         match self.state {
             WorkerState::Starting(end) => Some(end),
             _ => None,
@@ -211,7 +211,7 @@ impl Supervisor {
             child.kill();
         }
         let end = Instant::now() + self.start_limit;
-        self.next_deadline.get_or_insert(end);
+        self.set_deadline(end);
         self.workers.insert(
             id,
             Worker {
@@ -265,26 +265,13 @@ impl Supervisor {
         }
     }
 
-    /// Kills the workers that have had no device in time; their ends are announced like any other's. How many
-    /// milliseconds there are until the next may be late, -1 for ever.
-    pub(super) fn end_late_workers(&mut self) -> i32 {
-        let Some(next) = self.next_deadline else {
-            return -1;
-        };
-        let now = Instant::now();
-        if next <= now {
-            for worker in self.workers.values_mut() {
-                if worker.deadline().is_some_and(|end| end <= now) {
-                    worker.end_late(self.start_limit);
-                }
+    /// Kills the workers that have had no device in time.
+    pub(super) fn end_late_workers(&mut self, now: Instant) {
+        for worker in self.workers.values_mut() {
+            if worker.deadline().is_some_and(|end| end <= now) {
+                worker.end_late(self.start_limit);
             }
-            self.next_deadline = self.workers.values().filter_map(Worker::deadline).min();
         }
-        self.next_deadline.map_or(-1, |next| {
-            let left = next.saturating_duration_since(now).as_millis();
-            // Not before it.
-            i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
-        })
     }
 
     pub(super) fn worker_of(&mut self, session: Id) -> Option<&mut Worker> {

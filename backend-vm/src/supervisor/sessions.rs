@@ -16,6 +16,7 @@ use wormhole_ring::session::{GrantError, Run, SegmentTable, SessionId, SessionSt
 use wormhole_ring::status::EndCause;
 
 use super::arena::{Extent, ExtentState};
+use super::descriptors::SESSION;
 use super::guests::GuestError;
 use super::session_file::{SessionFile, SessionHeader};
 use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
@@ -107,6 +108,11 @@ impl Supervisor {
             .values()
             .filter(|session| session.tenant == tenant_id)
             .count();
+        if !self.may_hold(tenant_id, SESSION) {
+            let reason =
+                format!("no descriptors are left for more than the {live} sessions there are");
+            return Err((Refusal::Quota, reason));
+        }
         let Some(tenant) = self.tenants.get_mut(&tenant_id) else {
             return Err((Refusal::Protocol, "the tenant is gone".to_owned()));
         };

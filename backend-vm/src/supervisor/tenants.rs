@@ -1,5 +1,6 @@
 //! Tenant streams: a launcher attaches a window, then brings control streams.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -7,6 +8,7 @@ use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{Attach, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
+use super::descriptors::{SESSION, STREAM, TENANT};
 use super::log_budget::{LogBudget, Verdict};
 use super::peer::Peer;
 use super::window::Window;
@@ -16,6 +18,8 @@ use crate::report::SessionReport;
 
 /// Control streams that a tenant may have open.
 const MAX_GUESTS: usize = 1024;
+/// Those of them on which no hello has come.
+const MAX_SILENT_GUESTS: usize = 128;
 
 /// One tenant.
 #[derive(Debug)]
@@ -52,12 +56,29 @@ enum Request {
 impl Supervisor {
     /// Accepts tenants until no more are waiting.
     pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
-        let Some(listener) = &self.listener else {
+        let kept_waiting = std::mem::take(&mut self.keeps_tenants_waiting);
+        loop {
+            let Some(listener) = &self.listener else {
+                return;
+            };
+            let why = if self.descriptors.allow(self.held_by_tenants(), 0, TENANT) {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        self.add_tenant(ops, stream.into());
+                        continue;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                    Err(error) if passes(&error) => continue,
+                    Err(error) => error.to_string(),
+                }
+            } else {
+                "others hold the descriptors that there are".to_owned()
+            };
+            self.keeps_tenants_waiting = true;
+            if !kept_waiting {
+                tracing::warn!("tenants are kept waiting: {why}");
+            }
             return;
-        };
-        match listener.accept() {
-            Ok((stream, _)) => self.add_tenant(ops, stream.into()),
-            Err(error) => tracing::warn!("a tenant cannot be accepted: {error}"),
         }
     }
 
@@ -337,10 +358,33 @@ impl Supervisor {
 
     /// Whether the tenant may open another control stream.
     pub(super) fn has_room_for_guest(&self, id: Id) -> bool {
-        self.guests
-            .values()
-            .filter(|guest| guest.tenant == id)
-            .count()
-            < MAX_GUESTS
+        let guests = || self.guests.values().filter(|guest| guest.tenant == id);
+        guests().count() < MAX_GUESTS
+            && guests().filter(|guest| guest.session.is_none()).count() < MAX_SILENT_GUESTS
+            && self.may_hold(id, STREAM)
     }
+
+    /// Whether the tenant may hold so many more descriptors.
+    pub(super) fn may_hold(&self, id: Id, more: usize) -> bool {
+        let guests = self.guests.values().filter(|guest| guest.tenant == id);
+        let sessions = self
+            .sessions
+            .values()
+            .filter(|session| session.tenant == id);
+        let held = TENANT + STREAM * guests.count() + SESSION * sessions.count();
+        self.descriptors.allow(self.held_by_tenants(), held, more)
+    }
+
+    /// Descriptors that all tenants together may have taken.
+    fn held_by_tenants(&self) -> usize {
+        TENANT * self.tenants.len() + STREAM * self.guests.len() + SESSION * self.sessions.len()
+    }
+}
+
+/// Whether a tenant that could not be accepted has gone, and the next can be.
+fn passes(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+    )
 }

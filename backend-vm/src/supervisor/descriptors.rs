@@ -1,0 +1,80 @@
+//! How many descriptors the supervisor may have, and how many of them a tenant may hold: no more than it leaves
+//! to the others, so that none is ever without.
+
+use std::io;
+
+/// The supervisor's own: spare workers, a worker on its way, what arrives and is not yet anybody's.
+const OWN: usize = 128;
+/// A tenant's stream, and what its launcher has sent and not yet named.
+pub const TENANT: usize = 10;
+pub const STREAM: usize = 1;
+/// A session's file and counters; its worker's stream, process, log and cgroup; copies on their way.
+pub const SESSION: usize = 10;
+
+/// The descriptors that tenants share.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptors {
+    shared: usize,
+}
+
+impl Descriptors {
+    /// Raises this process's limit as far as it may. Workers have a limit of their own.
+    ///
+    /// # Errors
+    /// The limit cannot be read or raised.
+    pub fn claim() -> io::Result<Self> {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: a local structure that the kernel fills.
+        if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: as above; the kernel only reads it.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self::of(
+            usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        ))
+    }
+
+    fn of(limit: usize) -> Self {
+        Self {
+            shared: limit.saturating_sub(OWN),
+        }
+    }
+
+    /// Whether a tenant that holds `held` may have `more`, when all tenants together hold `all`.
+    pub fn allow(self, all: usize, held: usize, more: usize) -> bool {
+        held + more <= self.shared.saturating_sub(all + more)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn however_many_tenants_take_what_they_can_another_gets_some() {
+        let descriptors = Descriptors::of(1 << 16);
+        let mut all = 0;
+        for _ in 0..8 {
+            let mut held = 0;
+            while descriptors.allow(all, held, SESSION) {
+                held += SESSION;
+                all += SESSION;
+            }
+            assert!(held > 0);
+        }
+        assert!(descriptors.allow(all, 0, SESSION));
+    }
+
+    #[test]
+    fn a_system_with_few_descriptors_gives_tenants_none() {
+        assert!(!Descriptors::of(OWN).allow(0, 0, STREAM));
+        assert!(!Descriptors::of(0).allow(0, 0, STREAM));
+    }
+}
