@@ -222,7 +222,7 @@ impl Supervisor {
         match session.file.descriptor() {
             Ok(file) => {
                 self.hide_run(ops, tenant, local, key, run);
-                self.scrubber.scrub(key, file, run);
+                self.scrubber.scrub(tenant, key, file, run);
             }
             // The run stays taken until the session ends.
             Err(error) => tracing::error!("{run} cannot be scrubbed: {error}"),

@@ -1,5 +1,7 @@
-//! The thread that gives memory back: freeing gigabytes takes long, and the event loop waits for nobody.
+//! The thread that gives memory back: freeing gigabytes takes long, and the event loop waits for nobody. Tenants
+//! take turns, so that what one gives back holds up no other's.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -9,13 +11,17 @@ use wormhole_ring::session::Run;
 
 use super::{Id, session_file};
 
+/// Segments that are given back in one turn: 64 MiB.
+const SLICE: u32 = 32;
+
 /// Memory to give back.
 #[derive(Debug)]
 struct Order {
+    tenant: Id,
     file: OwnedFd,
-    run: Run,
+    left: VecDeque<Run>,
     /// The session that goes on and may be granted the run again.
-    session: Option<Id>,
+    session: Option<(Id, Run)>,
 }
 
 /// A run of a session that goes on is scrubbed, or cannot be.
@@ -26,12 +32,21 @@ pub struct Scrubbed {
     pub result: io::Result<()>,
 }
 
+/// An order is finished.
+#[derive(Debug)]
+struct Outcome {
+    tenant: Id,
+    scrubbed: Option<Scrubbed>,
+}
+
 /// The event loop's handle on the thread. It is readable when something is scrubbed.
 #[derive(Debug)]
 pub struct Scrubber {
     orders: Sender<Order>,
-    outcomes: Receiver<Scrubbed>,
+    outcomes: Receiver<Outcome>,
     bell: EventFd,
+    /// Files that the thread holds.
+    held: BTreeMap<Id, usize>,
 }
 
 impl Scrubber {
@@ -51,38 +66,66 @@ impl Scrubber {
             orders,
             outcomes,
             bell,
+            held: BTreeMap::new(),
         })
     }
 
     /// Has a run of a session that goes on scrubbed; [`Scrubber::finished`] tells when that is done.
-    pub fn scrub(&self, session: Id, file: OwnedFd, run: Run) {
+    pub fn scrub(&mut self, tenant: Id, session: Id, file: OwnedFd, run: Run) {
         self.order(Order {
+            tenant,
             file,
-            run,
-            session: Some(session),
+            left: VecDeque::from([run]),
+            session: Some((session, run)),
         });
     }
 
-    /// Has a run of a session that has ended scrubbed.
-    pub fn discard(&self, file: OwnedFd, run: Run) {
+    /// Has the runs of a session that has ended scrubbed.
+    pub fn discard(&mut self, tenant: Id, file: OwnedFd, runs: Vec<Run>) {
+        if runs.is_empty() {
+            return;
+        }
         self.order(Order {
+            tenant,
             file,
-            run,
+            left: runs.into(),
             session: None,
         });
     }
 
-    fn order(&self, order: Order) {
-        if self.orders.send(order).is_err() {
-            tracing::error!("the thread that gives memory back has ended");
+    fn order(&mut self, order: Order) {
+        let tenant = order.tenant;
+        match self.orders.send(order) {
+            Ok(()) => *self.held.entry(tenant).or_default() += 1,
+            Err(_) => tracing::error!("the thread that gives memory back has ended"),
         }
     }
 
     /// What was scrubbed since the last call.
-    pub fn finished(&self) -> Vec<Scrubbed> {
+    pub fn finished(&mut self) -> Vec<Scrubbed> {
         // Empty when nothing was.
         let _ = self.bell.read();
-        self.outcomes.try_iter().collect()
+        let mut finished = Vec::new();
+        for Outcome { tenant, scrubbed } in self.outcomes.try_iter() {
+            if let Some(held) = self.held.get_mut(&tenant) {
+                *held -= 1;
+                if *held == 0 {
+                    self.held.remove(&tenant);
+                }
+            }
+            finished.extend(scrubbed);
+        }
+        finished
+    }
+
+    /// Files of a tenant that are held until their memory is given back.
+    pub fn held_for(&self, tenant: Id) -> usize {
+        self.held.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// Files that are held for all of them.
+    pub fn held(&self) -> usize {
+        self.held.values().sum()
     }
 }
 
@@ -92,26 +135,184 @@ impl AsRawFd for Scrubber {
     }
 }
 
-fn serve(orders: &Receiver<Order>, outcomes: &Sender<Scrubbed>, bell: &EventFd) {
-    for Order { file, run, session } in orders {
-        let result = session_file::scrub(&file, run);
-        drop(file);
-        let Some(session) = session else {
-            if let Err(error) = result {
-                tracing::error!("{run} of an ended session cannot be scrubbed: {error}");
+/// The orders, by tenant: the one whose turn it is comes first.
+#[derive(Debug, Default)]
+struct Queue {
+    tenants: VecDeque<(Id, VecDeque<Order>)>,
+}
+
+impl Queue {
+    fn add(&mut self, order: Order) {
+        let mine = self
+            .tenants
+            .iter_mut()
+            .find(|(tenant, _)| *tenant == order.tenant);
+        match mine {
+            Some((_, orders)) => orders.push_back(order),
+            None => self
+                .tenants
+                .push_back((order.tenant, VecDeque::from([order]))),
+        }
+    }
+
+    /// Has `scrub` give back the next slice; what became of its order if it was the last.
+    fn turn(&mut self, scrub: impl FnOnce(&OwnedFd, Run) -> io::Result<()>) -> Option<Outcome> {
+        let (tenant, mut orders) = self.tenants.pop_front()?;
+        let outcome = orders
+            .pop_front()
+            .and_then(|order| match order.turn(scrub) {
+                Ok(outcome) => Some(outcome),
+                Err(order) => {
+                    orders.push_front(order);
+                    None
+                }
+            });
+        if !orders.is_empty() {
+            self.tenants.push_back((tenant, orders));
+        }
+        outcome
+    }
+}
+
+impl Order {
+    /// Gives back a slice: what became of the order, or what is left of it.
+    fn turn(
+        mut self,
+        scrub: impl FnOnce(&OwnedFd, Run) -> io::Result<()>,
+    ) -> Result<Outcome, Self> {
+        let mut result = Ok(());
+        if let Some(run) = self.left.front_mut() {
+            let slice = Run {
+                first: run.first,
+                count: run.count.min(SLICE),
+            };
+            run.first += slice.count;
+            run.count -= slice.count;
+            if run.count == 0 {
+                self.left.pop_front();
             }
-            continue;
-        };
-        let scrubbed = Scrubbed {
-            session,
-            run,
-            result,
-        };
-        if outcomes.send(scrubbed).is_err() {
-            return;
+            result = scrub(&self.file, slice);
+            match (&result, self.session) {
+                (Err(error), None) => {
+                    tracing::error!("{slice} of an ended session cannot be scrubbed: {error}");
+                }
+                // It is not granted again, and the rest goes with the session.
+                (Err(_), Some(_)) => self.left.clear(),
+                (Ok(()), _) => {}
+            }
         }
-        if let Err(error) = bell.write(1) {
-            tracing::error!("scrubbed memory cannot be announced: {error}");
+        if !self.left.is_empty() {
+            return Err(self);
         }
+        Ok(Outcome {
+            tenant: self.tenant,
+            scrubbed: self.session.map(|(session, run)| Scrubbed {
+                session,
+                run,
+                result,
+            }),
+        })
+    }
+}
+
+fn serve(orders: &Receiver<Order>, outcomes: &Sender<Outcome>, bell: &EventFd) {
+    let mut queue = Queue::default();
+    while let Ok(order) = orders.recv() {
+        queue.add(order);
+        while !queue.tenants.is_empty() {
+            for order in orders.try_iter() {
+                queue.add(order);
+            }
+            let Some(outcome) = queue.turn(session_file::scrub) else {
+                continue;
+            };
+            if outcomes.send(outcome).is_err() {
+                return;
+            }
+            if let Err(error) = bell.write(1) {
+                tracing::error!("scrubbed memory cannot be announced: {error}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wormhole_ring::layout::SEGMENT_BYTES;
+
+    fn order(tenant: Id, session: Option<Id>, runs: &[Run]) -> Order {
+        Order {
+            tenant,
+            file: std::fs::File::open("/dev/null").unwrap().into(),
+            left: runs.iter().copied().collect(),
+            session: session.map(|session| (session, runs[0])),
+        }
+    }
+
+    fn run(first: u32, count: u32) -> Run {
+        Run { first, count }
+    }
+
+    #[test]
+    fn a_neighbours_run_waits_for_one_slice_and_not_for_gigabytes() {
+        let mut queue = Queue::default();
+        queue.add(order(1, None, &[run(1, 1000 * SLICE)]));
+        queue.add(order(1, Some(10), &[run(1, 1000 * SLICE)]));
+        assert!(queue.turn(|_, _| Ok(())).is_none());
+        queue.add(order(2, Some(20), &[run(7, SLICE)]));
+        let outcome = (0..2).find_map(|_| queue.turn(|_, _| Ok(()))).unwrap();
+        let scrubbed = outcome.scrubbed.unwrap();
+        assert_eq!((scrubbed.session, scrubbed.run), (20, run(7, SLICE)));
+    }
+
+    #[test]
+    fn every_segment_is_scrubbed_once_and_the_order_then_finished() {
+        let runs = [run(3, 2 * SLICE + 1), run(5 * SLICE, 1)];
+        let mut queue = Queue::default();
+        queue.add(order(1, None, &runs));
+        let mut scrubbed = Vec::new();
+        while queue
+            .turn(|_, slice| {
+                assert!(slice.count <= SLICE);
+                scrubbed.extend(slice.first..slice.first + slice.count);
+                Ok(())
+            })
+            .is_none()
+        {}
+        let wanted: Vec<u32> = runs
+            .iter()
+            .flat_map(|run| run.first..run.first + run.count)
+            .collect();
+        assert_eq!(scrubbed, wanted);
+        assert!(queue.tenants.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_scrubbed_is_told_of_a_session_that_goes_on() {
+        let mut queue = Queue::default();
+        queue.add(order(1, Some(10), &[run(1, 3 * SLICE)]));
+        let failed = |_: &OwnedFd, _| Err(io::Error::from_raw_os_error(libc::EPERM));
+        let scrubbed = queue.turn(failed).unwrap().scrubbed.unwrap();
+        assert!(scrubbed.result.is_err());
+        assert_eq!(scrubbed.run, run(1, 3 * SLICE));
+        assert!(queue.tenants.is_empty());
+    }
+
+    #[test]
+    fn files_are_counted_until_their_memory_is_given_back() {
+        let mut scrubber = Scrubber::new().unwrap();
+        let file =
+            || OwnedFd::from(session_file::SessionFile::new(4 * SEGMENT_BYTES as u64).unwrap());
+        scrubber.discard(1, file(), vec![run(1, 1), run(3, 1)]);
+        scrubber.scrub(2, 20, file(), run(2, 1));
+        assert_eq!((scrubber.held(), scrubber.held_for(1)), (2, 1));
+        let mut finished = Vec::new();
+        while scrubber.held() > 0 {
+            finished.extend(scrubber.finished());
+            std::thread::yield_now();
+        }
+        assert_eq!(finished.len(), 1);
+        assert_eq!(finished[0].session, 20);
     }
 }

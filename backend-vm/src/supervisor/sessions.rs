@@ -467,15 +467,8 @@ impl Supervisor {
             .and_then(|tenant| tenant.window.as_mut())
             .map(|window| window.segments.take_back_all(session.id))
             .unwrap_or_default();
-        for run in runs {
-            self.free_run(ops, &session, key, run);
-            // What is left in the session's file is nobody's any more, and no other session sees it.
-            match session.file.descriptor() {
-                Ok(file) => self.scrubber.discard(file, run),
-                Err(error) => {
-                    tracing::error!("{run} of {} cannot be scrubbed: {error}", session.id)
-                }
-            }
+        for run in &runs {
+            self.free_run(ops, &session, key, *run);
         }
         advance(&self.tenants, &session, SessionState::scrubbed);
         advance(&self.tenants, &session, SessionState::release);
@@ -486,6 +479,9 @@ impl Supervisor {
             session.end
         );
         self.send_report(ops, session.tenant, &report);
+        // What is left in the session's file is nobody's any more, and no other session sees it.
+        self.scrubber
+            .discard(session.tenant, session.file.into(), runs);
         self.end_idle_tenants(ops);
     }
 }

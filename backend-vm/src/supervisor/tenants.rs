@@ -372,12 +372,16 @@ impl Supervisor {
             .values()
             .filter(|session| session.tenant == id);
         let held = TENANT + STREAM * guests.count() + SESSION * sessions.count();
+        let held = held + self.scrubber.held_for(id);
         self.descriptors.allow(self.held_by_tenants(), held, more)
     }
 
     /// Descriptors that all tenants together may have taken.
     fn held_by_tenants(&self) -> usize {
-        TENANT * self.tenants.len() + STREAM * self.guests.len() + SESSION * self.sessions.len()
+        TENANT * self.tenants.len()
+            + STREAM * self.guests.len()
+            + SESSION * self.sessions.len()
+            + self.scrubber.held()
     }
 }
 
