@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +14,7 @@ use support::backend::{Backend, PATIENCE, Tenant, Workers, children_of, kill, wa
 use support::guest::{Control, Reply};
 use support::stub::{self, Stub};
 use wormhole_backend::device::DeviceChoice;
-use wormhole_backend::sandbox::{Command, Confinement, Isolation, Profile};
+use wormhole_backend::sandbox::{Command, Confinement, Isolation, Profile, SpawnError};
 use wormhole_backend::supervisor;
 use wormhole_ring::control::Attach;
 
@@ -26,6 +27,10 @@ fn main() {
             (
                 "a_process_that_makes_threads_starts_workers",
                 a_process_that_makes_threads_starts_workers,
+            ),
+            (
+                "a_process_that_does_not_get_to_its_program_is_given_up",
+                a_process_that_does_not_get_to_its_program_is_given_up,
             ),
             (
                 "a_worker_that_is_being_started_holds_nobody_up",
@@ -158,24 +163,62 @@ fn granted(control: &mut Control) {
     }
 }
 
-/// The C library keeps a list of a process's threads, and says in it which are still being made. A copy of it
-/// is all that a new process has of them, so a worker on its way that waits for one waits for good.
-fn a_process_that_makes_threads_starts_workers() {
-    const STARTS: u32 = 100;
-    let confinement = Confinement {
+fn confinement(execution_limit: Duration) -> Confinement {
+    Confinement {
         isolation: Isolation::None,
         profile: Profile::Cpu,
         device_files: Vec::new(),
         memory: 1 << 30,
         cgroups: None,
         library_directories: Vec::new(),
-    };
+        execution_limit,
+    }
+}
+
+fn null() -> File {
+    let mut options = File::options();
+    options.read(true).write(true).open("/dev/null").unwrap()
+}
+
+fn command<'a>(program: &'a Path, null: &'a File, arguments: &'a [OsString]) -> Command<'a> {
+    Command {
+        program,
+        arguments,
+        environment: &[],
+        stdin: null.as_fd(),
+        output: null.as_fd(),
+        descriptors: &[],
+        lifeline: false,
+    }
+}
+
+fn a_process_that_does_not_get_to_its_program_is_given_up() {
     let me = std::env::current_exe().unwrap();
-    let null = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-        .unwrap();
+    let workers = Workers::of(&[&me]);
+    let program = workers.path().join("wormhole-worker-0");
+    let lease = Lease::on_copy_of(&program);
+    let arguments = ["--protocol".into()];
+    let null = null();
+    let started =
+        confinement(Duration::from_millis(200)).spawn(&command(&program, &null, &arguments));
+    assert!(lease.is_waited_for(), "the kernel gave up the lease");
+    assert!(
+        matches!(started, Err(SpawnError::Late { .. })),
+        "{started:?}"
+    );
+    let me = std::process::id();
+    wait_until(|| children_of(me).is_empty(), || "its end".into());
+    lease.give_back();
+}
+
+/// The C library keeps a list of a process's threads, and says in it which are still being made. A copy of it
+/// is all that a new process has of them, so a worker on its way that waits for one waits for good.
+fn a_process_that_makes_threads_starts_workers() {
+    const STARTS: u32 = 100;
+    let confinement = confinement(PATIENCE);
+    let me = std::env::current_exe().unwrap();
+    let null = null();
+    let arguments = ["--protocol".into()];
     let started = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -187,16 +230,8 @@ fn a_process_that_makes_threads_starts_workers() {
         }
         scope.spawn(|| {
             while started.load(Ordering::Relaxed) < STARTS {
-                let command = Command {
-                    program: &me,
-                    arguments: &["--protocol".into()],
-                    environment: &[],
-                    stdin: null.as_fd(),
-                    output: null.as_fd(),
-                    descriptors: &[],
-                    lifeline: false,
-                };
-                confinement.spawn(&command).unwrap().wait();
+                let child = confinement.spawn(&command(&me, &null, &arguments));
+                child.unwrap().wait();
                 started.fetch_add(1, Ordering::Relaxed);
             }
         });

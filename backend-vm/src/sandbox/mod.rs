@@ -22,4 +22,6 @@ pub use self::cgroup::{CgroupError, Cgroups};
 pub use self::gpu::{Gpu, GpuError};
 pub use self::seccomp::Profile;
 pub(crate) use self::spawn::null_device;
-pub use self::spawn::{Child, Command, Confinement, Ending, Isolation, SpawnError, probe};
+pub use self::spawn::{
+    Child, Command, Confinement, EXECUTION_LIMIT, Ending, Isolation, SpawnError, probe,
+};

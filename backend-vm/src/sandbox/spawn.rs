@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::cgroup::{Cgroup, CgroupError, Cgroups};
 use super::child::{self, NOBODY, Plan, STAGES};
@@ -37,7 +38,12 @@ pub struct Confinement {
     pub cgroups: Option<Arc<Cgroups>>,
     /// Directories outside the system's own that hold shared libraries a worker loads.
     pub library_directories: Vec<PathBuf>,
+    /// How long a process may take to confine itself and execute its program.
+    pub execution_limit: Duration,
 }
+
+/// Far more than that takes where files can be reached at all.
+pub const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// What to start.
 #[derive(Debug)]
@@ -77,6 +83,8 @@ pub enum SpawnError {
         #[source]
         cause: io::Error,
     },
+    #[error("the process for {program} had not executed it after {limit:?}")]
+    Late { program: PathBuf, limit: Duration },
     #[error("cannot prepare {what}")]
     Prepare {
         what: &'static str,
@@ -99,7 +107,7 @@ const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
 impl Confinement {
     /// Starts `command`, confined. Returns once the process has executed its program, so that whatever
-    /// keeps it from doing so is an error here.
+    /// keeps it from doing so is an error here; so is a process that takes too long.
     ///
     /// # Errors
     /// When the process cannot be made, or cannot confine itself, or the program cannot be executed.
@@ -247,7 +255,15 @@ impl Confinement {
             pidfd,
             cgroup,
         };
+        if !readable_within(&report, self.execution_limit) {
+            child.end_stuck();
+            return Err(SpawnError::Late {
+                program: program.to_owned(),
+                limit: self.execution_limit,
+            });
+        }
         let mut message = [0u8; 8];
+        // Written at once, or not at all.
         match report.read_exact(&mut message) {
             // Closed by exec without a word.
             Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => Ok(child),
@@ -318,6 +334,16 @@ impl Child {
         self.reap(0)
     }
 
+    /// Ends a process that waits in the kernel, maybe for something that even SIGKILL does not end: nobody else
+    /// is to wait for it.
+    fn end_stuck(self) {
+        self.kill();
+        let reaper = std::thread::Builder::new().name("reaper".to_owned());
+        if let Err(error) = reaper.spawn(move || self.wait()) {
+            tracing::error!("a process that was killed is not waited for: {error}");
+        }
+    }
+
     fn reap(&self, flags: i32) -> Option<Ending> {
         // SAFETY: `info` is a local structure the kernel fills.
         unsafe {
@@ -377,6 +403,7 @@ pub fn probe(profile: Profile) -> Result<Isolation, String> {
             memory: libc::RLIM_INFINITY,
             cgroups: None,
             library_directories: Vec::new(),
+            execution_limit: EXECUTION_LIMIT,
         };
         match confinement.try_itself() {
             Ok(()) => return Ok(isolation),
@@ -455,6 +482,27 @@ fn c_string(text: &str) -> CString {
 
 fn borrow(fd: &OwnedFd) -> BorrowedFd<'_> {
     fd.as_fd()
+}
+
+/// Whether something can be read, or the other end is closed, before the time is over.
+fn readable_within(pipe: &std::fs::File, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    let mut entry = libc::pollfd {
+        fd: pipe.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    loop {
+        let left = end.saturating_duration_since(Instant::now()).as_millis();
+        let milliseconds = i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX);
+        // SAFETY: one entry, which lives during the call.
+        if unsafe { libc::poll(&raw mut entry, 1, milliseconds) } > 0 {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+    }
 }
 
 /// A copy whose number collides with none that a child is given.

@@ -225,6 +225,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         memory,
         cgroups: cgroups(profile, memory),
         library_directories,
+        execution_limit: sandbox::EXECUTION_LIMIT,
     };
     let executables = Executables::find(&options.workers, &confinement)?;
     tracing::debug!(
