@@ -3,6 +3,7 @@
 mod support;
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -16,6 +17,7 @@ use support::random::Random;
 use wormhole_api::{
     DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
 };
+use wormhole_backend::channel::Outgoing;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{ArenaRun, Attach, Grant, Message, Refusal};
 
@@ -247,6 +249,35 @@ fn a_tenant_that_cannot_be_accepted_is_logged_once_and_accepted_later() {
     waiting.attach(64, Attach::default()).unwrap();
     assert_eq!(backend.log().matches("are kept waiting").count(), 1);
     assert_eq!(backend.log().matches("Too many open files").count(), 1);
+}
+
+/// How many of these messages a stream takes that nobody reads, with what the sender may keep.
+fn unread(message: &Message<'_>) -> usize {
+    let (near, _far) = UnixStream::pair().unwrap();
+    let mut outgoing = Outgoing::default();
+    let sent = (0..).take_while(|_| outgoing.send(&near, message, Vec::new()).is_ok());
+    sent.count()
+}
+
+#[test]
+fn a_launcher_that_cannot_be_told_what_is_no_longer_its_guests_is_cut_off() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect_remote();
+    guest.hello(PROTOCOL_HASH, "");
+    assert!(backend.hears("WindowMap") && backend.hears("WindowMap"));
+    // It asks for what it has, and reads no answer.
+    let answer = Message::Refused {
+        code: Refusal::Protocol as u32,
+        reason: "the window is attached already",
+    };
+    for _ in 0..unread(&answer) {
+        backend.send(&Message::Attach(Attach::default()), Vec::new());
+    }
+    backend.wait_until_read();
+    drop(guest);
+    backend.wait_for_log("cannot be taken from it: the reader has left 256 messages unread");
+    assert!(!backend.hears("no message"), "its stream has not ended");
+    assert!(backend.wait_for_end().success());
 }
 
 #[test]

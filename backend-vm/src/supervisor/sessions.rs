@@ -421,7 +421,8 @@ impl Supervisor {
     }
 
     /// Has the launcher of a guest VM take a run from the guest's sight. What it is told later about the same
-    /// segments it does later.
+    /// segments it does later; one that cannot be told is cut off, lest the guest go on seeing what is not its
+    /// own any more.
     pub(super) fn hide_run(
         &mut self,
         ops: &mut EventOps<'_>,
@@ -435,7 +436,8 @@ impl Supervisor {
         }
         let message = Message::WindowUnmap(window_run(key, run));
         if let Err(error) = self.tell_tenant(ops, tenant, &message, Vec::new()) {
-            tracing::debug!("tenant {tenant} is not told of memory that is free: {error}");
+            tracing::warn!("tenant {tenant} is cut off: {run} cannot be taken from it: {error}");
+            self.cut_off(tenant);
         }
     }
 

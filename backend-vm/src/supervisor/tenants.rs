@@ -263,6 +263,13 @@ impl Supervisor {
         }
     }
 
+    /// Closes a tenant's stream; its end is announced like any other's.
+    pub(super) fn cut_off(&mut self, id: Id) {
+        if let Some(peer) = self.tenant_peer(id) {
+            peer.shut_down();
+        }
+    }
+
     /// Sends a session's report to its launcher, if that still listens.
     pub(super) fn send_report(&mut self, ops: &mut EventOps<'_>, id: Id, report: &SessionReport) {
         let text = match serde_json::to_string(report) {

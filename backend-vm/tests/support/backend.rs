@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use wormhole_backend::channel::{self, Incoming, Outgoing};
+use wormhole_backend::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_backend::memory;
 use wormhole_backend::report::SessionReport;
 use wormhole_ring::control::{Attach, Message, Stream};
@@ -249,9 +249,51 @@ impl Tenant {
 
     /// A fresh control stream, brought to the supervisor.
     pub fn connect(&mut self) -> Control {
+        self.bring(Stream { local: 1 })
+    }
+
+    /// The same, of a guest that sees what the launcher shows it.
+    pub fn connect_remote(&mut self) -> Control {
+        self.bring(Stream { local: 0 })
+    }
+
+    fn bring(&mut self, stream: Stream) -> Control {
         let (near, far) = UnixStream::pair().unwrap();
-        self.send(&Message::Stream(Stream { local: 1 }), vec![far.into()]);
+        self.send(&Message::Stream(stream), vec![far.into()]);
         Control::new(near)
+    }
+
+    /// Waits until the supervisor has read all that was sent.
+    pub fn wait_until_read(&self) {
+        let unread = || {
+            let mut bytes: libc::c_int = 0;
+            // SAFETY: an open descriptor, and an integer that the kernel fills.
+            let result =
+                unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+            assert_eq!(result, 0);
+            bytes
+        };
+        wait_until(
+            || unread() == 0,
+            || "the supervisor to read its stream".into(),
+        );
+    }
+
+    /// Reads up to a message of this name. False if the stream ends before.
+    pub fn hears(&mut self, name: &str) -> bool {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.incoming.take() {
+                Ok(Some(message)) if message.name() == name => return true,
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+                Err(ChannelError::Ended | ChannelError::Cut) => return false,
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 
     /// Waits for the next report of an ended session.
