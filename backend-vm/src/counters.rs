@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -156,7 +156,7 @@ impl Counters {
     /// # Errors
     /// The descriptor is no page that can be mapped.
     pub fn map(fd: &OwnedFd) -> io::Result<Self> {
-        let page = memory::map_shared(fd.as_raw_fd(), PAGE_BYTES)?;
+        let page = memory::map_shared(fd, 0, PAGE_BYTES)?;
         Ok(Self { page: page.cast() })
     }
 

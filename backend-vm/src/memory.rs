@@ -1,8 +1,8 @@
-//! Mappings and anonymous files: the only place outside the sandbox that talks to `mmap`.
+//! Mappings and anonymous files.
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// An anonymous file that can be sealed and that is closed on `exec`.
@@ -67,88 +67,28 @@ pub fn punch_hole(file: &impl AsRawFd, offset: u64, bytes: u64) -> io::Result<()
     Ok(())
 }
 
-/// Maps the start of a file, shared, at an address the kernel chooses.
+/// Maps a part of a file, shared, at an address the kernel chooses.
 ///
 /// # Errors
 /// As `mmap`.
-pub fn map_shared(fd: RawFd, bytes: usize) -> io::Result<NonNull<u8>> {
+pub fn map_shared(file: &impl AsRawFd, offset: u64, bytes: usize) -> io::Result<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let (fd, offset) = (file.as_raw_fd(), to_offset(offset)?);
     // SAFETY: no fixed address, so no existing mapping is replaced.
-    unsafe {
-        map(
+    let result = unsafe {
+        libc::mmap(
             std::ptr::null_mut(),
             bytes,
-            READ_WRITE,
+            protection,
             libc::MAP_SHARED,
             fd,
-            0,
+            offset,
         )
+    };
+    if result == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
     }
-}
-
-/// Keeps the address range from everybody else: nothing can be read or written there.
-///
-/// # Errors
-/// `EEXIST` when something is there already.
-pub fn reserve(address: u64, bytes: u64) -> io::Result<()> {
-    let flags =
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: MAP_FIXED_NOREPLACE replaces no existing mapping.
-    unsafe {
-        map(
-            to_pointer(address)?,
-            to_length(bytes)?,
-            libc::PROT_NONE,
-            flags,
-            -1,
-            0,
-        )?;
-    }
-    Ok(())
-}
-
-/// Maps a part of a file over a range that [`reserve`] keeps.
-///
-/// # Safety
-/// The range was reserved by this process and nothing refers to memory in it.
-///
-/// # Errors
-/// As `mmap`.
-pub unsafe fn map_over(address: u64, bytes: u64, fd: RawFd, offset: u64) -> io::Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        map(
-            to_pointer(address)?,
-            to_length(bytes)?,
-            READ_WRITE,
-            libc::MAP_SHARED | libc::MAP_FIXED,
-            fd,
-            to_offset(offset)?,
-        )?;
-    }
-    Ok(())
-}
-
-/// Undoes [`map_over`]: the range is reserved again.
-///
-/// # Safety
-/// Nothing refers to memory in the range any more.
-///
-/// # Errors
-/// As `mmap`.
-pub unsafe fn unmap_over(address: u64, bytes: u64) -> io::Result<()> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the caller's promise.
-    unsafe {
-        map(
-            to_pointer(address)?,
-            to_length(bytes)?,
-            libc::PROT_NONE,
-            flags,
-            -1,
-            0,
-        )?;
-    }
-    Ok(())
+    NonNull::new(result.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
 /// Copies mapped memory that a guest may be writing at the same time.
@@ -191,17 +131,7 @@ impl Mapping {
     /// # Errors
     /// As `mmap`.
     pub fn new(file: &impl AsRawFd, offset: u64, bytes: usize) -> io::Result<Self> {
-        // SAFETY: no fixed address, so no existing mapping is replaced.
-        let base = unsafe {
-            map(
-                std::ptr::null_mut(),
-                bytes,
-                READ_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                to_offset(offset)?,
-            )?
-        };
+        let base = map_shared(file, offset, bytes)?;
         Ok(Self { base, bytes })
     }
 
@@ -224,44 +154,6 @@ impl Drop for Mapping {
     }
 }
 
-const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
-
-/// # Safety
-/// With MAP_FIXED, nothing refers to what the mapping replaces.
-unsafe fn map(
-    address: *mut libc::c_void,
-    bytes: usize,
-    protection: i32,
-    flags: i32,
-    fd: RawFd,
-    offset: libc::off_t,
-) -> io::Result<NonNull<u8>> {
-    // SAFETY: the caller's promise.
-    let result = unsafe { libc::mmap(address, bytes, protection, flags, fd, offset) };
-    if result == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    if !address.is_null() && result != address {
-        // A kernel without MAP_FIXED_NOREPLACE took the address for a hint.
-        // SAFETY: just mapped by this call.
-        unsafe { libc::munmap(result, bytes) };
-        return Err(io::Error::from_raw_os_error(libc::EEXIST));
-    }
-    NonNull::new(result.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
-}
-
-fn invalid<E>(_: E) -> io::Error {
-    io::Error::from_raw_os_error(libc::EINVAL)
-}
-
 fn to_offset(value: u64) -> io::Result<libc::off_t> {
-    libc::off_t::try_from(value).map_err(invalid)
-}
-
-fn to_length(value: u64) -> io::Result<usize> {
-    usize::try_from(value).map_err(invalid)
-}
-
-fn to_pointer(address: u64) -> io::Result<*mut libc::c_void> {
-    to_length(address).map(std::ptr::with_exposed_provenance_mut)
+    libc::off_t::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }

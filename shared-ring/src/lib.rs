@@ -2,7 +2,7 @@
 //!
 //! Both sides link this crate; it holds every byte offset and every memory ordering of the shared
 //! memory, and the messages of the control channel. It needs no operating system: the feature
-//! `alloc` (implied by `std`, the default) adds what keeps tables.
+//! `alloc` adds what keeps tables, and `std`, the default, implies it and adds what maps addresses.
 //!
 //! Invariants:
 //! - No `&` or `&mut` to shared memory exists, except to atomics. Bytes are copied out with volatile
@@ -21,6 +21,8 @@ extern crate alloc;
 
 #[cfg(feature = "alloc")]
 pub mod arena;
+#[cfg(feature = "std")]
+pub mod band;
 pub mod bootstrap;
 pub mod control;
 pub mod fence;

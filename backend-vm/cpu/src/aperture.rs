@@ -6,10 +6,12 @@
 use std::io;
 use std::ptr;
 
-/// Start of the band that device addresses lie in.
-pub const BAND_START: u64 = 0x6000_0000_0000;
-/// End of the band.
-pub const BAND_END: u64 = 0x6400_0000_0000;
+use wormhole_ring::band;
+use wormhole_ring::layout::APERTURE_HIGH;
+
+/// The band that device addresses lie in.
+const BAND_START: u64 = APERTURE_HIGH.0;
+const BAND_END: u64 = BAND_START + APERTURE_HIGH.1;
 /// What is made usable at a time.
 const COMMIT_UNIT: u64 = 2 << 20;
 
@@ -41,7 +43,7 @@ impl Aperture {
     pub fn reserve(bytes: u64) -> Result<Self, ApertureError> {
         let mut start = BAND_START;
         while start + bytes <= BAND_END {
-            match Self::reserve_at(start, bytes) {
+            match band::reserve(start, bytes) {
                 Ok(()) => return Ok(Self { start, bytes }),
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => start += bytes,
                 Err(source) => {
@@ -54,33 +56,6 @@ impl Aperture {
             }
         }
         Err(ApertureError::Full { bytes })
-    }
-
-    fn reserve_at(start: u64, bytes: u64) -> io::Result<()> {
-        // SAFETY: MAP_FIXED_NOREPLACE maps only where nothing is mapped, so no memory in use changes.
-        let mapped = unsafe {
-            libc::mmap(
-                ptr::without_provenance_mut(to_usize(start)),
-                to_usize(bytes),
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE
-                    | libc::MAP_ANONYMOUS
-                    | libc::MAP_NORESERVE
-                    | libc::MAP_FIXED_NOREPLACE,
-                -1,
-                0,
-            )
-        };
-        if mapped == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        if mapped.addr() == to_usize(start) {
-            return Ok(());
-        }
-        // Kernels before 4.17 take the address as a hint.
-        // SAFETY: this call has just mapped that range, nobody else knows of it.
-        unsafe { libc::munmap(mapped, to_usize(bytes)) };
-        Err(io::Error::from_raw_os_error(libc::EEXIST))
     }
 
     /// First address.
@@ -142,12 +117,7 @@ impl Aperture {
 impl Drop for Aperture {
     fn drop(&mut self) {
         // SAFETY: the range is this object's own; whoever holds its addresses holds this object too.
-        unsafe {
-            libc::munmap(
-                ptr::without_provenance_mut(to_usize(self.start)),
-                to_usize(self.bytes),
-            )
-        };
+        unsafe { band::release(self.start, self.bytes) };
     }
 }
 

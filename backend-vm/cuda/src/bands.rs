@@ -9,10 +9,10 @@
 use std::fs;
 use std::hint::black_box;
 use std::io;
-use std::ptr;
 
-/// Device memory lies below this address.
-pub const DEVICE_END: u64 = 0x6400_0000_0000;
+use wormhole_ring::band;
+use wormhole_ring::layout::RESERVED_ABOVE;
+
 /// End of the address space of a 64-bit process with four-level page tables.
 const USER_END: u64 = 0x7fff_ffff_f000;
 /// Other threads may map while the gaps are filled; then the map is read again.
@@ -35,7 +35,7 @@ pub enum BandError {
     Unstable,
 }
 
-/// Reserves all address space above [`DEVICE_END`] that is not in use, with mappings that permit
+/// Reserves all address space above [`RESERVED_ABOVE`] that is not in use, with mappings that permit
 /// nothing and cost nothing. To be called once, before `cuInit`, and before the process starts threads:
 /// what is mapped afterwards (stacks of threads, libraries) comes to lie among the device's memory.
 ///
@@ -60,10 +60,10 @@ fn grow_stack() {
     black_box([0_u8; 512 << 10]);
 }
 
-/// What lies between the mappings, above [`DEVICE_END`].
+/// What lies between the mappings, above [`RESERVED_ABOVE`].
 fn gaps(maps: &str) -> Result<Vec<(u64, u64)>, BandError> {
     let mut gaps = Vec::new();
-    let mut from = DEVICE_END;
+    let mut from = RESERVED_ABOVE;
     for line in maps.lines() {
         let parsed = line
             .split_whitespace()
@@ -88,33 +88,21 @@ fn gaps(maps: &str) -> Result<Vec<(u64, u64)>, BandError> {
 }
 
 fn reserve(start: u64, end: u64) -> Result<(), BandError> {
-    let bytes = usize::try_from(end - start).unwrap_or(usize::MAX);
-    // SAFETY: MAP_FIXED_NOREPLACE maps only where nothing is mapped, so no memory in use changes.
-    let mapped = unsafe {
-        libc::mmap(
-            ptr::without_provenance_mut(usize::try_from(start).unwrap_or(usize::MAX)),
-            bytes,
-            libc::PROT_NONE,
-            libc::MAP_PRIVATE
-                | libc::MAP_ANONYMOUS
-                | libc::MAP_NORESERVE
-                | libc::MAP_FIXED_NOREPLACE,
-            -1,
-            0,
-        )
-    };
-    if mapped != libc::MAP_FAILED {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-        source => Err(BandError::Reserve { start, end, source }),
+    match band::reserve(start, end - start) {
+        Err(error) if error.raw_os_error() != Some(libc::EEXIST) => Err(BandError::Reserve {
+            start,
+            end,
+            source: error,
+        }),
+        // What another thread has mapped there is seen when the map is read again.
+        _ => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ptr;
 
     #[test]
     fn gaps_are_what_lies_between_mappings_above_the_device_band() {
@@ -163,6 +151,6 @@ mod tests {
             )
         };
         assert_ne!(mapped, libc::MAP_FAILED);
-        assert!((mapped.addr() as u64) < DEVICE_END, "{mapped:?}");
+        assert!((mapped.addr() as u64) < RESERVED_ABOVE, "{mapped:?}");
     }
 }

@@ -19,7 +19,7 @@ mod fatbin;
 mod image;
 mod open;
 
-pub use bands::{BandError, DEVICE_END, reserve_bands};
+pub use bands::{BandError, reserve_bands};
 pub use capture::{Originals, capture_output};
 pub use device::CudaDevice;
 pub use driver::DriverError;

@@ -1,13 +1,12 @@
 //! The parts of the tenant's window that this worker maps, at the addresses the guest uses.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
+use wormhole_ring::band;
 use wormhole_ring::control::Grant;
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE, WINDOW_MAX_BYTES};
 use wormhole_ring::memory::{MemoryError, SessionMemory};
-
-use crate::memory;
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
@@ -42,7 +41,7 @@ pub enum WindowError {
 /// # Errors
 /// Something is mapped there already.
 pub fn reserve_band() -> Result<(), WindowError> {
-    memory::reserve(WINDOW_BASE, WINDOW_MAX_BYTES).map_err(|cause| WindowError::Band {
+    band::reserve(WINDOW_BASE, WINDOW_MAX_BYTES).map_err(|cause| WindowError::Band {
         base: WINDOW_BASE,
         end: WINDOW_BASE + WINDOW_MAX_BYTES,
         cause,
@@ -87,13 +86,13 @@ impl Window {
         let offset = u64::from(first) * SEGMENT;
         // SAFETY: inside the band that this process reserved; a run is mapped once, since the supervisor
         // grants it once, and nothing refers to memory in it before.
-        unsafe { memory::map_over(address, bytes, self.file.as_raw_fd(), offset) }.map_err(
-            |cause| WindowError::Map {
+        unsafe { band::map(address, bytes, &self.file, offset) }.map_err(|cause| {
+            WindowError::Map {
                 first,
                 end: u64::from(first) + u64::from(count),
                 cause,
-            },
-        )?;
+            }
+        })?;
         Ok((address, bytes))
     }
 
@@ -118,7 +117,7 @@ impl Window {
     pub unsafe fn unmap(&self, first: u32, count: u32) -> Result<(), WindowError> {
         let (address, bytes) = self.range(first, count)?;
         // SAFETY: the caller's promise.
-        unsafe { memory::unmap_over(address, bytes) }.map_err(|cause| WindowError::Map {
+        unsafe { band::unmap(address, bytes) }.map_err(|cause| WindowError::Map {
             first,
             end: u64::from(first) + u64::from(count),
             cause,

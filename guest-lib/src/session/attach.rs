@@ -7,6 +7,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
+use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
 use wormhole_ring::control::{Grant, Message, Refusal};
 use wormhole_ring::fence::Fences;
@@ -21,7 +22,7 @@ use super::answers::Slots;
 use super::control::{ChannelError, Control};
 use super::extents::Extents;
 use super::fences::Stock;
-use super::mapping::{self, Window};
+use super::mapping::Window;
 use crate::device::{Device, is_visible};
 use crate::error::CuError;
 use crate::log;
@@ -219,9 +220,10 @@ fn reserve_bands(grant: &Grant) -> Result<(), AttachError> {
         ("device memory", high.base, high.size),
     ];
     for (index, (what, base, bytes)) in bands.into_iter().enumerate() {
-        if let Err(source) = mapping::reserve(base, bytes) {
+        if let Err(source) = band::reserve(base, bytes) {
             for (_, base, bytes) in bands.into_iter().take(index) {
-                mapping::release(base, bytes);
+                // SAFETY: reserved a moment ago, and nothing in it has been handed out.
+                unsafe { band::release(base, bytes) };
             }
             return Err(AttachError::Band {
                 what,
@@ -233,7 +235,7 @@ fn reserve_bands(grant: &Grant) -> Result<(), AttachError> {
     }
     // Pools and reserved virtual memory live there. Some language runtimes keep their heap in it, and a
     // program without pools works all the same.
-    if let Err(error) = mapping::reserve(low.base, low.size) {
+    if let Err(error) = band::reserve(low.base, low.size) {
         log::debug!(
             "{:#x}+{:#x} is not reserved for memory pools: {error}",
             low.base,
@@ -285,7 +287,7 @@ mod tests {
         let file =
             unsafe { File::from_raw_fd(libc::memfd_create(c"w".as_ptr(), libc::MFD_CLOEXEC)) };
         file.set_len(BYTES).unwrap();
-        mapping::reserve(grant.window_base, BYTES).unwrap();
+        band::reserve(grant.window_base, BYTES).unwrap();
         let window = Window::new(grant.window_base, BYTES, file);
         let error = check_bootstrap(&window, &grant).unwrap_err();
         assert!(matches!(error, AttachError::Bootstrap(_)), "{error}");

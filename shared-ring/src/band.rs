@@ -1,0 +1,135 @@
+//! Bands of addresses: kept from everybody else first, filled piece by piece afterwards.
+//!
+//! All unsafe code here is calls of `mmap` and `munmap`.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::ptr;
+
+const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// Takes a range of addresses: nothing is mapped there, and nothing else comes to lie there.
+///
+/// # Errors
+/// `EEXIST` when something is there already.
+pub fn reserve(address: u64, bytes: u64) -> io::Result<()> {
+    let flags = NOTHING | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: MAP_FIXED_NOREPLACE never touches what is mapped already.
+    let mapped = unsafe { map_at(address, bytes, libc::PROT_NONE, flags, -1, 0) }?;
+    if mapped.addr() as u64 == address {
+        return Ok(());
+    }
+    // Kernels before 4.17 take the address for a hint.
+    // SAFETY: this call has just mapped that range, nobody else knows of it.
+    unsafe { libc::munmap(mapped.cast(), length(bytes)?) };
+    Err(io::Error::from_raw_os_error(libc::EEXIST))
+}
+
+/// Gives a range back, with all that is mapped in it.
+///
+/// # Safety
+/// The range was taken by [`reserve`], and nobody uses memory in it any more.
+pub unsafe fn release(address: u64, bytes: u64) {
+    if let (Ok(address), Ok(bytes)) = (length(address), length(bytes)) {
+        // SAFETY: the caller's promise.
+        unsafe { libc::munmap(ptr::without_provenance_mut(address), bytes) };
+    }
+}
+
+/// Maps a part of a file, shared, over a part of a reserved range.
+///
+/// # Safety
+/// The range was taken by [`reserve`], and nobody uses memory in it.
+///
+/// # Errors
+/// As `mmap`.
+pub unsafe fn map(address: u64, bytes: u64, file: &impl AsFd, offset: u64) -> io::Result<*mut u8> {
+    let offset = libc::off_t::try_from(offset).map_err(invalid)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    let file = file.as_fd().as_raw_fd();
+    // SAFETY: the caller's promise: what is replaced is the reservation.
+    unsafe { map_at(address, bytes, protection, flags, file, offset) }
+}
+
+/// Undoes [`map`]: the range is reserved again.
+///
+/// # Safety
+/// As [`release`].
+///
+/// # Errors
+/// As `mmap`.
+pub unsafe fn unmap(address: u64, bytes: u64) -> io::Result<()> {
+    let flags = NOTHING | libc::MAP_FIXED;
+    // SAFETY: the caller's promise: what is replaced is in use no more.
+    unsafe { map_at(address, bytes, libc::PROT_NONE, flags, -1, 0) }.map(drop)
+}
+
+/// # Safety
+/// With MAP_FIXED, nobody uses what the mapping replaces.
+unsafe fn map_at(
+    address: u64,
+    bytes: u64,
+    protection: i32,
+    flags: i32,
+    file: RawFd,
+    offset: libc::off_t,
+) -> io::Result<*mut u8> {
+    let (address, bytes) = (length(address)?, length(bytes)?);
+    let address = ptr::without_provenance_mut(address);
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { libc::mmap(address, bytes, protection, flags, file, offset) };
+    if mapped == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(mapped.cast())
+}
+
+fn length(value: u64) -> io::Result<usize> {
+    usize::try_from(value).map_err(invalid)
+}
+
+fn invalid<E>(_: E) -> io::Error {
+    io::Error::from_raw_os_error(libc::EINVAL)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn a_band_is_reserved_once() {
+        let (band, bytes) = (0x4800_0000_0000, 1 << 40);
+        reserve(band, bytes).unwrap();
+        let taken = reserve(band + 4096, 4096).unwrap_err();
+        assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
+        // SAFETY: nothing uses the band.
+        unsafe { release(band, bytes) };
+        reserve(band, bytes).unwrap();
+        // SAFETY: as above.
+        unsafe { release(band, bytes) };
+    }
+
+    #[test]
+    fn what_a_file_is_mapped_over_stays_reserved() {
+        let (band, bytes) = (0x4a00_0000_0000, 1 << 20);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/zero")
+            .unwrap();
+        reserve(band, bytes).unwrap();
+        // SAFETY: nothing uses the band but this test, which reads and writes what it has mapped.
+        unsafe {
+            let mapped = map(band + 4096, 4096, &file, 0).unwrap();
+            assert_eq!(mapped.addr() as u64, band + 4096);
+            mapped.write_volatile(7);
+            assert_eq!(mapped.read_volatile(), 7);
+            assert!(reserve(band + 4096, 4096).is_err(), "a file is mapped");
+            unmap(band + 4096, 4096).unwrap();
+            assert!(reserve(band + 4096, 4096).is_err(), "kept");
+            release(band, bytes);
+        }
+    }
+}
