@@ -278,188 +278,65 @@ fn row(destination: u64, value: u32, element: Element, width: usize) -> Fill {
     }
 }
 
-pub unsafe fn cuMemsetD8_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    uc: u8,
-    N: usize,
-) -> CUresult {
-    set(
-        default,
-        NO_STREAM,
-        row(dstDevice, u32::from(uc), Element::Byte, N),
-        Mode::Synchronous,
-    )
-}
+/// The fills with elements of one size: of a row and of rows, first synchronous, then asynchronous.
+macro_rules! fills {
+    ($element:ident($value:ty): $row:ident, $rows:ident, $row_async:ident, $rows_async:ident) => {
+        pub unsafe fn $row(
+            default: DefaultStream,
+            dstDevice: CUdeviceptr,
+            value: $value,
+            N: usize,
+        ) -> CUresult {
+            let fill = row(dstDevice, value.into(), Element::$element, N);
+            set(default, NO_STREAM, fill, Mode::Synchronous)
+        }
 
-pub unsafe fn cuMemsetD2D8_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    dstPitch: usize,
-    uc: u8,
-    Width: usize,
-    Height: usize,
-) -> CUresult {
-    let fill = Fill {
-        pitch: dstPitch,
-        height: Height,
-        ..row(dstDevice, u32::from(uc), Element::Byte, Width)
+        pub unsafe fn $rows(
+            default: DefaultStream,
+            dstDevice: CUdeviceptr,
+            dstPitch: usize,
+            value: $value,
+            Width: usize,
+            Height: usize,
+        ) -> CUresult {
+            let fill = Fill {
+                pitch: dstPitch,
+                height: Height,
+                ..row(dstDevice, value.into(), Element::$element, Width)
+            };
+            set(default, NO_STREAM, fill, Mode::Synchronous)
+        }
+
+        pub unsafe fn $row_async(
+            default: DefaultStream,
+            dstDevice: CUdeviceptr,
+            value: $value,
+            N: usize,
+            hStream: CUstream,
+        ) -> CUresult {
+            let fill = row(dstDevice, value.into(), Element::$element, N);
+            set(default, hStream, fill, Mode::Asynchronous)
+        }
+
+        pub unsafe fn $rows_async(
+            default: DefaultStream,
+            dstDevice: CUdeviceptr,
+            dstPitch: usize,
+            value: $value,
+            Width: usize,
+            Height: usize,
+            hStream: CUstream,
+        ) -> CUresult {
+            let fill = Fill {
+                pitch: dstPitch,
+                height: Height,
+                ..row(dstDevice, value.into(), Element::$element, Width)
+            };
+            set(default, hStream, fill, Mode::Asynchronous)
+        }
     };
-    set(default, NO_STREAM, fill, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemsetD8Async(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    uc: u8,
-    N: usize,
-    hStream: CUstream,
-) -> CUresult {
-    set(
-        default,
-        hStream,
-        row(dstDevice, u32::from(uc), Element::Byte, N),
-        Mode::Asynchronous,
-    )
-}
-
-pub unsafe fn cuMemsetD2D8Async(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    dstPitch: usize,
-    uc: u8,
-    Width: usize,
-    Height: usize,
-    hStream: CUstream,
-) -> CUresult {
-    let fill = Fill {
-        pitch: dstPitch,
-        height: Height,
-        ..row(dstDevice, u32::from(uc), Element::Byte, Width)
-    };
-    set(default, hStream, fill, Mode::Asynchronous)
-}
-
-pub unsafe fn cuMemsetD16_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    us: u16,
-    N: usize,
-) -> CUresult {
-    set(
-        default,
-        NO_STREAM,
-        row(dstDevice, u32::from(us), Element::Half, N),
-        Mode::Synchronous,
-    )
-}
-
-pub unsafe fn cuMemsetD2D16_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    dstPitch: usize,
-    us: u16,
-    Width: usize,
-    Height: usize,
-) -> CUresult {
-    let fill = Fill {
-        pitch: dstPitch,
-        height: Height,
-        ..row(dstDevice, u32::from(us), Element::Half, Width)
-    };
-    set(default, NO_STREAM, fill, Mode::Synchronous)
-}
-
-pub unsafe fn cuMemsetD16Async(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    us: u16,
-    N: usize,
-    hStream: CUstream,
-) -> CUresult {
-    set(
-        default,
-        hStream,
-        row(dstDevice, u32::from(us), Element::Half, N),
-        Mode::Asynchronous,
-    )
-}
-
-pub unsafe fn cuMemsetD2D16Async(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    dstPitch: usize,
-    us: u16,
-    Width: usize,
-    Height: usize,
-    hStream: CUstream,
-) -> CUresult {
-    let fill = Fill {
-        pitch: dstPitch,
-        height: Height,
-        ..row(dstDevice, u32::from(us), Element::Half, Width)
-    };
-    set(default, hStream, fill, Mode::Asynchronous)
-}
-
-pub unsafe fn cuMemsetD32_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    ui: u32,
-    N: usize,
-) -> CUresult {
-    set(
-        default,
-        NO_STREAM,
-        row(dstDevice, ui, Element::Word, N),
-        Mode::Synchronous,
-    )
-}
-
-pub unsafe fn cuMemsetD2D32_v2(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    dstPitch: usize,
-    ui: u32,
-    Width: usize,
-    Height: usize,
-) -> CUresult {
-    let fill = Fill {
-        pitch: dstPitch,
-        height: Height,
-        ..row(dstDevice, ui, Element::Word, Width)
-    };
-    set(default, NO_STREAM, fill, Mode::Synchronous)
-}
-
-pub unsafe fn cuMemsetD32Async(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    ui: u32,
-    N: usize,
-    hStream: CUstream,
-) -> CUresult {
-    set(
-        default,
-        hStream,
-        row(dstDevice, ui, Element::Word, N),
-        Mode::Asynchronous,
-    )
-}
-
-pub unsafe fn cuMemsetD2D32Async(
-    default: DefaultStream,
-    dstDevice: CUdeviceptr,
-    dstPitch: usize,
-    ui: u32,
-    Width: usize,
-    Height: usize,
-    hStream: CUstream,
-) -> CUresult {
-    let fill = Fill {
-        pitch: dstPitch,
-        height: Height,
-        ..row(dstDevice, ui, Element::Word, Width)
-    };
-    set(default, hStream, fill, Mode::Asynchronous)
-}
+fills!(Byte(u8): cuMemsetD8_v2, cuMemsetD2D8_v2, cuMemsetD8Async, cuMemsetD2D8Async);
+fills!(Half(u16): cuMemsetD16_v2, cuMemsetD2D16_v2, cuMemsetD16Async, cuMemsetD2D16Async);
+fills!(Word(u32): cuMemsetD32_v2, cuMemsetD2D32_v2, cuMemsetD32Async, cuMemsetD2D32Async);
