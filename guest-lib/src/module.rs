@@ -70,9 +70,6 @@ impl Source {
     }
 }
 
-static MODULES: Table<ModuleKind, Image> = Table::new();
-static LIBRARIES: Table<LibraryKind, Image> = Table::new();
-
 impl Image {
     fn contents(&self) -> std::sync::MutexGuard<'_, Contents> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
@@ -95,101 +92,66 @@ pub trait Loadable: HandleKind + 'static {
     fn global(scope: Scope, image: Handle<Self>, name: &CStr) -> Result<(u64, u64)>;
 }
 
-impl Loadable for ModuleKind {
-    fn table() -> &'static Table<Self, Image> {
-        &MODULES
-    }
+/// Implements [`Loadable`] with the messages about a kind, which call the image by one name.
+macro_rules! loadable {
+    ($kind:ident as $image:ident: $owner:path, $load:ident, $unload:ident, $function:ident, $global:ident) => {
+        impl Loadable for $kind {
+            fn table() -> &'static Table<Self, Image> {
+                static TABLE: Table<$kind, Image> = Table::new();
+                &TABLE
+            }
 
-    fn load(scope: Scope, new: Handle<Self>, image: u64, bytes: u64) -> Result<(u32, Vec<u8>)> {
-        let message = ModuleLoad {
-            new,
-            image: wormhole_api::DevicePtr(image),
-            bytes,
-        };
-        scope
-            .session
-            .request(&message, |reply| (reply.flags, reply.log.to_vec()))
-    }
+            fn load(
+                scope: Scope,
+                new: Handle<Self>,
+                image: u64,
+                bytes: u64,
+            ) -> Result<(u32, Vec<u8>)> {
+                let image = wormhole_api::DevicePtr(image);
+                let message = $load { new, image, bytes };
+                scope
+                    .session
+                    .request(&message, |reply| (reply.flags, reply.log.to_vec()))
+            }
 
-    fn unload(scope: Scope, module: Handle<Self>) -> Result {
-        scope.session.request(&ModuleUnload { module }, |()| ())
-    }
+            fn unload(scope: Scope, $image: Handle<Self>) -> Result {
+                scope.session.request(&$unload { $image }, |()| ())
+            }
 
-    fn function(
-        scope: Scope,
-        module: Handle<Self>,
-        new: Handle<FunctionKind>,
-        name: &CStr,
-    ) -> Result<Function> {
-        let owner = Owner::Module(handle::to_pointer(module));
-        let message = ModuleGetFunction {
-            module,
-            new,
-            name: name.to_bytes(),
-        };
-        scope.session.request(&message, |reply| {
-            Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
-        })
-    }
+            fn function(
+                scope: Scope,
+                $image: Handle<Self>,
+                new: Handle<FunctionKind>,
+                name: &CStr,
+            ) -> Result<Function> {
+                let owner = $owner(handle::to_pointer($image));
+                let message = $function {
+                    $image,
+                    new,
+                    name: name.to_bytes(),
+                };
+                scope.session.request(&message, |reply| {
+                    Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
+                })
+            }
 
-    fn global(scope: Scope, module: Handle<Self>, name: &CStr) -> Result<(u64, u64)> {
-        let message = ModuleGetGlobal {
-            module,
-            name: name.to_bytes(),
-        };
-        scope
-            .session
-            .request(&message, |reply| (reply.address.0, reply.bytes))
-    }
+            fn global(scope: Scope, $image: Handle<Self>, name: &CStr) -> Result<(u64, u64)> {
+                let message = $global {
+                    $image,
+                    name: name.to_bytes(),
+                };
+                scope
+                    .session
+                    .request(&message, |reply| (reply.address.0, reply.bytes))
+            }
+        }
+    };
 }
 
-impl Loadable for LibraryKind {
-    fn table() -> &'static Table<Self, Image> {
-        &LIBRARIES
-    }
-
-    fn load(scope: Scope, new: Handle<Self>, image: u64, bytes: u64) -> Result<(u32, Vec<u8>)> {
-        let message = LibraryLoad {
-            new,
-            image: wormhole_api::DevicePtr(image),
-            bytes,
-        };
-        scope
-            .session
-            .request(&message, |reply| (reply.flags, reply.log.to_vec()))
-    }
-
-    fn unload(scope: Scope, library: Handle<Self>) -> Result {
-        scope.session.request(&LibraryUnload { library }, |()| ())
-    }
-
-    fn function(
-        scope: Scope,
-        library: Handle<Self>,
-        new: Handle<FunctionKind>,
-        name: &CStr,
-    ) -> Result<Function> {
-        let owner = Owner::Library(handle::to_pointer(library));
-        let message = LibraryGetKernel {
-            library,
-            new,
-            name: name.to_bytes(),
-        };
-        scope.session.request(&message, |reply| {
-            Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
-        })
-    }
-
-    fn global(scope: Scope, library: Handle<Self>, name: &CStr) -> Result<(u64, u64)> {
-        let message = LibraryGetGlobal {
-            library,
-            name: name.to_bytes(),
-        };
-        scope
-            .session
-            .request(&message, |reply| (reply.address.0, reply.bytes))
-    }
-}
+loadable!(ModuleKind as module: Owner::Module,
+    ModuleLoad, ModuleUnload, ModuleGetFunction, ModuleGetGlobal);
+loadable!(LibraryKind as library: Owner::Library,
+    LibraryLoad, LibraryUnload, LibraryGetKernel, LibraryGetGlobal);
 
 /// What a program passed, as the handle of a live module or library.
 pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
@@ -266,10 +228,10 @@ pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
     };
     contents.forget();
     if let Some(module) = contents.module
-        && let Some(image) = MODULES.retire(module)
+        && let Some(image) = ModuleKind::table().retire(module)
     {
         std::mem::take(&mut *image.contents()).forget();
-        MODULES.recycle(module);
+        ModuleKind::table().recycle(module);
     }
     K::table().recycle(handle);
     sent
@@ -277,7 +239,7 @@ pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
 
 /// Unloads the modules of a context. Libraries belong to none.
 pub fn unload_of(scope: Scope) {
-    for (handle, image) in MODULES.live() {
+    for (handle, image) in ModuleKind::table().live() {
         let contents = image.contents();
         let is_own = contents.context == scope.context && contents.library.is_none();
         drop(contents);
@@ -290,13 +252,13 @@ pub fn unload_of(scope: Scope) {
 
 /// After the worker has reset its context: modules are gone, libraries are loaded again when they are used.
 pub fn forget_all() {
-    for (handle, image) in MODULES.live() {
-        if MODULES.retire(handle).is_some() {
+    for (handle, image) in ModuleKind::table().live() {
+        if ModuleKind::table().retire(handle).is_some() {
             std::mem::take(&mut *image.contents()).forget();
-            MODULES.recycle(handle);
+            ModuleKind::table().recycle(handle);
         }
     }
-    for (_, image) in LIBRARIES.live() {
+    for (_, image) in LibraryKind::table().live() {
         let mut contents = image.contents();
         contents.stale = true;
         contents.module = None;
@@ -383,7 +345,7 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
     if let Some(module) = contents.module {
         return Ok(handle::to_pointer(module));
     }
-    let new = MODULES.mint(|image| {
+    let new = ModuleKind::table().mint(|image| {
         *image.contents() = Contents {
             library: Some(library),
             ..Contents::default()
@@ -391,8 +353,8 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
     })?;
     let message = LibraryGetModule { library, new };
     if let Err(error) = scope.session.request(&message, |()| ()) {
-        MODULES.retire(new);
-        MODULES.recycle(new);
+        ModuleKind::table().retire(new);
+        ModuleKind::table().recycle(new);
         return Err(error);
     }
     contents.module = Some(new);
