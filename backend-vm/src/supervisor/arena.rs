@@ -9,7 +9,8 @@ use wormhole_ring::session::Run;
 
 use super::guests::GuestError;
 use super::scrubber::Scrubbed;
-use super::sessions::refusal_of;
+use super::sessions::{Session, refusal_of};
+use super::tenants::window_of;
 use super::{Id, Supervisor};
 
 /// Arena that is on its way between a worker and its guest.
@@ -35,6 +36,15 @@ pub(super) enum ExtentState {
     Scrubbing,
 }
 
+impl Session {
+    /// The extent that a message names, in the state in which it may.
+    fn extent(&mut self, run: &ArenaRun, state: ExtentState) -> Option<&mut Extent> {
+        self.extents
+            .get_mut(&run.first)
+            .filter(|extent| extent.count == run.count && extent.state == state)
+    }
+}
+
 impl Supervisor {
     pub(super) fn request_arena(
         &mut self,
@@ -46,11 +56,7 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let Some(window) = self
-            .tenants
-            .get_mut(&session.tenant)
-            .and_then(|tenant| tenant.window.as_mut())
-        else {
+        let Some(window) = window_of(&mut self.tenants, session.tenant) else {
             return Ok(());
         };
         let pending = session
@@ -112,11 +118,7 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let Some(extent) = session
-            .extents
-            .get_mut(&run.first)
-            .filter(|extent| extent.count == run.count && extent.state == ExtentState::Granted)
-        else {
+        let Some(extent) = session.extent(run, ExtentState::Granted) else {
             return Err(GuestError::Return {
                 first: run.first,
                 count: run.count,
@@ -136,9 +138,7 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let Some(extent) = session.extents.get_mut(&run.first).filter(|extent| {
-            extent.count == run.count && extent.state == ExtentState::Adding(run.id)
-        }) else {
+        let Some(extent) = session.extent(run, ExtentState::Adding(run.id)) else {
             return Err("it confirmed arena that it was not given".to_owned());
         };
         extent.state = ExtentState::Showing(run.id);
@@ -206,11 +206,7 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let Some(extent) = session
-            .extents
-            .get_mut(&run.first)
-            .filter(|extent| extent.count == run.count && extent.state == ExtentState::Removing)
-        else {
+        let Some(extent) = session.extent(run, ExtentState::Removing) else {
             return Err("it gave back arena that was not asked back".to_owned());
         };
         extent.state = ExtentState::Scrubbing;
@@ -248,14 +244,10 @@ impl Supervisor {
                 continue;
             }
             session.extents.remove(&run.first);
-            let freed = self
-                .tenants
-                .get_mut(&session.tenant)
-                .and_then(|tenant| tenant.window.as_mut())
-                .map(|window| {
-                    window.segments.take_back(session.id, run)?;
-                    window.segments.scrubbed(session.id, run)
-                });
+            let freed = window_of(&mut self.tenants, session.tenant).map(|window| {
+                window.segments.take_back(session.id, run)?;
+                window.segments.scrubbed(session.id, run)
+            });
             if let Some(Err(error)) = freed {
                 tracing::error!("{error}");
             }

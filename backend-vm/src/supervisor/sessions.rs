@@ -19,6 +19,7 @@ use super::arena::{Extent, ExtentState};
 use super::descriptors::SESSION;
 use super::guests::GuestError;
 use super::session_file::{SessionFile, SessionHeader};
+use super::tenants::window_of;
 use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
 use crate::counters::CountersFile;
 use crate::report::SessionReport;
@@ -410,10 +411,7 @@ impl Supervisor {
     /// Has the launcher take a run from the guest's sight; after that it can be granted again.
     fn free_run(&mut self, ops: &mut EventOps<'_>, session: &Session, key: Id, run: Run) {
         self.hide_run(ops, session.tenant, session.local, key, run);
-        if let Some(window) = self
-            .tenants
-            .get_mut(&session.tenant)
-            .and_then(|tenant| tenant.window.as_mut())
+        if let Some(window) = window_of(&mut self.tenants, session.tenant)
             && let Err(error) = window.segments.scrubbed(session.id, run)
         {
             tracing::error!("{error}");

@@ -1,5 +1,6 @@
 //! Tenant streams: a launcher attaches a window, then brings control streams.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -36,6 +37,11 @@ pub(super) struct Tenant {
     awaits_device: bool,
     /// The launcher has said its last word and waits for its sessions' reports.
     leaving: bool,
+}
+
+/// The window of a tenant that still has one.
+pub(super) fn window_of(tenants: &mut BTreeMap<Id, Tenant>, tenant: Id) -> Option<&mut Window> {
+    tenants.get_mut(&tenant)?.window.as_mut()
 }
 
 impl Tenant {
