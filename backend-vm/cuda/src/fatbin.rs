@@ -1,129 +1,31 @@
-//! Fat binaries: which of their parts the driver would load.
-//!
-//! The layout is what `nvcc` 11 to 13 write, found by looking at their output: a header (magic, version,
-//! header size, size of the rest), then parts, each a header and a payload.
+//! Fat binaries: which of their entries the driver would load.
 
-use std::borrow::Cow;
-use std::io::Read;
+use wormhole_fatbin::{Entry, entries};
 
-/// PTX text.
-const PTX: u16 = 1;
-/// An ELF image of machine code.
-const ELF: u16 = 2;
-/// The payload is an LZ4 block.
-const LZ4: u64 = 0x2000;
-/// The payload is a Zstandard frame.
-const ZSTD: u64 = 0x8000;
-/// Nothing larger is decompressed.
-const MOST: u64 = 1 << 30;
-
-/// One part.
-#[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
-    kind: u16,
-    arch: u32,
-    flags: u64,
-    compressed: usize,
-    decompressed: u64,
-    payload: &'a [u8],
-}
-
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
-    let bytes: [u8; N] = bytes.get(at..at.checked_add(N)?)?.try_into().ok()?;
-    Some(
-        bytes
-            .iter()
-            .rev()
-            .fold(0, |value, byte| value << 8 | u64::from(*byte)),
-    )
-}
-
-fn length<const N: usize>(bytes: &[u8], at: usize) -> Option<usize> {
-    number::<N>(bytes, at)?.try_into().ok()
-}
-
-/// What begins a fat binary.
-pub const MAGIC: &[u8] = b"\x50\xed\x55\xba";
-
-/// The parts' bytes, and what follows the fat binary; `None` if it is cut off.
-pub fn split(image: &[u8]) -> Option<(&[u8], &[u8])> {
-    let start = length::<2>(image, 6)?;
-    let end = start.checked_add(length::<8>(image, 8)?)?;
-    Some((image.get(start..end)?, &image[end..]))
-}
-
-/// All parts; `None` if the image is not laid out as expected. Linked images may hold several fat
-/// binaries, one after another.
-fn parts(image: &[u8]) -> Option<Vec<Part<'_>>> {
-    let mut parts = Vec::new();
-    let mut image = image;
-    while image.starts_with(MAGIC) {
-        let (body, after) = split(image)?;
-        read(body, &mut parts)?;
-        image = after;
-    }
-    Some(parts)
-}
-
-fn read<'a>(mut rest: &'a [u8], parts: &mut Vec<Part<'a>>) -> Option<()> {
-    while !rest.is_empty() {
-        let header = length::<4>(rest, 4)?;
-        let size = length::<8>(rest, 8)?;
-        let end = header.checked_add(size).filter(|end| *end > 0)?;
-        parts.push(Part {
-            kind: number::<2>(rest, 0)?.try_into().ok()?,
-            arch: number::<4>(rest, 28)?.try_into().ok()?,
-            flags: number::<8>(rest, 40)?,
-            compressed: length::<4>(rest, 16)?,
-            decompressed: number::<8>(rest, 56)?,
-            payload: rest.get(header..end)?,
-        });
-        rest = &rest[end..];
-    }
-    Some(())
-}
-
-/// The parts that the driver chooses among on a device of compute capability `arch`: machine code of
+/// The entries that the driver chooses among on a device of compute capability `arch`: machine code of
 /// the same major version, else PTX. `None` if that cannot be told.
-pub fn chosen(image: &[u8], arch: u32) -> Option<Vec<Part<'_>>> {
-    let parts = parts(image)?;
-    let runs =
-        |part: &&Part<'_>| part.kind == ELF && part.arch / 10 == arch / 10 && part.arch <= arch;
-    let mut found: Vec<_> = parts.iter().filter(runs).copied().collect();
-    if found.is_empty() {
-        found = parts
-            .iter()
-            .filter(|part| part.kind == PTX)
-            .copied()
-            .collect();
+pub fn chosen(image: &[u8], arch: u32) -> Option<Vec<Entry<'_>>> {
+    let runs = |entry: &Entry<'_>| {
+        let made_for = entry.architecture();
+        entry.is_elf() && made_for / 10 == arch / 10 && made_for <= arch
+    };
+    let mut entries = entries(image).ok()?;
+    if entries.iter().any(runs) {
+        entries.retain(runs);
+    } else {
+        entries.retain(Entry::is_ptx);
     }
-    (!found.is_empty()).then_some(found)
-}
-
-impl<'a> Part<'a> {
-    /// The payload, decompressed; `None` if it cannot be.
-    pub fn text(&self) -> Option<Cow<'a, [u8]>> {
-        if self.flags & (LZ4 | ZSTD) == 0 {
-            return Some(Cow::Borrowed(self.payload));
-        }
-        let payload = self.payload.get(..self.compressed)?;
-        let bytes = usize::try_from(self.decompressed.min(MOST)).ok()?;
-        if self.flags & LZ4 != 0 {
-            return lz4_flex::block::decompress(payload, bytes)
-                .ok()
-                .map(Cow::Owned);
-        }
-        let mut text = Vec::new();
-        let mut decoder = ruzstd::decoding::StreamingDecoder::new(payload).ok()?;
-        decoder.by_ref().take(MOST).read_to_end(&mut text).ok()?;
-        Some(Cow::Owned(text))
-    }
+    (!entries.is_empty()).then_some(entries)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::image::uses_output;
+
+    const PTX: u16 = 1;
+    const ELF: u16 = 2;
+    const LZ4: u64 = 0x2000;
+    const ZSTD: u64 = 0x8000;
 
     fn part(kind: u16, arch: u32, flags: u64, payload: &[u8], decompressed: usize) -> Vec<u8> {
         let padded = payload.len().next_multiple_of(8);

@@ -6,10 +6,13 @@ use std::collections::HashMap;
 use cudarc::driver::sys::{CUlibrary, CUmodule};
 use memchr::memmem;
 use wormhole_device::{CuError, RawModule, Result};
+use wormhole_fatbin::is_fatbin;
 
 use crate::fatbin;
 
 const ELF: &[u8] = b"\x7fELF";
+/// Nothing larger is decompressed.
+const MAX_BYTES: usize = 1 << 30;
 
 /// A loaded image.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +60,7 @@ impl Images {
 
 /// The image as the driver wants it: PTX text ends in a zero byte.
 pub fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
-    if image.starts_with(ELF) || image.starts_with(fatbin::MAGIC) || image.contains(&0) {
+    if image.starts_with(ELF) || is_fatbin(image) || image.contains(&0) {
         Cow::Borrowed(image)
     } else {
         Cow::Owned([image, &[0]].concat())
@@ -66,8 +69,8 @@ pub fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
 
 /// Refuses an image whose headers promise more than there is: the driver believes them.
 pub fn check(image: &[u8]) -> Result<()> {
-    let whole = if image.starts_with(fatbin::MAGIC) {
-        fatbin::split(image).is_some()
+    let whole = if is_fatbin(image) {
+        wormhole_fatbin::extent(image).is_ok()
     } else if image.starts_with(ELF) {
         elf_extent(image).is_some_and(|end| end <= image.len() as u64)
     } else {
@@ -100,11 +103,12 @@ fn elf_extent(image: &[u8]) -> Option<u64> {
 /// Whether what the driver would load from an image, on a device of compute capability `arch` (90 for
 /// 9.0), imports `vprintf` or `__assertfail`. Errs on the side of yes.
 pub fn uses_output(image: &[u8], arch: u32) -> bool {
-    if image.starts_with(fatbin::MAGIC) {
-        fatbin::chosen(image, arch).is_none_or(|parts| {
-            parts
-                .iter()
-                .any(|part| part.text().is_none_or(|text| imports_output(&text)))
+    if is_fatbin(image) {
+        fatbin::chosen(image, arch).is_none_or(|entries| {
+            entries.iter().any(|entry| {
+                let code = entry.unpack(MAX_BYTES).ok();
+                code.is_none_or(|code| imports_output(&code))
+            })
         })
     } else {
         imports_output(image)

@@ -1,6 +1,6 @@
 //! As much of ELF as tells whether a cubin holds kernels.
 
-use super::{u16_at, u32_at, usize_at};
+use wormhole_fatbin::fields::{u16_at, u32_at, usize_at};
 
 /// Whether the bytes begin like an ELF file.
 pub(super) fn is_elf(bytes: &[u8]) -> bool {

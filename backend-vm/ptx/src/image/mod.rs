@@ -26,7 +26,7 @@ pub enum Found<'a> {
 
 /// Finds the PTX in `image`.
 pub fn find_ptx(image: &[u8]) -> Result<Found<'_>, LoadError> {
-    if fatbin::is_fatbin(image) {
+    if wormhole_fatbin::is_fatbin(image) {
         return fatbin::find(image);
     }
     if elf::is_elf(image) {
@@ -65,35 +65,6 @@ fn text(bytes: &[u8]) -> Result<&str, LoadError> {
     } else {
         Err(invalid("it has no `.version`"))
     }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes
-        .get(at..at.checked_add(2)?)?
-        .try_into()
-        .ok()
-        .map(u16::from_le_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes
-        .get(at..at.checked_add(4)?)?
-        .try_into()
-        .ok()
-        .map(u32::from_le_bytes)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes
-        .get(at..at.checked_add(8)?)?
-        .try_into()
-        .ok()
-        .map(u64::from_le_bytes)
-}
-
-/// A 64-bit offset or length as an index.
-fn usize_at(bytes: &[u8], at: usize) -> Option<usize> {
-    u64_at(bytes, at).and_then(|value| usize::try_from(value).ok())
 }
 
 #[cfg(test)]

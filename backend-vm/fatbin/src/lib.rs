@@ -1,0 +1,192 @@
+//! Fat binaries ("fatbins"): headers, entries and their compression.
+//!
+//! The layout is what `nvcc` 11 to 13 write, found by looking at their output. A fatbin is a header of
+//! 16 bytes (magic, version, its own size, the size of what follows) and entries, each with a header and
+//! a payload. Several may follow one another.
+//!
+//! Images come from a guest: every length is checked, and what is decompressed is bounded. There is no
+//! unsafe code.
+
+pub mod fields;
+
+use std::borrow::Cow;
+use std::io::Read;
+
+use fields::{u16_at, u32_at, u64_at, usize_at};
+
+const MAGIC: &[u8] = b"\x50\xed\x55\xba";
+const KIND_PTX: u16 = 1;
+const KIND_ELF: u16 = 2;
+/// The payload is an LZ4 block.
+const FLAG_LZ4: u64 = 0x2000;
+/// The payload is a Zstandard frame.
+const FLAG_ZSTD: u64 = 0x8000;
+
+/// Most entries that are looked at.
+const MAX_ENTRIES: usize = 4096;
+
+/// Why a fatbin, or an entry of it, cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FatbinError {
+    #[error("the fatbin's headers are damaged")]
+    Headers,
+    #[error("the fatbin has {found} entries, more than the limit of {limit}")]
+    Entries { found: u64, limit: u64 },
+    #[error("an entry of the fatbin is {found} bytes long, more than the limit of {limit}")]
+    Entry { found: u64, limit: u64 },
+    #[error("a {0} entry of the fatbin does not decompress")]
+    Compression(&'static str),
+}
+
+/// One entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    kind: u16,
+    architecture: u32,
+    flags: u64,
+    payload: &'a [u8],
+    /// Size after decompression.
+    bytes: u64,
+}
+
+/// Whether the bytes begin like a fatbin.
+pub fn is_fatbin(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
+/// The bytes of the fatbin that an image begins with.
+///
+/// # Errors
+/// It is cut off, or its header is damaged.
+pub fn extent(image: &[u8]) -> Result<usize, FatbinError> {
+    body(image)
+        .map(|(_, end)| end)
+        .filter(|end| *end <= image.len())
+        .ok_or(FatbinError::Headers)
+}
+
+/// All entries of an image's fatbins.
+///
+/// # Errors
+/// Headers that do not fit the image, or too many entries.
+pub fn entries(image: &[u8]) -> Result<Vec<Entry<'_>>, FatbinError> {
+    let damaged = FatbinError::Headers;
+    let mut list = Vec::new();
+    let mut at = 0;
+    while is_fatbin(image.get(at..).unwrap_or(&[])) {
+        let header = &image[at..];
+        let (start, end) = body(header).ok_or(damaged)?;
+        let mut rest = header.get(start..end).ok_or(damaged)?;
+        while !rest.is_empty() {
+            let (entry, length) = entry(rest).ok_or(damaged)?;
+            list.push(entry);
+            if list.len() > MAX_ENTRIES {
+                let (found, limit) = (list.len() as u64, MAX_ENTRIES as u64);
+                return Err(FatbinError::Entries { found, limit });
+            }
+            rest = rest.get(length..).ok_or(damaged)?;
+        }
+        // The next one begins at an aligned offset.
+        at = at.saturating_add(end);
+        let padding = image
+            .get(at..)
+            .unwrap_or(&[])
+            .iter()
+            .take(16)
+            .take_while(|&&byte| byte == 0)
+            .count();
+        at = at.saturating_add(padding);
+    }
+    Ok(list)
+}
+
+/// Where the entries after a header start and end.
+fn body(header: &[u8]) -> Option<(usize, usize)> {
+    let start = usize::from(u16_at(header, 6)?);
+    let end = start.checked_add(usize_at(header, 8)?)?;
+    (start >= 16).then_some((start, end))
+}
+
+fn entry(bytes: &[u8]) -> Option<(Entry<'_>, usize)> {
+    let header = usize::try_from(u32_at(bytes, 4)?).ok()?;
+    let padded = usize_at(bytes, 8)?;
+    let compressed = usize::try_from(u32_at(bytes, 16)?).ok()?;
+    let flags = u64_at(bytes, 40)?;
+    let full = u64_at(bytes, 56)?;
+    if header < 64 {
+        return None;
+    }
+    let length = header.checked_add(padded)?;
+    let payload = bytes.get(header..length)?;
+    let packed = flags & (FLAG_LZ4 | FLAG_ZSTD) != 0;
+    let payload = if packed {
+        payload.get(..compressed)?
+    } else {
+        payload
+    };
+    let entry = Entry {
+        kind: u16_at(bytes, 0)?,
+        architecture: u32_at(bytes, 28)?,
+        flags,
+        payload,
+        bytes: if packed { full } else { payload.len() as u64 },
+    };
+    Some((entry, length))
+}
+
+impl<'a> Entry<'a> {
+    /// PTX text.
+    pub fn is_ptx(&self) -> bool {
+        self.kind == KIND_PTX
+    }
+
+    /// An ELF image of machine code.
+    pub fn is_elf(&self) -> bool {
+        self.kind == KIND_ELF
+    }
+
+    /// The compute capability that it was made for: 90 for 9.0.
+    pub fn architecture(&self) -> u32 {
+        self.architecture
+    }
+
+    /// The payload, decompressed.
+    ///
+    /// # Errors
+    /// It is larger than `limit`, or does not decompress.
+    pub fn unpack(&self, limit: usize) -> Result<Cow<'a, [u8]>, FatbinError> {
+        let size = match usize::try_from(self.bytes) {
+            Ok(size) if size <= limit => size,
+            _ => {
+                let (found, limit) = (self.bytes, limit as u64);
+                return Err(FatbinError::Entry { found, limit });
+            }
+        };
+        let (name, bytes) = if self.flags & FLAG_ZSTD != 0 {
+            ("zstd", self.unpack_zstd())
+        } else if self.flags & FLAG_LZ4 != 0 {
+            ("LZ4", self.unpack_lz4(size))
+        } else {
+            return Ok(Cow::Borrowed(self.payload));
+        };
+        bytes
+            .filter(|bytes| bytes.len() == size)
+            .map(Cow::Owned)
+            .ok_or(FatbinError::Compression(name))
+    }
+
+    fn unpack_zstd(&self) -> Option<Vec<u8>> {
+        let decoder = ruzstd::decoding::StreamingDecoder::new(self.payload).ok()?;
+        let mut bytes = Vec::new();
+        decoder.take(self.bytes).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    fn unpack_lz4(&self, size: usize) -> Option<Vec<u8>> {
+        // No LZ4 block expands more than 255 times.
+        if size / 255 > self.payload.len() {
+            return None;
+        }
+        lz4_flex::block::decompress(self.payload, size).ok()
+    }
+}
