@@ -383,17 +383,27 @@ mod tests {
         RawDescriptor::from(Descriptor::new(address, len, flags, next))
     }
 
+    /// Fills a part of the guest's buffers.
+    fn write(memory: &GuestRam, offset: u64, bytes: &[u8]) {
+        memory
+            .write_slice(bytes, GuestAddress(BUFFERS + offset))
+            .expect("ram");
+    }
+
+    /// Has the guest ask for a connection.
+    fn request(memory: &GuestRam, transmit: &MockSplitQueue<'_, GuestRam>) {
+        write(memory, 0, header(Op::Request, 0).as_bytes());
+        transmit
+            .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0)], 0)
+            .expect("ram");
+    }
+
     #[test]
     fn a_connection_is_made_and_answered_through_the_queues() {
         let memory = memory();
         let [receive, transmit, _] = mocks(&memory);
         let (mut engine, log, accepted) = engine(&memory);
-        memory
-            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
-            .expect("ram");
-        transmit
-            .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0)], 0)
-            .expect("ram");
+        request(&memory, &transmit);
         engine.transmit();
         engine.receive();
         // No receive buffer yet: the answer waits.
@@ -418,15 +428,9 @@ mod tests {
         let memory = memory();
         let [_, transmit, _] = mocks(&memory);
         let (mut engine, _, accepted) = engine(&memory);
-        memory
-            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
-            .expect("ram");
-        memory
-            .write_slice(header(Op::Data, 8).as_bytes(), GuestAddress(BUFFERS + 100))
-            .expect("ram");
-        memory
-            .write_slice(b"abcdefgh", GuestAddress(BUFFERS + 200))
-            .expect("ram");
+        write(&memory, 0, header(Op::Request, 0).as_bytes());
+        write(&memory, 100, header(Op::Data, 8).as_bytes());
+        write(&memory, 200, b"abcdefgh");
         transmit
             .add_desc_chains(
                 &[
@@ -454,12 +458,7 @@ mod tests {
         let memory = memory();
         let [receive, transmit, _] = mocks(&memory);
         let (mut engine, _, accepted) = engine(&memory);
-        memory
-            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
-            .expect("ram");
-        transmit
-            .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0)], 0)
-            .expect("ram");
+        request(&memory, &transmit);
         engine.transmit();
         drop(engine.stop());
         let mut end = Vec::new();
@@ -478,15 +477,8 @@ mod tests {
         let memory = memory();
         let [_, transmit, _] = mocks(&memory);
         let (mut engine, _, accepted) = engine(&memory);
-        memory
-            .write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS))
-            .expect("ram");
-        memory
-            .write_slice(
-                header(Op::Data, 0x8000).as_bytes(),
-                GuestAddress(BUFFERS + 0x100),
-            )
-            .expect("ram");
+        write(&memory, 0, header(Op::Request, 0).as_bytes());
+        write(&memory, 0x100, header(Op::Data, 0x8000).as_bytes());
         let data = descriptor(BUFFERS + 0x100, 44 + 0x8000, 0, 0);
         transmit
             .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0), data, data], 0)
@@ -513,9 +505,9 @@ mod tests {
             let memory = memory();
             let mocks = mocks(&memory);
             let (mut engine, _, _) = engine(&memory);
-            memory.write_slice(&junk, GuestAddress(BUFFERS)).expect("ram");
-            memory.write_slice(header(Op::Request, 0).as_bytes(), GuestAddress(BUFFERS)).expect("ram");
-            memory.write_slice(header(Op::from(op), 40).as_bytes(), GuestAddress(BUFFERS + 0x100)).expect("ram");
+            write(&memory, 0, &junk);
+            write(&memory, 0, header(Op::Request, 0).as_bytes());
+            write(&memory, 0x100, header(Op::from(op), 40).as_bytes());
             for (index, (queue, address, len, flags, next)) in (0u16..).zip(tables) {
                 let address = if address % 3 == 0 { BUFFERS + 0x100 * (address % 2) } else { address };
                 let slot = GuestAddress(QUEUE_ADDRESSES[queue] + 16 * u64::from(index % SIZE));
