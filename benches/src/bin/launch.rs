@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use libloading::Library;
+use wormhole_benches::failure;
 use wormhole_benches::machine::{Machine, timestamp_period};
 use wormhole_benches::payload::{BenchError, Window, guest_address, run};
 use wormhole_benches::samples::Quantiles;
@@ -68,14 +69,7 @@ enum LaunchError {
 fn main() -> ExitCode {
     match measure(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let mut cause: Option<&dyn std::error::Error> = Some(&error);
-            while let Some(error) = cause {
-                eprintln!("launch: {error}");
-                cause = error.source();
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => failure("launch", &error),
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde::Serialize;
+use wormhole_benches::failure;
 use wormhole_benches::machine::{Machine, timestamp_period};
 use wormhole_benches::payload::{BenchError, Beside, Window, guest_address, run};
 use wormhole_benches::samples::Quantiles;
@@ -85,14 +86,7 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            let mut cause: Option<&dyn std::error::Error> = Some(&error);
-            while let Some(error) = cause {
-                eprintln!("ring: {error}");
-                cause = error.source();
-            }
-            ExitCode::FAILURE
-        }
+        Err(error) => failure("ring", &error),
     }
 }
 
