@@ -19,7 +19,7 @@ use wormhole_api::{
 };
 use wormhole_backend::channel::Outgoing;
 use wormhole_ring::bootstrap;
-use wormhole_ring::control::{ArenaRun, Attach, Grant, Message, Refusal};
+use wormhole_ring::control::{ArenaRequest, ArenaRun, Attach, Grant, Message, Refusal};
 
 fn attach(session_limit: u32, segment_limit: u32) -> Attach {
     Attach {
@@ -74,6 +74,24 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
     assert_eq!(report.end, format!("worker {victim} was ended by signal 9"));
     memory.wait_until_scrubbed();
     assert!(!is_running(victim));
+}
+
+#[test]
+fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let victim = workers_in_order(&backend.log())[0];
+    kill(victim, libc::SIGSTOP);
+    let request = |id, segments| Message::ArenaRequest(ArenaRequest { id, segments });
+    guest.control.send(&request(7, 1)).unwrap();
+    // Once this one is denied, the worker's turn has come for the one before.
+    let denied = |id, refusal: Refusal| Reply::ArenaDenied(id, refusal as u32);
+    assert_eq!(guest.request_arena(8, 1000), denied(8, Refusal::Quota));
+    kill(victim, libc::SIGKILL);
+    assert_eq!(guest.control.receive(), denied(7, Refusal::NoDevice));
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (709, 2));
+    assert_eq!(guest.request_arena(9, 1), denied(9, Refusal::NoDevice));
 }
 
 /// Workers as the supervisor started them.

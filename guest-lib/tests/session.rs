@@ -578,6 +578,35 @@ fn arena_that_is_empty_goes_back_but_for_one_extent() {
 }
 
 #[test]
+fn a_fault_ends_an_allocation_that_nobody_answers() {
+    in_process(|| {
+        let ready = ready();
+        let shared = &ready.backend.shared;
+        shared.holds_arena.store(true, Ordering::Release);
+        let mut context = null_mut();
+        // SAFETY: the place is writable.
+        assert_eq!(unsafe { cuCtxGetCurrent(&raw mut context) }, 0);
+        let context = context.addr();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut pointer = null_mut();
+            // SAFETY: a live context, and the place is writable.
+            let results = unsafe {
+                [
+                    cuCtxSetCurrent(std::ptr::without_provenance_mut(context)),
+                    cuMemHostAlloc(&raw mut pointer, 20 * MIB, 0),
+                ]
+            };
+            sender.send(results).unwrap();
+        });
+        assert_eq!(shared.arena(1), ["ask 10"]);
+        ready.backend.fail(CuResult::ILLEGAL_ADDRESS);
+        let results = receiver.recv_timeout(Duration::from_secs(30));
+        assert_eq!(results, Ok([0, 700]));
+    });
+}
+
+#[test]
 fn copies_from_host_to_host_are_the_guest_s_own() {
     in_process(|| {
         let ready = ready();

@@ -12,6 +12,7 @@ use super::scrubber::Scrubbed;
 use super::sessions::{Session, refusal_of};
 use super::tenants::window_of;
 use super::{Id, Supervisor};
+use crate::channel::ChannelError;
 
 /// Arena that is on its way between a worker and its guest.
 const MAX_PENDING_ARENA: usize = 16;
@@ -93,18 +94,51 @@ impl Supervisor {
                 if self.may_log(tenant) {
                     tracing::info!("tenant {tenant} {id}: {reason}");
                 }
-                let denied = ArenaDenied {
-                    id: request.id,
-                    code: refusal as u32,
-                };
-                match self.guests.get_mut(&guest) {
-                    Some(guest) => {
-                        Ok(guest
-                            .peer
-                            .send(ops, &Message::ArenaDenied(denied), Vec::new())?)
-                    }
-                    None => Ok(()),
-                }
+                Ok(self.deny_arena(ops, guest, request.id, refusal)?)
+            }
+        }
+    }
+
+    /// Answers a request for arena that there will be none.
+    pub(super) fn deny_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        request: u32,
+        refusal: Refusal,
+    ) -> Result<(), ChannelError> {
+        let denied = ArenaDenied {
+            id: request,
+            code: refusal as u32,
+        };
+        match self.guests.get_mut(&guest) {
+            Some(guest) => guest
+                .peer
+                .send(ops, &Message::ArenaDenied(denied), Vec::new()),
+            None => Ok(()),
+        }
+    }
+
+    /// A session ends: the requests of its guest that nobody will answer any more are denied.
+    pub(super) fn deny_pending_arena(&mut self, ops: &mut EventOps<'_>, key: Id) {
+        let Some((session, guest)) = self
+            .sessions
+            .get(&key)
+            .and_then(|session| Some((session, session.guest?)))
+        else {
+            return;
+        };
+        let pending: Vec<u32> = session
+            .extents
+            .values()
+            .filter_map(|extent| match extent.state {
+                ExtentState::Adding(request) | ExtentState::Showing(request) => Some(request),
+                _ => None,
+            })
+            .collect();
+        for request in pending {
+            if let Err(error) = self.deny_arena(ops, guest, request, Refusal::NoDevice) {
+                tracing::debug!("a guest is not told that its session is over: {error}");
             }
         }
     }
@@ -135,6 +169,10 @@ impl Supervisor {
         key: Id,
         run: &ArenaRun,
     ) -> Result<(), String> {
+        // The guest has been denied it.
+        if self.is_dying(key) {
+            return Ok(());
+        }
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };

@@ -230,7 +230,10 @@ impl Supervisor {
             ) => return self.hello(ops, id, version, hash, &environment),
             (Some(_), Request::Hello { .. }) => return Err(GuestError::SecondHello),
             (_, Request::Wrong(name)) => return Err(GuestError::Direction(name)),
-            // It cannot know yet; it will read so in its status word.
+            // It cannot know yet; it will read so in its status word. Who asks waits for an answer.
+            (Some(session), Request::ArenaRequest(request)) if self.is_dying(session) => {
+                return Ok(self.deny_arena(ops, id, request.id, Refusal::NoDevice)?);
+            }
             (Some(session), _) if self.is_dying(session) => return Ok(()),
             (session, request) => {
                 let granted = session.filter(|session| self.is_granted(*session));

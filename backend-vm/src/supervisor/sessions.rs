@@ -385,6 +385,7 @@ impl Supervisor {
             if let Some(worker) = session.worker.and_then(|worker| self.workers.get(&worker)) {
                 worker.child.kill();
             }
+            self.deny_pending_arena(ops, key);
         }
         self.finish_session(ops, key);
     }

@@ -14,6 +14,9 @@ use wormhole_ring::control::{
     VSOCK_PORT,
 };
 
+/// How often who waits for an answer looks whether there will be one.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Why the control stream could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
@@ -38,6 +41,8 @@ pub enum ChannelError {
         "the backend grants no more arena: {segments} segments of 2 MiB were asked for (refusal {code})"
     )]
     ArenaDenied { segments: u32, code: u32 },
+    #[error("the session ended before {segments} segments of arena were granted")]
+    Over { segments: u32 },
 }
 
 /// Where the backend is.
@@ -205,12 +210,21 @@ impl Control {
         })
     }
 
-    /// Asks for a run of arena segments and waits for it.
-    pub fn request_arena(&self, segments: u32) -> Result<ArenaRun, ChannelError> {
+    /// Asks for a run of arena segments and waits for it, at most until the session is `over`.
+    pub fn request_arena(
+        &self,
+        segments: u32,
+        over: impl Fn() -> bool,
+    ) -> Result<ArenaRun, ChannelError> {
         let mut last_id = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         *last_id = last_id.wrapping_add(1).max(1);
         let id = *last_id;
         self.send(&Message::ArenaRequest(ArenaRequest { id, segments }))?;
+        while self.poll(libc::POLLIN, LOOK) == 0 {
+            if over() {
+                return Err(ChannelError::Over { segments });
+            }
+        }
         self.receive(|message, _| match message {
             Message::ArenaGrant(run) if run.id == id && run.count >= segments => Ok(run),
             Message::ArenaDenied(denied) if denied.id == id => Err(ChannelError::ArenaDenied {
@@ -226,9 +240,15 @@ impl Control {
 
     /// Sleeps at most this long; false as soon as the stream has ended.
     pub fn sleep(&self, duration: Duration) -> bool {
+        let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
+        self.poll(libc::POLLRDHUP, duration) & ended == 0
+    }
+
+    /// Waits at most this long for one of `events`: those that came, and errors. A signal ends the wait.
+    fn poll(&self, events: libc::c_short, duration: Duration) -> libc::c_short {
         let mut poll = libc::pollfd {
             fd: self.stream.as_raw_fd(),
-            events: libc::POLLRDHUP,
+            events,
             revents: 0,
         };
         let timeout = libc::timespec {
@@ -237,8 +257,7 @@ impl Control {
         };
         // SAFETY: both structures outlive the call; no signal mask is passed.
         let ready = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
-        let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
-        ready <= 0 || poll.revents & ended == 0
+        if ready > 0 { poll.revents } else { 0 }
     }
 }
 
@@ -308,10 +327,24 @@ mod tests {
         supervisor
             .send(&Message::ArenaDenied(ArenaDenied { id: 2, code: 2 }))
             .unwrap();
-        assert_eq!(guest.request_arena(3).unwrap().first, 40);
+        assert_eq!(guest.request_arena(3, || false).unwrap().first, 40);
         assert!(matches!(
-            guest.request_arena(9),
+            guest.request_arena(9, || false),
             Err(ChannelError::ArenaDenied { segments: 9, .. })
+        ));
+    }
+
+    #[test]
+    fn a_request_for_arena_ends_with_the_session() {
+        let (guest, supervisor) = pair();
+        assert!(matches!(
+            guest.request_arena(2, || true),
+            Err(ChannelError::Over { segments: 2 })
+        ));
+        drop(supervisor);
+        assert!(matches!(
+            guest.request_arena(2, || false),
+            Err(ChannelError::Stream(_))
         ));
     }
 

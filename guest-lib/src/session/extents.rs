@@ -126,6 +126,8 @@ impl Session {
                     std::thread::sleep(PAUSE);
                 }
                 Err(error) => {
+                    // An end of the session is said elsewhere.
+                    self.alive()?;
                     log::error_once!("{error}");
                     return Err(CuError::OUT_OF_MEMORY);
                 }
@@ -140,7 +142,8 @@ impl Session {
     fn ask_for_arena(&self, needed: u64) -> std::result::Result<ArenaRun, ChannelError> {
         let request = |segments: u64| {
             let segments = u32::try_from(segments).unwrap_or(u32::MAX);
-            self.control.request_arena(segments)
+            self.control
+                .request_arena(segments, || self.alive().is_err())
         };
         if needed < GROWTH {
             // A large step may exceed a quota that the bare need does not.

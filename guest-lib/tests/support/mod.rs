@@ -41,6 +41,8 @@ pub struct Shared {
     pub holds_fences: AtomicBool,
     /// Fences are written only when nothing has come for a while: the device lags as far as it may.
     pub lags: AtomicBool,
+    /// Requests for arena are not answered.
+    pub holds_arena: AtomicBool,
     /// The most launches that were under way at once.
     pub most_launches: AtomicU64,
 }
@@ -219,6 +221,10 @@ fn serve_arena(mut stream: UnixStream, shared: &Shared) {
         match Message::decode(kind, &body).expect("a message") {
             Message::ArenaRequest(request) => {
                 let count = request.segments as usize;
+                if shared.holds_arena.load(Ordering::Acquire) {
+                    shared.note_arena(format!("ask {count}"));
+                    continue;
+                }
                 let place = free
                     .windows(count)
                     .position(|run| run.iter().all(|free| *free));
