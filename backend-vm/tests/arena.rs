@@ -6,6 +6,7 @@ mod support;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Segments of a test's own: the session's, one of arena at once, and room for more.
 const SHARE: u32 = 16;
-const WINDOW: u64 = 64 * SEGMENT;
+const WINDOW: u64 = 5 * SHARE as u64 * SEGMENT;
 
 static BAND: LazyLock<()> = LazyLock::new(|| worker::reserve_band().expect("free addresses"));
 
@@ -175,4 +176,20 @@ fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
         ..load
     };
     assert_eq!(served.guest.call(&load).status, 1);
+}
+
+#[test]
+fn arena_that_cannot_be_registered_is_refused_and_the_session_goes_on() {
+    let mut served = serve(3 * SHARE);
+    let run = served.run(4, 2);
+    served.device.refuses_memory.store(true, Ordering::Relaxed);
+    served.tell(&Message::ArenaAdd(run));
+    served.hear("ArenaRefused");
+    assert_eq!(served.registered(), [(0, 1), (1, 1)]);
+    assert_eq!(served.guest.call(&MemGetInfo {}).status, 0);
+    // The same run, when there is memory again.
+    served.device.refuses_memory.store(false, Ordering::Relaxed);
+    served.tell(&Message::ArenaAdd(run));
+    served.hear("ArenaAdded");
+    assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
 }

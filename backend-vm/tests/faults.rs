@@ -3,12 +3,13 @@
 mod support;
 
 use support::backend::Backend;
-use support::guest::Guest;
+use support::guest::{Guest, Reply};
 use wormhole_api::{
     DevicePtr, Fence, FenceWrite, Function, Handle, Items, LaunchKernel, MemAlloc, MemAllocReply,
     MemCopy, Module, ModuleGetFunction, ModuleGetFunctionReply, ModuleLoad, Stream, StreamCreate,
     Synchronize, TakeOutput,
 };
+use wormhole_ring::control::Refusal;
 use wormhole_ring::fence::FenceIndex;
 
 const PTX: &str = "\
@@ -104,6 +105,33 @@ fn a_kernel_runs_and_its_fence_follows_it() {
     guest.wait_for_fence(1, 5);
     let expected: Vec<u8> = (0..32u32).flat_map(u32::to_le_bytes).collect();
     assert_eq!(guest.arena[0].read(4096, 128), expected);
+}
+
+#[test]
+fn a_fault_denies_arena_and_the_worker_lives() {
+    let mut backend = Backend::with_window(4096);
+    let mut guest = backend.connect().open();
+    let module = load(&mut guest);
+    let fault = find(&mut guest, module, b"fault");
+    // No fence and no answer behind it: nobody looks for the fault.
+    guest.record(&launch(fault, Handle::LEGACY, &[]));
+    let denied = (1..4000)
+        .find_map(|id| match guest.request_arena(id, 1) {
+            Reply::ArenaGrant(_) => None,
+            Reply::ArenaDenied(_, code) => Some(code),
+            other => panic!("{other:?}"),
+        })
+        .expect("the fault comes before the arena is used up");
+    assert_eq!(denied, Refusal::NoDevice as u32);
+    let cause = guest.status.load().expect("said before the answer");
+    assert_eq!((cause.result, cause.cause), (719, 1));
+    // Text can still be fetched from the worker.
+    let sequence = guest.start(0, &TakeOutput {});
+    let slot = wormhole_ring::slot::SlotIndex::new(0).unwrap();
+    support::backend::wait_until(
+        || guest.slots.poll(slot, sequence).unwrap().is_some(),
+        || "the answer of a dead context".into(),
+    );
 }
 
 #[test]

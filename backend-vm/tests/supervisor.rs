@@ -415,8 +415,7 @@ fn hostile_bytes_end_their_own_stream_with_one_line() {
             .collect();
         // Half of them begin like a message, so that bodies are reached too.
         if round % 2 == 0 {
-            let honest =
-                Message::ArenaRequest(wormhole_ring::control::ArenaRequest { id: 1, segments: 1 });
+            let honest = Message::ArenaRequest(ArenaRequest { id: 1, segments: 1 });
             let frame = honest.to_vec().unwrap();
             bytes[..frame.len()].copy_from_slice(&frame);
             bytes[4] = random.byte() % 64;

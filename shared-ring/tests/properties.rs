@@ -188,6 +188,7 @@ proptest! {
             Message::ArenaAdded(run),
             Message::ArenaRemove(run),
             Message::ArenaRemoved(run),
+            Message::ArenaRefused(run),
             Message::Ready { protocol_hash: large[0], device: &text },
         ];
         for message in &messages {

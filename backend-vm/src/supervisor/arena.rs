@@ -197,6 +197,46 @@ impl Supervisor {
         }
     }
 
+    /// The worker cannot register a run: the guest is denied it, and it is free again.
+    pub(super) fn arena_refused(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), String> {
+        // The guest has been denied it.
+        if self.is_dying(key) {
+            return Ok(());
+        }
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(extent) = session.extents.get_mut(&run.first).filter(|extent| {
+            extent.count == run.count && extent.state == ExtentState::Adding(run.id)
+        }) else {
+            return Err("it refused arena that it was not given".to_owned());
+        };
+        extent.state = ExtentState::Scrubbing;
+        let (tenant, guest) = (session.tenant, session.guest);
+        let freed = Run {
+            first: run.first,
+            count: run.count,
+        };
+        match session.file.descriptor() {
+            Ok(file) => self.scrubber.scrub(tenant, key, file, freed),
+            // The run stays taken until the session ends.
+            Err(error) => tracing::error!("{freed} cannot be scrubbed: {error}"),
+        }
+        let Some(guest) = guest else {
+            return Ok(());
+        };
+        if let Err(error) = self.deny_arena(ops, guest, run.id, Refusal::NoDevice) {
+            let why = format!("the guest does not take an answer: {error}");
+            self.end_guest(ops, guest, &why, None);
+        }
+        Ok(())
+    }
+
     /// The guest sees a run: it may use it.
     pub(super) fn arena_shown(
         &mut self,

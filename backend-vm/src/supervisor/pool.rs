@@ -79,6 +79,7 @@ enum Report {
     Assigned,
     Added(ArenaRun),
     Removed(ArenaRun),
+    RefusedArena(ArenaRun),
     Wrong(&'static str),
 }
 
@@ -398,6 +399,7 @@ impl Supervisor {
                 Some(Message::Assigned) => Report::Assigned,
                 Some(Message::ArenaAdded(run)) => Report::Added(run),
                 Some(Message::ArenaRemoved(run)) => Report::Removed(run),
+                Some(Message::ArenaRefused(run)) => Report::RefusedArena(run),
                 Some(other) => Report::Wrong(other.name()),
             };
             self.worker_report(ops, id, report).map_err(Some)?;
@@ -446,6 +448,7 @@ impl Supervisor {
             }
             (Report::Added(run), Some(session)) => self.arena_added(ops, session, &run),
             (Report::Removed(run), Some(session)) => self.arena_removed(ops, session, &run),
+            (Report::RefusedArena(run), Some(session)) => self.arena_refused(ops, session, &run),
             (Report::Wrong(name), _) => Err(format!("it sent {name}, which workers do not send")),
             _ => Err("it sent a message out of turn".to_owned()),
         }

@@ -41,7 +41,7 @@ use self::executor::Executor;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
 use self::wake::{Inbox, Notifier};
-use self::watcher::Watcher;
+use self::watcher::{Watcher, publish_death};
 use self::window::{Window, WindowError};
 use crate::channel::{self, ChannelError, Incoming, Outgoing};
 use crate::counters::Counters;
@@ -53,7 +53,7 @@ pub const CONTROL: RawFd = 3;
 pub const LOG: RawFd = 4;
 /// Exit status after the guest broke its ring.
 pub const BROKEN: i32 = 3;
-/// Exit status when arena cannot be mapped or registered.
+/// Exit status when arena cannot be mapped or unmapped.
 pub const NO_ARENA: i32 = 4;
 /// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor is gone.
 pub const SUPERVISOR_LOST_RESULT: u32 = 802;
@@ -204,6 +204,7 @@ pub fn run_on(
     let arena = Arena {
         window,
         notifier: served.notifier.clone(),
+        status: served.status.clone(),
         reports: Mutex::new(reports),
     };
     listen(&mut supervisor, &Arc::new(arena), &served)
@@ -357,6 +358,7 @@ fn listen(
 struct Arena {
     window: Window,
     notifier: Notifier<Event>,
+    status: Status,
     /// The registrar's alone once the session is served.
     reports: Mutex<Reports>,
 }
@@ -364,7 +366,16 @@ struct Arena {
 impl Arena {
     fn add(&self, registrations: &mut Registrations, run: ArenaRun) -> Result<(), WorkerError> {
         let (address, bytes) = self.window.map(run.first, run.count)?;
-        register(registrations, address, bytes)?;
+        if let Err(error) = register(registrations, address, bytes) {
+            tracing::warn!("{error}");
+            // Of a context that is dead the guest is to hear before it hears of its arena.
+            if let Some(fault) = registrations.fault() {
+                publish_death(&self.status, fault);
+            }
+            // SAFETY: nothing has been told of it, and the device does not know it.
+            unsafe { self.window.unmap(run.first, run.count)? };
+            return self.report(&Message::ArenaRefused(run));
+        }
         // Before the guest hears of it, so before a record can name it.
         self.notifier.send(Event::ExtentAdded { address, bytes });
         self.report(&Message::ArenaAdded(run))

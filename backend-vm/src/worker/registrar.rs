@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use wormhole_device::{Device, Result};
+use wormhole_device::{CuError, Device, Result};
 
 /// The host ranges that the device reaches.
 #[derive(Debug)]
@@ -40,6 +40,11 @@ impl Registrations {
         unsafe { self.device.register(address, bytes) }?;
         self.ranges.insert(address, bytes);
         Ok(())
+    }
+
+    /// The error that the device's context died of, if it did.
+    pub fn fault(&self) -> Option<CuError> {
+        self.device.health(&[])
     }
 
     /// Ends the registration of the range that starts at `address`.

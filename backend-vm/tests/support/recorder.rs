@@ -36,6 +36,10 @@ pub struct Recorder {
     pub parameter_bytes: u32,
     /// Fences are not written.
     pub withholds_fences: AtomicBool,
+    /// Host memory cannot be registered.
+    pub refuses_memory: AtomicBool,
+    /// Host memory that is registered stays so.
+    pub keeps_memory: AtomicBool,
     /// The work of this stream has faulted, which shows when the stream is asked.
     pub faulted: Mutex<Option<RawStream>>,
 }
@@ -68,6 +72,8 @@ impl Recorder {
             changed: Condvar::new(),
             parameter_bytes: 8,
             withholds_fences: AtomicBool::new(false),
+            refuses_memory: AtomicBool::new(false),
+            keeps_memory: AtomicBool::new(false),
             faulted: Mutex::default(),
         }
     }
@@ -191,11 +197,17 @@ impl Device for Recorder {
     }
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
         self.arrive("register");
+        if self.refuses_memory.load(Ordering::Relaxed) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         self.registered.lock().unwrap().insert(address, bytes);
         Ok(())
     }
     fn unregister(&self, address: u64) -> Result<()> {
         self.arrive("unregister");
+        if self.keeps_memory.load(Ordering::Relaxed) {
+            return Err(CuError::ILLEGAL_ADDRESS);
+        }
         let known = self.registered.lock().unwrap().remove(&address);
         known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
     }

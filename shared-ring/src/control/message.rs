@@ -165,6 +165,8 @@ messages! {
         ArenaAdded(ArenaRun) = 53,
         /// Worker → supervisor: this run is neither mapped nor registered any more.
         ArenaRemoved(ArenaRun) = 54,
+        /// Worker → supervisor: this run cannot be registered; nothing uses it.
+        ArenaRefused(ArenaRun) = 55,
     }
     text {
         /// Guest → supervisor: the first message.
