@@ -3,7 +3,9 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::harness::{Finished, Underway, alone, eventually, finish, program, wormhole};
+use crate::harness::{
+    Finished, Underway, alone, demo_programs, eventually, finish, program, wormhole,
+};
 use crate::waiters::are_released_after_detection;
 
 fn native(link: &str, name: &str) -> Finished {
@@ -57,15 +59,27 @@ macro_rules! equal_native {
     )*};
 }
 
+macro_rules! programs_equal_native {
+    ($($name:ident)*) => {$(
+        mod $name {
+            #[test]
+            #[ignore = "needs an NVIDIA GPU"]
+            fn with_the_static_runtime() {
+                super::equals_native("static", stringify!($name));
+            }
+
+            #[test]
+            #[ignore = "needs an NVIDIA GPU"]
+            fn with_the_shared_runtime() {
+                super::equals_native("shared", stringify!($name));
+            }
+        }
+    )*};
+}
+
+demo_programs!(programs_equal_native);
+
 equal_native! {
-    vector_add_with_the_static_runtime: "static" "vector_add";
-    vector_add_with_the_shared_runtime: "shared" "vector_add";
-    matrix_mul_with_the_static_runtime: "static" "matrix_mul";
-    matrix_mul_with_the_shared_runtime: "shared" "matrix_mul";
-    reduction_with_the_static_runtime: "static" "reduction";
-    reduction_with_the_shared_runtime: "shared" "reduction";
-    streams_and_events_with_the_static_runtime: "static" "streams_events";
-    streams_and_events_with_the_shared_runtime: "shared" "streams_events";
     an_illegal_address: "static" "illegal_address";
     a_trap: "static" "trap";
     an_assert: "static" "assert";

@@ -25,6 +25,18 @@ pub fn program(link: &str, name: &str) -> PathBuf {
     path
 }
 
+/// Hands the names of the demo's programs to a macro. Each is built with the static and the shared runtime.
+macro_rules! demo_programs {
+    ($to:ident) => {
+        $to! {
+            bitonic_sort black_scholes convolution grid_sync half_gemm histogram
+            mandelbrot matrix_mul nbody prefix_scan reduction spin_lock
+            streams_events transpose vector_add
+        }
+    };
+}
+pub(crate) use demo_programs;
+
 /// The folder of images.
 pub fn images() -> PathBuf {
     from_environment("WORMHOLE_IMAGES")

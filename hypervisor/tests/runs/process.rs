@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::harness::{alone, eventually, finish, leftovers, program, wormhole};
+use crate::harness::{alone, demo_programs, eventually, finish, leftovers, program, wormhole};
 use crate::waiters::are_released_after_detection;
 
 /// Runs one program and checks that it verified its own results and left nothing behind.
@@ -28,24 +28,26 @@ fn passes(link: &str, name: &str) {
 }
 
 macro_rules! programs_pass {
-    ($($test:ident: $link:literal $name:literal;)*) => {$(
-        #[test]
-        fn $test() {
-            passes($link, $name);
+    ($($name:ident)*) => {$(
+        mod $name {
+            #[test]
+            fn with_the_static_runtime() {
+                super::passes("static", stringify!($name));
+            }
+
+            #[test]
+            fn with_the_shared_runtime() {
+                super::passes("shared", stringify!($name));
+            }
         }
     )*};
 }
 
-programs_pass! {
-    vector_add_with_the_static_runtime: "static" "vector_add";
-    vector_add_with_the_shared_runtime: "shared" "vector_add";
-    matrix_mul_with_the_static_runtime: "static" "matrix_mul";
-    matrix_mul_with_the_shared_runtime: "shared" "matrix_mul";
-    reduction_with_the_static_runtime: "static" "reduction";
-    reduction_with_the_shared_runtime: "shared" "reduction";
-    streams_and_events_with_the_static_runtime: "static" "streams_events";
-    streams_and_events_with_the_shared_runtime: "shared" "streams_events";
-    bursts_of_launches: "static" "steady";
+demo_programs!(programs_pass);
+
+#[test]
+fn bursts_of_launches() {
+    passes("static", "steady");
 }
 
 #[test]
@@ -86,11 +88,13 @@ fn a_program_ended_by_a_signal_reports_it_as_a_shell_does() {
 #[test]
 fn a_broken_kernel_is_noticed() {
     let _alone = alone();
-    let run = finish(
-        wormhole(&["run", "--placement", "process", "--"]).arg(program("broken", "vector_add")),
-    );
-    assert_eq!(run.status.code(), Some(1), "{}\n{}", run.stdout, run.stderr);
-    assert!(run.stdout.contains("FAIL vector_add"), "{}", run.stdout);
+    for name in ["vector_add", "prefix_scan", "black_scholes"] {
+        let run =
+            finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("broken", name)));
+        assert_eq!(run.status.code(), Some(1), "{}\n{}", run.stdout, run.stderr);
+        let words = format!("FAIL {name}: index ");
+        assert!(run.stdout.starts_with(&words), "{}", run.stdout);
+    }
 }
 
 #[test]
