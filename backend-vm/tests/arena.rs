@@ -193,3 +193,29 @@ fn arena_that_cannot_be_registered_is_refused_and_the_session_goes_on() {
     served.hear("ArenaAdded");
     assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
 }
+
+#[test]
+fn arena_that_the_device_keeps_stays_mapped() {
+    let mut served = serve(4 * SHARE);
+    let [kept, run] = [4, 6].map(|place| served.run(place, 1));
+    for run in [kept, run] {
+        served.tell(&Message::ArenaAdd(run));
+        served.hear("ArenaAdded");
+    }
+    served.device.keeps_memory.store(true, Ordering::Relaxed);
+    served.device.hold("unregister");
+    served.tell(&Message::ArenaRemove(kept));
+    served.device.wait_for("unregister", 1);
+    served.device.let_go("unregister");
+    // The registrar takes one after the other.
+    served.tell(&Message::ArenaAdd(served.run(8, 1)));
+    served.hear("ArenaAdded");
+    // SAFETY: the worker runs in this process and keeps the run mapped; a page that is not would end it.
+    let byte = unsafe {
+        std::ptr::with_exposed_provenance::<u8>(served.address(4) as usize).read_volatile()
+    };
+    assert_eq!(byte, 0);
+    served.device.keeps_memory.store(false, Ordering::Relaxed);
+    served.tell(&Message::ArenaRemove(run));
+    served.hear("ArenaRemoved");
+}

@@ -215,16 +215,18 @@ impl Device for CpuDevice {
     }
 
     fn unregister(&self, address: u64) -> Result<()> {
-        self.context()?;
         self.memory.registered(address)?;
-        let context = self.idle()?;
+        let context = self.current();
+        let wait = || context.scheduler.wait(&context.scheduler.whole_frontier());
+        let idle = wait();
         self.memory.unregister(address)?;
         // Kernels that started meanwhile may have found the range.
-        let late = context.scheduler.wait(&context.scheduler.whole_frontier());
-        if late.is_err() {
+        let done = idle.and_then(|()| wait());
+        if done.is_err() {
+            // What ran when the context died may still be in the range.
             context.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
         }
-        late
+        done
     }
 
     fn copy(&self, destination: u64, source: u64, bytes: u64, stream: RawStream) -> Result<()> {

@@ -20,6 +20,16 @@ const STORE: &str = "
     ret;
 }
 ";
+const FAULT: &str = "
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fault()
+{
+    trap;
+    ret;
+}
+";
 
 fn device() -> CpuDevice {
     CpuDevice::open(&Options {
@@ -201,4 +211,69 @@ AGAIN:
     device.launch(&launch).expect("launch");
     assert_eq!(device.query_stream(LEGACY), Ok(false));
     drop(device);
+}
+
+/// Host memory of whole pages.
+struct Pages(*mut u8, usize);
+
+impl Pages {
+    fn new(bytes: usize) -> Self {
+        let layout = std::alloc::Layout::from_size_align(bytes, 4096).expect("small");
+        // SAFETY: not empty.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        assert!(!start.is_null());
+        Self(start, bytes)
+    }
+
+    fn address(&self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
+    fn read(&self, index: usize) -> u8 {
+        assert!(index < self.1);
+        // SAFETY: inside the pages, which are never freed.
+        unsafe { self.0.add(index).read_volatile() }
+    }
+}
+
+#[test]
+fn host_memory_that_a_dead_context_lets_go_of_is_in_use_no_more() {
+    const BYTES: usize = 32 << 20;
+    let device = device();
+    let pages = Pages::new(BYTES);
+    // SAFETY: the pages are never freed.
+    unsafe { device.register(pages.address(), BYTES as u64) }.expect("register");
+    let [filled, faulty] = [(); 2].map(|()| device.create_stream(1, 0).expect("a stream"));
+    let module = device.load(FAULT.as_bytes(), ImageKind::Module);
+    let module = module.expect("an image").module;
+    let function = device.function(module, "fault").expect("a kernel").function;
+    // Byte by byte, so that it takes a while.
+    let fill = Fill {
+        destination: pages.address(),
+        pitch: 1,
+        width: 1,
+        height: BYTES as u64,
+        value: 7,
+        element: 1,
+    };
+    device.fill(fill, filled).expect("a fill");
+    while pages.read(0) == 0 {
+        std::thread::yield_now();
+    }
+    let launch = Launch {
+        function,
+        stream: faulty,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: &[],
+        parameters: &[],
+    };
+    device.launch(&launch).expect("a launch");
+    while device.health(&[]).is_none() {
+        std::thread::yield_now();
+    }
+    let died = device.unregister(pages.address());
+    assert_eq!(died, Err(CuError(719)));
+    assert_eq!(pages.read(BYTES - 1), 7, "the fill goes on");
 }

@@ -216,6 +216,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// # Safety
     /// `address..address + bytes` is mapped, readable and writable, until it is unregistered.
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()>;
+    /// Ends a registration; waits until nothing reaches the range any more. After an error of a context
+    /// that is dead, the range may still be reached until the context is reset.
     fn unregister(&self, address: u64) -> Result<()>;
 
     /// Asynchronous. Both ends are device memory or registered host memory, already checked.

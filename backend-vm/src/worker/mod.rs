@@ -384,7 +384,11 @@ impl Arena {
     /// Called when the executor has taken the run out of what may be named and no job reads it.
     fn remove(&self, registrations: &mut Registrations, run: ArenaRun) -> Result<(), WorkerError> {
         let (address, _) = self.window.range(run.first, run.count)?;
-        registrations.remove(address);
+        if let Err(error) = registrations.remove(address) {
+            // It stays the session's, and mapped, until the session ends.
+            tracing::warn!("the arena at {address:#x} cannot be unregistered: {error}");
+            return Ok(());
+        }
         // SAFETY: nothing names it, nothing reads it, and the device has let go of it.
         unsafe { self.window.unmap(run.first, run.count)? };
         self.report(&Message::ArenaRemoved(run))

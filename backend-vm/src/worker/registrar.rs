@@ -48,11 +48,13 @@ impl Registrations {
     }
 
     /// Ends the registration of the range that starts at `address`.
-    pub fn remove(&mut self, address: u64) {
-        if self.ranges.remove(&address).is_some()
-            && let Err(error) = self.device.unregister(address)
-        {
-            tracing::warn!("the arena at {address:#x} cannot be unregistered: {error}");
+    ///
+    /// # Errors
+    /// The device's: it may still reach the range, which has to stay mapped.
+    pub fn remove(&mut self, address: u64) -> Result<()> {
+        match self.ranges.remove(&address) {
+            Some(_) => self.device.unregister(address),
+            None => Ok(()),
         }
     }
 
