@@ -86,12 +86,23 @@ impl Address {
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
-        match self {
+        // Each attempt has a socket of its own.
+        uninterrupted(|| match self {
             Self::Path(path) => UnixStream::connect(path),
             Self::Abstract(name) => {
                 UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)
             }
             Self::Vsock { cid, port } => connect_vsock(*cid, *port),
+        })
+    }
+}
+
+/// Does a call again as long as signals of the program's interrupt it.
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
         }
     }
 }
@@ -171,10 +182,11 @@ impl Control {
         read: impl FnOnce(Message<'_>, Option<File>) -> Result<R, ChannelError>,
     ) -> Result<R, ChannelError> {
         let mut header = [0; HEADER_BYTES];
-        let (count, file) = self
-            .stream
-            .recv_with_fd(&mut header)
-            .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
+        let (count, file) = uninterrupted(|| {
+            self.stream
+                .recv_with_fd(&mut header)
+                .map_err(|error| io::Error::from_raw_os_error(error.errno()))
+        })?;
         if count == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
@@ -263,6 +275,11 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::os::unix::thread::JoinHandleExt;
+    use std::ptr::null_mut;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread::JoinHandle;
     use std::time::Instant;
 
     use wormhole_ring::control::{ArenaDenied, Refusal};
@@ -332,6 +349,70 @@ mod tests {
             guest.request_arena(9, || false),
             Err(ChannelError::ArenaDenied { segments: 9, .. })
         ));
+    }
+
+    static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+    extern "C" fn count(_: libc::c_int) {
+        SIGNALS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Interrupts a thread again and again, in calls that are not begun anew.
+    fn interrupt<T>(thread: &JoinHandle<T>) {
+        const SIGNAL: libc::c_int = libc::SIGUSR1;
+        // SAFETY: all zeroes is an action without flags; the handler only counts.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = count as *const () as usize;
+            assert_eq!(libc::sigaction(SIGNAL, &raw const action, null_mut()), 0);
+        }
+        for _ in 0..100 {
+            let before = SIGNALS.load(Ordering::Relaxed);
+            // SAFETY: the thread has not been joined.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGNAL) };
+            while SIGNALS.load(Ordering::Relaxed) == before && !thread.is_finished() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn a_signal_ends_no_wait_for_a_message() {
+        let (guest, supervisor) = pair();
+        let waiting = std::thread::spawn(move || {
+            let refused = guest.hello(1, "").unwrap_err();
+            (refused, guest.request_arena(1, || false))
+        });
+        let asked = |message: Message<'_>, _| Ok(message.name());
+        assert_eq!(supervisor.receive(asked).unwrap(), "Hello");
+        interrupt(&waiting);
+        let refusal = Message::Refused {
+            code: 1,
+            reason: "",
+        };
+        supervisor.send(&refusal).unwrap();
+        assert_eq!(supervisor.receive(asked).unwrap(), "ArenaRequest");
+        interrupt(&waiting);
+        let denied = ArenaDenied { id: 1, code: 2 };
+        supervisor.send(&Message::ArenaDenied(denied)).unwrap();
+        let (refused, denied) = waiting.join().unwrap();
+        assert!(matches!(refused, ChannelError::Refused { .. }), "{refused}");
+        assert!(matches!(denied, Err(ChannelError::ArenaDenied { .. })));
+    }
+
+    #[test]
+    fn a_signal_ends_no_connection_attempt() {
+        let name = format!("wormhole-signal-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        // SAFETY: plain system call. One connection has room, the next waits.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let first = UnixStream::connect_addr(&address).unwrap();
+        let waiting = std::thread::spawn(move || Address::Abstract(name).connect());
+        interrupt(&waiting);
+        drop(listener.accept().unwrap());
+        waiting.join().unwrap().unwrap();
+        drop(first);
     }
 
     #[test]
