@@ -158,6 +158,12 @@ fn addresses_outside_what_the_session_holds_are_invalid_values() {
         data: &[1, 2],
     });
     assert_eq!(write.status, 1);
+    let write = guest.call(&MemWrite {
+        destination: DevicePtr(arena),
+        stream: Handle::LEGACY,
+        data: &[1, 2],
+    });
+    assert_eq!(write.status, 801, "from host to host");
     let free = |address| MemFree {
         address: DevicePtr(address),
     };

@@ -76,7 +76,10 @@ impl Session {
             return Ok(());
         }
         let bytes = message.data.len() as u64;
-        self.place(message.destination.0, bytes)?;
+        if self.place(message.destination.0, bytes)? == Place::Arena {
+            // As such a copy.
+            return Err(to_result(CuError::NOT_SUPPORTED));
+        }
         self.counters.add(Counter::BytesToDevice, bytes);
         self.done(
             self.device
