@@ -54,7 +54,10 @@ pub fn run(
     });
 
     let mut command = Command::new(program);
+    // Programs look for what belongs to them beside the name they were called by: a Python environment's
+    // interpreter is a link.
     command
+        .arg0(&options.command[0])
         .args(&options.command[1..])
         .env("LD_LIBRARY_PATH", library_path(frontend.parent()))
         .env("WORMHOLE_CONTROL", format!("unix:@{address}"));
