@@ -113,6 +113,24 @@ pub unsafe fn copy_out(address: u64, bytes: usize) -> Vec<u8> {
     copy
 }
 
+/// Copies into mapped memory that a guest may be reading and writing at the same time.
+///
+/// # Safety
+/// `address..address + data.len()` stays mapped and writable during the call, and none of it is `data`.
+pub unsafe fn copy_in(address: u64, data: &[u8]) {
+    // SAFETY: the destination is writable by the caller's promise. The copy instruction is opaque to the
+    // compiler, which learns of no reference to what the guest may touch.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") data.len() => _,
+            inout("rdi") address => _,
+            inout("rsi") data.as_ptr() => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// A mapping of one range of a file, undone on drop.
 #[derive(Debug)]
 pub struct Mapping {

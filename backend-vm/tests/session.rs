@@ -8,8 +8,9 @@ use support::backend::{Backend, PATIENCE};
 use support::guest::{Guest, Reply};
 use wormhole_api::{
     ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle, Items,
-    LaunchKernel, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite,
-    ModuleGetFunction, ModuleLoad, Stream, StreamCreate, StreamDestroy, StreamQuery, Synchronize,
+    LaunchKernel, Link, LinkInput, LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree,
+    MemGetInfo, MemSet, MemWrite, ModuleGetFunction, ModuleLoad, Stream, StreamCreate,
+    StreamDestroy, StreamQuery, Synchronize,
 };
 use wormhole_ring::control::Message;
 
@@ -41,6 +42,53 @@ fn round_trip(guest: &mut Guest, bytes: &[u8]) {
     guest.wait_for_fence(3, 1);
     assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
     assert_eq!(guest.call(&MemFree { address: device }).status, 0);
+}
+
+#[test]
+fn a_link_reads_and_writes_only_what_the_session_has() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let bytes = SPIN.len() as u64;
+    guest.arena[0].write(0, SPIN.as_bytes());
+    let inputs = DevicePtr(guest.arena[0].address);
+    let image = DevicePtr(guest.arena[0].address + bytes);
+    let link = |image, room, of_second| {
+        let part = |bytes| LinkInput {
+            kind: 1,
+            reserved: 0,
+            bytes,
+        };
+        let parts = [part(bytes), part(of_second)];
+        let parts = if of_second == 0 { &parts[..1] } else { &parts };
+        (inputs, image, room, parts.to_vec())
+    };
+    let mut send = |(inputs, image, room, parts): (DevicePtr, DevicePtr, u64, Vec<LinkInput>)| {
+        let answer = guest.call(&Link {
+            inputs,
+            image,
+            room,
+            parts: Items::new(&parts),
+        });
+        let linked = (answer.status == 0).then(|| answer.reply::<LinkReply>().bytes);
+        let after = guest.arena[0].read(SPIN.len(), SPIN.len() + 1);
+        (answer.status, linked, after)
+    };
+
+    let untouched = vec![0; SPIN.len() + 1];
+    let too_small = send(link(image, bytes, 0));
+    assert_eq!(too_small, (0, Some(bytes + 1), untouched.clone()));
+    for (target, room, of_second) in [
+        (image, u64::MAX, 0),
+        (DevicePtr(8), bytes, 0),
+        (image, bytes, u64::MAX),
+        (image, bytes, 1 << 40),
+    ] {
+        let refused = send(link(target, room, of_second));
+        assert_eq!(refused, (1, None, untouched.clone()));
+    }
+    let linked = send(link(image, bytes + 1, 0));
+    let text = [SPIN.as_bytes(), &[0]].concat();
+    assert_eq!(linked, (0, Some(bytes + 1), text));
 }
 
 #[test]

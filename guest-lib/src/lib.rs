@@ -38,6 +38,7 @@ mod function;
 mod handle;
 mod image;
 mod launch;
+mod link;
 mod log;
 mod memory;
 mod memory_map;

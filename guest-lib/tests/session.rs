@@ -65,6 +65,24 @@ unsafe extern "C" {
     fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32) -> u32;
     fn cuMemFreeHost(pointer: *mut c_void) -> u32;
     fn cuMemcpy(destination: u64, source: u64, bytes: usize) -> u32;
+    fn cuLinkCreate_v2(
+        count: u32,
+        options: *const u32,
+        values: *mut *mut c_void,
+        state: *mut *mut c_void,
+    ) -> u32;
+    fn cuLinkAddData_v2(
+        state: *mut c_void,
+        kind: u32,
+        data: *const c_void,
+        bytes: usize,
+        name: *const c_char,
+        count: u32,
+        options: *const u32,
+        values: *mut *mut c_void,
+    ) -> u32;
+    fn cuLinkComplete(state: *mut c_void, image: *mut *mut c_void, bytes: *mut usize) -> u32;
+    fn cuLinkDestroy(state: *mut c_void) -> u32;
     fn cuMemcpyDtoH_v2(destination: *mut c_void, source: u64, bytes: usize) -> u32;
 }
 
@@ -259,6 +277,41 @@ fn a_library_is_loaded_again_after_a_reset_when_its_kernel_is_used() {
                 "FenceWrite"
             ]
         );
+    });
+}
+
+#[test]
+fn a_link_sends_what_was_added_and_keeps_its_image() {
+    in_process(|| {
+        let ready = ready();
+        let add = |state, kind, data: &[u8]| {
+            let (data, bytes) = (data.as_ptr().cast(), data.len());
+            let (name, options) = (std::ptr::null(), std::ptr::null());
+            // SAFETY: the data is readable, and there are no options.
+            unsafe { cuLinkAddData_v2(state, kind, data, bytes, name, 0, options, null_mut()) }
+        };
+        let (first, second) = ([b'a'; 20_000], [b'b'; 10_000]);
+        let (mut state, mut image, mut bytes) = (null_mut(), null_mut(), 0_usize);
+        let mut log = [b'x'; 16];
+        let (keys, mut values) = ([5, 6], [log.as_mut_ptr().cast(), 16 as *mut c_void]);
+        // SAFETY: every place is writable, and the option's buffer outlives the link.
+        unsafe {
+            let (keys, values) = (keys.as_ptr(), values.as_mut_ptr());
+            assert_eq!(cuLinkCreate_v2(2, keys, values, &raw mut state), 0);
+            assert_eq!(add(state, 1, &first), 0);
+            assert_eq!(add(state, 1, &second), 0);
+            assert_eq!(add(state, 6, &second), 1, "no such type");
+            assert_eq!(add(state, 1, &[]), 1, "nothing");
+            assert_eq!(cuLinkComplete(state, &raw mut image, &raw mut bytes), 0);
+            let image = std::slice::from_raw_parts(image.cast::<u8>(), bytes);
+            assert_eq!(image, [&first[..], &second].concat().repeat(8));
+            assert_eq!(log[0], 0, "there is nothing to tell");
+            assert_eq!(add(state, 1, &first), 1, "it is complete");
+            assert_eq!(cuLinkDestroy(state), 0);
+            assert_eq!(cuLinkDestroy(state), 400);
+        }
+        // The image did not fit at first.
+        assert_eq!(ready.backend.shared.take(), ["Link?", "Link?"]);
     });
 }
 

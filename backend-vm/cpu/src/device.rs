@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LoadedFunction,
+    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LinkInput, LoadedFunction,
     LoadedModule, RawEvent, RawFunction, RawModule, RawStream, Result,
 };
 
@@ -16,6 +16,7 @@ use crate::description::describe;
 use crate::event::Events;
 use crate::kernel::Surroundings;
 use crate::limits::Limits;
+use crate::linker;
 use crate::memory::{Memory, Owner, pointer};
 use crate::module::Modules;
 use crate::output::Output;
@@ -388,6 +389,10 @@ impl Device for CpuDevice {
 
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         self.context()?.events.elapsed(start, end)
+    }
+
+    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
+        linker::link(inputs)
     }
 
     fn load(&self, image: &[u8], _kind: ImageKind) -> Result<LoadedModule> {

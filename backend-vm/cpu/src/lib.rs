@@ -16,6 +16,7 @@ mod event;
 mod kernel;
 mod launch;
 mod limits;
+mod linker;
 mod memory;
 mod module;
 mod output;

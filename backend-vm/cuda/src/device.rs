@@ -1,12 +1,13 @@
 //! [`CudaDevice`].
 
+use std::borrow::Cow;
 use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUevent, CUfunction, CUlaunchConfig, CUstream};
+use cudarc::driver::sys::{CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LoadedFunction,
+    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LinkInput, LoadedFunction,
     LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
 };
 
@@ -65,6 +66,39 @@ fn is_sticky(error: CuError) -> bool {
 }
 
 impl CudaDevice {
+    /// Adds the inputs to a fresh link and completes it.
+    fn link_in(&self, state: CUlinkState, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
+        let (options, values) = (ptr::null_mut(), ptr::null_mut());
+        for input in inputs {
+            let data = match input.kind {
+                LinkInput::PTX => terminated(input.data),
+                _ => Cow::Borrowed(input.data),
+            };
+            let start = data.as_ptr().cast_mut().cast();
+            // SAFETY: the driver reads that many bytes, the last of a text being zero, and keeps no pointer.
+            unsafe {
+                self.driver.cuLinkAddData_v2(
+                    state,
+                    input.kind,
+                    start,
+                    data.len(),
+                    ptr::null(),
+                    0,
+                    options,
+                    values,
+                )
+            }?;
+        }
+        let (mut image, mut bytes) = (ptr::null_mut(), 0);
+        // SAFETY: both places are writable.
+        unsafe {
+            self.driver
+                .cuLinkComplete(state, &raw mut image, &raw mut bytes)
+        }?;
+        // SAFETY: the driver keeps the image until the link is destroyed.
+        Ok(unsafe { std::slice::from_raw_parts(image.cast::<u8>(), bytes) }.to_vec())
+    }
+
     /// Initialises the driver and the device's primary context, which becomes current in the calling
     /// thread.
     pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
@@ -329,6 +363,23 @@ impl Device for CudaDevice {
                 .cuEventElapsedTime(&raw mut milliseconds, event(start), event(end))
         }?;
         Ok(milliseconds)
+    }
+
+    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
+        for input in inputs {
+            check(input.data)?;
+        }
+        let mut state = ptr::null_mut();
+        let (options, values) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: there are no options, and the place for the state is writable.
+        unsafe {
+            self.driver
+                .cuLinkCreate_v2(0, options, values, &raw mut state)
+        }?;
+        let linked = self.link_in(state, inputs);
+        // SAFETY: the state is live, and the image has been copied.
+        unsafe { self.driver.cuLinkDestroy(state) }?;
+        linked
     }
 
     fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule> {

@@ -7,7 +7,8 @@
 use std::ffi::{c_char, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, CUstream, CUuuid,
+    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState, CUmodule,
+    CUstream, CUuuid,
 };
 use libloading::Library;
 use wormhole_device::{CuError, Result};
@@ -133,6 +134,10 @@ entry_points! {
     fn cuEventQuery(event: CUevent);
     fn cuEventSynchronize(event: CUevent);
     fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
+    fn cuLinkCreate_v2(count: u32, options: *mut u32, values: *mut *mut c_void, state: *mut CUlinkState);
+    fn cuLinkAddData_v2(state: CUlinkState, kind: u32, data: *mut c_void, bytes: usize, name: *const c_char, count: u32, options: *mut u32, values: *mut *mut c_void);
+    fn cuLinkComplete(state: CUlinkState, image: *mut *mut c_void, bytes: *mut usize);
+    fn cuLinkDestroy(state: CUlinkState);
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     fn cuModuleUnload(module: CUmodule);
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);

@@ -92,6 +92,27 @@ impl RawStream {
     pub const LEGACY: Self = Self(1);
 }
 
+/// What goes into a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkInput<'a> {
+    /// Its `CUjitInputType`.
+    pub kind: u32,
+    pub data: &'a [u8],
+}
+
+impl LinkInput<'_> {
+    /// `CU_JIT_INPUT_CUBIN`.
+    pub const CUBIN: u32 = 0;
+    /// `CU_JIT_INPUT_PTX`: text, with or without a zero byte at its end.
+    pub const PTX: u32 = 1;
+    /// `CU_JIT_INPUT_FATBINARY`.
+    pub const FATBINARY: u32 = 2;
+    /// `CU_JIT_INPUT_OBJECT`.
+    pub const OBJECT: u32 = 3;
+    /// `CU_JIT_INPUT_LIBRARY`.
+    pub const LIBRARY: u32 = 4;
+}
+
 /// How an image is loaded: `cuModuleLoadData` or `cuLibraryLoadData`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
@@ -251,6 +272,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Milliseconds from `start` to `end`; `CUDA_ERROR_NOT_READY` until both have happened.
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
 
+    /// Links the inputs into one image that can be loaded (`cuLinkComplete`).
+    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>>;
     fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule>;
     fn unload(&self, module: RawModule) -> Result<()>;
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;

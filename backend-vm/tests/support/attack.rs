@@ -5,10 +5,10 @@ use wormhole_api::{
     DevicePtr, Element, Event, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord,
     EventSynchronize, Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
     FunctionSetCacheConfig, Handle, Items, Kind, LaunchAttribute, LaunchKernel, Library,
-    LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload, MemAlloc,
-    MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Message, Module, ModuleGetFunction,
-    ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate, StreamDestroy,
-    StreamQuery, StreamWaitEvent, Synchronize, TakeOutput,
+    LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload, Link,
+    LinkInput, MemAlloc, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Message, Module,
+    ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate,
+    StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, TakeOutput,
 };
 use wormhole_ring::layout::{MAX_RECORD, RECORD_HEADER, RING_BYTES, UNIT, session};
 
@@ -177,6 +177,16 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
             name: b"table",
         }),
         entry(&ModuleUnload { module: fresh.2 }),
+        entry(&Link {
+            inputs: image,
+            image,
+            room: bytes,
+            parts: Items::new(&[LinkInput {
+                kind: 1,
+                reserved: 0,
+                bytes,
+            }]),
+        }),
         entry(&LibraryLoad {
             new: fresh.3,
             image,

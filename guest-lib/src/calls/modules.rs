@@ -29,15 +29,19 @@ const ERROR_LOG_BYTES: CUjit_option = 6;
 /// The log buffers among a call's compiler options. The other options are the host driver's to choose:
 /// they ask for speed or debug information, never for another result.
 #[derive(Debug)]
-struct Logs {
+pub(super) struct Logs {
     keys: Vec<CUjit_option>,
     values: *mut *mut c_void,
 }
 
+// SAFETY: the array of values is the program's, which lends it to the driver for the call, or until the
+// link is destroyed.
+unsafe impl Send for Logs {}
+
 impl Logs {
     /// # Safety
     /// Both arrays have `count` elements.
-    unsafe fn read(
+    pub(super) unsafe fn read(
         count: u32,
         keys: *const CUjit_option,
         values: *mut *mut c_void,
@@ -60,6 +64,12 @@ impl Logs {
         let index = self.keys.iter().position(|found| *found == key)?;
         // SAFETY: the index is below the length of both arrays.
         Some(unsafe { self.values.add(index) })
+    }
+
+    /// There is nothing to tell.
+    pub(super) fn clear(&self) {
+        self.fill(INFO_LOG, INFO_LOG_BYTES, &[]);
+        self.fill(ERROR_LOG, ERROR_LOG_BYTES, &[]);
     }
 
     /// Fills one of the buffers; its size option becomes the length of the text.
@@ -106,7 +116,7 @@ const NO_LOGS: Logs = Logs {
 };
 
 /// The content of a file, as an image: with the zero byte that text ends with.
-unsafe fn file(name: *const c_char) -> Result<Vec<u8>> {
+pub(super) unsafe fn file(name: *const c_char) -> Result<Vec<u8>> {
     // SAFETY: as the caller promises.
     let name = std::ffi::OsStr::from_bytes(unsafe { string(name) }?.to_bytes());
     let mut bytes = std::fs::read(name).map_err(|_| CuError::FILE_NOT_FOUND)?;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::{
     Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load, same, worked,
 };
-use crate::{CuError, Device, ImageKind, RawStream};
+use crate::{CuError, Device, ImageKind, LinkInput, RawStream};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -27,6 +27,14 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "a library is loaded like a module",
         run: library,
+    },
+    Check {
+        name: "a link of PTX gives an image that can be loaded",
+        run: linked,
+    },
+    Check {
+        name: "a link of what is no PTX is refused",
+        run: unlinkable,
     },
     Check {
         name: "an image that is none is refused",
@@ -116,6 +124,27 @@ fn library(device: &dyn Device) -> Outcome {
     let (counter, _) = worked("global", device.global(library.module, "counter"))?;
     same("the counter", read(device, counter)?, 8)?;
     worked("unload", device.unload(library.module))
+}
+
+fn linked(device: &dyn Device) -> Outcome {
+    let text = [kernels::PLAIN.as_bytes(), &[0]].concat();
+    for data in [kernels::PLAIN.as_bytes(), &text] {
+        let kind = LinkInput::PTX;
+        let image = worked("link", device.link(&[LinkInput { kind, data }]))?;
+        let library = worked("load", device.load(&image, ImageKind::Library))?;
+        let bump = function(device, &library, "bump")?;
+        worked("launch", launch(device, LEGACY, &bump, ONE_THREAD, &[]))?;
+        let (counter, _) = worked("global", device.global(library.module, "counter"))?;
+        same("the counter", read(device, counter)?, 8)?;
+    }
+    Ok(())
+}
+
+fn unlinkable(device: &dyn Device) -> Outcome {
+    let data = b".version 7.0\n.target sm_70\n.address_size 64\nthis is no PTX\n";
+    let kind = LinkInput::PTX;
+    let result = device.link(&[LinkInput { kind, data }]).err();
+    same("nonsense", result, Some(CuError::INVALID_PTX))
 }
 
 fn garbage(device: &dyn Device) -> Outcome {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use wormhole_api::{
     Attribute, CuResult, DevicePtr, Function, Handle, Items, Library, LibraryGetGlobalReply,
-    LibraryGetKernelReply, LibraryLoadReply, Module, ModuleGetFunctionReply, ModuleGetGlobalReply,
-    ModuleLoadReply, Outcome, Parameter,
+    LibraryGetKernelReply, LibraryLoadReply, Link, LinkInput as LinkPart, LinkReply, Module,
+    ModuleGetFunctionReply, ModuleGetGlobalReply, ModuleLoadReply, Outcome, Parameter,
 };
 use wormhole_device::{
-    CuError, Device, ImageKind, LoadedFunction, LoadedModule, RawFunction, RawModule,
+    CuError, Device, ImageKind, LinkInput, LoadedFunction, LoadedModule, RawFunction, RawModule,
 };
 
 use super::{Answer, Call, Event, Finish, Session, to_result};
@@ -29,6 +29,27 @@ const USES_OUTPUT: u32 = 1;
 /// Bytes of images that may be on their way to the device at once: each is copied out of the arena first.
 /// More is `CUDA_ERROR_OUT_OF_MEMORY`.
 const IMAGE_BYTES: u64 = 4 << 30;
+
+/// Links parts that lie one behind the other in `data`.
+fn link(
+    device: &dyn Device,
+    parts: &[LinkPart],
+    mut data: &[u8],
+) -> wormhole_device::Result<Vec<u8>> {
+    let mut inputs = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (data_of_part, rest) = usize::try_from(part.bytes)
+            .ok()
+            .and_then(|bytes| data.split_at_checked(bytes))
+            .ok_or(CuError::INVALID_VALUE)?;
+        inputs.push(LinkInput {
+            kind: part.kind,
+            data: data_of_part,
+        });
+        data = rest;
+    }
+    device.link(&inputs)
+}
 
 impl Session {
     fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
@@ -73,6 +94,53 @@ impl Session {
             Box::new(move |session: &mut Session| {
                 session.image_bytes -= bytes;
                 session.loaded(new, loaded)
+            }) as Finish
+        });
+        if matches!(outcome, Outcome::Deferred) {
+            self.image_bytes += bytes;
+            self.counters.add(Counter::BytesToDevice, bytes);
+        }
+        outcome
+    }
+
+    /// Links what lies in the arena. It is copied first: the guest may write there at any time.
+    pub(super) fn link<R>(&mut self, call: &Call, message: &Link<'_>) -> Outcome<R> {
+        let parts: Vec<LinkPart> = message.parts.iter().collect();
+        let total = parts
+            .iter()
+            .try_fold(0_u64, |sum, part| sum.checked_add(part.bytes));
+        let Some(bytes) = total.filter(|&bytes| bytes != 0) else {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
+        let (inputs, target, room) = (message.inputs.0, message.image.0, message.room);
+        if !self.extents.contains(inputs, bytes) || !self.extents.contains(target, room) {
+            return Outcome::Failed(self.invalid_address());
+        }
+        let Ok(length) = usize::try_from(bytes) else {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
+        if bytes > IMAGE_BYTES - self.image_bytes {
+            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+        }
+        let reader = Arc::clone(&self.readers);
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
+            let copy = unsafe { memory::copy_out(inputs, length) };
+            let linked = link(device, &parts, &copy);
+            if let Ok(image) = &linked
+                && image.len() as u64 <= room
+            {
+                // SAFETY: as above, and the copies are the worker's own.
+                unsafe { memory::copy_in(target, image) };
+            }
+            drop(reader);
+            let linked = linked.map(|image| image.len() as u64);
+            Box::new(move |session: &mut Session| {
+                session.image_bytes -= bytes;
+                match linked {
+                    Ok(bytes) => Answer::reply(&LinkReply { bytes }),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
             }) as Finish
         });
         if matches!(outcome, Outcome::Deferred) {

@@ -6,12 +6,12 @@ use wormhole_api::{
     EventElapsed, EventElapsedReply, EventQuery, EventRecord, EventSynchronize, FenceWrite,
     FunctionGetAttribute, FunctionGetAttributeReply, FunctionSetAttribute, FunctionSetCacheConfig,
     Items, LaunchKernel, LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel,
-    LibraryGetKernelReply, LibraryGetModule, LibraryLoad, LibraryLoadReply, LibraryUnload,
-    MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemGetInfoReply, MemSet, MemWrite,
-    ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal, ModuleGetGlobalReply, ModuleLoad,
-    ModuleLoadReply, ModuleUnload, Occupancy, OccupancyReply, Outcome, Service, StreamCreate,
-    StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply, TakeOutput,
-    TakeOutputReply,
+    LibraryGetKernelReply, LibraryGetModule, LibraryLoad, LibraryLoadReply, LibraryUnload, Link,
+    LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemGetInfoReply, MemSet,
+    MemWrite, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal, ModuleGetGlobalReply,
+    ModuleLoad, ModuleLoadReply, ModuleUnload, Occupancy, OccupancyReply, Outcome, Service,
+    StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply,
+    TakeOutput, TakeOutputReply,
 };
 use wormhole_device::{CuError, Description};
 
@@ -200,6 +200,10 @@ impl Service for Session {
         message: &ModuleGetGlobal<'_>,
     ) -> Outcome<ModuleGetGlobalReply> {
         self.find_global(call, ImageHandle::Module(message.module), message.name)
+    }
+
+    fn link(&mut self, call: &Call, message: &Link<'_>) -> Outcome<LinkReply> {
+        Session::link(self, call, message)
     }
 
     fn library_load<'s>(
