@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cuda as _;
-use support::{Backend, DEVICE_BYTES, in_process};
+use support::{Backend, DEVICE_BYTES, WINDOW_BYTES, in_process};
 use wormhole_api::CuResult;
 
 unsafe extern "C" {
@@ -627,6 +627,23 @@ fn arena_that_is_empty_goes_back_but_for_one_extent() {
             // Four new extents, and all but one of five go.
             assert_eq!(shared.arena(3 + 8 * round).len(), 3 + 8 * round);
         }
+    });
+}
+
+#[test]
+fn more_arena_than_the_window_has_is_not_waited_for() {
+    in_process(|| {
+        let ready = ready();
+        let shared = &ready.backend.shared;
+        let pointers = [(); 2].map(|()| allocate_host(20 * MIB));
+        pointers.into_iter().for_each(free_host);
+        let before = ["ask 10", "ask 10", "return 10"];
+        assert_eq!(shared.arena(3), before);
+        let mut pointer = null_mut();
+        // SAFETY: the place is writable.
+        let result = unsafe { cuMemHostAlloc(&raw mut pointer, WINDOW_BYTES + 1, 0) };
+        assert_eq!(result, 2);
+        assert_eq!(shared.arena(3), before);
     });
 }
 

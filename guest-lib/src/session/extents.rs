@@ -114,6 +114,10 @@ impl Session {
 
     fn grow_arena(&self, bytes: u64) -> Result {
         let needed = bytes.div_ceil(SEGMENT_BYTES as u64);
+        if needed > self.extents.window.segments() {
+            log::error_once!("{bytes} bytes of arena are more than the window has");
+            return Err(CuError::OUT_OF_MEMORY);
+        }
         let run = loop {
             self.alive()?;
             match self.ask_for_arena(needed) {

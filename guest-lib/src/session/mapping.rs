@@ -25,6 +25,10 @@ impl Window {
         }
     }
 
+    pub fn segments(&self) -> u64 {
+        self.segments
+    }
+
     /// Where a segment lies.
     pub fn address(&self, segment: u32) -> u64 {
         self.base + u64::from(segment) * SEGMENT_BYTES as u64

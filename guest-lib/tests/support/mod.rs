@@ -27,6 +27,8 @@ use wormhole_ring::status::{EndCause, Status};
 
 const SEGMENTS: usize = 64;
 const SESSION: usize = 1;
+/// Bytes of the window.
+pub const WINDOW_BYTES: usize = SEGMENTS * SEGMENT_BYTES;
 /// Bytes of the one allocation that the device hands out again and again.
 pub const DEVICE_BYTES: usize = 4 << 20;
 
@@ -139,8 +141,7 @@ fn window() -> File {
     // SAFETY: the name is a string; the descriptor has no other owner.
     let file =
         unsafe { File::from_raw_fd(libc::memfd_create(c"window".as_ptr(), libc::MFD_CLOEXEC)) };
-    file.set_len((SEGMENTS * SEGMENT_BYTES) as u64)
-        .expect("memory");
+    file.set_len(WINDOW_BYTES as u64).expect("memory");
     file
 }
 
@@ -150,7 +151,7 @@ fn map(window: &File) -> usize {
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
-            SEGMENTS * SEGMENT_BYTES,
+            WINDOW_BYTES,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED,
             window.as_raw_fd(),
@@ -198,7 +199,7 @@ fn grant(stream: &UnixStream, window: &File) {
         arena_count: 1,
         reserved: 0,
         window_base: WINDOW_BASE,
-        window_size: (SEGMENTS * SEGMENT_BYTES) as u64,
+        window_size: WINDOW_BYTES as u64,
         handle_base: HANDLE_BASE,
         apertures: [band(APERTURE_HIGH), band(APERTURE_LOW)],
         protocol_hash: PROTOCOL_HASH,
@@ -448,7 +449,7 @@ impl Executor {
     fn arena(&self, address: u64) -> *mut u8 {
         let offset = usize::try_from(address - WINDOW_BASE).expect("small");
         assert!(
-            offset < SEGMENTS * SEGMENT_BYTES,
+            offset < WINDOW_BYTES,
             "{address:#x} lies outside the window"
         );
         std::ptr::with_exposed_provenance_mut(self.base + offset)
