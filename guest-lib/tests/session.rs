@@ -4,7 +4,7 @@ mod support;
 
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 use cuda as _;
@@ -94,7 +94,10 @@ struct Ready {
 }
 
 fn ready() -> Ready {
-    let backend = Backend::start();
+    ready_with(Backend::start())
+}
+
+fn ready_with(backend: Backend) -> Ready {
     let [mut context, mut stream, mut module, mut function] = [null_mut(); 4];
     // SAFETY: every place is writable, and the image is text that ends.
     unsafe {
@@ -627,6 +630,31 @@ fn arena_that_is_empty_goes_back_but_for_one_extent() {
             // Four new extents, and all but one of five go.
             assert_eq!(shared.arena(3 + 8 * round).len(), 3 + 8 * round);
         }
+    });
+}
+
+#[test]
+fn a_forked_child_has_no_arena_that_could_become_another_session_s() {
+    /// The parent's pinned memory, in its child.
+    static PINNED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    fn pin() {
+        let small = allocate_host(4096);
+        PINNED.store(small, Ordering::Relaxed);
+        assert!(is_mapped(small));
+    }
+    in_process(|| {
+        let _ready = ready_with(Backend::start_in_vm());
+        pin();
+        in_process(|| assert!(!is_mapped(PINNED.load(Ordering::Relaxed))));
+        // Also arena that came later.
+        PINNED.store(allocate_host(20 * MIB), Ordering::Relaxed);
+        in_process(|| assert!(!is_mapped(PINNED.load(Ordering::Relaxed))));
+    });
+    in_process(|| {
+        // The file of a process beside the backend is its session's alone.
+        let _ready = ready();
+        pin();
+        in_process(|| assert!(is_mapped(PINNED.load(Ordering::Relaxed))));
     });
 }
 

@@ -112,7 +112,7 @@ pub fn attach() -> Result<Session, AttachError> {
         });
     }
     // A guest process of the backend's system is sent its session's file, which has no bootstrap.
-    let (file, is_whole) = match file {
+    let (file, shared) = match file {
         Some(file) => (file, false),
         None => (open_window()?, true),
     };
@@ -121,8 +121,8 @@ pub fn attach() -> Result<Session, AttachError> {
         control.send(&Message::Unmappable)?;
         return Err(error);
     }
-    let window = Window::new(grant.window_base, grant.window_size, file);
-    if is_whole {
+    let window = Window::new(grant.window_base, grant.window_size, file, shared);
+    if shared {
         check_bootstrap(&window, &grant)?;
     }
     let session = map(control, &grant, window)?;
@@ -288,7 +288,7 @@ mod tests {
             unsafe { File::from_raw_fd(libc::memfd_create(c"w".as_ptr(), libc::MFD_CLOEXEC)) };
         file.set_len(BYTES).unwrap();
         band::reserve(grant.window_base, BYTES).unwrap();
-        let window = Window::new(grant.window_base, BYTES, file);
+        let window = Window::new(grant.window_base, BYTES, file, true);
         let error = check_bootstrap(&window, &grant).unwrap_err();
         assert!(matches!(error, AttachError::Bootstrap(_)), "{error}");
 

@@ -13,15 +13,19 @@ pub struct Window {
     base: u64,
     file: File,
     segments: u64,
+    /// Other sessions get their segments from the same file.
+    shared: bool,
 }
 
 impl Window {
-    /// The window whose band `base..base + bytes` has been reserved.
-    pub fn new(base: u64, bytes: u64, file: File) -> Self {
+    /// The window whose band `base..base + bytes` has been reserved. The file is this session's alone, or
+    /// `shared` by the processes of a VM.
+    pub fn new(base: u64, bytes: u64, file: File, shared: bool) -> Self {
         Self {
             base,
             file,
             segments: bytes / SEGMENT_BYTES as u64,
+            shared,
         }
     }
 
@@ -34,7 +38,8 @@ impl Window {
         self.base + u64::from(segment) * SEGMENT_BYTES as u64
     }
 
-    /// Maps a granted run of segments. With `private`, a forked child does not get them.
+    /// Maps a granted run of segments. A forked child does not get them with `private`, nor from a file that
+    /// is shared: what this process gives back becomes another's while the child would still have it.
     pub fn map(&self, first: u32, count: u32, private: bool) -> io::Result<*mut u8> {
         if u64::from(first) + u64::from(count) > self.segments {
             return Err(io::Error::new(
@@ -50,7 +55,7 @@ impl Window {
         // SAFETY: the range lies in the band that was reserved for the window, so it replaces nothing
         // but that reservation.
         let address = unsafe { band::map(self.address(first), bytes as u64, &self.file, offset) }?;
-        if private {
+        if private || self.shared {
             // SAFETY: the range was mapped above.
             if unsafe { libc::madvise(address.cast(), bytes, libc::MADV_DONTFORK) } != 0 {
                 return Err(io::Error::last_os_error());

@@ -85,12 +85,26 @@ pub struct Backend {
 impl Backend {
     /// Starts one, and leads the library of this process to it.
     pub fn start() -> Self {
+        Self::start_with(true)
+    }
+
+    /// As the backend of a VM: the library opens the window itself.
+    pub fn start_in_vm() -> Self {
+        Self::start_with(false)
+    }
+
+    fn start_with(passes_window: bool) -> Self {
         let name = format!("wormhole-guest-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).expect("a short name");
         let listener = UnixListener::bind_addr(&address).expect("a name of our own");
         // SAFETY: nothing else in this process reads or writes the environment.
         unsafe { std::env::set_var("WORMHOLE_CONTROL", format!("unix:@{name}")) };
         let window = window();
+        if !passes_window {
+            let path = format!("/proc/self/fd/{}", window.as_raw_fd());
+            // SAFETY: as above.
+            unsafe { std::env::set_var("WORMHOLE_WINDOW", path) };
+        }
         let base = map(&window);
         let shared = Arc::new(Shared::default());
         let control = Arc::new(Mutex::new(None));
@@ -102,10 +116,11 @@ impl Backend {
         std::thread::spawn(move || {
             let (stream, _) = listener.accept().expect("the library connects");
             *place.lock().expect("not poisoned") = Some(stream.try_clone().expect("a descriptor"));
-            grant(&stream, &window);
+            grant(&stream, passes_window.then_some(&window));
             let memory = session(base);
             std::thread::spawn(move || Executor::new(base, memory, log).run());
             serve_arena(stream, &asked);
+            drop(window);
         });
         Self {
             shared,
@@ -177,7 +192,7 @@ fn receive(mut stream: &UnixStream) -> Option<(u16, Vec<u8>)> {
     Some((header.kind, body))
 }
 
-fn grant(stream: &UnixStream, window: &File) {
+fn grant(mut stream: &UnixStream, window: Option<&File>) {
     let (kind, body) = receive(stream).expect("the library says hello");
     let hello = Message::decode(kind, &body).expect("a message");
     assert!(
@@ -206,9 +221,14 @@ fn grant(stream: &UnixStream, window: &File) {
         features: 0,
     });
     let frame = grant.to_vec().expect("a short message");
-    stream
-        .send_with_fd(&frame[..], window.as_raw_fd())
-        .expect("the library listens");
+    match window {
+        Some(window) => drop(
+            stream
+                .send_with_fd(&frame[..], window.as_raw_fd())
+                .expect("the library listens"),
+        ),
+        None => stream.write_all(&frame).expect("the library listens"),
+    }
     let (kind, _) = receive(stream).expect("the library answers");
     assert_eq!(kind, Message::Mapped.kind());
 }
