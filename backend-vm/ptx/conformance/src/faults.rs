@@ -32,7 +32,6 @@ const NEGATIVE_ROOT: &str = "the root of a negative number is the canonical NaN"
 const TINY: &str = "with .ftz a result that is subnormal before it is rounded is a zero";
 const SUBNORMAL: &str = "with .ftz a subnormal operand is a zero, whose reciprocal is infinite";
 const LARGE_DIVISOR: &str = "a quotient by more than 2^126 is a zero";
-const NEGATIVE_ZERO: &str = "with .relu a negative zero becomes a positive one";
 const SUM_NAN: &str = "an atomic sum that is a NaN is the canonical one";
 
 /// What is to be mended.
@@ -66,7 +65,6 @@ pub const FAULTS: &[Known] = &[
     rows("approximate", "div.approx.", large_divisor, LARGE_DIVISOR),
     rows("approximate", "rcp.approx.ftz.f64", subnormal, SUBNORMAL),
     rows("approximate", "rsqrt.approx.ftz.f64", subnormal, SUBNORMAL),
-    rows("cvt-float", "cvt.", clamped, NEGATIVE_ZERO),
     rows("atomic", "atom.global.add.", sum_nan, SUM_NAN),
     rows("atomic", "red.global.add.f32", sum_nan, SUM_NAN),
     rows("atomic", "atom.shared.add.f32", sum_nan, SUM_NAN),
@@ -110,16 +108,6 @@ fn subnormal(_: &Form, difference: &Difference) -> bool {
 fn large_divisor(_: &Form, difference: &Difference) -> bool {
     let divisor = Format::F32.value(difference.operands[1]).abs();
     divisor > 126.0_f64.exp2() && divisor.is_finite() && difference.kept[0] << 33 == 0
-}
-
-fn clamped(form: &Form, difference: &Difference) -> bool {
-    // Each differing bit is the sign of a part.
-    form.name.contains(".relu")
-        && difference
-            .kept
-            .iter()
-            .zip(&difference.found)
-            .all(|(kept, found)| (kept ^ found) & !0x8080_8080 == 0)
 }
 
 fn sum_nan(form: &Form, difference: &Difference) -> bool {

@@ -24,7 +24,7 @@ pub(crate) struct Style {
     pub ftz: bool,
     /// Whether to clamp: integers to the range of the type, floats to [0, 1].
     pub saturate: bool,
-    /// Whether negative results are zeros.
+    /// Whether negative results, the negative zero among them, are positive zeros.
     pub relu: bool,
     /// Whether what overflows becomes the greatest finite value.
     pub finite: bool,
@@ -142,7 +142,7 @@ impl Float for f64 {
 fn narrow_short<T: Short>(value: f64, style: Style) -> T {
     if value.is_nan() {
         T::NAN
-    } else if style.relu && value < 0.0 {
+    } else if style.relu && value <= 0.0 {
         T::of(0)
     } else {
         let narrow = T::narrow(value, style.rounding);

@@ -45,7 +45,7 @@ fn to_byte<B: Byte>(value: f32, relu: bool) -> u8 {
     if value.is_nan() {
         return 0x7f;
     }
-    if relu && value < 0.0 {
+    if relu && value <= 0.0 {
         return 0;
     }
     let sign = u8::from(value.is_sign_negative()) << 7;
@@ -98,7 +98,7 @@ fn bytes_of_halves<B: Byte>(relu: bool) -> Alu {
 fn halves_of_bytes<B: Byte>(relu: bool) -> Alu {
     fn half<B: Byte>(relu: bool, code: u8) -> F16 {
         let value = of_byte::<B>(code);
-        F16::nearest(if relu && value < 0.0 { 0.0 } else { value })
+        F16::nearest(if relu && value <= 0.0 { 0.0 } else { value })
     }
     fn unpack<B: Byte>(relu: bool, a: u16) -> Pair<F16> {
         Pair(half::<B>(relu, a as u8), half::<B>(relu, (a >> 8) as u8))
@@ -161,9 +161,9 @@ pub(crate) fn tf32(rounding: ToTf32, relu: bool, finite: bool) -> Alu {
         ($bias:expr) => {
             match (relu, finite) {
                 (false, false) => alu1!(f32 => f32, |a| narrow(a, $bias)),
-                (true, false) => alu1!(f32 => f32, |a| narrow(if a < 0.0 { 0.0 } else { a }, $bias)),
+                (true, false) => alu1!(f32 => f32, |a| narrow(if a <= 0.0 { 0.0 } else { a }, $bias)),
                 (false, true) => alu1!(f32 => f32, |a| bounded(narrow(a, $bias))),
-                (true, true) => alu1!(f32 => f32, |a| bounded(narrow(if a < 0.0 { 0.0 } else { a }, $bias))),
+                (true, true) => alu1!(f32 => f32, |a| bounded(narrow(if a <= 0.0 { 0.0 } else { a }, $bias))),
             }
         };
     }
