@@ -98,7 +98,8 @@ pub(crate) fn property(name: &str, ty: Type) -> Option<Compare> {
                 "infinite" => test!($t, |a, _| a.is_infinite()),
                 "number" => test!($t, |a, _| !a.is_nan()),
                 "notanumber" => test!($t, |a, _| a.is_nan()),
-                "normal" => test!($t, |a, _| a.is_normal()),
+                // Zeros count as normal numbers.
+                "normal" => test!($t, |a, _| a.is_normal() || a == 0.0),
                 "subnormal" => test!($t, |a, _| a.is_subnormal()),
                 _ => return None,
             })
