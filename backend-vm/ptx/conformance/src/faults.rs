@@ -28,7 +28,6 @@ const fn rows(
     }
 }
 
-const NEGATIVE_ROOT: &str = "the root of a negative number is the canonical NaN";
 const TINY: &str = "with .ftz a result that is subnormal before it is rounded is a zero";
 const SUBNORMAL: &str = "with .ftz a subnormal operand is a zero, whose reciprocal is infinite";
 const LARGE_DIVISOR: &str = "a quotient by more than 2^126 is a zero";
@@ -40,18 +39,6 @@ pub const FAULTS: &[Known] = &[
     refused("atomic", "atom.global.v4.bf16.max.noftz"),
     refused("atomic", "atom.global.v2.bf16.add.noftz"),
     refused("video", "vmad."),
-    rows(
-        "f32",
-        "sqrt.rn.f32",
-        |_, d| nans(Format::F32, d),
-        NEGATIVE_ROOT,
-    ),
-    rows(
-        "approximate",
-        "sqrt.approx.f32",
-        |_, d| nans(Format::F32, d),
-        NEGATIVE_ROOT,
-    ),
     rows("f32", "fma.rn.ftz.f32", flushed_single, TINY),
     rows("f32", "mul.", flushed_single, TINY),
     rows("f32", "div.rp.ftz.f32", flushed_single, TINY),

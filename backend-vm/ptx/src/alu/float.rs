@@ -215,6 +215,12 @@ pub(crate) fn copy_sign(ty: Type) -> Option<Alu> {
     })
 }
 
+/// A square root. Which NaN the host's is may be lost, so that it is named here.
+#[inline(always)]
+fn root(x: f32) -> f32 {
+    if x >= 0.0 { x.sqrt() } else { NAN32 }
+}
+
 /// `rcp`, `sqrt`, `rsqrt`, `sin`, `cos`, `lg2`, `ex2` and `tanh`.
 ///
 /// The approximate forms are computed to within half a unit in the last place,
@@ -251,7 +257,7 @@ pub(crate) fn function(name: &str, ty: Type, style: Style) -> Option<Alu> {
             Down,
             Up
         ),
-        ("sqrt", Type::F32, Rounding::Nearest) => nearest!(|x: f32| x.sqrt()),
+        ("sqrt", Type::F32, Rounding::Nearest) => nearest!(root),
         ("sqrt", Type::F64, Rounding::Nearest) => alu1!(f64 => f64, |a| a.sqrt()),
         ("sqrt", ..) => directed!(
             |mode, x| round::single(Operation::Sqrt, mode, x, x),
