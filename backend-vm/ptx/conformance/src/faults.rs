@@ -3,7 +3,7 @@
 
 use crate::compare::Difference;
 use crate::form::{Form, Format};
-use crate::latitude::{Covers, Known, nans};
+use crate::latitude::{Covers, Known};
 
 const fn refused(group: &'static str, forms: &'static str) -> Known {
     Known {
@@ -31,7 +31,6 @@ const fn rows(
 const TINY: &str = "with .ftz a result that is subnormal before it is rounded is a zero";
 const SUBNORMAL: &str = "with .ftz a subnormal operand is a zero, whose reciprocal is infinite";
 const LARGE_DIVISOR: &str = "a quotient by more than 2^126 is a zero";
-const SUM_NAN: &str = "an atomic sum that is a NaN is the canonical one";
 
 /// What is to be mended.
 pub const FAULTS: &[Known] = &[
@@ -46,10 +45,6 @@ pub const FAULTS: &[Known] = &[
     rows("approximate", "div.approx.", large_divisor, LARGE_DIVISOR),
     rows("approximate", "rcp.approx.ftz.f64", subnormal, SUBNORMAL),
     rows("approximate", "rsqrt.approx.ftz.f64", subnormal, SUBNORMAL),
-    rows("atomic", "atom.global.add.", sum_nan, SUM_NAN),
-    rows("atomic", "red.global.add.f32", sum_nan, SUM_NAN),
-    rows("atomic", "atom.shared.add.f32", sum_nan, SUM_NAN),
-    rows("atomic", "red.shared.add.f32", sum_nan, SUM_NAN),
 ];
 
 /// Whether results differ only where the kept one is a zero and the other is subnormal or next to it.
@@ -85,8 +80,4 @@ fn subnormal(_: &Form, difference: &Difference) -> bool {
 fn large_divisor(_: &Form, difference: &Difference) -> bool {
     let divisor = Format::F32.value(difference.operands[1]).abs();
     divisor > 126.0_f64.exp2() && divisor.is_finite() && difference.kept[0] << 33 == 0
-}
-
-fn sum_nan(form: &Form, difference: &Difference) -> bool {
-    form.name.ends_with(".f32") && nans(Format::F32, difference)
 }

@@ -9,8 +9,9 @@
 )]
 #![allow(clippy::unnecessary_cast, reason = "one expression serves every width")]
 
+use super::float::{canonical, flush};
 use super::half::{Bf16, F16, Pair, Rounding, Short};
-use super::{Alu, Ops, Row, Slot, alu1, by_int8, float::flush, plain, round};
+use super::{Alu, Ops, Row, Slot, alu1, by_int8, plain, round};
 use crate::parse::ast::Type;
 
 /// Modifiers of a conversion.
@@ -260,15 +261,6 @@ fn from_float(to: Type, from: Type, style: Style) -> Option<Alu> {
         _ => None,
     })
     .flatten()
-}
-
-#[inline(always)]
-fn canonical(x: f32) -> f32 {
-    if x.is_nan() {
-        f32::from_bits(0x7fff_ffff)
-    } else {
-        x
-    }
 }
 
 fn between<A: Float, R: Float>(a: A, style: Style) -> R {

@@ -23,6 +23,12 @@ pub(crate) struct Style {
 /// The NaN that single precision instructions return.
 const NAN32: f32 = f32::from_bits(0x7fff_ffff);
 
+/// Every NaN as the one that single precision instructions return.
+#[inline(always)]
+pub(crate) fn canonical(x: f32) -> f32 {
+    if x.is_nan() { NAN32 } else { x }
+}
+
 /// A subnormal as a zero of its sign.
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {
@@ -45,7 +51,7 @@ fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
         return if x > 0.0 { x.min(1.0) } else { 0.0 };
     }
     let x = if FTZ { flush(x) } else { x };
-    if x.is_nan() { NAN32 } else { x }
+    canonical(x)
 }
 
 /// `add`, `sub`, `mul`, `div` in single precision.

@@ -10,7 +10,7 @@ use super::frame::Frame;
 use super::memory::{LaneFault, Lanes, Spaces, Target};
 use super::step::lane_fault;
 use crate::alu::Slot;
-use crate::alu::float::flush;
+use crate::alu::float::{canonical, flush};
 use crate::alu::half::{Bf16, F16, Short};
 use crate::decode::insn::{self as decode, Atomic, AtomicOp, ShortOp};
 use crate::error::FaultKind;
@@ -151,7 +151,7 @@ fn apply(op: AtomicOp, size: u32, old: u64, a: u64, b: u64) -> u64 {
             }
         }
         AtomicOp::Add => old.wrapping_add(a),
-        AtomicOp::AddF32 => (f32::from_bits(old32) + f32::from_bits(a32)).put(),
+        AtomicOp::AddF32 => canonical(f32::from_bits(old32) + f32::from_bits(a32)).put(),
         AtomicOp::AddF64 => (f64::from_bits(old) + f64::from_bits(a)).put(),
         AtomicOp::Short(kind) => u64::from(combine_shorts(kind, old32, a32)),
         AtomicOp::Increment => u64::from(if old32 >= a32 { 0 } else { old32 + 1 }),
@@ -338,7 +338,7 @@ fn execute_as<T: Cell>(
             Target::Global(at) if op == AtomicOp::AddF32 => {
                 let sum = |old: T| {
                     let single = |bits: u64| flush(f32::get(bits));
-                    T::get(flush(single(old.put()) + single(a)).put())
+                    T::get(canonical(flush(single(old.put()) + single(a))).put())
                 };
                 // SAFETY: `target` found the aligned bytes inside a writable region that stays valid.
                 unsafe { T::update(at, sum) }
