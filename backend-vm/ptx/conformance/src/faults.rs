@@ -39,7 +39,6 @@ pub const FAULTS: &[Known] = &[
     refused("atomic", "atom.global.v2.bf16.add.noftz"),
     refused("video", "vmad."),
     rows("f32", "fma.rn.ftz.f32", flushed_single, TINY),
-    rows("f32", "mul.", flushed_single, TINY),
     rows("f32", "div.rp.ftz.f32", flushed_single, TINY),
     rows("f16", "mul.", flushed_half, TINY),
     rows("approximate", "div.approx.", large_divisor, LARGE_DIVISOR),

@@ -46,11 +46,11 @@ fn input<const FTZ: bool>(x: f32) -> f32 {
 
 #[inline(always)]
 fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
+    let x = if FTZ { flush(x) } else { x };
     if SAT {
         // A NaN saturates to zero.
         return if x > 0.0 { x.min(1.0) } else { 0.0 };
     }
-    let x = if FTZ { flush(x) } else { x };
     canonical(x)
 }
 
