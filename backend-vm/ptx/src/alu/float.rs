@@ -45,6 +45,15 @@ fn input<const FTZ: bool>(x: f32) -> f32 {
 }
 
 #[inline(always)]
+fn input64<const FTZ: bool>(x: f64) -> f64 {
+    if FTZ && x.abs() < f64::MIN_POSITIVE {
+        0.0_f64.copysign(x)
+    } else {
+        x
+    }
+}
+
+#[inline(always)]
 fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
     let x = if FTZ { flush(x) } else { x };
     if SAT {
@@ -255,7 +264,9 @@ pub(crate) fn function(name: &str, ty: Type, style: Style) -> Option<Alu> {
     }
     Some(match (name, ty, style.rounding) {
         ("rcp", Type::F32, Rounding::Nearest) => nearest!(|x: f32| 1.0 / x),
-        ("rcp", Type::F64, Rounding::Nearest) => alu1!(f64 => f64, |a| 1.0 / a),
+        ("rcp", Type::F64, Rounding::Nearest) => {
+            by_flags!(ftz, F => alu1!(f64 => f64, |a| 1.0 / input64::<F>(a)))
+        }
         ("rcp", ..) => directed!(
             |mode, x| round::single(Operation::Div, mode, 1.0, x),
             |mode, x| round::double(Operation::Div, mode, 1.0, x),
@@ -273,7 +284,9 @@ pub(crate) fn function(name: &str, ty: Type, style: Style) -> Option<Alu> {
             Up
         ),
         ("rsqrt", Type::F32, _) => nearest!(|x: f32| (1.0 / f64::from(x).sqrt()) as f32),
-        ("rsqrt", Type::F64, _) => alu1!(f64 => f64, |a| 1.0 / a.sqrt()),
+        ("rsqrt", Type::F64, _) => {
+            by_flags!(ftz, F => alu1!(f64 => f64, |a| 1.0 / input64::<F>(a).sqrt()))
+        }
         ("sin", Type::F32, _) => library!(|x: f32| x.sin()),
         ("cos", Type::F32, _) => library!(|x: f32| x.cos()),
         ("lg2", Type::F32, _) => library!(|x: f32| x.log2()),
