@@ -28,7 +28,6 @@ const fn rows(
     }
 }
 
-const TINY: &str = "with .ftz a result that is subnormal before it is rounded is a zero";
 const LARGE_DIVISOR: &str = "a quotient by more than 2^126 is a zero";
 
 /// What is to be mended.
@@ -37,37 +36,8 @@ pub const FAULTS: &[Known] = &[
     refused("atomic", "atom.global.v4.bf16.max.noftz"),
     refused("atomic", "atom.global.v2.bf16.add.noftz"),
     refused("video", "vmad."),
-    rows("f32", "fma.rn.ftz.f32", flushed_single, TINY),
-    rows("f32", "div.rp.ftz.f32", flushed_single, TINY),
-    rows("f16", "mul.", flushed_half, TINY),
     rows("approximate", "div.approx.", large_divisor, LARGE_DIVISOR),
 ];
-
-/// Whether results differ only where the kept one is a zero and the other is subnormal or next to it.
-fn flushed(format: Format, difference: &Difference) -> bool {
-    let bits = format.bits();
-    let magnitude = u64::MAX >> (65 - bits);
-    let normal = 1 << format.fraction();
-    difference
-        .kept
-        .iter()
-        .zip(&difference.found)
-        .all(|(&kept, &found)| {
-            (0..64 / bits).all(|part| {
-                let (kept, found) = (kept >> (part * bits), found >> (part * bits));
-                let same = (kept ^ found) & (u64::MAX >> (64 - bits)) == 0;
-                same || kept & magnitude == 0 && found & magnitude <= normal
-            })
-        })
-}
-
-fn flushed_single(form: &Form, difference: &Difference) -> bool {
-    form.name.contains(".ftz") && flushed(Format::F32, difference)
-}
-
-fn flushed_half(form: &Form, difference: &Difference) -> bool {
-    form.name.contains(".ftz") && flushed(Format::F16, difference)
-}
 
 fn large_divisor(_: &Form, difference: &Difference) -> bool {
     let divisor = Format::F32.value(difference.operands[1]).abs();

@@ -55,7 +55,35 @@ fn input64<const FTZ: bool>(x: f64) -> f64 {
 
 #[inline(always)]
 fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
-    let x = if FTZ { flush(x) } else { x };
+    finish::<SAT>(if FTZ { flush(x) } else { x })
+}
+
+/// A result that, if `tiny`, is flushed: it was below the normal numbers before it was rounded to
+/// one of their exponents.
+#[inline(always)]
+fn unless_tiny<const FTZ: bool, const SAT: bool>(x: f32, tiny: bool) -> f32 {
+    finish::<SAT>(if FTZ && tiny { 0.0_f32.copysign(x) } else { x })
+}
+
+/// What brings results next to the subnormal ones to where nothing is subnormal. An operand that it
+/// makes infinite has no such result.
+const SCALE: f32 = 4_294_967_296.0;
+
+/// Whether a result computed from operands times [`SCALE`] is tiny.
+#[inline(always)]
+fn is_tiny(scaled: f32) -> bool {
+    scaled.abs() < f32::MIN_POSITIVE * SCALE
+}
+
+/// Whether the quotient of two numbers that are not subnormal is tiny; never that of NaNs.
+#[inline(always)]
+fn quotient_is_tiny(a: f32, b: f32) -> bool {
+    // Exact where it matters: for `b` below one only a zero is less.
+    a.abs() < b.abs() * f32::MIN_POSITIVE
+}
+
+#[inline(always)]
+fn finish<const SAT: bool>(x: f32) -> f32 {
     if SAT {
         // A NaN saturates to zero.
         return if x > 0.0 { x.min(1.0) } else { 0.0 };
@@ -65,31 +93,52 @@ fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
 
 /// `add`, `sub`, `mul`, `div` in single precision.
 fn binary32(name: &str, style: Style) -> Option<Alu> {
+    // Whether a result is tiny, given the operands, it and the operation.
+    #[inline(always)]
+    fn sum(_: f32, _: f32, x: f32, _: impl Fn(f32, f32) -> f32) -> bool {
+        // A sum that is subnormal is exact.
+        x.abs() < f32::MIN_POSITIVE
+    }
+    #[inline(always)]
+    fn product(a: f32, b: f32, _: f32, f: impl Fn(f32, f32) -> f32) -> bool {
+        is_tiny(f(a * SCALE, b))
+    }
+    #[inline(always)]
+    fn quotient(a: f32, b: f32, _: f32, _: impl Fn(f32, f32) -> f32) -> bool {
+        quotient_is_tiny(a, b)
+    }
     macro_rules! nearest {
-        ($op:tt) => {
+        ($op:tt, $tiny:expr) => {
             by_flags!(style.ftz, F, style.saturate, S =>
-                alu2!(f32, f32 => f32, |a, b| output::<F, S>(input::<F>(a) $op input::<F>(b))))
+                alu2!(f32, f32 => f32, |a, b| {
+                    let (a, b) = (input::<F>(a), input::<F>(b));
+                    unless_tiny::<F, S>(a $op b, F && $tiny(a, b, a $op b, |a, b| a $op b))
+                }))
         };
     }
     macro_rules! directed {
-        ($operation:ident, $($rounding:ident),*) => {
+        ($operation:ident, $tiny:expr, $($rounding:ident),*) => {
             match style.rounding {
                 $(Rounding::$rounding => by_flags!(style.ftz, F, style.saturate, S =>
-                    plain!(two<f32, f32, f32>, |a, b| output::<F, S>(round::single(
-                        Operation::$operation, Rounding::$rounding, input::<F>(a), input::<F>(b))))),)*
+                    plain!(two<f32, f32, f32>, |a, b| {
+                        let f = |a, b| round::single(Operation::$operation, Rounding::$rounding, a, b);
+                        let (a, b) = (input::<F>(a), input::<F>(b));
+                        let x = f(a, b);
+                        unless_tiny::<F, S>(x, F && $tiny(a, b, x, f))
+                    })),)*
                 Rounding::Nearest => return None,
             }
         };
     }
     Some(match (name, style.rounding) {
-        ("add", Rounding::Nearest) => nearest!(+),
-        ("sub", Rounding::Nearest) => nearest!(-),
-        ("mul", Rounding::Nearest) => nearest!(*),
-        ("div", Rounding::Nearest) => nearest!(/),
-        ("add", _) => directed!(Add, Zero, Down, Up),
-        ("sub", _) => directed!(Sub, Zero, Down, Up),
-        ("mul", _) => directed!(Mul, Zero, Down, Up),
-        ("div", _) => directed!(Div, Zero, Down, Up),
+        ("add", Rounding::Nearest) => nearest!(+, sum),
+        ("sub", Rounding::Nearest) => nearest!(-, sum),
+        ("mul", Rounding::Nearest) => nearest!(*, product),
+        ("div", Rounding::Nearest) => nearest!(/, quotient),
+        ("add", _) => directed!(Add, sum, Zero, Down, Up),
+        ("sub", _) => directed!(Sub, sum, Zero, Down, Up),
+        ("mul", _) => directed!(Mul, product, Zero, Down, Up),
+        ("div", _) => directed!(Div, quotient, Zero, Down, Up),
         _ => return None,
     })
 }
@@ -131,15 +180,23 @@ pub(crate) fn binary(name: &str, ty: Type, style: Style) -> Option<Alu> {
 
 /// `fma` and `mad`; `relu` clamps negative results to zero (16-bit types).
 pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
+    #[inline(always)]
+    fn one<const FTZ: bool, const SAT: bool>(
+        [a, b, c]: [f32; 3],
+        f: impl Fn(f32, f32, f32) -> f32,
+    ) -> f32 {
+        let (a, b, c) = (input::<FTZ>(a), input::<FTZ>(b), input::<FTZ>(c));
+        unless_tiny::<FTZ, SAT>(f(a, b, c), FTZ && is_tiny(f(a * SCALE, b, c * SCALE)))
+    }
     macro_rules! single {
         ($($rounding:ident),*) => {
             match style.rounding {
                 Rounding::Nearest => by_flags!(style.ftz, F, style.saturate, S =>
-                    alu3!(f32, f32, f32 => f32, |a, b, c|
-                        output::<F, S>(input::<F>(a).mul_add(input::<F>(b), input::<F>(c))))),
+                    alu3!(f32, f32, f32 => f32, |a, b, c| one::<F, S>([a, b, c], |a, b, c| a.mul_add(b, c)))),
                 $(Rounding::$rounding => by_flags!(style.ftz, F, style.saturate, S =>
-                    plain!(three<f32, f32, f32, f32>, |a, b, c| output::<F, S>(round::fma_single(
-                        Rounding::$rounding, input::<F>(a), input::<F>(b), input::<F>(c))))),)*
+                    plain!(three<f32, f32, f32, f32>, |a, b, c| one::<F, S>([a, b, c], |a, b, c| {
+                        round::fma_single(Rounding::$rounding, a, b, c)
+                    }))),)*
             }
         };
     }

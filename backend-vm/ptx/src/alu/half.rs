@@ -73,6 +73,8 @@ pub(crate) trait Short: Slot + PartialEq {
     const NAN: Self;
     /// The bits of its exponent.
     const EXPONENT: u16;
+    /// The bits of the least positive number that is not subnormal: the lowest of the exponent's.
+    const LEAST_NORMAL: u16 = Self::EXPONENT & Self::EXPONENT.wrapping_neg();
     /// Its value, exactly.
     fn wide(self) -> f32;
     /// The nearest value.

@@ -51,8 +51,12 @@ fn output<T: Short, const FTZ: bool, const SAT: bool, const RELU: bool>(value: f
     } else {
         value
     };
-    let rounded = T::nearest(value);
-    if FTZ { rounded.flush() } else { rounded }
+    // What is flushed is what is subnormal before it is rounded.
+    if FTZ && value.abs() < T::of(T::LEAST_NORMAL).wide() {
+        T::of(T::nearest(value).bits() & 0x8000)
+    } else {
+        T::nearest(value)
+    }
 }
 
 /// `add`, `sub` and `mul`.
