@@ -143,6 +143,23 @@ fn binary32(name: &str, style: Style) -> Option<Alu> {
     })
 }
 
+/// `div.approx.f32`: the product with the divisor's reciprocal, which for one beyond 2^126 is a zero.
+pub(crate) fn approximate_quotient(ftz: bool) -> Alu {
+    #[inline(always)]
+    fn one<const FTZ: bool>(a: f32, b: f32) -> f32 {
+        /// 2^126
+        const GREATEST: f32 = 1.0 / f32::MIN_POSITIVE;
+        let (a, b) = (input::<FTZ>(a), input::<FTZ>(b));
+        let b = if b.abs() > GREATEST {
+            f32::INFINITY.copysign(b)
+        } else {
+            b
+        };
+        unless_tiny::<FTZ, false>(a / b, FTZ && quotient_is_tiny(a, b))
+    }
+    by_flags!(ftz, F => alu2!(f32, f32 => f32, one::<F>))
+}
+
 fn binary64(name: &str, style: Style) -> Option<Alu> {
     macro_rules! directed {
         ($operation:ident, $($rounding:ident),*) => {

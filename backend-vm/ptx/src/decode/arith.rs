@@ -270,10 +270,10 @@ impl<'a> Lowering<'a, '_, '_> {
         operands: &[Operand<'a>],
     ) -> Result<bool, Reject> {
         let ftz = m.take("ftz");
-        // `.noftz`, `.approx` and `.full` permit what exact results satisfy too.
+        // `.noftz` and `.full` permit what exact results satisfy too.
         m.take("noftz");
+        let approximate = name == "div" && m.take("approx");
         if name == "div" {
-            m.take("approx");
             m.take("full");
         }
         let rounding = m.rounding().unwrap_or(Rounding::Nearest);
@@ -283,6 +283,11 @@ impl<'a> Lowering<'a, '_, '_> {
             saturate,
         };
         match name {
+            "div" if approximate => {
+                let plain = ty == Type::F32 && rounding == Rounding::Nearest && !saturate && !relu;
+                let f = plain.then(|| float::approximate_quotient(ftz));
+                self.alu(f, operands, &[ty, ty])
+            }
             "add" | "sub" | "mul" | "div" if !relu => {
                 self.alu(float::binary(name, ty, style), operands, &[ty, ty])
             }
