@@ -14,7 +14,6 @@ const fn refused(group: &'static str, forms: &'static str) -> Known {
 
 /// What is to be mended.
 pub const FAULTS: &[Known] = &[
-    refused("integer", "mad24.hi.sat.s32"),
     refused("atomic", "atom.global.v4.bf16.max.noftz"),
     refused("atomic", "atom.global.v2.bf16.add.noftz"),
     refused("video", "vmad."),

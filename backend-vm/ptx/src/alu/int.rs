@@ -210,8 +210,12 @@ fn signed24(a: u32) -> i64 {
 }
 
 /// `mul24` and `mad24` (the third operand is a zero row for `mul24`).
-pub(crate) fn multiply_add24(part: Part, ty: Type) -> Option<Alu> {
+pub(crate) fn multiply_add24(part: Part, ty: Type, saturate: bool) -> Option<Alu> {
     Some(match (part, ty) {
+        (Part::High, Type::S32) if saturate => {
+            alu3!(u32, u32, u32 => i32, |a, b, c| (((signed24(a) * signed24(b)) >> 16) as i32).saturating_add(c as i32))
+        }
+        _ if saturate => return None,
         (Part::Low, Type::U32) => {
             alu3!(u32, u32, u32 => u32, |a, b, c| ((low24(a) * low24(b)) as u32).wrapping_add(c))
         }

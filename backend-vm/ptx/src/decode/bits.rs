@@ -22,7 +22,8 @@ impl<'a> Lowering<'a, '_, '_> {
                 let part = if m.take("hi") { Part::High } else { Part::Low };
                 m.take("lo");
                 let ty = m.ty()?;
-                let f = int::multiply_add24(part, ty);
+                let saturate = name == "mad24" && m.take("sat");
+                let f = int::multiply_add24(part, ty, saturate);
                 if name == "mad24" {
                     return self.alu(f, operands, &[ty, ty, ty]);
                 }
