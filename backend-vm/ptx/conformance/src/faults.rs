@@ -13,8 +13,4 @@ const fn refused(group: &'static str, forms: &'static str) -> Known {
 }
 
 /// What is to be mended.
-pub const FAULTS: &[Known] = &[
-    refused("atomic", "atom.global.v4.bf16.max.noftz"),
-    refused("atomic", "atom.global.v2.bf16.add.noftz"),
-    refused("video", "vmad."),
-];
+pub const FAULTS: &[Known] = &[refused("video", "vmad.")];

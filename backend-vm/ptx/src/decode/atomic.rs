@@ -64,7 +64,8 @@ impl<'a> Lowering<'a, '_, '_> {
             "red" if !m.take("async") => false,
             _ => return Ok(false),
         };
-        let ty = m.ty()?;
+        // Before or after the operation.
+        let ty = m.take_map(Type::named).ok_or(Reject::Unsupported)?;
         let space = self.space(m);
         Self::order(m);
         let hint = m.take("L2::cache_hint");
