@@ -15,12 +15,13 @@ use wormhole_api::{
     LibraryLoadReply, LinkReply, MemAllocReply, ModuleGetFunctionReply, ModuleLoadReply,
     PROTOCOL_HASH, Parameter, Request, decode,
 };
+use wormhole_ring::bootstrap::Bootstrap;
 use wormhole_ring::control::{
     ArenaDenied, ArenaRun, Band, Grant, HEADER_BYTES, Header, Message, Refusal,
 };
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
-use wormhole_ring::memory::SessionMemory;
+use wormhole_ring::memory::{SessionMemory, WindowMemory};
 use wormhole_ring::ring::{Consumer, RecordBuf, RecordHead};
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
@@ -106,6 +107,7 @@ impl Backend {
             unsafe { std::env::set_var("WORMHOLE_WINDOW", path) };
         }
         let base = map(&window);
+        write_bootstrap(base);
         let shared = Arc::new(Shared::default());
         let control = Arc::new(Mutex::new(None));
         let (log, asked, place) = (
@@ -175,6 +177,15 @@ fn map(window: &File) -> usize {
     };
     assert_ne!(address, libc::MAP_FAILED);
     address.expose_provenance()
+}
+
+fn write_bootstrap(base: usize) {
+    let start = std::ptr::with_exposed_provenance_mut(base);
+    // SAFETY: the window is mapped there until the process ends.
+    let memory = unsafe { WindowMemory::new(start, SEGMENT_BYTES) }.expect("an aligned segment");
+    Bootstrap::for_window((SEGMENTS * SEGMENT_BYTES) as u64)
+        .write(&memory)
+        .expect("a window");
 }
 
 fn session(base: usize) -> SessionMemory {
