@@ -210,10 +210,10 @@ fn arena_that_the_device_keeps_stays_mapped() {
     // The registrar takes one after the other.
     served.tell(&Message::ArenaAdd(served.run(8, 1)));
     served.hear("ArenaAdded");
+    let start = usize::try_from(served.address(4)).unwrap();
+    let start = std::ptr::with_exposed_provenance::<u8>(start);
     // SAFETY: the worker runs in this process and keeps the run mapped; a page that is not would end it.
-    let byte = unsafe {
-        std::ptr::with_exposed_provenance::<u8>(served.address(4) as usize).read_volatile()
-    };
+    let byte = unsafe { start.read_volatile() };
     assert_eq!(byte, 0);
     served.device.keeps_memory.store(false, Ordering::Relaxed);
     served.tell(&Message::ArenaRemove(run));
