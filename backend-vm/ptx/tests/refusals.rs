@@ -23,7 +23,6 @@ fn instructions_are_named() {
         "multimem.ld_reduce.global.add.f32 %f1, [%rd1]",
         "wgmma.commit_group.sync.aligned",
         "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, %rd2, {%f5, %f6}]",
-        "vmad.s32.s32.s32 %r1, -%r2.b0, %r3, %r4",
         "txq.channel_order.b32 %r1, [%rd1]",
         "sust.p.2d.v4.b32.trap [%rd1, {%r1, %r2}], {%r3, %r4, %r5, %r6}",
         "add.f128 %f1, %f2, %f3",

@@ -124,6 +124,12 @@ pub const LATITUDE: &[Known] = &[
     rows("video", "vmin.", saturated, EMULATED),
     rows("video", "vmax.", saturated, EMULATED),
     rows("video", "vshl.", saturated, EMULATED),
+    rows(
+        "video",
+        "vmad.",
+        taken_as_signed,
+        "the GPU's driver emulates vmad and takes words as signed before it scales or saturates",
+    ),
 ];
 
 /// Whether every result is the same or a NaN on either side.
@@ -187,6 +193,17 @@ fn zeros(_: &Form, difference: &Difference) -> bool {
         .iter()
         .zip(&difference.found)
         .all(|(&kept, &found)| kept == found || zero(kept) && zero(found))
+}
+
+/// Whether an unsigned form is finished by a modifier and one of its words has its highest bit set.
+fn taken_as_signed(form: &Form, difference: &Difference) -> bool {
+    let finished = form.name.contains(".sat") || form.name.contains(".shr");
+    let words = if form.name.ends_with("b1, h1") { 2 } else { 0 };
+    finished
+        && form.name.contains("u32")
+        && difference.operands[words..]
+            .iter()
+            .any(|word| word >> 31 == 1)
 }
 
 fn saturated(form: &Form, _: &Difference) -> bool {

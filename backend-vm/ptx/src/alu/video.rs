@@ -226,7 +226,83 @@ impl Video {
     }
 }
 
-/// The handler of all of them, which finds its [`Video`], encoded, in its last operand.
+/// Everything that a `vmad` says: a product of two parts, plus the third source, scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Multiply {
+    pub a: Part,
+    pub b: Part,
+    /// Whether the first two sources are signed.
+    pub signed: [bool; 2],
+    /// Whether the product is negated.
+    pub negate_product: bool,
+    /// Whether the third source is negated.
+    pub negate_sum: bool,
+    /// Whether one more is added.
+    pub plus_one: bool,
+    pub saturate: bool,
+    /// Bits of the sum that are dropped.
+    pub scale: u32,
+}
+
+impl Multiply {
+    /// As one word, for the last of a handler's operands.
+    pub(crate) fn encode(self) -> u32 {
+        let flag = |set: bool, bit: u32| u32::from(set) << bit;
+        self.a.encode()
+            | self.b.encode() << 5
+            | flag(self.signed[0], 10)
+            | flag(self.signed[1], 11)
+            | flag(self.negate_product, 12)
+            | flag(self.negate_sum, 13)
+            | flag(self.plus_one, 14)
+            | flag(self.saturate, 15)
+            | self.scale << 16
+    }
+
+    fn decode(word: u32) -> Self {
+        let flag = |bit: u32| word >> bit & 1 == 1;
+        Self {
+            a: Part::decode(word),
+            b: Part::decode(word >> 5),
+            signed: [flag(10), flag(11)],
+            negate_product: flag(12),
+            negate_sum: flag(13),
+            plus_one: flag(14),
+            saturate: flag(15),
+            scale: word >> 16 & 31,
+        }
+    }
+
+    fn apply(self, a: u32, b: u32, c: u32) -> u32 {
+        let [a_signed, b_signed] = self.signed;
+        let signed = a_signed || b_signed || self.negate_product || self.negate_sum;
+        let product =
+            i128::from(self.a.extract(a, a_signed)) * i128::from(self.b.extract(b, b_signed));
+        let addend = i128::from(Part::WHOLE.extract(c, signed));
+        let product = if self.negate_product {
+            -product
+        } else {
+            product
+        };
+        let addend = if self.negate_sum { -addend } else { addend };
+        let sum = (product + addend + i128::from(self.plus_one)) >> self.scale;
+        match (self.saturate, signed) {
+            (false, _) => sum as u32,
+            (true, false) => sum.clamp(0, u32::MAX.into()) as u32,
+            (true, true) => sum.clamp(i32::MIN.into(), i32::MAX.into()) as u32,
+        }
+    }
+}
+
+/// The handler of `vmad`, which finds its [`Multiply`], encoded, in its last operand.
+pub(crate) fn multiplier() -> Alu {
+    |rows, mask, ops| {
+        let multiply = Multiply::decode(ops[4]);
+        super::three::<u32, u32, u32, u32>(rows, mask, ops, |a, b, c| multiply.apply(a, b, c));
+    }
+}
+
+/// The handler of all others, which finds its [`Video`], encoded, in its last operand.
 pub(crate) fn handler() -> Alu {
     |rows, mask, ops| {
         let video = Video::decode(ops[4]);
@@ -257,5 +333,49 @@ mod tests {
             };
             assert_eq!(Video::decode(video.encode()), video);
         }
+        for index in 0..6 {
+            let multiply = Multiply {
+                a: Part { bits: 8, shift: 8 },
+                b: Part::WHOLE,
+                signed: [index == 0, index == 1],
+                negate_product: index == 2,
+                negate_sum: index == 3,
+                plus_one: index == 4,
+                saturate: index == 5,
+                scale: [0, 7, 15][index % 3],
+            };
+            assert_eq!(Multiply::decode(multiply.encode()), multiply);
+        }
+    }
+
+    #[test]
+    fn a_negated_product_or_sum_is_signed() {
+        let plain = Multiply {
+            a: Part::WHOLE,
+            b: Part::WHOLE,
+            signed: [false; 2],
+            negate_product: false,
+            negate_sum: false,
+            plus_one: false,
+            saturate: true,
+            scale: 0,
+        };
+        let product = Multiply {
+            negate_product: true,
+            ..plain
+        };
+        assert_eq!(product.apply(u32::MAX, 2, 5), 1 << 31);
+        assert_eq!(product.apply(3, 2, u32::MAX), (-7_i32).cast_unsigned());
+        let sum = Multiply {
+            negate_sum: true,
+            ..plain
+        };
+        assert_eq!(sum.apply(3, 2, 7), u32::MAX);
+        let average = Multiply {
+            plus_one: true,
+            scale: 7,
+            ..plain
+        };
+        assert_eq!(average.apply(1, 100, 27), 1);
     }
 }

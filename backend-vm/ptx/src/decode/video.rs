@@ -4,7 +4,7 @@ use super::function::Lowering;
 use super::insn::Op;
 use super::modifiers::Modifiers;
 use super::{Reject, malformed};
-use crate::alu::video::{self, Merge, Operation, Part, Video};
+use crate::alu::video::{self, Merge, Multiply, Operation, Part, Video};
 use crate::parse::ast::{Operand, Type};
 
 /// An instruction's operation, unless it compares, and the logarithm of its parts.
@@ -39,6 +39,9 @@ impl<'a> Lowering<'a, '_, '_> {
         m: &mut Modifiers<'a>,
         operands: &[Operand<'a>],
     ) -> Result<bool, Reject> {
+        if name == "vmad" {
+            return self.multiply_parts(m, operands);
+        }
         let Some((operation, lanes)) = named(name) else {
             return Ok(false);
         };
@@ -126,6 +129,63 @@ impl<'a> Lowering<'a, '_, '_> {
             ops: [d, a, b, c, video.encode()],
         });
         Ok(true)
+    }
+
+    /// `vmad`.
+    fn multiply_parts(
+        &mut self,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        let [d, a, b, c] = operands else {
+            return malformed("it has the wrong number of operands");
+        };
+        let mut ty = || match m.take_map(Type::named) {
+            Some(Type::U32) => Ok(false),
+            Some(Type::S32) => Ok(true),
+            _ => Err(Reject::Unsupported),
+        };
+        // The result is signed if its sources are.
+        ty()?;
+        let signed = [ty()?, ty()?];
+        let plus_one = m.take("po");
+        let saturate = m.take("sat");
+        let scale = m.take_map(|part| match part {
+            "shr7" => Some(7),
+            "shr15" => Some(15),
+            _ => None,
+        });
+        let ((a, a_negated), (b, b_negated)) = (negated(a), negated(b));
+        let (c, negate_sum) = negated(c);
+        let negate_product = a_negated != b_negated;
+        if usize::from(plus_one) + usize::from(negate_product) + usize::from(negate_sum) > 1 {
+            return malformed("more than one of its terms is negated or incremented");
+        }
+        let ((a, a_part), (b, b_part)) = (select(&a), select(&b));
+        let multiply = Multiply {
+            a: a_part.unwrap_or(Part::WHOLE),
+            b: b_part.unwrap_or(Part::WHOLE),
+            signed,
+            negate_product,
+            negate_sum,
+            plus_one,
+            saturate,
+            scale: scale.unwrap_or(0),
+        };
+        self.styled_alu(
+            Some(video::multiplier()),
+            &[d.clone(), a, b, c],
+            &[Type::U32; 3],
+            multiply.encode(),
+        )
+    }
+}
+
+/// An operand without its sign, and whether it has one.
+fn negated<'a>(operand: &Operand<'a>) -> (Operand<'a>, bool) {
+    match operand {
+        Operand::Negative(name) => (Operand::Name(name), true),
+        other => (other.clone(), false),
     }
 }
 
