@@ -18,8 +18,9 @@ use support::backend::Backend;
 use support::guest::Guest;
 use support::random::Random;
 use wormhole_api::{
-    DevicePtr, EventCreate, Handle, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply, MemCopy,
-    MemFree, ModuleGetFunction, ModuleLoad, StreamCreate, Synchronize,
+    DevicePtr, EventCreate, Handle, LaunchKernel, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply,
+    MemCopy, MemFree, MemWrite, Message as ApiMessage, ModuleGetFunction, ModuleLoad, StreamCreate,
+    StreamQuery, Synchronize,
 };
 use wormhole_backend::counters::Counter;
 use wormhole_backend::report::SessionReport;
@@ -92,6 +93,12 @@ struct Attack {
 }
 
 impl Attack {
+    /// The valid record of a message.
+    fn record<M: ApiMessage>(&self) -> Entry {
+        let entry = self.records.iter().find(|entry| entry.message == M::ID);
+        entry.expect("each message has one").clone()
+    }
+
     fn open(backend: &mut Backend) -> Self {
         let mut guest = backend.connect().open();
         let things = prepare(&mut guest);
@@ -317,13 +324,13 @@ impl Tally {
 
 /// One record for each reason, made on purpose: chance need not find them.
 fn directed(attack: &mut Attack, reason: Counter) {
-    let copy = attack.records[5].clone();
+    let copy = attack.record::<MemCopy>();
     let entry = match reason {
         Counter::InvalidHandles => Entry {
             // A stream of a generation that never was.
             body: (1u64 << 38 | 77 << 18 | 5 << 6).to_le_bytes().to_vec(),
             slot: 1,
-            ..attack.records[9].clone()
+            ..attack.record::<StreamQuery>()
         },
         Counter::InvalidAddresses => {
             let mut entry = copy;
@@ -365,7 +372,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
         }
         Counter::CountAboveLimit | Counter::CountAboveBody => {
             // The count of the data of a MemWrite.
-            let mut entry = attack.records[4].clone();
+            let mut entry = attack.record::<MemWrite>();
             let count = 100u32.to_le_bytes();
             let at = entry
                 .body
@@ -382,11 +389,11 @@ fn directed(attack: &mut Attack, reason: Counter) {
         Counter::HandleType => Entry {
             body: (2u64 << 38).to_le_bytes().to_vec(),
             slot: 1,
-            ..attack.records[9].clone()
+            ..attack.record::<StreamQuery>()
         },
         Counter::ExcludedValue => {
             // A grid of 0 in the launch.
-            let mut entry = attack.records[31].clone();
+            let mut entry = attack.record::<LaunchKernel>();
             let block = [32, 0, 0, 0, 1, 0, 0, 0];
             let at = entry
                 .body
@@ -400,7 +407,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
             // A second request on a slot whose first is with a thread: the reset holds the answer back.
             let reset = Entry {
                 slot: 2,
-                ..attack.records[12].clone()
+                ..attack.record::<Synchronize>()
             };
             for _ in 0..200 {
                 attack.send(&reset);
@@ -409,7 +416,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
         }
         Counter::NoSlot => Entry {
             slot: 0xFFFF,
-            ..attack.records[12].clone()
+            ..attack.record::<Synchronize>()
         },
         other => panic!("{other:?} is no reason for refusal"),
     };

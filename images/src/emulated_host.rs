@@ -74,7 +74,7 @@ impl EmulatedHost<'_> {
     /// Boots the machine, hands out what its program writes as it comes, and returns the report.
     ///
     /// QEMU's emulation of virtualization is not perfect: under load about one machine in fifty ends by a fault
-    /// of its kernel that real processors do not show. One that does so before its program has written anything
+    /// of its kernel that real processors do not show, for which QEMU ends well. One that does so before its program has written anything
     /// is started once more, which is said on `stderr`.
     pub fn run(
         &self,
@@ -90,7 +90,9 @@ impl EmulatedHost<'_> {
 
         let (mut out, mut err) = (Told::new(stdout), Told::new(stderr));
         match self.attempt(initrd.path(), &mut out, &mut err) {
-            Err(ImageError::HostDied { status, .. }) if !out.told && !err.told => {
+            Err(ImageError::HostDied { status, .. })
+                if status.success() && !out.told && !err.told =>
+            {
                 // Who does not read the output is not told either.
                 let _ = writeln!(
                     err,
