@@ -144,10 +144,10 @@ impl Backend {
         let port = self.port.clone();
         self.listener = Some(std::thread::spawn(move || {
             let heard = listen(&stream, &port, guest.as_ref().map(|(window, _)| window));
+            if let (Err(BackendError::Show(_)), Some((_, stop))) = (&heard, guest) {
+                stop.stop();
+            }
             if heard.is_err() {
-                if let Some((_, stop)) = guest {
-                    stop.stop();
-                }
                 // Without the launcher nobody is granted anything: the supervisor is to end the sessions.
                 drop(stream.shutdown(std::net::Shutdown::Both));
             }
