@@ -7,6 +7,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+#[cfg(feature = "std")]
 use crate::session::Run;
 
 macro_rules! bodies {
@@ -143,6 +144,7 @@ bodies! {
     }
 }
 
+#[cfg(feature = "std")]
 impl ArenaRun {
     /// The segments that it names.
     #[must_use]
@@ -154,6 +156,7 @@ impl ArenaRun {
     }
 }
 
+#[cfg(feature = "std")]
 impl WindowRun {
     /// The segments that it names.
     #[must_use]
