@@ -1,16 +1,18 @@
 //! Adds up what test runners report.
 
 /// Tests that ran, by outcome.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
+    /// What failed, each with what it said.
+    pub failures: Vec<String>,
 }
 
 impl Tally {
-    /// One step that either holds or not.
-    pub fn of(success: bool) -> Self {
+    /// One step, `what`, that either holds or not.
+    pub fn of(what: &str, success: bool) -> Self {
         if success {
             Self {
                 passed: 1,
@@ -19,14 +21,19 @@ impl Tally {
         } else {
             Self {
                 failed: 1,
+                failures: vec![what.to_owned()],
                 ..Self::default()
             }
         }
     }
 
-    /// Sums libtest's closing lines; a runner that failed without a failed test counts as one failure.
-    pub fn of_libtest(output: &str, success: bool) -> Self {
-        let mut total = Self::default();
+    /// Sums libtest's closing lines; a runner that failed without a failed test counts as one failure, of
+    /// `what`.
+    pub fn of_libtest(what: &str, output: &str, success: bool) -> Self {
+        let mut total = Self {
+            failures: failures(output),
+            ..Self::default()
+        };
         for line in output
             .lines()
             .filter_map(|line| line.trim().strip_prefix("test result: "))
@@ -37,6 +44,7 @@ impl Tally {
         }
         if !success && total.failed == 0 {
             total.failed = 1;
+            total.failures.push(what.to_owned());
         }
         total
     }
@@ -47,7 +55,28 @@ impl std::ops::AddAssign for Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.failures.extend(other.failures);
     }
+}
+
+/// What libtest prints of each failed test: a section that a line `---- NAME stdout ----` opens and the list
+/// of failed names, or the next section, ends.
+fn failures(output: &str) -> Vec<String> {
+    let mut sections: Vec<String> = Vec::new();
+    let mut open = false;
+    for line in output.lines() {
+        if line.starts_with("---- ") && line.ends_with(" ----") {
+            sections.push(String::new());
+            open = true;
+        } else if line == "failures:" {
+            open = false;
+        }
+        if let (true, Some(section)) = (open, sections.last_mut()) {
+            section.push_str(line);
+            section.push('\n');
+        }
+    }
+    sections
 }
 
 /// The number before `word` in `ok. 12 passed; 0 failed; …`.
@@ -68,11 +97,12 @@ mod tests {
             test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s\n\
             test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n";
         assert_eq!(
-            Tally::of_libtest(output, false),
+            Tally::of_libtest("tests", output, false),
             Tally {
                 passed: 7,
                 failed: 2,
-                skipped: 1
+                skipped: 1,
+                failures: Vec::new(),
             }
         );
     }
@@ -81,12 +111,27 @@ mod tests {
     fn a_runner_that_dies_counts_as_a_failure() {
         let output = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured\n";
         assert_eq!(
-            Tally::of_libtest(output, false),
+            Tally::of_libtest("tests", output, false),
             Tally {
                 passed: 3,
                 failed: 1,
-                skipped: 0
+                skipped: 0,
+                failures: vec!["tests".to_owned()],
             }
+        );
+    }
+
+    #[test]
+    fn each_failed_test_keeps_what_it_said() {
+        let output = "test a ... ok\ntest b ... FAILED\ntest c ... FAILED\n\nfailures:\n\n\
+            ---- b stdout ----\none\n\n---- c stdout ----\ntwo\n\n\nfailures:\n    b\n    c\n\n\
+            test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured\n";
+        assert_eq!(
+            Tally::of_libtest("tests", output, false).failures,
+            [
+                "---- b stdout ----\none\n\n",
+                "---- c stdout ----\ntwo\n\n\n"
+            ]
         );
     }
 }

@@ -63,6 +63,10 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
         "xtask: {} tests were skipped: they need what this machine lacks",
         total.skipped
     );
+    // Last, so that the end of a long log tells what failed.
+    for failure in &total.failures {
+        eprintln!("xtask: FAILED: {}", failure.trim_end());
+    }
     println!("{} passed, {} failed", total.passed, total.failed);
     Ok(total.failed == 0)
 }
@@ -129,18 +133,12 @@ fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
 fn single(what: &str, run: Run) -> Result<Tally, Failure> {
     step(what);
     let (success, _) = run.tee()?;
-    if !success {
-        eprintln!("xtask: {what}: FAILED");
-    }
-    Ok(Tally::of(success))
+    Ok(Tally::of(what, success))
 }
 
 /// A step that is a run of libtest.
 fn suite(what: &str, run: Run) -> Result<Tally, Failure> {
     step(what);
     let (success, output) = run.tee()?;
-    if !success {
-        eprintln!("xtask: {what}: FAILED");
-    }
-    Ok(Tally::of_libtest(&output, success))
+    Ok(Tally::of_libtest(what, &output, success))
 }
