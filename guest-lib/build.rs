@@ -1,13 +1,15 @@
 //! Generates the C exports from the API table, and names the library as programs look for it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const TABLE: &str = "../shared-ring/api/driver.idl";
+const TABLE: &str = "../shared-ring/api";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed={TABLE}");
-    let table = wormhole_idl::parse(&fs::read_to_string(TABLE)?)?;
+    println!("cargo::rerun-if-changed={TABLE}/driver.idl");
+    println!("cargo::rerun-if-changed={TABLE}/messages");
+    println!("cargo::rerun-if-changed={TABLE}/types.idl");
+    let table = wormhole_idl::load(Path::new(TABLE))?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("exports.rs"), wormhole_idl::exports(&table))?;
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");

@@ -1,11 +1,13 @@
-//! Generates messages, functions and round-trip tests from `driver.idl`.
+//! Generates messages, functions and round-trip tests from the table.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=driver.idl");
-    let table = wormhole_idl::parse(&fs::read_to_string("driver.idl")?)?;
+    println!("cargo::rerun-if-changed=messages");
+    println!("cargo::rerun-if-changed=types.idl");
+    let table = wormhole_idl::load(Path::new("."))?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let next = env::var_os("CARGO_FEATURE_NEXT").is_some();
     fs::write(

@@ -1,4 +1,4 @@
-//! The messages, generated from `driver.idl`.
+//! The messages, generated from the table.
 
 use zerocopy::IntoBytes as _;
 

@@ -1,8 +1,8 @@
 //! Prints the coverage page.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../api/driver.idl");
-    let table = wormhole_idl::parse(&std::fs::read_to_string(path)?)?;
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../api");
+    let table = wormhole_idl::load(folder.as_ref())?;
     print!("{}", wormhole_idl::coverage(&table));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The one table of the CUDA driver API, and what is generated from it.
 //!
-//! `shared-ring/api/driver.idl` declares messages and functions; [`parse`] reads it. Build scripts turn the
-//! result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
+//! `shared-ring/api/driver.idl` declares the functions and the files of `messages/` beside it the messages;
+//! [`load`] reads them all. Build scripts turn the result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
 //! library. Generated code goes to `OUT_DIR`.
 
 #![forbid(unsafe_code)]
@@ -9,6 +9,7 @@
 mod coverage;
 mod exports;
 mod functions;
+mod load;
 mod messages;
 mod parse;
 mod round_trips;
@@ -17,6 +18,7 @@ mod table;
 pub use coverage::coverage;
 pub use exports::{exports, signatures};
 pub use functions::functions;
+pub use load::{LoadError, load};
 pub use messages::{messages, protocol_hash};
 pub use parse::{ParseError, parse};
 pub use round_trips::round_trips;

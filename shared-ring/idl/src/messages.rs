@@ -232,7 +232,7 @@ fn tail_type(tail: &Tail) -> String {
 fn body(out: &mut String, name: &str, message: &str, doc: &[String], body: &Body, limit: &str) {
     let lifetime = if borrows(body) { "<'a>" } else { "" };
     if doc.is_empty() {
-        let _ = writeln!(out, "/// See the message's row in `driver.idl`.");
+        let _ = writeln!(out, "/// See the message in `messages/`.");
     }
     docs(out, "", doc);
     let _ = writeln!(

@@ -1,4 +1,4 @@
-//! The language of `driver.idl`.
+//! The language of the table.
 //!
 //! One declaration per line; what belongs to it follows indented. `#` starts a comment line, `///` a line
 //! of documentation for what comes next.
@@ -70,6 +70,7 @@ pub fn parse(text: &str) -> Result<Table, ParseError> {
             reason,
         })?;
     }
+    parser.table.messages.sort_by_key(|message| message.id);
     functions::check(&parser.table).map_err(|reason| ParseError {
         line: text.lines().count(),
         reason,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Everything `driver.idl` declares, in the file's order.
+/// Everything the table declares: messages in the order of their ids, the rest in the files'.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     pub enums: Vec<Enum>,
