@@ -39,7 +39,6 @@ mod handle;
 mod image;
 mod launch;
 mod link;
-mod log;
 mod memory;
 mod memory_map;
 mod module;
@@ -48,3 +47,5 @@ mod runtime;
 mod session;
 mod stream;
 mod types;
+
+use wormhole_connect::log;

@@ -7,6 +7,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
+use wormhole_connect::ConnectError;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
 use wormhole_ring::control::{Grant, Message, Refusal};
@@ -66,9 +67,9 @@ impl AttachError {
     /// What the program gets: there is no device, or there is one that is not ready.
     pub fn code(&self) -> CuError {
         match self {
-            Self::Channel(ChannelError::NoBackend | ChannelError::Address { .. }) => {
-                CuError::NO_DEVICE
-            }
+            Self::Channel(ChannelError::Connect(
+                ConnectError::NoBackend | ConnectError::Address { .. },
+            )) => CuError::NO_DEVICE,
             Self::Channel(ChannelError::Refused { code, .. })
                 if Refusal::from_code(*code) == Some(Refusal::NoDevice) =>
             {
@@ -80,12 +81,7 @@ impl AttachError {
 
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Channel(ChannelError::NoBackend) => Some(
-                "hint: start the program with `wormhole run -- PROGRAM`, or set WORMHOLE_CONTROL",
-            ),
-            Self::Channel(ChannelError::Connect { .. }) => {
-                Some("hint: is the backend running, and does WORMHOLE_CONTROL name it?")
-            }
+            Self::Channel(ChannelError::Connect(error)) => error.hint(),
             Self::Protocol { .. } => {
                 Some("hint: install the library and the backend of one version")
             }

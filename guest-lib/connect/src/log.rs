@@ -34,6 +34,7 @@ impl Level {
 }
 
 /// Whether a message of this level is printed.
+#[must_use]
 #[inline]
 pub fn enabled(level: Level) -> bool {
     let mut current = LEVEL.load(Ordering::Relaxed);
@@ -66,20 +67,26 @@ pub fn write(level: Level, message: Arguments<'_>) {
     }
 }
 
-macro_rules! error {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __error {
     ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Error, format_args!($($argument)*)) };
 }
 /// The same, once in a process for each place that says it: a program may run into one cause again and again.
-macro_rules! error_once {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __error_once {
     ($($argument:tt)*) => {{
         static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| $crate::log::error!($($argument)*));
+        SAID.call_once(|| $crate::__error!($($argument)*));
     }};
 }
-macro_rules! debug {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __debug {
     ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Debug, format_args!($($argument)*)) };
 }
-pub(crate) use {debug, error, error_once};
+pub use crate::{__debug as debug, __error as error, __error_once as error_once};
 
 #[cfg(test)]
 mod tests {
