@@ -4,7 +4,7 @@
 //! it is scrubbed.
 
 use event_manager::EventOps;
-use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal, WindowRun};
+use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
 use wormhole_ring::session::Run;
 
 use super::guests::GuestError;
@@ -39,7 +39,7 @@ pub(super) enum ExtentState {
 
 impl Session {
     /// The extent that a message names, in the state in which it may.
-    fn extent(&mut self, run: &ArenaRun, state: ExtentState) -> Option<&mut Extent> {
+    fn extent(&mut self, run: Run, state: ExtentState) -> Option<&mut Extent> {
         self.extents
             .get_mut(&run.first)
             .filter(|extent| extent.count == run.count && extent.state == state)
@@ -152,7 +152,7 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let Some(extent) = session.extent(run, ExtentState::Granted) else {
+        let Some(extent) = session.extent(run.segments(), ExtentState::Granted) else {
             return Err(GuestError::Return {
                 first: run.first,
                 count: run.count,
@@ -176,22 +176,14 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let Some(extent) = session.extent(run, ExtentState::Adding(run.id)) else {
+        let (request, run) = (run.id, run.segments());
+        let Some(extent) = session.extent(run, ExtentState::Adding(request)) else {
             return Err("it confirmed arena that it was not given".to_owned());
         };
-        extent.state = ExtentState::Showing(run.id);
-        let run = WindowRun {
-            session: key,
-            first: run.first,
-            count: run.count,
-        };
+        extent.state = ExtentState::Showing(request);
         if session.local {
-            self.arena_shown(ops, key, &run).map_err(str::to_owned)
+            self.arena_shown(ops, key, run).map_err(str::to_owned)
         } else {
-            let run = Run {
-                first: run.first,
-                count: run.count,
-            };
             self.show_run(ops, key, run);
             Ok(())
         }
@@ -211,30 +203,33 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        let Some(extent) = session.extents.get_mut(&run.first).filter(|extent| {
-            extent.count == run.count && extent.state == ExtentState::Adding(run.id)
-        }) else {
+        let (request, run) = (run.id, run.segments());
+        let Some(extent) = session.extent(run, ExtentState::Adding(request)) else {
             return Err("it refused arena that it was not given".to_owned());
         };
         extent.state = ExtentState::Scrubbing;
-        let (tenant, guest) = (session.tenant, session.guest);
-        let freed = Run {
-            first: run.first,
-            count: run.count,
-        };
-        match session.file.descriptor() {
-            Ok(file) => self.scrubber.scrub(tenant, key, file, freed),
-            // The run stays taken until the session ends.
-            Err(error) => tracing::error!("{freed} cannot be scrubbed: {error}"),
-        }
+        let guest = session.guest;
+        self.scrub_run(key, run);
         let Some(guest) = guest else {
             return Ok(());
         };
-        if let Err(error) = self.deny_arena(ops, guest, run.id, Refusal::NoDevice) {
+        if let Err(error) = self.deny_arena(ops, guest, request, Refusal::NoDevice) {
             let why = format!("the guest does not take an answer: {error}");
             self.end_guest(ops, guest, &why, None);
         }
         Ok(())
+    }
+
+    /// Gives the memory of a run back, which nobody uses any more.
+    fn scrub_run(&mut self, key: Id, run: Run) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        match session.file.descriptor() {
+            Ok(file) => self.scrubber.scrub(session.tenant, key, file, run),
+            // The run stays taken until the session ends.
+            Err(error) => tracing::error!("{run} cannot be scrubbed: {error}"),
+        }
     }
 
     /// The guest sees a run: it may use it.
@@ -242,7 +237,7 @@ impl Supervisor {
         &mut self,
         ops: &mut EventOps<'_>,
         key: Id,
-        run: &WindowRun,
+        run: Run,
     ) -> Result<(), &'static str> {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
@@ -284,23 +279,14 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
+        let run = run.segments();
         let Some(extent) = session.extent(run, ExtentState::Removing) else {
             return Err("it gave back arena that was not asked back".to_owned());
         };
         extent.state = ExtentState::Scrubbing;
-        let run = Run {
-            first: run.first,
-            count: run.count,
-        };
         let (tenant, local) = (session.tenant, session.local);
-        match session.file.descriptor() {
-            Ok(file) => {
-                self.hide_run(ops, tenant, local, key, run);
-                self.scrubber.scrub(tenant, key, file, run);
-            }
-            // The run stays taken until the session ends.
-            Err(error) => tracing::error!("{run} cannot be scrubbed: {error}"),
-        }
+        self.hide_run(ops, tenant, local, key, run);
+        self.scrub_run(key, run);
         Ok(())
     }
 

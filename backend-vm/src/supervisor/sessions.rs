@@ -285,7 +285,7 @@ impl Supervisor {
                 }
                 Ok(())
             }
-            Phase::Granted => self.arena_shown(ops, key, run),
+            Phase::Granted => self.arena_shown(ops, key, run.segments()),
         }
     }
 

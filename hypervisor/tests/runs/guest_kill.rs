@@ -31,14 +31,25 @@ named() {
         esac
     done
 }
-/usr/lib/wormhole/wormhole run --placement host --host kvm --quiet -- "$PROGRAM" > /run/out 2> /run/err &
+/usr/lib/wormhole/wormhole run --placement host --host kvm --quiet --timeout 90 -- "$PROGRAM" > /run/out 2> /run/err &
 run=$!
 until grep -q spinning /run/out; do
     test -d /proc/$run || { cat /run/out /run/err; exit 9; }
     sleep 0.2
 done
-victims=$(named "$PARTY")
-test -n "$victims" || { echo "no $PARTY runs"; exit 8; }
+victims=
+for attempt in 1 2 3 4 5; do
+    victims=$(named "$PARTY")
+    test -z "$victims" || break
+    sleep 0.2
+done
+test -n "$victims" || {
+    echo "no $PARTY runs; what runs:"
+    for process in /proc/[0-9]*; do echo "${process#/proc/} $(cat "$process/cmdline" | tr '\0' ' ')"; done
+    cat /run/out /run/err
+    exit 8
+}
+echo "$PARTY runs"
 kill -9 $victims
 wait $run
 echo "status $?"
@@ -90,10 +101,9 @@ fn kill(party: &str) -> String {
         timeout: Duration::from_secs(240),
     };
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let report = host
-        .run(&mut stdout, &mut stderr)
-        .expect("the emulated host reports");
+    let report = host.run(&mut stdout, &mut stderr);
     let said = String::from_utf8_lossy(&stdout).into_owned();
+    let report = report.unwrap_or_else(|error| panic!("{error}; it said:\n{said}"));
     assert_eq!(
         report.ending,
         Ending::Exited(0),

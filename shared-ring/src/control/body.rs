@@ -7,6 +7,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::session::Run;
+
 macro_rules! bodies {
     ($($(#[$doc:meta])* pub struct $name:ident { $($(#[$field_doc:meta])* pub $field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
@@ -138,6 +140,28 @@ bodies! {
         pub text_len: u32,
         /// Reserved; 0.
         pub reserved: u32,
+    }
+}
+
+impl ArenaRun {
+    /// The segments that it names.
+    #[must_use]
+    pub const fn segments(&self) -> Run {
+        Run {
+            first: self.first,
+            count: self.count,
+        }
+    }
+}
+
+impl WindowRun {
+    /// The segments that it names.
+    #[must_use]
+    pub const fn segments(&self) -> Run {
+        Run {
+            first: self.first,
+            count: self.count,
+        }
     }
 }
 
