@@ -1,5 +1,5 @@
 //! Differences from the kept answers that are known, each with its reason: what the PTX ISA leaves open,
-//! and where the GPU departs from it. [`crate::faults`] has those that are to be mended.
+//! and where the GPU departs from it.
 
 use crate::compare::Difference;
 use crate::form::{Form, Format};
@@ -10,17 +10,9 @@ pub struct Known {
     pub group: &'static str,
     /// What the names of the forms begin with.
     pub forms: &'static str,
-    pub covers: Covers,
+    /// Whether it accounts for a row.
+    pub covers: fn(&Form, &Difference) -> bool,
     pub reason: &'static str,
-}
-
-/// What a known difference accounts for.
-#[derive(Clone, Copy, Debug)]
-pub enum Covers {
-    /// The device refuses a form that the GPU takes.
-    Refusal,
-    /// Rows of results.
-    Rows(fn(&Form, &Difference) -> bool),
 }
 
 const fn rows(
@@ -32,7 +24,7 @@ const fn rows(
     Known {
         group,
         forms,
-        covers: Covers::Rows(covers),
+        covers,
         reason,
     }
 }
@@ -212,20 +204,10 @@ fn saturated(form: &Form, _: &Difference) -> bool {
 
 /// The entry of a list that accounts for a differing row, by its index.
 #[must_use]
-pub fn row(list: &[Known], group: &str, form: &Form, difference: &Difference) -> Option<usize> {
-    list.iter().position(|known| {
+pub fn row(group: &str, form: &Form, difference: &Difference) -> Option<usize> {
+    LATITUDE.iter().position(|known| {
         known.group == group
             && form.name.starts_with(known.forms)
-            && matches!(known.covers, Covers::Rows(covers) if covers(form, difference))
-    })
-}
-
-/// The entry of a list that accounts for a refusal, by its index.
-#[must_use]
-pub fn refusal(list: &[Known], group: &str, form: &Form) -> Option<usize> {
-    list.iter().position(|known| {
-        known.group == group
-            && form.name.starts_with(known.forms)
-            && matches!(known.covers, Covers::Refusal)
+            && (known.covers)(form, difference)
     })
 }

@@ -18,7 +18,6 @@
 
 pub mod answers;
 pub mod compare;
-pub mod faults;
 pub mod form;
 mod kernel;
 pub mod latitude;

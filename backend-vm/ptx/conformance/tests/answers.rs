@@ -8,9 +8,8 @@ use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::Device;
 use wormhole_ptx_conformance::answers::{Answer, parse};
 use wormhole_ptx_conformance::compare::{Outcome, compare};
-use wormhole_ptx_conformance::faults::FAULTS;
 use wormhole_ptx_conformance::form::Group;
-use wormhole_ptx_conformance::latitude::{Known, LATITUDE, refusal, row};
+use wormhole_ptx_conformance::latitude::{LATITUDE, row};
 use wormhole_ptx_conformance::run::{Failure, Runner};
 use wormhole_ptx_conformance::table::groups;
 
@@ -25,8 +24,6 @@ struct Counts {
     within: usize,
     /// By [`LATITUDE`].
     explained: usize,
-    /// By [`FAULTS`].
-    faulty: usize,
     differing: usize,
     refused: usize,
     unanswered: usize,
@@ -39,30 +36,19 @@ impl Counts {
         self.exact += other.exact;
         self.within += other.within;
         self.explained += other.explained;
-        self.faulty += other.faulty;
         self.differing += other.differing;
         self.refused += other.refused;
         self.unanswered += other.unanswered;
     }
 
-    /// Counts rows that an entry of both lists, one behind the other, accounts for.
-    fn account(&mut self, entry: usize, rows: usize) {
-        if entry < LATITUDE.len() {
-            self.explained += rows;
-        } else {
-            self.faulty += rows;
-        }
-    }
-
     fn print(&self, name: &str) {
         println!(
-            "{name:<15} {:>6} {:>6} {:>6} {:>6} {:>9} {:>6} {:>9} {:>7} {:>10}",
+            "{name:<15} {:>6} {:>6} {:>6} {:>6} {:>9} {:>9} {:>7} {:>10}",
             self.forms,
             self.rows,
             self.exact,
             self.within,
             self.explained,
-            self.faulty,
             self.differing,
             self.refused,
             self.unanswered,
@@ -92,7 +78,7 @@ fn device() -> CpuDevice {
 }
 
 /// Compares one group; sentences about what does not hold go to `failures`.
-fn check(group: &Group, known: &[Known], used: &mut [bool], failures: &mut Vec<String>) -> Counts {
+fn check(group: &Group, used: &mut [bool], failures: &mut Vec<String>) -> Counts {
     let kept = kept(group.name);
     let mut counts = Counts::default();
     let mut fresh = device();
@@ -116,16 +102,10 @@ fn check(group: &Group, known: &[Known], used: &mut [bool], failures: &mut Vec<S
                     counts.unanswered += 1;
                     fail("no answer is kept for it");
                 }
-                Outcome::OneSided { kept, found } => match refusal(known, group.name, form) {
-                    Some(entry) => {
-                        used[entry] = true;
-                        counts.account(entry, form.rows);
-                    }
-                    None => {
-                        counts.differing += form.rows;
-                        fail(&format!("kept {kept}, found {found}"));
-                    }
-                },
+                Outcome::OneSided { kept, found } => {
+                    counts.differing += form.rows;
+                    fail(&format!("kept {kept}, found {found}"));
+                }
                 Outcome::Compared {
                     exact,
                     within,
@@ -135,10 +115,10 @@ fn check(group: &Group, known: &[Known], used: &mut [bool], failures: &mut Vec<S
                     counts.within += within;
                     let mut unexplained = differing;
                     unexplained.retain(|difference| {
-                        let entry = row(known, group.name, form, difference);
+                        let entry = row(group.name, form, difference);
                         if let Some(entry) = entry {
                             used[entry] = true;
-                            counts.account(entry, 1);
+                            counts.explained += 1;
                         }
                         entry.is_none()
                     });
@@ -166,18 +146,15 @@ fn check(group: &Group, known: &[Known], used: &mut [bool], failures: &mut Vec<S
 fn the_cpu_device_answers_as_the_gpu_did() {
     let mut failures = Vec::new();
     let mut total = Counts::default();
-    let known = [LATITUDE, FAULTS].concat();
-    let mut used = vec![false; known.len()];
-    println!(
-        "group            forms   rows  exact within explained faulty differing refused unanswered"
-    );
+    let mut used = vec![false; LATITUDE.len()];
+    println!("group            forms   rows  exact within explained differing refused unanswered");
     for group in groups() {
-        let counts = check(&group, &known, &mut used, &mut failures);
+        let counts = check(&group, &mut used, &mut failures);
         counts.print(group.name);
         total.add(&counts);
     }
     total.print("all");
-    for (known, used) in known.iter().zip(used) {
+    for (known, used) in LATITUDE.iter().zip(used) {
         if !used {
             failures.push(format!(
                 "{}: {}: nothing differs any more for this reason: {}",
