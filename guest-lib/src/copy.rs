@@ -29,7 +29,7 @@ const DEPTH: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Device,
-    /// Page-locked: the device reaches it, and so does the program.
+    /// Page-locked or managed: the device reaches it, and so does the program.
     Pinned,
     /// The program's own.
     Pageable,
@@ -40,7 +40,7 @@ impl End {
     /// address that only the device could have.
     fn of(address: u64, bytes: u64) -> Result<Self> {
         match memory_map().find_range(address, bytes)? {
-            Some(allocation) if allocation.is_host() => Ok(Self::Pinned),
+            Some(allocation) if allocation.is_in_arena() => Ok(Self::Pinned),
             Some(_) => Ok(Self::Device),
             None if is_reserved(address) => Err(CuError::INVALID_VALUE),
             None => Ok(Self::Pageable),
@@ -425,7 +425,7 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
     };
     scope.session.record(&message)?;
     target.worked(scope)?;
-    // A fill of device memory does not wait natively either; of page-locked memory it does.
+    // A fill of device memory does not wait natively either; of memory of the host it does.
     if mode == Mode::Synchronous && end == End::Pinned {
         target.synchronize(scope)
     } else {

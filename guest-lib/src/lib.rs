@@ -39,6 +39,7 @@ mod handle;
 mod image;
 mod launch;
 mod link;
+mod managed;
 mod memory;
 mod memory_map;
 mod module;

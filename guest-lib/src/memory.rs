@@ -1,4 +1,4 @@
-//! Device memory and page-locked host memory.
+//! Device memory, and memory that host and device share: page-locked and managed.
 
 use std::sync::LazyLock;
 
@@ -7,8 +7,10 @@ use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory_map::{Allocation, MemoryMap, Origin};
-use crate::stream;
+use crate::{managed, stream};
 
+/// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
+const ATTACH: [u32; 2] = [1, 2];
 /// Flags that `cuMemHostAlloc` knows: portable, mapped, write-combined.
 const HOST_FLAGS: u32 = 7;
 /// Host allocations start at a page.
@@ -39,8 +41,13 @@ pub fn free(scope: Scope, address: u64) -> Result {
         return scope.session.alive();
     }
     // Out of the map first: once the worker has freed it, another thread may be given the address.
-    let allocation =
-        memory_map().remove(address, |allocation| allocation.origin == Origin::Device)?;
+    let allocation = memory_map().remove(address, |allocation| {
+        allocation.origin == Origin::Device || allocation.is_managed()
+    })?;
+    if allocation.is_managed() {
+        managed::forget(allocation.base);
+        return free_in_arena(scope, &allocation);
+    }
     let message = MemFree {
         address: DevicePtr(allocation.base),
     };
@@ -57,10 +64,25 @@ pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     Ok(address)
 }
 
-/// `cuMemFreeHost`. The memory is used again only when nothing that was handed to the device can still
-/// reach it.
+/// `cuMemAllocManaged`: arena, which host and device reach at one address.
+pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
+    if bytes == 0 || !ATTACH.contains(&flags) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
+    memory_map().insert(address, bytes, Origin::Managed, scope.context);
+    Ok(address)
+}
+
+/// `cuMemFreeHost`.
 pub fn free_host(scope: Scope, address: u64) -> Result {
     let allocation = memory_map().remove(address, Allocation::is_host)?;
+    free_in_arena(scope, &allocation)
+}
+
+/// Gives arena back that is out of the map. It is used again only when nothing that was handed to the device
+/// can still reach it.
+fn free_in_arena(scope: Scope, allocation: &Allocation) -> Result {
     let waited = stream::synchronize_all(scope);
     if waited.is_ok() {
         scope.session.free_arena(allocation.base);
@@ -82,7 +104,8 @@ pub fn free_of(scope: Scope) {
         allocation.context == scope.context && allocation.origin != Origin::Global
     };
     for allocation in memory_map().remove_all(own) {
-        if allocation.is_host() {
+        if allocation.is_in_arena() {
+            managed::forget(allocation.base);
             scope.session.free_arena(allocation.base);
         } else {
             let message = MemFree {
@@ -94,10 +117,11 @@ pub fn free_of(scope: Scope) {
     }
 }
 
-/// Forgets device memory, after the worker has freed it, and gives page-locked memory back.
+/// Forgets device memory, after the worker has freed it, and gives arena back.
 pub fn forget_all(scope: Scope) {
     for allocation in memory_map().remove_all(|_| true) {
-        if allocation.is_host() {
+        if allocation.is_in_arena() {
+            managed::forget(allocation.base);
             scope.session.free_arena(allocation.base);
         }
     }

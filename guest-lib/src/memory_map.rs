@@ -16,6 +16,8 @@ pub enum Origin {
     Global,
     /// Page-locked host memory, with the flags of `cuMemHostAlloc`.
     Host { flags: u32 },
+    /// `cuMemAllocManaged`.
+    Managed,
 }
 
 /// One allocation.
@@ -33,6 +35,15 @@ pub struct Allocation {
 impl Allocation {
     pub fn is_host(&self) -> bool {
         matches!(self.origin, Origin::Host { .. })
+    }
+
+    pub fn is_managed(&self) -> bool {
+        self.origin == Origin::Managed
+    }
+
+    /// Whether it lies in the arena, so that the program and the device both reach it.
+    pub fn is_in_arena(&self) -> bool {
+        self.is_host() || self.is_managed()
     }
 
     /// Whether `address..address + bytes` lies in it.

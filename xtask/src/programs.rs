@@ -9,7 +9,7 @@ use crate::stage::place;
 use crate::toolchain::Toolkit;
 
 /// Folders below `programs/` that hold programs.
-const FOLDERS: [&str; 5] = ["", "exits", "faults", "lives", "order"];
+const FOLDERS: [&str; 6] = ["", "exits", "faults", "lives", "memory", "order"];
 
 /// Programs that are built once more with a kernel that computes something else than it should: one whose
 /// result is far off, one that is off by one element, one that errs by millionths.

@@ -143,6 +143,6 @@ pub unsafe fn cuMemHostGetFlags(pFlags: *mut u32, p: *mut c_void) -> CUresult {
 fn flags_of(pointer: *mut c_void) -> Result<u32> {
     match memory::find_host(address_of(pointer))?.origin {
         Origin::Host { flags } => Ok(flags),
-        Origin::Device | Origin::Global => Err(CuError::INVALID_VALUE),
+        _ => Err(CuError::INVALID_VALUE),
     }
 }

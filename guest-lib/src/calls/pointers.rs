@@ -50,13 +50,15 @@ fn value(
         1 => Value::Long(context::by_number(allocation.context)?.addr() as u64),
         // MEMORY_TYPE
         2 => Value::Word(if is_host { TYPE_HOST } else { TYPE_DEVICE }),
-        // DEVICE_POINTER: page-locked memory has one address everywhere
+        // DEVICE_POINTER: what the host reaches too has one address everywhere
         3 => Value::Long(address),
         // HOST_POINTER
-        4 if is_host => Value::Long(address),
+        4 if allocation.is_in_arena() => Value::Long(address),
         4 => return Ok(None),
-        // SYNC_MEMOPS, IS_MANAGED, IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
-        6 | 8 | 10 | 15 => Value::Word(0),
+        // SYNC_MEMOPS, IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
+        6 | 10 | 15 => Value::Word(0),
+        // IS_MANAGED
+        8 => Value::Word(u32::from(allocation.is_managed())),
         // BUFFER_ID
         7 => Value::Long(allocation.id),
         // DEVICE_ORDINAL

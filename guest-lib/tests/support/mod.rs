@@ -1,5 +1,7 @@
 //! A backend inside the test process: enough of one to see what the library sends and to answer it.
 
+#![allow(dead_code, reason = "each test uses its part")]
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};

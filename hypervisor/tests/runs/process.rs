@@ -46,6 +46,11 @@ macro_rules! programs_pass {
 demo_programs!(programs_pass);
 
 #[test]
+fn managed_memory_is_reached_by_both_sides() {
+    passes("static", "managed");
+}
+
+#[test]
 fn bursts_of_launches() {
     passes("static", "steady");
 }

@@ -26,6 +26,8 @@ pub type CUgreenCtx = *mut c_void;
 pub type CUdevice_attribute = i32;
 pub type CUfunction_attribute = i32;
 pub type CUpointer_attribute = u32;
+pub type CUmem_advise = u32;
+pub type CUmem_range_attribute = u32;
 pub type CUfunc_cache = u32;
 pub type CUlimit = u32;
 pub type CUjit_option = u32;
@@ -101,6 +103,14 @@ pub struct CUDA_MEMCPY2D {
     pub Height: usize,
 }
 
+/// `CUmemLocation`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUmemLocation {
+    pub r#type: u32,
+    pub id: i32,
+}
+
 /// `CUdevprop`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -152,6 +162,8 @@ mod tests {
         assert_eq!(size_of::<CUdevprop>(), 56);
         assert_eq!(offset_of!(CUdevprop, sharedMemPerBlock), 28);
         assert_eq!(offset_of!(CUdevprop, textureAlign), 52);
+        assert_eq!(size_of::<CUmemLocation>(), 8);
+        assert_eq!(offset_of!(CUmemLocation, id), 4);
         assert_eq!(size_of::<CUgraphEdgeData>(), 8);
         assert_eq!(offset_of!(CUgraphEdgeData, r#type), 2);
     }
