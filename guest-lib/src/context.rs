@@ -26,6 +26,8 @@ pub struct Context {
     /// A primary context that nobody retains is not active; others are active until destroyed.
     active: AtomicBool,
     retained: AtomicU32,
+    /// `cuCtxAttach` without `cuCtxDetach`.
+    attached: AtomicU32,
     storage: AtomicPtr<Storage>,
 }
 
@@ -81,6 +83,19 @@ impl Context {
 
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
+    }
+
+    /// Makes one more user of the context.
+    pub fn attach(&self) {
+        self.attached.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One user less; false if there is none but who created it.
+    pub fn detach(&self) -> bool {
+        let less = |count: u32| count.checked_sub(1);
+        self.attached
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
+            .is_ok()
     }
 
     /// Ends what is kept with the context; its values' destructors run.
@@ -247,6 +262,7 @@ pub fn create(flags: u32) -> Result<CUcontext> {
     let handle = CONTEXTS.mint(|context| {
         context.flags.store(flags, Ordering::Relaxed);
         context.cache_config.store(0, Ordering::Relaxed);
+        context.attached.store(0, Ordering::Relaxed);
         context.active.store(true, Ordering::Release);
     })?;
     let pointer = handle::to_pointer(handle);

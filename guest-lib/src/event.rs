@@ -50,6 +50,11 @@ fn find(event: CUevent) -> Result<(Handle<EventKind>, &'static Event)> {
     Ok((handle, EVENTS.get(handle).ok_or(CuError::INVALID_HANDLE)?))
 }
 
+/// Whether there is such an event.
+pub fn exists(event: CUevent) -> Result {
+    find(event).map(|_| ())
+}
+
 pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
     if flags & !FLAGS != 0
         || flags & (EVENT_INTERPROCESS | EVENT_DISABLE_TIMING) == EVENT_INTERPROCESS

@@ -25,6 +25,7 @@
 //! - A forked child of an initialised process never touches the session of its parent.
 //! - Every wait ends when the session does.
 
+mod barrier;
 mod calls;
 mod context;
 mod copy;
@@ -38,6 +39,7 @@ mod function;
 mod handle;
 mod image;
 mod launch;
+mod legacy;
 mod link;
 mod managed;
 mod memory;

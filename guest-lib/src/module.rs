@@ -9,8 +9,8 @@ use wormhole_api::handle::{
     Function as FunctionKind, HandleKind, Library as LibraryKind, Module as ModuleKind,
 };
 use wormhole_api::{
-    Handle, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload,
-    ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload,
+    Handle, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryKernels, LibraryLoad,
+    LibraryUnload, ModuleGetFunction, ModuleGetGlobal, ModuleKernels, ModuleLoad, ModuleUnload,
 };
 
 use crate::context::Scope;
@@ -90,11 +90,13 @@ pub trait Loadable: HandleKind + 'static {
         name: &CStr,
     ) -> Result<Function>;
     fn global(scope: Scope, image: Handle<Self>, name: &CStr) -> Result<(u64, u64)>;
+    /// Has the names of all kernels written to `names`, if `room` bytes hold them; gives their bytes.
+    fn kernels(scope: Scope, image: Handle<Self>, names: u64, room: u64) -> Result<u64>;
 }
 
 /// Implements [`Loadable`] with the messages about a kind, which call the image by one name.
 macro_rules! loadable {
-    ($kind:ident as $image:ident: $owner:path, $load:ident, $unload:ident, $function:ident, $global:ident) => {
+    ($kind:ident as $image:ident: $owner:path, $load:ident, $unload:ident, $function:ident, $global:ident, $kernels:ident) => {
         impl Loadable for $kind {
             fn table() -> &'static Table<Self, Image> {
                 static TABLE: Table<$kind, Image> = Table::new();
@@ -144,14 +146,24 @@ macro_rules! loadable {
                     .session
                     .request(&message, |reply| (reply.address.0, reply.bytes))
             }
+
+            fn kernels(scope: Scope, $image: Handle<Self>, names: u64, room: u64) -> Result<u64> {
+                let names = wormhole_api::DevicePtr(names);
+                let message = $kernels {
+                    $image,
+                    names,
+                    room,
+                };
+                scope.session.request(&message, |reply| reply.bytes)
+            }
         }
     };
 }
 
 loadable!(ModuleKind as module: Owner::Module,
-    ModuleLoad, ModuleUnload, ModuleGetFunction, ModuleGetGlobal);
+    ModuleLoad, ModuleUnload, ModuleGetFunction, ModuleGetGlobal, ModuleKernels);
 loadable!(LibraryKind as library: Owner::Library,
-    LibraryLoad, LibraryUnload, LibraryGetKernel, LibraryGetGlobal);
+    LibraryLoad, LibraryUnload, LibraryGetKernel, LibraryGetGlobal, LibraryKernels);
 
 /// What a program passed, as the handle of a live module or library.
 pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
@@ -323,6 +335,37 @@ pub fn function<K: Loadable>(
     }
     contents.functions.insert(name.to_owned(), new);
     Ok(handle::to_pointer(new))
+}
+
+/// Room for the names of the kernels of an ordinary image, bytes.
+const NAMES: u64 = 64 << 10;
+
+/// The names of all kernels of an image.
+pub fn kernels<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<Vec<CString>> {
+    let (handle, _) = fresh::<K>(scope, pointer)?;
+    let mut room = NAMES;
+    loop {
+        let buffer = scope.session.allocate_arena(room, 16)?;
+        let written = K::kernels(scope, handle, buffer, room);
+        let names = written.as_ref().ok().filter(|bytes| **bytes <= room);
+        let names = names.map(|bytes| {
+            let place: *const u8 =
+                std::ptr::with_exposed_provenance(usize::try_from(buffer).unwrap_or(0));
+            let mut copy = vec![0; usize::try_from(*bytes).unwrap_or(0)];
+            // SAFETY: the arena handed out more bytes than that, and the worker has answered.
+            unsafe { place.copy_to_nonoverlapping(copy.as_mut_ptr(), copy.len()) };
+            copy
+        });
+        scope.session.free_arena(buffer);
+        room = written?;
+        if let Some(names) = names {
+            let names = names.split_inclusive(|byte| *byte == 0);
+            return Ok(names
+                .filter_map(|name| CStr::from_bytes_with_nul(name).ok())
+                .map(CStr::to_owned)
+                .collect());
+        }
+    }
 }
 
 /// Address and size of a variable.

@@ -16,11 +16,11 @@ use self::hold_back::BATCHES;
 use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
-use crate::output;
 use crate::session::FenceLine;
 use crate::types::{
     CUstream, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
 };
+use crate::{barrier, output};
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -154,7 +154,33 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         STREAMS.recycle(handle);
         return Err(error);
     }
+    if let Some(stream) = STREAMS.get(handle) {
+        barrier::hold(scope, Target { handle, stream })?;
+    }
     Ok(handle)
+}
+
+/// A stream that exists.
+pub fn existing(handle: Handle<StreamKind>) -> Result<Target> {
+    let stream = STREAMS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
+    Ok(Target { handle, stream })
+}
+
+/// All streams of a context, and the legacy one.
+pub fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
+    let minted = STREAMS
+        .live()
+        .filter(move |(_, stream)| stream.context.load(Ordering::Relaxed) == scope.context)
+        .map(|(handle, stream)| Target { handle, stream });
+    minted.chain([Target {
+        handle: Handle::LEGACY,
+        stream: &LEGACY,
+    }])
+}
+
+/// Those of them whose work is not known to be complete.
+pub fn busy_of(scope: Scope) -> impl Iterator<Item = Target> {
+    all_of(scope).filter(|target| target.stream.is_dirty())
 }
 
 /// Destroys a stream; its work goes on.

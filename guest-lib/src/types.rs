@@ -4,6 +4,8 @@ pub use wormhole_api::ctypes::*;
 
 /// `CU_CTX_FLAGS_MASK`.
 pub const CTX_FLAGS_MASK: u32 = 0xFF;
+/// `CU_CTX_SCHED_MASK`.
+pub const CTX_SCHED_MASK: u32 = 7;
 /// `CU_STREAM_NON_BLOCKING`.
 pub const STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.

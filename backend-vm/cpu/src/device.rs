@@ -1,5 +1,7 @@
 //! [`CpuDevice`].
 
+mod kernels;
+
 use std::fs;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,12 +3,12 @@
 //! The limits and the codes are the native driver's; where the CPU itself has none, the described
 //! device's are kept, so that a program behaves here as it will there.
 
-use wormhole_device::{CuError, Launch, LaunchAttribute, Result};
+use wormhole_device::{ClusterLaunch, CuError, Launch, LaunchAttribute, Result};
 
 use crate::description::{
     BLOCKS_PER_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID,
-    REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED,
-    THREADS_PER_MULTIPROCESSOR, WARP,
+    REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK_OPTIN, SHARED_PER_MULTIPROCESSOR,
+    SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
 };
 
 const COOPERATIVE: u32 = 2;
@@ -110,6 +110,32 @@ pub fn occupancy(needs: &Needs, threads: u32, dynamic_shared: u64) -> u32 {
         .min(by_threads)
         .min(by_registers)
         .min(by_shared)
+}
+
+/// Dynamic shared memory that each of `blocks` blocks of `threads` threads may take for all of them to fit a
+/// multiprocessor, bytes; 0 where they do not fit in any case.
+pub fn available_shared(needs: &Needs, blocks: u32, threads: u32) -> u64 {
+    if occupancy(needs, threads, 0) < blocks {
+        return 0;
+    }
+    let share = (SHARED_PER_MULTIPROCESSOR / blocks).min(SHARED_PER_BLOCK_OPTIN + SHARED_RESERVED);
+    let taken = needs.shared + SHARED_RESERVED;
+    u64::from(share.saturating_sub(taken))
+}
+
+/// Clusters, of one block each, that fit a multiprocessor at a time.
+pub fn active_clusters(needs: &Needs, launch: &ClusterLaunch<'_>) -> Result<u32> {
+    attributes(launch.attributes)?;
+    let threads = launch
+        .block
+        .iter()
+        .try_fold(1_u32, |product, size| product.checked_mul(*size));
+    let threads = threads.filter(|threads| (1..=MAX_BLOCK_THREADS).contains(threads));
+    let threads = threads.ok_or(CuError::INVALID_VALUE)?;
+    if launch.grid.contains(&0) || launch.shared > needs.max_dynamic_shared {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(occupancy(needs, threads, launch.shared.into()))
 }
 
 #[cfg(test)]

@@ -153,6 +153,12 @@ impl Modules {
         })
     }
 
+    /// The names of a module's kernels, in the order of the image.
+    pub fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+        let program = Arc::clone(&self.lock().module(module)?.program);
+        Ok(program.module().kernel_names().map(str::to_owned).collect())
+    }
+
     /// Address and size of a variable.
     pub fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
         self.lock()

@@ -1,5 +1,7 @@
 //! [`CudaDevice`].
 
+mod kernels;
+
 use std::borrow::Cow;
 use std::ffi::{CString, c_void};
 use std::ptr;

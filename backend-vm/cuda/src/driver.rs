@@ -4,7 +4,7 @@
 //! panic when a symbol is absent, and hold results in an enum, which cannot hold the result codes of a
 //! driver that is newer than the enum.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::driver::sys::{
     CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState, CUmodule,
@@ -29,7 +29,7 @@ pub enum DriverError {
 }
 
 /// `Ok` for `CUDA_SUCCESS`.
-fn check(result: u32) -> Result<()> {
+pub fn check(result: u32) -> Result<()> {
     if result == 0 {
         Ok(())
     } else {
@@ -48,7 +48,7 @@ macro_rules! entry_points {
         pub struct Driver {
             $($name: unsafe extern "C" fn($($kind),*) -> u32,)*
             /// Keeps the functions mapped.
-            _library: Library,
+            library: Library,
         }
 
         #[allow(
@@ -76,9 +76,20 @@ macro_rules! entry_points {
                     }
                 )*
                 match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Self { $($name,)* _library: library }),
+                    ($(Some($name),)*) => Ok(Self { $($name,)* library }),
                     _ => Err(DriverError::TooOld { missing }),
                 }
+            }
+
+            /// A function of the type that `F` says, which only newer drivers have.
+            ///
+            /// # Safety
+            /// The function has that type.
+            pub unsafe fn later<F: Copy>(&self, name: &CStr) -> Option<F> {
+                // SAFETY: passed on to the caller.
+                unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }
+                    .map(|symbol| *symbol)
+                    .ok()
             }
 
             $(
@@ -152,6 +163,19 @@ entry_points! {
     fn cuFuncSetAttribute(function: CUfunction, attribute: i32, value: i32);
     fn cuFuncSetCacheConfig(function: CUfunction, config: u32);
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut i32, function: CUfunction, block: i32, shared: usize, flags: u32);
+    fn cuModuleGetFunctionCount(count: *mut u32, module: CUmodule);
+    fn cuModuleEnumerateFunctions(functions: *mut CUfunction, count: u32, module: CUmodule);
+    fn cuFuncGetName(name: *mut *const c_char, function: CUfunction);
+    fn cuLibraryGetKernelCount(count: *mut u32, library: CUlibrary);
+    fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: u32, library: CUlibrary);
+    fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel);
+    fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: *mut usize, function: CUfunction, blocks: i32, block: i32);
+    fn cuOccupancyMaxPotentialClusterSize(blocks: *mut i32, function: CUfunction, config: *const CUlaunchConfig);
+    fn cuOccupancyMaxActiveClusters(clusters: *mut i32, function: CUfunction, config: *const CUlaunchConfig);
+    fn cuTensorMapEncodeTiled(map: *mut c_void, data_type: u32, rank: u32, address: *mut c_void, dimensions: *const u64, strides: *const u64, tile: *const u32, steps: *const u32, interleave: u32, swizzle: u32, promotion: u32, fill: u32);
+    fn cuTensorMapEncodeIm2col(map: *mut c_void, data_type: u32, rank: u32, address: *mut c_void, dimensions: *const u64, strides: *const u64, lower: *const i32, upper: *const i32, channels: u32, pixels: u32, steps: *const u32, interleave: u32, swizzle: u32, promotion: u32, fill: u32);
+    fn cuTensorMapReplaceAddress(map: *mut c_void, address: *mut c_void);
+    fn cuCtxResetPersistingL2Cache();
     fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void);
 }
 

@@ -13,8 +13,11 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod kernels;
 
 use std::fmt;
+
+pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
 
 /// A `CUresult` other than `CUDA_SUCCESS` (CUDA driver API, "Data types used by CUDA driver").
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -217,7 +220,7 @@ pub struct DeviceOutput {
 }
 
 /// An accelerator with one context.
-pub trait Device: Send + Sync + fmt::Debug {
+pub trait Device: Kernels + Send + Sync + fmt::Debug {
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;
     fn describe(&self) -> &Description;

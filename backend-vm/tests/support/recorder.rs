@@ -4,6 +4,8 @@
 //! calls arrive. Each call waits a random moment first, as a real device's calls do. A test can hold calls
 //! of a name up, as a device does that is busy.
 
+pub mod kernels;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};

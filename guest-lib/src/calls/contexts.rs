@@ -24,7 +24,7 @@ const CACHE_CONFIGS: CUfunc_cache = 3;
 static LIMITS: LazyLock<Mutex<HashMap<CUlimit, u64>>> = LazyLock::new(Mutex::default);
 
 /// The current context, or error 201.
-fn current() -> Result<&'static context::Context> {
+pub(super) fn current() -> Result<&'static context::Context> {
     session()?;
     Ok(context::find_active(context::current())
         .map_err(|_| CuError::INVALID_CONTEXT)?
@@ -41,6 +41,16 @@ fn named(ctx: CUcontext) -> Result<(CUcontext, &'static context::Context)> {
     };
     let (facts, _) = context::find(ctx).ok_or(CuError::INVALID_CONTEXT)?;
     Ok((ctx, facts))
+}
+
+/// The session and the context that a program names, where null is the current one.
+pub(super) fn scope_of(ctx: CUcontext) -> Result<Scope> {
+    let (ctx, _) = named(ctx)?;
+    let (_, handle) = context::find_active(ctx)?;
+    Ok(Scope {
+        session: session()?,
+        context: handle.key().map_or(0, |key| key.index),
+    })
 }
 
 pub unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
@@ -246,10 +256,7 @@ pub unsafe fn cuCtxSynchronize() -> CUresult {
 
 pub unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
     body! {
-        let (ctx, _) = named(ctx)?;
-        let (_, handle) = context::find_active(ctx)?;
-        let scope = Scope { session: session()?, context: handle.key().map_or(0, |key| key.index) };
-        stream::synchronize_all(scope)
+        stream::synchronize_all(scope_of(ctx)?)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{body, put, put_if_wanted, string};
 use crate::device::{Device, attribute, copy_string};
 use crate::error::{CuError, Result};
 use crate::session::session;
-use crate::types::{CUdevice, CUdevice_attribute, CUdevprop, CUresult, CUuuid};
+use crate::types::{CUdevice, CUdevice_attribute, CUdevprop, CUexecAffinityType, CUresult, CUuuid};
 
 /// The one device there is.
 const DEVICE: CUdevice = 0;
@@ -139,6 +139,23 @@ pub unsafe fn cuDeviceGetProperties(prop: *mut CUdevprop, dev: CUdevice) -> CUre
         };
         // SAFETY: as the caller promises.
         unsafe { put(prop, properties) }
+    }
+}
+
+/// Execution affinity takes the multi-process service, which is the affair of the host.
+pub unsafe fn cuDeviceGetExecAffinitySupport(
+    pi: *mut i32,
+    kind: CUexecAffinityType,
+    dev: CUdevice,
+) -> CUresult {
+    body! {
+        // CU_EXEC_AFFINITY_TYPE_SM_COUNT is the only one.
+        if kind != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        device(dev)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(pi, 0) }
     }
 }
 

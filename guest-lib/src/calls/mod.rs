@@ -6,35 +6,45 @@
     reason = "names and arguments are those of the CUDA driver API"
 )]
 
+mod barriers;
 mod contexts;
 mod copies;
 mod devices;
 mod driver;
 mod events;
 mod functions;
+mod kernels;
 mod launches;
+mod legacy;
 mod linker;
 mod managed;
 mod memories;
 mod modules;
 mod occupancy;
 mod pointers;
+mod settings;
 mod streams;
+mod tensors;
 
+pub use barriers::*;
 pub use contexts::*;
 pub use copies::*;
 pub use devices::*;
 pub use driver::*;
 pub use events::*;
 pub use functions::*;
+pub use kernels::*;
 pub use launches::*;
+pub use legacy::*;
 pub use linker::*;
 pub use managed::*;
 pub use memories::*;
 pub use modules::*;
 pub use occupancy::*;
 pub use pointers::*;
+pub use settings::*;
 pub use streams::*;
+pub use tensors::*;
 
 use std::ffi::{CStr, c_char};
 

@@ -51,6 +51,16 @@ fn managed_memory_is_reached_by_both_sides() {
 }
 
 #[test]
+fn kernels_of_an_image_and_launches_of_every_kind() {
+    passes("static", "kernels");
+}
+
+#[test]
+fn contexts_that_a_program_creates() {
+    passes("static", "contexts");
+}
+
+#[test]
 fn bursts_of_launches() {
     passes("static", "steady");
 }

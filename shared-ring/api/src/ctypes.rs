@@ -38,6 +38,10 @@ pub type CUfunctionLoadingState = u32;
 pub type CUdriverProcAddressQueryResult = u32;
 pub type CUstreamCaptureStatus = u32;
 pub type CUstreamCaptureMode = u32;
+pub type CUsharedconfig = u32;
+pub type CUexecAffinityType = u32;
+pub type CUatomicOperation = u32;
+pub type CUarray_format = u32;
 
 /// `CUoccupancyB2DSize`: dynamic shared memory of a block of the given size.
 pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(i32) -> usize>;
@@ -111,6 +115,21 @@ pub struct CUmemLocation {
     pub id: i32,
 }
 
+/// `CUexecAffinityParam`: a type and its value, here a number of multiprocessors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUexecAffinityParam {
+    pub r#type: CUexecAffinityType,
+    pub smCount: u32,
+}
+
+/// `CUtensorMap`, which programs align to more than their compilers may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUtensorMap {
+    pub opaque: [u8; 128],
+}
+
 /// `CUdevprop`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -159,6 +178,8 @@ mod tests {
         assert_eq!(offset_of!(CUDA_MEMCPY2D, dstXInBytes), 56);
         assert_eq!(offset_of!(CUDA_MEMCPY2D, dstHost), 80);
         assert_eq!(offset_of!(CUDA_MEMCPY2D, Height), 120);
+        assert_eq!(size_of::<CUexecAffinityParam>(), 8);
+        assert_eq!(size_of::<CUtensorMap>(), 128);
         assert_eq!(size_of::<CUdevprop>(), 56);
         assert_eq!(offset_of!(CUdevprop, sharedMemPerBlock), 28);
         assert_eq!(offset_of!(CUdevprop, textureAlign), 52);

@@ -9,6 +9,7 @@ mod kernels;
 mod launches;
 mod memory;
 mod modules;
+mod questions;
 mod streams;
 
 use std::fmt::Debug;
@@ -39,6 +40,7 @@ pub fn checks() -> Vec<Check> {
         streams::CHECKS,
         launches::CHECKS,
         modules::CHECKS,
+        questions::CHECKS,
         faults::CHECKS,
     ]
     .concat()

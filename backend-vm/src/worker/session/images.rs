@@ -52,7 +52,7 @@ fn link(
 }
 
 impl Session {
-    fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
+    pub(super) fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
         let image = match handle {
             ImageHandle::Module(module) => self.modules.get_mut(module),
             ImageHandle::Library(library) => self.libraries.get_mut(library),

@@ -20,6 +20,7 @@
 //! has to follow it can come before its answer.
 
 mod images;
+mod kernels;
 mod launch;
 mod memory;
 mod output;

@@ -1,17 +1,20 @@
 //! The messages of the API table, each handed to what executes it.
 
 use wormhole_api::{
-    Attribute, ContextGetLimit, ContextGetLimitReply, ContextReset, ContextSetLimit,
-    ContextSetLimitReply, DeviceDescribe, DeviceDescribeReply, EventCreate, EventDestroy,
-    EventElapsed, EventElapsedReply, EventQuery, EventRecord, EventSynchronize, FenceWrite,
-    FunctionGetAttribute, FunctionGetAttributeReply, FunctionSetAttribute, FunctionSetCacheConfig,
-    Items, LaunchKernel, LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel,
-    LibraryGetKernelReply, LibraryGetModule, LibraryLoad, LibraryLoadReply, LibraryUnload, Link,
-    LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemGetInfoReply, MemSet,
-    MemWrite, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal, ModuleGetGlobalReply,
-    ModuleLoad, ModuleLoadReply, ModuleUnload, Occupancy, OccupancyReply, Outcome, Service,
-    StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply,
-    TakeOutput, TakeOutputReply,
+    Attribute, AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
+    ContextGetLimit, ContextGetLimitReply, ContextReset, ContextSetLimit, ContextSetLimitReply,
+    DeviceDescribe, DeviceDescribeReply, EventCreate, EventDestroy, EventElapsed,
+    EventElapsedReply, EventQuery, EventRecord, EventSynchronize, FenceWrite, FunctionGetAttribute,
+    FunctionGetAttributeReply, FunctionSetAttribute, FunctionSetCacheConfig, Items, LaunchKernel,
+    LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel, LibraryGetKernelReply,
+    LibraryGetModule, LibraryKernels, LibraryKernelsReply, LibraryLoad, LibraryLoadReply,
+    LibraryUnload, Link, LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo,
+    MemGetInfoReply, MemSet, MemWrite, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal,
+    ModuleGetGlobalReply, ModuleKernels, ModuleKernelsReply, ModuleLoad, ModuleLoadReply,
+    ModuleUnload, Occupancy, OccupancyReply, Outcome, ResetPersistingL2, Service, StreamCreate,
+    StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply, TakeOutput,
+    TakeOutputReply, TensorMapEncode, TensorMapEncodeReply, TensorMapReplace,
+    TensorMapReplaceReply,
 };
 use wormhole_device::{CuError, Description};
 
@@ -276,6 +279,60 @@ impl Service for Session {
             move |device, function| device.occupancy(function, block, shared, flags),
             |blocks| Answer::reply(&OccupancyReply { blocks }),
         )
+    }
+
+    fn module_kernels(
+        &mut self,
+        call: &Call,
+        message: &ModuleKernels,
+    ) -> Outcome<ModuleKernelsReply> {
+        let image = ImageHandle::Module(message.module);
+        self.kernel_names(call, image, message.names.0, message.room)
+    }
+
+    fn library_kernels(
+        &mut self,
+        call: &Call,
+        message: &LibraryKernels,
+    ) -> Outcome<LibraryKernelsReply> {
+        let image = ImageHandle::Library(message.library);
+        self.kernel_names(call, image, message.names.0, message.room)
+    }
+
+    fn cluster_occupancy(
+        &mut self,
+        call: &Call,
+        message: &ClusterOccupancy<'_>,
+    ) -> Outcome<ClusterOccupancyReply> {
+        Session::cluster_occupancy(self, call, message)
+    }
+
+    fn available_shared(
+        &mut self,
+        call: &Call,
+        message: &AvailableShared,
+    ) -> Outcome<AvailableSharedReply> {
+        Session::available_shared(self, call, message)
+    }
+
+    fn tensor_map_encode(
+        &mut self,
+        call: &Call,
+        message: &TensorMapEncode,
+    ) -> Outcome<TensorMapEncodeReply> {
+        self.encode_tensor_map(call, message)
+    }
+
+    fn tensor_map_replace(
+        &mut self,
+        call: &Call,
+        message: &TensorMapReplace,
+    ) -> Outcome<TensorMapReplaceReply> {
+        self.replace_tensor_address(call, message)
+    }
+
+    fn reset_persisting_l2(&mut self, call: &Call, message: &ResetPersistingL2) -> Outcome<()> {
+        Session::reset_persisting_l2(self, call, message)
     }
 
     fn launch_kernel(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {

@@ -1,0 +1,104 @@
+//! Settings of contexts and functions that are kept here.
+
+use std::sync::atomic::Ordering;
+
+use wormhole_api::ResetPersistingL2;
+
+use super::contexts::{cuCtxDestroy_v2, current};
+use super::{body, put};
+use crate::error::CuError;
+use crate::types::{
+    CTX_FLAGS_MASK, CTX_SCHED_MASK, CUcontext, CUexecAffinityParam, CUexecAffinityType, CUfunction,
+    CUresult, CUsharedconfig,
+};
+use crate::{context, function};
+
+/// The greatest `CUsharedconfig`.
+const SHARED_CONFIGS: CUsharedconfig = 2;
+/// `CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE`: all devices since compute capability 5.0 have such banks.
+const FOUR_BYTE_BANKS: CUsharedconfig = 1;
+/// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`, the only one.
+const SM_COUNT: CUexecAffinityType = 0;
+
+pub unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
+    body! {
+        let context = current()?;
+        // Of the ways to wait, one may be chosen.
+        let scheduling = flags & CTX_SCHED_MASK;
+        if flags & !CTX_FLAGS_MASK != 0 || scheduling.count_ones() > 1 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        context.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+pub unsafe fn cuCtxGetSharedMemConfig(pConfig: *mut CUsharedconfig) -> CUresult {
+    body! {
+        current()?;
+        // SAFETY: as the caller promises.
+        unsafe { put(pConfig, FOUR_BYTE_BANKS) }
+    }
+}
+
+pub unsafe fn cuCtxSetSharedMemConfig(config: CUsharedconfig) -> CUresult {
+    body! {
+        current()?;
+        if config > SHARED_CONFIGS { Err(CuError::INVALID_VALUE) } else { Ok(()) }
+    }
+}
+
+pub unsafe fn cuFuncSetSharedMemConfig(hfunc: CUfunction, config: CUsharedconfig) -> CUresult {
+    body! {
+        context::scope()?;
+        function::find(hfunc)?;
+        if config > SHARED_CONFIGS { Err(CuError::INVALID_VALUE) } else { Ok(()) }
+    }
+}
+
+/// No context here has an execution affinity: it takes the multi-process service of the host.
+pub unsafe fn cuCtxGetExecAffinity(
+    pExecAffinity: *mut CUexecAffinityParam,
+    kind: CUexecAffinityType,
+) -> CUresult {
+    body! {
+        current()?;
+        if pExecAffinity.is_null() || kind != SM_COUNT {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Err(CuError::UNSUPPORTED_EXEC_AFFINITY)
+    }
+}
+
+pub unsafe fn cuCtxResetPersistingL2Cache() -> CUresult {
+    body! { context::scope()?.session.request(&ResetPersistingL2 {}, |()| ()) }
+}
+
+pub unsafe fn cuCtxAttach(pctx: *mut CUcontext, flags: u32) -> CUresult {
+    body! {
+        let facts = current()?;
+        if pctx.is_null() || flags != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        facts.attach();
+        // SAFETY: as the caller promises.
+        unsafe { put(pctx, context::current()) }
+    }
+}
+
+pub unsafe fn cuCtxDetach(ctx: CUcontext) -> CUresult {
+    body! {
+        let facts = current()?;
+        if ctx != context::current() {
+            return Err(CuError::INVALID_CONTEXT);
+        }
+        if facts.detach() {
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        match unsafe { cuCtxDestroy_v2(ctx) } {
+            0 => Ok(()),
+            error => Err(CuError(error)),
+        }
+    }
+}
