@@ -138,10 +138,8 @@ fn host_and_device_have_one_address_for_it() {
         let supported = |attribute| {
             let mut value = 7;
             // SAFETY: the place is writable.
-            assert_eq!(
-                unsafe { cuDeviceGetAttribute(&raw mut value, attribute, 0) },
-                0
-            );
+            let asked = unsafe { cuDeviceGetAttribute(&raw mut value, attribute, 0) };
+            assert_eq!(asked, 0);
             value
         };
         assert_eq!([83, 89, 101].map(supported), [1, 1, 0]);
@@ -238,10 +236,8 @@ fn advice_is_kept_by_the_page() {
             let mut list = [77_i32; 3];
             let place = (&raw mut list).cast();
             // SAFETY: the place is writable for its size.
-            assert_eq!(
-                unsafe { cuMemRangeGetAttribute(place, 12, 3, ready.managed, bytes) },
-                0
-            );
+            let asked = unsafe { cuMemRangeGetAttribute(place, 12, 3, ready.managed, bytes) };
+            assert_eq!(asked, 0);
             list
         };
         assert_eq!(accessors(BYTES), [-2, -2, -2]);
