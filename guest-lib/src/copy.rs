@@ -29,21 +29,24 @@ const DEPTH: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Device,
-    /// Page-locked or managed: the device reaches it, and so does the program.
+    /// Page-locked, managed or registered: the device reaches it, and so does the program.
     Pinned,
     /// The program's own.
     Pageable,
 }
 
 impl End {
-    /// What a whole range is. A range that leaves its allocation is an invalid value, and so is an
-    /// address that only the device could have.
-    fn of(address: u64, bytes: u64) -> Result<Self> {
+    /// What a whole range is, and its address for whoever reaches it. A range that leaves its allocation is
+    /// an invalid value, and so is an address that only the device could have.
+    fn of(address: u64, bytes: u64) -> Result<(Self, u64)> {
         match memory_map().find_range(address, bytes)? {
-            Some(allocation) if allocation.is_in_arena() => Ok(Self::Pinned),
-            Some(_) => Ok(Self::Device),
+            Some(allocation) => Ok(match allocation.for_device(address) {
+                Some(place) => (Self::Pinned, place),
+                None if allocation.is_registered() => (Self::Pageable, address),
+                None => (Self::Device, address),
+            }),
             None if is_reserved(address) => Err(CuError::INVALID_VALUE),
-            None => Ok(Self::Pageable),
+            None => Ok((Self::Pageable, address)),
         }
     }
 }
@@ -100,7 +103,9 @@ pub unsafe fn copy(
         return Ok(());
     }
     let length = bytes as u64;
-    let ends = (End::of(destination, length)?, End::of(source, length)?);
+    let (to, destination) = End::of(destination, length)?;
+    let (from, source) = End::of(source, length)?;
+    let ends = (to, from);
     let device_end = match direction {
         Direction::HostToDevice => ends.0 != End::Pageable,
         Direction::DeviceToHost => ends.1 != End::Pageable,
@@ -410,12 +415,12 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
         .checked_mul(height - 1)
         .and_then(|bytes| bytes.checked_add(row))
         .ok_or(CuError::INVALID_VALUE)?;
-    let end = End::of(fill.destination, bytes)?;
+    let (end, destination) = End::of(fill.destination, bytes)?;
     if end == End::Pageable {
         return Err(CuError::INVALID_VALUE);
     }
     let message = MemSet {
-        destination: DevicePtr(fill.destination),
+        destination: DevicePtr(destination),
         pitch,
         width,
         height,
@@ -461,6 +466,6 @@ mod tests {
         assert_eq!(End::of(WINDOW_BASE, 1), Err(CuError::INVALID_VALUE));
         let value = 0_u8;
         let address = std::ptr::from_ref(&value).addr() as u64;
-        assert_eq!(End::of(address, 1), Ok(End::Pageable));
+        assert_eq!(End::of(address, 1), Ok((End::Pageable, address)));
     }
 }

@@ -46,6 +46,7 @@ mod memory;
 mod memory_map;
 mod module;
 mod output;
+mod registration;
 mod runtime;
 mod session;
 mod stream;

@@ -21,6 +21,7 @@ pub enum Location {
     Device(i32),
     Host,
     HostNuma(i32),
+    HostNumaCurrent,
 }
 
 /// What the program said of a page.
@@ -50,7 +51,7 @@ impl Advice {
                     self.devices &= !bit;
                 }
             }
-            Location::Host | Location::HostNuma(_) => self.host = accessed,
+            _ => self.host = accessed,
         }
     }
 }

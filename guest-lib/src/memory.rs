@@ -1,20 +1,28 @@
-//! Device memory, and memory that host and device share: page-locked and managed.
+//! Device memory, and memory that host and device share: page-locked, managed and registered.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory_map::{Allocation, MemoryMap, Origin};
-use crate::{managed, stream};
+use crate::{log, managed, registration, stream};
 
 /// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
 const ATTACH: [u32; 2] = [1, 2];
 /// Flags that `cuMemHostAlloc` knows: portable, mapped, write-combined.
 const HOST_FLAGS: u32 = 7;
+/// Flags of `cuMemHostRegister`.
+const PORTABLE: u32 = 1;
+const DEVICEMAP: u32 = 2;
+const IOMEMORY: u32 = 4;
+const READ_ONLY: u32 = 8;
 /// Host allocations start at a page.
 const HOST_ALIGN: u64 = 4096;
+
+/// Held while memory is registered: no two registrations overlap.
+static REGISTERING: Mutex<()> = Mutex::new(());
 
 static MAP: LazyLock<MemoryMap> = LazyLock::new(MemoryMap::default);
 
@@ -90,12 +98,87 @@ fn free_in_arena(scope: Scope, allocation: &Allocation) -> Result {
     waited
 }
 
-/// Page-locked memory that holds a whole range.
+/// `cuMemHostRegister`.
+pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
+    scope.session.alive()?;
+    let known = flags & !(PORTABLE | DEVICEMAP | IOMEMORY | READ_ONLY) == 0;
+    if address == 0 || bytes == 0 || !known || address.checked_add(bytes).is_none() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if flags & (IOMEMORY | READ_ONLY) != 0 {
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    let _registering = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
+    if memory_map().overlaps(address, bytes) {
+        return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    let placed = registration::place(scope.session, address, bytes);
+    let device = placed.map_err(|registration::NotMapped| CuError::INVALID_VALUE)?;
+    if device.is_none() && flags & DEVICEMAP != 0 {
+        log::error_once!(
+            "{bytes} bytes at {address:#x} cannot be mapped for the device: only private memory of no file can"
+        );
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    memory_map().insert(
+        address,
+        bytes,
+        Origin::Registered { flags, device },
+        scope.context,
+    );
+    if let Some(device) = device {
+        let alias = Origin::RegisteredAlias { host: address };
+        memory_map().insert(device, bytes, alias, scope.context);
+    }
+    Ok(())
+}
+
+/// `cuMemHostUnregister`.
+pub fn unregister(scope: Scope, address: u64) -> Result {
+    let registered = memory_map()
+        .remove(address, Allocation::is_registered)
+        .map_err(|_| CuError::HOST_MEMORY_NOT_REGISTERED)?;
+    let Origin::Registered {
+        device: Some(device),
+        ..
+    } = registered.origin
+    else {
+        return scope.session.alive();
+    };
+    let is_alias =
+        |allocation: &Allocation| allocation.origin == Origin::RegisteredAlias { host: address };
+    memory_map().remove(device, is_alias)?;
+    stream::synchronize_all(scope)?;
+    registration::release(scope.session, address);
+    Ok(())
+}
+
+/// Page-locked or registered memory of the host.
 pub fn find_host(address: u64) -> Result<Allocation> {
     memory_map()
         .find(address)
-        .filter(Allocation::is_host)
+        .filter(|allocation| allocation.is_host() || allocation.is_registered())
         .ok_or(CuError::INVALID_VALUE)
+}
+
+/// Gives memory back that is out of the map and that only the worker or nobody reaches any more: true if the
+/// worker is to be asked.
+fn give_back(scope: Scope, allocation: &Allocation) -> bool {
+    match allocation.origin {
+        Origin::Device => return true,
+        Origin::Global | Origin::RegisteredAlias { .. } => {}
+        Origin::Host { .. } => scope.session.free_arena(allocation.base),
+        Origin::Managed => {
+            managed::forget(allocation.base);
+            scope.session.free_arena(allocation.base);
+        }
+        Origin::Registered { device, .. } => {
+            if device.is_some() {
+                registration::release(scope.session, allocation.base);
+            }
+        }
+    }
+    false
 }
 
 /// Frees the memory of a context.
@@ -104,10 +187,7 @@ pub fn free_of(scope: Scope) {
         allocation.context == scope.context && allocation.origin != Origin::Global
     };
     for allocation in memory_map().remove_all(own) {
-        if allocation.is_in_arena() {
-            managed::forget(allocation.base);
-            scope.session.free_arena(allocation.base);
-        } else {
+        if give_back(scope, &allocation) {
             let message = MemFree {
                 address: DevicePtr(allocation.base),
             };
@@ -120,9 +200,6 @@ pub fn free_of(scope: Scope) {
 /// Forgets device memory, after the worker has freed it, and gives arena back.
 pub fn forget_all(scope: Scope) {
     for allocation in memory_map().remove_all(|_| true) {
-        if allocation.is_in_arena() {
-            managed::forget(allocation.base);
-            scope.session.free_arena(allocation.base);
-        }
+        give_back(scope, &allocation);
     }
 }

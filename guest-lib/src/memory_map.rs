@@ -18,6 +18,11 @@ pub enum Origin {
     Host { flags: u32 },
     /// `cuMemAllocManaged`.
     Managed,
+    /// The program's own memory, with the flags of `cuMemHostRegister`, and where the device reaches it, if it
+    /// does.
+    Registered { flags: u32, device: Option<u64> },
+    /// The same memory where the device reaches it: its address for the program.
+    RegisteredAlias { host: u64 },
 }
 
 /// One allocation.
@@ -41,9 +46,27 @@ impl Allocation {
         self.origin == Origin::Managed
     }
 
-    /// Whether it lies in the arena, so that the program and the device both reach it.
-    pub fn is_in_arena(&self) -> bool {
-        self.is_host() || self.is_managed()
+    pub fn is_registered(&self) -> bool {
+        matches!(self.origin, Origin::Registered { .. })
+    }
+
+    /// Memory of the host at this address of it: where the device reaches it. `None` where it does not, and for
+    /// memory of the device.
+    pub fn for_device(&self, address: u64) -> Option<u64> {
+        match self.origin {
+            Origin::Device | Origin::Global => None,
+            Origin::Host { .. } | Origin::Managed | Origin::RegisteredAlias { .. } => Some(address),
+            Origin::Registered { device, .. } => Some(device? + (address - self.base)),
+        }
+    }
+
+    /// The program's address of this address, where it has one.
+    pub fn for_host(&self, address: u64) -> Option<u64> {
+        match self.origin {
+            Origin::Device | Origin::Global => None,
+            Origin::Host { .. } | Origin::Managed | Origin::Registered { .. } => Some(address),
+            Origin::RegisteredAlias { host } => Some(host + (address - self.base)),
+        }
     }
 
     /// Whether `address..address + bytes` lies in it.
@@ -102,6 +125,14 @@ impl MemoryMap {
         }
     }
 
+    /// Whether any of a range belongs to an allocation.
+    pub fn overlaps(&self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        self.allocations
+            .upper_bound(Bound::Excluded(&end))
+            .is_some_and(|entry| entry.value().base + entry.value().bytes > address)
+    }
+
     /// Takes out the allocation that starts at `base`, if it is one that `wanted` accepts.
     pub fn remove(&self, base: u64, wanted: impl Fn(&Allocation) -> bool) -> Result<Allocation> {
         let entry = self.allocations.get(&base).ok_or(CuError::INVALID_VALUE)?;
@@ -152,6 +183,46 @@ mod tests {
             Err(CuError::INVALID_VALUE)
         );
         assert_eq!(map.find_range(0x3000, 1), Ok(None));
+    }
+
+    #[test]
+    fn a_range_overlaps_what_it_shares_a_byte_with() {
+        let map = MemoryMap::default();
+        map.insert(0x1000, 0x100, Origin::Device, 0);
+        for (address, bytes, overlaps) in [
+            (0xF00, 0x100, false),
+            (0xF00, 0x101, true),
+            (0x1010, 1, true),
+            (0x10FF, 1, true),
+            (0x1100, 0x10, false),
+            (0, u64::MAX, true),
+        ] {
+            assert_eq!(map.overlaps(address, bytes), overlaps, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn registered_memory_has_an_address_for_each_side() {
+        let map = MemoryMap::default();
+        let (flags, device) = (2, Some(0x9100));
+        map.insert(0x1100, 0x100, Origin::Registered { flags, device }, 0);
+        map.insert(0x9100, 0x100, Origin::RegisteredAlias { host: 0x1100 }, 0);
+        map.insert(
+            0x5000,
+            8,
+            Origin::Registered {
+                flags,
+                device: None,
+            },
+            0,
+        );
+        let both = |address| {
+            let allocation = map.find(address).unwrap();
+            (allocation.for_host(address), allocation.for_device(address))
+        };
+        assert_eq!(both(0x1104), (Some(0x1104), Some(0x9104)));
+        assert_eq!(both(0x9104), both(0x1104));
+        assert_eq!(both(0x5001), (Some(0x5001), None));
     }
 
     #[test]

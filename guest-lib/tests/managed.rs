@@ -19,6 +19,8 @@ const DEVICE: Location = Location { kind: 1, id: 0 };
 const NO_DEVICE: Location = Location { kind: 1, id: 9 };
 const HOST: Location = Location { kind: 2, id: 0 };
 const NODE: Location = Location { kind: 3, id: 0 };
+const NODE_HERE: Location = Location { kind: 4, id: 0 };
+const NO_NODE: Location = Location { kind: 3, id: 99 };
 const NOWHERE: Location = Location { kind: 0, id: 0 };
 
 unsafe extern "C" {
@@ -221,16 +223,18 @@ fn advice_is_kept_by_the_page() {
         assert_eq!(word(1, ready.managed + 8192, 4096), 1);
         // The preferred place, in the old and the new form of the question.
         let preferred = || [2, 5, 6].map(|attribute| word(attribute, ready.managed, BYTES));
-        assert_eq!(preferred()[..2], [-2, 0]);
+        assert_eq!(preferred(), [-2, 0, -2]);
         assert_eq!(advise(0, BYTES, 3, DEVICE), 0);
         assert_eq!(preferred(), [0, 1, 0]);
         assert_eq!(advise(0, BYTES, 3, NODE), 0);
-        assert_eq!(preferred()[1..], [3, 0]);
+        assert_eq!(preferred(), [-1, 3, 0]);
+        assert_eq!(advise(0, BYTES, 3, NODE_HERE), 0);
+        assert_eq!(preferred(), [-1, 4, 0]);
         // SAFETY: takes no pointer of this process.
         assert_eq!(unsafe { cuMemAdvise(ready.managed, BYTES, 3, -1) }, 0);
-        assert_eq!(preferred()[..2], [-1, 2]);
+        assert_eq!(preferred(), [-1, 2, -1]);
         assert_eq!(advise(0, 1, 4, NOWHERE), 0);
-        assert_eq!(preferred()[..2], [-2, 0], "not all of it");
+        assert_eq!(preferred(), [-2, 0, -2], "not all of it");
         // Who accesses it.
         let accessors = |bytes| {
             let mut list = [77_i32; 3];
@@ -301,14 +305,14 @@ fn a_prefetch_is_remembered() {
         let ready = ready();
         let (managed, stream) = (ready.managed, ready.stream);
         let last = |bytes| [4, 7, 8].map(|attribute| word(attribute, managed, bytes));
-        assert_eq!(last(BYTES)[..2], [-2, 0]);
+        assert_eq!(last(BYTES), [-2, 0, -2]);
         // SAFETY: the stream is live, or known to be none.
         unsafe {
             assert_eq!(cuMemPrefetchAsync_v2(managed, BYTES, DEVICE, 0, stream), 0);
             assert_eq!(last(BYTES), [0, 1, 0]);
             assert_eq!(cuMemPrefetchAsync(managed, 4096, -1, stream), 0);
-            assert_eq!(last(4096)[..2], [-1, 2]);
-            assert_eq!(last(BYTES)[..2], [-2, 0]);
+            assert_eq!(last(4096), [-1, 2, -1]);
+            assert_eq!(last(BYTES), [-2, 0, -2]);
             assert_eq!(cuMemPrefetchAsync_v2(managed, 0, DEVICE, 0, stream), 1);
             assert_eq!(cuMemPrefetchAsync_v2(managed, BYTES, DEVICE, 1, stream), 1);
             assert_eq!(
@@ -316,6 +320,7 @@ fn a_prefetch_is_remembered() {
                 101
             );
             assert_eq!(cuMemPrefetchAsync_v2(managed, BYTES, NOWHERE, 0, stream), 1);
+            assert_eq!(cuMemPrefetchAsync_v2(managed, BYTES, NO_NODE, 0, stream), 1);
             assert_eq!(cuMemPrefetchAsync(ready.device, BYTES, 0, stream), 1);
             let no_stream = std::ptr::without_provenance_mut(0x1234_5670);
             assert_eq!(cuMemPrefetchAsync(managed, BYTES, 0, no_stream), 400);

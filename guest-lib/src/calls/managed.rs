@@ -50,31 +50,13 @@ fn location(location: CUmemLocation) -> Result<Location> {
         }
         LOCATION_HOST => Ok(Location::Host),
         LOCATION_HOST_NUMA if numa_node_exists(location.id) => Ok(Location::HostNuma(location.id)),
-        LOCATION_HOST_NUMA_CURRENT => Ok(Location::HostNuma(current_numa_node())),
+        LOCATION_HOST_NUMA_CURRENT => Ok(Location::HostNumaCurrent),
         _ => Err(CuError::INVALID_VALUE),
     }
 }
 
 fn numa_node_exists(node: i32) -> bool {
     node == 0 || node > 0 && Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
-}
-
-fn current_numa_node() -> i32 {
-    let mut node = 0_u32;
-    // SAFETY: the place outlives the call; the other results are not wanted.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_getcpu,
-            std::ptr::null_mut::<u32>(),
-            &raw mut node,
-            std::ptr::null_mut::<c_void>(),
-        )
-    };
-    if result == 0 {
-        i32::try_from(node).unwrap_or(0)
-    } else {
-        0
-    }
 }
 
 /// What is said with `cuMemAdvise`. Only some kinds of advice name a place.
@@ -95,7 +77,7 @@ fn advise(
         4 => range.change(|of| of.preferred = None),
         5 | 6 => {
             let accessor = place()?;
-            if matches!(accessor, Location::HostNuma(_)) {
+            if matches!(accessor, Location::HostNuma(_) | Location::HostNumaCurrent) {
                 return Err(CuError::INVALID_VALUE);
             }
             range.change(|of| of.set_accessed_by(accessor, advice == 5));
@@ -339,7 +321,7 @@ pub unsafe fn cuStreamAttachMemAsync(
 fn ordinal(place: Option<Location>) -> i32 {
     match place {
         Some(Location::Device(ordinal)) => ordinal,
-        Some(Location::Host | Location::HostNuma(_)) => DEVICE_CPU,
+        Some(_) => DEVICE_CPU,
         None => DEVICE_INVALID,
     }
 }
@@ -348,9 +330,10 @@ fn ordinal(place: Option<Location>) -> i32 {
 fn pair(place: Option<Location>) -> (u32, i32) {
     match place {
         Some(Location::Device(ordinal)) => (LOCATION_DEVICE, ordinal),
-        Some(Location::Host) => (LOCATION_HOST, 0),
+        Some(Location::Host) => (LOCATION_HOST, DEVICE_CPU),
         Some(Location::HostNuma(node)) => (LOCATION_HOST_NUMA, node),
-        None => (LOCATION_INVALID, 0),
+        Some(Location::HostNumaCurrent) => (LOCATION_HOST_NUMA_CURRENT, 0),
+        None => (LOCATION_INVALID, DEVICE_INVALID),
     }
 }
 

@@ -24,9 +24,10 @@ use super::control::{ChannelError, Control};
 use super::extents::Extents;
 use super::fences::Stock;
 use super::mapping::Window;
-use crate::device::{Device, is_visible};
+use crate::device::{Device, attribute, is_visible};
 use crate::error::CuError;
 use crate::log;
+use crate::registration::can_hold_writers;
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
@@ -185,6 +186,10 @@ fn describe(mut session: Session) -> Result<Session, AttachError> {
         .request(&DeviceDescribe { ordinal: 0 }, |reply| Device::new(&reply))
         .map_err(AttachError::Describe)?;
     session.device = device;
+    if !session.has_pages() || !can_hold_writers() {
+        // Registered memory is copied from and to, and the device cannot reach it.
+        session.device.lacks(attribute::HOST_REGISTER_SUPPORTED);
+    }
     let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     if !is_visible(list.as_deref(), &session.device.uuid) {
         session.device.count = 0;

@@ -379,6 +379,7 @@ impl Executor {
                     (6, 65535),
                     (7, 65535),
                     (8, 49152),
+                    (99, 1),
                 ];
                 let attributes = attributes.map(|(id, value)| Attribute { id, value });
                 self.answer(

@@ -61,6 +61,11 @@ fn contexts_that_a_program_creates() {
 }
 
 #[test]
+fn registered_memory_is_reached_in_place_while_it_is_written() {
+    passes("static", "registered");
+}
+
+#[test]
 fn bursts_of_launches() {
     passes("static", "steady");
 }
