@@ -37,6 +37,7 @@ mod export_tables;
 mod exports;
 mod function;
 mod handle;
+mod host_function;
 mod image;
 mod launch;
 mod legacy;
@@ -50,6 +51,7 @@ mod registration;
 mod runtime;
 mod session;
 mod stream;
+mod stream_memory;
 mod types;
 
 use wormhole_connect::log;

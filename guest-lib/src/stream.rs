@@ -17,8 +17,10 @@ use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::session::FenceLine;
+use crate::stream_memory::{PRIORITY, StreamAttributes};
 use crate::types::{
-    CUstream, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
+    CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
+    STREAM_PER_THREAD,
 };
 use crate::{barrier, output};
 
@@ -40,6 +42,7 @@ pub struct Stream {
     /// How many of the kernels are known to be complete.
     launches_complete: AtomicU64,
     timeline: Mutex<Timeline>,
+    attributes: Mutex<StreamAttributes>,
 }
 
 /// The fence of a stream.
@@ -92,6 +95,7 @@ static LEGACY: Stream = Stream {
         launches_covered: 0,
         batches: [None; BATCHES],
     }),
+    attributes: Mutex::new(StreamAttributes::NEW),
 };
 /// Identities of streams; 1 is the legacy one's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(STREAM_PER_THREAD + 1);
@@ -143,6 +147,8 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
             count.store(0, Ordering::Relaxed);
         }
         *timeline = Timeline::default();
+        drop(timeline);
+        *stream.attributes() = StreamAttributes::NEW;
     })?;
     let message = StreamCreate {
         new: handle,
@@ -215,6 +221,7 @@ pub fn forget_all(scope: Scope) {
         }
     }
     *LEGACY.timeline() = Timeline::default();
+    *LEGACY.attributes() = StreamAttributes::NEW;
     for count in [
         &LEGACY.work,
         &LEGACY.launches,
@@ -266,6 +273,33 @@ fn per_thread(scope: Scope) -> Result<Target> {
 impl Stream {
     fn timeline(&self) -> std::sync::MutexGuard<'_, Timeline> {
         self.timeline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attributes(&self) -> std::sync::MutexGuard<'_, StreamAttributes> {
+        self.attributes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `cuStreamGetAttribute`.
+    pub fn attribute(&self, id: u32) -> Result<CUstreamAttrValue> {
+        if id == PRIORITY {
+            let priority = self.priority.load(Ordering::Relaxed).cast_unsigned();
+            return Ok([u64::from(priority), 0, 0, 0, 0, 0, 0, 0]);
+        }
+        self.attributes().place(id).copied()
+    }
+
+    /// Keeps what the stream was told.
+    pub fn note_attribute(&self, id: u32, value: &CUstreamAttrValue) -> Result {
+        if id == PRIORITY {
+            let [a, b, c, d, ..] = value[0].to_le_bytes();
+            let priority = i32::from_le_bytes([a, b, c, d]);
+            self.priority.store(priority, Ordering::Relaxed);
+            return Ok(());
+        }
+        *self.attributes().place(id)? = *value;
+        Ok(())
     }
 
     pub fn is_blocking(&self) -> bool {

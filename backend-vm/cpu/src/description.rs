@@ -102,12 +102,14 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (91, 1),                                    // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         (92, 1),                                    // CAN_USE_STREAM_MEM_OPS_V1
         (93, 1),                                    // CAN_USE_64_BIT_STREAM_MEM_OPS_V1
+        (94, 1),                                    // CAN_USE_STREAM_WAIT_VALUE_NOR_V1
         (95, 1),                                    // COOPERATIVE_LAUNCH
         (97, signed(SHARED_PER_BLOCK_OPTIN)),       // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         (99, 1),                                    // HOST_REGISTER_SUPPORTED
         (106, signed(BLOCKS_PER_MULTIPROCESSOR)),   // MAX_BLOCKS_PER_MULTIPROCESSOR
         (111, signed(SHARED_RESERVED)),             // RESERVED_SHARED_MEMORY_PER_BLOCK
         (122, 1),                                   // CAN_USE_64_BIT_STREAM_MEM_OPS
+        (123, 1),                                   // CAN_USE_STREAM_WAIT_VALUE_NOR
         (126, 1),                                   // MEM_SYNC_DOMAIN_COUNT
         (130, 0),                                   // NUMA_CONFIG: none
         (131, -1),                                  // NUMA_ID

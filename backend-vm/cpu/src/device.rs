@@ -47,7 +47,7 @@ pub struct OpenError(#[from] ApertureError);
 #[derive(Debug)]
 pub struct CpuDevice {
     description: Description,
-    memory: Arc<Memory>,
+    pub(crate) memory: Arc<Memory>,
     multiprocessors: u32,
     processors: usize,
     context: RwLock<Arc<Context>>,
@@ -55,8 +55,8 @@ pub struct CpuDevice {
 
 /// What a reset replaces.
 #[derive(Debug)]
-struct Context {
-    scheduler: Scheduler,
+pub(crate) struct Context {
+    pub scheduler: Scheduler,
     events: Events,
     modules: Modules,
     limits: Limits,
@@ -103,7 +103,7 @@ impl CpuDevice {
     }
 
     /// The context, if it lives.
-    fn context(&self) -> Result<Arc<Context>> {
+    pub(crate) fn context(&self) -> Result<Arc<Context>> {
         let context = self.current();
         context.scheduler.alive()?;
         Ok(context)

@@ -21,6 +21,7 @@ mod memory;
 mod module;
 mod output;
 mod scheduler;
+mod stream_memory;
 
 pub use aperture::ApertureError;
 pub use device::{CpuDevice, OpenError, Options};

@@ -28,7 +28,7 @@ const REGISTER_FLAGS: u32 = 3;
 /// One device of the real driver.
 #[derive(Debug)]
 pub struct CudaDevice {
-    driver: Driver,
+    pub(crate) driver: Driver,
     device: i32,
     context: Mutex<Handles>,
     description: Description,
@@ -39,7 +39,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn stream(stream: RawStream) -> CUstream {
+pub(crate) fn stream(stream: RawStream) -> CUstream {
     ptr::with_exposed_provenance_mut(size(stream.0))
 }
 

@@ -139,6 +139,8 @@ entry_points! {
     fn cuStreamSynchronize(stream: CUstream);
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32);
     fn cuStreamWriteValue64_v2(stream: CUstream, address: u64, value: u64, flags: u32);
+    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *mut [u64; 6], flags: u32);
+    fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *const [u8; 64]);
     fn cuEventCreate(event: *mut CUevent, flags: u32);
     fn cuEventDestroy_v2(event: CUevent);
     fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32);

@@ -18,6 +18,7 @@ mod driver;
 mod fatbin;
 mod image;
 mod open;
+mod stream_memory;
 
 pub use bands::{BandError, reserve_bands};
 pub use capture::{Originals, capture_output};

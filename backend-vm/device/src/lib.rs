@@ -15,9 +15,12 @@
 pub mod conformance;
 mod kernels;
 
+mod stream_memory;
+
 use std::fmt;
 
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
+pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory, condition};
 
 /// A `CUresult` other than `CUDA_SUCCESS` (CUDA driver API, "Data types used by CUDA driver").
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -220,7 +223,7 @@ pub struct DeviceOutput {
 }
 
 /// An accelerator with one context.
-pub trait Device: Kernels + Send + Sync + fmt::Debug {
+pub trait Device: Kernels + Send + Sync + fmt::Debug + StreamMemory {
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;
     fn describe(&self) -> &Description;

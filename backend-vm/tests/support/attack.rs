@@ -1,6 +1,9 @@
 //! Attacks on a live window: what a hostile guest can write, by chance and by design.
 
-use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit, DeviceDescribe};
+use wormhole_api::{
+    ContextGetLimit, ContextReset, ContextSetLimit, DeviceDescribe, MemoryOperation, StreamMemory,
+    StreamSetAttribute,
+};
 use wormhole_api::{
     DevicePtr, Element, Event, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord,
     EventSynchronize, Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
@@ -67,7 +70,7 @@ fn entry<M: Message>(message: &M) -> Entry {
         // A request without a slot ends its session.
         slot: match M::KIND {
             Kind::Record => 0xFFFF,
-            Kind::Request | Kind::Blocking => M::ID,
+            Kind::Request | Kind::Blocking => M::ID % 128,
         },
         body: message.encode(|parts| parts.concat()).unwrap(),
         body_len: None,
@@ -123,6 +126,34 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
             value: 3,
             element: Element::Word,
             stream,
+        }),
+        entry(&StreamMemory {
+            stream,
+            operations: Items::new(&[
+                MemoryOperation {
+                    kind: 2,
+                    flags: 0,
+                    address: device.0,
+                    value: 7,
+                },
+                MemoryOperation {
+                    kind: 1,
+                    flags: 0,
+                    address: device.0,
+                    value: 7,
+                },
+                MemoryOperation {
+                    kind: 6,
+                    flags: 1,
+                    address: 0,
+                    value: 0,
+                },
+            ]),
+        }),
+        entry(&StreamSetAttribute {
+            stream,
+            id: 3,
+            value: [1; 64],
         }),
         entry(&StreamCreate {
             new: fresh.0,

@@ -12,8 +12,9 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LinkInput, LoadedFunction,
-    LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
+    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LaunchAttribute,
+    LinkInput, LoadedFunction, LoadedModule, MemoryOperation, Parameter, RawEvent, RawFunction,
+    RawModule, RawStream, Result, StreamMemory,
 };
 
 use super::backend::PATIENCE;
@@ -167,6 +168,21 @@ impl Recorder {
         } else {
             Err(CuError::INVALID_HANDLE)
         }
+    }
+}
+
+impl StreamMemory for Recorder {
+    fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()> {
+        self.check(stream.0)?;
+        for operation in operations {
+            self.enter(operation.flags);
+        }
+        Ok(())
+    }
+    fn set_stream_attribute(&self, stream: RawStream, attribute: &LaunchAttribute) -> Result<()> {
+        self.check(stream.0)?;
+        self.enter(attribute.id);
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
-use crate::{event, memory, module, stream};
+use crate::{event, host_function, memory, module, stream};
 
 /// What `cuCtxGetApiVersion` says of contexts of this interface.
 const API_VERSION: u32 = 3020;
@@ -323,6 +323,7 @@ fn reset_primary() -> Result {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .clear();
+    host_function::forget_all();
     stream::forget_all(scope);
     event::forget_all(scope);
     module::forget_all();

@@ -27,6 +27,7 @@ use self::control::Control;
 use self::extents::Extents;
 pub use self::fences::FenceLine;
 use self::fork::WipedPointer;
+pub use self::watch::spawn_quiet;
 use crate::device::Device;
 use crate::error::{CuError, Result};
 use crate::{counts, log};

@@ -71,6 +71,17 @@ fn bursts_of_launches() {
 }
 
 #[test]
+fn functions_of_the_program_that_streams_call() {
+    passes("static", "host_functions");
+    passes("shared", "host_functions");
+}
+
+#[test]
+fn streams_that_wait_for_words_and_write_them() {
+    passes("static", "memory_operations");
+}
+
+#[test]
 fn the_exit_status_is_the_programs() {
     let _alone = alone();
     let run = finish(&mut wormhole(&[

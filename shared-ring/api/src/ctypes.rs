@@ -43,6 +43,15 @@ pub type CUexecAffinityType = u32;
 pub type CUatomicOperation = u32;
 pub type CUarray_format = u32;
 
+pub type CUstreamAttrID = u32;
+/// `CUstreamAttrValue`: a union of 64 bytes.
+pub type CUstreamAttrValue = [u64; 8];
+
+/// `CUhostFn`.
+pub type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
+/// `CUstreamCallback`.
+pub type CUstreamCallback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
+
 /// `CUoccupancyB2DSize`: dynamic shared memory of a block of the given size.
 pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(i32) -> usize>;
 
@@ -130,6 +139,20 @@ pub struct CUtensorMap {
     pub opaque: [u8; 128],
 }
 
+/// `CUstreamBatchMemOpParams`: a union of the kinds of operation. A barrier has its flags in the upper half
+/// of the first word.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CUstreamBatchMemOpParams {
+    pub operation: u32,
+    pub barrier_flags: u32,
+    pub address: CUdeviceptr,
+    pub value64: u64,
+    pub flags: u32,
+    pub alias: CUdeviceptr,
+    pub pad: u64,
+}
+
 /// `CUdevprop`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -185,6 +208,10 @@ mod tests {
         assert_eq!(offset_of!(CUdevprop, textureAlign), 52);
         assert_eq!(size_of::<CUmemLocation>(), 8);
         assert_eq!(offset_of!(CUmemLocation, id), 4);
+        assert_eq!(size_of::<CUstreamBatchMemOpParams>(), 48);
+        assert_eq!(offset_of!(CUstreamBatchMemOpParams, address), 8);
+        assert_eq!(offset_of!(CUstreamBatchMemOpParams, value64), 16);
+        assert_eq!(offset_of!(CUstreamBatchMemOpParams, flags), 24);
         assert_eq!(size_of::<CUgraphEdgeData>(), 8);
         assert_eq!(offset_of!(CUgraphEdgeData, r#type), 2);
     }

@@ -58,7 +58,8 @@ fn stream_functions_have_both_variants() {
             .iter()
             .filter(|other| matches!(&other.body, FunctionBody::PerThread(base) if *base == function.name))
             .count();
-        assert_eq!(variants, usize::from(forwarded.stream), "{}", function.name);
+        // An earlier version of the function has a variant of its own.
+        assert_eq!(variants > 0, forwarded.stream, "{}", function.name);
         let has_stream = forwarded
             .parameters
             .iter()

@@ -10,6 +10,7 @@ mod launches;
 mod memory;
 mod modules;
 mod questions;
+mod stream_memory;
 mod streams;
 
 use std::fmt::Debug;
@@ -38,6 +39,7 @@ pub fn checks() -> Vec<Check> {
     [
         memory::CHECKS,
         streams::CHECKS,
+        stream_memory::CHECKS,
         launches::CHECKS,
         modules::CHECKS,
         questions::CHECKS,

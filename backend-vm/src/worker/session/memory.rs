@@ -8,7 +8,7 @@ use crate::counters::Counter;
 
 /// What an address belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Device,
     Arena,
 }
@@ -123,7 +123,7 @@ impl Session {
     }
 
     /// What the range lies in, if it lies in one thing that the session holds.
-    fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
+    pub(super) fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
         if self.device_memory.contains(address, bytes) {
             Ok(Place::Device)
         } else if self.extents.contains(address, bytes) {

@@ -25,6 +25,7 @@ mod launch;
 mod memory;
 mod output;
 mod service;
+mod stream_memory;
 mod streams;
 
 use std::collections::HashSet;
@@ -34,7 +35,7 @@ use std::time::Duration;
 use wormhole_api::{
     CuResult, Encode, Event as EventKind, Function, Library, Module, Outcome, Stream,
 };
-use wormhole_device::{CuError, Device, LaunchAttribute, RawStream};
+use wormhole_device::{CuError, Device, LaunchAttribute, MemoryOperation, RawStream};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
@@ -154,6 +155,8 @@ pub struct Session {
     image_bytes: u64,
     /// Room for the attributes of a launch.
     attributes: Vec<LaunchAttribute>,
+    /// Room for the memory operations of a message.
+    memory_operations: Vec<MemoryOperation>,
     output: PendingOutput,
     description: service::Described,
     /// A reset is wanted or under way: nothing else may touch the device.
@@ -203,6 +206,7 @@ impl Session {
             leaving: Vec::new(),
             image_bytes: 0,
             attributes: Vec::new(),
+            memory_operations: Vec::new(),
             output: PendingOutput::default(),
             resetting: false,
             wanted_reset: None,

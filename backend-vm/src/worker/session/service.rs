@@ -12,9 +12,9 @@ use wormhole_api::{
     MemGetInfoReply, MemSet, MemWrite, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal,
     ModuleGetGlobalReply, ModuleKernels, ModuleKernelsReply, ModuleLoad, ModuleLoadReply,
     ModuleUnload, Occupancy, OccupancyReply, Outcome, ResetPersistingL2, Service, StreamCreate,
-    StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply, TakeOutput,
-    TakeOutputReply, TensorMapEncode, TensorMapEncodeReply, TensorMapReplace,
-    TensorMapReplaceReply,
+    StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute, StreamWaitEvent, Synchronize,
+    SynchronizeReply, TakeOutput, TakeOutputReply, TensorMapEncode, TensorMapEncodeReply,
+    TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_device::{CuError, Description};
 
@@ -136,6 +136,14 @@ impl Service for Session {
 
     fn stream_wait_event(&mut self, _: &Call, message: &StreamWaitEvent) -> Outcome<()> {
         self.wait_event(message).into()
+    }
+
+    fn stream_memory(&mut self, _: &Call, message: &StreamMemory<'_>) -> Outcome<()> {
+        self.memory_operations(message).into()
+    }
+
+    fn stream_set_attribute(&mut self, _: &Call, message: &StreamSetAttribute) -> Outcome<()> {
+        self.set_stream_attribute(message).into()
     }
 
     fn fence_write(&mut self, _: &Call, message: &FenceWrite) -> Outcome<()> {
