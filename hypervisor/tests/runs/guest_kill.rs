@@ -31,7 +31,7 @@ named() {
         esac
     done
 }
-/usr/lib/wormhole/wormhole run --placement host --host kvm --quiet --timeout 90 -- "$PROGRAM" > /run/out 2> /run/err &
+/usr/lib/wormhole/wormhole run --placement host --host kvm --quiet --timeout 400 -- "$PROGRAM" > /run/out 2> /run/err &
 run=$!
 until grep -q spinning /run/out; do
     test -d /proc/$run || { cat /run/out /run/err; exit 9; }
@@ -98,7 +98,7 @@ fn kill(party: &str) -> String {
         overlay: &overlay,
         memory: 1536 << 20,
         processors: 2,
-        timeout: Duration::from_secs(240),
+        timeout: Duration::from_secs(300),
     };
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let report = host.run(&mut stdout, &mut stderr);
