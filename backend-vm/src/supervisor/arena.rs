@@ -162,6 +162,27 @@ impl Supervisor {
         self.tell_worker(ops, key, &Message::ArenaRemove(*run))
     }
 
+    /// A worker answers for a run that it was given, which is now in `state`. No session if the guest has
+    /// been denied the run.
+    fn answered(
+        &mut self,
+        key: Id,
+        run: &ArenaRun,
+        state: ExtentState,
+    ) -> Result<Option<&Session>, String> {
+        if self.is_dying(key) {
+            return Ok(None);
+        }
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(None);
+        };
+        let Some(extent) = session.extent(run.segments(), ExtentState::Adding(run.id)) else {
+            return Err("it answers for arena that it was not given".to_owned());
+        };
+        extent.state = state;
+        Ok(Some(session))
+    }
+
     /// The worker has mapped a run: the guest is to see it.
     pub(super) fn arena_added(
         &mut self,
@@ -169,22 +190,14 @@ impl Supervisor {
         key: Id,
         run: &ArenaRun,
     ) -> Result<(), String> {
-        // The guest has been denied it.
-        if self.is_dying(key) {
-            return Ok(());
-        }
-        let Some(session) = self.sessions.get_mut(&key) else {
+        let Some(session) = self.answered(key, run, ExtentState::Showing(run.id))? else {
             return Ok(());
         };
-        let (request, run) = (run.id, run.segments());
-        let Some(extent) = session.extent(run, ExtentState::Adding(request)) else {
-            return Err("it confirmed arena that it was not given".to_owned());
-        };
-        extent.state = ExtentState::Showing(request);
         if session.local {
-            self.arena_shown(ops, key, run).map_err(str::to_owned)
+            self.arena_shown(ops, key, run.segments())
+                .map_err(str::to_owned)
         } else {
-            self.show_run(ops, key, run);
+            self.show_run(ops, key, run.segments());
             Ok(())
         }
     }
@@ -196,24 +209,15 @@ impl Supervisor {
         key: Id,
         run: &ArenaRun,
     ) -> Result<(), String> {
-        // The guest has been denied it.
-        if self.is_dying(key) {
-            return Ok(());
-        }
-        let Some(session) = self.sessions.get_mut(&key) else {
+        let Some(session) = self.answered(key, run, ExtentState::Scrubbing)? else {
             return Ok(());
         };
-        let (request, run) = (run.id, run.segments());
-        let Some(extent) = session.extent(run, ExtentState::Adding(request)) else {
-            return Err("it refused arena that it was not given".to_owned());
-        };
-        extent.state = ExtentState::Scrubbing;
         let guest = session.guest;
-        self.scrub_run(key, run);
+        self.scrub_run(key, run.segments());
         let Some(guest) = guest else {
             return Ok(());
         };
-        if let Err(error) = self.deny_arena(ops, guest, request, Refusal::NoDevice) {
+        if let Err(error) = self.deny_arena(ops, guest, run.id, Refusal::NoDevice) {
             let why = format!("the guest does not take an answer: {error}");
             self.end_guest(ops, guest, &why, None);
         }
