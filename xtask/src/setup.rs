@@ -45,6 +45,7 @@ pub fn setup(root: &Path) -> Result<(), Failure> {
 /// As [`setup`], but only what the demo needs.
 pub fn for_demo(root: &Path) -> Result<(), Failure> {
     packages()?;
+    emulator(root)?;
     programs::build(&toolchain::ensure(root)?, root)?;
     build_images(
         root,
@@ -87,22 +88,88 @@ fn packages() -> Result<(), Failure> {
         "installing Debian packages: {}",
         missing.join(" ")
     ));
-    // SAFETY: geteuid takes nothing and always succeeds.
-    let root = unsafe { libc::geteuid() } == 0;
-    let apt = |args: &[&str]| {
-        let run = if root {
-            Run::new("apt-get")
-        } else {
-            Run::new("sudo").args(["apt-get"])
-        };
-        run.args(args)
-            .env("DEBIAN_FRONTEND", "noninteractive")
-            .check()
-    };
-    apt(&["--quiet", "update"])?;
-    let mut install = vec!["--quiet", "--yes", "--no-install-recommends", "install"];
+    apt(&["update"])?;
+    let mut install = vec!["--yes", "--no-install-recommends", "install"];
     install.extend(missing);
     apt(&install)
+}
+
+/// The first QEMU whose emulation of virtualization takes a loaded machine: of QEMU 7.2's, about one in
+/// twenty hangs or dies then.
+const QEMU: u32 = 10;
+
+/// Where Debian 12 has it.
+const BACKPORTS: &str = "deb http://deb.debian.org/debian bookworm main\n\
+    deb http://deb.debian.org/debian bookworm-backports main\n";
+
+/// Takes QEMU from Debian 12's backports where it is older. The system's list of sources stays as it is.
+fn emulator(root: &Path) -> Result<(), Failure> {
+    if qemu_version().is_none_or(|version| version >= QEMU) || !is_bookworm() {
+        return Ok(());
+    }
+    step(&format!(
+        "installing QEMU {QEMU} from Debian's backports: older ones lose machines under load"
+    ));
+    let folder = root.join("target/apt");
+    let lists = folder.join("lists");
+    let sources = folder.join("backports.list");
+    std::fs::create_dir_all(&lists)
+        .and_then(|()| std::fs::write(&sources, BACKPORTS))
+        .map_err(|error| Failure::new(format!("cannot write {}: {error}", sources.display())))?;
+    let sources = format!("Dir::Etc::SourceList={}", sources.display());
+    let lists = format!("Dir::State::Lists={}", lists.display());
+    let options = [
+        "-o",
+        &sources,
+        "-o",
+        "Dir::Etc::SourceParts=-",
+        "-o",
+        &lists,
+    ];
+    let install = [
+        "--yes",
+        "--no-install-recommends",
+        "--target-release",
+        "bookworm-backports",
+        "install",
+        "qemu-system-x86",
+    ];
+    let installed = apt(&[&options[..], &["update"]].concat())
+        .and_then(|()| apt(&[&options[..], &install].concat()));
+    if let Err(failure) = installed {
+        step(&format!("{failure}: going on with the QEMU that is there"));
+    }
+    Ok(())
+}
+
+/// The major version of QEMU, if it says one.
+fn qemu_version() -> Option<u32> {
+    let output = Command::new("qemu-system-x86_64")
+        .arg("--version")
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.split("version ").nth(1)?;
+    version.split('.').next()?.parse().ok()
+}
+
+fn is_bookworm() -> bool {
+    std::fs::read_to_string("/etc/os-release")
+        .is_ok_and(|text| text.contains("VERSION_CODENAME=bookworm"))
+}
+
+/// `apt-get`, as root.
+fn apt(args: &[&str]) -> Result<(), Failure> {
+    // SAFETY: geteuid takes nothing and always succeeds.
+    let run = if unsafe { libc::geteuid() } == 0 {
+        Run::new("apt-get")
+    } else {
+        Run::new("sudo").args(["apt-get"])
+    };
+    run.args(["--quiet"])
+        .args(args)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .check()
 }
 
 /// At its usual place, or elsewhere in PATH.
