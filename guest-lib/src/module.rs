@@ -408,3 +408,16 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
 pub fn is_of_library(pointer: *mut c_void) -> bool {
     find::<ModuleKind>(pointer).is_ok_and(|(_, image)| image.contents().library.is_some())
 }
+
+/// The kernels of an image, as many as `most`.
+pub fn functions<K: Loadable>(
+    scope: Scope,
+    image: *mut c_void,
+    most: usize,
+) -> Result<Vec<*mut c_void>> {
+    let names = kernels::<K>(scope, image)?;
+    let wanted = names.iter().take(most);
+    wanted
+        .map(|name| function::<K>(scope, image, name))
+        .collect()
+}

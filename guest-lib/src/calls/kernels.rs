@@ -37,13 +37,8 @@ unsafe fn enumerate<K: Loadable>(
     if places.is_null() || room == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let names = module::kernels::<K>(scope, image)?;
-    let found: Result<Vec<*mut c_void>> = names
-        .iter()
-        .take(room as usize)
-        .map(|name| module::function::<K>(scope, image, name))
-        .collect();
-    for (index, function) in found?.into_iter().enumerate() {
+    let found = module::functions::<K>(scope, image, room as usize)?;
+    for (index, function) in found.into_iter().enumerate() {
         // SAFETY: as the caller promises.
         unsafe { places.add(index).write(function) };
     }
