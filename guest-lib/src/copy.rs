@@ -13,6 +13,7 @@ use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 use crate::output;
+use crate::session::session;
 use crate::stream::{Cover, Target};
 
 /// Copies up to this size travel in the record itself.
@@ -51,14 +52,16 @@ impl End {
     }
 }
 
+/// Whether nothing of the program can lie there.
 fn is_reserved(address: u64) -> bool {
-    [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
-        .iter()
-        .any(|(base, bytes)| {
-            address
-                .checked_sub(*base)
-                .is_some_and(|offset| offset < *bytes)
-        })
+    session().is_ok_and(|session| session.keeps(address, 1))
+        || [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
+            .iter()
+            .any(|(base, bytes)| {
+                address
+                    .checked_sub(*base)
+                    .is_some_and(|offset| offset < *bytes)
+            })
 }
 
 /// Whether the call returns when the copy is complete, as the synchronous copies do.

@@ -47,11 +47,13 @@ mod memory;
 mod memory_map;
 mod module;
 mod output;
+mod pool;
 mod registration;
 mod runtime;
 mod session;
 mod stream;
 mod stream_memory;
 mod types;
+mod virtual_memory;
 
 use wormhole_connect::log;

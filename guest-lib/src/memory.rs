@@ -7,7 +7,7 @@ use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory_map::{Allocation, MemoryMap, Origin};
-use crate::{log, managed, registration, stream};
+use crate::{log, managed, pool, registration, stream};
 
 /// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
 const ATTACH: [u32; 2] = [1, 2];
@@ -50,12 +50,15 @@ pub fn free(scope: Scope, address: u64) -> Result {
     }
     // Out of the map first: once the worker has freed it, another thread may be given the address.
     let allocation = memory_map().remove(address, |allocation| {
-        allocation.origin == Origin::Device || allocation.is_managed()
+        allocation.origin == Origin::Device
+            || allocation.is_managed()
+            || matches!(allocation.origin, Origin::Pool { .. })
     })?;
     if allocation.is_managed() {
         managed::forget(allocation.base);
         return free_in_arena(scope, &allocation);
     }
+    pool::freed(&allocation);
     let message = MemFree {
         address: DevicePtr(allocation.base),
     };
@@ -166,7 +169,10 @@ pub fn find_host(address: u64) -> Result<Allocation> {
 fn give_back(scope: Scope, allocation: &Allocation) -> bool {
     match allocation.origin {
         Origin::Device => return true,
-        Origin::Global | Origin::RegisteredAlias { .. } => {}
+        Origin::Global
+        | Origin::RegisteredAlias { .. }
+        | Origin::Pool { .. }
+        | Origin::Mapped { .. } => {}
         Origin::Host { .. } => scope.session.free_arena(allocation.base),
         Origin::Managed => {
             managed::forget(allocation.base);
@@ -184,7 +190,9 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
 /// Frees the memory of a context.
 pub fn free_of(scope: Scope) {
     let own = |allocation: &Allocation| {
-        allocation.context == scope.context && allocation.origin != Origin::Global
+        allocation.context == scope.context
+            && allocation.origin != Origin::Global
+            && !allocation.outlives_context()
     };
     for allocation in memory_map().remove_all(own) {
         if give_back(scope, &allocation) {
@@ -199,7 +207,7 @@ pub fn free_of(scope: Scope) {
 
 /// Forgets device memory, after the worker has freed it, and gives arena back.
 pub fn forget_all(scope: Scope) {
-    for allocation in memory_map().remove_all(|_| true) {
+    for allocation in memory_map().remove_all(|allocation| !allocation.outlives_context()) {
         give_back(scope, &allocation);
     }
 }

@@ -22,7 +22,7 @@ use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
     STREAM_PER_THREAD,
 };
-use crate::{barrier, output};
+use crate::{barrier, output, pool};
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -388,7 +388,7 @@ impl Target {
     /// `cuStreamSynchronize`.
     pub fn synchronize(self, scope: Scope) -> Result {
         scope.session.publish_counts();
-        if scope.session.has_device_output() {
+        if scope.session.has_device_output() || pool::take_release_due() {
             return output::synchronize(scope, Some(self.handle));
         }
         scope.session.alive()?;
@@ -488,7 +488,7 @@ fn blocking_work() -> Vec<Covered> {
 /// Waits for all work of the process (`cuCtxSynchronize`): streams without new work are not visited.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
-    if scope.session.has_device_output() {
+    if scope.session.has_device_output() || pool::take_release_due() {
         return output::synchronize(scope, None);
     }
     scope.session.alive()?;

@@ -106,8 +106,12 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (95, 1),                                    // COOPERATIVE_LAUNCH
         (97, signed(SHARED_PER_BLOCK_OPTIN)),       // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         (99, 1),                                    // HOST_REGISTER_SUPPORTED
+        (102, 1),                                   // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        (103, 1),                                   // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         (106, signed(BLOCKS_PER_MULTIPROCESSOR)),   // MAX_BLOCKS_PER_MULTIPROCESSOR
         (111, signed(SHARED_RESERVED)),             // RESERVED_SHARED_MEMORY_PER_BLOCK
+        (115, 1),                                   // MEMORY_POOLS_SUPPORTED
+        (119, 1),                                   // MEMPOOL_SUPPORTED_HANDLE_TYPES
         (122, 1),                                   // CAN_USE_64_BIT_STREAM_MEM_OPS
         (123, 1),                                   // CAN_USE_STREAM_WAIT_VALUE_NOR
         (126, 1),                                   // MEM_SYNC_DOMAIN_COUNT

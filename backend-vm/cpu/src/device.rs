@@ -19,9 +19,10 @@ use crate::event::Events;
 use crate::kernel::Surroundings;
 use crate::limits::Limits;
 use crate::linker;
-use crate::memory::{Memory, Owner, pointer};
+use crate::memory::{Memory, Owner, Use, pointer};
 use crate::module::Modules;
 use crate::output::Output;
+use crate::pools::Pools;
 use crate::scheduler::{Point, Scheduler};
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -48,6 +49,7 @@ pub struct OpenError(#[from] ApertureError);
 pub struct CpuDevice {
     description: Description,
     pub(crate) memory: Arc<Memory>,
+    pools: Pools,
     multiprocessors: u32,
     processors: usize,
     context: RwLock<Arc<Context>>,
@@ -91,6 +93,7 @@ impl CpuDevice {
         let multiprocessors = u32::try_from(processors).unwrap_or(u32::MAX);
         Ok(Self {
             description: describe(bytes, multiprocessors),
+            pools: Pools::new(Arc::clone(&memory)),
             memory,
             multiprocessors,
             processors,
@@ -102,11 +105,48 @@ impl CpuDevice {
         Arc::clone(&self.context.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
     /// The context, if it lives.
     pub(crate) fn context(&self) -> Result<Arc<Context>> {
         let context = self.current();
         context.scheduler.alive()?;
         Ok(context)
+    }
+
+    /// Whether work may reach these ranges. Where memory is mapped without that access the stream faults, as a
+    /// kernel would; what is nobody's memory is an error at the call.
+    fn reaches(
+        &self,
+        context: &Context,
+        stream: RawStream,
+        ranges: &[(u64, u64, Use)],
+    ) -> Result<bool> {
+        let check = |(address, bytes, intent): &(u64, u64, Use)| {
+            self.memory.check(*address, *bytes, *intent)
+        };
+        match ranges.iter().try_for_each(check) {
+            Ok(()) => Ok(true),
+            Err(CuError::ILLEGAL_ADDRESS) => {
+                let fault = || Err(CuError::ILLEGAL_ADDRESS);
+                context.scheduler.submit(stream, Box::new(fault))?;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for the points, after which pools give back what they do not use.
+    fn synchronized(&self, context: &Context, points: &[Point]) -> Result<()> {
+        context.synchronize(points)?;
+        self.pools.synchronized(&context.scheduler);
+        Ok(())
     }
 
     /// Waits until all work of the context is complete, as calls do that take memory away.
@@ -201,12 +241,20 @@ impl Device for CpuDevice {
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
-        self.context()?;
-        self.memory.allocate(bytes, Owner::Program)
+        let context = self.context()?;
+        let allocated = self.memory.allocate(bytes, Owner::Program);
+        if allocated == Err(CuError::OUT_OF_MEMORY) {
+            self.pools.release_all(&context.scheduler);
+            return self.memory.allocate(bytes, Owner::Program);
+        }
+        allocated
     }
 
     fn free(&self, address: u64) -> Result<()> {
         self.context()?;
+        if self.pools.owns(address) {
+            return self.pools.free_now(address);
+        }
         self.memory.owned(address, Owner::Program)?;
         self.idle()?;
         self.memory.free(address, Owner::Program)
@@ -237,8 +285,10 @@ impl Device for CpuDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check(destination, bytes)?;
-        self.memory.check(source, bytes)?;
+        let ends = [(destination, bytes, Use::Write), (source, bytes, Use::Read)];
+        if !self.reaches(&context, stream, &ends)? {
+            return Ok(());
+        }
         let memory = Arc::clone(&self.memory);
         let work = move || {
             let _mapped = memory;
@@ -262,7 +312,10 @@ impl Device for CpuDevice {
         if data.is_empty() {
             return Ok(());
         }
-        self.memory.check(destination, data.len() as u64)?;
+        let end = (destination, data.len() as u64, Use::Write);
+        if !self.reaches(&context, stream, &[end])? {
+            return Ok(());
+        }
         let memory = Arc::clone(&self.memory);
         let data = Box::<[u8]>::from(data);
         let bytes = data.len();
@@ -291,7 +344,10 @@ impl Device for CpuDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check(fill.destination, bytes)?;
+        let end = (fill.destination, bytes, Use::Write);
+        if !self.reaches(&context, stream, &[end])? {
+            return Ok(());
+        }
         let memory = Arc::clone(&self.memory);
         let work = move || {
             let _mapped = memory;
@@ -323,13 +379,13 @@ impl Device for CpuDevice {
     fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let context = self.context()?;
         let points = context.scheduler.frontier(stream)?;
-        context.synchronize(&points)
+        self.synchronized(&context, &points)
     }
 
     fn synchronize(&self) -> Result<()> {
         let context = self.context()?;
         let points = context.scheduler.whole_frontier();
-        context.synchronize(&points)
+        self.synchronized(&context, &points)
     }
 
     fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()> {
@@ -346,7 +402,7 @@ impl Device for CpuDevice {
 
     fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()> {
         let context = self.context()?;
-        self.memory.check(address, 8)?;
+        self.memory.check(address, 8, Use::Write)?;
         if !address.is_multiple_of(8) {
             return Err(CuError::INVALID_VALUE);
         }
@@ -386,7 +442,7 @@ impl Device for CpuDevice {
     fn synchronize_event(&self, event: RawEvent) -> Result<()> {
         let context = self.context()?;
         let point = context.events.point(event)?;
-        context.synchronize(point.as_slice())
+        self.synchronized(&context, point.as_slice())
     }
 
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
@@ -490,6 +546,7 @@ impl Device for CpuDevice {
         let mut current = self.context.write().unwrap_or_else(PoisonError::into_inner);
         current.scheduler.alive()?;
         current.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
+        self.pools.abandon();
         self.memory.clear();
         *current = Arc::new(Context::new());
         Ok(())

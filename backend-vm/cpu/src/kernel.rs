@@ -200,12 +200,12 @@ struct Reach<'a>(&'a Memory);
 // `unregister` sees to. Device and host addresses are equal.
 unsafe impl GlobalMemory for Reach<'_> {
     fn region(&self, address: u64, bytes: u64) -> Option<Region> {
-        let (start, bytes) = self.0.region(address, bytes)?;
+        let range = self.0.region(address, bytes)?;
         Some(Region {
-            start,
-            bytes,
-            host: pointer(start),
-            writable: true,
+            start: range.start,
+            bytes: range.bytes,
+            host: pointer(range.start),
+            writable: range.writable,
         })
     }
 }

@@ -13,6 +13,7 @@ mod aperture;
 mod description;
 mod device;
 mod event;
+mod holes;
 mod kernel;
 mod launch;
 mod limits;
@@ -20,8 +21,10 @@ mod linker;
 mod memory;
 mod module;
 mod output;
+mod pools;
 mod scheduler;
 mod stream_memory;
+mod virtual_memory;
 
 pub use aperture::ApertureError;
 pub use device::{CpuDevice, OpenError, Options};

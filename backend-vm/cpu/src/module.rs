@@ -8,7 +8,7 @@ use wormhole_ptx::{DeviceHeap, Program};
 
 use crate::kernel::Kernel;
 use crate::limits::Limits;
-use crate::memory::{ALIGNMENT, Memory, Owner, pointer};
+use crate::memory::{ALIGNMENT, Memory, Owner, Use, pointer};
 
 #[derive(Debug)]
 struct Module {
@@ -191,7 +191,10 @@ impl Modules {
 
 /// Writes a variable's first values; what lies outside its memory is left out.
 fn write(memory: &Memory, address: u64, bytes: &[u8]) {
-    if memory.check(address, bytes.len() as u64).is_ok() {
+    if memory
+        .check(address, bytes.len() as u64, Use::Write)
+        .is_ok()
+    {
         // SAFETY: the range was found in an allocation, of which nobody else knows yet.
         unsafe {
             pointer(address).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());

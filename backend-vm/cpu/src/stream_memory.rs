@@ -11,7 +11,7 @@ use wormhole_device::{
 };
 
 use crate::device::CpuDevice;
-use crate::memory::{Memory, pointer};
+use crate::memory::{Memory, Use, pointer};
 
 /// Looks at a word before the thread of a stream sleeps between two.
 const YIELDS: u32 = 200;
@@ -34,7 +34,7 @@ pub fn check(memory: &Memory, operation: &MemoryOperation) -> Result<()> {
     if !operation.address.is_multiple_of(width) {
         return Err(CuError::INVALID_VALUE);
     }
-    memory.check(operation.address, width)
+    memory.check(operation.address, width, Use::Write)
 }
 
 /// Makes operations that were checked, one after the other. A wait ends as well when `stopped` says so.

@@ -51,12 +51,12 @@ fn function(function: RawFunction) -> CUfunction {
     ptr::with_exposed_provenance_mut(size(function.0))
 }
 
-fn handle<T>(pointer: *mut T) -> u64 {
+pub(crate) fn handle<T>(pointer: *mut T) -> u64 {
     pointer.expose_provenance() as u64
 }
 
 /// A size or an address of this 64-bit machine.
-fn size(value: u64) -> usize {
+pub(crate) fn size(value: u64) -> usize {
     const { assert!(usize::BITS == 64) };
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -68,6 +68,15 @@ fn is_sticky(error: CuError) -> bool {
 }
 
 impl CudaDevice {
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// The device's number, as the driver has it.
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.device
+    }
+
     /// Adds the inputs to a fresh link and completes it.
     fn link_in(&self, state: CUlinkState, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
         let (options, values) = (ptr::null_mut(), ptr::null_mut());

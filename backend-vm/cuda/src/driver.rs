@@ -7,8 +7,8 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState, CUmodule,
-    CUstream, CUuuid,
+    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState,
+    CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
 };
 use libloading::Library;
 use wormhole_device::{CuError, Result};
@@ -122,6 +122,22 @@ entry_points! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize);
     fn cuMemFree_v2(address: u64);
+    fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: i32);
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps);
+    fn cuMemPoolDestroy(pool: CUmemoryPool);
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void);
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void);
+    fn cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    fn cuMemFreeAsync(address: u64, stream: CUstream);
+    fn cuMemGetAllocationGranularity(bytes: *mut usize, properties: *const CUmemAllocationProp, option: u32);
+    fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, hint: u64, flags: u64);
+    fn cuMemAddressFree(address: u64, bytes: usize);
+    fn cuMemCreate(memory: *mut u64, bytes: usize, properties: *const CUmemAllocationProp, flags: u64);
+    fn cuMemRelease(memory: u64);
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, memory: u64, flags: u64);
+    fn cuMemUnmap(address: u64, bytes: usize);
+    fn cuMemSetAccess(address: u64, bytes: usize, descriptions: *const CUmemAccessDesc, count: usize);
     fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32);
     fn cuMemHostUnregister(address: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, host: *mut c_void, flags: u32);

@@ -18,7 +18,9 @@ mod driver;
 mod fatbin;
 mod image;
 mod open;
+mod pools;
 mod stream_memory;
+mod virtual_memory;
 
 pub use bands::{BandError, reserve_bands};
 pub use capture::{Originals, capture_output};

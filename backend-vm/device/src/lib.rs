@@ -14,6 +14,11 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod kernels;
+mod pools;
+mod virtual_memory;
+
+pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
+pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
 
 mod stream_memory;
 
@@ -223,7 +228,9 @@ pub struct DeviceOutput {
 }
 
 /// An accelerator with one context.
-pub trait Device: Kernels + Send + Sync + fmt::Debug + StreamMemory {
+pub trait Device:
+    Kernels + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
+{
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;
     fn describe(&self) -> &Description;

@@ -12,9 +12,10 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LaunchAttribute,
-    LinkInput, LoadedFunction, LoadedModule, MemoryOperation, Parameter, RawEvent, RawFunction,
-    RawModule, RawStream, Result, StreamMemory,
+    Access, CuError, Description, Device, DeviceOutput, Fill, Granularity, ImageKind, Launch,
+    LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, MemoryOperation, Parameter,
+    PoolProperties, Pools, RawEvent, RawFunction, RawMemory, RawModule, RawPool, RawStream, Result,
+    StreamMemory, VirtualMemory,
 };
 
 use super::backend::PATIENCE;
@@ -364,6 +365,80 @@ impl Device for Recorder {
         let mut live = self.live.lock().unwrap();
         live.clear();
         live.insert(RawStream::LEGACY.0);
+        Ok(())
+    }
+}
+
+impl Pools for Recorder {
+    fn default_pool(&self) -> Result<RawPool> {
+        self.arrive("default_pool");
+        Ok(RawPool(1))
+    }
+    fn create_pool(&self, _: &PoolProperties) -> Result<RawPool> {
+        self.arrive("create_pool");
+        Ok(RawPool(self.make()))
+    }
+    fn destroy_pool(&self, pool: RawPool) -> Result<()> {
+        self.arrive("destroy_pool");
+        self.end(pool.0)
+    }
+    fn trim_pool(&self, _: RawPool, _: u64) -> Result<()> {
+        self.arrive("trim_pool");
+        Ok(())
+    }
+    fn pool_attribute(&self, _: RawPool, _: u32) -> Result<u64> {
+        self.arrive("pool_attribute");
+        Ok(0)
+    }
+    fn set_pool_attribute(&self, _: RawPool, _: u32, _: u64) -> Result<()> {
+        self.arrive("set_pool_attribute");
+        Ok(())
+    }
+    fn allocate_async(&self, _: RawPool, _: u64, stream: RawStream) -> Result<u64> {
+        self.arrive("allocate_async");
+        self.check(stream.0)?;
+        Ok(self.make())
+    }
+    fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        self.check(stream.0)?;
+        self.end(address)
+    }
+}
+
+impl VirtualMemory for Recorder {
+    fn granularity(&self) -> Result<Granularity> {
+        self.arrive("granularity");
+        Ok(Granularity {
+            minimum: STEP,
+            recommended: STEP,
+        })
+    }
+    fn reserve(&self, _: u64, _: u64, _: u64) -> Result<u64> {
+        self.arrive("reserve");
+        Ok(self.make())
+    }
+    fn unreserve(&self, address: u64, _: u64) -> Result<()> {
+        self.arrive("unreserve");
+        self.end(address)
+    }
+    fn create_memory(&self, _: u64, _: u32) -> Result<RawMemory> {
+        self.arrive("create_memory");
+        Ok(RawMemory(self.make()))
+    }
+    fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        self.arrive("release_memory");
+        self.end(memory.0)
+    }
+    fn map(&self, _: u64, _: u64, memory: RawMemory) -> Result<()> {
+        self.arrive("map");
+        self.check(memory.0)
+    }
+    fn unmap(&self, _: u64, _: u64) -> Result<()> {
+        self.arrive("unmap");
+        Ok(())
+    }
+    fn set_access(&self, _: u64, _: u64, _: Access) -> Result<()> {
+        self.arrive("set_access");
         Ok(())
     }
 }

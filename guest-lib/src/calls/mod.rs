@@ -23,10 +23,12 @@ mod memories;
 mod modules;
 mod occupancy;
 mod pointers;
+mod pools;
 mod settings;
 mod stream_memory;
 mod streams;
 mod tensors;
+mod virtual_memories;
 
 pub use barriers::*;
 pub use contexts::*;
@@ -45,10 +47,12 @@ pub use memories::*;
 pub use modules::*;
 pub use occupancy::*;
 pub use pointers::*;
+pub use pools::*;
 pub use settings::*;
 pub use stream_memory::*;
 pub use streams::*;
 pub use tensors::*;
+pub use virtual_memories::*;
 
 use std::ffi::{CStr, c_char};
 

@@ -66,6 +66,16 @@ fn registered_memory_is_reached_in_place_while_it_is_written() {
 }
 
 #[test]
+fn pools_allocate_in_the_order_of_streams() {
+    passes("static", "pools");
+}
+
+#[test]
+fn memory_is_mapped_at_reserved_addresses() {
+    passes("static", "virtual_memory");
+}
+
+#[test]
 fn bursts_of_launches() {
     passes("static", "steady");
 }

@@ -22,6 +22,8 @@ pub type CUkernel = *mut c_void;
 pub type CUgraph = *mut c_void;
 pub type CUgraphNode = *mut c_void;
 pub type CUgreenCtx = *mut c_void;
+pub type CUmemoryPool = *mut c_void;
+pub type CUmemGenericAllocationHandle = u64;
 
 pub type CUdevice_attribute = i32;
 pub type CUfunction_attribute = i32;
@@ -42,6 +44,10 @@ pub type CUsharedconfig = u32;
 pub type CUexecAffinityType = u32;
 pub type CUatomicOperation = u32;
 pub type CUarray_format = u32;
+pub type CUmemPool_attribute = u32;
+pub type CUmemAccess_flags = u32;
+pub type CUmemAllocationType = u32;
+pub type CUmemAllocationGranularity_flags = u32;
 
 pub type CUstreamAttrID = u32;
 /// `CUstreamAttrValue`: a union of 64 bytes.
@@ -179,6 +185,41 @@ pub struct CUgraphEdgeData {
     pub reserved: [u8; 5],
 }
 
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUmemAccessDesc {
+    pub location: CUmemLocation,
+    pub flags: CUmemAccess_flags,
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUmemAllocationProp {
+    pub r#type: CUmemAllocationType,
+    pub requestedHandleTypes: u32,
+    pub location: CUmemLocation,
+    pub win32HandleMetaData: *mut c_void,
+    pub compressionType: u8,
+    pub gpuDirectRDMACapable: u8,
+    pub usage: u16,
+    pub reserved: [u8; 4],
+}
+
+/// `CUmemPoolProps`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUmemPoolProps {
+    pub allocType: CUmemAllocationType,
+    pub handleTypes: u32,
+    pub location: CUmemLocation,
+    pub win32SecurityAttributes: *mut c_void,
+    pub maxSize: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+}
+
 #[cfg(test)]
 mod tests {
     use core::mem::offset_of;
@@ -214,5 +255,12 @@ mod tests {
         assert_eq!(offset_of!(CUstreamBatchMemOpParams, flags), 24);
         assert_eq!(size_of::<CUgraphEdgeData>(), 8);
         assert_eq!(offset_of!(CUgraphEdgeData, r#type), 2);
+        assert_eq!(size_of::<CUmemAccessDesc>(), 12);
+        assert_eq!(size_of::<CUmemAllocationProp>(), 32);
+        assert_eq!(offset_of!(CUmemAllocationProp, location), 8);
+        assert_eq!(offset_of!(CUmemAllocationProp, usage), 26);
+        assert_eq!(size_of::<CUmemPoolProps>(), 88);
+        assert_eq!(offset_of!(CUmemPoolProps, maxSize), 24);
+        assert_eq!(offset_of!(CUmemPoolProps, reserved), 34);
     }
 }

@@ -25,7 +25,7 @@ pub use functions::{
     ATTRIBUTES, AttributeInfo, Class, ENTRY_POINTS, EntryPoint, FUNCTIONS, FunctionInfo,
     NoEntryPoint, entry_point,
 };
-pub use handle::{Event, Function, Handle, Library, Module, Stream};
+pub use handle::{Event, Function, Handle, Library, Memory, Module, Pool, Stream};
 pub use message::*;
 pub use result::CuResult;
 pub use wire::{

@@ -2,7 +2,7 @@
 
 use zerocopy::IntoBytes as _;
 
-use crate::handle::{Event, Function, Handle, Library, Module, Stream};
+use crate::handle::{Event, Function, Handle, Library, Memory, Module, Pool, Stream};
 use crate::result::CuResult;
 use crate::wire::{
     self, Decode, DecodeError, DevicePtr, Dispatched, Encode, EncodeError, Fence, Items, Kind,

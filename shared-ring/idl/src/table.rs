@@ -195,6 +195,8 @@ pub enum Handle {
     Module,
     Library,
     Function,
+    Pool,
+    Memory,
 }
 
 /// A variable-length part behind the fixed one; its element count is in the fixed part.
@@ -260,6 +262,8 @@ impl Handle {
             Self::Module => "Module",
             Self::Library => "Library",
             Self::Function => "Function",
+            Self::Pool => "Pool",
+            Self::Memory => "Memory",
         }
     }
 
@@ -270,6 +274,8 @@ impl Handle {
             "module" => Some(Self::Module),
             "library" => Some(Self::Library),
             "function" => Some(Self::Function),
+            "pool" => Some(Self::Pool),
+            "memory" => Some(Self::Memory),
             _ => None,
         }
     }

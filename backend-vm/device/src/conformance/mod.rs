@@ -9,9 +9,11 @@ mod kernels;
 mod launches;
 mod memory;
 mod modules;
+mod pools;
 mod questions;
 mod stream_memory;
 mod streams;
+mod virtual_memory;
 
 use std::fmt::Debug;
 use std::io;
@@ -44,6 +46,8 @@ pub fn checks() -> Vec<Check> {
         modules::CHECKS,
         questions::CHECKS,
         faults::CHECKS,
+        pools::CHECKS,
+        virtual_memory::CHECKS,
     ]
     .concat()
 }
@@ -135,6 +139,12 @@ fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Outcome {
     } else {
         Err(format!("{what}: found {found:?}, expected {expected:?}"))
     }
+}
+
+/// Whether an address lies where a guest keeps room for the device's memory.
+fn in_bands(address: u64) -> bool {
+    (0x6000_0000_0000..0x6400_0000_0000).contains(&address)
+        || (0x2_0000_0000..0x100_0000_0000).contains(&address)
 }
 
 /// A sentence unless it holds.

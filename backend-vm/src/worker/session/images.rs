@@ -427,6 +427,10 @@ impl Session {
         self.graveyard.clear();
         self.device_memory.clear();
         self.allocations.clear();
+        // Pools belong to no context, and neither does what was allocated from them.
+        for (&address, &bytes) in &self.pool_allocations {
+            self.device_memory.insert(address, bytes);
+        }
         let watcher = self.watcher.pause(&self.legacy);
         let (notifier, sequence) = (self.notifier.clone(), call.sequence);
         self.registrar.run(Task::new(move |registrations| {

@@ -2,6 +2,7 @@
 
 use wormhole_api::{CuResult, Element, MemAllocReply, MemCopy, MemSet, MemWrite, Outcome};
 use wormhole_device::{CuError, Fill};
+use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
 
 use super::{Answer, Call, Session, to_result};
 use crate::counters::Counter;
@@ -13,6 +14,13 @@ pub(super) enum Place {
     Arena,
 }
 
+/// Whether a range lies in the bands that the guest keeps free for the device.
+pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
+    [APERTURE_HIGH, APERTURE_LOW]
+        .into_iter()
+        .any(|(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
+}
+
 impl Session {
     pub(super) fn allocate(&mut self, call: &Call, bytes: u64) -> Outcome<MemAllocReply> {
         if bytes == 0 {
@@ -20,7 +28,15 @@ impl Session {
         }
         self.ask(
             call,
-            move |device| device.allocate(bytes),
+            move |device| {
+                let address = device.allocate(bytes)?;
+                if in_bands(address, bytes) {
+                    return Ok(address);
+                }
+                tracing::error!("the device gave out {address:#x}, which a guest may use itself");
+                device.free(address)?;
+                Err(CuError::OUT_OF_MEMORY)
+            },
             move |session, address| {
                 if !session.device_memory.insert(address, bytes) {
                     tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
@@ -36,7 +52,7 @@ impl Session {
 
     /// The allocation may not be named from here on; the device's own wait happens on the caller's thread.
     pub(super) fn free(&mut self, call: &Call, address: u64) -> Outcome<()> {
-        if !self.allocations.remove(&address) {
+        if !self.allocations.remove(&address) && self.pool_allocations.remove(&address).is_none() {
             return Outcome::Failed(self.invalid_address());
         }
         self.device_memory.remove(address);
@@ -128,6 +144,8 @@ impl Session {
             Ok(Place::Device)
         } else if self.extents.contains(address, bytes) {
             Ok(Place::Arena)
+        } else if self.virtual_memory.maps(address, bytes) {
+            Ok(Place::Device)
         } else {
             Err(self.invalid_address())
         }

@@ -24,22 +24,26 @@ mod kernels;
 mod launch;
 mod memory;
 mod output;
+mod pools;
 mod service;
 mod stream_memory;
 mod streams;
+mod virtual_memory;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use wormhole_api::{
-    CuResult, Encode, Event as EventKind, Function, Library, Module, Outcome, Stream,
+    CuResult, Encode, Event as EventKind, Function, Library, Memory, Module, Outcome, Pool, Stream,
 };
 use wormhole_device::{CuError, Device, LaunchAttribute, MemoryOperation, RawStream};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
 use self::output::PendingOutput;
+use self::pools::PoolObject;
+use self::virtual_memory::{MemoryObject, VirtualMemory};
 use super::jobs::Jobs;
 use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
 use super::ranges::Ranges;
@@ -145,6 +149,11 @@ pub struct Session {
     device_memory: Ranges,
     /// Starts of what was allocated, and so may be freed.
     allocations: HashSet<u64>,
+    /// What was allocated from pools: start and bytes.
+    pool_allocations: HashMap<u64, u64>,
+    pools: wormhole_api::handle::Slab<Pool, Arc<PoolObject>>,
+    memories: wormhole_api::handle::Slab<Memory, Arc<MemoryObject>>,
+    virtual_memory: VirtualMemory,
     /// Arena that the session was granted.
     extents: Ranges,
     /// Held by jobs that read the arena.
@@ -201,6 +210,10 @@ impl Session {
             unloading: Vec::new(),
             device_memory: Ranges::default(),
             allocations: HashSet::new(),
+            pool_allocations: HashMap::new(),
+            pools: wormhole_api::handle::Slab::new(slab),
+            memories: wormhole_api::handle::Slab::new(slab),
+            virtual_memory: VirtualMemory::default(),
             extents: Ranges::default(),
             readers: Arc::new(()),
             leaving: Vec::new(),

@@ -16,6 +16,13 @@ use wormhole_api::{
     SynchronizeReply, TakeOutput, TakeOutputReply, TensorMapEncode, TensorMapEncodeReply,
     TensorMapReplace, TensorMapReplaceReply,
 };
+// Pools and virtual memory.
+use wormhole_api::{
+    AddressFree, AddressReserve, AddressReserveReply, MemCreate, MemGranularity,
+    MemGranularityReply, MemMap, MemRelease, MemSetAccess, MemUnmap, PoolAlloc, PoolAllocReply,
+    PoolCreate, PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute, PoolGetAttributeReply,
+    PoolSetAttribute, PoolTrim,
+};
 use wormhole_device::{CuError, Description};
 
 use super::images::ImageHandle;
@@ -119,6 +126,78 @@ impl Service for Session {
 
     fn mem_set(&mut self, _: &Call, message: &MemSet) -> Outcome<()> {
         self.fill(message).into()
+    }
+
+    fn pool_create(&mut self, call: &Call, message: &PoolCreate) -> Outcome<()> {
+        self.create_pool(call, message)
+    }
+
+    fn pool_default(&mut self, call: &Call, message: &PoolDefault) -> Outcome<()> {
+        self.default_pool(call, message)
+    }
+
+    fn pool_destroy(&mut self, call: &Call, message: &PoolDestroy) -> Outcome<()> {
+        self.destroy_pool(call, message.pool)
+    }
+
+    fn pool_trim(&mut self, call: &Call, message: &PoolTrim) -> Outcome<()> {
+        self.trim_pool(call, message.pool, message.keep)
+    }
+
+    fn pool_get_attribute(
+        &mut self,
+        call: &Call,
+        message: &PoolGetAttribute,
+    ) -> Outcome<PoolGetAttributeReply> {
+        self.pool_attribute(call, message.pool, message.attribute)
+    }
+
+    fn pool_set_attribute(&mut self, call: &Call, message: &PoolSetAttribute) -> Outcome<()> {
+        self.set_pool_attribute(call, message.pool, message.attribute, message.value)
+    }
+
+    fn pool_alloc(&mut self, call: &Call, message: &PoolAlloc) -> Outcome<PoolAllocReply> {
+        self.allocate_async(call, message)
+    }
+
+    fn pool_free(&mut self, _: &Call, message: &PoolFree) -> Outcome<()> {
+        self.free_async(message).into()
+    }
+
+    fn mem_granularity(&mut self, call: &Call, _: &MemGranularity) -> Outcome<MemGranularityReply> {
+        self.granularity(call)
+    }
+
+    fn address_reserve(
+        &mut self,
+        call: &Call,
+        message: &AddressReserve,
+    ) -> Outcome<AddressReserveReply> {
+        self.reserve(call, message)
+    }
+
+    fn address_free(&mut self, call: &Call, message: &AddressFree) -> Outcome<()> {
+        self.unreserve(call, message.address.0, message.bytes)
+    }
+
+    fn mem_create(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
+        self.create_memory(call, message)
+    }
+
+    fn mem_release(&mut self, call: &Call, message: &MemRelease) -> Outcome<()> {
+        self.release_memory(call, message.memory)
+    }
+
+    fn mem_map(&mut self, call: &Call, message: &MemMap) -> Outcome<()> {
+        self.map(call, message.address.0, message.memory)
+    }
+
+    fn mem_unmap(&mut self, call: &Call, message: &MemUnmap) -> Outcome<()> {
+        self.unmap(call, message.address.0, message.bytes)
+    }
+
+    fn mem_set_access(&mut self, call: &Call, message: &MemSetAccess) -> Outcome<()> {
+        self.set_access(call, message)
     }
 
     fn stream_create(&mut self, _: &Call, message: &StreamCreate) -> Outcome<()> {
