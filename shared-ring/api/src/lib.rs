@@ -18,6 +18,7 @@ pub mod ctypes;
 mod functions;
 pub mod handle;
 mod message;
+pub mod nvml;
 mod result;
 mod wire;
 
