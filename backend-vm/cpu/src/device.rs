@@ -235,6 +235,11 @@ impl Device for CpuDevice {
         context.output.take()
     }
 
+    fn own_memory(&self) -> Option<u64> {
+        let (free, total) = self.memory.info();
+        Some(total - free)
+    }
+
     fn memory_info(&self) -> Result<(u64, u64)> {
         self.context()?;
         Ok(self.memory.info())

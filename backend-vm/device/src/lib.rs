@@ -242,6 +242,11 @@ pub trait Device:
 
     /// Free and total memory, bytes.
     fn memory_info(&self) -> Result<(u64, u64)>;
+    /// Bytes of device memory that this process holds, where the device counts them itself; otherwise what the
+    /// session has allocated is counted.
+    fn own_memory(&self) -> Option<u64> {
+        None
+    }
     fn allocate(&self, bytes: u64) -> Result<u64>;
     /// Frees an allocation; waits as `cuMemFree` does.
     fn free(&self, address: u64) -> Result<()>;

@@ -11,6 +11,7 @@
 //! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
 //! - What the guest wrote is copied out before it is looked at, and is looked at without unsafe code.
 
+mod description;
 pub mod executor;
 pub mod jobs;
 mod objects;
@@ -181,7 +182,7 @@ pub fn run_on(
     };
     reports.send(&Message::Ready {
         protocol_hash: PROTOCOL_HASH,
-        device: &device.describe().name,
+        device: &description::text(device.describe()),
     })?;
     let grant = match supervisor.receive() {
         Ok(Order::Assign(grant)) => grant,

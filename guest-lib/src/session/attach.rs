@@ -10,7 +10,9 @@ use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
 use wormhole_connect::ConnectError;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
-use wormhole_ring::control::{Band, Grant, Message, Refusal};
+use wormhole_ring::control::{
+    Band, FEATURE_PROCESS, Grant, Message, ProcessNumber, Refusal,
+};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::layout::{HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
 use wormhole_ring::memory::{MemoryError, SessionMemory, WindowMemory};
@@ -127,6 +129,13 @@ pub fn attach() -> Result<Session, AttachError> {
     }
     let session = map(control, &grant, window, kept)?;
     session.control.send(&Message::Mapped)?;
+    if grant.features & FEATURE_PROCESS != 0 {
+        let process = ProcessNumber {
+            pid: std::process::id(),
+            reserved: 0,
+        };
+        session.control.send(&Message::Process(process))?;
+    }
     describe(session)
 }
 

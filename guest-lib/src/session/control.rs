@@ -10,7 +10,8 @@ use std::time::Duration;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_connect::{ConnectError, uninterrupted};
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, ControlError, Grant, HEADER_BYTES, Header, MAX_FRAME, Message,
+    ArenaRequest, ArenaRun, ControlError, FEATURE_PROCESS, Grant, HEADER_BYTES, Header, MAX_FRAME,
+    Message,
 };
 
 /// How often who waits for an answer looks whether there will be one.
@@ -107,7 +108,7 @@ impl Control {
         self.send(&Message::Hello {
             bootstrap_version: wormhole_ring::bootstrap::VERSION,
             protocol_hash,
-            features: 0,
+            features: FEATURE_PROCESS,
             environment,
         })?;
         self.receive(|message, file| match message {

@@ -3,6 +3,14 @@
 //! Who reads passes over names that it does not know, and does without those that are missing, so that either side
 //! may be older than the other.
 
+#[cfg(feature = "alloc")]
+use alloc::{
+    borrow::ToOwned,
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
+
 /// The device's name, as `cuDeviceGetName` says.
 pub const NAME: &str = "name";
 /// Its UUID, 32 hexadecimal digits.
@@ -21,8 +29,10 @@ pub const DRIVER_VERSION: &str = "driver.version";
 pub const PROCESS: &str = "process";
 /// Before the number of a `CUdevice_attribute`.
 pub const ATTRIBUTE: &str = "attribute.";
-/// Before the name of a function of NVML: what the host's answers.
+/// Before the name of a function of NVML: what the host's answers, call by call with spaces between them.
 pub const HOST: &str = "host.";
+/// Before the number of a field of NVML: the type and the bits of its value.
+pub const FIELD: &str = "field.";
 
 /// The facts of a text, in its order.
 pub fn all(text: &str) -> impl Iterator<Item = (&str, &str)> {
@@ -47,4 +57,67 @@ pub fn get<'t>(text: &'t str, name: &str) -> Option<&'t str> {
 #[must_use]
 pub fn number(text: &str, name: &str) -> Option<u64> {
     get(text, name)?.parse().ok()
+}
+
+/// The UUID of a device as programs know it, from its 32 hexadecimal digits.
+///
+/// ```
+/// use wormhole_ring::control::facts;
+/// let digits = "00112233445566778899aabbccddeeff";
+/// let name = facts::uuid_name(digits).unwrap();
+/// assert_eq!(name, "GPU-00112233-4455-6677-8899-aabbccddeeff");
+/// assert_eq!(facts::uuid_name("0011"), None);
+/// ```
+#[cfg(feature = "alloc")]
+#[must_use]
+pub fn uuid_name(digits: &str) -> Option<String> {
+    if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| &digits[range]);
+    Some(format!("GPU-{a}-{b}-{c}-{d}-{e}"))
+}
+
+/// What a call of the host's NVML gave: its integers. One that gives none is a 0.
+#[cfg(feature = "alloc")]
+#[must_use]
+pub fn answer(numbers: &[u64]) -> String {
+    let texts: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    if texts.is_empty() {
+        "0".to_owned()
+    } else {
+        texts.join(",")
+    }
+}
+
+/// What a call of the host's NVML gave: its error.
+#[cfg(feature = "alloc")]
+#[must_use]
+pub fn failed(code: u32) -> String {
+    format!("!{code}")
+}
+
+/// Reads what [`answer`] or [`failed`] wrote into `numbers`. None if that is neither, or not as many integers.
+///
+/// ```
+/// use wormhole_ring::control::facts;
+/// let mut numbers = [0; 2];
+/// assert_eq!(facts::read_answer(&facts::answer(&[7, 9]), &mut numbers), Some(Ok(())));
+/// assert_eq!(numbers, [7, 9]);
+/// assert_eq!(facts::read_answer(&facts::failed(3), &mut numbers), Some(Err(3)));
+/// assert_eq!(facts::read_answer("7", &mut numbers), None);
+/// assert_eq!(facts::read_answer(&facts::answer(&[]), &mut []), Some(Ok(())));
+/// ```
+pub fn read_answer(text: &str, numbers: &mut [u64]) -> Option<Result<(), u32>> {
+    if let Some(code) = text.strip_prefix('!') {
+        return code.parse().ok().filter(|code| *code != 0).map(Err);
+    }
+    if numbers.is_empty() {
+        return (text == "0").then_some(Ok(()));
+    }
+    let mut texts = text.split(',');
+    for number in numbers {
+        *number = texts.next()?.parse().ok()?;
+    }
+    texts.next().is_none().then_some(Ok(()))
 }

@@ -240,6 +240,13 @@ impl Session {
         &self.status
     }
 
+    /// Lets the supervisor know how much device memory the process holds.
+    pub fn count_memory(&self) {
+        let counted = self.device.own_memory();
+        let bytes = counted.unwrap_or_else(|| self.device_memory.bytes());
+        self.counters.set_device_memory(bytes);
+    }
+
     /// Whether a fence is outstanding, for which the guest may be waiting.
     pub fn expects_fences(&self) -> bool {
         self.watcher.is_watching()
