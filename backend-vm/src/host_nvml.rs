@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use libloading::Library;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 use wormhole_api::nvml::{FIELDS, Field, HOST, HostFunction, Word};
 use wormhole_ring::control::facts;
@@ -92,6 +92,10 @@ impl HostNvml {
         if let Some(memory) = self.memory(device) {
             let _ = writeln!(facts, "{}={}", facts::FREE_MEMORY, memory.free);
         }
+        if let Some(pci) = self.pci(device) {
+            let _ = writeln!(facts, "{}={}", facts::PCI_ID, pci.pciDeviceId);
+            let _ = writeln!(facts, "{}={}", facts::PCI_SUBSYSTEM, pci.pciSubSystemId);
+        }
         Sample {
             facts,
             processes: self.processes(device),
@@ -136,6 +140,16 @@ impl HostNvml {
         // SAFETY: a handle of this library, and room for the answer.
         let code = unsafe { ask(device, &raw mut memory) };
         (code == SUCCESS).then_some(memory)
+    }
+
+    fn pci(&self, device: nvmlDevice_t) -> Option<nvmlPciInfo_t> {
+        type Ask = unsafe extern "C" fn(nvmlDevice_t, *mut nvmlPciInfo_t) -> nvmlReturn_t;
+        let ask = self.function::<Ask>("nvmlDeviceGetPciInfo_v3")?;
+        // SAFETY: integers and characters, for which zeroes are values.
+        let mut pci: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: a handle of this library, and room for the answer.
+        let code = unsafe { ask(device, &raw mut pci) };
+        (code == SUCCESS).then_some(pci)
     }
 
     fn processes(&self, device: nvmlDevice_t) -> BTreeMap<i32, u64> {

@@ -9,7 +9,9 @@ use crate::stage::place;
 use crate::toolchain::Toolkit;
 
 /// Folders below `programs/` that hold programs.
-const FOLDERS: [&str; 7] = ["", "api", "exits", "faults", "lives", "memory", "order"];
+const FOLDERS: [&str; 8] = [
+    "", "api", "exits", "faults", "lives", "memory", "nvml", "order",
+];
 
 /// Programs that are built once more with a kernel that computes something else than it should: one whose
 /// result is far off, one that is off by one element, one that errs by millionths.

@@ -76,6 +76,11 @@ fn memory_is_mapped_at_reserved_addresses() {
 }
 
 #[test]
+fn nvml_tells_of_the_tenants_own_memory_and_processes() {
+    passes("shared", "nvml");
+}
+
+#[test]
 fn bursts_of_launches() {
     passes("static", "steady");
 }

@@ -492,7 +492,7 @@ pub fn nvml_coverage(table: &Nvml) -> String {
     );
     let _ = writeln!(
         out,
-        "{} functions are exported: every name of `nvml.h` of CUDA 13.0.\n",
+        "{} functions are exported: every name of the native `libnvidia-ml.so.1` of driver 580.\n",
         table.functions.len()
     );
     let mut list = |title: &str, wanted: fn(&Body) -> bool| {

@@ -12,7 +12,7 @@ fn table() -> Nvml {
 }
 
 #[test]
-fn every_name_of_the_header_is_declared_and_exported_once() {
+fn every_name_of_the_native_library_is_declared_and_exported_once() {
     let table = table();
     let declared: BTreeSet<&str> = table
         .functions

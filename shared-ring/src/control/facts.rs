@@ -25,6 +25,9 @@ pub const FREE_MEMORY: &str = "memory.free";
 pub const CUDA_VERSION: &str = "cuda.version";
 /// The version of the host's driver, as its NVML says.
 pub const DRIVER_VERSION: &str = "driver.version";
+/// The device's number and its subsystem's in the PCI configuration space, as the host's NVML says.
+pub const PCI_ID: &str = "pci.id";
+pub const PCI_SUBSYSTEM: &str = "pci.subsystem";
 /// A process of the tenant: its number in the guest and the bytes of device memory that it holds.
 pub const PROCESS: &str = "process";
 /// Before the number of a `CUdevice_attribute`.
