@@ -10,9 +10,7 @@ use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
 use wormhole_connect::ConnectError;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
-use wormhole_ring::control::{
-    Band, FEATURE_PROCESS, Grant, Message, ProcessNumber, Refusal,
-};
+use wormhole_ring::control::{Band, FEATURE_PROCESS, Grant, Message, ProcessNumber, Refusal};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::layout::{HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
 use wormhole_ring::memory::{MemoryError, SessionMemory, WindowMemory};
