@@ -1,5 +1,6 @@
 //! What can go wrong with an image, a kernel or a launch.
 
+use crate::link::LinkError;
 use crate::parse::ParseError;
 
 /// Why an image cannot be loaded.
@@ -52,6 +53,9 @@ pub enum LoadError {
         /// Where the second one stands.
         line: u32,
     },
+    /// The image's parts do not fit together (CUDA error 209, or what the part that is wrong gives).
+    #[error(transparent)]
+    Link(#[from] LinkError),
 }
 
 impl LoadError {
@@ -64,6 +68,8 @@ impl LoadError {
             Self::InvalidPtx(_) | Self::UnknownSymbol { .. } | Self::Duplicate { .. } => 218,
             Self::UnsupportedVersion(_) => 222,
             Self::TooLarge { .. } => 2,
+            Self::Link(LinkError::Text { error, .. }) => Self::from(error.clone()).cuda_code(),
+            Self::Link(_) => 209,
         }
     }
 }
