@@ -39,6 +39,7 @@ mod function;
 mod handle;
 mod host_function;
 mod image;
+mod jit;
 mod launch;
 mod legacy;
 mod link;

@@ -9,14 +9,16 @@ use wormhole_api::handle::{
     Function as FunctionKind, HandleKind, Library as LibraryKind, Module as ModuleKind,
 };
 use wormhole_api::{
-    Handle, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryKernels, LibraryLoad,
-    LibraryUnload, ModuleGetFunction, ModuleGetGlobal, ModuleKernels, ModuleLoad, ModuleUnload,
+    DevicePtr, Handle, Items, JitOption, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule,
+    LibraryKernels, LibraryLoad, LibraryUnload, ModuleGetFunction, ModuleGetGlobal, ModuleKernels,
+    ModuleLoad, ModuleUnload,
 };
 
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::function::{self, Function, Owner};
 use crate::handle::{self, Table};
+use crate::jit::{self, Jit, Logs};
 use crate::memory::memory_map;
 use crate::memory_map::Origin;
 
@@ -81,7 +83,7 @@ pub trait Loadable: HandleKind + 'static {
     fn table() -> &'static Table<Self, Image>
     where
         Self: Sized;
-    fn load(scope: Scope, new: Handle<Self>, image: u64, bytes: u64) -> Result<(u32, Vec<u8>)>;
+    fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<u32>;
     fn unload(scope: Scope, handle: Handle<Self>) -> Result;
     fn function(
         scope: Scope,
@@ -103,17 +105,16 @@ macro_rules! loadable {
                 &TABLE
             }
 
-            fn load(
-                scope: Scope,
-                new: Handle<Self>,
-                image: u64,
-                bytes: u64,
-            ) -> Result<(u32, Vec<u8>)> {
-                let image = wormhole_api::DevicePtr(image);
-                let message = $load { new, image, bytes };
-                scope
-                    .session
-                    .request(&message, |reply| (reply.flags, reply.log.to_vec()))
+            fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<u32> {
+                let message = $load {
+                    new,
+                    image: DevicePtr(image.address),
+                    bytes: image.bytes,
+                    log: DevicePtr(image.address + image.bytes),
+                    log_bytes: image.log_bytes,
+                    options: Items::new(image.options),
+                };
+                scope.session.request(&message, |reply| reply.flags)
             }
 
             fn unload(scope: Scope, $image: Handle<Self>) -> Result {
@@ -181,35 +182,63 @@ fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, 
     if contents.stale
         && let Some(source) = contents.source.clone()
     {
-        source.with(|bytes| send::<K>(scope, handle, bytes))?;
+        source.with(|bytes| send::<K>(scope, handle, bytes, &jit::NONE, &mut Logs::default()))?;
         contents.stale = false;
     }
     Ok((handle, image))
 }
 
-/// Sends an image to the worker through the arena; gives the compiler's log.
-fn send<K: Loadable>(scope: Scope, handle: Handle<K>, image: &[u8]) -> Result<Vec<u8>> {
-    let bytes = image.len() as u64;
-    let buffer = scope.session.allocate_arena(bytes, 16)?;
+/// An image in the arena; behind it there is room for the compiler's texts.
+#[derive(Debug)]
+pub struct Sent<'a> {
+    address: u64,
+    bytes: u64,
+    log_bytes: u64,
+    options: &'a [JitOption],
+}
+
+/// Sends an image to the worker through the arena; gives what the compiler told in any case.
+fn send<K: Loadable>(
+    scope: Scope,
+    handle: Handle<K>,
+    image: &[u8],
+    jit: &Jit,
+    logs: &mut Logs,
+) -> Result {
+    let log_bytes = jit.log_bytes();
+    let total = image.len() + 2 * log_bytes;
+    let buffer = scope.session.allocate_arena(total as u64, 16)?;
     let place: *mut u8 =
         std::ptr::with_exposed_provenance_mut(usize::try_from(buffer).unwrap_or(0));
     // SAFETY: the arena handed out that many bytes there, and the program's image lies outside the arena.
-    unsafe { place.copy_from_nonoverlapping(image.as_ptr(), image.len()) };
-    let loaded = K::load(scope, handle, buffer, bytes);
+    unsafe {
+        place.copy_from_nonoverlapping(image.as_ptr(), image.len());
+        place.add(image.len()).write_bytes(0, 2 * log_bytes);
+    }
+    let sent = Sent {
+        address: buffer,
+        bytes: image.len() as u64,
+        log_bytes: log_bytes as u64,
+        options: &jit.options(),
+    };
+    let loaded = K::load(scope, handle, &sent);
+    // SAFETY: as above, and the worker has answered or is gone.
+    *logs = unsafe { Logs::at(place.add(image.len()), log_bytes) };
     scope.session.free_arena(buffer);
-    let (flags, log) = loaded?;
-    if flags & USES_OUTPUT != 0 {
+    if loaded? & USES_OUTPUT != 0 {
         scope.session.set_device_output();
     }
-    Ok(log)
+    Ok(())
 }
 
-/// Loads an image; gives its handle and the compiler's log. A library's image can be sent again.
+/// Loads an image; gives its handle. A library's image can be sent again.
 pub fn load<K: Loadable>(
     scope: Scope,
     image: &[u8],
     source: Option<Source>,
-) -> Result<(*mut c_void, Vec<u8>)> {
+    jit: &Jit,
+    logs: &mut Logs,
+) -> Result<*mut c_void> {
     let context = scope.context;
     let handle = K::table().mint(|image| {
         *image.contents() = Contents {
@@ -218,8 +247,8 @@ pub fn load<K: Loadable>(
             ..Contents::default()
         };
     })?;
-    match send(scope, handle, image) {
-        Ok(log) => Ok((handle::to_pointer(handle), log)),
+    match send(scope, handle, image, jit, logs) {
+        Ok(()) => Ok(handle::to_pointer(handle)),
         Err(error) => {
             K::table().retire(handle);
             K::table().recycle(handle);

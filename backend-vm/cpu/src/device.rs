@@ -9,9 +9,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LinkInput, LoadedFunction,
-    LoadedModule, RawEvent, RawFunction, RawModule, RawStream, Result,
+    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
+    LoadedFunction, LoadedModule, RawEvent, RawFunction, RawModule, RawStream, Result,
 };
+
+use wormhole_ptx::LoadError;
 
 use crate::aperture::{ApertureError, to_usize};
 use crate::description::describe;
@@ -212,6 +214,13 @@ fn run_fill(fill: &Fill) {
             }
         }
     }
+}
+
+/// Tells why something is not loaded, in the words of the native tools.
+fn refused(what: &str, error: &LoadError, jit: &mut Jit) -> CuError {
+    tracing::warn!(%error, "{what} is refused");
+    jit.errors = format!("error   : {error}\n").into_bytes();
+    CuError(error.cuda_code())
 }
 
 impl Device for CpuDevice {
@@ -454,12 +463,18 @@ impl Device for CpuDevice {
         self.context()?.events.elapsed(start, end)
     }
 
-    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
-        linker::link(inputs)
+    fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()> {
+        linker::try_link(inputs).map_err(|error| refused("an input of a link", &error, jit))
     }
 
-    fn load(&self, image: &[u8], _kind: ImageKind) -> Result<LoadedModule> {
-        self.context()?.modules.load(image, &self.memory)
+    fn link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<Vec<u8>> {
+        linker::link(inputs).map_err(|error| refused("a link", &error, jit))
+    }
+
+    fn load(&self, image: &[u8], _kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule> {
+        let loaded = wormhole_ptx::Module::load(image);
+        let loaded = loaded.map_err(|error| refused("an image", &error, jit))?;
+        self.context()?.modules.load(loaded, &self.memory)
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {

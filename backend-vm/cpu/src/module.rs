@@ -65,12 +65,8 @@ impl Modules {
         self.slab.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads an image: its variables get memory and their first values.
-    pub fn load(&self, image: &[u8], memory: &Arc<Memory>) -> Result<LoadedModule> {
-        let loaded = wormhole_ptx::Module::load(image).map_err(|error| {
-            tracing::warn!(%error, "an image is refused");
-            CuError(error.cuda_code())
-        })?;
+    /// Takes a module in: its variables get memory and their first values.
+    pub fn load(&self, loaded: wormhole_ptx::Module, memory: &Arc<Memory>) -> Result<LoadedModule> {
         let uses_output = loaded.may_print();
         let owner = Owner::internal();
         let mut variables = Variables {

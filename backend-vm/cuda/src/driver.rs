@@ -167,7 +167,7 @@ entry_points! {
     fn cuLinkAddData_v2(state: CUlinkState, kind: u32, data: *mut c_void, bytes: usize, name: *const c_char, count: u32, options: *mut u32, values: *mut *mut c_void);
     fn cuLinkComplete(state: CUlinkState, image: *mut *mut c_void, bytes: *mut usize);
     fn cuLinkDestroy(state: CUlinkState);
-    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: u32, options: *mut u32, values: *mut *mut c_void);
     fn cuModuleUnload(module: CUmodule);
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     fn cuModuleGetGlobal_v2(address: *mut u64, bytes: *mut usize, module: CUmodule, name: *const c_char);

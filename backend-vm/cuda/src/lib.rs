@@ -17,10 +17,12 @@ mod device;
 mod driver;
 mod fatbin;
 mod image;
+mod jit;
 mod open;
 mod pools;
 mod stream_memory;
 mod virtual_memory;
+mod wrapper;
 
 pub use bands::{BandError, reserve_bands};
 pub use capture::{Originals, capture_output};

@@ -41,6 +41,7 @@ impl CuError {
     pub const INVALID_IMAGE: Self = Self(200);
     pub const INVALID_CONTEXT: Self = Self(201);
     pub const NO_BINARY_FOR_GPU: Self = Self(209);
+    pub const INVALID_SOURCE: Self = Self(300);
     pub const UNSUPPORTED_LIMIT: Self = Self(215);
     pub const INVALID_PTX: Self = Self(218);
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(222);
@@ -108,6 +109,8 @@ impl RawStream {
 pub struct LinkInput<'a> {
     /// Its `CUjitInputType`.
     pub kind: u32,
+    /// What messages call it.
+    pub name: &'a str,
     pub data: &'a [u8],
 }
 
@@ -122,6 +125,19 @@ impl LinkInput<'_> {
     pub const OBJECT: u32 = 3;
     /// `CU_JIT_INPUT_LIBRARY`.
     pub const LIBRARY: u32 = 4;
+}
+
+/// What a compiler or linker is told, and what it tells.
+#[derive(Clone, Debug, Default)]
+pub struct Jit {
+    /// `CUjit_option` and value, of options whose values are plain numbers.
+    pub options: Vec<(u32, u64)>,
+    /// Most bytes of each text, with the zero byte that ends it; 0 if nobody wants them.
+    pub log_bytes: usize,
+    /// `CU_JIT_INFO_LOG_BUFFER`: what it has to tell.
+    pub info: Vec<u8>,
+    /// `CU_JIT_ERROR_LOG_BUFFER`: what is wrong.
+    pub errors: Vec<u8>,
 }
 
 /// How an image is loaded: `cuModuleLoadData` or `cuLibraryLoadData`.
@@ -290,9 +306,14 @@ pub trait Device:
     /// Milliseconds from `start` to `end`; `CUDA_ERROR_NOT_READY` until both have happened.
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
 
-    /// Links the inputs into one image that can be loaded (`cuLinkComplete`).
-    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>>;
-    fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule>;
+    /// Takes inputs for a link, as `cuLinkAddData` does each. The texts of `jit` are written whether that
+    /// succeeds or not.
+    fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()>;
+    /// Links the inputs into one image that can be loaded (`cuLinkComplete`); the texts as for
+    /// [`Device::try_link`].
+    fn link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<Vec<u8>>;
+    /// Loads an image; the texts as for [`Device::try_link`].
+    fn load(&self, image: &[u8], kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule>;
     fn unload(&self, module: RawModule) -> Result<()>;
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;
     /// Address and size of a global variable.

@@ -7,7 +7,7 @@ use wormhole_api::{
 use wormhole_api::{
     DevicePtr, Element, Event, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord,
     EventSynchronize, Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
-    FunctionSetCacheConfig, Handle, Items, Kind, LaunchAttribute, LaunchKernel, Library,
+    FunctionSetCacheConfig, Handle, Items, JitOption, Kind, LaunchAttribute, LaunchKernel, Library,
     LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload, Link,
     LinkInput, MemAlloc, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Message, Module,
     ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate,
@@ -194,6 +194,9 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         }),
         entry(&EventDestroy { event: fresh.1 }),
         entry(&ModuleLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             new: fresh.2,
             image,
             bytes,
@@ -209,16 +212,27 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         }),
         entry(&ModuleUnload { module: fresh.2 }),
         entry(&Link {
+            complete: 1,
             inputs: image,
             image,
             room: bytes,
+            log: image,
+            log_bytes: bytes / 2,
             parts: Items::new(&[LinkInput {
                 kind: 1,
-                reserved: 0,
+                name: 1,
                 bytes,
+            }]),
+            options: Items::new(&[JitOption {
+                option: 3,
+                reserved: 0,
+                value: bytes,
             }]),
         }),
         entry(&LibraryLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             new: fresh.3,
             image,
             bytes,

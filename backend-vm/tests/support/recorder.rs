@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    Access, CuError, Description, Device, DeviceOutput, Fill, Granularity, ImageKind, Launch,
+    Access, CuError, Description, Device, DeviceOutput, Fill, Granularity, ImageKind, Jit, Launch,
     LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, MemoryOperation, Parameter,
     PoolProperties, Pools, RawEvent, RawFunction, RawMemory, RawModule, RawPool, RawStream, Result,
     StreamMemory, VirtualMemory,
@@ -297,11 +297,15 @@ impl Device for Recorder {
     fn elapsed(&self, _: RawEvent, _: RawEvent) -> Result<f32> {
         Err(CuError::NOT_SUPPORTED)
     }
-    fn link(&self, _: &[LinkInput<'_>]) -> Result<Vec<u8>> {
+    fn try_link(&self, _: &[LinkInput<'_>], _: &mut Jit) -> Result<()> {
+        self.arrive("link");
+        Ok(())
+    }
+    fn link(&self, _: &[LinkInput<'_>], _: &mut Jit) -> Result<Vec<u8>> {
         self.arrive("link");
         Ok(Vec::new())
     }
-    fn load(&self, _: &[u8], _: ImageKind) -> Result<LoadedModule> {
+    fn load(&self, _: &[u8], _: ImageKind, _: &mut Jit) -> Result<LoadedModule> {
         self.arrive("load");
         Ok(LoadedModule {
             module: RawModule(self.make()),

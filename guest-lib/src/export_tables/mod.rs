@@ -19,10 +19,11 @@ pub use self::storage::{Destructor, Storage};
 use crate::context::{self, Context};
 use crate::device::attribute;
 use crate::error::{CuError, Result};
+use crate::jit::Logs;
 use crate::session::session;
 use crate::stream;
 use crate::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream, DefaultStream};
-use crate::{calls, image, module};
+use crate::{calls, image, jit, module};
 
 /// A table: function addresses, and in word 0 the table's size in bytes where it has one.
 #[repr(transparent)]
@@ -159,8 +160,9 @@ unsafe fn load(place: *mut CUmodule, wrapper: *const c_void) -> Result {
     let scope = context::scope()?;
     // SAFETY: as the caller promises.
     let bytes = unsafe { image::bytes(wrapper) }?;
+    let handle = module::load::<ModuleKind>(scope, &bytes, None, &jit::NONE, &mut Logs::default())?;
     // SAFETY: as the caller promises.
-    unsafe { put(place, module::load::<ModuleKind>(scope, bytes, None)?.0) }
+    unsafe { put(place, handle) }
 }
 
 unsafe extern "C" fn load_wrapped(place: *mut CUmodule, wrapper: *const c_void) -> CUresult {

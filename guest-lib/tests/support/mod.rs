@@ -402,7 +402,7 @@ impl Executor {
                     address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
                 },
             ),
-            Request::ModuleLoad(_) => self.answer(head, &ModuleLoadReply { flags: 0, log: &[] }),
+            Request::ModuleLoad(_) => self.answer(head, &ModuleLoadReply { flags: 0 }),
             Request::ModuleGetFunction(_) => self.answer(
                 head,
                 &ModuleGetFunctionReply {
@@ -426,7 +426,7 @@ impl Executor {
                 }
                 self.answer(head, &LinkReply { bytes: 8 * bytes });
             }
-            Request::LibraryLoad(_) => self.answer(head, &LibraryLoadReply { flags: 0, log: &[] }),
+            Request::LibraryLoad(_) => self.answer(head, &LibraryLoadReply { flags: 0 }),
             Request::LibraryGetKernel(_) => self.answer(
                 head,
                 &LibraryGetKernelReply {

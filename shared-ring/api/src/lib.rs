@@ -17,6 +17,7 @@ extern crate std;
 pub mod ctypes;
 mod functions;
 pub mod handle;
+mod jit;
 mod message;
 pub mod nvml;
 mod result;
@@ -27,6 +28,7 @@ pub use functions::{
     NoEntryPoint, entry_point,
 };
 pub use handle::{Event, Function, Handle, Library, Memory, Module, Pool, Stream};
+pub use jit::is_plain_jit_option;
 pub use message::*;
 pub use result::CuResult;
 pub use wire::{

@@ -7,6 +7,7 @@
 mod faults;
 mod kernels;
 mod launches;
+mod linking;
 mod memory;
 mod modules;
 mod pools;
@@ -21,7 +22,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Device, ImageKind, Launch, LaunchAttribute, LoadedFunction, LoadedModule, RawStream, Result,
+    Device, ImageKind, Jit, Launch, LaunchAttribute, LoadedFunction, LoadedModule, RawStream,
+    Result,
 };
 
 /// What a check finds: nothing, or a sentence.
@@ -43,6 +45,7 @@ pub fn checks() -> Vec<Check> {
         streams::CHECKS,
         stream_memory::CHECKS,
         launches::CHECKS,
+        linking::CHECKS,
         modules::CHECKS,
         questions::CHECKS,
         faults::CHECKS,
@@ -167,7 +170,10 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
 }
 
 fn load(device: &dyn Device, text: &str) -> std::result::Result<LoadedModule, String> {
-    worked("load", device.load(text.as_bytes(), ImageKind::Module))
+    worked(
+        "load",
+        device.load(text.as_bytes(), ImageKind::Module, &mut Jit::default()),
+    )
 }
 
 fn function(

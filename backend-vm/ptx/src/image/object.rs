@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
+use object::Endianness;
 use object::elf::FileHeader64;
 use object::read::archive::ArchiveFile;
 use object::read::elf::{FileHeader, SectionHeader};
-use object::Endianness;
 
 use super::{Found, elf, fatbin, find_ptx};
 use crate::error::LoadError;
@@ -16,7 +16,7 @@ const SECTIONS: [&[u8]; 2] = [b".nv_fatbin", b"__nv_relfatbin"];
 const MAX_MEMBERS: usize = 4096;
 
 fn damaged(what: &str, error: object::Error) -> LoadError {
-    LoadError::InvalidImage(format!("{what}: {error}"))
+    LoadError::InvalidObject(format!("{what}: {error}"))
 }
 
 /// The PTX texts in an object file: those of its fatbins, if it is the host's.
@@ -24,7 +24,7 @@ fn damaged(what: &str, error: object::Error) -> LoadError {
 /// # Errors
 /// It is damaged, or has kernels as machine code only.
 pub fn of_object(data: &[u8]) -> Result<Vec<Cow<'_, str>>, LoadError> {
-    if !elf::is_elf(data) || elf::is_cuda(data) {
+    if wormhole_fatbin::is_fatbin(data) || elf::is_cuda(data) {
         return Ok(match find_ptx(data)? {
             Found::Ptx(text) => vec![text],
             Found::Empty => Vec::new(),
@@ -34,15 +34,16 @@ pub fn of_object(data: &[u8]) -> Result<Vec<Cow<'_, str>>, LoadError> {
     let header = FileHeader64::<Endianness>::parse(data).map_err(bad)?;
     let endian = header.endian().map_err(bad)?;
     let sections = header.sections(endian, data).map_err(bad)?;
-    let mut texts = Vec::new();
+    let mut texts = None;
     for section in sections.iter() {
         let name = sections.section_name(endian, section).map_err(bad)?;
         if SECTIONS.contains(&name) {
             let content = section.data(endian, data).map_err(bad)?;
-            texts.extend(fatbin::texts(&wormhole_fatbin::fatbins(content)?)?);
+            let found = fatbin::texts(&wormhole_fatbin::fatbins(content)?)?;
+            texts.get_or_insert_with(Vec::new).extend(found);
         }
     }
-    Ok(texts)
+    texts.ok_or_else(|| LoadError::InvalidObject("Could not find fatbin".to_owned()))
 }
 
 /// A member of an archive that holds PTX.
@@ -68,7 +69,7 @@ pub fn members(data: &[u8]) -> Result<Vec<Member<'_>>, LoadError> {
         let texts = if elf::is_elf(content) || wormhole_fatbin::is_fatbin(content) {
             match of_object(content) {
                 // What it would have given is missing only if somebody wants it.
-                Err(LoadError::NoKernelImage { .. }) => Vec::new(),
+                Err(LoadError::NoKernelImage { .. } | LoadError::InvalidObject(_)) => Vec::new(),
                 texts => texts?,
             }
         } else {

@@ -66,16 +66,24 @@ pub enum LinkError {
     },
 }
 
+/// Whether `inputs` can go into one link, whatever is missing yet.
+///
+/// # Errors
+/// [`LinkError`].
+pub fn try_link(inputs: &[Input<'_>]) -> Result<(), LinkError> {
+    definers(&needed(take_apart(inputs)?)).map(drop)
+}
+
+fn take_apart<'a>(inputs: &[Input<'a>]) -> Result<Vec<Part<'a>>, LinkError> {
+    inputs.iter().map(Part::new).collect()
+}
+
 /// Links `inputs` into one text.
 ///
 /// # Errors
 /// [`LinkError`].
 pub fn link(inputs: &[Input<'_>]) -> Result<String, LinkError> {
-    let parts = inputs
-        .iter()
-        .map(Part::new)
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut parts = needed(parts);
+    let mut parts = needed(take_apart(inputs)?);
     let definers = definers(&parts)?;
     check(&parts, &definers)?;
     rename(&mut parts);
@@ -89,7 +97,10 @@ pub fn link(inputs: &[Input<'_>]) -> Result<String, LinkError> {
 fn needed(parts: Vec<Part<'_>>) -> Vec<Part<'_>> {
     let mut offers: HashMap<&str, usize> = HashMap::new();
     for (index, part) in parts.iter().enumerate() {
-        let defined = part.symbols.iter().filter(|(_, symbol)| symbol.is_offered());
+        let defined = part
+            .symbols
+            .iter()
+            .filter(|(_, symbol)| symbol.is_offered());
         for (name, _) in defined {
             // A definition that takes part anyway comes before one in a library.
             let known = offers.entry(name).or_insert(index);

@@ -25,7 +25,7 @@ use wormhole_api::{
 };
 use wormhole_device::{CuError, Description};
 
-use super::images::ImageHandle;
+use super::images::{ImageHandle, Incoming};
 use super::{Answer, Call, Session, to_result};
 
 /// The device's description, as it goes into an answer.
@@ -262,13 +262,15 @@ impl Service for Session {
         self.destroy_event(message.event).into()
     }
 
-    fn module_load<'s>(
-        &'s mut self,
-        call: &Call,
-        message: &ModuleLoad,
-    ) -> Outcome<ModuleLoadReply<'s>> {
-        let new = ImageHandle::Module(message.new);
-        self.load(call, new, message.image.0, message.bytes)
+    fn module_load(&mut self, call: &Call, message: &ModuleLoad<'_>) -> Outcome<ModuleLoadReply> {
+        let image = Incoming {
+            address: message.image.0,
+            bytes: message.bytes,
+            log: message.log.0,
+            log_bytes: message.log_bytes,
+            options: &message.options,
+        };
+        self.load(call, ImageHandle::Module(message.new), &image)
     }
 
     fn module_unload(&mut self, call: &Call, message: &ModuleUnload) -> Outcome<()> {
@@ -296,13 +298,19 @@ impl Service for Session {
         Session::link(self, call, message)
     }
 
-    fn library_load<'s>(
-        &'s mut self,
+    fn library_load(
+        &mut self,
         call: &Call,
-        message: &LibraryLoad,
-    ) -> Outcome<LibraryLoadReply<'s>> {
-        let new = ImageHandle::Library(message.new);
-        self.load(call, new, message.image.0, message.bytes)
+        message: &LibraryLoad<'_>,
+    ) -> Outcome<LibraryLoadReply> {
+        let image = Incoming {
+            address: message.image.0,
+            bytes: message.bytes,
+            log: message.log.0,
+            log_bytes: message.log_bytes,
+            options: &message.options,
+        };
+        self.load(call, ImageHandle::Library(message.new), &image)
     }
 
     fn library_unload(&mut self, call: &Call, message: &LibraryUnload) -> Outcome<()> {
