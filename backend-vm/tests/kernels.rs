@@ -53,6 +53,9 @@ fn ready() -> Ready {
         new: handle(MODULE),
         image: DevicePtr(ready.address()),
         bytes: 64,
+        log: DevicePtr(0),
+        log_bytes: 0,
+        options: Items::new(&[]),
     };
     ready.served.call(0, 1, &load);
     let look_up = ModuleGetFunction {
