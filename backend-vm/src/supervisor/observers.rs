@@ -59,10 +59,11 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The host's NVML has answered.
+    /// The host's NVML has answered. What nobody waits for any more would be old when somebody asks next.
     pub(super) fn device_sampled(&mut self) {
         if let Some(sampler) = &mut self.sampler {
-            self.observers.samples = sampler.finished();
+            let samples = sampler.finished();
+            self.observers.samples = samples.filter(|_| !self.observers.waiting.is_empty());
         }
     }
 
