@@ -107,6 +107,9 @@ pub const PRIORITY: u32 = 8;
 pub const MEM_SYNC_DOMAIN_MAP: u32 = 9;
 pub const MEM_SYNC_DOMAIN: u32 = 10;
 
+/// What a stream answers that was told no synchronization policy.
+const NO_POLICY: u64 = 0xFFFF_FFFF;
+
 /// What streams were told, by attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamAttributes {
@@ -117,10 +120,11 @@ pub struct StreamAttributes {
 }
 
 impl StreamAttributes {
-    /// Those of a new stream: `CU_SYNC_POLICY_AUTO`, no window, the default domain and its map of 0 and 1.
+    /// Those of a new stream: no policy yet (the native driver says -1, which it refuses to be told), no
+    /// window, the default domain and its map of 0 and 1.
     pub const NEW: Self = Self {
         policy_window: [0; 8],
-        synchronization_policy: [1, 0, 0, 0, 0, 0, 0, 0],
+        synchronization_policy: [NO_POLICY, 0, 0, 0, 0, 0, 0, 0],
         domain_map: [1 << 8, 0, 0, 0, 0, 0, 0, 0],
         domain: [0; 8],
     };
@@ -132,6 +136,11 @@ impl StreamAttributes {
         MEM_SYNC_DOMAIN_MAP,
         MEM_SYNC_DOMAIN,
     ];
+
+    /// Whether a stream was told this value; one that was told none has nothing to copy.
+    pub const fn is_told(id: u32, value: &CUstreamAttrValue) -> bool {
+        id != SYNCHRONIZATION_POLICY || value[0] != NO_POLICY
+    }
 
     pub fn place(&mut self, id: u32) -> Result<&mut CUstreamAttrValue> {
         match id {

@@ -103,7 +103,9 @@ int main() {
     // Attributes are kept, copied, and checked.
     CUstreamAttrValue value;
     expect("get", get(first, CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value), CUDA_SUCCESS);
-    if (value.syncPolicy != CU_SYNC_POLICY_AUTO) fail("a new stream has another policy");
+    if (static_cast<unsigned>(value.syncPolicy) != ~0u) fail("a new stream has a policy");
+    expect("no policy", set(first, CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value), CUDA_ERROR_INVALID_VALUE);
+    expect("a copy of none", copy(second, first), CUDA_SUCCESS);
     value.syncPolicy = CU_SYNC_POLICY_YIELD;
     expect("set", set(first, CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, &value), CUDA_SUCCESS);
     expect("copy", copy(second, first), CUDA_SUCCESS);

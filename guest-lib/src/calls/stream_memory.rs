@@ -114,7 +114,9 @@ pub unsafe fn cuStreamCopyAttributes(
         let (_, source) = target(default, src)?;
         for id in StreamAttributes::KEPT.into_iter().chain([PRIORITY]) {
             let value = source.stream.attribute(id)?;
-            if value != destination.stream.attribute(id)? {
+            if StreamAttributes::is_told(id, &value)
+                && value != destination.stream.attribute(id)?
+            {
                 set_attribute(scope, destination, id, &value)?;
             }
         }
