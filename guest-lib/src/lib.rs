@@ -25,7 +25,9 @@
 //! - A forked child of an initialised process never touches the session of its parent.
 //! - Every wait ends when the session does.
 
+mod array;
 mod barrier;
+mod boxes;
 mod calls;
 mod context;
 mod copy;
@@ -54,6 +56,7 @@ mod runtime;
 mod session;
 mod stream;
 mod stream_memory;
+mod texture;
 mod types;
 mod virtual_memory;
 

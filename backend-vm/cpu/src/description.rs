@@ -24,6 +24,9 @@ pub const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 pub const REGISTERS_PER_MULTIPROCESSOR: u32 = 64 << 10;
 /// Most registers of a block.
 pub const REGISTERS_PER_BLOCK: u32 = 64 << 10;
+/// Where textures of memory begin, and the rows of those that have several, bytes.
+pub const TEXTURE_ALIGNMENT: u32 = 512;
+pub const TEXTURE_PITCH_ALIGNMENT: u32 = 32;
 /// Least and greatest stream priority.
 pub const PRIORITIES: (i32, i32) = (0, -5);
 
@@ -59,8 +62,7 @@ fn signed(value: u32) -> i32 {
 
 /// `CUdevice_attribute` (CUDA driver API 13.0, "Data types used by CUDA driver") and value.
 ///
-/// Textures and surfaces do not exist here; their limits are the architecture's, since programs read
-/// them without using either. What the device cannot do is 0.
+/// What the device cannot do is 0.
 fn attributes(processors: u32) -> Vec<(i32, i32)> {
     let mut all = vec![
         (1, signed(MAX_BLOCK_THREADS)),             // MAX_THREADS_PER_BLOCK
@@ -76,7 +78,7 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (11, i32::MAX),                             // MAX_PITCH
         (12, signed(REGISTERS_PER_BLOCK)),          // MAX_REGISTERS_PER_BLOCK
         (13, 1_000_000),                            // CLOCK_RATE, kHz
-        (14, 512),                                  // TEXTURE_ALIGNMENT
+        (14, signed(TEXTURE_ALIGNMENT)),            // TEXTURE_ALIGNMENT
         (15, 1),                                    // GPU_OVERLAP
         (16, signed(processors)),                   // MULTIPROCESSOR_COUNT
         (19, 1),                                    // CAN_MAP_HOST_MEMORY
@@ -88,7 +90,7 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (39, signed(THREADS_PER_MULTIPROCESSOR)),   // MAX_THREADS_PER_MULTIPROCESSOR
         (40, 1),                                    // ASYNC_ENGINE_COUNT
         (41, 1),                                    // UNIFIED_ADDRESSING
-        (51, 32),                                   // TEXTURE_PITCH_ALIGNMENT
+        (51, signed(TEXTURE_PITCH_ALIGNMENT)),      // TEXTURE_PITCH_ALIGNMENT
         (75, 9),                                    // COMPUTE_CAPABILITY_MAJOR
         (76, 0),                                    // COMPUTE_CAPABILITY_MINOR
         (78, 1),                                    // STREAM_PRIORITIES_SUPPORTED
@@ -134,7 +136,7 @@ const ATTRIBUTES_END: i32 = 148;
 
 /// Limits of textures and surfaces ("CUDA C++ programming guide", technical specifications per
 /// compute capability), attributes 21 to 29, 42 to 49, 52 to 74 and 77.
-const TEXTURE_LIMITS: [(i32, i32); 41] = [
+pub const TEXTURE_LIMITS: [(i32, i32); 41] = [
     (21, 131_072),
     (22, 131_072),
     (23, 65_536),

@@ -9,13 +9,16 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
-    LoadedFunction, LoadedModule, RawEvent, RawFunction, RawModule, RawStream, Result,
+    ArrayShape, BoxCopy, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
+    LinkInput, LoadedFunction, LoadedModule, RawArray, RawEvent, RawFunction, RawMipmap, RawModule,
+    RawStream, Resource, Result, Sampling, View,
 };
 
 use wormhole_ptx::LoadError;
 
 use crate::aperture::{ApertureError, to_usize};
+use crate::arrays::Arrays;
+use crate::boxes;
 use crate::description::describe;
 use crate::event::Events;
 use crate::kernel::Surroundings;
@@ -64,6 +67,7 @@ pub(crate) struct Context {
     events: Events,
     modules: Modules,
     limits: Limits,
+    arrays: Arrays,
     output: Arc<Output>,
 }
 
@@ -74,6 +78,7 @@ impl Context {
             events: Events::default(),
             modules: Modules::default(),
             limits: Limits::default(),
+            arrays: Arrays::default(),
             output: Arc::default(),
         }
     }
@@ -542,6 +547,7 @@ impl Device for CpuDevice {
         let surroundings = Surroundings {
             memory: Arc::clone(&self.memory),
             output: Arc::clone(&context.output),
+            objects: context.arrays.objects(),
             cancel: context.scheduler.cancel(),
             heap,
             printed: context.limits.printf(),
@@ -570,6 +576,60 @@ impl Device for CpuDevice {
         self.memory.clear();
         *current = Arc::new(Context::new());
         Ok(())
+    }
+}
+
+impl wormhole_device::Arrays for CpuDevice {
+    fn create_array(&self, shape: &ArrayShape) -> Result<RawArray> {
+        self.context()?.arrays.create(shape, &self.memory)
+    }
+
+    fn destroy_array(&self, array: RawArray) -> Result<()> {
+        self.idle()?.arrays.destroy(array, &self.memory)
+    }
+
+    fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap> {
+        self.context()?
+            .arrays
+            .create_mipmap(shape, levels, &self.memory)
+    }
+
+    fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()> {
+        self.idle()?.arrays.destroy_mipmap(mipmap, &self.memory)
+    }
+
+    fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray> {
+        self.context()?.arrays.level(mipmap, level)
+    }
+
+    fn create_texture(
+        &self,
+        resource: &Resource,
+        sampling: &Sampling,
+        view: Option<&View>,
+    ) -> Result<u64> {
+        let context = self.context()?;
+        context
+            .arrays
+            .create_texture(resource, sampling, view, &self.memory)
+    }
+
+    fn destroy_texture(&self, texture: u64) -> Result<()> {
+        self.context()?.arrays.destroy_object(texture)
+    }
+
+    fn create_surface(&self, array: RawArray) -> Result<u64> {
+        self.context()?.arrays.create_surface(array)
+    }
+
+    fn destroy_surface(&self, surface: u64) -> Result<()> {
+        self.context()?.arrays.destroy_object(surface)
+    }
+
+    fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
+        let context = self.context()?;
+        let work = boxes::work(copy, &self.memory, &context.arrays)?;
+        context.scheduler.submit(stream, work).map(drop)
     }
 }
 

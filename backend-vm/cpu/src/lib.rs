@@ -10,10 +10,13 @@
 //! - After the first fault nothing runs: no fence behind it is ever written.
 
 mod aperture;
+mod arrays;
+mod boxes;
 mod description;
 mod device;
 mod event;
 mod holes;
+mod image_limits;
 mod kernel;
 mod launch;
 mod limits;

@@ -1,6 +1,7 @@
 //! The driver's entry points.
 //!
-//! The types are cudarc's. The entry points are resolved here, all at once: cudarc's own wrappers
+//! The types are cudarc's, but for descriptions with enumerations in them: a guest's number may be none of
+//! those that cudarc knows. The entry points are resolved here, all at once: cudarc's own wrappers
 //! panic when a symbol is absent, and hold results in an enum, which cannot hold the result codes of a
 //! driver that is newer than the enum.
 
@@ -11,6 +12,10 @@ use cudarc::driver::sys::{
     CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
 };
 use libloading::Library;
+use wormhole_api::ctypes::{
+    CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY3D, CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC,
+    CUDA_TEXTURE_DESC, CUarray, CUmipmappedArray, CUsurfObject, CUtexObject,
+};
 use wormhole_device::{CuError, Result};
 
 /// The library that every NVIDIA driver installs.
@@ -149,6 +154,16 @@ entry_points! {
     fn cuMemsetD2D8Async(destination: u64, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream);
     fn cuMemsetD2D16Async(destination: u64, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream);
     fn cuMemsetD2D32Async(destination: u64, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream);
+    fn cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream);
+    fn cuArray3DCreate_v2(array: *mut CUarray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR);
+    fn cuArrayDestroy(array: CUarray);
+    fn cuMipmappedArrayCreate(mipmap: *mut CUmipmappedArray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR, levels: u32);
+    fn cuMipmappedArrayGetLevel(array: *mut CUarray, mipmap: CUmipmappedArray, level: u32);
+    fn cuMipmappedArrayDestroy(mipmap: CUmipmappedArray);
+    fn cuTexObjectCreate(texture: *mut CUtexObject, resource: *const CUDA_RESOURCE_DESC, sampling: *const CUDA_TEXTURE_DESC, view: *const CUDA_RESOURCE_VIEW_DESC);
+    fn cuTexObjectDestroy(texture: CUtexObject);
+    fn cuSurfObjectCreate(surface: *mut CUsurfObject, resource: *const CUDA_RESOURCE_DESC);
+    fn cuSurfObjectDestroy(surface: CUsurfObject);
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32);
     fn cuStreamDestroy_v2(stream: CUstream);
     fn cuStreamQuery(stream: CUstream);

@@ -11,6 +11,7 @@
 //!   was given and has not destroyed. The driver does not check that.
 //! - Nothing here panics on a machine without a driver or with another driver.
 
+mod arrays;
 mod bands;
 mod capture;
 mod device;

@@ -11,6 +11,15 @@
 //! - A fault is sticky: once the context is dead every call returns the same error and
 //!   [`Device::health`] reports it.
 
+macro_rules! raw_handle {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name(pub u64);
+    )*};
+}
+
+mod arrays;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod kernels;
@@ -24,8 +33,10 @@ mod stream_memory;
 
 use std::fmt;
 
+pub use arrays::{Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, Resource, Sampling, View};
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
 pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory, condition};
+pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
 
 /// A `CUresult` other than `CUDA_SUCCESS` (CUDA driver API, "Data types used by CUDA driver").
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,14 +90,6 @@ impl std::error::Error for CuError {}
 
 /// What a device call returns.
 pub type Result<T> = std::result::Result<T, CuError>;
-
-macro_rules! raw_handle {
-    ($($(#[$doc:meta])* $name:ident)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub struct $name(pub u64);
-    )*};
-}
 
 raw_handle! {
     /// A stream of this device. [`RawStream::LEGACY`] is the legacy default stream.
@@ -245,7 +248,7 @@ pub struct DeviceOutput {
 
 /// An accelerator with one context.
 pub trait Device:
-    Kernels + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
+    Arrays + Kernels + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
 {
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;

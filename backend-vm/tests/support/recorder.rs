@@ -109,7 +109,7 @@ impl Recorder {
     }
 
     /// A call that is held waits, but not for ever: a test that fails must end.
-    fn arrive(&self, call: &'static str) {
+    pub(super) fn arrive(&self, call: &'static str) {
         let mut gates = self.gates.lock().unwrap();
         gates.arrived.push(call);
         let held = |gates: &mut Gates| gates.held.contains(call);
@@ -144,18 +144,18 @@ impl Recorder {
         self.log.lock().unwrap().clone()
     }
 
-    fn enter(&self, number: u32) {
+    pub(super) fn enter(&self, number: u32) {
         self.random.delay();
         self.log.lock().unwrap().push(number);
     }
 
-    fn make(&self) -> u64 {
+    pub(super) fn make(&self) -> u64 {
         let made = self.next.fetch_add(STEP, Ordering::Relaxed);
         self.live.lock().unwrap().insert(made);
         made
     }
 
-    fn check(&self, thing: u64) -> Result<()> {
+    pub(super) fn check(&self, thing: u64) -> Result<()> {
         if self.live.lock().unwrap().contains(&thing) {
             Ok(())
         } else {
@@ -163,7 +163,7 @@ impl Recorder {
         }
     }
 
-    fn end(&self, thing: u64) -> Result<()> {
+    pub(super) fn end(&self, thing: u64) -> Result<()> {
         if self.live.lock().unwrap().remove(&thing) {
             Ok(())
         } else {

@@ -13,7 +13,7 @@ use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
-use crate::{event, host_function, memory, module, stream};
+use crate::{array, event, host_function, memory, module, stream, texture};
 
 /// What `cuCtxGetApiVersion` says of contexts of this interface.
 const API_VERSION: u32 = 3020;
@@ -135,6 +135,8 @@ pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
         context::destroy(ctx)?;
         stream::destroy_of(scope);
         event::destroy_of(scope);
+        texture::destroy_of(scope);
+        array::destroy_of(scope);
         module::unload_of(scope);
         memory::free_of(scope);
         waited
@@ -311,6 +313,8 @@ fn reset_primary() -> Result {
         // The worker's context is shared with contexts that the program created and still uses.
         stream::destroy_of(scope);
         event::destroy_of(scope);
+        texture::destroy_of(scope);
+        array::destroy_of(scope);
         module::unload_of(scope);
         memory::free_of(scope);
         return waited;
@@ -326,6 +330,8 @@ fn reset_primary() -> Result {
     host_function::forget_all();
     stream::forget_all(scope);
     event::forget_all(scope);
+    texture::forget_all();
+    array::forget_all();
     module::forget_all();
     memory::forget_all(scope);
     reset

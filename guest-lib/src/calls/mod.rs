@@ -6,7 +6,9 @@
     reason = "names and arguments are those of the CUDA driver API"
 )]
 
+mod arrays;
 mod barriers;
+mod boxes;
 mod contexts;
 mod copies;
 mod devices;
@@ -31,6 +33,10 @@ mod tensors;
 mod virtual_memories;
 
 pub use barriers::*;
+mod textures;
+
+pub use arrays::*;
+pub use boxes::*;
 pub use contexts::*;
 pub use copies::*;
 pub use devices::*;
@@ -52,6 +58,7 @@ pub use settings::*;
 pub use stream_memory::*;
 pub use streams::*;
 pub use tensors::*;
+pub use textures::*;
 pub use virtual_memories::*;
 
 use std::ffi::{CStr, c_char};

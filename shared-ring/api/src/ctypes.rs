@@ -5,7 +5,11 @@
     reason = "these are the names of the CUDA driver API"
 )]
 
+mod arrays;
+
 pub use core::ffi::{c_char, c_void};
+
+pub use arrays::*;
 
 pub type CUresult = u32;
 pub type CUdevice = i32;
@@ -19,6 +23,10 @@ pub type CUlibrary = *mut c_void;
 pub type CUlinkState = *mut c_void;
 pub type CUfunction = *mut c_void;
 pub type CUkernel = *mut c_void;
+pub type CUarray = *mut c_void;
+pub type CUmipmappedArray = *mut c_void;
+pub type CUtexObject = u64;
+pub type CUsurfObject = u64;
 pub type CUgraph = *mut c_void;
 pub type CUgraphNode = *mut c_void;
 pub type CUgreenCtx = *mut c_void;
@@ -109,14 +117,14 @@ pub struct CUDA_MEMCPY2D {
     pub srcMemoryType: u32,
     pub srcHost: *const c_void,
     pub srcDevice: CUdeviceptr,
-    pub srcArray: *mut c_void,
+    pub srcArray: CUarray,
     pub srcPitch: usize,
     pub dstXInBytes: usize,
     pub dstY: usize,
     pub dstMemoryType: u32,
     pub dstHost: *mut c_void,
     pub dstDevice: CUdeviceptr,
-    pub dstArray: *mut c_void,
+    pub dstArray: CUarray,
     pub dstPitch: usize,
     pub WidthInBytes: usize,
     pub Height: usize,

@@ -1,4 +1,4 @@
-//! Handles: streams, events, modules, libraries, functions, memory pools, mappable memory.
+//! Handles: streams, events, modules, libraries, functions, memory pools, mappable memory, arrays.
 //!
 //! The guest mints them. A handle is `type << 38 | index << 18 | generation << 6`; what the program holds is
 //! that plus the base of the reserved handle band, so that it looks like an aligned pointer nothing else can
@@ -65,6 +65,10 @@ kinds! {
     Pool = 10;
     /// `CUmemGenericAllocationHandle`.
     Memory = 11;
+    /// `CUarray`.
+    Array = 12;
+    /// `CUmipmappedArray`.
+    Mipmap = 13;
 }
 
 /// A handle of one type: minted, or the legacy stream.

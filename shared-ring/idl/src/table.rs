@@ -197,6 +197,8 @@ pub enum Handle {
     Function,
     Pool,
     Memory,
+    Array,
+    Mipmap,
 }
 
 /// A variable-length part behind the fixed one; its element count is in the fixed part.
@@ -264,6 +266,8 @@ impl Handle {
             Self::Function => "Function",
             Self::Pool => "Pool",
             Self::Memory => "Memory",
+            Self::Array => "Array",
+            Self::Mipmap => "Mipmap",
         }
     }
 
@@ -276,6 +280,8 @@ impl Handle {
             "function" => Some(Self::Function),
             "pool" => Some(Self::Pool),
             "memory" => Some(Self::Memory),
+            "array" => Some(Self::Array),
+            "mipmap" => Some(Self::Mipmap),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@
 //! a second context after a fault runs each check in a process of its own. A check returns a sentence
 //! that says what did not hold.
 
+mod arrays;
 mod faults;
 mod kernels;
 mod launches;
@@ -42,6 +43,7 @@ pub struct Check {
 pub fn checks() -> Vec<Check> {
     [
         memory::CHECKS,
+        arrays::CHECKS,
         streams::CHECKS,
         stream_memory::CHECKS,
         launches::CHECKS,

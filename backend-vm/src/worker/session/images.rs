@@ -517,6 +517,7 @@ impl Session {
         self.modules.drain().for_each(drop);
         self.libraries.drain().for_each(drop);
         self.functions.drain().for_each(drop);
+        self.arrays.clear();
         self.graveyard.clear();
         self.device_memory.clear();
         self.allocations.clear();

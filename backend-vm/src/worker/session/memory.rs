@@ -70,6 +70,17 @@ impl Session {
         }
         let to = self.place(message.destination.0, message.bytes)?;
         let from = self.place(message.source.0, message.bytes)?;
+        self.count_copy(from, to, message.bytes)?;
+        self.done(self.device.copy(
+            message.destination.0,
+            message.source.0,
+            message.bytes,
+            stream,
+        ))
+    }
+
+    /// Counts the bytes of a copy, if it is one.
+    pub(super) fn count_copy(&self, from: Place, to: Place, bytes: u64) -> Result<(), CuResult> {
         let counter = match (from, to) {
             (Place::Arena, Place::Device) => Counter::BytesToDevice,
             (Place::Device, Place::Arena) => Counter::BytesToHost,
@@ -77,13 +88,8 @@ impl Session {
             // The driver waits for such a copy (CUDA driver API, "API synchronization behavior").
             (Place::Arena, Place::Arena) => return Err(to_result(CuError::NOT_SUPPORTED)),
         };
-        self.counters.add(counter, message.bytes);
-        self.done(self.device.copy(
-            message.destination.0,
-            message.source.0,
-            message.bytes,
-            stream,
-        ))
+        self.counters.add(counter, bytes);
+        Ok(())
     }
 
     pub(super) fn write(&mut self, message: &MemWrite<'_>) -> Result<(), CuResult> {

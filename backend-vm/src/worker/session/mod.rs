@@ -19,6 +19,7 @@
 //! holds for a launch too: all work before it was handed to its stream by the executor, and none that
 //! has to follow it can come before its answer.
 
+mod arrays;
 mod images;
 mod kernels;
 mod launch;
@@ -142,6 +143,7 @@ pub struct Session {
     modules: wormhole_api::handle::Slab<Module, ImageObject>,
     libraries: wormhole_api::handle::Slab<Library, ImageObject>,
     functions: wormhole_api::handle::Slab<Function, FunctionObject>,
+    arrays: arrays::Held,
     graveyard: Graveyard,
     /// Images whose handle is gone while a job still uses them, with the requests to unload them.
     unloading: Vec<(Call, Arc<Loaded>)>,
@@ -206,6 +208,7 @@ impl Session {
             modules: wormhole_api::handle::Slab::new(slab),
             libraries: wormhole_api::handle::Slab::new(slab),
             functions: wormhole_api::handle::Slab::new(slab),
+            arrays: arrays::Held::new(slab),
             graveyard: Graveyard::default(),
             unloading: Vec::new(),
             device_memory: Ranges::default(),

@@ -1,20 +1,22 @@
 //! The messages of the API table, each handed to what executes it.
 
 use wormhole_api::{
-    Attribute, AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ContextGetLimit, ContextGetLimitReply, ContextReset, ContextSetLimit, ContextSetLimitReply,
-    DeviceDescribe, DeviceDescribeReply, EventCreate, EventDestroy, EventElapsed,
-    EventElapsedReply, EventQuery, EventRecord, EventSynchronize, FenceWrite, FunctionGetAttribute,
-    FunctionGetAttributeReply, FunctionSetAttribute, FunctionSetCacheConfig, Items, LaunchKernel,
-    LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel, LibraryGetKernelReply,
-    LibraryGetModule, LibraryKernels, LibraryKernelsReply, LibraryLoad, LibraryLoadReply,
-    LibraryUnload, Link, LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo,
-    MemGetInfoReply, MemSet, MemWrite, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal,
+    ArrayCreate, ArrayDestroy, Attribute, AvailableShared, AvailableSharedReply, BoxCopy,
+    ClusterOccupancy, ClusterOccupancyReply, ContextGetLimit, ContextGetLimitReply, ContextReset,
+    ContextSetLimit, ContextSetLimitReply, DeviceDescribe, DeviceDescribeReply, EventCreate,
+    EventDestroy, EventElapsed, EventElapsedReply, EventQuery, EventRecord, EventSynchronize,
+    FenceWrite, FunctionGetAttribute, FunctionGetAttributeReply, FunctionSetAttribute,
+    FunctionSetCacheConfig, Items, LaunchKernel, LibraryGetGlobal, LibraryGetGlobalReply,
+    LibraryGetKernel, LibraryGetKernelReply, LibraryGetModule, LibraryKernels, LibraryKernelsReply,
+    LibraryLoad, LibraryLoadReply, LibraryUnload, Link, LinkReply, MemAlloc, MemAllocReply,
+    MemCopy, MemFree, MemGetInfo, MemGetInfoReply, MemSet, MemWrite, MipmapCreate, MipmapDestroy,
+    MipmapGetLevel, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal,
     ModuleGetGlobalReply, ModuleKernels, ModuleKernelsReply, ModuleLoad, ModuleLoadReply,
     ModuleUnload, Occupancy, OccupancyReply, Outcome, ResetPersistingL2, Service, StreamCreate,
-    StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute, StreamWaitEvent, Synchronize,
-    SynchronizeReply, TakeOutput, TakeOutputReply, TensorMapEncode, TensorMapEncodeReply,
-    TensorMapReplace, TensorMapReplaceReply,
+    StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute, StreamWaitEvent, SurfaceCreate,
+    SurfaceCreateReply, SurfaceDestroy, Synchronize, SynchronizeReply, TakeOutput, TakeOutputReply,
+    TensorMapEncode, TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply, TextureCreate,
+    TextureCreateReply, TextureDestroy,
 };
 // Pools and virtual memory.
 use wormhole_api::{
@@ -482,6 +484,54 @@ impl Service for Session {
             move |device, function| device.set_cache_config(function, config),
             |()| Answer::done(),
         )
+    }
+
+    fn array_create(&mut self, call: &Call, message: &ArrayCreate) -> Outcome<()> {
+        self.create_array(call, message)
+    }
+
+    fn array_destroy(&mut self, call: &Call, message: &ArrayDestroy) -> Outcome<()> {
+        self.destroy_array(call, message.array)
+    }
+
+    fn mipmap_create(&mut self, call: &Call, message: &MipmapCreate) -> Outcome<()> {
+        self.create_mipmap(call, message)
+    }
+
+    fn mipmap_destroy(&mut self, call: &Call, message: &MipmapDestroy) -> Outcome<()> {
+        self.destroy_mipmap(call, message.mipmap)
+    }
+
+    fn mipmap_get_level(&mut self, _: &Call, message: &MipmapGetLevel) -> Outcome<()> {
+        self.get_level(message).into()
+    }
+
+    fn texture_create(
+        &mut self,
+        call: &Call,
+        message: &TextureCreate,
+    ) -> Outcome<TextureCreateReply> {
+        self.create_texture(call, message)
+    }
+
+    fn texture_destroy(&mut self, _: &Call, message: &TextureDestroy) -> Outcome<()> {
+        self.destroy_texture(message.texture).into()
+    }
+
+    fn surface_create(
+        &mut self,
+        call: &Call,
+        message: &SurfaceCreate,
+    ) -> Outcome<SurfaceCreateReply> {
+        self.create_surface(call, message.array)
+    }
+
+    fn surface_destroy(&mut self, _: &Call, message: &SurfaceDestroy) -> Outcome<()> {
+        self.destroy_surface(message.surface).into()
+    }
+
+    fn box_copy(&mut self, _: &Call, message: &BoxCopy) -> Outcome<()> {
+        self.copy_box(message).into()
     }
 
     fn take_output<'s>(&'s mut self, call: &Call, _: &TakeOutput) -> Outcome<TakeOutputReply<'s>> {
