@@ -81,6 +81,11 @@ fn nvml_tells_of_the_tenants_own_memory_and_processes() {
 }
 
 #[test]
+fn boxes_are_copied_between_all_kinds_of_memory() {
+    passes("static", "boxes");
+}
+
+#[test]
 fn bursts_of_launches() {
     passes("static", "steady");
 }
