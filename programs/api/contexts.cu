@@ -46,17 +46,40 @@ void settings() {
     WORKS(cuCtxSetFlags, CU_CTX_SCHED_BLOCKING_SYNC);
     WORKS(cuCtxGetFlags, &flags);
     HOLDS((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuCtxSetFlags, CU_CTX_SCHED_SPIN | CU_CTX_SCHED_BLOCKING_SYNC);
+    WORKS(cuCtxSetFlags, CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX);
+    WORKS(cuCtxGetFlags, &flags);
+    HOLDS(flags == CU_CTX_LMEM_RESIZE_TO_MAX);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuCtxSetFlags, 0x100);
     CUsharedconfig config = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
     WORKS(cuCtxGetSharedMemConfig, &config);
     HOLDS(config == CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE);
-    int supported = 7;
-    WORKS(cuDeviceGetExecAffinitySupport, &supported, CU_EXEC_AFFINITY_TYPE_SM_COUNT, 0);
-    CUexecAffinityParam affinity;
-    if (!supported) {
-        RETURNS(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, cuCtxGetExecAffinity, &affinity,
-                CU_EXEC_AFFINITY_TYPE_SM_COUNT);
-    }
+    CUexecAffinityParam affinity = {};
+    int processors = 0;
+    WORKS(cuDeviceGetAttribute, &processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
+    WORKS(cuCtxGetExecAffinity, &affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT);
+    HOLDS(affinity.param.smCount.val == static_cast<unsigned>(processors));
+}
+
+// What one device says of peers and of the host.
+void peers(CUcontext context) {
+    int value = 7;
+    WORKS(cuDeviceCanAccessPeer, &value, 0, 0);
+    HOLDS(value == 0);
+    RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetP2PAttribute, &value,
+            CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 0);
+    RETURNS(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, cuCtxEnablePeerAccess, context, 0);
+    RETURNS(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, cuCtxDisablePeerAccess, context);
+    RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuCtxEnablePeerAccess, nullptr, 0);
+    const CUatomicOperation operations[] = {CU_ATOMIC_OPERATION_INTEGER_ADD, CU_ATOMIC_OPERATION_CAS};
+    unsigned capabilities[] = {99, 99};
+    int native = 0;
+    WORKS(cuDeviceGetAttribute, &native, CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, 0);
+    WORKS(cuDeviceGetHostAtomicCapabilities, capabilities, operations, 2, 0);
+    HOLDS(((capabilities[0] & CU_ATOMIC_CAPABILITY_REDUCTION) != 0) == (native != 0));
+    HOLDS(((capabilities[1] & CU_ATOMIC_CAPABILITY_SCALAR_64) != 0) == (native != 0));
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuDeviceGetHostAtomicCapabilities, capabilities, operations, 0, 0);
+    RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetP2PAtomicCapabilities, capabilities, operations, 2, 0, 0);
 }
 
 // An event of a context is behind the work of all its streams; streams wait for one, new ones as well.
@@ -102,6 +125,7 @@ void events_of_a_context(CUcontext context) {
     WORKS(cuCtxSynchronize);
     HOLDS(counters[2] == 1 && counters[3] == 1);
     RETURNS(CUDA_ERROR_INVALID_HANDLE, cuCtxRecordEvent, context, nullptr);
+    RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuCtxRecordEvent, nullptr, all);
     WORKS(cuMemFreeHost, host);
 }
 
@@ -109,10 +133,14 @@ void events_of_a_context(CUcontext context) {
 
 int main() {
     WORKS(cuInit, 0);
+    RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuProfilerStart);
     users();
     CUcontext context = nullptr;
     WORKS(cuCtxCreate, &context, nullptr, 0, 0);
     settings();
+    peers(context);
+    WORKS(cuProfilerStart);
+    WORKS(cuProfilerStop);
     events_of_a_context(context);
     WORKS(cuCtxDestroy, context);
     std::printf("PASS contexts\n");

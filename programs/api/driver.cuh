@@ -8,6 +8,10 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+// Of cudaProfiler.h, which not every installation has.
+extern "C" CUresult CUDAAPI cuProfilerStart();
+extern "C" CUresult CUDAAPI cuProfilerStop();
+
 // Some of what is checked is deprecated.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 

@@ -223,6 +223,20 @@ void launches_with_attributes(CUfunction store) {
     config.gridDimX = 1;
     for (int round = 0; round < 2; round++) WORKS(cuLaunchKernelEx, &config, store, values, nullptr);
     HOLDS(word(0) == 3 * 8 * 5 + 2 * 2 * 5);
+
+    // One cooperative launch for each device.
+    CUstream stream = nullptr;
+    WORKS(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    CUDA_LAUNCH_PARAMS one = {store, 1, 1, 1, 4, 1, 1, 0, stream, values};
+    clear();
+    WORKS(cuCtxSynchronize);
+    WORKS(cuLaunchCooperativeKernelMultiDevice, &one, 1, 0);
+    WORKS(cuStreamSynchronize, stream);
+    HOLDS(word(0) == 4 * 5);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLaunchCooperativeKernelMultiDevice, nullptr, 0, 0);
+    one.function = nullptr;
+    RETURNS(CUDA_ERROR_INVALID_HANDLE, cuLaunchCooperativeKernelMultiDevice, &one, 1, 0);
+    WORKS(cuStreamDestroy, stream);
 }
 
 void tensor_maps() {

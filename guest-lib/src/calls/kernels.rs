@@ -16,7 +16,6 @@ use crate::{context, function};
 /// `place` is null or writable.
 unsafe fn count<K: Loadable>(place: *mut u32, image: *mut c_void) -> Result {
     let scope = context::scope_or_primary()?;
-    module::find::<K>(image)?;
     if place.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -33,9 +32,12 @@ unsafe fn enumerate<K: Loadable>(
     image: *mut c_void,
 ) -> Result {
     let scope = context::scope_or_primary()?;
-    module::find::<K>(image)?;
-    if places.is_null() || room == 0 {
+    if places.is_null() {
         return Err(CuError::INVALID_VALUE);
+    }
+    module::find::<K>(image)?;
+    if room == 0 {
+        return Ok(());
     }
     let found = module::functions::<K>(scope, image, room as usize)?;
     for (index, function) in found.into_iter().enumerate() {
@@ -97,10 +99,10 @@ pub unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
 ) -> CUresult {
     body! {
         let scope = context::scope()?;
-        let (function, _) = function::find(func)?;
-        if dynamicSmemSize.is_null() {
+        if dynamicSmemSize.is_null() || numBlocks <= 0 {
             return Err(CuError::INVALID_VALUE);
         }
+        let (function, _) = function::find(func)?;
         let message = AvailableShared { function, blocks: numBlocks, block: blockSize };
         let bytes = scope.session.request(&message, |reply| reply.bytes)?;
         // SAFETY: as the caller promises.
@@ -117,10 +119,10 @@ unsafe fn clusters(
     question: ClusterQuestion,
 ) -> Result {
     let scope = context::scope()?;
-    let (function, _) = function::find(function)?;
-    if place.is_null() || config.is_null() {
+    if place.is_null() || config.is_null() || function.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
+    let (function, _) = function::find(function)?;
     // SAFETY: not null, so a configuration.
     let config = unsafe { config.read() };
     let list = match config.numAttrs as usize {

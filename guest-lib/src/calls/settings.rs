@@ -6,10 +6,12 @@ use wormhole_api::ResetPersistingL2;
 
 use super::contexts::{cuCtxDestroy_v2, current};
 use super::{body, put};
+use crate::device::attribute;
 use crate::error::CuError;
+use crate::session::session;
 use crate::types::{
-    CTX_FLAGS_MASK, CTX_SCHED_MASK, CUcontext, CUexecAffinityParam, CUexecAffinityType, CUfunction,
-    CUresult, CUsharedconfig,
+    CTX_FLAGS_KEPT, CTX_FLAGS_MASK, CTX_SCHED_MASK, CUcontext, CUexecAffinityParam,
+    CUexecAffinityType, CUfunction, CUresult, CUsharedconfig,
 };
 use crate::{context, function};
 
@@ -28,7 +30,8 @@ pub unsafe fn cuCtxSetFlags(flags: u32) -> CUresult {
         if flags & !CTX_FLAGS_MASK != 0 || scheduling.count_ones() > 1 {
             return Err(CuError::INVALID_VALUE);
         }
-        context.flags.store(flags, Ordering::Relaxed);
+        // Host memory is mapped and core dumps are made without being asked for.
+        context.flags.store(flags & CTX_FLAGS_KEPT, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -56,18 +59,33 @@ pub unsafe fn cuFuncSetSharedMemConfig(hfunc: CUfunction, config: CUsharedconfig
     }
 }
 
-/// No context here has an execution affinity: it takes the multi-process service of the host.
+/// A context without an affinity of its own executes on all multiprocessors.
 pub unsafe fn cuCtxGetExecAffinity(
     pExecAffinity: *mut CUexecAffinityParam,
     kind: CUexecAffinityType,
 ) -> CUresult {
     body! {
         current()?;
-        if pExecAffinity.is_null() || kind != SM_COUNT {
+        if pExecAffinity.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
-        Err(CuError::UNSUPPORTED_EXEC_AFFINITY)
+        if kind != SM_COUNT {
+            return Err(CuError::UNSUPPORTED_EXEC_AFFINITY);
+        }
+        let processors = session()?.device().value(attribute::MULTIPROCESSOR_COUNT);
+        let affinity = CUexecAffinityParam { r#type: SM_COUNT, smCount: processors.cast_unsigned() };
+        // SAFETY: as the caller promises.
+        unsafe { put(pExecAffinity, affinity) }
     }
+}
+
+/// Profilers reach the guest through CUPTI, if at all; there is nothing to switch.
+pub unsafe fn cuProfilerStart() -> CUresult {
+    body! { current().map(|_| ()) }
+}
+
+pub unsafe fn cuProfilerStop() -> CUresult {
+    body! { current().map(|_| ()) }
 }
 
 pub unsafe fn cuCtxResetPersistingL2Cache() -> CUresult {

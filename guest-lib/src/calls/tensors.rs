@@ -47,7 +47,7 @@ impl Tensor {
     /// # Safety
     /// The map is null or writable, the arrays are null or as long as documented.
     unsafe fn encode(self, complete: impl FnOnce(&mut TensorMapEncode) -> Result) -> Result {
-        let scope = context::scope_or_primary()?;
+        let scope = context::scope()?;
         if self.map.is_null() || !(1..=RANKS).contains(&self.rank) {
             return Err(CuError::INVALID_VALUE);
         }
@@ -211,7 +211,7 @@ pub unsafe fn cuTensorMapReplaceAddress(
     globalAddress: CUdeviceptr,
 ) -> CUresult {
     body! {
-        let scope = context::scope_or_primary()?;
+        let scope = context::scope()?;
         if tensorMap.is_null() {
             return Err(CuError::INVALID_VALUE);
         }

@@ -138,6 +138,22 @@ pub struct CUmemLocation {
     pub id: i32,
 }
 
+/// `CUDA_LAUNCH_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_LAUNCH_PARAMS {
+    pub function: CUfunction,
+    pub gridDimX: u32,
+    pub gridDimY: u32,
+    pub gridDimZ: u32,
+    pub blockDimX: u32,
+    pub blockDimY: u32,
+    pub blockDimZ: u32,
+    pub sharedMemBytes: u32,
+    pub hStream: CUstream,
+    pub kernelParams: *mut *mut c_void,
+}
+
 /// `CUexecAffinityParam`: a type and its value, here a number of multiprocessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -250,6 +266,8 @@ mod tests {
         assert_eq!(offset_of!(CUDA_MEMCPY2D, dstXInBytes), 56);
         assert_eq!(offset_of!(CUDA_MEMCPY2D, dstHost), 80);
         assert_eq!(offset_of!(CUDA_MEMCPY2D, Height), 120);
+        assert_eq!(size_of::<CUDA_LAUNCH_PARAMS>(), 56);
+        assert_eq!(offset_of!(CUDA_LAUNCH_PARAMS, hStream), 40);
         assert_eq!(size_of::<CUexecAffinityParam>(), 8);
         assert_eq!(size_of::<CUtensorMap>(), 128);
         assert_eq!(size_of::<CUdevprop>(), 56);
