@@ -46,7 +46,7 @@ impl End {
                 None if allocation.is_registered() => (Self::Pageable, address),
                 None => (Self::Device, address),
             }),
-            None if is_reserved(address) => Err(CuError::INVALID_VALUE),
+            None if address == 0 || is_reserved(address) => Err(CuError::INVALID_VALUE),
             None => Ok((Self::Pageable, address)),
         }
     }

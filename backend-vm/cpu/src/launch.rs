@@ -103,7 +103,8 @@ pub fn occupancy(needs: &Needs, threads: u32, dynamic_shared: u64) -> u32 {
     let by_threads = THREADS_PER_MULTIPROCESSOR / (warps * WARP);
     let warp_registers = (needs.registers * WARP).next_multiple_of(REGISTER_UNIT);
     let by_registers = (REGISTERS_PER_MULTIPROCESSOR / warp_registers.max(1)) / warps;
-    let shared = u64::from(needs.shared) + dynamic_shared + u64::from(SHARED_RESERVED);
+    let taken = u64::from(needs.shared) + u64::from(SHARED_RESERVED);
+    let shared = dynamic_shared.saturating_add(taken);
     let by_shared = u64::from(SHARED_PER_MULTIPROCESSOR) / shared;
     let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
     BLOCKS_PER_MULTIPROCESSOR
@@ -213,6 +214,20 @@ mod tests {
         );
         let cluster = try_launch([2, 1, 1], [1, 1, 1], 0, CLUSTER_DIMENSION, 2);
         assert_eq!(cluster, Err(CuError::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn what_is_available_lets_as_many_blocks_fit_and_no_more() {
+        for blocks in 1..=8 {
+            let bytes = available_shared(&NEEDS, blocks, 256);
+            assert!(occupancy(&NEEDS, 256, bytes) >= blocks);
+            if bytes + 2048 < u64::from(SHARED_PER_BLOCK_OPTIN) {
+                assert!(occupancy(&NEEDS, 256, bytes + 2048) < blocks.max(2));
+            }
+        }
+        assert_eq!(available_shared(&NEEDS, 9, 256), 0, "threads are too few");
+        assert_eq!(available_shared(&NEEDS, 1, 257), 0);
+        assert_eq!(occupancy(&NEEDS, 256, u64::MAX), 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
 //! - What the guest wrote is copied out before it is looked at, and is looked at without unsafe code.
 
+mod critical;
 mod description;
 pub mod executor;
 pub mod jobs;
@@ -38,6 +39,7 @@ use wormhole_ring::ring::Consumer;
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
 
+use self::critical::Critical;
 use self::executor::Executor;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
@@ -262,6 +264,7 @@ fn serve(
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
+            let _critical = Critical;
             if let Err(error) = bound.bind_thread() {
                 tracing::error!("the device cannot be used by the executor: {error}");
             }
