@@ -45,6 +45,7 @@ mod jit;
 mod launch;
 mod legacy;
 mod link;
+mod logs;
 mod managed;
 mod memory;
 mod memory_map;

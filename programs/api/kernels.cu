@@ -117,13 +117,13 @@ void contents_of_images(CUmodule module, CUlibrary library) {
 
 void fit(CUfunction function) {
     size_t available = 0;
-    WORKS(cuOccupancyAvailableDynamicSMemPerBlock, &available, function, 2, 128);
+    WORKS(cuOccupancyAvailableDynamicSMemPerBlock, &available, function, 8, 128);
     HOLDS(available > 0);
     int blocks = 0;
     WORKS(cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function, 128, available);
-    HOLDS(blocks >= 2);
+    HOLDS(blocks >= 8);
     WORKS(cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function, 128, available + 4096);
-    HOLDS(blocks < 2);
+    HOLDS(blocks < 8);
 
     CUlaunchAttribute attribute = {};
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;

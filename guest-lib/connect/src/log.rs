@@ -2,6 +2,7 @@
 
 use std::fmt::Arguments;
 use std::io::Write;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// How much is said. `trace` prints every call.
@@ -60,8 +61,21 @@ fn read_environment() -> u8 {
     LEVEL.load(Ordering::Relaxed)
 }
 
+/// Hears of every error, whatever the level.
+static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Has every error told to a function as well; the first one that asks.
+pub fn to(listener: fn(&str)) {
+    let _ = LISTENER.set(listener);
+}
+
 /// Prints one line if the level is on. A closed standard error is no reason to fail.
 pub fn write(level: Level, message: Arguments<'_>) {
+    if level == Level::Error
+        && let Some(listener) = LISTENER.get()
+    {
+        listener(&message.to_string());
+    }
     if enabled(level) {
         let _ = writeln!(std::io::stderr().lock(), "wormhole: {message}");
     }

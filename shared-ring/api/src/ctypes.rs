@@ -49,6 +49,10 @@ pub type CUdriverProcAddressQueryResult = u32;
 pub type CUstreamCaptureStatus = u32;
 pub type CUstreamCaptureMode = u32;
 pub type CUsharedconfig = u32;
+pub type CUlogIterator = u32;
+pub type CUlogsCallbackHandle = *mut c_void;
+/// `CUlogsCallback`: the program's data, a level, a line and its length.
+pub type CUlogsCallback = Option<unsafe extern "C" fn(*mut c_void, u32, *mut c_char, usize)>;
 pub type CUexecAffinityType = u32;
 pub type CUatomicOperation = u32;
 pub type CUarray_format = u32;
