@@ -12,7 +12,7 @@ use wormhole_device::{
 use wormhole_ptx::{AddressMode, ChannelType, Image, Level, Texture};
 
 use crate::image_limits::{self, check_array, check_mipmap};
-use crate::memory::{ALIGNMENT, Memory, Owner};
+use crate::memory::{ALIGNMENT, Memory, Owner, Use};
 
 /// What kernels find by handle.
 #[derive(Clone, Debug, Default)]
@@ -261,7 +261,7 @@ impl Arrays {
                 bytes,
             } => {
                 image_limits::check_linear(address)?;
-                memory.check(address, 1)?;
+                memory.check(address, 1, Use::Read)?;
                 let width = bytes / texels.bytes();
                 let width = width.clamp(1, image_limits::LINEAR_TEXELS);
                 (0, plane(address, texels, [width, 1], bytes)?)
@@ -274,7 +274,7 @@ impl Arrays {
                 pitch,
             } => {
                 image_limits::check_rows(address, [width, height, pitch])?;
-                memory.check(address, 1)?;
+                memory.check(address, 1, Use::Read)?;
                 (0, plane(address, texels, [width, height], pitch)?)
             }
         };

@@ -6,7 +6,7 @@ use wormhole_device::{BoxCopy, BoxEnd, CuError, Result, array};
 
 use crate::aperture::to_usize;
 use crate::arrays::Arrays;
-use crate::memory::{Memory, pointer};
+use crate::memory::{Memory, Use, pointer};
 use crate::scheduler::Work;
 
 /// Where a box lies: its first byte, bytes from row to row and from slice to slice.
@@ -19,7 +19,13 @@ struct Laid {
 
 impl Laid {
     /// Where an end lies, if all of the box is memory that may be reached.
-    fn new(end: &BoxEnd, extent: [u64; 3], memory: &Memory, arrays: &Arrays) -> Result<Self> {
+    fn new(
+        end: &BoxEnd,
+        intent: Use,
+        extent: [u64; 3],
+        memory: &Memory,
+        arrays: &Arrays,
+    ) -> Result<Self> {
         match *end {
             BoxEnd::Memory {
                 address,
@@ -27,7 +33,7 @@ impl Laid {
                 rows,
             } => {
                 let span = array::span(extent, pitch, rows).ok_or(CuError::INVALID_VALUE)?;
-                memory.check(address, span)?;
+                memory.check(address, span, intent)?;
                 Ok(Self {
                     start: address,
                     row: pitch,
@@ -59,8 +65,8 @@ impl Laid {
 /// The work that a copy is.
 pub fn work(copy: &BoxCopy, memory: &Arc<Memory>, arrays: &Arrays) -> Result<Work> {
     let extent = copy.extent;
-    let to = Laid::new(&copy.to, extent, memory, arrays)?;
-    let from = Laid::new(&copy.from, extent, memory, arrays)?;
+    let to = Laid::new(&copy.to, Use::Write, extent, memory, arrays)?;
+    let from = Laid::new(&copy.from, Use::Read, extent, memory, arrays)?;
     let memory = Arc::clone(memory);
     Ok(Box::new(move || {
         let _mapped = memory;
