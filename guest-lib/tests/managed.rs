@@ -131,6 +131,25 @@ fn word(attribute: u32, address: u64, bytes: usize) -> i32 {
     value
 }
 
+/// As on the native driver, where a thread asks before it has a context.
+#[test]
+fn a_thread_without_a_context_learns_what_a_pointer_is() {
+    in_process(|| {
+        let ready = ready();
+        let asked = std::thread::scope(|scope| {
+            let ask = || {
+                let mut managed = 7_u32;
+                let place = (&raw mut managed).cast();
+                // SAFETY: the place is as wide as the attribute.
+                let result = unsafe { cuPointerGetAttribute(place, 8, ready.managed) };
+                (result, managed)
+            };
+            scope.spawn(ask).join().expect("it asks")
+        });
+        assert_eq!(asked, (0, 1));
+    });
+}
+
 #[test]
 fn host_and_device_have_one_address_for_it() {
     in_process(|| {

@@ -7,6 +7,7 @@ use crate::context;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 use crate::memory_map::{Allocation, Origin};
+use crate::session::session;
 use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult};
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
@@ -99,7 +100,7 @@ pub unsafe fn cuPointerGetAttribute(
     ptr: CUdeviceptr,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        session()?;
         if data.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
@@ -118,7 +119,7 @@ pub unsafe fn cuPointerGetAttributes(
     ptr: CUdeviceptr,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        session()?;
         if attributes.is_null() || data.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
