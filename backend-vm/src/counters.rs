@@ -17,6 +17,8 @@ use crate::memory;
 pub const PAGE_BYTES: usize = 4096;
 /// Words before the counts by message.
 const FIRST_MESSAGE: usize = 64;
+/// The word that says how many bytes of device memory the process holds.
+const DEVICE_MEMORY: usize = 32;
 /// Messages that are counted one by one.
 pub const MESSAGES: usize = PAGE_BYTES / 8 - FIRST_MESSAGE;
 
@@ -126,6 +128,15 @@ impl CountersFile {
         &self.file
     }
 
+    /// How many bytes of device memory the worker says its process holds.
+    pub fn device_memory(&self) -> u64 {
+        let mut bytes = [0u8; 8];
+        let read = self
+            .file
+            .read_exact_at(&mut bytes, 8 * DEVICE_MEMORY as u64);
+        read.map_or(0, |()| u64::from_le_bytes(bytes))
+    }
+
     /// What the worker has counted so far.
     pub fn read(&self) -> Counts {
         let mut bytes = [0u8; PAGE_BYTES];
@@ -175,15 +186,25 @@ impl Counters {
         }
     }
 
+    /// How many bytes of device memory the process holds by now.
+    pub fn set_device_memory(&self, bytes: u64) {
+        self.word(DEVICE_MEMORY).store(bytes, Ordering::Relaxed);
+    }
+
     #[inline]
     fn add_word(&self, index: usize, amount: u64) {
-        debug_assert!(index < PAGE_BYTES / 8);
-        // SAFETY: inside the page, which is mapped for the life of the process.
-        let word = unsafe { self.page.add(index).as_ref() };
+        let word = self.word(index);
         word.store(
             word.load(Ordering::Relaxed).wrapping_add(amount),
             Ordering::Relaxed,
         );
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < PAGE_BYTES / 8);
+        // SAFETY: inside the page, which is mapped for the life of the process.
+        unsafe { self.page.add(index).as_ref() }
     }
 }
 
@@ -202,6 +223,10 @@ mod tests {
         let counts = file.read();
         assert_eq!(counts.get(Counter::Requests), 2);
         assert_eq!(counts.messages().collect::<Vec<_>>(), [(33, 2)]);
+        counters.set_device_memory(1 << 40);
+        counters.set_device_memory(4096);
+        assert_eq!(file.device_memory(), 4096);
+        assert_eq!(file.read().messages().count(), 1);
     }
 
     #[test]

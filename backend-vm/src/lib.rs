@@ -13,6 +13,7 @@
 pub mod channel;
 pub mod counters;
 pub mod device;
+mod host_nvml;
 pub mod memory;
 pub mod report;
 pub mod sandbox;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use support::backend::wait_until;
 use support::guest::{Control, Guest, Reply};
 use support::recorder::Recorder;
-use wormhole_api::{ContextReset, DevicePtr, MemGetInfo, ModuleLoad, Synchronize};
+use wormhole_api::{ContextReset, DevicePtr, Items, MemGetInfo, ModuleLoad, Synchronize};
 use wormhole_backend::channel::Outgoing;
 use wormhole_backend::counters::CountersFile;
 use wormhole_backend::memory::anonymous_file;
@@ -162,6 +162,9 @@ fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
     served.tell(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
     let load = ModuleLoad {
+        log: DevicePtr(0),
+        log_bytes: 0,
+        options: Items::new(&[]),
         new: served.guest.mint(),
         image: DevicePtr(served.address(4)),
         bytes: 64,
@@ -172,6 +175,9 @@ fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
     assert_eq!(served.registered(), [(0, 1), (1, 1)]);
     // Not named any more: an access would end this process.
     let load = ModuleLoad {
+        log: DevicePtr(0),
+        log_bytes: 0,
+        options: Items::new(&[]),
         new: served.guest.mint(),
         ..load
     };

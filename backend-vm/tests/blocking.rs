@@ -70,8 +70,11 @@ fn ready() -> Ready {
 }
 
 impl Ready {
-    fn load(&self, new: Handle<Module>) -> ModuleLoad {
+    fn load(&self, new: Handle<Module>) -> ModuleLoad<'static> {
         ModuleLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             new,
             image: DevicePtr(self.image.as_ptr().expose_provenance() as u64),
             bytes: self.image.len() as u64,
@@ -248,6 +251,9 @@ fn what_a_guest_may_make_a_worker_hold_is_bounded() {
     let (address, bytes) = (1 << 44, 5 << 30);
     served.notifier.send(Event::ExtentAdded { address, bytes });
     let load = ModuleLoad {
+        log: DevicePtr(0),
+        log_bytes: 0,
+        options: Items::new(&[]),
         new: handle(2),
         image: DevicePtr(address),
         bytes,
@@ -262,6 +268,9 @@ fn what_a_guest_may_make_a_worker_hold_is_bounded() {
         2,
         11,
         &ModuleLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             bytes: 4 << 30,
             ..load
         },

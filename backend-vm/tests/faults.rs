@@ -38,6 +38,9 @@ fn load(guest: &mut Guest) -> Handle<Module> {
     guest.arena[0].write(0, PTX.as_bytes());
     let module = guest.mint();
     let answer = guest.call(&ModuleLoad {
+        log: DevicePtr(0),
+        log_bytes: 0,
+        options: Items::new(&[]),
         new: module,
         image: DevicePtr(guest.arena[0].address),
         bytes: PTX.len() as u64,

@@ -18,9 +18,9 @@ use support::backend::Backend;
 use support::guest::Guest;
 use support::random::Random;
 use wormhole_api::{
-    DevicePtr, EventCreate, Handle, LaunchKernel, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply,
-    MemCopy, MemFree, MemWrite, Message as ApiMessage, ModuleGetFunction, ModuleLoad, StreamCreate,
-    StreamQuery, Synchronize,
+    DevicePtr, EventCreate, Handle, Items, LaunchKernel, LibraryLoad, MESSAGES, MemAlloc,
+    MemAllocReply, MemCopy, MemFree, MemWrite, Message as ApiMessage, ModuleGetFunction,
+    ModuleLoad, StreamCreate, StreamQuery, Synchronize,
 };
 use wormhole_backend::counters::Counter;
 use wormhole_backend::report::SessionReport;
@@ -63,11 +63,17 @@ fn prepare(guest: &mut Guest) -> Things {
             flags: 0,
         }),
         guest.call(&ModuleLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             new: things.module,
             image,
             bytes,
         }),
         guest.call(&LibraryLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             new: things.library,
             image,
             bytes,

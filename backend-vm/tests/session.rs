@@ -55,7 +55,7 @@ fn a_link_reads_and_writes_only_what_the_session_has() {
     let link = |image, room, of_second| {
         let part = |bytes| LinkInput {
             kind: 1,
-            reserved: 0,
+            name: 0,
             bytes,
         };
         let parts = [part(bytes), part(of_second)];
@@ -64,10 +64,14 @@ fn a_link_reads_and_writes_only_what_the_session_has() {
     };
     let mut send = |(inputs, image, room, parts): (DevicePtr, DevicePtr, u64, Vec<LinkInput>)| {
         let answer = guest.call(&Link {
+            complete: 1,
             inputs,
             image,
             room,
+            log: DevicePtr(0),
+            log_bytes: 0,
             parts: Items::new(&parts),
+            options: Items::new(&[]),
         });
         let linked = (answer.status == 0).then(|| answer.reply::<LinkReply>().bytes);
         let after = guest.arena[0].read(SPIN.len(), SPIN.len() + 1);
@@ -341,6 +345,9 @@ fn arena_that_a_busy_session_returns_goes_to_another_when_the_device_lets_go() {
     guest.arena[0].write(0, SPIN.as_bytes());
     let (module, function) = (guest.mint(), guest.mint());
     let load = ModuleLoad {
+        log: DevicePtr(0),
+        log_bytes: 0,
+        options: Items::new(&[]),
         new: module,
         image: DevicePtr(guest.arena[0].address),
         bytes: SPIN.len() as u64,

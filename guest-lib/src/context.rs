@@ -26,6 +26,8 @@ pub struct Context {
     /// A primary context that nobody retains is not active; others are active until destroyed.
     active: AtomicBool,
     retained: AtomicU32,
+    /// `cuCtxAttach` without `cuCtxDetach`.
+    attached: AtomicU32,
     storage: AtomicPtr<Storage>,
 }
 
@@ -37,6 +39,8 @@ thread_local! {
     static CURRENT: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
     /// The contexts below it.
     static BELOW: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The thread runs host functions, which may not call the driver. It never has a context.
+    static FORBIDDEN: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The session and the context that a call is made in.
@@ -81,6 +85,19 @@ impl Context {
 
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
+    }
+
+    /// Makes one more user of the context.
+    pub fn attach(&self) {
+        self.attached.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One user less; false if there is none but who created it.
+    pub fn detach(&self) -> bool {
+        let less = |count: u32| count.checked_sub(1);
+        self.attached
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
+            .is_ok()
     }
 
     /// Ends what is kept with the context; its values' destructors run.
@@ -128,7 +145,12 @@ pub fn find_active(context: CUcontext) -> Result<(&'static Context, Handle<Conte
 /// What the calling thread holds as its current context; null for none.
 #[inline]
 pub fn current() -> CUcontext {
-    CURRENT.get()
+    let current = CURRENT.get();
+    if current.is_null() && FORBIDDEN.get() {
+        // Calls that set a context first then fail at the call itself, with its own code.
+        return primary_context().map_or(current, |(_, handle)| handle);
+    }
+    current
 }
 
 /// The session and context of the calling thread; error 201 without one.
@@ -137,11 +159,29 @@ pub fn scope() -> Result<Scope> {
     let session = session::session()?;
     let current = CURRENT.get();
     if current.is_null() {
-        return Err(CuError::INVALID_CONTEXT);
+        return Err(no_context());
     }
     let (_, handle) = find_active(current)?;
     let context = handle.key().map_or(0, |key| key.index);
     Ok(Scope { session, context })
+}
+
+#[cold]
+fn no_context() -> CuError {
+    permitted().err().unwrap_or(CuError::INVALID_CONTEXT)
+}
+
+/// Calls of this thread that need a context are not permitted from now on.
+pub fn forbid_calls() {
+    FORBIDDEN.set(true);
+}
+
+fn permitted() -> Result {
+    if FORBIDDEN.get() {
+        Err(CuError::NOT_PERMITTED)
+    } else {
+        Ok(())
+    }
 }
 
 /// The session with the current context, or with the primary one where there is none: for calls that
@@ -180,6 +220,9 @@ pub fn others_active() -> bool {
 
 /// Replaces the top of the calling thread's stack; null takes it off.
 pub fn set_current(context: CUcontext) -> Result {
+    if FORBIDDEN.get() {
+        return Ok(());
+    }
     if context.is_null() {
         let below = BELOW.with_borrow_mut(Vec::pop);
         CURRENT.set(std::ptr::with_exposed_provenance_mut(below.unwrap_or(0)));
@@ -193,6 +236,7 @@ pub fn set_current(context: CUcontext) -> Result {
 
 /// Puts a context on top of the calling thread's stack.
 pub fn push(context: CUcontext) -> Result {
+    permitted()?;
     find(context).ok_or(CuError::INVALID_CONTEXT)?;
     let covered = CURRENT.replace(context);
     if !covered.is_null() {
@@ -214,6 +258,7 @@ pub fn pop() -> Result<CUcontext> {
 
 /// Makes one more user of the primary context.
 pub fn retain_primary() -> Result<CUcontext> {
+    permitted()?;
     let (context, handle) = primary_context()?;
     context.retained.fetch_add(1, Ordering::AcqRel);
     context.active.store(true, Ordering::Release);
@@ -247,6 +292,7 @@ pub fn create(flags: u32) -> Result<CUcontext> {
     let handle = CONTEXTS.mint(|context| {
         context.flags.store(flags, Ordering::Relaxed);
         context.cache_config.store(0, Ordering::Relaxed);
+        context.attached.store(0, Ordering::Relaxed);
         context.active.store(true, Ordering::Release);
     })?;
     let pointer = handle::to_pointer(handle);

@@ -13,12 +13,13 @@ use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 use crate::output;
+use crate::session::session;
 use crate::stream::{Cover, Target};
 
 /// Copies up to this size travel in the record itself.
 const INLINE: usize = 4096;
 /// Bytes of a staging buffer.
-const CHUNK: usize = 512 << 10;
+pub const CHUNK: usize = 512 << 10;
 /// Staging buffers of a process.
 const BUFFERS: usize = 8;
 const PAGE: u64 = 4096;
@@ -27,35 +28,40 @@ const DEPTH: usize = 4;
 
 /// What one end of a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub enum End {
     Device,
-    /// Page-locked: the device reaches it, and so does the program.
+    /// Page-locked, managed or registered: the device reaches it, and so does the program.
     Pinned,
     /// The program's own.
     Pageable,
 }
 
 impl End {
-    /// What a whole range is. A range that leaves its allocation is an invalid value, and so is an
-    /// address that only the device could have.
-    fn of(address: u64, bytes: u64) -> Result<Self> {
+    /// What a whole range is, and its address for whoever reaches it. A range that leaves its allocation is
+    /// an invalid value, and so is an address that only the device could have.
+    pub fn of(address: u64, bytes: u64) -> Result<(Self, u64)> {
         match memory_map().find_range(address, bytes)? {
-            Some(allocation) if allocation.is_host() => Ok(Self::Pinned),
-            Some(_) => Ok(Self::Device),
-            None if is_reserved(address) => Err(CuError::INVALID_VALUE),
-            None => Ok(Self::Pageable),
+            Some(allocation) => Ok(match allocation.for_device(address) {
+                Some(place) => (Self::Pinned, place),
+                None if allocation.is_registered() => (Self::Pageable, address),
+                None => (Self::Device, address),
+            }),
+            None if address == 0 || is_reserved(address) => Err(CuError::INVALID_VALUE),
+            None => Ok((Self::Pageable, address)),
         }
     }
 }
 
+/// Whether nothing of the program can lie there.
 fn is_reserved(address: u64) -> bool {
-    [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
-        .iter()
-        .any(|(base, bytes)| {
-            address
-                .checked_sub(*base)
-                .is_some_and(|offset| offset < *bytes)
-        })
+    session().is_ok_and(|session| session.keeps(address, 1))
+        || [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
+            .iter()
+            .any(|(base, bytes)| {
+                address
+                    .checked_sub(*base)
+                    .is_some_and(|offset| offset < *bytes)
+            })
 }
 
 /// Whether the call returns when the copy is complete, as the synchronous copies do.
@@ -100,7 +106,9 @@ pub unsafe fn copy(
         return Ok(());
     }
     let length = bytes as u64;
-    let ends = (End::of(destination, length)?, End::of(source, length)?);
+    let (to, destination) = End::of(destination, length)?;
+    let (from, source) = End::of(source, length)?;
+    let ends = (to, from);
     let device_end = match direction {
         Direction::HostToDevice => ends.0 != End::Pageable,
         Direction::DeviceToHost => ends.1 != End::Pageable,
@@ -144,64 +152,8 @@ pub unsafe fn copy(
     }
 }
 
-/// The size of a two-dimensional copy: bytes of a row, and rows.
-#[derive(Clone, Copy, Debug)]
-pub struct Rows {
-    pub width: usize,
-    pub height: usize,
-}
-
-/// Copies rows; each end is the address of its first row and the bytes from row to row.
-///
-/// # Safety
-/// An end that is host memory is valid for the copy.
-pub unsafe fn copy_rows(
-    scope: Scope,
-    target: Target,
-    (destination, source): ((u64, usize), (u64, usize)),
-    rows: Rows,
-    mode: Mode,
-) -> Result {
-    let contiguous = destination.1 == rows.width && source.1 == rows.width;
-    let (bytes, count) = if contiguous {
-        (
-            rows.width
-                .checked_mul(rows.height)
-                .ok_or(CuError::INVALID_VALUE)?,
-            1,
-        )
-    } else {
-        (rows.width, rows.height)
-    };
-    for row in 0..count as u64 {
-        let place = |(start, pitch): (u64, usize)| {
-            let offset = row.checked_mul(pitch as u64)?;
-            start.checked_add(offset)
-        };
-        let ends = place(destination)
-            .zip(place(source))
-            .ok_or(CuError::INVALID_VALUE)?;
-        // SAFETY: as the caller promises.
-        unsafe {
-            copy(
-                scope,
-                target,
-                Direction::Unified,
-                ends,
-                bytes,
-                Mode::Asynchronous,
-            )
-        }?;
-    }
-    if mode == Mode::Synchronous {
-        target.synchronize(scope)
-    } else {
-        Ok(())
-    }
-}
-
 /// Text of kernels appears at copies that wait.
-fn show_output(scope: Scope, target: Target) -> Result {
+pub fn show_output(scope: Scope, target: Target) -> Result {
     if scope.session.has_device_output() {
         output::synchronize(scope, Some(target.handle))
     } else {
@@ -209,7 +161,7 @@ fn show_output(scope: Scope, target: Target) -> Result {
     }
 }
 
-fn host_pointer(address: u64) -> *mut u8 {
+pub fn host_pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
 
@@ -244,24 +196,16 @@ unsafe fn upload(
         scope.session.record(&message)?;
         return target.worked(scope);
     }
-    for (offset, length) in chunks(bytes, CHUNK) {
-        let buffer = STAGING.take(scope)?;
-        // SAFETY: the buffer holds CHUNK bytes that the device has done with, outside the program's memory.
-        unsafe {
-            host_pointer(buffer.address).copy_from_nonoverlapping(source.add(offset), length)
-        };
-        let submitted = submit(
-            scope,
-            target,
-            destination + offset as u64,
-            buffer.address,
-            length as u64,
-        )
-        .and_then(|()| target.fence_now(scope));
-        STAGING.give_back(buffer, submitted.as_ref().ok().copied());
-        submitted?;
-    }
-    Ok(())
+    let fill = |&(offset, length): &(usize, usize), buffer| {
+        // SAFETY: the buffer holds CHUNK bytes that the device has done with, outside the program's memory,
+        // and the caller vouches for the source.
+        unsafe { host_pointer(buffer).copy_from_nonoverlapping(source.add(offset), length) };
+    };
+    let hand_over = |&(offset, length): &(usize, usize), buffer| {
+        let destination = destination + offset as u64;
+        submit(scope, target, destination, buffer, length as u64)
+    };
+    stage_up(scope, target, chunks(bytes, CHUNK), fill, hand_over)
 }
 
 /// Copies device memory to the program's; returns when it is there.
@@ -272,12 +216,51 @@ unsafe fn download(
     source: u64,
     bytes: usize,
 ) -> Result {
-    let mut pending: VecDeque<(Buffer, Cover, usize, usize)> = VecDeque::with_capacity(DEPTH);
-    let mut parts = chunks(bytes, CHUNK).peekable();
+    let hand_over = |&(offset, length): &(usize, usize), buffer| {
+        submit(scope, target, buffer, source + offset as u64, length as u64)
+    };
+    let empty = |&(offset, length): &(usize, usize), buffer| {
+        // SAFETY: the device has written the buffer, and the caller vouches for the destination.
+        unsafe {
+            destination
+                .add(offset)
+                .copy_from_nonoverlapping(host_pointer(buffer), length)
+        };
+    };
+    stage_down(scope, target, chunks(bytes, CHUNK), hand_over, empty)
+}
+
+/// Sends parts of the program's memory through staging buffers, none longer than [`CHUNK`]: `fill` writes a
+/// buffer, and `hand_over` has the device read it. Returns when all is in buffers.
+pub fn stage_up<P>(
+    scope: Scope,
+    target: Target,
+    parts: impl Iterator<Item = P>,
+    fill: impl Fn(&P, u64),
+    hand_over: impl Fn(&P, u64) -> Result,
+) -> Result {
+    for part in parts {
+        let buffer = STAGING.take(scope)?;
+        fill(&part, buffer.address);
+        let submitted = hand_over(&part, buffer.address).and_then(|()| target.fence_now(scope));
+        STAGING.give_back(buffer, submitted.as_ref().ok().copied());
+        submitted?;
+    }
+    Ok(())
+}
+
+/// The other way: `hand_over` has the device write a buffer, and `empty` reads it. Returns when all is read.
+pub fn stage_down<P>(
+    scope: Scope,
+    target: Target,
+    parts: impl Iterator<Item = P>,
+    hand_over: impl Fn(&P, u64) -> Result,
+    empty: impl Fn(&P, u64),
+) -> Result {
+    let mut pending: VecDeque<(Buffer, Cover, P)> = VecDeque::with_capacity(DEPTH);
+    let mut parts = parts.peekable();
     loop {
-        while pending.len() < DEPTH
-            && let Some(&(offset, length)) = parts.peek()
-        {
+        while pending.len() < DEPTH && parts.peek().is_some() {
             let buffer = if pending.is_empty() {
                 STAGING.take(scope)?
             } else {
@@ -286,36 +269,22 @@ unsafe fn download(
                     None => break,
                 }
             };
-            let submitted = submit(
-                scope,
-                target,
-                buffer.address,
-                source + offset as u64,
-                length as u64,
-            )
-            .and_then(|()| target.fence_now(scope));
+            let Some(part) = parts.next() else { break };
+            let submitted = hand_over(&part, buffer.address).and_then(|()| target.fence_now(scope));
             match submitted {
-                Ok(cover) => {
-                    pending.push_back((buffer, cover, offset, length));
-                    parts.next();
-                }
+                Ok(cover) => pending.push_back((buffer, cover, part)),
                 Err(error) => {
                     STAGING.give_back(buffer, None);
                     return Err(error);
                 }
             }
         }
-        let Some((buffer, cover, offset, length)) = pending.pop_front() else {
+        let Some((buffer, cover, part)) = pending.pop_front() else {
             return Ok(());
         };
         let waited = target.wait(scope, cover);
         if waited.is_ok() {
-            // SAFETY: the device has written the buffer, and the caller vouches for the destination.
-            unsafe {
-                destination
-                    .add(offset)
-                    .copy_from_nonoverlapping(host_pointer(buffer.address), length)
-            };
+            empty(&part, buffer.address);
         }
         STAGING.give_back(buffer, None);
         waited?;
@@ -410,12 +379,12 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
         .checked_mul(height - 1)
         .and_then(|bytes| bytes.checked_add(row))
         .ok_or(CuError::INVALID_VALUE)?;
-    let end = End::of(fill.destination, bytes)?;
+    let (end, destination) = End::of(fill.destination, bytes)?;
     if end == End::Pageable {
         return Err(CuError::INVALID_VALUE);
     }
     let message = MemSet {
-        destination: DevicePtr(fill.destination),
+        destination: DevicePtr(destination),
         pitch,
         width,
         height,
@@ -425,7 +394,7 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
     };
     scope.session.record(&message)?;
     target.worked(scope)?;
-    // A fill of device memory does not wait natively either; of page-locked memory it does.
+    // A fill of device memory does not wait natively either; of memory of the host it does.
     if mode == Mode::Synchronous && end == End::Pinned {
         target.synchronize(scope)
     } else {
@@ -461,6 +430,6 @@ mod tests {
         assert_eq!(End::of(WINDOW_BASE, 1), Err(CuError::INVALID_VALUE));
         let value = 0_u8;
         let address = std::ptr::from_ref(&value).addr() as u64;
-        assert_eq!(End::of(address, 1), Ok(End::Pageable));
+        assert_eq!(End::of(address, 1), Ok((End::Pageable, address)));
     }
 }

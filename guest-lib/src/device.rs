@@ -25,8 +25,10 @@ pub mod attribute {
     pub const PCI_BUS_ID: i32 = 33;
     pub const PCI_DEVICE_ID: i32 = 34;
     pub const PCI_DOMAIN_ID: i32 = 50;
+    pub const HOST_NATIVE_ATOMIC_SUPPORTED: i32 = 86;
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+    pub const HOST_REGISTER_SUPPORTED: i32 = 99;
 }
 
 /// One more than the greatest attribute that is answered.
@@ -115,6 +117,16 @@ impl Device {
             .and_then(|id| self.attributes.get(id))
             .copied()
             .ok_or(CuError::INVALID_VALUE)
+    }
+
+    /// Reports an attribute as absent.
+    pub fn lacks(&mut self, id: i32) {
+        if let Some(place) = usize::try_from(id)
+            .ok()
+            .and_then(|id| self.attributes.get_mut(id))
+        {
+            *place = 0;
+        }
     }
 
     /// An attribute that is known to exist.

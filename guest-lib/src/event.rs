@@ -13,6 +13,7 @@ use wormhole_api::{
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
+use crate::pool;
 use crate::session::FenceLine;
 use crate::stream::Target;
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
@@ -48,6 +49,11 @@ static EVENTS: Table<EventKind, Event> = Table::new();
 fn find(event: CUevent) -> Result<(Handle<EventKind>, &'static Event)> {
     let handle = handle::from_pointer(event).ok_or(CuError::INVALID_HANDLE)?;
     Ok((handle, EVENTS.get(handle).ok_or(CuError::INVALID_HANDLE)?))
+}
+
+/// Whether there is such an event.
+pub fn exists(event: CUevent) -> Result {
+    find(event).map(|_| ())
 }
 
 pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
@@ -171,10 +177,12 @@ pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     scope.session.publish_counts();
     match facts.fence() {
         Recorded::Never => Ok(()),
-        Recorded::Unfenced => scope
+        Recorded::Fenced(line) if !pool::take_release_due() => {
+            scope.session.wait_fence(line.fence, line.issued)
+        }
+        Recorded::Unfenced | Recorded::Fenced(_) => scope
             .session
             .request(&EventSynchronize { event: handle }, |()| ()),
-        Recorded::Fenced(line) => scope.session.wait_fence(line.fence, line.issued),
     }
 }
 

@@ -15,7 +15,7 @@ use wormhole_api::{
 use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
-use crate::module;
+use crate::{legacy, module};
 
 /// `CUfunction_attribute` numbers this crate itself looks at.
 pub mod attribute {
@@ -119,6 +119,8 @@ pub struct Function {
     /// The worker has forgotten it in a reset, and is to be told again before it is used.
     pub stale: AtomicBool,
     attributes: [AtomicI32; ATTRIBUTES],
+    /// What is set for launches as before CUDA 4.
+    pub legacy: legacy::Shared,
     configurations: Agreed,
     occupancy: Mutex<HashMap<(u32, u64, u32), i32>>,
 }
@@ -203,6 +205,7 @@ impl Function {
             launched: AtomicBool::new(false),
             stale: AtomicBool::new(false),
             attributes: [const { AtomicI32::new(UNKNOWN) }; ATTRIBUTES],
+            legacy: legacy::Shared::default(),
             configurations: Agreed::default(),
             occupancy: Mutex::default(),
         };

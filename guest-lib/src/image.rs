@@ -1,21 +1,27 @@
 //! Where an image ends. Programs pass a pointer; its bytes travel as they are.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::error::{CuError, Result};
 
-/// `__fatBinC_Wrapper_t`: magic, version, pointer to the image.
+/// `__fatBinC_Wrapper_t`: magic, version, pointer to the image; in version 2 a pointer to the list, which
+/// ends with null, of the images that it was linked of.
 const WRAPPER_MAGIC: u32 = 0x466243B1;
+const WRAPPER_OF_LINKED: u32 = 2;
+/// Most images of one link.
+const MOST_LINKED: usize = 4096;
 /// The header of a fat binary: magic, version (2 bytes), header size (2 bytes), size behind it (8 bytes).
 const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 const ELF_MAGIC: [u8; 4] = *b"\x7FELF";
 
-/// The bytes of the image that a program passed: behind its wrapper if it has one, to its own end.
+/// The bytes of the image that a program passed: behind its wrapper if it has one, to its own end. What was
+/// linked of several images is followed by these, since a device may not run what was linked.
 ///
 /// # Safety
 /// `image` points to a fat binary, its wrapper, an ELF image, or PTX text that ends with a zero byte, and
 /// stays as it is while the result is in use.
-pub unsafe fn bytes<'a>(image: *const c_void) -> Result<&'a [u8]> {
+pub unsafe fn bytes<'a>(image: *const c_void) -> Result<Cow<'a, [u8]>> {
     if image.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -29,10 +35,49 @@ pub unsafe fn bytes<'a>(image: *const c_void) -> Result<&'a [u8]> {
             return Err(CuError::INVALID_IMAGE);
         }
         // SAFETY: the wrapper points to an image.
-        return unsafe { bytes_behind(inner.cast()) };
+        let first = unsafe { bytes_behind(inner.cast()) }?;
+        // SAFETY: a wrapper has its version at offset 4.
+        if unsafe { image.byte_add(4).cast::<u32>().read_unaligned() } != WRAPPER_OF_LINKED {
+            return Ok(Cow::Borrowed(first));
+        }
+        // SAFETY: this version of a wrapper has the address of the list at offset 16.
+        let list = unsafe {
+            image
+                .byte_add(16)
+                .cast::<*const *const u8>()
+                .read_unaligned()
+        };
+        // SAFETY: the wrapper points to it.
+        return unsafe { with_inputs(first, list) };
     }
     // SAFETY: it is an image itself.
-    unsafe { bytes_behind(start) }
+    unsafe { bytes_behind(start) }.map(Cow::Borrowed)
+}
+
+/// A linked fat binary and those in the list.
+///
+/// # Safety
+/// The list is null or ends with null; what it points to are fat binaries.
+unsafe fn with_inputs<'a>(linked: &'a [u8], list: *const *const u8) -> Result<Cow<'a, [u8]>> {
+    if list.is_null() {
+        return Ok(Cow::Borrowed(linked));
+    }
+    let mut all = linked.to_vec();
+    for index in 0..MOST_LINKED {
+        // SAFETY: the list goes on until its null.
+        let input = unsafe { list.add(index).read_unaligned() };
+        if input.is_null() {
+            return Ok(Cow::Owned(all));
+        }
+        // SAFETY: as the caller promises.
+        let input = unsafe { bytes_behind(input) }?;
+        if !input.starts_with(&FATBIN_MAGIC.to_le_bytes()) {
+            break;
+        }
+        all.resize(all.len().next_multiple_of(8), 0);
+        all.extend_from_slice(input);
+    }
+    Err(CuError::INVALID_IMAGE)
 }
 
 /// The first four bytes; those behind a zero byte are taken for zero.
@@ -122,9 +167,27 @@ mod tests {
         wrapper.extend([0; 8]);
         // SAFETY: wrapper and image outlive the slices.
         unsafe {
-            assert_eq!(bytes(wrapper.as_ptr().cast()).unwrap(), image);
-            assert_eq!(bytes(image.as_ptr().cast()).unwrap(), image);
+            assert_eq!(*bytes(wrapper.as_ptr().cast()).unwrap(), *image);
+            assert_eq!(*bytes(image.as_ptr().cast()).unwrap(), *image);
         }
+    }
+
+    #[test]
+    fn what_was_linked_is_followed_by_what_it_was_linked_of() {
+        let (linked, first, second) = (fatbin(24), fatbin(8), fatbin(16));
+        let list = [first.as_ptr(), second.as_ptr(), std::ptr::null()];
+        let mut wrapper = Vec::new();
+        wrapper.extend(WRAPPER_MAGIC.to_le_bytes());
+        wrapper.extend(WRAPPER_OF_LINKED.to_le_bytes());
+        wrapper.extend(linked.as_ptr().expose_provenance().to_le_bytes());
+        wrapper.extend(list.as_ptr().expose_provenance().to_le_bytes());
+        // SAFETY: wrapper, list and images outlive the result.
+        let found = unsafe { bytes(wrapper.as_ptr().cast()) }.unwrap();
+        assert_eq!(*found, *[linked.clone(), first, second].concat());
+        wrapper[16..].fill(0);
+        // SAFETY: as above.
+        let found = unsafe { bytes(wrapper.as_ptr().cast()) }.unwrap();
+        assert_eq!(*found, *linked, "no list");
     }
 
     #[test]
@@ -132,7 +195,7 @@ mod tests {
         for text in [c".version 9.0", c"x", c""] {
             // SAFETY: the text is static.
             let found = unsafe { bytes(text.as_ptr().cast()) }.unwrap();
-            assert_eq!(found, text.to_bytes_with_nul());
+            assert_eq!(*found, *text.to_bytes_with_nul());
         }
     }
 

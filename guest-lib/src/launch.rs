@@ -5,7 +5,8 @@ use std::mem::MaybeUninit;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
-use wormhole_api::{Items, LaunchAttribute, LaunchKernel, Parameter};
+use wormhole_api::handle::Function as FunctionKind;
+use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
 use crate::context::Scope;
 use crate::device::{Device, attribute as device_attribute};
@@ -14,8 +15,10 @@ use crate::function::{self, Configuration, Function, attribute};
 use crate::stream::Target;
 use crate::types::CUlaunchAttribute;
 
-/// Bytes of packed parameters that a record carries.
+/// Bytes of packed parameters of nearly all kernels.
 const PARAMETERS: usize = 4096;
+/// The most bytes of packed parameters.
+const MOST_PARAMETERS: usize = 32764;
 /// Launch attributes of one launch.
 const ATTRIBUTES: usize = 24;
 
@@ -99,15 +102,15 @@ impl Shape {
 }
 
 /// The packed parameters of one launch.
-struct Packed {
-    bytes: [MaybeUninit<u8>; PARAMETERS],
+struct Packed<const BYTES: usize> {
+    bytes: [MaybeUninit<u8>; BYTES],
     length: usize,
 }
 
-impl Packed {
+impl<const BYTES: usize> Packed<BYTES> {
     const fn new() -> Self {
         Self {
-            bytes: [MaybeUninit::uninit(); PARAMETERS],
+            bytes: [MaybeUninit::uninit(); BYTES],
             length: 0,
         }
     }
@@ -145,46 +148,6 @@ impl Packed {
         Ok(())
     }
 
-    /// Takes a buffer that the program has packed itself.
-    ///
-    /// # Safety
-    /// `extra` is as `cuLaunchKernel` documents it.
-    unsafe fn take(&mut self, mut extra: *const *mut c_void) -> Result {
-        let (mut pointer, mut size) = (std::ptr::null::<u8>(), 0);
-        loop {
-            // SAFETY: the list goes on until its end mark.
-            let key = unsafe { extra.read() }.addr();
-            if key == EXTRA_END {
-                break;
-            }
-            // SAFETY: every key but the end mark has a value.
-            let value = unsafe { extra.add(1).read() };
-            match key {
-                EXTRA_POINTER => pointer = value.cast_const().cast(),
-                // SAFETY: this key's value points to the size.
-                EXTRA_SIZE if !value.is_null() => size = unsafe { value.cast::<usize>().read() },
-                _ => return Err(CuError::INVALID_VALUE),
-            }
-            // SAFETY: the end mark has not come yet.
-            extra = unsafe { extra.add(2) };
-        }
-        if size > 0 && pointer.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let place = self.bytes.get_mut(..size).ok_or(CuError::NOT_SUPPORTED)?;
-        if size > 0 {
-            // SAFETY: the program vouches for `size` bytes there; `place` has as many.
-            unsafe {
-                place
-                    .as_mut_ptr()
-                    .cast::<u8>()
-                    .copy_from_nonoverlapping(pointer, size)
-            };
-        }
-        self.length = size;
-        Ok(())
-    }
-
     /// Padding between parameters is zero, so that no old bytes of the stack leave the process.
     fn zero_up_to(&mut self, offset: usize) {
         if self.length < offset
@@ -197,6 +160,38 @@ impl Packed {
     fn as_slice(&self) -> &[u8] {
         // SAFETY: all bytes below `length` were written: parameters by copies, gaps by zeroes.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.length) }
+    }
+}
+
+/// A buffer that the program has packed itself.
+///
+/// # Safety
+/// `extra` is as `cuLaunchKernel` documents it, and what it points to outlives the result.
+unsafe fn buffer<'a>(mut extra: *const *mut c_void) -> Result<&'a [u8]> {
+    let (mut pointer, mut size) = (std::ptr::null::<u8>(), 0);
+    loop {
+        // SAFETY: the list goes on until its end mark.
+        let key = unsafe { extra.read() }.addr();
+        if key == EXTRA_END {
+            break;
+        }
+        // SAFETY: every key but the end mark has a value.
+        let value = unsafe { extra.add(1).read() };
+        match key {
+            EXTRA_POINTER => pointer = value.cast_const().cast(),
+            // SAFETY: this key's value points to the size.
+            EXTRA_SIZE if !value.is_null() => size = unsafe { value.cast::<usize>().read() },
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+        // SAFETY: the end mark has not come yet.
+        extra = unsafe { extra.add(2) };
+    }
+    match size {
+        0 => Ok(&[]),
+        _ if pointer.is_null() => Err(CuError::INVALID_VALUE),
+        // SAFETY: the program vouches for that many bytes there.
+        1..=MOST_PARAMETERS => Ok(unsafe { std::slice::from_raw_parts(pointer, size) }),
+        _ => Err(CuError::NOT_SUPPORTED),
     }
 }
 
@@ -232,6 +227,10 @@ impl Attributes {
             cooperative: false,
             cluster: [0; 3],
         }
+    }
+
+    pub fn items(&self) -> Items<'_, LaunchAttribute> {
+        Items::new(&self.list[..self.count])
     }
 
     pub fn cooperative() -> Self {
@@ -291,38 +290,91 @@ pub unsafe fn launch(
 ) -> Result {
     let (handle, facts) = function::find(function)?;
     shape.check(&Limits::of(scope.session.device(), facts))?;
-    let mut packed = Packed::new();
+    let ready = Ready {
+        scope,
+        target,
+        handle,
+        facts,
+        shape,
+        attributes,
+    };
     if !arguments.extra.is_null() {
         if !arguments.values.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: as the caller promises.
-        unsafe { packed.take(arguments.extra) }?;
-        if packed.length < facts.parameter_bytes {
+        let packed = unsafe { buffer(arguments.extra) }?;
+        if packed.len() < facts.parameter_bytes {
             return Err(CuError::INVALID_VALUE);
         }
-    } else if !facts.parameters.is_empty() {
-        if arguments.values.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { packed.gather(&facts.parameters, arguments.values) }?;
+        return ready.launch(packed);
     }
-    let message = LaunchKernel {
-        function: handle,
-        stream: target.handle,
-        grid: shape.grid,
-        block: shape.block,
-        shared: shape.shared,
-        attributes: Items::new(&attributes.list[..attributes.count]),
-        parameters: packed.as_slice(),
-    };
-    submit(scope, facts, shape, attributes, &message)?;
-    target.launched(scope)?;
-    if *BLOCKING {
-        target.synchronize(scope)
-    } else {
-        Ok(())
+    if facts.parameters.is_empty() {
+        return ready.launch(&[]);
+    }
+    if arguments.values.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if facts.parameter_bytes > PARAMETERS {
+        // SAFETY: as the caller promises.
+        return unsafe { ready.launch_large(arguments.values) };
+    }
+    // SAFETY: as the caller promises.
+    unsafe { ready.launch_values::<PARAMETERS>(arguments.values) }
+}
+
+/// A launch that has passed the checks.
+#[derive(Clone, Copy)]
+struct Ready<'a> {
+    scope: Scope,
+    target: Target,
+    handle: Handle<FunctionKind>,
+    facts: &'a Function,
+    shape: Shape,
+    attributes: &'a Attributes,
+}
+
+impl Ready<'_> {
+    /// # Safety
+    /// `values` holds one pointer per parameter, each to as many bytes as the parameter has.
+    #[inline]
+    unsafe fn launch_values<const BYTES: usize>(self, values: *const *mut c_void) -> Result {
+        let mut packed = Packed::<BYTES>::new();
+        // SAFETY: as the caller promises.
+        unsafe { packed.gather(&self.facts.parameters, values) }?;
+        self.launch(packed.as_slice())
+    }
+
+    /// With a large frame, which other launches do not pay for.
+    ///
+    /// # Safety
+    /// As [`Self::launch_values`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn launch_large(self, values: *const *mut c_void) -> Result {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch_values::<MOST_PARAMETERS>(values) }
+    }
+
+    #[inline]
+    fn launch(self, parameters: &[u8]) -> Result {
+        let attributes = self.attributes;
+        let message = LaunchKernel {
+            function: self.handle,
+            stream: self.target.handle,
+            grid: self.shape.grid,
+            block: self.shape.block,
+            shared: self.shape.shared,
+            attributes: attributes.items(),
+            parameters,
+        };
+        submit(self.scope, self.facts, self.shape, attributes, &message)?;
+        self.target.launched(self.scope)?;
+        if *BLOCKING {
+            self.target.synchronize(self.scope)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -412,14 +464,12 @@ mod tests {
             (&raw mut size).cast::<c_void>(),
             std::ptr::null_mut(),
         ];
-        let mut packed = Packed::new();
         // SAFETY: the list is as documented.
-        unsafe { packed.take(list.as_ptr()) }.unwrap();
-        assert_eq!(packed.as_slice(), bytes);
-        let mut long = PARAMETERS + 1;
+        assert_eq!(unsafe { buffer(list.as_ptr()) }, Ok(&bytes[..]));
+        let mut long = MOST_PARAMETERS + 1;
         let list = [list[0], list[1], list[2], (&raw mut long).cast(), list[4]];
         // SAFETY: too long a buffer is refused before it is read.
-        let refused = unsafe { packed.take(list.as_ptr()) };
+        let refused = unsafe { buffer(list.as_ptr()) };
         assert_eq!(refused, Err(CuError::NOT_SUPPORTED));
     }
 
@@ -471,7 +521,7 @@ mod tests {
                 .collect();
             let pointers: Vec<*mut c_void> =
                 values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
-            let mut packed = Packed::new();
+            let mut packed = Packed::<PARAMETERS>::new();
             // SAFETY: one pointer per parameter, each to a value of its size.
             unsafe { packed.gather(&layout, pointers.as_ptr()) }.unwrap();
             let mut wanted = vec![0; offset as usize];

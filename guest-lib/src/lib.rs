@@ -25,6 +25,9 @@
 //! - A forked child of an initialised process never touches the session of its parent.
 //! - Every wait ends when the session does.
 
+mod array;
+mod barrier;
+mod boxes;
 mod calls;
 mod context;
 mod copy;
@@ -36,15 +39,26 @@ mod export_tables;
 mod exports;
 mod function;
 mod handle;
+mod host_function;
 mod image;
+mod jit;
 mod launch;
+mod legacy;
 mod link;
-mod log;
+mod logs;
+mod managed;
 mod memory;
 mod memory_map;
 mod module;
 mod output;
+mod pool;
+mod registration;
 mod runtime;
 mod session;
 mod stream;
+mod stream_memory;
+mod texture;
 mod types;
+mod virtual_memory;
+
+use wormhole_connect::log;

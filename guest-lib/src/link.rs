@@ -4,12 +4,15 @@ use wormhole_api::{DevicePtr, Items, Link, LinkInput};
 
 use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::jit::{Jit, Logs};
 
 /// What a program added to a link.
 #[derive(Debug)]
 pub struct Input {
     /// Its `CUjitInputType`.
     pub kind: u32,
+    /// What messages call it.
+    pub name: Vec<u8>,
     pub data: Vec<u8>,
 }
 
@@ -18,16 +21,47 @@ const MOST_INPUTS: usize = 128;
 /// Room for what an image has beside its code.
 const LEAST_ROOM: u64 = 64 << 10;
 
-/// Links the inputs into one image.
-pub fn link(scope: Scope, inputs: &[Input]) -> Result<Vec<u8>> {
+/// What is asked of the linker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// Whether it can take the inputs; the image is empty.
+    Inputs,
+    Image,
+}
+
+/// Links the inputs into one image; gives what the linker told in any case.
+pub fn link(
+    scope: Scope,
+    inputs: &[Input],
+    goal: Goal,
+    jit: &Jit,
+    logs: &mut Logs,
+) -> Result<Vec<u8>> {
     if inputs.len() > MOST_INPUTS {
         return Err(CuError::OUT_OF_MEMORY);
     }
-    let bytes: usize = inputs.iter().map(|input| input.data.len()).sum();
-    let mut room = 2 * bytes as u64 + LEAST_ROOM;
+    let length = |input: &Input| input.name.len() + input.data.len();
+    let bytes: usize = inputs.iter().map(length).sum();
+    let log_bytes = jit.log_bytes();
+    let mut room = match goal {
+        Goal::Inputs => 0,
+        Goal::Image => 2 * bytes as u64 + LEAST_ROOM,
+    };
     loop {
-        let buffer = scope.session.allocate_arena(bytes as u64 + room, 16)?;
-        let linked = send(scope, inputs, buffer, buffer + bytes as u64, room);
+        let log = 2 * log_bytes as u64;
+        let buffer = scope
+            .session
+            .allocate_arena(bytes as u64 + log + room, 16)?;
+        let places = Places {
+            inputs: buffer,
+            log: buffer + bytes as u64,
+            log_bytes,
+            image: buffer + bytes as u64 + log,
+            room,
+        };
+        let linked = send(scope, inputs, goal, jit, &places);
+        // SAFETY: the arena handed out that room, and the worker has answered or is gone.
+        *logs = unsafe { Logs::at(pointer(places.log), log_bytes) };
         scope.session.free_arena(buffer);
         match linked? {
             Linked::Image(image) => return Ok(image),
@@ -36,34 +70,52 @@ pub fn link(scope: Scope, inputs: &[Input]) -> Result<Vec<u8>> {
     }
 }
 
+/// Where in the arena a link finds its inputs and leaves its results.
+struct Places {
+    inputs: u64,
+    log: u64,
+    log_bytes: usize,
+    image: u64,
+    room: u64,
+}
+
 enum Linked {
     Image(Vec<u8>),
     /// The image has this many bytes.
     TooLarge(u64),
 }
 
-/// The inputs go to `buffer`, and the image comes back at `image`, if `room` bytes hold it.
-fn send(scope: Scope, inputs: &[Input], buffer: u64, image: u64, room: u64) -> Result<Linked> {
-    let mut place = pointer(buffer);
+/// The inputs go to their place, and the image comes back at its own, if there is room.
+fn send(scope: Scope, inputs: &[Input], goal: Goal, jit: &Jit, places: &Places) -> Result<Linked> {
+    let mut place = pointer(places.inputs);
     let mut parts = Vec::with_capacity(inputs.len());
     for input in inputs {
-        let bytes = input.data.len();
-        // SAFETY: the arena handed out room for all inputs there, and they lie outside the arena.
-        unsafe {
-            place.copy_from_nonoverlapping(input.data.as_ptr(), bytes);
-            place = place.add(bytes);
+        for piece in [&input.name, &input.data] {
+            // SAFETY: the arena handed out room for all inputs there, and they lie outside the arena.
+            unsafe {
+                place.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                place = place.add(piece.len());
+            }
         }
         parts.push(LinkInput {
             kind: input.kind,
-            reserved: 0,
-            bytes: bytes as u64,
+            name: u32::try_from(input.name.len()).map_err(|_| CuError::INVALID_VALUE)?,
+            bytes: input.data.len() as u64,
         });
     }
+    // SAFETY: the arena handed out room for both texts.
+    unsafe { pointer(places.log).write_bytes(0, 2 * places.log_bytes) };
+    let room = places.room;
+    let options = jit.options();
     let message = Link {
-        inputs: DevicePtr(buffer),
-        image: DevicePtr(image),
+        complete: u32::from(goal == Goal::Image),
+        inputs: DevicePtr(places.inputs),
+        image: DevicePtr(places.image),
         room,
+        log: DevicePtr(places.log),
+        log_bytes: places.log_bytes as u64,
         parts: Items::new(&parts),
+        options: Items::new(&options),
     };
     let needed = scope.session.request(&message, |reply| reply.bytes)?;
     if needed > room {
@@ -72,7 +124,7 @@ fn send(scope: Scope, inputs: &[Input], buffer: u64, image: u64, room: u64) -> R
     let length = usize::try_from(needed).map_err(|_| CuError::OUT_OF_MEMORY)?;
     let mut copy = vec![0; length];
     // SAFETY: the worker wrote that many bytes of what the arena handed out, and has answered.
-    unsafe { pointer(image).copy_to_nonoverlapping(copy.as_mut_ptr(), length) };
+    unsafe { pointer(places.image).copy_to_nonoverlapping(copy.as_mut_ptr(), length) };
     Ok(Linked::Image(copy))
 }
 

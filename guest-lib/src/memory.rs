@@ -1,18 +1,28 @@
-//! Device memory and page-locked host memory.
+//! Device memory, and memory that host and device share: page-locked, managed and registered.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory_map::{Allocation, MemoryMap, Origin};
-use crate::stream;
+use crate::{log, managed, pool, registration, stream};
 
+/// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
+const ATTACH: [u32; 2] = [1, 2];
 /// Flags that `cuMemHostAlloc` knows: portable, mapped, write-combined.
 const HOST_FLAGS: u32 = 7;
+/// Flags of `cuMemHostRegister`.
+const PORTABLE: u32 = 1;
+const DEVICEMAP: u32 = 2;
+const IOMEMORY: u32 = 4;
+const READ_ONLY: u32 = 8;
 /// Host allocations start at a page.
 const HOST_ALIGN: u64 = 4096;
+
+/// Held while memory is registered: no two registrations overlap.
+static REGISTERING: Mutex<()> = Mutex::new(());
 
 static MAP: LazyLock<MemoryMap> = LazyLock::new(MemoryMap::default);
 
@@ -39,8 +49,16 @@ pub fn free(scope: Scope, address: u64) -> Result {
         return scope.session.alive();
     }
     // Out of the map first: once the worker has freed it, another thread may be given the address.
-    let allocation =
-        memory_map().remove(address, |allocation| allocation.origin == Origin::Device)?;
+    let allocation = memory_map().remove(address, |allocation| {
+        allocation.origin == Origin::Device
+            || allocation.is_managed()
+            || matches!(allocation.origin, Origin::Pool { .. })
+    })?;
+    if allocation.is_managed() {
+        managed::forget(allocation.base);
+        return free_in_arena(scope, &allocation);
+    }
+    pool::freed(&allocation);
     let message = MemFree {
         address: DevicePtr(allocation.base),
     };
@@ -57,10 +75,25 @@ pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     Ok(address)
 }
 
-/// `cuMemFreeHost`. The memory is used again only when nothing that was handed to the device can still
-/// reach it.
+/// `cuMemAllocManaged`: arena, which host and device reach at one address.
+pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
+    if bytes == 0 || !ATTACH.contains(&flags) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
+    memory_map().insert(address, bytes, Origin::Managed, scope.context);
+    Ok(address)
+}
+
+/// `cuMemFreeHost`.
 pub fn free_host(scope: Scope, address: u64) -> Result {
     let allocation = memory_map().remove(address, Allocation::is_host)?;
+    free_in_arena(scope, &allocation)
+}
+
+/// Gives arena back that is out of the map. It is used again only when nothing that was handed to the device
+/// can still reach it.
+fn free_in_arena(scope: Scope, allocation: &Allocation) -> Result {
     let waited = stream::synchronize_all(scope);
     if waited.is_ok() {
         scope.session.free_arena(allocation.base);
@@ -68,23 +101,101 @@ pub fn free_host(scope: Scope, address: u64) -> Result {
     waited
 }
 
-/// Page-locked memory that holds a whole range.
+/// `cuMemHostRegister`.
+pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
+    scope.session.alive()?;
+    let known = flags & !(PORTABLE | DEVICEMAP | IOMEMORY | READ_ONLY) == 0;
+    if address == 0 || bytes == 0 || !known || address.checked_add(bytes).is_none() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if flags & (IOMEMORY | READ_ONLY) != 0 {
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    let _registering = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
+    if memory_map().overlaps(address, bytes) {
+        return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    let placed = registration::place(scope.session, address, bytes);
+    let device = placed.map_err(|registration::NotMapped| CuError::INVALID_VALUE)?;
+    if device.is_none() && flags & DEVICEMAP != 0 {
+        log::error_once!(
+            "{bytes} bytes at {address:#x} cannot be mapped for the device: only private memory of no file can"
+        );
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    memory_map().insert(
+        address,
+        bytes,
+        Origin::Registered { flags, device },
+        scope.context,
+    );
+    if let Some(device) = device {
+        let alias = Origin::RegisteredAlias { host: address };
+        memory_map().insert(device, bytes, alias, scope.context);
+    }
+    Ok(())
+}
+
+/// `cuMemHostUnregister`.
+pub fn unregister(scope: Scope, address: u64) -> Result {
+    let registered = memory_map()
+        .remove(address, Allocation::is_registered)
+        .map_err(|_| CuError::HOST_MEMORY_NOT_REGISTERED)?;
+    let Origin::Registered {
+        device: Some(device),
+        ..
+    } = registered.origin
+    else {
+        return scope.session.alive();
+    };
+    let is_alias =
+        |allocation: &Allocation| allocation.origin == Origin::RegisteredAlias { host: address };
+    memory_map().remove(device, is_alias)?;
+    stream::synchronize_all(scope)?;
+    registration::release(scope.session, address);
+    Ok(())
+}
+
+/// Page-locked or registered memory of the host.
 pub fn find_host(address: u64) -> Result<Allocation> {
     memory_map()
         .find(address)
-        .filter(Allocation::is_host)
+        .filter(|allocation| allocation.is_host() || allocation.is_registered())
         .ok_or(CuError::INVALID_VALUE)
+}
+
+/// Gives memory back that is out of the map and that only the worker or nobody reaches any more: true if the
+/// worker is to be asked.
+fn give_back(scope: Scope, allocation: &Allocation) -> bool {
+    match allocation.origin {
+        Origin::Device => return true,
+        Origin::Global
+        | Origin::RegisteredAlias { .. }
+        | Origin::Pool { .. }
+        | Origin::Mapped { .. } => {}
+        Origin::Host { .. } => scope.session.free_arena(allocation.base),
+        Origin::Managed => {
+            managed::forget(allocation.base);
+            scope.session.free_arena(allocation.base);
+        }
+        Origin::Registered { device, .. } => {
+            if device.is_some() {
+                registration::release(scope.session, allocation.base);
+            }
+        }
+    }
+    false
 }
 
 /// Frees the memory of a context.
 pub fn free_of(scope: Scope) {
     let own = |allocation: &Allocation| {
-        allocation.context == scope.context && allocation.origin != Origin::Global
+        allocation.context == scope.context
+            && allocation.origin != Origin::Global
+            && !allocation.outlives_context()
     };
     for allocation in memory_map().remove_all(own) {
-        if allocation.is_host() {
-            scope.session.free_arena(allocation.base);
-        } else {
+        if give_back(scope, &allocation) {
             let message = MemFree {
                 address: DevicePtr(allocation.base),
             };
@@ -94,11 +205,9 @@ pub fn free_of(scope: Scope) {
     }
 }
 
-/// Forgets device memory, after the worker has freed it, and gives page-locked memory back.
+/// Forgets device memory, after the worker has freed it, and gives arena back.
 pub fn forget_all(scope: Scope) {
-    for allocation in memory_map().remove_all(|_| true) {
-        if allocation.is_host() {
-            scope.session.free_arena(allocation.base);
-        }
+    for allocation in memory_map().remove_all(|allocation| !allocation.outlives_context()) {
+        give_back(scope, &allocation);
     }
 }

@@ -4,6 +4,8 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_skiplist::SkipMap;
+use wormhole_api::handle::{Memory, Pool};
+use wormhole_api::{Access, Handle};
 
 use crate::error::{CuError, Result};
 
@@ -16,6 +18,20 @@ pub enum Origin {
     Global,
     /// Page-locked host memory, with the flags of `cuMemHostAlloc`.
     Host { flags: u32 },
+    /// `cuMemAllocManaged`.
+    Managed,
+    /// The program's own memory, with the flags of `cuMemHostRegister`, and where the device reaches it, if it
+    /// does.
+    Registered { flags: u32, device: Option<u64> },
+    /// The same memory where the device reaches it: its address for the program.
+    RegisteredAlias { host: u64 },
+    /// `cuMemAllocAsync` and its kin. Belongs to no context.
+    Pool { pool: Handle<Pool> },
+    /// `cuMemMap`. Belongs to no context.
+    Mapped {
+        memory: Handle<Memory>,
+        access: Access,
+    },
 }
 
 /// One allocation.
@@ -33,6 +49,42 @@ pub struct Allocation {
 impl Allocation {
     pub fn is_host(&self) -> bool {
         matches!(self.origin, Origin::Host { .. })
+    }
+
+    pub fn is_managed(&self) -> bool {
+        self.origin == Origin::Managed
+    }
+
+    /// Whether it stays when its context goes.
+    pub fn outlives_context(&self) -> bool {
+        matches!(self.origin, Origin::Pool { .. } | Origin::Mapped { .. })
+    }
+
+    fn is_mapped(&self) -> bool {
+        matches!(self.origin, Origin::Mapped { .. })
+    }
+
+    pub fn is_registered(&self) -> bool {
+        matches!(self.origin, Origin::Registered { .. })
+    }
+
+    /// Memory of the host at this address of it: where the device reaches it. `None` where it does not, and for
+    /// memory of the device.
+    pub fn for_device(&self, address: u64) -> Option<u64> {
+        match self.origin {
+            Origin::Device | Origin::Global | Origin::Pool { .. } | Origin::Mapped { .. } => None,
+            Origin::Host { .. } | Origin::Managed | Origin::RegisteredAlias { .. } => Some(address),
+            Origin::Registered { device, .. } => Some(device? + (address - self.base)),
+        }
+    }
+
+    /// The program's address of this address, where it has one.
+    pub fn for_host(&self, address: u64) -> Option<u64> {
+        match self.origin {
+            Origin::Device | Origin::Global | Origin::Pool { .. } | Origin::Mapped { .. } => None,
+            Origin::Host { .. } | Origin::Managed | Origin::Registered { .. } => Some(address),
+            Origin::RegisteredAlias { host } => Some(host + (address - self.base)),
+        }
     }
 
     /// Whether `address..address + bytes` lies in it.
@@ -82,13 +134,45 @@ impl MemoryMap {
         (address - allocation.base < allocation.bytes).then_some(allocation)
     }
 
-    /// The allocation that a whole range lies in; `None` where no allocation is.
+    /// The allocation that a whole range lies in; `None` where no allocation is. Mappings that follow each
+    /// other are one piece of memory: the first is found.
     pub fn find_range(&self, address: u64, bytes: u64) -> Result<Option<Allocation>> {
         match self.find(address) {
             Some(allocation) if allocation.holds(address, bytes) => Ok(Some(allocation)),
+            Some(first) if first.is_mapped() && self.is_mapped(&first, address, bytes) => {
+                Ok(Some(first))
+            }
             Some(_) => Err(CuError::INVALID_VALUE),
             None => Ok(None),
         }
+    }
+
+    /// Whether mappings without a gap hold a range that starts in the first of them.
+    fn is_mapped(&self, first: &Allocation, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
+        let mut at = first.base + first.bytes;
+        while at < end {
+            match self.find(at) {
+                Some(next) if next.is_mapped() && next.base == at => at += next.bytes,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether any of a range belongs to an allocation.
+    pub fn overlaps(&self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        self.allocations
+            .upper_bound(Bound::Excluded(&end))
+            .is_some_and(|entry| entry.value().base + entry.value().bytes > address)
+    }
+
+    /// Enters an allocation under its own identity, in place of what starts where it does.
+    pub fn put_back(&self, allocation: Allocation) {
+        self.allocations.insert(allocation.base, allocation);
     }
 
     /// Takes out the allocation that starts at `base`, if it is one that `wanted` accepts.
@@ -144,6 +228,46 @@ mod tests {
     }
 
     #[test]
+    fn a_range_overlaps_what_it_shares_a_byte_with() {
+        let map = MemoryMap::default();
+        map.insert(0x1000, 0x100, Origin::Device, 0);
+        for (address, bytes, overlaps) in [
+            (0xF00, 0x100, false),
+            (0xF00, 0x101, true),
+            (0x1010, 1, true),
+            (0x10FF, 1, true),
+            (0x1100, 0x10, false),
+            (0, u64::MAX, true),
+        ] {
+            assert_eq!(map.overlaps(address, bytes), overlaps, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn registered_memory_has_an_address_for_each_side() {
+        let map = MemoryMap::default();
+        let (flags, device) = (2, Some(0x9100));
+        map.insert(0x1100, 0x100, Origin::Registered { flags, device }, 0);
+        map.insert(0x9100, 0x100, Origin::RegisteredAlias { host: 0x1100 }, 0);
+        map.insert(
+            0x5000,
+            8,
+            Origin::Registered {
+                flags,
+                device: None,
+            },
+            0,
+        );
+        let both = |address| {
+            let allocation = map.find(address).unwrap();
+            (allocation.for_host(address), allocation.for_device(address))
+        };
+        assert_eq!(both(0x1104), (Some(0x1104), Some(0x9104)));
+        assert_eq!(both(0x9104), both(0x1104));
+        assert_eq!(both(0x5001), (Some(0x5001), None));
+    }
+
+    #[test]
     fn only_the_start_of_an_allocation_frees_it_and_once() {
         let map = MemoryMap::default();
         map.insert(0x1000, 0x100, Origin::Device, 0);
@@ -151,6 +275,36 @@ mod tests {
         assert!(map.remove(0x1000, Allocation::is_host).is_err());
         assert!(map.remove(0x1000, |_| true).is_ok());
         assert!(map.remove(0x1000, |_| true).is_err());
+    }
+
+    fn mapped(index: u32) -> Origin {
+        let key = wormhole_api::handle::Key {
+            index,
+            generation: 1,
+        };
+        Origin::Mapped {
+            memory: Handle::new(key).unwrap(),
+            access: Access::None,
+        }
+    }
+
+    #[test]
+    fn mappings_without_a_gap_are_one_range() {
+        let map = MemoryMap::default();
+        for index in [0, 1, 3] {
+            map.insert(0x1000 + u64::from(index) * 0x100, 0x100, mapped(index), 0);
+        }
+        map.insert(0x1400, 0x100, Origin::Device, 0);
+        let found = |address, bytes| {
+            map.find_range(address, bytes)
+                .map(|found| found.unwrap().base)
+        };
+        assert_eq!(found(0x1080, 0x180), Ok(0x1000));
+        assert_eq!(found(0x1080, 0x181), Err(CuError::INVALID_VALUE));
+        assert_eq!(found(0x1300, 0x101), Err(CuError::INVALID_VALUE));
+        assert_eq!(found(0x1080, u64::MAX), Err(CuError::INVALID_VALUE));
+        assert!(map.overlaps(0x1100, 1) && map.overlaps(0xF00, 0x1000));
+        assert!(!map.overlaps(0x1200, 0x100) && !map.overlaps(0xF00, 0x100));
     }
 
     proptest! {

@@ -9,14 +9,16 @@ use wormhole_api::handle::{
     Function as FunctionKind, HandleKind, Library as LibraryKind, Module as ModuleKind,
 };
 use wormhole_api::{
-    Handle, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload,
-    ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload,
+    DevicePtr, Handle, Items, JitOption, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule,
+    LibraryKernels, LibraryLoad, LibraryUnload, ModuleGetFunction, ModuleGetGlobal, ModuleKernels,
+    ModuleLoad, ModuleUnload,
 };
 
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::function::{self, Function, Owner};
 use crate::handle::{self, Table};
+use crate::jit::{self, Jit, Logs};
 use crate::memory::memory_map;
 use crate::memory_map::Origin;
 
@@ -81,7 +83,7 @@ pub trait Loadable: HandleKind + 'static {
     fn table() -> &'static Table<Self, Image>
     where
         Self: Sized;
-    fn load(scope: Scope, new: Handle<Self>, image: u64, bytes: u64) -> Result<(u32, Vec<u8>)>;
+    fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<u32>;
     fn unload(scope: Scope, handle: Handle<Self>) -> Result;
     fn function(
         scope: Scope,
@@ -90,28 +92,29 @@ pub trait Loadable: HandleKind + 'static {
         name: &CStr,
     ) -> Result<Function>;
     fn global(scope: Scope, image: Handle<Self>, name: &CStr) -> Result<(u64, u64)>;
+    /// Has the names of all kernels written to `names`, if `room` bytes hold them; gives their bytes.
+    fn kernels(scope: Scope, image: Handle<Self>, names: u64, room: u64) -> Result<u64>;
 }
 
 /// Implements [`Loadable`] with the messages about a kind, which call the image by one name.
 macro_rules! loadable {
-    ($kind:ident as $image:ident: $owner:path, $load:ident, $unload:ident, $function:ident, $global:ident) => {
+    ($kind:ident as $image:ident: $owner:path, $load:ident, $unload:ident, $function:ident, $global:ident, $kernels:ident) => {
         impl Loadable for $kind {
             fn table() -> &'static Table<Self, Image> {
                 static TABLE: Table<$kind, Image> = Table::new();
                 &TABLE
             }
 
-            fn load(
-                scope: Scope,
-                new: Handle<Self>,
-                image: u64,
-                bytes: u64,
-            ) -> Result<(u32, Vec<u8>)> {
-                let image = wormhole_api::DevicePtr(image);
-                let message = $load { new, image, bytes };
-                scope
-                    .session
-                    .request(&message, |reply| (reply.flags, reply.log.to_vec()))
+            fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<u32> {
+                let message = $load {
+                    new,
+                    image: DevicePtr(image.address),
+                    bytes: image.bytes,
+                    log: DevicePtr(image.address + image.bytes),
+                    log_bytes: image.log_bytes,
+                    options: Items::new(image.options),
+                };
+                scope.session.request(&message, |reply| reply.flags)
             }
 
             fn unload(scope: Scope, $image: Handle<Self>) -> Result {
@@ -144,14 +147,24 @@ macro_rules! loadable {
                     .session
                     .request(&message, |reply| (reply.address.0, reply.bytes))
             }
+
+            fn kernels(scope: Scope, $image: Handle<Self>, names: u64, room: u64) -> Result<u64> {
+                let names = wormhole_api::DevicePtr(names);
+                let message = $kernels {
+                    $image,
+                    names,
+                    room,
+                };
+                scope.session.request(&message, |reply| reply.bytes)
+            }
         }
     };
 }
 
 loadable!(ModuleKind as module: Owner::Module,
-    ModuleLoad, ModuleUnload, ModuleGetFunction, ModuleGetGlobal);
+    ModuleLoad, ModuleUnload, ModuleGetFunction, ModuleGetGlobal, ModuleKernels);
 loadable!(LibraryKind as library: Owner::Library,
-    LibraryLoad, LibraryUnload, LibraryGetKernel, LibraryGetGlobal);
+    LibraryLoad, LibraryUnload, LibraryGetKernel, LibraryGetGlobal, LibraryKernels);
 
 /// What a program passed, as the handle of a live module or library.
 pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
@@ -169,35 +182,63 @@ fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, 
     if contents.stale
         && let Some(source) = contents.source.clone()
     {
-        source.with(|bytes| send::<K>(scope, handle, bytes))?;
+        source.with(|bytes| send::<K>(scope, handle, bytes, &jit::NONE, &mut Logs::default()))?;
         contents.stale = false;
     }
     Ok((handle, image))
 }
 
-/// Sends an image to the worker through the arena; gives the compiler's log.
-fn send<K: Loadable>(scope: Scope, handle: Handle<K>, image: &[u8]) -> Result<Vec<u8>> {
-    let bytes = image.len() as u64;
-    let buffer = scope.session.allocate_arena(bytes, 16)?;
+/// An image in the arena; behind it there is room for the compiler's texts.
+#[derive(Debug)]
+pub struct Sent<'a> {
+    address: u64,
+    bytes: u64,
+    log_bytes: u64,
+    options: &'a [JitOption],
+}
+
+/// Sends an image to the worker through the arena; gives what the compiler told in any case.
+fn send<K: Loadable>(
+    scope: Scope,
+    handle: Handle<K>,
+    image: &[u8],
+    jit: &Jit,
+    logs: &mut Logs,
+) -> Result {
+    let log_bytes = jit.log_bytes();
+    let total = image.len() + 2 * log_bytes;
+    let buffer = scope.session.allocate_arena(total as u64, 16)?;
     let place: *mut u8 =
         std::ptr::with_exposed_provenance_mut(usize::try_from(buffer).unwrap_or(0));
     // SAFETY: the arena handed out that many bytes there, and the program's image lies outside the arena.
-    unsafe { place.copy_from_nonoverlapping(image.as_ptr(), image.len()) };
-    let loaded = K::load(scope, handle, buffer, bytes);
+    unsafe {
+        place.copy_from_nonoverlapping(image.as_ptr(), image.len());
+        place.add(image.len()).write_bytes(0, 2 * log_bytes);
+    }
+    let sent = Sent {
+        address: buffer,
+        bytes: image.len() as u64,
+        log_bytes: log_bytes as u64,
+        options: &jit.options(),
+    };
+    let loaded = K::load(scope, handle, &sent);
+    // SAFETY: as above, and the worker has answered or is gone.
+    *logs = unsafe { Logs::at(place.add(image.len()), log_bytes) };
     scope.session.free_arena(buffer);
-    let (flags, log) = loaded?;
-    if flags & USES_OUTPUT != 0 {
+    if loaded? & USES_OUTPUT != 0 {
         scope.session.set_device_output();
     }
-    Ok(log)
+    Ok(())
 }
 
-/// Loads an image; gives its handle and the compiler's log. A library's image can be sent again.
+/// Loads an image; gives its handle. A library's image can be sent again.
 pub fn load<K: Loadable>(
     scope: Scope,
     image: &[u8],
     source: Option<Source>,
-) -> Result<(*mut c_void, Vec<u8>)> {
+    jit: &Jit,
+    logs: &mut Logs,
+) -> Result<*mut c_void> {
     let context = scope.context;
     let handle = K::table().mint(|image| {
         *image.contents() = Contents {
@@ -206,8 +247,8 @@ pub fn load<K: Loadable>(
             ..Contents::default()
         };
     })?;
-    match send(scope, handle, image) {
-        Ok(log) => Ok((handle::to_pointer(handle), log)),
+    match send(scope, handle, image, jit, logs) {
+        Ok(()) => Ok(handle::to_pointer(handle)),
         Err(error) => {
             K::table().retire(handle);
             K::table().recycle(handle);
@@ -325,6 +366,37 @@ pub fn function<K: Loadable>(
     Ok(handle::to_pointer(new))
 }
 
+/// Room for the names of the kernels of an ordinary image, bytes.
+const NAMES: u64 = 64 << 10;
+
+/// The names of all kernels of an image.
+pub fn kernels<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<Vec<CString>> {
+    let (handle, _) = fresh::<K>(scope, pointer)?;
+    let mut room = NAMES;
+    loop {
+        let buffer = scope.session.allocate_arena(room, 16)?;
+        let written = K::kernels(scope, handle, buffer, room);
+        let names = written.as_ref().ok().filter(|bytes| **bytes <= room);
+        let names = names.map(|bytes| {
+            let place: *const u8 =
+                std::ptr::with_exposed_provenance(usize::try_from(buffer).unwrap_or(0));
+            let mut copy = vec![0; usize::try_from(*bytes).unwrap_or(0)];
+            // SAFETY: the arena handed out more bytes than that, and the worker has answered.
+            unsafe { place.copy_to_nonoverlapping(copy.as_mut_ptr(), copy.len()) };
+            copy
+        });
+        scope.session.free_arena(buffer);
+        room = written?;
+        if let Some(names) = names {
+            let names = names.split_inclusive(|byte| *byte == 0);
+            return Ok(names
+                .filter_map(|name| CStr::from_bytes_with_nul(name).ok())
+                .map(CStr::to_owned)
+                .collect());
+        }
+    }
+}
+
 /// Address and size of a variable.
 pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> Result<(u64, u64)> {
     let (handle, image) = fresh::<K>(scope, pointer)?;
@@ -364,4 +436,17 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
 /// Whether a module is a library's, which the program must not unload.
 pub fn is_of_library(pointer: *mut c_void) -> bool {
     find::<ModuleKind>(pointer).is_ok_and(|(_, image)| image.contents().library.is_some())
+}
+
+/// The kernels of an image, as many as `most`.
+pub fn functions<K: Loadable>(
+    scope: Scope,
+    image: *mut c_void,
+    most: usize,
+) -> Result<Vec<*mut c_void>> {
+    let names = kernels::<K>(scope, image)?;
+    let wanted = names.iter().take(most);
+    wanted
+        .map(|name| function::<K>(scope, image, name))
+        .collect()
 }

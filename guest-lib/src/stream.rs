@@ -16,11 +16,13 @@ use self::hold_back::BATCHES;
 use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
-use crate::output;
 use crate::session::FenceLine;
+use crate::stream_memory::{PRIORITY, StreamAttributes};
 use crate::types::{
-    CUstream, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING, STREAM_PER_THREAD,
+    CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
+    STREAM_PER_THREAD,
 };
+use crate::{barrier, output, pool};
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -40,6 +42,7 @@ pub struct Stream {
     /// How many of the kernels are known to be complete.
     launches_complete: AtomicU64,
     timeline: Mutex<Timeline>,
+    attributes: Mutex<StreamAttributes>,
 }
 
 /// The fence of a stream.
@@ -92,6 +95,7 @@ static LEGACY: Stream = Stream {
         launches_covered: 0,
         batches: [None; BATCHES],
     }),
+    attributes: Mutex::new(StreamAttributes::NEW),
 };
 /// Identities of streams; 1 is the legacy one's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(STREAM_PER_THREAD + 1);
@@ -143,6 +147,8 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
             count.store(0, Ordering::Relaxed);
         }
         *timeline = Timeline::default();
+        drop(timeline);
+        *stream.attributes() = StreamAttributes::NEW;
     })?;
     let message = StreamCreate {
         new: handle,
@@ -154,7 +160,33 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         STREAMS.recycle(handle);
         return Err(error);
     }
+    if let Some(stream) = STREAMS.get(handle) {
+        barrier::hold(scope, Target { handle, stream })?;
+    }
     Ok(handle)
+}
+
+/// A stream that exists.
+pub fn existing(handle: Handle<StreamKind>) -> Result<Target> {
+    let stream = STREAMS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
+    Ok(Target { handle, stream })
+}
+
+/// All streams of a context, and the legacy one.
+pub fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
+    let minted = STREAMS
+        .live()
+        .filter(move |(_, stream)| stream.context.load(Ordering::Relaxed) == scope.context)
+        .map(|(handle, stream)| Target { handle, stream });
+    minted.chain([Target {
+        handle: Handle::LEGACY,
+        stream: &LEGACY,
+    }])
+}
+
+/// Those of them whose work is not known to be complete.
+pub fn busy_of(scope: Scope) -> impl Iterator<Item = Target> {
+    all_of(scope).filter(|target| target.stream.is_dirty())
 }
 
 /// Destroys a stream; its work goes on.
@@ -189,6 +221,7 @@ pub fn forget_all(scope: Scope) {
         }
     }
     *LEGACY.timeline() = Timeline::default();
+    *LEGACY.attributes() = StreamAttributes::NEW;
     for count in [
         &LEGACY.work,
         &LEGACY.launches,
@@ -240,6 +273,33 @@ fn per_thread(scope: Scope) -> Result<Target> {
 impl Stream {
     fn timeline(&self) -> std::sync::MutexGuard<'_, Timeline> {
         self.timeline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attributes(&self) -> std::sync::MutexGuard<'_, StreamAttributes> {
+        self.attributes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `cuStreamGetAttribute`.
+    pub fn attribute(&self, id: u32) -> Result<CUstreamAttrValue> {
+        if id == PRIORITY {
+            let priority = self.priority.load(Ordering::Relaxed).cast_unsigned();
+            return Ok([u64::from(priority), 0, 0, 0, 0, 0, 0, 0]);
+        }
+        self.attributes().place(id).copied()
+    }
+
+    /// Keeps what the stream was told.
+    pub fn note_attribute(&self, id: u32, value: &CUstreamAttrValue) -> Result {
+        if id == PRIORITY {
+            let [a, b, c, d, ..] = value[0].to_le_bytes();
+            let priority = i32::from_le_bytes([a, b, c, d]);
+            self.priority.store(priority, Ordering::Relaxed);
+            return Ok(());
+        }
+        *self.attributes().place(id)? = *value;
+        Ok(())
     }
 
     pub fn is_blocking(&self) -> bool {
@@ -328,7 +388,7 @@ impl Target {
     /// `cuStreamSynchronize`.
     pub fn synchronize(self, scope: Scope) -> Result {
         scope.session.publish_counts();
-        if scope.session.has_device_output() {
+        if scope.session.has_device_output() || pool::take_release_due() {
             return output::synchronize(scope, Some(self.handle));
         }
         scope.session.alive()?;
@@ -428,7 +488,7 @@ fn blocking_work() -> Vec<Covered> {
 /// Waits for all work of the process (`cuCtxSynchronize`): streams without new work are not visited.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
-    if scope.session.has_device_output() {
+    if scope.session.has_device_output() || pool::take_release_due() {
         return output::synchronize(scope, None);
     }
     scope.session.alive()?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The folder that holds what `wormhole` starts and takes along: the supervisor, the workers, the
-/// frontend library and the init program of images.
+/// frontend libraries and the init program of images.
 #[derive(Debug, Clone)]
 pub struct Installation {
     command: PathBuf,
@@ -51,9 +51,12 @@ impl Installation {
         self.part("wormhole-worker")
     }
 
-    /// The guests' CUDA driver library, under the name that programs open.
-    pub fn frontend(&self) -> Result<PathBuf, InstallationError> {
-        self.part("libcuda.so.1")
+    /// The guests' libraries, the CUDA driver's and NVML, under the names that programs open.
+    pub fn frontends(&self) -> Result<Vec<PathBuf>, InstallationError> {
+        ["libcuda.so.1", "libnvidia-ml.so.1"]
+            .map(|name| self.part(name))
+            .into_iter()
+            .collect()
     }
 
     pub fn init(&self) -> Result<PathBuf, InstallationError> {

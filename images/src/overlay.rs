@@ -40,8 +40,13 @@ const PARTS: &str = "/usr/lib/wormhole";
 /// Where the emulated host keeps the guest's image.
 const IMAGES: &str = "/var/lib/wormhole/images";
 
-/// Names that the frontend stands for, whether or not this machine has an NVIDIA driver.
-const FRONTEND_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// Names that the frontends stand for, whether or not this machine has an NVIDIA driver.
+const FRONTEND_NAMES: [&str; 4] = [
+    "libcuda.so.1",
+    "libcuda.so",
+    "libnvidia-ml.so.1",
+    "libnvidia-ml.so",
+];
 
 /// Folders that are links into `/usr`, as on Debian.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
@@ -51,8 +56,8 @@ const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 pub struct GuestRun {
     /// `wormhole-init`.
     pub init: PathBuf,
-    /// The guest's `libcuda.so.1`; none for a guest without CUDA.
-    pub frontend: Option<PathBuf>,
+    /// The guest's `libcuda.so.1` and `libnvidia-ml.so.1`; none for a guest without CUDA.
+    pub frontends: Vec<PathBuf>,
     /// The program, at whose path the guest has it too.
     pub program: PathBuf,
     /// Its arguments, without its own name.
@@ -74,7 +79,7 @@ pub struct HostRun {
     pub init: PathBuf,
     /// The `wormhole` command.
     pub wormhole: PathBuf,
-    /// What it starts and takes along: supervisor, worker, `libcuda.so.1`, `wormhole-init`.
+    /// What it starts and takes along: supervisor, worker, the guest's libraries, `wormhole-init`.
     pub parts: Vec<PathBuf>,
     /// The image of the guest that it boots.
     pub guest: Image,
@@ -103,8 +108,11 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
 /// As [`guest_overlay`], with sinks for standard output, standard error and the report.
 pub(crate) fn guest_overlay_to(run: &GuestRun, sinks: [Sink; 3]) -> Result<Vec<u8>, ImageError> {
     let mut overlay = Overlay::new(&run.init, &run.variables)?;
-    if let Some(frontend) = &run.frontend {
-        overlay.executable_at(frontend, &Path::new(PARTS).join("libcuda.so.1"))?;
+    for frontend in &run.frontends {
+        let name = frontend
+            .file_name()
+            .ok_or_else(|| ImageError::Path(frontend.clone()))?;
+        overlay.executable_at(frontend, &Path::new(PARTS).join(name))?;
     }
     overlay.take(&run.program)?;
     for path in &run.take {
@@ -365,7 +373,7 @@ mod tests {
     fn run(program: &Path) -> GuestRun {
         GuestRun {
             init: "/bin/true".into(),
-            frontend: None,
+            frontends: Vec::new(),
             program: program.into(),
             arguments: vec!["x".into()],
             variables: vec![

@@ -6,6 +6,7 @@ use std::{env, fs};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=driver.idl");
     println!("cargo::rerun-if-changed=messages");
+    println!("cargo::rerun-if-changed=nvml.idl");
     println!("cargo::rerun-if-changed=types.idl");
     let table = wormhole_idl::load(Path::new("."))?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
@@ -19,5 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         out.join("round_trips.rs"),
         wormhole_idl::round_trips(&table, next),
     )?;
+    let nvml = wormhole_idl::Nvml::load(Path::new("."))?;
+    fs::write(out.join("nvml.rs"), wormhole_idl::nvml_tables(&nvml))?;
     Ok(())
 }

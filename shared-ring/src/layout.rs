@@ -70,7 +70,7 @@ pub mod session {
     /// The ring.
     pub const RING_BASE: usize = 0x10_0000;
     pub(super) const RING_BYTES: usize = 1 << 20;
-    pub(super) const MAX_RECORD: usize = 6 << 10;
+    pub(super) const MAX_RECORD: usize = 36 << 10;
 
     /// Bytes of a session segment.
     pub const BYTES: usize = super::SEGMENT_BYTES;

@@ -11,7 +11,7 @@ use wormhole_ring::{
     arena::{Arena, ArenaError, GRANULE, PAGE},
     control::{
         ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, ControlError, Grant, HEADER_BYTES,
-        Header, MAX_CONTROL_BODY, Message, Stream, WindowRun,
+        Header, MAX_CONTROL_BODY, Message, Observe, ProcessNumber, Stream, WindowRun,
     },
     layout::{MAX_BODY, SEGMENT_BYTES},
     memory::OwnedMemory,
@@ -167,6 +167,9 @@ proptest! {
             Message::ArenaRequest(ArenaRequest { id: small[0], segments: small[1] }),
             Message::ArenaReturn(run),
             Message::Doorbell,
+            Message::Process(ProcessNumber { pid: small[0], reserved: small[1] }),
+            Message::Observe(Observe { bootstrap_version: small[0], device: small[1] }),
+            Message::Observation { device: small[0], devices: small[1], more: run.id, facts: &text },
             Message::Grant(grant),
             Message::Refused { code: small[0], reason: &text },
             Message::ArenaGrant(run),

@@ -163,7 +163,8 @@ fn violation(word: u64) -> Violation {
 
 #[test]
 fn an_impossible_commit_word_is_a_violation() {
-    for word in [1 << 17 | 1, u64::from(u32::MAX), 97, 0xFFFF, 1 << 16] {
+    let longer = layout::MAX_RECORD as u64 / UNIT as u64 + 1;
+    for word in [1 << 17 | 1, u64::from(u32::MAX), longer, 0xFFFF, 1 << 16] {
         assert_eq!(violation(word), Violation::Commit { cursor: 0, word });
     }
     let lap = Violation::Lap {

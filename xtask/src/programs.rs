@@ -9,7 +9,9 @@ use crate::stage::place;
 use crate::toolchain::Toolkit;
 
 /// Folders below `programs/` that hold programs.
-const FOLDERS: [&str; 5] = ["", "exits", "faults", "lives", "order"];
+const FOLDERS: [&str; 8] = [
+    "", "api", "exits", "faults", "lives", "memory", "nvml", "order",
+];
 
 /// Programs that are built once more with a kernel that computes something else than it should: one whose
 /// result is far off, one that is off by one element, one that errs by millionths.
@@ -44,7 +46,8 @@ pub struct Program {
 pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     let sources = root.join("programs");
     let output = root.join("target/programs");
-    let header = modified(&sources.join("check.cuh"));
+    let headers = ["check.cuh", "api/driver.cuh"].map(|name| modified(&sources.join(name)));
+    let header = headers.into_iter().max().unwrap_or(SystemTime::UNIX_EPOCH);
     let runtime = output.join("shared/libcudart.so.13");
     if !runtime.is_file() {
         place(&toolkit.runtime(), &runtime)?;

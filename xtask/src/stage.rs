@@ -22,7 +22,7 @@ impl Stage {
 
 /// Builds everything in release form and stages it under `root/target/wormhole`.
 pub fn stage(root: &Path) -> Result<Stage, Failure> {
-    step("building wormhole, its backend and the frontend library");
+    step("building wormhole, its backend and the frontend libraries");
     cargo(root)
         .args([
             "build",
@@ -33,6 +33,7 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
             "wormhole-backend",
         ])
         .args(["--package", "wormhole-guest"])
+        .args(["--package", "wormhole-nvml"])
         .check()?;
     // The first process of an image has no libraries to load.
     cargo(root)
@@ -61,6 +62,10 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
             "lib/wormhole/wormhole-worker",
         ),
         (release.join("libcuda.so"), "lib/wormhole/libcuda.so.1"),
+        (
+            release.join("libnvidia_ml.so"),
+            "lib/wormhole/libnvidia-ml.so.1",
+        ),
         (
             target.join(TARGET).join("release/wormhole-init"),
             "lib/wormhole/wormhole-init",

@@ -89,6 +89,65 @@ impl Aperture {
         }
     }
 
+    /// Shows shared memory at an address of the aperture, beside where it was seen before.
+    pub fn show(&self, memory: &Shared, address: u64) -> io::Result<()> {
+        debug_assert!(self.holds(address, memory.bytes));
+        // SAFETY: the new view replaces a part of the aperture, which this object owns; the old size of zero
+        // leaves the views that there are alone.
+        let view = unsafe {
+            libc::mremap(
+                memory.start.cast(),
+                0,
+                to_usize(memory.bytes),
+                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+                ptr::without_provenance_mut::<libc::c_void>(to_usize(address)),
+            )
+        };
+        if view == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Ends a view: zeros are there instead.
+    pub fn hide(&self, address: u64, bytes: u64) -> io::Result<()> {
+        debug_assert!(self.holds(address, bytes));
+        // SAFETY: what is replaced is a part of the aperture, which this object owns; it stays readable and
+        // writable for those who are still there.
+        let empty = unsafe {
+            libc::mmap(
+                ptr::without_provenance_mut(to_usize(address)),
+                to_usize(bytes),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                -1,
+                0,
+            )
+        };
+        if empty == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Empties a range in which views were shown, some of which may never have been.
+    pub fn forget(&self, address: u64, bytes: u64) {
+        debug_assert!(self.holds(address, bytes));
+        // SAFETY: the range lies in the aperture and is private anonymous memory of this object: its views
+        // have ended. A failure leaves what late kernels wrote there, all of it the session's own.
+        unsafe {
+            libc::madvise(
+                ptr::without_provenance_mut(to_usize(address)),
+                to_usize(bytes),
+                libc::MADV_DONTNEED,
+            )
+        };
+    }
+
+    fn holds(&self, address: u64, bytes: u64) -> bool {
+        address >= self.start && address + bytes <= self.start + self.bytes
+    }
+
     /// Empties a range: it reads as zeros afterwards. Whole pages go back to the system.
     pub fn scrub(&self, address: u64, bytes: u64) {
         const PAGE: u64 = 4096;
@@ -111,6 +170,53 @@ impl Aperture {
         if result != 0 {
             zero(first, last - first);
         }
+    }
+}
+
+/// Memory that can be shown at several addresses.
+#[derive(Debug)]
+pub struct Shared {
+    start: *mut u8,
+    bytes: u64,
+}
+
+// SAFETY: a mapping of this process, reached by nobody through this object.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Zeros.
+    pub fn new(bytes: u64) -> io::Result<Self> {
+        // SAFETY: a new mapping where the kernel likes.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                to_usize(bytes),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            start: start.cast(),
+            bytes,
+        })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: this object's own mapping; views of it elsewhere stay.
+        unsafe { libc::munmap(self.start.cast(), to_usize(self.bytes)) };
     }
 }
 

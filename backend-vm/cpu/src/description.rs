@@ -24,6 +24,9 @@ pub const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 pub const REGISTERS_PER_MULTIPROCESSOR: u32 = 64 << 10;
 /// Most registers of a block.
 pub const REGISTERS_PER_BLOCK: u32 = 64 << 10;
+/// Where textures of memory begin, and the rows of those that have several, bytes.
+pub const TEXTURE_ALIGNMENT: u32 = 512;
+pub const TEXTURE_PITCH_ALIGNMENT: u32 = 32;
 /// Least and greatest stream priority.
 pub const PRIORITIES: (i32, i32) = (0, -5);
 
@@ -59,8 +62,7 @@ fn signed(value: u32) -> i32 {
 
 /// `CUdevice_attribute` (CUDA driver API 13.0, "Data types used by CUDA driver") and value.
 ///
-/// Textures and surfaces do not exist here; their limits are the architecture's, since programs read
-/// them without using either. What the device cannot do is 0.
+/// What the device cannot do is 0.
 fn attributes(processors: u32) -> Vec<(i32, i32)> {
     let mut all = vec![
         (1, signed(MAX_BLOCK_THREADS)),             // MAX_THREADS_PER_BLOCK
@@ -76,7 +78,7 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (11, i32::MAX),                             // MAX_PITCH
         (12, signed(REGISTERS_PER_BLOCK)),          // MAX_REGISTERS_PER_BLOCK
         (13, 1_000_000),                            // CLOCK_RATE, kHz
-        (14, 512),                                  // TEXTURE_ALIGNMENT
+        (14, signed(TEXTURE_ALIGNMENT)),            // TEXTURE_ALIGNMENT
         (15, 1),                                    // GPU_OVERLAP
         (16, signed(processors)),                   // MULTIPROCESSOR_COUNT
         (19, 1),                                    // CAN_MAP_HOST_MEMORY
@@ -88,7 +90,7 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (39, signed(THREADS_PER_MULTIPROCESSOR)),   // MAX_THREADS_PER_MULTIPROCESSOR
         (40, 1),                                    // ASYNC_ENGINE_COUNT
         (41, 1),                                    // UNIFIED_ADDRESSING
-        (51, 32),                                   // TEXTURE_PITCH_ALIGNMENT
+        (51, signed(TEXTURE_PITCH_ALIGNMENT)),      // TEXTURE_PITCH_ALIGNMENT
         (75, 9),                                    // COMPUTE_CAPABILITY_MAJOR
         (76, 0),                                    // COMPUTE_CAPABILITY_MINOR
         (78, 1),                                    // STREAM_PRIORITIES_SUPPORTED
@@ -102,12 +104,18 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (91, 1),                                    // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         (92, 1),                                    // CAN_USE_STREAM_MEM_OPS_V1
         (93, 1),                                    // CAN_USE_64_BIT_STREAM_MEM_OPS_V1
+        (94, 1),                                    // CAN_USE_STREAM_WAIT_VALUE_NOR_V1
         (95, 1),                                    // COOPERATIVE_LAUNCH
         (97, signed(SHARED_PER_BLOCK_OPTIN)),       // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         (99, 1),                                    // HOST_REGISTER_SUPPORTED
+        (102, 1),                                   // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        (103, 1),                                   // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         (106, signed(BLOCKS_PER_MULTIPROCESSOR)),   // MAX_BLOCKS_PER_MULTIPROCESSOR
         (111, signed(SHARED_RESERVED)),             // RESERVED_SHARED_MEMORY_PER_BLOCK
+        (115, 1),                                   // MEMORY_POOLS_SUPPORTED
+        (119, 1),                                   // MEMPOOL_SUPPORTED_HANDLE_TYPES
         (122, 1),                                   // CAN_USE_64_BIT_STREAM_MEM_OPS
+        (123, 1),                                   // CAN_USE_STREAM_WAIT_VALUE_NOR
         (126, 1),                                   // MEM_SYNC_DOMAIN_COUNT
         (130, 0),                                   // NUMA_CONFIG: none
         (131, -1),                                  // NUMA_ID
@@ -128,7 +136,7 @@ const ATTRIBUTES_END: i32 = 148;
 
 /// Limits of textures and surfaces ("CUDA C++ programming guide", technical specifications per
 /// compute capability), attributes 21 to 29, 42 to 49, 52 to 74 and 77.
-const TEXTURE_LIMITS: [(i32, i32); 41] = [
+pub const TEXTURE_LIMITS: [(i32, i32); 41] = [
     (21, 131_072),
     (22, 131_072),
     (23, 65_536),

@@ -1,5 +1,7 @@
 //! [`CpuDevice`].
 
+mod kernels;
+
 use std::fs;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,19 +9,25 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LinkInput, LoadedFunction,
-    LoadedModule, RawEvent, RawFunction, RawModule, RawStream, Result,
+    ArrayShape, BoxCopy, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
+    LinkInput, LoadedFunction, LoadedModule, RawArray, RawEvent, RawFunction, RawMipmap, RawModule,
+    RawStream, Resource, Result, Sampling, View,
 };
 
+use wormhole_ptx::LoadError;
+
 use crate::aperture::{ApertureError, to_usize};
+use crate::arrays::Arrays;
+use crate::boxes;
 use crate::description::describe;
 use crate::event::Events;
 use crate::kernel::Surroundings;
 use crate::limits::Limits;
 use crate::linker;
-use crate::memory::{Memory, Owner, pointer};
+use crate::memory::{Memory, Owner, Use, pointer};
 use crate::module::Modules;
 use crate::output::Output;
+use crate::pools::Pools;
 use crate::scheduler::{Point, Scheduler};
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -45,7 +53,8 @@ pub struct OpenError(#[from] ApertureError);
 #[derive(Debug)]
 pub struct CpuDevice {
     description: Description,
-    memory: Arc<Memory>,
+    pub(crate) memory: Arc<Memory>,
+    pools: Pools,
     multiprocessors: u32,
     processors: usize,
     context: RwLock<Arc<Context>>,
@@ -53,11 +62,12 @@ pub struct CpuDevice {
 
 /// What a reset replaces.
 #[derive(Debug)]
-struct Context {
-    scheduler: Scheduler,
+pub(crate) struct Context {
+    pub scheduler: Scheduler,
     events: Events,
     modules: Modules,
     limits: Limits,
+    arrays: Arrays,
     output: Arc<Output>,
 }
 
@@ -68,6 +78,7 @@ impl Context {
             events: Events::default(),
             modules: Modules::default(),
             limits: Limits::default(),
+            arrays: Arrays::default(),
             output: Arc::default(),
         }
     }
@@ -89,6 +100,7 @@ impl CpuDevice {
         let multiprocessors = u32::try_from(processors).unwrap_or(u32::MAX);
         Ok(Self {
             description: describe(bytes, multiprocessors),
+            pools: Pools::new(Arc::clone(&memory)),
             memory,
             multiprocessors,
             processors,
@@ -100,11 +112,48 @@ impl CpuDevice {
         Arc::clone(&self.context.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
     /// The context, if it lives.
-    fn context(&self) -> Result<Arc<Context>> {
+    pub(crate) fn context(&self) -> Result<Arc<Context>> {
         let context = self.current();
         context.scheduler.alive()?;
         Ok(context)
+    }
+
+    /// Whether work may reach these ranges. Where memory is mapped without that access the stream faults, as a
+    /// kernel would; what is nobody's memory is an error at the call.
+    fn reaches(
+        &self,
+        context: &Context,
+        stream: RawStream,
+        ranges: &[(u64, u64, Use)],
+    ) -> Result<bool> {
+        let check = |(address, bytes, intent): &(u64, u64, Use)| {
+            self.memory.check(*address, *bytes, *intent)
+        };
+        match ranges.iter().try_for_each(check) {
+            Ok(()) => Ok(true),
+            Err(CuError::ILLEGAL_ADDRESS) => {
+                let fault = || Err(CuError::ILLEGAL_ADDRESS);
+                context.scheduler.submit(stream, Box::new(fault))?;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for the points, after which pools give back what they do not use.
+    fn synchronized(&self, context: &Context, points: &[Point]) -> Result<()> {
+        context.synchronize(points)?;
+        self.pools.synchronized(&context.scheduler);
+        Ok(())
     }
 
     /// Waits until all work of the context is complete, as calls do that take memory away.
@@ -172,6 +221,13 @@ fn run_fill(fill: &Fill) {
     }
 }
 
+/// Tells why something is not loaded, in the words of the native tools.
+fn refused(what: &str, error: &LoadError, jit: &mut Jit) -> CuError {
+    tracing::warn!(%error, "{what} is refused");
+    jit.errors = format!("error   : {error}\n").into_bytes();
+    CuError(error.cuda_code())
+}
+
 impl Device for CpuDevice {
     fn bind_thread(&self) -> Result<()> {
         self.context().map(drop)
@@ -193,18 +249,31 @@ impl Device for CpuDevice {
         context.output.take()
     }
 
+    fn own_memory(&self) -> Option<u64> {
+        let (free, total) = self.memory.info();
+        Some(total - free)
+    }
+
     fn memory_info(&self) -> Result<(u64, u64)> {
         self.context()?;
         Ok(self.memory.info())
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
-        self.context()?;
-        self.memory.allocate(bytes, Owner::Program)
+        let context = self.context()?;
+        let allocated = self.memory.allocate(bytes, Owner::Program);
+        if allocated == Err(CuError::OUT_OF_MEMORY) {
+            self.pools.release_all(&context.scheduler);
+            return self.memory.allocate(bytes, Owner::Program);
+        }
+        allocated
     }
 
     fn free(&self, address: u64) -> Result<()> {
         self.context()?;
+        if self.pools.owns(address) {
+            return self.pools.free_now(address);
+        }
         self.memory.owned(address, Owner::Program)?;
         self.idle()?;
         self.memory.free(address, Owner::Program)
@@ -235,8 +304,10 @@ impl Device for CpuDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check(destination, bytes)?;
-        self.memory.check(source, bytes)?;
+        let ends = [(destination, bytes, Use::Write), (source, bytes, Use::Read)];
+        if !self.reaches(&context, stream, &ends)? {
+            return Ok(());
+        }
         let memory = Arc::clone(&self.memory);
         let work = move || {
             let _mapped = memory;
@@ -260,7 +331,10 @@ impl Device for CpuDevice {
         if data.is_empty() {
             return Ok(());
         }
-        self.memory.check(destination, data.len() as u64)?;
+        let end = (destination, data.len() as u64, Use::Write);
+        if !self.reaches(&context, stream, &[end])? {
+            return Ok(());
+        }
         let memory = Arc::clone(&self.memory);
         let data = Box::<[u8]>::from(data);
         let bytes = data.len();
@@ -289,7 +363,10 @@ impl Device for CpuDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check(fill.destination, bytes)?;
+        let end = (fill.destination, bytes, Use::Write);
+        if !self.reaches(&context, stream, &[end])? {
+            return Ok(());
+        }
         let memory = Arc::clone(&self.memory);
         let work = move || {
             let _mapped = memory;
@@ -321,13 +398,13 @@ impl Device for CpuDevice {
     fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let context = self.context()?;
         let points = context.scheduler.frontier(stream)?;
-        context.synchronize(&points)
+        self.synchronized(&context, &points)
     }
 
     fn synchronize(&self) -> Result<()> {
         let context = self.context()?;
         let points = context.scheduler.whole_frontier();
-        context.synchronize(&points)
+        self.synchronized(&context, &points)
     }
 
     fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()> {
@@ -344,7 +421,7 @@ impl Device for CpuDevice {
 
     fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()> {
         let context = self.context()?;
-        self.memory.check(address, 8)?;
+        self.memory.check(address, 8, Use::Write)?;
         if !address.is_multiple_of(8) {
             return Err(CuError::INVALID_VALUE);
         }
@@ -384,19 +461,25 @@ impl Device for CpuDevice {
     fn synchronize_event(&self, event: RawEvent) -> Result<()> {
         let context = self.context()?;
         let point = context.events.point(event)?;
-        context.synchronize(point.as_slice())
+        self.synchronized(&context, point.as_slice())
     }
 
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         self.context()?.events.elapsed(start, end)
     }
 
-    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
-        linker::link(inputs)
+    fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()> {
+        linker::try_link(inputs).map_err(|error| refused("an input of a link", &error, jit))
     }
 
-    fn load(&self, image: &[u8], _kind: ImageKind) -> Result<LoadedModule> {
-        self.context()?.modules.load(image, &self.memory)
+    fn link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<Vec<u8>> {
+        linker::link(inputs).map_err(|error| refused("a link", &error, jit))
+    }
+
+    fn load(&self, image: &[u8], _kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule> {
+        let loaded = wormhole_ptx::Module::load(image);
+        let loaded = loaded.map_err(|error| refused("an image", &error, jit))?;
+        self.context()?.modules.load(loaded, &self.memory)
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {
@@ -464,6 +547,7 @@ impl Device for CpuDevice {
         let surroundings = Surroundings {
             memory: Arc::clone(&self.memory),
             output: Arc::clone(&context.output),
+            objects: context.arrays.objects(),
             cancel: context.scheduler.cancel(),
             heap,
             printed: context.limits.printf(),
@@ -488,9 +572,64 @@ impl Device for CpuDevice {
         let mut current = self.context.write().unwrap_or_else(PoisonError::into_inner);
         current.scheduler.alive()?;
         current.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
+        self.pools.abandon();
         self.memory.clear();
         *current = Arc::new(Context::new());
         Ok(())
+    }
+}
+
+impl wormhole_device::Arrays for CpuDevice {
+    fn create_array(&self, shape: &ArrayShape) -> Result<RawArray> {
+        self.context()?.arrays.create(shape, &self.memory)
+    }
+
+    fn destroy_array(&self, array: RawArray) -> Result<()> {
+        self.idle()?.arrays.destroy(array, &self.memory)
+    }
+
+    fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap> {
+        self.context()?
+            .arrays
+            .create_mipmap(shape, levels, &self.memory)
+    }
+
+    fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()> {
+        self.idle()?.arrays.destroy_mipmap(mipmap, &self.memory)
+    }
+
+    fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray> {
+        self.context()?.arrays.level(mipmap, level)
+    }
+
+    fn create_texture(
+        &self,
+        resource: &Resource,
+        sampling: &Sampling,
+        view: Option<&View>,
+    ) -> Result<u64> {
+        let context = self.context()?;
+        context
+            .arrays
+            .create_texture(resource, sampling, view, &self.memory)
+    }
+
+    fn destroy_texture(&self, texture: u64) -> Result<()> {
+        self.context()?.arrays.destroy_object(texture)
+    }
+
+    fn create_surface(&self, array: RawArray) -> Result<u64> {
+        self.context()?.arrays.create_surface(array)
+    }
+
+    fn destroy_surface(&self, surface: u64) -> Result<()> {
+        self.context()?.arrays.destroy_object(surface)
+    }
+
+    fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
+        let context = self.context()?;
+        let work = boxes::work(copy, &self.memory, &context.arrays)?;
+        context.scheduler.submit(stream, work).map(drop)
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use wormhole_device::{CuError, Launch, Parameter, Result};
 use wormhole_ptx::{DeviceHeap, GlobalMemory, LaunchConfig, Region};
 
+use crate::arrays::Objects;
 use crate::description::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
 use crate::launch::Needs;
 use crate::memory::{Memory, Owner, pointer};
@@ -47,6 +48,8 @@ pub struct Kernel {
 pub struct Surroundings {
     pub memory: Arc<Memory>,
     pub output: Arc<Output>,
+    /// Textures and surfaces.
+    pub objects: Arc<Objects>,
     /// Becomes true when kernels are to stop.
     pub cancel: Arc<AtomicBool>,
     /// Where device `malloc` takes memory from.
@@ -176,7 +179,7 @@ impl Kernel {
                 grid_id: GRIDS.fetch_add(1, Ordering::Relaxed),
                 grid_workspace,
                 heap: around.heap.as_deref(),
-                objects: None,
+                objects: Some(&*around.objects),
                 cancel: Some(&around.cancel),
                 threads: around.threads,
             };
@@ -200,12 +203,12 @@ struct Reach<'a>(&'a Memory);
 // `unregister` sees to. Device and host addresses are equal.
 unsafe impl GlobalMemory for Reach<'_> {
     fn region(&self, address: u64, bytes: u64) -> Option<Region> {
-        let (start, bytes) = self.0.region(address, bytes)?;
+        let range = self.0.region(address, bytes)?;
         Some(Region {
-            start,
-            bytes,
-            host: pointer(start),
-            writable: true,
+            start: range.start,
+            bytes: range.bytes,
+            host: pointer(range.start),
+            writable: range.writable,
         })
     }
 }

@@ -3,12 +3,12 @@
 //! The limits and the codes are the native driver's; where the CPU itself has none, the described
 //! device's are kept, so that a program behaves here as it will there.
 
-use wormhole_device::{CuError, Launch, LaunchAttribute, Result};
+use wormhole_device::{ClusterLaunch, CuError, Launch, LaunchAttribute, Result};
 
 use crate::description::{
     BLOCKS_PER_MULTIPROCESSOR, MAX_BLOCK, MAX_BLOCK_THREADS, MAX_GRID,
-    REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED,
-    THREADS_PER_MULTIPROCESSOR, WARP,
+    REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK_OPTIN, SHARED_PER_MULTIPROCESSOR,
+    SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
 };
 
 const COOPERATIVE: u32 = 2;
@@ -103,13 +103,40 @@ pub fn occupancy(needs: &Needs, threads: u32, dynamic_shared: u64) -> u32 {
     let by_threads = THREADS_PER_MULTIPROCESSOR / (warps * WARP);
     let warp_registers = (needs.registers * WARP).next_multiple_of(REGISTER_UNIT);
     let by_registers = (REGISTERS_PER_MULTIPROCESSOR / warp_registers.max(1)) / warps;
-    let shared = u64::from(needs.shared) + dynamic_shared + u64::from(SHARED_RESERVED);
+    let taken = u64::from(needs.shared) + u64::from(SHARED_RESERVED);
+    let shared = dynamic_shared.saturating_add(taken);
     let by_shared = u64::from(SHARED_PER_MULTIPROCESSOR) / shared;
     let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
     BLOCKS_PER_MULTIPROCESSOR
         .min(by_threads)
         .min(by_registers)
         .min(by_shared)
+}
+
+/// Dynamic shared memory that each of `blocks` blocks of `threads` threads may take for all of them to fit a
+/// multiprocessor, bytes; 0 where they do not fit in any case.
+pub fn available_shared(needs: &Needs, blocks: u32, threads: u32) -> u64 {
+    if occupancy(needs, threads, 0) < blocks {
+        return 0;
+    }
+    let share = (SHARED_PER_MULTIPROCESSOR / blocks).min(SHARED_PER_BLOCK_OPTIN + SHARED_RESERVED);
+    let taken = needs.shared + SHARED_RESERVED;
+    u64::from(share.saturating_sub(taken))
+}
+
+/// Clusters, of one block each, that fit a multiprocessor at a time.
+pub fn active_clusters(needs: &Needs, launch: &ClusterLaunch<'_>) -> Result<u32> {
+    attributes(launch.attributes)?;
+    let threads = launch
+        .block
+        .iter()
+        .try_fold(1_u32, |product, size| product.checked_mul(*size));
+    let threads = threads.filter(|threads| (1..=MAX_BLOCK_THREADS).contains(threads));
+    let threads = threads.ok_or(CuError::INVALID_VALUE)?;
+    if launch.grid.contains(&0) || launch.shared > needs.max_dynamic_shared {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(occupancy(needs, threads, launch.shared.into()))
 }
 
 #[cfg(test)]
@@ -187,6 +214,20 @@ mod tests {
         );
         let cluster = try_launch([2, 1, 1], [1, 1, 1], 0, CLUSTER_DIMENSION, 2);
         assert_eq!(cluster, Err(CuError::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn what_is_available_lets_as_many_blocks_fit_and_no_more() {
+        for blocks in 1..=8 {
+            let bytes = available_shared(&NEEDS, blocks, 256);
+            assert!(occupancy(&NEEDS, 256, bytes) >= blocks);
+            if bytes + 2048 < u64::from(SHARED_PER_BLOCK_OPTIN) {
+                assert!(occupancy(&NEEDS, 256, bytes + 2048) < blocks.max(2));
+            }
+        }
+        assert_eq!(available_shared(&NEEDS, 9, 256), 0, "threads are too few");
+        assert_eq!(available_shared(&NEEDS, 1, 257), 0);
+        assert_eq!(occupancy(&NEEDS, 256, u64::MAX), 0);
     }
 
     #[test]

@@ -10,9 +10,13 @@
 //! - After the first fault nothing runs: no fence behind it is ever written.
 
 mod aperture;
+mod arrays;
+mod boxes;
 mod description;
 mod device;
 mod event;
+mod holes;
+mod image_limits;
 mod kernel;
 mod launch;
 mod limits;
@@ -20,7 +24,10 @@ mod linker;
 mod memory;
 mod module;
 mod output;
+mod pools;
 mod scheduler;
+mod stream_memory;
+mod virtual_memory;
 
 pub use aperture::ApertureError;
 pub use device::{CpuDevice, OpenError, Options};

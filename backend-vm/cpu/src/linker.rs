@@ -1,45 +1,79 @@
-//! Links PTX: what `cuLinkComplete` gives on this device is PTX again, which loads like any other.
+//! Links what programs add to a link: the PTX in it becomes one text, which loads like any other image.
 
 use std::borrow::Cow;
 
-use wormhole_device::{CuError, LinkInput, Result};
-use wormhole_ptx::image::{Found, find_ptx};
+use wormhole_device::LinkInput;
+use wormhole_ptx::LoadError;
+use wormhole_ptx::image::{Found, find_ptx, members, of_object};
+use wormhole_ptx::link::{Input, LinkError};
 
-/// Links the inputs into one image: PTX text that ends with a zero byte. Two inputs with PTX are
-/// `CUDA_ERROR_NOT_SUPPORTED`, as are object files and libraries.
-pub fn link(inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
+/// A text of an input.
+struct Text<'a> {
+    name: Cow<'a, str>,
+    text: Cow<'a, str>,
+    of_library: bool,
+}
+
+/// Whether the inputs can go into one link.
+pub fn try_link(inputs: &[LinkInput<'_>]) -> Result<(), LoadError> {
+    with_texts(inputs, wormhole_ptx::link::try_link)
+}
+
+/// Links the inputs into one image: PTX text that ends with a zero byte.
+pub fn link(inputs: &[LinkInput<'_>]) -> Result<Vec<u8>, LoadError> {
+    let linked = with_texts(inputs, wormhole_ptx::link::link)?;
+    wormhole_ptx::Module::from_ptx(&linked)?;
+    let mut image = linked.into_bytes();
+    image.push(0);
+    Ok(image)
+}
+
+fn with_texts<R>(
+    inputs: &[LinkInput<'_>],
+    then: fn(&[Input<'_>]) -> Result<R, LinkError>,
+) -> Result<R, LoadError> {
     let mut texts = Vec::new();
     for input in inputs {
-        texts.extend(text(input)?);
+        take(input, &mut texts)?;
     }
-    let [text] = texts.as_slice() else {
-        tracing::warn!(
-            inputs = texts.len(),
-            "a link is refused: this device links one input with PTX"
-        );
-        return Err(CuError::NOT_SUPPORTED);
+    let inputs: Vec<Input<'_>> = texts
+        .iter()
+        .map(|text| Input {
+            name: &text.name,
+            text: &text.text,
+            of_library: text.of_library,
+        })
+        .collect();
+    Ok(then(&inputs)?)
+}
+
+/// Adds the texts of an input.
+fn take<'a>(input: &LinkInput<'a>, texts: &mut Vec<Text<'a>>) -> Result<(), LoadError> {
+    let name = Cow::Borrowed(input.name);
+    let own = |text| Text {
+        name: name.clone(),
+        text,
+        of_library: false,
     };
-    wormhole_ptx::Module::from_ptx(text).map_err(|error| refused(&error))?;
-    Ok([text.as_bytes(), &[0]].concat())
-}
-
-/// The PTX of an input; `None` if it is an image without kernels.
-fn text<'a>(input: &LinkInput<'a>) -> Result<Option<Cow<'a, str>>> {
     match input.kind {
-        LinkInput::CUBIN | LinkInput::PTX | LinkInput::FATBINARY => {}
-        LinkInput::OBJECT | LinkInput::LIBRARY => {
-            tracing::warn!("a link is refused: this device reads no object files");
-            return Err(CuError::NOT_SUPPORTED);
+        // What this device links is PTX, whatever a program thinks that it was given.
+        LinkInput::CUBIN | LinkInput::PTX | LinkInput::FATBINARY => {
+            if let Found::Ptx(text) = find_ptx(input.data)? {
+                texts.push(own(text));
+            }
         }
-        _ => return Err(CuError::INVALID_VALUE),
+        LinkInput::OBJECT => texts.extend(of_object(input.data)?.into_iter().map(own)),
+        LinkInput::LIBRARY => {
+            for member in members(input.data)? {
+                let name = format!("{name}({})", member.name);
+                texts.extend(member.texts.into_iter().map(|text| Text {
+                    name: Cow::Owned(name.clone()),
+                    text,
+                    of_library: true,
+                }));
+            }
+        }
+        _ => return Err(LoadError::Intermediate),
     }
-    match find_ptx(input.data).map_err(|error| refused(&error))? {
-        Found::Ptx(text) => Ok(Some(text)),
-        Found::Empty => Ok(None),
-    }
-}
-
-fn refused(error: &wormhole_ptx::LoadError) -> CuError {
-    tracing::warn!(%error, "a link is refused");
-    CuError(error.cuda_code())
+    Ok(())
 }

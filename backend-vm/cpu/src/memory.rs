@@ -12,13 +12,16 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use wormhole_device::{CuError, Result};
 
 use crate::aperture::{Aperture, ApertureError, to_usize};
+use crate::holes::Holes;
+use crate::virtual_memory::VirtualBooks;
 
 /// Allocations begin at and are rounded to multiples of this.
 pub const ALIGNMENT: u64 = 512;
 /// Allocations of at least this size begin at multiples of it.
 const LARGE: u64 = 2 << 20;
-/// Address space for each byte that may be allocated, so that holes do not exhaust it early.
-const SPREAD: u64 = 4;
+/// Address space for each byte that may be allocated, so that holes do not exhaust it early: programs reserve
+/// addresses for all the memory there is more than once.
+const SPREAD: u64 = 16;
 /// The smallest aperture.
 const SMALLEST_APERTURE: u64 = 1 << 30;
 
@@ -29,6 +32,8 @@ pub enum Owner {
     Program,
     /// The device itself: a module's variables, the heap. Each such owner is another.
     Internal(u64),
+    /// A memory pool: it belongs to no context.
+    Pool,
 }
 
 impl Owner {
@@ -45,19 +50,34 @@ struct Block {
     owner: Owner,
 }
 
+/// What is done with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    Read,
+    Write,
+}
+
+/// Memory that may be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub start: u64,
+    pub bytes: u64,
+    pub writable: bool,
+}
+
 #[derive(Debug)]
-struct Books {
+pub(crate) struct Books {
     live: BTreeMap<u64, Block>,
-    /// Free ranges, address to size; no two are adjacent.
-    holes: BTreeMap<u64, u64>,
-    used: u64,
+    pub holes: Holes,
+    pub used: u64,
     /// Registered host ranges, address to size.
     registered: BTreeMap<u64, u64>,
+    pub virtual_memory: VirtualBooks,
 }
 
 impl Books {
-    /// The allocation or registration that holds all of `bytes` bytes at `address`.
-    fn find(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
+    /// The allocation, registration or mapped range that holds all of `bytes` bytes at `address`.
+    fn find(&self, address: u64, bytes: u64) -> Option<Range> {
         let end = address.checked_add(bytes)?;
         let allocated = self
             .live
@@ -72,7 +92,13 @@ impl Books {
         allocated
             .into_iter()
             .chain(registered)
-            .find(|(start, size)| end <= start + size)
+            .map(|(start, bytes)| Range {
+                start,
+                bytes,
+                writable: true,
+            })
+            .chain(self.virtual_memory.find(address))
+            .find(|range| end <= range.start + range.bytes)
     }
 }
 
@@ -93,11 +119,14 @@ impl Memory {
             .ok_or(ApertureError::Full { bytes: limit })?
             .max(SMALLEST_APERTURE);
         let aperture = Aperture::reserve(bytes)?;
+        let mut holes = Holes::default();
+        holes.put(aperture.start(), bytes);
         let books = RwLock::new(Books {
             live: BTreeMap::new(),
-            holes: BTreeMap::from([(aperture.start(), bytes)]),
+            holes,
             used: 0,
             registered: BTreeMap::new(),
+            virtual_memory: VirtualBooks::default(),
         });
         Ok(Self {
             aperture,
@@ -110,8 +139,17 @@ impl Memory {
         self.books.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Books> {
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Books> {
         self.books.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn aperture(&self) -> &Aperture {
+        &self.aperture
+    }
+
+    /// The most bytes that can be in use.
+    pub fn limit(&self) -> u64 {
+        self.limit
     }
 
     /// Free and total, bytes.
@@ -133,24 +171,14 @@ impl Memory {
         if bytes > self.limit - books.used {
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let (hole, size, address) = books
+        let address = books
             .holes
-            .iter()
-            .map(|(hole, size)| (*hole, *size, hole.next_multiple_of(alignment)))
-            .find(|(hole, size, address)| address + bytes <= hole + size)
+            .take(bytes, alignment)
             .ok_or(CuError::OUT_OF_MEMORY)?;
-        self.aperture.commit(address, bytes).map_err(|error| {
+        if let Err(error) = self.aperture.commit(address, bytes) {
             tracing::warn!(%error, bytes, "the system gives no memory for an allocation");
-            CuError::OUT_OF_MEMORY
-        })?;
-        books.holes.remove(&hole);
-        if address > hole {
-            books.holes.insert(hole, address - hole);
-        }
-        if address + bytes < hole + size {
-            books
-                .holes
-                .insert(address + bytes, hole + size - address - bytes);
+            books.holes.put(address, bytes);
+            return Err(CuError::OUT_OF_MEMORY);
         }
         books.used += bytes;
         books.live.insert(address, Block { bytes, owner });
@@ -182,24 +210,19 @@ impl Memory {
         };
         self.aperture.scrub(address, block.bytes);
         books.used -= block.bytes;
-        let (mut start, mut bytes) = (address, block.bytes);
-        if let Some((&before, &size)) = books.holes.range(..address).next_back()
-            && before + size == address
-        {
-            books.holes.remove(&before);
-            start = before;
-            bytes += size;
-        }
-        if let Some(size) = books.holes.remove(&(address + block.bytes)) {
-            bytes += size;
-        }
-        books.holes.insert(start, bytes);
+        books.holes.put(address, block.bytes);
     }
 
-    /// Frees everything and forgets all registrations.
+    /// Frees everything that belongs to the context and forgets all registrations.
     pub fn clear(&self) {
         let mut books = self.write();
-        while let Some((&address, _)) = books.live.first_key_value() {
+        let gone: Vec<u64> = books
+            .live
+            .iter()
+            .filter(|(_, block)| block.owner != Owner::Pool)
+            .map(|(address, _)| *address)
+            .collect();
+        for address in gone {
             self.release(&mut books, address);
         }
         books.registered.clear();
@@ -238,16 +261,23 @@ impl Memory {
         known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
     }
 
-    /// The allocation or registration that the range lies in: its start and size.
-    pub fn region(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
+    /// What the range lies in, all of it.
+    pub fn region(&self, address: u64, bytes: u64) -> Option<Range> {
         self.read().find(address, bytes)
     }
 
-    /// `Ok` if the range lies in one allocation or one registration.
-    pub fn check(&self, address: u64, bytes: u64) -> Result<()> {
-        self.region(address, bytes)
-            .map(drop)
-            .ok_or(CuError::INVALID_VALUE)
+    /// `Ok` if all of the range lies in one allocation, one registration or mapped memory, and may be used so.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS` for mapped memory that does not allow that use, `CUDA_ERROR_INVALID_VALUE`
+    /// for everything else.
+    pub fn check(&self, address: u64, bytes: u64, intent: Use) -> Result<()> {
+        let books = self.read();
+        match books.find(address, bytes) {
+            Some(range) if range.writable || intent == Use::Read => Ok(()),
+            None if !books.virtual_memory.maps(address, bytes) => Err(CuError::INVALID_VALUE),
+            _ => Err(CuError::ILLEGAL_ADDRESS),
+        }
     }
 }
 
@@ -271,7 +301,7 @@ mod tests {
         for bytes in [1, 512, 513, 4096, 3 << 20, 7] {
             let address = memory.allocate(bytes, Owner::Program).expect("allocate");
             assert_eq!(address % if bytes >= LARGE { LARGE } else { ALIGNMENT }, 0);
-            assert!(memory.check(address, bytes).is_ok());
+            assert!(memory.check(address, bytes, Use::Read).is_ok());
             all.push((address, bytes.next_multiple_of(ALIGNMENT)));
         }
         let used: u64 = all.iter().map(|(_, bytes)| bytes).sum();
@@ -290,7 +320,7 @@ mod tests {
             );
         }
         assert_eq!(memory.info().0, 64 << 20);
-        assert_eq!(memory.read().holes.len(), 1, "holes were merged");
+        assert_eq!(memory.read().holes.all().len(), 1, "holes were merged");
     }
 
     #[test]
@@ -323,12 +353,32 @@ mod tests {
     fn a_range_past_an_allocation_is_refused() {
         let memory = memory();
         let address = memory.allocate(1024, Owner::Program).expect("allocate");
-        assert_eq!(memory.check(address, 1025), Err(CuError::INVALID_VALUE));
-        assert_eq!(memory.check(address + 1024, 1), Err(CuError::INVALID_VALUE));
-        assert_eq!(memory.check(address, u64::MAX), Err(CuError::INVALID_VALUE));
-        assert_eq!(memory.check(address + 1020, 8), Err(CuError::INVALID_VALUE));
-        assert_eq!(memory.check(u64::MAX, 8), Err(CuError::INVALID_VALUE));
-        assert_eq!(memory.region(address + 1020, 4), Some((address, 1024)));
+        assert_eq!(
+            memory.check(address, 1025, Use::Read),
+            Err(CuError::INVALID_VALUE)
+        );
+        assert_eq!(
+            memory.check(address + 1024, 1, Use::Read),
+            Err(CuError::INVALID_VALUE)
+        );
+        assert_eq!(
+            memory.check(address, u64::MAX, Use::Read),
+            Err(CuError::INVALID_VALUE)
+        );
+        assert_eq!(
+            memory.check(address + 1020, 8, Use::Read),
+            Err(CuError::INVALID_VALUE)
+        );
+        assert_eq!(
+            memory.check(u64::MAX, 8, Use::Read),
+            Err(CuError::INVALID_VALUE)
+        );
+        let whole = Range {
+            start: address,
+            bytes: 1024,
+            writable: true,
+        };
+        assert_eq!(memory.region(address + 1020, 4), Some(whole));
         assert_eq!(memory.region(0, 1), None);
     }
 
@@ -355,8 +405,11 @@ mod tests {
                 Err(CuError::HOST_MEMORY_ALREADY_REGISTERED)
             );
         }
-        assert!(memory.check(0x10800, 0x800).is_ok());
-        assert_eq!(memory.check(0x10800, 0x1000), Err(CuError::INVALID_VALUE));
+        assert!(memory.check(0x10800, 0x800, Use::Read).is_ok());
+        assert_eq!(
+            memory.check(0x10800, 0x1000, Use::Read),
+            Err(CuError::INVALID_VALUE)
+        );
         memory.unregister(0x10000).expect("unregister");
         assert_eq!(
             memory.unregister(0x10000),

@@ -8,7 +8,7 @@ use wormhole_ptx::{DeviceHeap, Program};
 
 use crate::kernel::Kernel;
 use crate::limits::Limits;
-use crate::memory::{ALIGNMENT, Memory, Owner, pointer};
+use crate::memory::{ALIGNMENT, Memory, Owner, Use, pointer};
 
 #[derive(Debug)]
 struct Module {
@@ -65,12 +65,8 @@ impl Modules {
         self.slab.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads an image: its variables get memory and their first values.
-    pub fn load(&self, image: &[u8], memory: &Arc<Memory>) -> Result<LoadedModule> {
-        let loaded = wormhole_ptx::Module::load(image).map_err(|error| {
-            tracing::warn!(%error, "an image is refused");
-            CuError(error.cuda_code())
-        })?;
+    /// Takes a module in: its variables get memory and their first values.
+    pub fn load(&self, loaded: wormhole_ptx::Module, memory: &Arc<Memory>) -> Result<LoadedModule> {
         let uses_output = loaded.may_print();
         let owner = Owner::internal();
         let mut variables = Variables {
@@ -153,6 +149,12 @@ impl Modules {
         })
     }
 
+    /// The names of a module's kernels, in the order of the image.
+    pub fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+        let program = Arc::clone(&self.lock().module(module)?.program);
+        Ok(program.module().kernel_names().map(str::to_owned).collect())
+    }
+
     /// Address and size of a variable.
     pub fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
         self.lock()
@@ -185,7 +187,10 @@ impl Modules {
 
 /// Writes a variable's first values; what lies outside its memory is left out.
 fn write(memory: &Memory, address: u64, bytes: &[u8]) {
-    if memory.check(address, bytes.len() as u64).is_ok() {
+    if memory
+        .check(address, bytes.len() as u64, Use::Write)
+        .is_ok()
+    {
         // SAFETY: the range was found in an allocation, of which nobody else knows yet.
         unsafe {
             pointer(address).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());

@@ -2,7 +2,7 @@
 
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::{
-    CuError, Device, Fill, ImageKind, Launch, RawEvent, RawFunction, RawModule, RawStream,
+    CuError, Device, Fill, ImageKind, Jit, Launch, RawEvent, RawFunction, RawModule, RawStream,
 };
 
 const LEGACY: RawStream = RawStream::LEGACY;
@@ -39,7 +39,9 @@ fn device() -> CpuDevice {
 }
 
 fn store(device: &CpuDevice, address: u64) -> Result<(), CuError> {
-    let module = device.load(STORE.as_bytes(), ImageKind::Module)?.module;
+    let module = device
+        .load(STORE.as_bytes(), ImageKind::Module, &mut Jit::default())?
+        .module;
     let function = device.function(module, "store")?.function;
     device.launch(&Launch {
         function,
@@ -192,7 +194,7 @@ AGAIN:
 ";
     let device = device();
     let module = device
-        .load(FOREVER.as_bytes(), ImageKind::Module)
+        .load(FOREVER.as_bytes(), ImageKind::Module, &mut Jit::default())
         .expect("load")
         .module;
     let function = device
@@ -244,7 +246,7 @@ fn host_memory_that_a_dead_context_lets_go_of_is_in_use_no_more() {
     // SAFETY: the pages are never freed.
     unsafe { device.register(pages.address(), BYTES as u64) }.expect("register");
     let [filled, faulty] = [(); 2].map(|()| device.create_stream(1, 0).expect("a stream"));
-    let module = device.load(FAULT.as_bytes(), ImageKind::Module);
+    let module = device.load(FAULT.as_bytes(), ImageKind::Module, &mut Jit::default());
     let module = module.expect("an image").module;
     let function = device.function(module, "fault").expect("a kernel").function;
     // Byte by byte, so that it takes a while.

@@ -1,5 +1,7 @@
 //! [`CudaDevice`].
 
+mod kernels;
+
 use std::borrow::Cow;
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -7,14 +9,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LinkInput, LoadedFunction,
-    LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
+    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
+    LoadedFunction, LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
 };
 
-use crate::capture;
 use crate::driver::Driver;
 use crate::image::{Images, Loaded, check, terminated, uses_output};
 use crate::open::{self, Handles, OpenError, Opened, Options};
+use crate::wrapper::Wrapper;
+use crate::{capture, jit};
 
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
@@ -26,7 +29,7 @@ const REGISTER_FLAGS: u32 = 3;
 /// One device of the real driver.
 #[derive(Debug)]
 pub struct CudaDevice {
-    driver: Driver,
+    pub(crate) driver: Driver,
     device: i32,
     context: Mutex<Handles>,
     description: Description,
@@ -37,7 +40,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn stream(stream: RawStream) -> CUstream {
+pub(crate) fn stream(stream: RawStream) -> CUstream {
     ptr::with_exposed_provenance_mut(size(stream.0))
 }
 
@@ -49,12 +52,12 @@ fn function(function: RawFunction) -> CUfunction {
     ptr::with_exposed_provenance_mut(size(function.0))
 }
 
-fn handle<T>(pointer: *mut T) -> u64 {
+pub(crate) fn handle<T>(pointer: *mut T) -> u64 {
     pointer.expose_provenance() as u64
 }
 
 /// A size or an address of this 64-bit machine.
-fn size(value: u64) -> usize {
+pub(crate) fn size(value: u64) -> usize {
     const { assert!(usize::BITS == 64) };
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -66,10 +69,48 @@ fn is_sticky(error: CuError) -> bool {
 }
 
 impl CudaDevice {
-    /// Adds the inputs to a fresh link and completes it.
-    fn link_in(&self, state: CUlinkState, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// The device's number, as the driver has it.
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.device
+    }
+
+    /// Adds the inputs to a fresh link, and calls `then` with it.
+    fn with_link<R>(
+        &self,
+        inputs: &[LinkInput<'_>],
+        jit: &mut Jit,
+        then: impl FnOnce(CUlinkState) -> Result<R>,
+    ) -> Result<R> {
+        for input in inputs {
+            // Of something else the driver reads no more than it is given.
+            if matches!(input.kind, LinkInput::CUBIN | LinkInput::FATBINARY) {
+                check(input.data)?;
+            }
+        }
+        let mut options = jit::Options::new(jit);
+        let (count, keys, values) = (options.count(), options.keys(), options.values());
+        let mut state = ptr::null_mut();
+        // SAFETY: the options outlive the link, and the place for the state is writable.
+        unsafe {
+            self.driver
+                .cuLinkCreate_v2(count, keys, values, &raw mut state)
+        }?;
+        let linked = self.add_inputs(state, inputs).and_then(|()| then(state));
+        // SAFETY: the state is live, and nobody refers to its image any more.
+        let destroyed = unsafe { self.driver.cuLinkDestroy(state) };
+        options.finish(jit);
+        let linked = linked?;
+        destroyed.map(|()| linked)
+    }
+
+    fn add_inputs(&self, state: CUlinkState, inputs: &[LinkInput<'_>]) -> Result<()> {
         let (options, values) = (ptr::null_mut(), ptr::null_mut());
         for input in inputs {
+            let name = CString::new(input.name).map_err(|_| CuError::INVALID_VALUE)?;
             let data = match input.kind {
                 LinkInput::PTX => terminated(input.data),
                 _ => Cow::Borrowed(input.data),
@@ -82,13 +123,18 @@ impl CudaDevice {
                     input.kind,
                     start,
                     data.len(),
-                    ptr::null(),
+                    name.as_ptr(),
                     0,
                     options,
                     values,
                 )
             }?;
         }
+        Ok(())
+    }
+
+    /// The image of a link that has its inputs.
+    fn complete(&self, state: CUlinkState) -> Result<Vec<u8>> {
         let (mut image, mut bytes) = (ptr::null_mut(), 0);
         // SAFETY: both places are writable.
         unsafe {
@@ -365,55 +411,57 @@ impl Device for CudaDevice {
         Ok(milliseconds)
     }
 
-    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>> {
-        for input in inputs {
-            check(input.data)?;
-        }
-        let mut state = ptr::null_mut();
-        let (options, values) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: there are no options, and the place for the state is writable.
-        unsafe {
-            self.driver
-                .cuLinkCreate_v2(0, options, values, &raw mut state)
-        }?;
-        let linked = self.link_in(state, inputs);
-        // SAFETY: the state is live, and the image has been copied.
-        unsafe { self.driver.cuLinkDestroy(state) }?;
-        linked
+    fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()> {
+        self.with_link(inputs, jit, |_| Ok(()))
     }
 
-    fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule> {
+    fn link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<Vec<u8>> {
+        self.with_link(inputs, jit, |state| self.complete(state))
+    }
+
+    fn load(&self, image: &[u8], kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule> {
         check(image)?;
         let uses_output = uses_output(image, self.arch());
         let image = terminated(image);
-        let data = image.as_ptr().cast::<c_void>();
+        let wrapper = Wrapper::of(&image);
+        let data = match &wrapper {
+            Some(wrapper) => wrapper.as_ptr(),
+            None => image.as_ptr().cast::<c_void>(),
+        };
+        let mut options = jit::Options::new(jit);
+        let (count, keys, values) = (options.count(), options.keys(), options.values());
         let loaded = match kind {
             ImageKind::Module => {
                 let mut module = ptr::null_mut();
-                // SAFETY: the image is an ELF, a fat binary or a C string; the driver copies it.
-                unsafe { self.driver.cuModuleLoadData(&raw mut module, data) }?;
-                Loaded::Module(module)
+                // SAFETY: the image is an ELF, a fat binary, a wrapper of several or a C string; the driver
+                // copies it. The options have buffers of their own.
+                let loaded = unsafe {
+                    self.driver
+                        .cuModuleLoadDataEx(&raw mut module, data, count, keys, values)
+                };
+                loaded.map(|()| Loaded::Module(module))
             }
             ImageKind::Library => {
                 let mut library = ptr::null_mut();
-                let (jit, values) = (ptr::null_mut(), ptr::null_mut());
-                let (options, option_values) = (ptr::null_mut(), ptr::null_mut());
+                let (none, no_values) = (ptr::null_mut(), ptr::null_mut());
                 // SAFETY: as above; without CU_LIBRARY_BINARY_IS_PRESERVED the driver copies the image.
-                unsafe {
+                let loaded = unsafe {
                     self.driver.cuLibraryLoadData(
                         &raw mut library,
                         data,
-                        jit,
+                        keys,
                         values,
-                        0,
-                        options,
-                        option_values,
+                        count,
+                        none,
+                        no_values,
                         0,
                     )
-                }?;
-                Loaded::Library(library)
+                };
+                loaded.map(|()| Loaded::Library(library))
             }
         };
+        options.finish(jit);
+        let loaded = loaded?;
         Ok(LoadedModule {
             module: locked(&self.images).insert(loaded),
             uses_output,

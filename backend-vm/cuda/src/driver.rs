@@ -1,16 +1,21 @@
 //! The driver's entry points.
 //!
-//! The types are cudarc's. The entry points are resolved here, all at once: cudarc's own wrappers
+//! The types are cudarc's, but for descriptions with enumerations in them: a guest's number may be none of
+//! those that cudarc knows. The entry points are resolved here, all at once: cudarc's own wrappers
 //! panic when a symbol is absent, and hold results in an enum, which cannot hold the result codes of a
 //! driver that is newer than the enum.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState, CUmodule,
-    CUstream, CUuuid,
+    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState,
+    CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
 };
 use libloading::Library;
+use wormhole_api::ctypes::{
+    CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY3D, CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC,
+    CUDA_TEXTURE_DESC, CUarray, CUmipmappedArray, CUsurfObject, CUtexObject,
+};
 use wormhole_device::{CuError, Result};
 
 /// The library that every NVIDIA driver installs.
@@ -29,7 +34,7 @@ pub enum DriverError {
 }
 
 /// `Ok` for `CUDA_SUCCESS`.
-fn check(result: u32) -> Result<()> {
+pub fn check(result: u32) -> Result<()> {
     if result == 0 {
         Ok(())
     } else {
@@ -48,7 +53,7 @@ macro_rules! entry_points {
         pub struct Driver {
             $($name: unsafe extern "C" fn($($kind),*) -> u32,)*
             /// Keeps the functions mapped.
-            _library: Library,
+            library: Library,
         }
 
         #[allow(
@@ -76,9 +81,20 @@ macro_rules! entry_points {
                     }
                 )*
                 match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Self { $($name,)* _library: library }),
+                    ($(Some($name),)*) => Ok(Self { $($name,)* library }),
                     _ => Err(DriverError::TooOld { missing }),
                 }
+            }
+
+            /// A function of the type that `F` says, which only newer drivers have.
+            ///
+            /// # Safety
+            /// The function has that type.
+            pub unsafe fn later<F: Copy>(&self, name: &CStr) -> Option<F> {
+                // SAFETY: passed on to the caller.
+                unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }
+                    .map(|symbol| *symbol)
+                    .ok()
             }
 
             $(
@@ -111,6 +127,22 @@ entry_points! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize);
     fn cuMemFree_v2(address: u64);
+    fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: i32);
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps);
+    fn cuMemPoolDestroy(pool: CUmemoryPool);
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void);
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void);
+    fn cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    fn cuMemFreeAsync(address: u64, stream: CUstream);
+    fn cuMemGetAllocationGranularity(bytes: *mut usize, properties: *const CUmemAllocationProp, option: u32);
+    fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, hint: u64, flags: u64);
+    fn cuMemAddressFree(address: u64, bytes: usize);
+    fn cuMemCreate(memory: *mut u64, bytes: usize, properties: *const CUmemAllocationProp, flags: u64);
+    fn cuMemRelease(memory: u64);
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, memory: u64, flags: u64);
+    fn cuMemUnmap(address: u64, bytes: usize);
+    fn cuMemSetAccess(address: u64, bytes: usize, descriptions: *const CUmemAccessDesc, count: usize);
     fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32);
     fn cuMemHostUnregister(address: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, host: *mut c_void, flags: u32);
@@ -122,12 +154,24 @@ entry_points! {
     fn cuMemsetD2D8Async(destination: u64, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream);
     fn cuMemsetD2D16Async(destination: u64, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream);
     fn cuMemsetD2D32Async(destination: u64, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream);
+    fn cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream);
+    fn cuArray3DCreate_v2(array: *mut CUarray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR);
+    fn cuArrayDestroy(array: CUarray);
+    fn cuMipmappedArrayCreate(mipmap: *mut CUmipmappedArray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR, levels: u32);
+    fn cuMipmappedArrayGetLevel(array: *mut CUarray, mipmap: CUmipmappedArray, level: u32);
+    fn cuMipmappedArrayDestroy(mipmap: CUmipmappedArray);
+    fn cuTexObjectCreate(texture: *mut CUtexObject, resource: *const CUDA_RESOURCE_DESC, sampling: *const CUDA_TEXTURE_DESC, view: *const CUDA_RESOURCE_VIEW_DESC);
+    fn cuTexObjectDestroy(texture: CUtexObject);
+    fn cuSurfObjectCreate(surface: *mut CUsurfObject, resource: *const CUDA_RESOURCE_DESC);
+    fn cuSurfObjectDestroy(surface: CUsurfObject);
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32);
     fn cuStreamDestroy_v2(stream: CUstream);
     fn cuStreamQuery(stream: CUstream);
     fn cuStreamSynchronize(stream: CUstream);
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32);
     fn cuStreamWriteValue64_v2(stream: CUstream, address: u64, value: u64, flags: u32);
+    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *mut [u64; 6], flags: u32);
+    fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *const [u8; 64]);
     fn cuEventCreate(event: *mut CUevent, flags: u32);
     fn cuEventDestroy_v2(event: CUevent);
     fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32);
@@ -138,7 +182,7 @@ entry_points! {
     fn cuLinkAddData_v2(state: CUlinkState, kind: u32, data: *mut c_void, bytes: usize, name: *const c_char, count: u32, options: *mut u32, values: *mut *mut c_void);
     fn cuLinkComplete(state: CUlinkState, image: *mut *mut c_void, bytes: *mut usize);
     fn cuLinkDestroy(state: CUlinkState);
-    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: u32, options: *mut u32, values: *mut *mut c_void);
     fn cuModuleUnload(module: CUmodule);
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     fn cuModuleGetGlobal_v2(address: *mut u64, bytes: *mut usize, module: CUmodule, name: *const c_char);
@@ -152,6 +196,19 @@ entry_points! {
     fn cuFuncSetAttribute(function: CUfunction, attribute: i32, value: i32);
     fn cuFuncSetCacheConfig(function: CUfunction, config: u32);
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut i32, function: CUfunction, block: i32, shared: usize, flags: u32);
+    fn cuModuleGetFunctionCount(count: *mut u32, module: CUmodule);
+    fn cuModuleEnumerateFunctions(functions: *mut CUfunction, count: u32, module: CUmodule);
+    fn cuFuncGetName(name: *mut *const c_char, function: CUfunction);
+    fn cuLibraryGetKernelCount(count: *mut u32, library: CUlibrary);
+    fn cuLibraryEnumerateKernels(kernels: *mut CUkernel, count: u32, library: CUlibrary);
+    fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel);
+    fn cuOccupancyAvailableDynamicSMemPerBlock(bytes: *mut usize, function: CUfunction, blocks: i32, block: i32);
+    fn cuOccupancyMaxPotentialClusterSize(blocks: *mut i32, function: CUfunction, config: *const CUlaunchConfig);
+    fn cuOccupancyMaxActiveClusters(clusters: *mut i32, function: CUfunction, config: *const CUlaunchConfig);
+    fn cuTensorMapEncodeTiled(map: *mut c_void, data_type: u32, rank: u32, address: *mut c_void, dimensions: *const u64, strides: *const u64, tile: *const u32, steps: *const u32, interleave: u32, swizzle: u32, promotion: u32, fill: u32);
+    fn cuTensorMapEncodeIm2col(map: *mut c_void, data_type: u32, rank: u32, address: *mut c_void, dimensions: *const u64, strides: *const u64, lower: *const i32, upper: *const i32, channels: u32, pixels: u32, steps: *const u32, interleave: u32, swizzle: u32, promotion: u32, fill: u32);
+    fn cuTensorMapReplaceAddress(map: *mut c_void, address: *mut c_void);
+    fn cuCtxResetPersistingL2Cache();
     fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void);
 }
 

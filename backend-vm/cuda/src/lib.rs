@@ -11,13 +11,19 @@
 //!   was given and has not destroyed. The driver does not check that.
 //! - Nothing here panics on a machine without a driver or with another driver.
 
+mod arrays;
 mod bands;
 mod capture;
 mod device;
 mod driver;
 mod fatbin;
 mod image;
+mod jit;
 mod open;
+mod pools;
+mod stream_memory;
+mod virtual_memory;
+mod wrapper;
 
 pub use bands::{BandError, reserve_bands};
 pub use capture::{Originals, capture_output};

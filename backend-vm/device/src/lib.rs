@@ -11,10 +11,32 @@
 //! - A fault is sticky: once the context is dead every call returns the same error and
 //!   [`Device::health`] reports it.
 
+macro_rules! raw_handle {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name(pub u64);
+    )*};
+}
+
+mod arrays;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod kernels;
+mod pools;
+mod virtual_memory;
+
+pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
+pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
+
+mod stream_memory;
 
 use std::fmt;
+
+pub use arrays::{Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, Resource, Sampling, View};
+pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
+pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory, condition};
+pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
 
 /// A `CUresult` other than `CUDA_SUCCESS` (CUDA driver API, "Data types used by CUDA driver").
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,6 +52,7 @@ impl CuError {
     pub const INVALID_IMAGE: Self = Self(200);
     pub const INVALID_CONTEXT: Self = Self(201);
     pub const NO_BINARY_FOR_GPU: Self = Self(209);
+    pub const INVALID_SOURCE: Self = Self(300);
     pub const UNSUPPORTED_LIMIT: Self = Self(215);
     pub const INVALID_PTX: Self = Self(218);
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(222);
@@ -68,14 +91,6 @@ impl std::error::Error for CuError {}
 /// What a device call returns.
 pub type Result<T> = std::result::Result<T, CuError>;
 
-macro_rules! raw_handle {
-    ($($(#[$doc:meta])* $name:ident)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub struct $name(pub u64);
-    )*};
-}
-
 raw_handle! {
     /// A stream of this device. [`RawStream::LEGACY`] is the legacy default stream.
     RawStream
@@ -97,6 +112,8 @@ impl RawStream {
 pub struct LinkInput<'a> {
     /// Its `CUjitInputType`.
     pub kind: u32,
+    /// What messages call it.
+    pub name: &'a str,
     pub data: &'a [u8],
 }
 
@@ -111,6 +128,19 @@ impl LinkInput<'_> {
     pub const OBJECT: u32 = 3;
     /// `CU_JIT_INPUT_LIBRARY`.
     pub const LIBRARY: u32 = 4;
+}
+
+/// What a compiler or linker is told, and what it tells.
+#[derive(Clone, Debug, Default)]
+pub struct Jit {
+    /// `CUjit_option` and value, of options whose values are plain numbers.
+    pub options: Vec<(u32, u64)>,
+    /// Most bytes of each text, with the zero byte that ends it; 0 if nobody wants them.
+    pub log_bytes: usize,
+    /// `CU_JIT_INFO_LOG_BUFFER`: what it has to tell.
+    pub info: Vec<u8>,
+    /// `CU_JIT_ERROR_LOG_BUFFER`: what is wrong.
+    pub errors: Vec<u8>,
 }
 
 /// How an image is loaded: `cuModuleLoadData` or `cuLibraryLoadData`.
@@ -217,7 +247,9 @@ pub struct DeviceOutput {
 }
 
 /// An accelerator with one context.
-pub trait Device: Send + Sync + fmt::Debug {
+pub trait Device:
+    Arrays + Kernels + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
+{
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;
     fn describe(&self) -> &Description;
@@ -229,6 +261,11 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Free and total memory, bytes.
     fn memory_info(&self) -> Result<(u64, u64)>;
+    /// Bytes of device memory that this process holds, where the device counts them itself; otherwise what the
+    /// session has allocated is counted.
+    fn own_memory(&self) -> Option<u64> {
+        None
+    }
     fn allocate(&self, bytes: u64) -> Result<u64>;
     /// Frees an allocation; waits as `cuMemFree` does.
     fn free(&self, address: u64) -> Result<()>;
@@ -272,9 +309,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Milliseconds from `start` to `end`; `CUDA_ERROR_NOT_READY` until both have happened.
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
 
-    /// Links the inputs into one image that can be loaded (`cuLinkComplete`).
-    fn link(&self, inputs: &[LinkInput<'_>]) -> Result<Vec<u8>>;
-    fn load(&self, image: &[u8], kind: ImageKind) -> Result<LoadedModule>;
+    /// Takes inputs for a link, as `cuLinkAddData` does each. The texts of `jit` are written whether that
+    /// succeeds or not.
+    fn try_link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<()>;
+    /// Links the inputs into one image that can be loaded (`cuLinkComplete`); the texts as for
+    /// [`Device::try_link`].
+    fn link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<Vec<u8>>;
+    /// Loads an image; the texts as for [`Device::try_link`].
+    fn load(&self, image: &[u8], kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule>;
     fn unload(&self, module: RawModule) -> Result<()>;
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;
     /// Address and size of a global variable.

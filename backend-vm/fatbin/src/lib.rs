@@ -2,7 +2,8 @@
 //!
 //! The layout is what `nvcc` 11 to 13 write, found by looking at their output. A fatbin is a header of
 //! 16 bytes (magic, version, its own size, the size of what follows) and entries, each with a header and
-//! a payload. Several may follow one another.
+//! a payload. Several may follow one another: in the sections of an object file, and in the image of a
+//! relocatable link, whose first fatbin is linked and whose others are what it was linked of.
 //!
 //! Images come from a guest: every length is checked, and what is decompressed is bounded. There is no
 //! unsafe code.
@@ -65,6 +66,25 @@ pub fn extent(image: &[u8]) -> Result<usize, FatbinError> {
         .ok_or(FatbinError::Headers)
 }
 
+/// The fatbins of an image, which follow one another at aligned offsets.
+///
+/// # Errors
+/// Headers that do not fit the image, or too many fatbins.
+pub fn fatbins(image: &[u8]) -> Result<Vec<&[u8]>, FatbinError> {
+    let mut list = Vec::new();
+    let mut rest = image;
+    while is_fatbin(rest) {
+        let (fatbin, behind) = rest
+            .split_at_checked(extent(rest)?)
+            .ok_or(FatbinError::Headers)?;
+        list.push(fatbin);
+        within_limit(list.len())?;
+        let padding = behind.iter().take(16).take_while(|&&byte| byte == 0);
+        rest = behind.get(padding.count()..).unwrap_or(&[]);
+    }
+    Ok(list)
+}
+
 /// All entries of an image's fatbins.
 ///
 /// # Errors
@@ -72,32 +92,25 @@ pub fn extent(image: &[u8]) -> Result<usize, FatbinError> {
 pub fn entries(image: &[u8]) -> Result<Vec<Entry<'_>>, FatbinError> {
     let damaged = FatbinError::Headers;
     let mut list = Vec::new();
-    let mut at = 0;
-    while is_fatbin(image.get(at..).unwrap_or(&[])) {
-        let header = &image[at..];
-        let (start, end) = body(header).ok_or(damaged)?;
-        let mut rest = header.get(start..end).ok_or(damaged)?;
+    for fatbin in fatbins(image)? {
+        let (start, end) = body(fatbin).ok_or(damaged)?;
+        let mut rest = fatbin.get(start..end).ok_or(damaged)?;
         while !rest.is_empty() {
             let (entry, length) = entry(rest).ok_or(damaged)?;
             list.push(entry);
-            if list.len() > MAX_ENTRIES {
-                let (found, limit) = (list.len() as u64, MAX_ENTRIES as u64);
-                return Err(FatbinError::Entries { found, limit });
-            }
+            within_limit(list.len())?;
             rest = rest.get(length..).ok_or(damaged)?;
         }
-        // The next one begins at an aligned offset.
-        at = at.saturating_add(end);
-        let padding = image
-            .get(at..)
-            .unwrap_or(&[])
-            .iter()
-            .take(16)
-            .take_while(|&&byte| byte == 0)
-            .count();
-        at = at.saturating_add(padding);
     }
     Ok(list)
+}
+
+fn within_limit(count: usize) -> Result<(), FatbinError> {
+    if count <= MAX_ENTRIES {
+        return Ok(());
+    }
+    let (found, limit) = (count as u64, MAX_ENTRIES as u64);
+    Err(FatbinError::Entries { found, limit })
 }
 
 /// Where the entries after a header start and end.

@@ -1,5 +1,6 @@
 //! What can go wrong with an image, a kernel or a launch.
 
+use crate::link::LinkError;
 use crate::parse::ParseError;
 
 /// Why an image cannot be loaded.
@@ -52,6 +53,15 @@ pub enum LoadError {
         /// Where the second one stands.
         line: u32,
     },
+    /// No object file or library with a fatbin (CUDA error 999).
+    #[error("{0}")]
+    InvalidObject(String),
+    /// Code for a compiler that this device does not have (CUDA error 221).
+    #[error("the input is NVVM code, of which this device has no compiler")]
+    Intermediate,
+    /// The image's parts do not fit together (CUDA error 300, or what the part that is wrong gives).
+    #[error(transparent)]
+    Link(#[from] LinkError),
 }
 
 impl LoadError {
@@ -64,6 +74,10 @@ impl LoadError {
             Self::InvalidPtx(_) | Self::UnknownSymbol { .. } | Self::Duplicate { .. } => 218,
             Self::UnsupportedVersion(_) => 222,
             Self::TooLarge { .. } => 2,
+            Self::InvalidObject(_) => 999,
+            Self::Intermediate => 221,
+            Self::Link(LinkError::Text { error, .. }) => Self::from(error.clone()).cuda_code(),
+            Self::Link(_) => 300,
         }
     }
 }

@@ -21,6 +21,7 @@ mod error;
 mod exec;
 pub mod image;
 pub mod limits;
+pub mod link;
 mod module;
 pub mod parse;
 

@@ -5,9 +5,12 @@ use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::bootstrap;
-use wormhole_ring::control::{ArenaRequest, ArenaRun, Message, Refusal};
+use wormhole_ring::control::{
+    ArenaRequest, ArenaRun, FEATURE_PROCESS, Message, Observe, ProcessNumber, Refusal,
+};
 use wormhole_ring::status::EndCause;
 
+use super::observers::Observer;
 use super::peer::Peer;
 use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
 use crate::channel::ChannelError;
@@ -22,14 +25,21 @@ pub(super) struct Guest {
     token: u32,
     /// Its session, from the hello on.
     pub session: Option<Id>,
-    /// Until then it may say hello. None once that is over.
+    /// It observes, and has no session.
+    pub observer: Option<Observer>,
+    /// Until then it may say hello, or begin to observe. None once that is over.
     hello_end: Option<Instant>,
 }
 
 impl Guest {
     /// When it must have said hello, if it has not.
     pub fn deadline(&self) -> Option<Instant> {
-        self.hello_end.filter(|_| self.session.is_none())
+        self.hello_end.filter(|_| self.is_silent())
+    }
+
+    /// Whether it has said nothing yet.
+    pub fn is_silent(&self) -> bool {
+        self.session.is_none() && self.observer.is_none()
     }
 }
 
@@ -38,6 +48,7 @@ enum Request {
     Hello {
         version: u32,
         hash: u64,
+        features: u64,
         environment: String,
     },
     Mapped,
@@ -45,6 +56,8 @@ enum Request {
     ArenaRequest(ArenaRequest),
     ArenaReturn(ArenaRun),
     Doorbell,
+    Process(ProcessNumber),
+    Observe(Observe),
     Wrong(&'static str),
 }
 
@@ -59,6 +72,8 @@ pub(super) enum GuestError {
     Early(&'static str),
     #[error("it said hello twice")]
     SecondHello,
+    #[error("it asked again before it was answered")]
+    Impatient,
     #[error("it returned {count} segments from {first}, which are no extent of its arena")]
     Return { first: u32, count: u32 },
     #[error("its worker's stream failed")]
@@ -96,6 +111,7 @@ impl Supervisor {
                         peer,
                         token,
                         session: None,
+                        observer: None,
                         hello_end: Some(hello_end),
                     },
                 );
@@ -193,11 +209,12 @@ impl Supervisor {
                 Some(Message::Hello {
                     bootstrap_version,
                     protocol_hash,
+                    features,
                     environment,
-                    ..
                 }) => Request::Hello {
                     version: bootstrap_version,
                     hash: protocol_hash,
+                    features,
                     environment: environment.to_owned(),
                 },
                 Some(Message::Mapped) => Request::Mapped,
@@ -205,6 +222,8 @@ impl Supervisor {
                 Some(Message::ArenaRequest(request)) => Request::ArenaRequest(request),
                 Some(Message::ArenaReturn(run)) => Request::ArenaReturn(run),
                 Some(Message::Doorbell) => Request::Doorbell,
+                Some(Message::Process(process)) => Request::Process(process),
+                Some(Message::Observe(observe)) => Request::Observe(observe),
                 Some(other) => Request::Wrong(other.name()),
             };
             let session = guest.session;
@@ -219,15 +238,22 @@ impl Supervisor {
         session: Option<Id>,
         request: Request,
     ) -> Result<(), GuestError> {
+        let observes = self
+            .guests
+            .get(&id)
+            .is_some_and(|guest| guest.observer.is_some());
         let session = match (session, request) {
+            (None, Request::Observe(observe)) => return self.observe(ops, id, observe),
+            (None, request) if observes => return Err(GuestError::Direction(request.name())),
             (
                 None,
                 Request::Hello {
                     version,
                     hash,
+                    features,
                     environment,
                 },
-            ) => return self.hello(ops, id, version, hash, &environment),
+            ) => return self.hello(ops, id, version, hash, features, &environment),
             (Some(_), Request::Hello { .. }) => return Err(GuestError::SecondHello),
             (_, Request::Wrong(name)) => return Err(GuestError::Direction(name)),
             // It cannot know yet; it will read so in its status word. Who asks waits for an answer.
@@ -251,6 +277,11 @@ impl Supervisor {
                         return self.request_arena(ops, id, session, &request);
                     }
                     Request::ArenaReturn(run) => return self.return_arena(ops, session, &run),
+                    Request::Process(process) => {
+                        self.name_process(session, process.pid);
+                        return Ok(());
+                    }
+                    Request::Observe(_) => return Err(GuestError::Direction(request.name())),
                     Request::Doorbell | Request::Hello { .. } | Request::Wrong(_) => session,
                 }
             }
@@ -264,15 +295,10 @@ impl Supervisor {
         id: Id,
         version: u32,
         hash: u64,
+        features: u64,
         environment: &str,
     ) -> Result<(), GuestError> {
-        if version != bootstrap::VERSION {
-            let reason = format!(
-                "the guest speaks version {version} of the control channel, the backend version {}",
-                bootstrap::VERSION
-            );
-            return Err(self.refuse(ops, id, Refusal::Version, reason));
-        }
+        self.check_version(ops, id, version)?;
         if self.executables.get(hash).is_none() {
             let reason = format!(
                 "the guest speaks protocol {hash:016x}, the installed workers speak {}",
@@ -281,10 +307,26 @@ impl Supervisor {
             return Err(self.refuse(ops, id, Refusal::Version, reason));
         }
         let environment = environment::passed_on(environment);
-        match self.begin_session(ops, id, hash, environment) {
+        match self.begin_session(ops, id, hash, features & FEATURE_PROCESS, environment) {
             Ok(()) => Ok(()),
             Err((refusal, reason)) => Err(self.refuse(ops, id, refusal, reason)),
         }
+    }
+
+    pub(super) fn check_version(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        version: u32,
+    ) -> Result<(), GuestError> {
+        if version == bootstrap::VERSION {
+            return Ok(());
+        }
+        let reason = format!(
+            "the guest speaks version {version} of the control channel, the backend version {}",
+            bootstrap::VERSION
+        );
+        Err(self.refuse(ops, id, Refusal::Version, reason))
     }
 
     /// Tells a guest that it is refused, and gives the reason to close its stream for.
@@ -343,6 +385,8 @@ impl Request {
             Self::ArenaRequest(_) => "ArenaRequest",
             Self::ArenaReturn(_) => "ArenaReturn",
             Self::Doorbell => "Doorbell",
+            Self::Process(_) => "Process",
+            Self::Observe(_) => "Observe",
             Self::Wrong(name) => name,
         }
     }

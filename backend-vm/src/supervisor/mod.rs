@@ -17,8 +17,10 @@ mod descriptors;
 mod environment;
 mod guests;
 mod log_budget;
+mod observers;
 mod peer;
 mod pool;
+mod sampler;
 mod scrubber;
 mod session_file;
 mod sessions;
@@ -41,7 +43,10 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 
 use self::descriptors::Descriptors;
 use self::guests::Guest;
+use self::observers::Observers;
 use self::pool::Worker;
+pub use self::sampler::Sample;
+use self::sampler::Sampler;
 use self::scrubber::Scrubber;
 use self::sessions::Session;
 use self::signals::Signals;
@@ -98,6 +103,8 @@ pub enum SupervisorError {
     Starter(#[source] std::io::Error),
     #[error("the thread that gives memory back cannot be made")]
     Scrubber(#[source] std::io::Error),
+    #[error("the thread that asks the host's NVML cannot be made")]
+    Sampler(#[source] std::io::Error),
 }
 
 /// A number that names a tenant, a guest, a worker or a session in this supervisor, and is not used again
@@ -111,6 +118,7 @@ enum Source {
     Signals,
     Starter,
     Scrubber,
+    Sampler,
     Tenant(Id),
     Guest(Id),
     WorkerStream(Id),
@@ -149,6 +157,11 @@ struct Supervisor {
     /// When to look for workers and guests that have taken longer than that.
     next_deadline: Option<Instant>,
     scrubber: Scrubber,
+    /// Asks the host's NVML. None where the device has none.
+    sampler: Option<Sampler>,
+    observers: Observers,
+    /// What the last worker that became ready says of its devices, in facts.
+    devices: Vec<String>,
     /// Why the last spare worker of a protocol could not be had; the next demand tries again.
     failures: BTreeMap<u64, String>,
     /// A worker has been ready once: the device works.
@@ -237,6 +250,10 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let signals = Signals::new().map_err(SupervisorError::Signals)?;
     let starts = Starts::new(confinement).map_err(SupervisorError::Starter)?;
     let scrubber = Scrubber::new().map_err(SupervisorError::Scrubber)?;
+    let sampler = match options.device {
+        DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
+        DeviceChoice::Cpu => None,
+    };
     let supervisor = Supervisor {
         device,
         executables,
@@ -260,6 +277,9 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         hello_limit: options.hello_limit,
         next_deadline: None,
         scrubber,
+        sampler,
+        observers: Observers::default(),
+        devices: Vec::new(),
         failures: BTreeMap::new(),
         device_works: false,
     };
@@ -391,12 +411,14 @@ impl MutEventSubscriber for Supervisor {
             }
             Source::Starter => self.workers_started(ops),
             Source::Scrubber => self.runs_scrubbed(),
+            Source::Sampler => self.device_sampled(),
             Source::Tenant(id) => self.tenant_event(ops, id, set),
             Source::Guest(id) => self.guest_event(ops, id, set),
             Source::WorkerStream(id) => self.worker_event(ops, id, set),
             Source::WorkerEnd(id) => self.worker_ended(ops, id),
             Source::WorkerLog(id) => self.worker_log(ops, id),
         }
+        self.answer_observers(ops);
         // A descriptor may be free again.
         if self.keeps_tenants_waiting {
             self.accept(ops);
@@ -420,6 +442,11 @@ impl Supervisor {
         ))?;
         let token = self.token(Source::Scrubber);
         ops.add(Events::with_data(&self.scrubber, token, EventSet::IN))?;
+        if let Some(sampler) = &self.sampler {
+            let bell = sampler.as_raw_fd();
+            let token = self.token(Source::Sampler);
+            ops.add(Events::with_data(&bell, token, EventSet::IN))?;
+        }
         if let Some(listener) = self.listener.take() {
             // Announced once, a tenant that cannot be accepted does not keep the loop busy.
             let token = self.token(Source::Listener);

@@ -6,8 +6,9 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
-use wormhole_ring::control::{ArenaRun, Message};
+use wormhole_ring::control::{ArenaRun, Message, facts};
 
+use super::observers;
 use super::peer::{self, Peer};
 use super::starter::Order;
 use super::starts::Start;
@@ -392,7 +393,7 @@ impl Supervisor {
                 Some(Message::Ready {
                     protocol_hash,
                     device,
-                }) => Report::Ready(protocol_hash, device.chars().take(200).collect()),
+                }) => Report::Ready(protocol_hash, device.to_owned()),
                 Some(Message::Refused { reason, .. }) => {
                     Report::Refused(reason.chars().take(1000).collect())
                 }
@@ -428,8 +429,12 @@ impl Supervisor {
                         worker.hash
                     ));
                 }
-                tracing::debug!("worker {} is ready on {device:?}", worker.child.pid());
+                let name = facts::get(&device, facts::NAME).unwrap_or(&device);
+                let name: String = name.chars().take(200).collect();
+                tracing::debug!("worker {} is ready on {name:?}", worker.child.pid());
                 worker.state = WorkerState::Ready;
+                // It has not met a guest yet, so it can be believed.
+                self.devices = observers::devices(&device);
                 self.device_works = true;
                 self.answer_attached(ops);
                 self.assign(ops, id);

@@ -39,8 +39,12 @@ pub(super) struct Session {
     pub guest: Option<Id>,
     /// None once it has been reaped.
     pub worker: Option<Id>,
-    worker_pid: i32,
+    pub worker_pid: i32,
     pub hash: u64,
+    /// Features of the hello that the supervisor has too.
+    features: u64,
+    /// Which process of its guest it is, if that has said so.
+    pub process: Option<u32>,
     pub environment: Vec<(OsString, OsString)>,
     header: SessionHeader,
     /// The memory behind its segments.
@@ -97,6 +101,7 @@ impl Supervisor {
         ops: &mut EventOps<'_>,
         guest: Id,
         hash: u64,
+        features: u64,
         environment: Vec<(OsString, OsString)>,
     ) -> Result<(), (Refusal, String)> {
         let key = self.id();
@@ -171,6 +176,8 @@ impl Supervisor {
                 worker: None,
                 worker_pid: 0,
                 hash,
+                features,
+                process: None,
                 environment,
                 header,
                 file,
@@ -187,6 +194,13 @@ impl Supervisor {
         }
         self.find_worker(ops, key)
             .map_err(|reason| (Refusal::NoDevice, reason))
+    }
+
+    /// Notes which process of its guest a session belongs to, as that says.
+    pub(super) fn name_process(&mut self, session: Id, pid: u32) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.process = Some(pid);
+        }
     }
 
     /// Ties a session to its worker.
@@ -215,7 +229,7 @@ impl Supervisor {
             handle_base: HANDLE_BASE,
             apertures: [band(APERTURE_HIGH), band(APERTURE_LOW)],
             protocol_hash: session.hash,
-            features: 0,
+            features: session.features,
         })
     }
 

@@ -373,7 +373,7 @@ impl Supervisor {
     pub(super) fn has_room_for_guest(&self, id: Id) -> bool {
         let guests = || self.guests.values().filter(|guest| guest.tenant == id);
         guests().count() < MAX_GUESTS
-            && guests().filter(|guest| guest.session.is_none()).count() < MAX_SILENT_GUESTS
+            && guests().filter(|guest| guest.is_silent()).count() < MAX_SILENT_GUESTS
             && self.may_hold(id, STREAM)
     }
 

@@ -256,6 +256,7 @@ impl Executor {
                     finish,
                 } => {
                     let Answer { result, payload } = finish(&mut self.session);
+                    self.session.count_memory();
                     self.answer(slot, sequence, result, &payload);
                     for (call, error) in self.session.job_finished() {
                         if let Some(slot) = call.slot {
@@ -282,6 +283,7 @@ impl Executor {
     /// Sleeps until the doorbell rings or another thread has something.
     fn park(&mut self) -> Result<(), Violation> {
         self.session.sweep();
+        self.session.count_memory();
         if !self.inbox.announce_sleep() {
             return Ok(());
         }

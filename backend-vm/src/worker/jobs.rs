@@ -13,6 +13,7 @@ use wormhole_device::{CuError, Device};
 use wormhole_ring::layout::SLOTS;
 use wormhole_ring::slot::SlotIndex;
 
+use super::critical::Critical;
 use super::session::{Event, Finish};
 use super::wake::Notifier;
 
@@ -97,6 +98,7 @@ fn start(
     let (sender, receiver) = channel::<Task>();
     let (device, notifier) = (Arc::clone(device), notifier.clone());
     let body = move || {
+        let _critical = Critical;
         // A context that cannot be made current says so again at the job's own call.
         if let Err(error) = device.bind_thread() {
             tracing::warn!("the device cannot be used from the thread of slot {index}: {error}");

@@ -11,6 +11,8 @@
 //! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
 //! - What the guest wrote is copied out before it is looked at, and is looked at without unsafe code.
 
+mod critical;
+mod description;
 pub mod executor;
 pub mod jobs;
 mod objects;
@@ -37,6 +39,7 @@ use wormhole_ring::ring::Consumer;
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
 
+use self::critical::Critical;
 use self::executor::Executor;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
@@ -181,7 +184,7 @@ pub fn run_on(
     };
     reports.send(&Message::Ready {
         protocol_hash: PROTOCOL_HASH,
-        device: &device.describe().name,
+        device: &description::text(device.describe()),
     })?;
     let grant = match supervisor.receive() {
         Ok(Order::Assign(grant)) => grant,
@@ -261,6 +264,7 @@ fn serve(
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
+            let _critical = Critical;
             if let Err(error) = bound.bind_thread() {
                 tracing::error!("the device cannot be used by the executor: {error}");
             }

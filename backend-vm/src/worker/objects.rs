@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use wormhole_api::{Function, Handle, Library, Module};
-use wormhole_device::{Device, RawEvent, RawFunction, RawModule, RawStream};
+use wormhole_device::{
+    ArrayShape, Device, RawArray, RawEvent, RawFunction, RawMipmap, RawModule, RawStream,
+};
 use wormhole_ring::fence::{FenceIndex, Fences};
 
 use super::watcher::Watcher;
@@ -95,6 +97,46 @@ pub struct FunctionObject {
     pub image: Arc<Loaded>,
     /// Bytes of the packed parameters: the driver reads as many whatever a guest sends.
     pub parameter_bytes: u64,
+}
+
+/// A mipmapped array. Whoever is the last to let go of it destroys it.
+#[derive(Debug)]
+pub struct MipmapObject {
+    pub raw: RawMipmap,
+    pub shape: ArrayShape,
+    pub levels: u32,
+}
+
+/// An array; held like a mipmapped one.
+#[derive(Debug)]
+pub struct ArrayObject {
+    pub raw: RawArray,
+    pub shape: ArrayShape,
+    /// What it is a level of.
+    pub mipmap: Option<Arc<MipmapObject>>,
+}
+
+/// Destroys a mipmapped array if nobody else holds it.
+pub fn let_go_of_mipmap(
+    mipmap: Arc<MipmapObject>,
+    device: &dyn Device,
+) -> wormhole_device::Result<()> {
+    Arc::into_inner(mipmap).map_or(Ok(()), |mipmap| device.destroy_mipmap(mipmap.raw))
+}
+
+/// Destroys an array if nobody else holds it.
+pub fn let_go_of_array(
+    array: Arc<ArrayObject>,
+    device: &dyn Device,
+) -> wormhole_device::Result<()> {
+    match Arc::into_inner(array) {
+        Some(ArrayObject {
+            mipmap: Some(mipmap),
+            ..
+        }) => let_go_of_mipmap(mipmap, device),
+        Some(array) => device.destroy_array(array.raw),
+        None => Ok(()),
+    }
 }
 
 /// Streams and events whose handle is gone while somebody still uses them.

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 pub struct Ranges {
     /// Start → bytes, never 0, and no range reaches into the next.
     starts: BTreeMap<u64, u64>,
+    /// The sum of their bytes.
+    bytes: u64,
     /// The range that was found last: programs name the same one again and again.
     last: std::cell::Cell<(u64, u64)>,
 }
@@ -22,13 +24,21 @@ impl Ranges {
             return false;
         }
         self.starts.insert(start, bytes);
+        self.bytes += bytes;
         true
     }
 
     /// Removes the range that starts at `start`: its bytes.
     pub fn remove(&mut self, start: u64) -> Option<u64> {
         self.last.set((0, 0));
-        self.starts.remove(&start)
+        let removed = self.starts.remove(&start);
+        self.bytes -= removed.unwrap_or(0);
+        removed
+    }
+
+    /// Bytes of all ranges.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Whether `address..address + bytes` lies in one of the ranges.
@@ -50,6 +60,7 @@ impl Ranges {
 
     pub fn clear(&mut self) {
         self.starts.clear();
+        self.bytes = 0;
         self.last.set((0, 0));
     }
 }
@@ -78,7 +89,9 @@ mod tests {
         let mut ranges = Ranges::default();
         assert!(ranges.insert(0x1000, 0x1000));
         assert!(ranges.contains(0x1800, 8));
+        assert_eq!(ranges.bytes(), 0x1000);
         assert_eq!(ranges.remove(0x1000), Some(0x1000));
+        assert_eq!(ranges.bytes(), 0);
         assert!(!ranges.contains(0x1800, 8));
     }
 

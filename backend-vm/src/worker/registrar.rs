@@ -12,6 +12,8 @@ use std::sync::mpsc::{Sender, channel};
 
 use wormhole_device::{CuError, Device, Result};
 
+use super::critical::Critical;
+
 /// The host ranges that the device reaches.
 #[derive(Debug)]
 pub struct Registrations {
@@ -110,6 +112,7 @@ impl Registrar {
         std::thread::Builder::new()
             .name("registrar".to_owned())
             .spawn(move || {
+                let _critical = Critical;
                 // A context that cannot be made current says so again at the first registration.
                 if let Err(error) = registrations.device.bind_thread() {
                     tracing::warn!("the device cannot be used by the registrar: {error}");

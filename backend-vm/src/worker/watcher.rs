@@ -14,6 +14,7 @@ use wormhole_device::{CuError, Device, RawStream};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
 
+use super::critical::Critical;
 use super::objects::StreamObject;
 
 const FIRST_INTERVAL: Duration = Duration::from_micros(100);
@@ -78,7 +79,10 @@ impl Watcher {
         let (watched, words) = (Arc::clone(&shared), fences.clone());
         let handle = std::thread::Builder::new()
             .name("watcher".to_owned())
-            .spawn(move || watch(&watched, device.as_ref(), &words, &status))?;
+            .spawn(move || {
+                let _critical = Critical;
+                watch(&watched, device.as_ref(), &words, &status);
+            })?;
         Ok(Self {
             shared,
             fences,

@@ -1,10 +1,13 @@
 //! Attacks on a live window: what a hostile guest can write, by chance and by design.
 
-use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit, DeviceDescribe};
+use wormhole_api::{
+    ContextGetLimit, ContextReset, ContextSetLimit, DeviceDescribe, MemoryOperation, StreamMemory,
+    StreamSetAttribute,
+};
 use wormhole_api::{
     DevicePtr, Element, Event, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord,
     EventSynchronize, Fence, FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute,
-    FunctionSetCacheConfig, Handle, Items, Kind, LaunchAttribute, LaunchKernel, Library,
+    FunctionSetCacheConfig, Handle, Items, JitOption, Kind, LaunchAttribute, LaunchKernel, Library,
     LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryLoad, LibraryUnload, Link,
     LinkInput, MemAlloc, MemCopy, MemFree, MemGetInfo, MemSet, MemWrite, Message, Module,
     ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate,
@@ -67,7 +70,7 @@ fn entry<M: Message>(message: &M) -> Entry {
         // A request without a slot ends its session.
         slot: match M::KIND {
             Kind::Record => 0xFFFF,
-            Kind::Request | Kind::Blocking => M::ID,
+            Kind::Request | Kind::Blocking => M::ID % 128,
         },
         body: message.encode(|parts| parts.concat()).unwrap(),
         body_len: None,
@@ -124,6 +127,34 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
             element: Element::Word,
             stream,
         }),
+        entry(&StreamMemory {
+            stream,
+            operations: Items::new(&[
+                MemoryOperation {
+                    kind: 2,
+                    flags: 0,
+                    address: device.0,
+                    value: 7,
+                },
+                MemoryOperation {
+                    kind: 1,
+                    flags: 0,
+                    address: device.0,
+                    value: 7,
+                },
+                MemoryOperation {
+                    kind: 6,
+                    flags: 1,
+                    address: 0,
+                    value: 0,
+                },
+            ]),
+        }),
+        entry(&StreamSetAttribute {
+            stream,
+            id: 3,
+            value: [1; 64],
+        }),
         entry(&StreamCreate {
             new: fresh.0,
             flags: 1,
@@ -163,6 +194,9 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         }),
         entry(&EventDestroy { event: fresh.1 }),
         entry(&ModuleLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             new: fresh.2,
             image,
             bytes,
@@ -178,16 +212,27 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         }),
         entry(&ModuleUnload { module: fresh.2 }),
         entry(&Link {
+            complete: 1,
             inputs: image,
             image,
             room: bytes,
+            log: image,
+            log_bytes: bytes / 2,
             parts: Items::new(&[LinkInput {
                 kind: 1,
-                reserved: 0,
+                name: 1,
                 bytes,
+            }]),
+            options: Items::new(&[JitOption {
+                option: 3,
+                reserved: 0,
+                value: bytes,
             }]),
         }),
         entry(&LibraryLoad {
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
             new: fresh.3,
             image,
             bytes,

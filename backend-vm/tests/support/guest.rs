@@ -34,6 +34,8 @@ pub enum Reply {
     Refused(u32, String),
     ArenaGrant(ArenaRun),
     ArenaDenied(u32, u32),
+    /// Device, devices, whether more follows, facts.
+    Observation(u32, u32, bool, String),
     Other(&'static str),
     Ended,
 }
@@ -54,6 +56,12 @@ impl Control {
             self.outgoing.flush(&self.socket)?;
         }
         Ok(())
+    }
+
+    /// Writes bytes as they are.
+    pub fn send_raw(&mut self, bytes: &[u8]) {
+        use std::io::Write;
+        self.socket.write_all(bytes).unwrap();
     }
 
     pub fn hello(&mut self, hash: u64, environment: &str) {
@@ -78,6 +86,12 @@ impl Control {
                         }
                         Message::ArenaGrant(run) => Reply::ArenaGrant(run),
                         Message::ArenaDenied(denied) => Reply::ArenaDenied(denied.id, denied.code),
+                        Message::Observation {
+                            device,
+                            devices,
+                            more,
+                            facts,
+                        } => Reply::Observation(device, devices, more != 0, facts.to_owned()),
                         other => Reply::Other(other.name()),
                     };
                 }

@@ -10,6 +10,7 @@ pub mod attack;
 pub mod backend;
 pub mod guest;
 pub mod random;
+pub mod recorded_arrays;
 pub mod recorder;
 pub mod served;
 pub mod stub;

@@ -4,14 +4,18 @@
 //! calls arrive. Each call waits a random moment first, as a real device's calls do. A test can hold calls
 //! of a name up, as a device does that is busy.
 
+pub mod kernels;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    CuError, Description, Device, DeviceOutput, Fill, ImageKind, Launch, LinkInput, LoadedFunction,
-    LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
+    Access, CuError, Description, Device, DeviceOutput, Fill, Granularity, ImageKind, Jit, Launch,
+    LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, MemoryOperation, Parameter,
+    PoolProperties, Pools, RawEvent, RawFunction, RawMemory, RawModule, RawPool, RawStream, Result,
+    StreamMemory, VirtualMemory,
 };
 
 use super::backend::PATIENCE;
@@ -105,7 +109,7 @@ impl Recorder {
     }
 
     /// A call that is held waits, but not for ever: a test that fails must end.
-    fn arrive(&self, call: &'static str) {
+    pub(super) fn arrive(&self, call: &'static str) {
         let mut gates = self.gates.lock().unwrap();
         gates.arrived.push(call);
         let held = |gates: &mut Gates| gates.held.contains(call);
@@ -140,18 +144,18 @@ impl Recorder {
         self.log.lock().unwrap().clone()
     }
 
-    fn enter(&self, number: u32) {
+    pub(super) fn enter(&self, number: u32) {
         self.random.delay();
         self.log.lock().unwrap().push(number);
     }
 
-    fn make(&self) -> u64 {
+    pub(super) fn make(&self) -> u64 {
         let made = self.next.fetch_add(STEP, Ordering::Relaxed);
         self.live.lock().unwrap().insert(made);
         made
     }
 
-    fn check(&self, thing: u64) -> Result<()> {
+    pub(super) fn check(&self, thing: u64) -> Result<()> {
         if self.live.lock().unwrap().contains(&thing) {
             Ok(())
         } else {
@@ -159,12 +163,27 @@ impl Recorder {
         }
     }
 
-    fn end(&self, thing: u64) -> Result<()> {
+    pub(super) fn end(&self, thing: u64) -> Result<()> {
         if self.live.lock().unwrap().remove(&thing) {
             Ok(())
         } else {
             Err(CuError::INVALID_HANDLE)
         }
+    }
+}
+
+impl StreamMemory for Recorder {
+    fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()> {
+        self.check(stream.0)?;
+        for operation in operations {
+            self.enter(operation.flags);
+        }
+        Ok(())
+    }
+    fn set_stream_attribute(&self, stream: RawStream, attribute: &LaunchAttribute) -> Result<()> {
+        self.check(stream.0)?;
+        self.enter(attribute.id);
+        Ok(())
     }
 }
 
@@ -278,11 +297,15 @@ impl Device for Recorder {
     fn elapsed(&self, _: RawEvent, _: RawEvent) -> Result<f32> {
         Err(CuError::NOT_SUPPORTED)
     }
-    fn link(&self, _: &[LinkInput<'_>]) -> Result<Vec<u8>> {
+    fn try_link(&self, _: &[LinkInput<'_>], _: &mut Jit) -> Result<()> {
+        self.arrive("link");
+        Ok(())
+    }
+    fn link(&self, _: &[LinkInput<'_>], _: &mut Jit) -> Result<Vec<u8>> {
         self.arrive("link");
         Ok(Vec::new())
     }
-    fn load(&self, _: &[u8], _: ImageKind) -> Result<LoadedModule> {
+    fn load(&self, _: &[u8], _: ImageKind, _: &mut Jit) -> Result<LoadedModule> {
         self.arrive("load");
         Ok(LoadedModule {
             module: RawModule(self.make()),
@@ -346,6 +369,80 @@ impl Device for Recorder {
         let mut live = self.live.lock().unwrap();
         live.clear();
         live.insert(RawStream::LEGACY.0);
+        Ok(())
+    }
+}
+
+impl Pools for Recorder {
+    fn default_pool(&self) -> Result<RawPool> {
+        self.arrive("default_pool");
+        Ok(RawPool(1))
+    }
+    fn create_pool(&self, _: &PoolProperties) -> Result<RawPool> {
+        self.arrive("create_pool");
+        Ok(RawPool(self.make()))
+    }
+    fn destroy_pool(&self, pool: RawPool) -> Result<()> {
+        self.arrive("destroy_pool");
+        self.end(pool.0)
+    }
+    fn trim_pool(&self, _: RawPool, _: u64) -> Result<()> {
+        self.arrive("trim_pool");
+        Ok(())
+    }
+    fn pool_attribute(&self, _: RawPool, _: u32) -> Result<u64> {
+        self.arrive("pool_attribute");
+        Ok(0)
+    }
+    fn set_pool_attribute(&self, _: RawPool, _: u32, _: u64) -> Result<()> {
+        self.arrive("set_pool_attribute");
+        Ok(())
+    }
+    fn allocate_async(&self, _: RawPool, _: u64, stream: RawStream) -> Result<u64> {
+        self.arrive("allocate_async");
+        self.check(stream.0)?;
+        Ok(self.make())
+    }
+    fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        self.check(stream.0)?;
+        self.end(address)
+    }
+}
+
+impl VirtualMemory for Recorder {
+    fn granularity(&self) -> Result<Granularity> {
+        self.arrive("granularity");
+        Ok(Granularity {
+            minimum: STEP,
+            recommended: STEP,
+        })
+    }
+    fn reserve(&self, _: u64, _: u64, _: u64) -> Result<u64> {
+        self.arrive("reserve");
+        Ok(self.make())
+    }
+    fn unreserve(&self, address: u64, _: u64) -> Result<()> {
+        self.arrive("unreserve");
+        self.end(address)
+    }
+    fn create_memory(&self, _: u64, _: u32) -> Result<RawMemory> {
+        self.arrive("create_memory");
+        Ok(RawMemory(self.make()))
+    }
+    fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        self.arrive("release_memory");
+        self.end(memory.0)
+    }
+    fn map(&self, _: u64, _: u64, memory: RawMemory) -> Result<()> {
+        self.arrive("map");
+        self.check(memory.0)
+    }
+    fn unmap(&self, _: u64, _: u64) -> Result<()> {
+        self.arrive("unmap");
+        Ok(())
+    }
+    fn set_access(&self, _: u64, _: u64, _: Access) -> Result<()> {
+        self.arrive("set_access");
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
-use crate::{event, memory, module, stream};
+use crate::{array, event, host_function, memory, module, stream, texture};
 
 /// What `cuCtxGetApiVersion` says of contexts of this interface.
 const API_VERSION: u32 = 3020;
@@ -24,7 +24,7 @@ const CACHE_CONFIGS: CUfunc_cache = 3;
 static LIMITS: LazyLock<Mutex<HashMap<CUlimit, u64>>> = LazyLock::new(Mutex::default);
 
 /// The current context, or error 201.
-fn current() -> Result<&'static context::Context> {
+pub(super) fn current() -> Result<&'static context::Context> {
     session()?;
     Ok(context::find_active(context::current())
         .map_err(|_| CuError::INVALID_CONTEXT)?
@@ -41,6 +41,16 @@ fn named(ctx: CUcontext) -> Result<(CUcontext, &'static context::Context)> {
     };
     let (facts, _) = context::find(ctx).ok_or(CuError::INVALID_CONTEXT)?;
     Ok((ctx, facts))
+}
+
+/// The session and the context that a program names, where null is the current one.
+pub(super) fn scope_of(ctx: CUcontext) -> Result<Scope> {
+    let (ctx, _) = named(ctx)?;
+    let (_, handle) = context::find_active(ctx)?;
+    Ok(Scope {
+        session: session()?,
+        context: handle.key().map_or(0, |key| key.index),
+    })
 }
 
 pub unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
@@ -125,6 +135,8 @@ pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
         context::destroy(ctx)?;
         stream::destroy_of(scope);
         event::destroy_of(scope);
+        texture::destroy_of(scope);
+        array::destroy_of(scope);
         module::unload_of(scope);
         memory::free_of(scope);
         waited
@@ -246,10 +258,7 @@ pub unsafe fn cuCtxSynchronize() -> CUresult {
 
 pub unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
     body! {
-        let (ctx, _) = named(ctx)?;
-        let (_, handle) = context::find_active(ctx)?;
-        let scope = Scope { session: session()?, context: handle.key().map_or(0, |key| key.index) };
-        stream::synchronize_all(scope)
+        stream::synchronize_all(scope_of(ctx)?)
     }
 }
 
@@ -304,6 +313,8 @@ fn reset_primary() -> Result {
         // The worker's context is shared with contexts that the program created and still uses.
         stream::destroy_of(scope);
         event::destroy_of(scope);
+        texture::destroy_of(scope);
+        array::destroy_of(scope);
         module::unload_of(scope);
         memory::free_of(scope);
         return waited;
@@ -316,8 +327,11 @@ fn reset_primary() -> Result {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .clear();
+    host_function::forget_all();
     stream::forget_all(scope);
     event::forget_all(scope);
+    texture::forget_all();
+    array::forget_all();
     module::forget_all();
     memory::forget_all(scope);
     reset

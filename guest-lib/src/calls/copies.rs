@@ -5,13 +5,13 @@ use std::ffi::c_void;
 use wormhole_api::Element;
 
 use super::body;
-use crate::copy::{Direction, Fill, Mode, Rows, copy, copy_rows, fill};
-use crate::error::{CuError, Result};
+use crate::copy::{Direction, Fill, Mode, copy, fill};
+use crate::error::Result;
 use crate::stream::target;
-use crate::types::{CUDA_MEMCPY2D, CUdeviceptr, CUresult, CUstream, DefaultStream};
+use crate::types::{CUdeviceptr, CUresult, CUstream, DefaultStream};
 
 /// The default stream, which copies without a stream parameter use.
-const NO_STREAM: CUstream = std::ptr::null_mut();
+pub const NO_STREAM: CUstream = std::ptr::null_mut();
 
 /// One copy of the driver API.
 struct Copy {
@@ -58,7 +58,7 @@ impl Copy {
     }
 }
 
-fn address(pointer: *const c_void) -> u64 {
+pub fn address(pointer: *const c_void) -> u64 {
     pointer.expose_provenance() as u64
 }
 
@@ -152,110 +152,6 @@ pub unsafe fn cuMemcpyDtoDAsync_v2(
     let copy = Copy::asynchronous(default, hStream, Direction::DeviceToDevice);
     // SAFETY: as the caller promises.
     body! { unsafe { copy.run(dstDevice, srcDevice, ByteCount) } }
-}
-
-/// `CU_MEMORYTYPE_HOST`, `_DEVICE`, `_UNIFIED`.
-const HOST: u32 = 1;
-const DEVICE: u32 = 2;
-const UNIFIED: u32 = 4;
-
-/// One end of a copy of rows: kind, host and device address, byte and row it starts at, pitch.
-struct RowsEnd {
-    kind: u32,
-    host: u64,
-    device: u64,
-    x: usize,
-    y: usize,
-    pitch: usize,
-}
-
-impl RowsEnd {
-    /// Where the first row starts, and the bytes from row to row.
-    fn start(&self, rows: &Rows) -> Result<(u64, usize)> {
-        let base = match self.kind {
-            HOST => self.host,
-            DEVICE | UNIFIED => self.device,
-            // Arrays.
-            _ => return Err(CuError::NOT_SUPPORTED),
-        };
-        let pitch = if self.pitch == 0 {
-            rows.width
-        } else {
-            self.pitch
-        };
-        if rows.height > 1 && pitch < rows.width {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let offset = self
-            .y
-            .checked_mul(pitch)
-            .and_then(|offset| offset.checked_add(self.x));
-        let start = offset.and_then(|offset| base.checked_add(offset as u64));
-        Ok((start.ok_or(CuError::INVALID_VALUE)?, pitch))
-    }
-}
-
-/// One two-dimensional copy of the driver API.
-///
-/// # Safety
-/// `description` is null or as `cuMemcpy2D` documents it; host memory among the ends is valid.
-unsafe fn rows(
-    default: DefaultStream,
-    stream: CUstream,
-    description: *const CUDA_MEMCPY2D,
-    mode: Mode,
-) -> Result {
-    let (scope, target) = target(default, stream)?;
-    if description.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so a description.
-    let wanted = unsafe { description.read() };
-    let rows = Rows {
-        width: wanted.WidthInBytes,
-        height: wanted.Height,
-    };
-    let source = RowsEnd {
-        kind: wanted.srcMemoryType,
-        host: address(wanted.srcHost),
-        device: wanted.srcDevice,
-        x: wanted.srcXInBytes,
-        y: wanted.srcY,
-        pitch: wanted.srcPitch,
-    };
-    let destination = RowsEnd {
-        kind: wanted.dstMemoryType,
-        host: address(wanted.dstHost),
-        device: wanted.dstDevice,
-        x: wanted.dstXInBytes,
-        y: wanted.dstY,
-        pitch: wanted.dstPitch,
-    };
-    let ends = (destination.start(&rows)?, source.start(&rows)?);
-    // SAFETY: as the caller promises.
-    unsafe { copy_rows(scope, target, ends, rows, mode) }
-}
-
-pub unsafe fn cuMemcpy2D_v2(default: DefaultStream, pCopy: *const CUDA_MEMCPY2D) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { rows(default, NO_STREAM, pCopy, Mode::Synchronous) } }
-}
-
-pub unsafe fn cuMemcpy2DUnaligned_v2(
-    default: DefaultStream,
-    pCopy: *const CUDA_MEMCPY2D,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuMemcpy2D_v2(default, pCopy) }
-}
-
-pub unsafe fn cuMemcpy2DAsync_v2(
-    default: DefaultStream,
-    pCopy: *const CUDA_MEMCPY2D,
-    hStream: CUstream,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { rows(default, hStream, pCopy, Mode::Asynchronous) } }
 }
 
 /// One fill of the driver API.

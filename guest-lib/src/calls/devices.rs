@@ -2,11 +2,14 @@
 
 use std::ffi::c_char;
 
-use super::{body, put, put_if_wanted, string};
+use super::{body, put, string};
 use crate::device::{Device, attribute, copy_string};
 use crate::error::{CuError, Result};
 use crate::session::session;
-use crate::types::{CUdevice, CUdevice_attribute, CUdevprop, CUresult, CUuuid};
+use crate::types::{
+    CUatomicOperation, CUdevice, CUdevice_attribute, CUdevprop, CUexecAffinityType, CUresult,
+    CUuuid,
+};
 
 /// The one device there is.
 const DEVICE: CUdevice = 0;
@@ -142,6 +145,19 @@ pub unsafe fn cuDeviceGetProperties(prop: *mut CUdevprop, dev: CUdevice) -> CUre
     }
 }
 
+/// Execution affinity takes the multi-process service, which is the affair of the host.
+pub unsafe fn cuDeviceGetExecAffinitySupport(
+    pi: *mut i32,
+    _kind: CUexecAffinityType,
+    dev: CUdevice,
+) -> CUresult {
+    body! {
+        device(dev)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(pi, 0) }
+    }
+}
+
 pub unsafe fn cuDeviceCanAccessPeer(
     canAccessPeer: *mut i32,
     dev: CUdevice,
@@ -151,7 +167,93 @@ pub unsafe fn cuDeviceCanAccessPeer(
         device(dev)?;
         device(peerDev)?;
         // SAFETY: as the caller promises.
-        unsafe { put_if_wanted(canAccessPeer, 0) };
+        unsafe { put(canAccessPeer, 0) }
+    }
+}
+
+/// A device is no peer of its own.
+pub unsafe fn cuDeviceGetP2PAttribute(
+    value: *mut i32,
+    _attrib: u32,
+    srcDevice: CUdevice,
+    dstDevice: CUdevice,
+) -> CUresult {
+    body! {
+        session()?;
+        if value.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        device(srcDevice)?;
+        device(dstDevice)?;
+        Err(CuError::INVALID_DEVICE)
+    }
+}
+
+pub unsafe fn cuDeviceGetP2PAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const CUatomicOperation,
+    count: u32,
+    srcDevice: CUdevice,
+    dstDevice: CUdevice,
+) -> CUresult {
+    body! {
+        session()?;
+        if capabilities.is_null() || operations.is_null() || count == 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        device(srcDevice)?;
+        device(dstDevice)?;
+        Err(CuError::INVALID_DEVICE)
+    }
+}
+
+/// `CU_ATOMIC_CAPABILITY_*`.
+mod capability {
+    pub const SIGNED: u32 = 1;
+    pub const UNSIGNED: u32 = 2;
+    pub const REDUCTION: u32 = 4;
+    pub const SCALAR_32: u32 = 8;
+    pub const SCALAR_64: u32 = 16;
+}
+
+/// What PTX has of each `CUatomicOperation` ("PTX ISA", `atom` and `red`), for a device whose atomic operations
+/// on host memory are native.
+const ATOMICS: [u32; 13] = {
+    use capability::{REDUCTION, SCALAR_32, SCALAR_64, SIGNED, UNSIGNED};
+    const INTEGERS: u32 = SIGNED | UNSIGNED | REDUCTION | SCALAR_32 | SCALAR_64;
+    const WRAPPING: u32 = UNSIGNED | REDUCTION | SCALAR_32;
+    const BITS: u32 = UNSIGNED | REDUCTION | SCALAR_32 | SCALAR_64;
+    const EXCHANGES: u32 = UNSIGNED | SCALAR_32 | SCALAR_64;
+    const FLOATS: u32 = SIGNED | REDUCTION | SCALAR_32 | SCALAR_64;
+    [
+        INTEGERS, INTEGERS, INTEGERS, WRAPPING, WRAPPING, BITS, BITS, BITS, EXCHANGES, EXCHANGES,
+        FLOATS, 0, 0,
+    ]
+};
+
+pub unsafe fn cuDeviceGetHostAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const CUatomicOperation,
+    count: u32,
+    dev: CUdevice,
+) -> CUresult {
+    body! {
+        session()?;
+        if capabilities.is_null() || operations.is_null() || count == 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let device = device(dev)?;
+        // SAFETY: the program vouches for that many operations.
+        let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
+        let known = |operation: &CUatomicOperation| ATOMICS.get(*operation as usize).copied();
+        let Some(found) = operations.iter().map(known).collect::<Option<Vec<u32>>>() else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        let native = device.value(attribute::HOST_NATIVE_ATOMIC_SUPPORTED) != 0;
+        for (index, capability) in found.into_iter().enumerate() {
+            // SAFETY: and for as many places.
+            unsafe { capabilities.add(index).write(if native { capability } else { 0 }) };
+        }
         Ok(())
     }
 }

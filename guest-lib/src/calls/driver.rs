@@ -9,8 +9,8 @@ use super::{body, put, put_if_wanted, string};
 use crate::error::CuError;
 use crate::export_tables;
 use crate::exports::ADDRESSES;
-use crate::session;
 use crate::types::{CUdriverProcAddressQueryResult, CUresult, CUuuid};
+use crate::{logs, session};
 
 /// The CUDA version whose whole surface this library exports.
 const VERSION: i32 = 13000;
@@ -25,6 +25,7 @@ const PER_THREAD: u64 = 2;
 
 pub unsafe fn cuInit(Flags: u32) -> CUresult {
     body! {
+        logs::keep();
         if Flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }

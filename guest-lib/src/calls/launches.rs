@@ -4,9 +4,14 @@ use std::ffi::c_void;
 
 use super::body;
 use crate::error::CuError;
+use crate::function;
 use crate::launch::{Arguments, Attributes, Shape, launch};
+use crate::session::session;
 use crate::stream::target;
-use crate::types::{CUfunction, CUlaunchConfig, CUresult, CUstream, DefaultStream};
+use crate::types::{
+    CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUresult, CUstream, DefaultStream,
+    STREAM_PER_THREAD,
+};
 
 #[inline]
 pub unsafe fn cuLaunchKernel(
@@ -59,6 +64,46 @@ pub unsafe fn cuLaunchCooperativeKernel(
         let arguments = Arguments { values: kernelParams, extra: std::ptr::null_mut() };
         // SAFETY: as the caller promises.
         unsafe { launch(scope, target, f, shape, &Attributes::cooperative(), arguments) }
+    }
+}
+
+/// One launch for each device, of which there is one.
+pub unsafe fn cuLaunchCooperativeKernelMultiDevice(
+    launchParamsList: *const CUDA_LAUNCH_PARAMS,
+    numDevices: u32,
+    flags: u32,
+) -> CUresult {
+    // CU_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC and _NO_POST_LAUNCH_SYNC.
+    const FLAGS: u32 = 3;
+    body! {
+        session()?;
+        if launchParamsList.is_null() || numDevices != 1 || flags & !FLAGS != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: not null, so one launch.
+        let one = unsafe { launchParamsList.read() };
+        function::find(one.function)?;
+        // A default stream would be that of one device.
+        if one.hStream.addr() as u64 <= STREAM_PER_THREAD {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        let code = unsafe {
+            cuLaunchCooperativeKernel(
+                DefaultStream::Legacy,
+                one.function,
+                one.gridDimX,
+                one.gridDimY,
+                one.gridDimZ,
+                one.blockDimX,
+                one.blockDimY,
+                one.blockDimZ,
+                one.sharedMemBytes,
+                one.hStream,
+                one.kernelParams,
+            )
+        };
+        if code == 0 { Ok(()) } else { Err(CuError(code)) }
     }
 }
 

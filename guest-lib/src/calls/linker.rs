@@ -3,25 +3,39 @@
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::modules::{Logs, file};
-use super::{body, put};
+use super::modules::file;
+use super::{body, put, string};
 use crate::context;
 use crate::error::{CuError, Result};
-use crate::link::{Input, link};
+use crate::jit::{Jit, Logs};
+use crate::link::{Goal, Input, link};
 use crate::types::{CUjit_option, CUjitInputType, CUlinkState, CUresult};
 
 /// `CU_JIT_INPUT_*` up to `CU_JIT_INPUT_NVVM`.
 const INPUT_TYPES: u32 = 6;
-/// `CU_JIT_INPUT_PTX`.
+/// `CU_JIT_INPUT_CUBIN` and `CU_JIT_INPUT_PTX`.
+const CUBIN: CUjitInputType = 0;
 const PTX: CUjitInputType = 1;
 
 #[derive(Debug)]
 struct Link {
-    logs: Logs,
+    jit: Jit,
     inputs: Vec<Input>,
+    state: State,
+    /// What was wrong with inputs that were not taken.
+    errors: Vec<u8>,
+    /// How long the linker has worked for it.
+    time: Duration,
+}
+
+#[derive(Debug)]
+enum State {
+    Pending,
     /// What the link gave; it is the linker's own until it is destroyed.
-    image: Option<Vec<u8>>,
+    Complete(#[expect(dead_code, reason = "the program has its address")] Vec<u8>),
+    Failed(CuError),
 }
 
 /// Links by the address that the program knows them by: that of the box.
@@ -31,27 +45,64 @@ fn links() -> MutexGuard<'static, Option<HashMap<usize, Box<Link>>>> {
     LINKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `use_link` with a live link that is not complete.
-fn pending<R>(state: CUlinkState, use_link: impl FnOnce(&mut Link) -> Result<R>) -> Result<R> {
+/// Calls `use_link` with a live link.
+fn with_link<R>(state: CUlinkState, use_link: impl FnOnce(&mut Link) -> Result<R>) -> Result<R> {
     let mut links = links();
     let link = links
         .as_mut()
         .and_then(|links| links.get_mut(&state.addr()))
         .ok_or(CuError::INVALID_HANDLE)?;
-    if link.image.is_some() {
-        return Err(CuError::INVALID_VALUE);
-    }
     use_link(link)
 }
 
-fn add(state: CUlinkState, kind: CUjitInputType, data: Vec<u8>) -> Result {
-    if kind >= INPUT_TYPES || data.is_empty() {
-        return Err(CuError::INVALID_VALUE);
+/// Whether an error of an input leaves the link as it was before.
+fn is_input_left_out(error: CuError, kind: CUjitInputType) -> bool {
+    match error {
+        CuError::INVALID_PTX | CuError::UNSUPPORTED_PTX_VERSION | CuError::UNKNOWN => true,
+        CuError::INVALID_IMAGE => kind != CUBIN,
+        _ => false,
     }
-    pending(state, |link| {
-        link.inputs.push(Input { kind, data });
+}
+
+impl Link {
+    /// Asks the linker, and tells the program what it said.
+    fn run(&mut self, goal: Goal) -> Result<Vec<u8>> {
+        let scope = context::scope()?;
+        let (mut logs, start) = (Logs::default(), Instant::now());
+        let linked = link(scope, &self.inputs, goal, &self.jit, &mut logs);
+        self.time += start.elapsed();
+        logs.errors.splice(..0, self.errors.iter().copied());
+        self.jit.tell(&logs, self.time);
+        if goal == Goal::Inputs && linked.is_err() {
+            self.errors = logs.errors;
+        }
+        linked
+    }
+
+    fn add(&mut self, kind: CUjitInputType, name: &[u8], data: Vec<u8>) -> Result {
+        match &self.state {
+            State::Pending => {}
+            State::Complete(_) => return Err(CuError::INVALID_VALUE),
+            State::Failed(error) => return Err(*error),
+        }
+        if kind >= INPUT_TYPES || data.is_empty() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let name = match name {
+            [] => format!("<input {}>", self.inputs.len()).into_bytes(),
+            name => name.to_vec(),
+        };
+        self.inputs.push(Input { kind, name, data });
+        let taken = self.run(Goal::Inputs);
+        if let Err(error) = taken {
+            self.inputs.pop();
+            if !is_input_left_out(error, kind) {
+                self.state = State::Failed(error);
+            }
+            return Err(error);
+        }
         Ok(())
-    })
+    }
 }
 
 pub unsafe fn cuLinkCreate_v2(
@@ -63,12 +114,15 @@ pub unsafe fn cuLinkCreate_v2(
     body! {
         context::scope()?;
         // SAFETY: as the caller promises, until the link is destroyed.
-        let logs = unsafe { Logs::read(numOptions, options, optionValues) }?;
+        let jit = unsafe { Jit::read(numOptions, options, optionValues) }?;
         let link = Box::new(Link {
-            logs,
+            jit,
             inputs: Vec::new(),
-            image: None,
+            state: State::Pending,
+            errors: Vec::new(),
+            time: Duration::ZERO,
         });
+        link.jit.tell(&Logs::default(), Duration::ZERO);
         let address = std::ptr::from_ref(&*link).addr();
         // SAFETY: as the caller promises.
         unsafe { put(stateOut, std::ptr::without_provenance_mut(address)) }?;
@@ -82,7 +136,7 @@ pub unsafe fn cuLinkAddData_v2(
     inputType: CUjitInputType,
     data: *const c_void,
     size: usize,
-    _name: *const c_char,
+    name: *const c_char,
     _numOptions: u32,
     _options: *const CUjit_option,
     _optionValues: *mut *mut c_void,
@@ -93,7 +147,13 @@ pub unsafe fn cuLinkAddData_v2(
         }
         // SAFETY: the program vouches for `size` bytes.
         let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
-        add(state, inputType, data.to_vec())
+        let name = if name.is_null() {
+            c""
+        } else {
+            // SAFETY: as the caller promises.
+            unsafe { string(name) }?
+        };
+        with_link(state, |link| link.add(inputType, name.to_bytes(), data.to_vec()))
     }
 }
 
@@ -107,11 +167,11 @@ pub unsafe fn cuLinkAddFile_v2(
 ) -> CUresult {
     body! {
         // SAFETY: as the caller promises.
-        let mut data = unsafe { file(path) }?;
+        let (mut data, name) = unsafe { (file(path)?, string(path)?) };
         if inputType != PTX {
             data.pop();
         }
-        add(state, inputType, data)
+        with_link(state, |link| link.add(inputType, name.to_bytes(), data))
     }
 }
 
@@ -121,21 +181,31 @@ pub unsafe fn cuLinkComplete(
     sizeOut: *mut usize,
 ) -> CUresult {
     body! {
-        let scope = context::scope()?;
         if cubinOut.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
-        pending(state, |pending| {
-            let image = link(scope, &pending.inputs)?;
-            pending.logs.clear();
-            let image = pending.image.insert(image);
-            // SAFETY: not null; the caller of the export promises that both places are writable.
+        with_link(state, |link| {
+            match &link.state {
+                State::Pending => {}
+                State::Complete(_) => return Err(CuError::INVALID_HANDLE),
+                State::Failed(error) => return Err(*error),
+            }
+            let mut image = match link.run(Goal::Image) {
+                Ok(image) => image,
+                Err(error) => {
+                    link.state = State::Failed(error);
+                    return Err(error);
+                }
+            };
+            // SAFETY: not null; the caller of the export promises that both places are writable. The image
+            // stays where it is when the vector moves.
             unsafe {
                 put(cubinOut, image.as_mut_ptr().cast())?;
                 if !sizeOut.is_null() {
                     sizeOut.write(image.len());
                 }
             }
+            link.state = State::Complete(image);
             Ok(())
         })
     }

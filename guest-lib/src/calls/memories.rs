@@ -83,7 +83,7 @@ pub unsafe fn cuMemGetAddressRange_v2(
 }
 
 fn address_of(pointer: *mut c_void) -> u64 {
-    pointer.addr() as u64
+    pointer.expose_provenance() as u64
 }
 
 pub unsafe fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: u32) -> CUresult {
@@ -118,10 +118,19 @@ pub unsafe fn cuMemHostGetDevicePointer_v2(
         if Flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        memory::find_host(address_of(p))?;
-        // SAFETY: as the caller promises. The address is the same on both sides.
-        unsafe { put(pdptr, address_of(p)) }
+        let address = address_of(p);
+        let device = memory::find_host(address)?.for_device(address);
+        // SAFETY: as the caller promises.
+        unsafe { put(pdptr, device.ok_or(CuError::INVALID_VALUE)?) }
     }
+}
+
+pub unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) -> CUresult {
+    body! { memory::register(context::scope()?, address_of(p), bytesize as u64, Flags) }
+}
+
+pub unsafe fn cuMemHostUnregister(p: *mut c_void) -> CUresult {
+    body! { memory::unregister(context::scope()?, address_of(p)) }
 }
 
 /// All page-locked memory is mapped and portable, so that is what the flags say.
@@ -142,7 +151,7 @@ pub unsafe fn cuMemHostGetFlags(pFlags: *mut u32, p: *mut c_void) -> CUresult {
 
 fn flags_of(pointer: *mut c_void) -> Result<u32> {
     match memory::find_host(address_of(pointer))?.origin {
-        Origin::Host { flags } => Ok(flags),
-        Origin::Device | Origin::Global => Err(CuError::INVALID_VALUE),
+        Origin::Host { flags } | Origin::Registered { flags, .. } => Ok(flags),
+        _ => Err(CuError::INVALID_VALUE),
     }
 }

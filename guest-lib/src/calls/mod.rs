@@ -6,33 +6,64 @@
     reason = "names and arguments are those of the CUDA driver API"
 )]
 
+mod arrays;
+mod barriers;
+mod boxes;
 mod contexts;
 mod copies;
 mod devices;
 mod driver;
 mod events;
 mod functions;
+mod host_functions;
+mod kernels;
 mod launches;
+mod legacy;
 mod linker;
+mod logs;
+mod managed;
 mod memories;
 mod modules;
 mod occupancy;
+mod peers;
 mod pointers;
+mod pools;
+mod settings;
+mod stream_memory;
 mod streams;
+mod tensors;
+mod virtual_memories;
 
+pub use barriers::*;
+mod textures;
+
+pub use arrays::*;
+pub use boxes::*;
 pub use contexts::*;
 pub use copies::*;
 pub use devices::*;
 pub use driver::*;
 pub use events::*;
 pub use functions::*;
+pub use host_functions::*;
+pub use kernels::*;
 pub use launches::*;
+pub use legacy::*;
 pub use linker::*;
+pub use logs::*;
+pub use managed::*;
 pub use memories::*;
 pub use modules::*;
 pub use occupancy::*;
+pub use peers::*;
 pub use pointers::*;
+pub use pools::*;
+pub use settings::*;
+pub use stream_memory::*;
 pub use streams::*;
+pub use tensors::*;
+pub use textures::*;
+pub use virtual_memories::*;
 
 use std::ffi::{CStr, c_char};
 

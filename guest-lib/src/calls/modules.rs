@@ -1,96 +1,27 @@
 //! Modules and libraries.
 
+use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
 
 use super::{body, put, put_if_wanted, string};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::jit::{Jit, Logs};
 use crate::module::{self, Loadable, Source};
 use crate::types::{
     CUdeviceptr, CUfunction, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
     CUmoduleLoadingMode, CUresult,
 };
-use crate::{context, image};
+use crate::{context, image, jit};
 
 /// `CU_MODULE_EAGER_LOADING` and `CU_MODULE_LAZY_LOADING`.
 const EAGER: CUmoduleLoadingMode = 1;
 const LAZY: CUmoduleLoadingMode = 2;
-
-/// `CU_JIT_*`: the options that give buffers for logs.
-const INFO_LOG: CUjit_option = 3;
-const INFO_LOG_BYTES: CUjit_option = 4;
-const ERROR_LOG: CUjit_option = 5;
-const ERROR_LOG_BYTES: CUjit_option = 6;
-
-/// The log buffers among a call's compiler options. The other options are the host driver's to choose:
-/// they ask for speed or debug information, never for another result.
-#[derive(Debug)]
-pub(super) struct Logs {
-    keys: Vec<CUjit_option>,
-    values: *mut *mut c_void,
-}
-
-// SAFETY: the array of values is the program's, which lends it to the driver for the call, or until the
-// link is destroyed.
-unsafe impl Send for Logs {}
-
-impl Logs {
-    /// # Safety
-    /// Both arrays have `count` elements.
-    pub(super) unsafe fn read(
-        count: u32,
-        keys: *const CUjit_option,
-        values: *mut *mut c_void,
-    ) -> Result<Self> {
-        if count == 0 {
-            return Ok(Self {
-                keys: Vec::new(),
-                values,
-            });
-        }
-        if keys.is_null() || values.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        let keys = unsafe { std::slice::from_raw_parts(keys, count as usize) }.to_vec();
-        Ok(Self { keys, values })
-    }
-
-    fn place(&self, key: CUjit_option) -> Option<*mut *mut c_void> {
-        let index = self.keys.iter().position(|found| *found == key)?;
-        // SAFETY: the index is below the length of both arrays.
-        Some(unsafe { self.values.add(index) })
-    }
-
-    /// There is nothing to tell.
-    pub(super) fn clear(&self) {
-        self.fill(INFO_LOG, INFO_LOG_BYTES, &[]);
-        self.fill(ERROR_LOG, ERROR_LOG_BYTES, &[]);
-    }
-
-    /// Fills one of the buffers; its size option becomes the length of the text.
-    fn fill(&self, buffer: CUjit_option, bytes: CUjit_option, text: &[u8]) {
-        let (Some(buffer), Some(bytes)) = (self.place(buffer), self.place(bytes)) else {
-            return;
-        };
-        // SAFETY: both point into the program's array of values; a size is passed as the pointer itself.
-        let (buffer, room) = unsafe { (buffer.read().cast::<u8>(), bytes.read().addr()) };
-        if buffer.is_null() || room == 0 {
-            return;
-        }
-        let length = text.len().min(room - 1);
-        // SAFETY: the program vouches for `room` bytes.
-        unsafe {
-            buffer.copy_from_nonoverlapping(text.as_ptr(), length);
-            buffer.add(length).write(0);
-            bytes.write(std::ptr::without_provenance_mut(length));
-        }
-    }
-}
 
 /// Loads an image for `place`.
 fn load<K: Loadable>(
@@ -98,22 +29,18 @@ fn load<K: Loadable>(
     place: *mut *mut c_void,
     bytes: &[u8],
     source: Option<Source>,
-    logs: &Logs,
+    jit: &Jit,
 ) -> Result {
     if place.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let (handle, log) = module::load::<K>(scope, bytes, source)?;
-    logs.fill(INFO_LOG, INFO_LOG_BYTES, &log);
-    logs.fill(ERROR_LOG, ERROR_LOG_BYTES, &[]);
+    let (mut logs, start) = (Logs::default(), Instant::now());
+    let handle = module::load::<K>(scope, bytes, source, jit, &mut logs);
+    jit.tell(&logs, start.elapsed());
+    let handle = handle?;
     // SAFETY: the caller of the export promises that the place is writable.
     unsafe { put(place, handle) }
 }
-
-const NO_LOGS: Logs = Logs {
-    keys: Vec::new(),
-    values: std::ptr::null_mut(),
-};
 
 /// The content of a file, as an image: with the zero byte that text ends with.
 pub(super) unsafe fn file(name: *const c_char) -> Result<Vec<u8>> {
@@ -128,7 +55,7 @@ pub unsafe fn cuModuleLoad(module: *mut CUmodule, fname: *const c_char) -> CUres
     body! {
         let scope = context::scope()?;
         // SAFETY: as the caller promises.
-        load::<ModuleKind>(scope, module, &unsafe { file(fname) }?, None, &NO_LOGS)
+        load::<ModuleKind>(scope, module, &unsafe { file(fname) }?, None, &jit::NONE)
     }
 }
 
@@ -136,7 +63,7 @@ pub unsafe fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> C
     body! {
         let scope = context::scope()?;
         // SAFETY: as the caller promises.
-        load::<ModuleKind>(scope, module, unsafe { image::bytes(image) }?, None, &NO_LOGS)
+        load::<ModuleKind>(scope, module, &unsafe { image::bytes(image) }?, None, &jit::NONE)
     }
 }
 
@@ -150,8 +77,8 @@ pub unsafe fn cuModuleLoadDataEx(
     body! {
         let scope = context::scope()?;
         // SAFETY: as the caller promises.
-        let (logs, bytes) = unsafe { (Logs::read(numOptions, options, optionValues)?, image::bytes(image)?) };
-        load::<ModuleKind>(scope, module, bytes, None, &logs)
+        let (jit, bytes) = unsafe { (Jit::read(numOptions, options, optionValues)?, image::bytes(image)?) };
+        load::<ModuleKind>(scope, module, &bytes, None, &jit)
     }
 }
 
@@ -255,16 +182,19 @@ pub unsafe fn cuLibraryLoadData(
     body! {
         let scope = context::scope_or_primary()?;
         // SAFETY: as the caller promises.
-        let logs = unsafe { Logs::read(numJitOptions, jitOptions, jitOptionsValues) }?;
+        let jit = unsafe { Jit::read(numJitOptions, jitOptions, jitOptionsValues) }?;
         // SAFETY: as the caller promises.
         let bytes = unsafe { image::bytes(code) }?;
         // SAFETY: as the caller promises.
-        let source = if unsafe { is_preserved(libraryOptions, numLibraryOptions) } {
-            Source::Preserved { address: bytes.as_ptr().expose_provenance(), bytes: bytes.len() }
-        } else {
-            Source::Kept(bytes.into())
+        let preserved = unsafe { is_preserved(libraryOptions, numLibraryOptions) };
+        let source = match &bytes {
+            Cow::Borrowed(bytes) if preserved => Source::Preserved {
+                address: bytes.as_ptr().expose_provenance(),
+                bytes: bytes.len(),
+            },
+            _ => Source::Kept((&*bytes).into()),
         };
-        load::<LibraryKind>(scope, library, bytes, Some(source), &logs)
+        load::<LibraryKind>(scope, library, &bytes, Some(source), &jit)
     }
 }
 
@@ -281,10 +211,10 @@ pub unsafe fn cuLibraryLoadFromFile(
     body! {
         let scope = context::scope_or_primary()?;
         // SAFETY: as the caller promises.
-        let logs = unsafe { Logs::read(numJitOptions, jitOptions, jitOptionsValues) }?;
+        let jit = unsafe { Jit::read(numJitOptions, jitOptions, jitOptionsValues) }?;
         // SAFETY: as the caller promises.
         let image: Arc<[u8]> = unsafe { file(fileName) }?.into();
-        load::<LibraryKind>(scope, library, &image, Some(Source::Kept(Arc::clone(&image))), &logs)
+        load::<LibraryKind>(scope, library, &image, Some(Source::Kept(Arc::clone(&image))), &jit)
     }
 }
 

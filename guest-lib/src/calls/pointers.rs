@@ -6,7 +6,8 @@ use super::body;
 use crate::context;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
-use crate::memory_map::Allocation;
+use crate::memory_map::{Allocation, Origin};
+use crate::session::session;
 use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult};
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
@@ -44,19 +45,24 @@ fn value(
     address: u64,
     allocation: &Allocation,
 ) -> Result<Option<Value>> {
-    let is_host = allocation.is_host();
+    let is_host = !allocation.is_managed() && allocation.for_host(address).is_some();
+    let device = match allocation.origin {
+        Origin::Registered { .. } => allocation.for_device(address),
+        _ => Some(address),
+    };
     Ok(Some(match attribute {
         // CONTEXT
         1 => Value::Long(context::by_number(allocation.context)?.addr() as u64),
         // MEMORY_TYPE
         2 => Value::Word(if is_host { TYPE_HOST } else { TYPE_DEVICE }),
-        // DEVICE_POINTER: page-locked memory has one address everywhere
-        3 => Value::Long(address),
+        // DEVICE_POINTER: but for registered memory there is one address everywhere
+        3 => return Ok(device.map(Value::Long)),
         // HOST_POINTER
-        4 if is_host => Value::Long(address),
-        4 => return Ok(None),
-        // SYNC_MEMOPS, IS_MANAGED, IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
-        6 | 8 | 10 | 15 => Value::Word(0),
+        4 => return Ok(allocation.for_host(address).map(Value::Long)),
+        // IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
+        10 | 15 => Value::Word(0),
+        // SYNC_MEMOPS, IS_MANAGED
+        6 | 8 => Value::Word(u32::from(allocation.is_managed())),
         // BUFFER_ID
         7 => Value::Long(allocation.id),
         // DEVICE_ORDINAL
@@ -66,7 +72,7 @@ fn value(
         // RANGE_SIZE, MAPPING_SIZE
         12 | 18 => Value::Long(allocation.bytes),
         // MAPPED
-        13 => Value::Word(1),
+        13 => Value::Word(u32::from(device.is_some())),
         // ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE
         14 | 17 => Value::Long(0),
         // ACCESS_FLAGS
@@ -94,7 +100,7 @@ pub unsafe fn cuPointerGetAttribute(
     ptr: CUdeviceptr,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        session()?;
         if data.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
@@ -113,7 +119,7 @@ pub unsafe fn cuPointerGetAttributes(
     ptr: CUdeviceptr,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        session()?;
         if attributes.is_null() || data.is_null() {
             return Err(CuError::INVALID_VALUE);
         }

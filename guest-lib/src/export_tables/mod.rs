@@ -19,10 +19,11 @@ pub use self::storage::{Destructor, Storage};
 use crate::context::{self, Context};
 use crate::device::attribute;
 use crate::error::{CuError, Result};
+use crate::jit::Logs;
 use crate::session::session;
 use crate::stream;
-use crate::types::{CUcontext, CUdevice, CUmodule, CUresult, CUstream, DefaultStream};
-use crate::{calls, image, module};
+use crate::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream, DefaultStream};
+use crate::{calls, image, jit, module};
 
 /// A table: function addresses, and in word 0 the table's size in bytes where it has one.
 #[repr(transparent)]
@@ -100,9 +101,12 @@ tables! {
         39 => object_stream_id,
         51 => stream_object,
     }
-    /// Asked for by cuBLASLt and cuFFT, which end without it; what its slots do is not known well enough.
+    /// Asked for by cuBLASLt, which ends without it and does without its slots.
     OPAQUE_OBJECTS[17] = {}
-    MODULE_FUNCTIONS[99] = {}
+    /// Asked for by cuFFT.
+    MODULE_FUNCTIONS[99] = {
+        7 => visit_functions,
+    }
 }
 
 /// The table with an identifier.
@@ -156,8 +160,9 @@ unsafe fn load(place: *mut CUmodule, wrapper: *const c_void) -> Result {
     let scope = context::scope()?;
     // SAFETY: as the caller promises.
     let bytes = unsafe { image::bytes(wrapper) }?;
+    let handle = module::load::<ModuleKind>(scope, &bytes, None, &jit::NONE, &mut Logs::default())?;
     // SAFETY: as the caller promises.
-    unsafe { put(place, module::load::<ModuleKind>(scope, bytes, None)?.0) }
+    unsafe { put(place, handle) }
 }
 
 unsafe extern "C" fn load_wrapped(place: *mut CUmodule, wrapper: *const c_void) -> CUresult {
@@ -353,6 +358,25 @@ unsafe extern "C" fn object_stream_id(
     code(unsafe { put(place, id) })
 }
 
+/// Calls back with each function of a module, in the order of `cuModuleEnumerateFunctions`.
+unsafe extern "C" fn visit_functions(
+    _: CUcontext,
+    module: CUmodule,
+    visit: Option<unsafe extern "C" fn(user: *mut c_void, function: CUfunction)>,
+    user: *mut c_void,
+) -> CUresult {
+    let functions = || {
+        let visit = visit.ok_or(CuError::INVALID_VALUE)?;
+        let functions = module::functions::<ModuleKind>(context::scope()?, module, usize::MAX)?;
+        for function in functions {
+            // SAFETY: the caller's own function, with what the caller wants it to get.
+            unsafe { visit(user, function) };
+        }
+        Ok(())
+    };
+    code(functions())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -391,7 +415,7 @@ mod tests {
             CONSISTENCY: 3, [1];
             STREAM_OBJECTS: 93, [4, 39, 51];
             OPAQUE_OBJECTS: 17, [];
-            MODULE_FUNCTIONS: 99, [];
+            MODULE_FUNCTIONS: 99, [7];
         }
     }
 

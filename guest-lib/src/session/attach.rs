@@ -7,9 +7,10 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
+use wormhole_connect::ConnectError;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
-use wormhole_ring::control::{Grant, Message, Refusal};
+use wormhole_ring::control::{Band, FEATURE_PROCESS, Grant, Message, ProcessNumber, Refusal};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::layout::{HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
 use wormhole_ring::memory::{MemoryError, SessionMemory, WindowMemory};
@@ -23,9 +24,10 @@ use super::control::{ChannelError, Control};
 use super::extents::Extents;
 use super::fences::Stock;
 use super::mapping::Window;
-use crate::device::{Device, is_visible};
+use crate::device::{Device, attribute, is_visible};
 use crate::error::CuError;
 use crate::log;
+use crate::registration::can_hold_writers;
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
@@ -66,9 +68,9 @@ impl AttachError {
     /// What the program gets: there is no device, or there is one that is not ready.
     pub fn code(&self) -> CuError {
         match self {
-            Self::Channel(ChannelError::NoBackend | ChannelError::Address { .. }) => {
-                CuError::NO_DEVICE
-            }
+            Self::Channel(ChannelError::Connect(
+                ConnectError::NoBackend | ConnectError::Address { .. },
+            )) => CuError::NO_DEVICE,
             Self::Channel(ChannelError::Refused { code, .. })
                 if Refusal::from_code(*code) == Some(Refusal::NoDevice) =>
             {
@@ -80,12 +82,7 @@ impl AttachError {
 
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Channel(ChannelError::NoBackend) => Some(
-                "hint: start the program with `wormhole run -- PROGRAM`, or set WORMHOLE_CONTROL",
-            ),
-            Self::Channel(ChannelError::Connect { .. }) => {
-                Some("hint: is the backend running, and does WORMHOLE_CONTROL name it?")
-            }
+            Self::Channel(ChannelError::Connect(error)) => error.hint(),
             Self::Protocol { .. } => {
                 Some("hint: install the library and the backend of one version")
             }
@@ -116,17 +113,27 @@ pub fn attach() -> Result<Session, AttachError> {
         Some(file) => (file, false),
         None => (open_window()?, true),
     };
-    if let Err(error) = reserve_bands(&grant) {
-        // The supervisor then takes the session back.
-        control.send(&Message::Unmappable)?;
-        return Err(error);
-    }
+    let kept = match reserve_bands(&grant) {
+        Ok(kept) => kept,
+        Err(error) => {
+            // The supervisor then takes the session back.
+            control.send(&Message::Unmappable)?;
+            return Err(error);
+        }
+    };
     let window = Window::new(grant.window_base, grant.window_size, file, shared);
     if shared {
         check_bootstrap(&window, &grant)?;
     }
-    let session = map(control, &grant, window)?;
+    let session = map(control, &grant, window, kept)?;
     session.control.send(&Message::Mapped)?;
+    if grant.features & FEATURE_PROCESS != 0 {
+        let process = ProcessNumber {
+            pid: std::process::id(),
+            reserved: 0,
+        };
+        session.control.send(&Message::Process(process))?;
+    }
     describe(session)
 }
 
@@ -148,7 +155,12 @@ fn check_bootstrap(window: &Window, grant: &Grant) -> Result<(), AttachError> {
     Ok(())
 }
 
-fn map(control: Control, grant: &Grant, window: Window) -> Result<Session, AttachError> {
+fn map(
+    control: Control,
+    grant: &Grant,
+    window: Window,
+    kept: Vec<(u64, u64)>,
+) -> Result<Session, AttachError> {
     let base = window
         .map(grant.session_segment, 1, true)
         .map_err(|source| AttachError::Map {
@@ -178,6 +190,7 @@ fn map(control: Control, grant: &Grant, window: Window) -> Result<Session, Attac
         sequence: AtomicU64::new(1),
         fence_stock: Mutex::new(Stock::default()),
         extents,
+        kept,
         end_logged: Once::new(),
         device_output: AtomicBool::new(false),
         device: Device::default(),
@@ -189,6 +202,10 @@ fn describe(mut session: Session) -> Result<Session, AttachError> {
         .request(&DeviceDescribe { ordinal: 0 }, |reply| Device::new(&reply))
         .map_err(AttachError::Describe)?;
     session.device = device;
+    if !session.has_pages() || !can_hold_writers() {
+        // Registered memory is copied from and to, and the device cannot reach it.
+        session.device.lacks(attribute::HOST_REGISTER_SUPPORTED);
+    }
     let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     if !is_visible(list.as_deref(), &session.device.uuid) {
         session.device.count = 0;
@@ -205,8 +222,9 @@ fn open_window() -> Result<File, AttachError> {
         .map_err(|source| AttachError::Window { path, source })
 }
 
-/// Reserves what the grant names, so that neither the program nor its libraries are mapped there.
-fn reserve_bands(grant: &Grant) -> Result<(), AttachError> {
+/// Reserves what the grant names, so that neither the program nor its libraries are mapped there: the ranges
+/// that are kept for device memory.
+fn reserve_bands(grant: &Grant) -> Result<Vec<(u64, u64)>, AttachError> {
     if grant.handle_base != HANDLE_BASE {
         return Err(AttachError::HandleBand {
             granted: grant.handle_base,
@@ -233,16 +251,37 @@ fn reserve_bands(grant: &Grant) -> Result<(), AttachError> {
             });
         }
     }
-    // Pools and reserved virtual memory live there. Some language runtimes keep their heap in it, and a
-    // program without pools works all the same.
-    if let Err(error) = band::reserve(low.base, low.size) {
-        log::debug!(
-            "{:#x}+{:#x} is not reserved for memory pools: {error}",
-            low.base,
-            low.size
-        );
+    let mut kept = vec![(high.base, high.size)];
+    kept.extend(reserve_pieces(low));
+    Ok(kept)
+}
+
+/// Bytes of the pieces in which the low band is kept where something lies in it.
+const PIECE: u64 = 8 << 30;
+
+/// Reserves the low band, in which the driver places pools and reserved virtual memory, as far as it is free:
+/// some language runtimes keep their heap in it. Memory that would lie elsewhere is given back.
+fn reserve_pieces(band: Band) -> Vec<(u64, u64)> {
+    let Err(error) = band::reserve(band.base, band.size) else {
+        return vec![(band.base, band.size)];
+    };
+    log::debug!(
+        "{:#x}+{:#x} is kept for memory pools in pieces: {error}",
+        band.base,
+        band.size
+    );
+    let mut pieces: Vec<(u64, u64)> = Vec::new();
+    for offset in (0..band.size).step_by(usize::try_from(PIECE).unwrap_or(usize::MAX)) {
+        let (start, bytes) = (band.base + offset, PIECE.min(band.size - offset));
+        if band::reserve(start, bytes).is_err() {
+            continue;
+        }
+        match pieces.last_mut() {
+            Some((base, size)) if *base + *size == start => *size += bytes,
+            _ => pieces.push((start, bytes)),
+        }
     }
-    Ok(())
+    pieces
 }
 
 /// The variables that the driver reads at start, one per line. Those that select devices and launch mode
@@ -274,6 +313,22 @@ fn environment() -> String {
 mod tests {
     use super::*;
     use std::os::fd::FromRawFd;
+
+    #[test]
+    fn a_band_with_something_in_it_is_kept_around_that() {
+        let base = 0x4c00_0000_0000;
+        let band = Band {
+            base,
+            size: 4 * PIECE - 4096,
+        };
+        band::reserve(base + PIECE + 4096, 4096).unwrap();
+        let kept = reserve_pieces(band);
+        assert_eq!(kept, [(base, PIECE), (base + 2 * PIECE, 2 * PIECE - 4096)]);
+        for (start, bytes) in [(base, PIECE), (base + 3 * PIECE, PIECE - 4096)] {
+            let taken = band::reserve(start, bytes).unwrap_err();
+            assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
+        }
+    }
 
     #[test]
     fn another_window_is_told_from_the_granted_one() {

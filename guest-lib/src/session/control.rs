@@ -2,16 +2,16 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use wormhole_connect::{ConnectError, uninterrupted};
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, ControlError, Grant, HEADER_BYTES, Header, MAX_FRAME, Message,
-    VSOCK_PORT,
+    ArenaRequest, ArenaRun, ControlError, FEATURE_PROCESS, Grant, HEADER_BYTES, Header, MAX_FRAME,
+    Message,
 };
 
 /// How often who waits for an answer looks whether there will be one.
@@ -20,12 +20,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Why the control stream could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    #[error("WORMHOLE_CONTROL is not set and this machine has no /dev/vsock: no backend is known")]
-    NoBackend,
-    #[error("WORMHOLE_CONTROL={text}: expected unix:PATH, unix:@NAME or vsock:CID:PORT")]
-    Address { text: String },
-    #[error("the backend at {address} cannot be reached: {source}")]
-    Connect { address: String, source: io::Error },
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     #[error("the control stream failed: {0}")]
     Stream(#[from] io::Error),
     #[error("the backend does not speak this protocol: {0}")]
@@ -45,92 +41,6 @@ pub enum ChannelError {
     Over { segments: u32 },
 }
 
-/// Where the backend is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Address {
-    Path(String),
-    Abstract(String),
-    Vsock { cid: u32, port: u32 },
-}
-
-impl Address {
-    /// From `WORMHOLE_CONTROL`; without it the host of this VM, where there is one.
-    fn from_environment(value: Option<&str>, in_vm: bool) -> Result<Self, ChannelError> {
-        let Some(text) = value else {
-            let host = Self::Vsock {
-                cid: libc::VMADDR_CID_HOST,
-                port: VSOCK_PORT,
-            };
-            return if in_vm {
-                Ok(host)
-            } else {
-                Err(ChannelError::NoBackend)
-            };
-        };
-        let parsed = match text.split_once(':') {
-            Some(("unix", path)) => match path.strip_prefix('@') {
-                Some(name) => Some(Self::Abstract(name.to_owned())),
-                None => (!path.is_empty()).then(|| Self::Path(path.to_owned())),
-            },
-            Some(("vsock", rest)) => rest.split_once(':').and_then(|(cid, port)| {
-                Some(Self::Vsock {
-                    cid: cid.parse().ok()?,
-                    port: port.parse().ok()?,
-                })
-            }),
-            _ => None,
-        };
-        parsed.ok_or_else(|| ChannelError::Address {
-            text: text.to_owned(),
-        })
-    }
-
-    fn connect(&self) -> io::Result<UnixStream> {
-        // Each attempt has a socket of its own.
-        uninterrupted(|| match self {
-            Self::Path(path) => UnixStream::connect(path),
-            Self::Abstract(name) => {
-                UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)
-            }
-            Self::Vsock { cid, port } => connect_vsock(*cid, *port),
-        })
-    }
-}
-
-/// Does a call again as long as signals of the program's interrupt it.
-fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            done => return done,
-        }
-    }
-}
-
-/// A vsock stream. Its reads, writes and shutdown are those of any stream socket, so the standard
-/// library's stream type carries it.
-fn connect_vsock(cid: u32, port: u32) -> io::Result<UnixStream> {
-    // SAFETY: plain system call.
-    let socket = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made and has no other owner.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: all zeroes is a valid address.
-    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
-    address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
-    address.svm_cid = cid;
-    address.svm_port = port;
-    let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or_default();
-    // SAFETY: the address outlives the call and has the given length.
-    let done = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    if done != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(UnixStream::from(socket))
-}
-
 /// The control stream of this process.
 #[derive(Debug)]
 pub struct Control {
@@ -144,15 +54,7 @@ pub struct Control {
 impl Control {
     /// Connects to the backend that the environment names.
     pub fn connect() -> Result<Self, ChannelError> {
-        let value = std::env::var("WORMHOLE_CONTROL").ok();
-        let in_vm = std::path::Path::new("/dev/vsock").exists();
-        let address = Address::from_environment(value.as_deref(), in_vm)?;
-        let stream = address.connect().map_err(|source| ChannelError::Connect {
-            address: value
-                .unwrap_or_else(|| format!("vsock:{}:{VSOCK_PORT}", libc::VMADDR_CID_HOST)),
-            source,
-        })?;
-        Ok(Self::new(stream))
+        Ok(Self::new(wormhole_connect::connect()?))
     }
 
     pub fn new(stream: UnixStream) -> Self {
@@ -206,7 +108,7 @@ impl Control {
         self.send(&Message::Hello {
             bootstrap_version: wormhole_ring::bootstrap::VERSION,
             protocol_hash,
-            features: 0,
+            features: FEATURE_PROCESS,
             environment,
         })?;
         self.receive(|message, file| match message {
@@ -275,7 +177,6 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
     use std::os::unix::thread::JoinHandleExt;
     use std::ptr::null_mut;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -289,32 +190,6 @@ mod tests {
     fn pair() -> (Control, Control) {
         let (guest, supervisor) = UnixStream::pair().unwrap();
         (Control::new(guest), Control::new(supervisor))
-    }
-
-    #[test]
-    fn addresses_are_understood_or_named() {
-        let parse = |text: &str| Address::from_environment(Some(text), false);
-        assert_eq!(
-            parse("unix:/run/w").unwrap(),
-            Address::Path("/run/w".into())
-        );
-        assert_eq!(parse("unix:@w").unwrap(), Address::Abstract("w".into()));
-        assert_eq!(
-            parse("vsock:2:9000").unwrap(),
-            Address::Vsock { cid: 2, port: 9000 }
-        );
-        for text in ["", "tcp:1", "vsock:2", "vsock:a:b", "unix:"] {
-            assert!(
-                matches!(parse(text), Err(ChannelError::Address { .. })),
-                "{text}"
-            );
-        }
-        assert!(matches!(
-            Address::from_environment(None, false),
-            Err(ChannelError::NoBackend)
-        ));
-        let host = Address::Vsock { cid: 2, port: 9000 };
-        assert_eq!(Address::from_environment(None, true).unwrap(), host);
     }
 
     #[test]
@@ -398,21 +273,6 @@ mod tests {
         let (refused, denied) = waiting.join().unwrap();
         assert!(matches!(refused, ChannelError::Refused { .. }), "{refused}");
         assert!(matches!(denied, Err(ChannelError::ArenaDenied { .. })));
-    }
-
-    #[test]
-    fn a_signal_ends_no_connection_attempt() {
-        let name = format!("wormhole-signal-test-{}", std::process::id());
-        let address = SocketAddr::from_abstract_name(&name).unwrap();
-        let listener = UnixListener::bind_addr(&address).unwrap();
-        // SAFETY: plain system call. One connection has room, the next waits.
-        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
-        let first = UnixStream::connect_addr(&address).unwrap();
-        let waiting = std::thread::spawn(move || Address::Abstract(name).connect());
-        interrupt(&waiting);
-        drop(listener.accept().unwrap());
-        waiting.join().unwrap().unwrap();
-        drop(first);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! comes with the session, and for one more, the largest, so that a program that allocates and frees in a loop
 //! does not have it registered again and again.
 
+use std::fs::File;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -157,6 +158,19 @@ impl Session {
             }
         }
         request(needed)
+    }
+
+    /// The file behind an address of the arena, and the place in it, where it can be mapped once more.
+    pub fn arena_file(&self, address: u64) -> Option<(&File, u64)> {
+        self.extents.window.file_range(address)
+    }
+
+    /// Whether single pages of the arena can be mapped elsewhere too.
+    pub fn has_pages(&self) -> bool {
+        self.extents
+            .window
+            .file_range(self.extents.window.address(0))
+            .is_some()
     }
 
     /// Gives arena memory back. The device has finished with it.

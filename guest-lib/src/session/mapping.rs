@@ -64,6 +64,12 @@ impl Window {
         Ok(address)
     }
 
+    /// Where a mapped address lies in the file, if the file can be mapped in pages: that of a VM's window cannot.
+    pub fn file_range(&self, address: u64) -> Option<(&File, u64)> {
+        let offset = address.checked_sub(self.base)?;
+        (!self.shared).then_some((&self.file, offset))
+    }
+
     /// Where a run of segments lies that was mapped at an address: its first segment and their number.
     pub fn run(&self, address: u64, bytes: u64) -> Option<(u32, u32)> {
         let segment = |bytes: u64| u32::try_from(bytes / SEGMENT_BYTES as u64).ok();

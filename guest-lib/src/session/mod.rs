@@ -27,6 +27,7 @@ use self::control::Control;
 use self::extents::Extents;
 pub use self::fences::FenceLine;
 use self::fork::WipedPointer;
+pub use self::watch::spawn_quiet;
 use crate::device::Device;
 use crate::error::{CuError, Result};
 use crate::{counts, log};
@@ -43,6 +44,8 @@ pub struct Session {
     sequence: AtomicU64,
     fence_stock: Mutex<fences::Stock>,
     extents: Extents,
+    /// Addresses that are kept for device memory: start and bytes.
+    kept: Vec<(u64, u64)>,
     end_logged: Once,
     /// A loaded image prints or asserts: synchronizations are requests from then on.
     device_output: AtomicBool,
@@ -135,6 +138,13 @@ extern "C" fn at_exit() {
 impl Session {
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether a range is kept for device memory, so that nothing of the program lies there.
+    pub fn keeps(&self, address: u64, bytes: u64) -> bool {
+        self.kept
+            .iter()
+            .any(|&(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
     }
 
     /// Tells the backend how many calls this process has answered by itself.

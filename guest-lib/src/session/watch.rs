@@ -16,8 +16,17 @@ use super::wait::BACKEND_LOST;
 /// Enough for one system call; the thread-local storage of the program's libraries comes on top.
 const STACK: usize = 64 << 10;
 
-/// Starts the thread. It lives as long as the process and takes no signal of the program's.
+/// Starts the thread.
 pub fn start(session: &'static Session) -> io::Result<()> {
+    spawn_quiet("wormhole-watch", STACK, || watch(session))
+}
+
+/// Starts a thread that lives as long as the process and takes no signal of the program's.
+pub fn spawn_quiet(
+    name: &str,
+    stack: usize,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
     let mut all = MaybeUninit::uninit();
     let mut old = MaybeUninit::uninit();
     // SAFETY: both sets outlive the calls; the first is written before it is read. A new thread inherits
@@ -27,9 +36,9 @@ pub fn start(session: &'static Session) -> io::Result<()> {
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
     let started = std::thread::Builder::new()
-        .name("wormhole-watch".to_owned())
-        .stack_size(STACK)
-        .spawn(|| watch(session));
+        .name(name.to_owned())
+        .stack_size(stack)
+        .spawn(body);
     // SAFETY: the call above, which cannot fail with these arguments, wrote the old mask.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
     started.map(drop)

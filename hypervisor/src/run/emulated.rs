@@ -65,12 +65,14 @@ pub fn run(
     let overlay = host_overlay(&HostRun {
         init: installation.init()?,
         wormhole: installation.command().to_path_buf(),
-        parts: vec![
+        parts: [
             installation.supervisor()?,
             installation.worker()?,
-            installation.frontend()?,
             installation.init()?,
-        ],
+        ]
+        .into_iter()
+        .chain(installation.frontends()?)
+        .collect(),
         guest: Image::guest(&folder, kernel)?,
         guest_kernel: kernel,
         arguments,

@@ -59,7 +59,7 @@ pub fn run(
     variables.push((ACCOUNTS_VARIABLE.into(), accounts::PORT.to_string().into()));
     let overlay = guest_overlay(&GuestRun {
         init: installation.init()?,
-        frontend: Some(installation.frontend()?),
+        frontends: installation.frontends()?,
         program: program.to_path_buf(),
         arguments: options.command[1..].iter().map(Into::into).collect(),
         variables,

@@ -20,14 +20,14 @@ use super::{Options, RunError};
 /// How long the listener pauses when it cannot accept.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Runs the program with the frontend preloaded and its control streams handed to a backend.
+/// Runs the program with the frontends where it looks first, and its control streams handed to a backend.
 pub fn run(
     options: &Options,
     program: &Path,
     installation: &Installation,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
-    let frontend = installation.frontend()?;
+    let frontends = installation.frontends()?;
     let mut backend = Backend::start(installation, &options.device, options.window.0)?;
 
     // An abstract address leaves no file behind, however this process ends.
@@ -59,7 +59,10 @@ pub fn run(
     command
         .arg0(&options.command[0])
         .args(&options.command[1..])
-        .env("LD_LIBRARY_PATH", library_path(frontend.parent()))
+        .env(
+            "LD_LIBRARY_PATH",
+            library_path(frontends.first().and_then(|library| library.parent())),
+        )
         .env("WORMHOLE_CONTROL", format!("unix:@{address}"));
     // SAFETY: between fork and exec this makes one system call and allocates nothing.
     unsafe {
@@ -77,9 +80,9 @@ pub fn run(
     ))
 }
 
-/// The folder of the frontend before everything that the user set.
-fn library_path(frontend: Option<&Path>) -> OsString {
-    let own = frontend
+/// The folder of the frontends before everything that the user set.
+fn library_path(frontends: Option<&Path>) -> OsString {
+    let own = frontends
         .map(|folder| folder.as_os_str().to_owned())
         .unwrap_or_default();
     match std::env::var_os("LD_LIBRARY_PATH") {

@@ -75,6 +75,7 @@ fn kill(party: &str) -> String {
             "wormhole-supervisor",
             "wormhole-worker",
             "libcuda.so.1",
+            "libnvidia-ml.so.1",
             "wormhole-init",
         ]
         .map(|part| parts.join(part))

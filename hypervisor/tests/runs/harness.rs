@@ -31,7 +31,7 @@ macro_rules! demo_programs {
         $to! {
             bitonic_sort black_scholes convolution grid_sync half_gemm histogram
             mandelbrot matrix_mul nbody prefix_scan reduction spin_lock
-            streams_events transpose vector_add
+            streams_events textures transpose vector_add
         }
     };
 }

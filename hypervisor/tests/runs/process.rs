@@ -46,8 +46,59 @@ macro_rules! programs_pass {
 demo_programs!(programs_pass);
 
 #[test]
+fn managed_memory_is_reached_by_both_sides() {
+    passes("static", "managed");
+}
+
+#[test]
+fn kernels_of_an_image_and_launches_of_every_kind() {
+    passes("static", "kernels");
+}
+
+#[test]
+fn contexts_that_a_program_creates() {
+    passes("static", "contexts");
+}
+
+#[test]
+fn registered_memory_is_reached_in_place_while_it_is_written() {
+    passes("static", "registered");
+}
+
+#[test]
+fn pools_allocate_in_the_order_of_streams() {
+    passes("static", "pools");
+}
+
+#[test]
+fn memory_is_mapped_at_reserved_addresses() {
+    passes("static", "virtual_memory");
+}
+
+#[test]
+fn nvml_tells_of_the_tenants_own_memory_and_processes() {
+    passes("shared", "nvml");
+}
+
+#[test]
+fn boxes_are_copied_between_all_kinds_of_memory() {
+    passes("static", "boxes");
+}
+
+#[test]
 fn bursts_of_launches() {
     passes("static", "steady");
+}
+
+#[test]
+fn functions_of_the_program_that_streams_call() {
+    passes("static", "host_functions");
+    passes("shared", "host_functions");
+}
+
+#[test]
+fn streams_that_wait_for_words_and_write_them() {
+    passes("static", "memory_operations");
 }
 
 #[test]

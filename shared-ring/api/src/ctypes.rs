@@ -5,7 +5,11 @@
     reason = "these are the names of the CUDA driver API"
 )]
 
+mod arrays;
+
 pub use core::ffi::{c_char, c_void};
+
+pub use arrays::*;
 
 pub type CUresult = u32;
 pub type CUdevice = i32;
@@ -19,13 +23,21 @@ pub type CUlibrary = *mut c_void;
 pub type CUlinkState = *mut c_void;
 pub type CUfunction = *mut c_void;
 pub type CUkernel = *mut c_void;
+pub type CUarray = *mut c_void;
+pub type CUmipmappedArray = *mut c_void;
+pub type CUtexObject = u64;
+pub type CUsurfObject = u64;
 pub type CUgraph = *mut c_void;
 pub type CUgraphNode = *mut c_void;
 pub type CUgreenCtx = *mut c_void;
+pub type CUmemoryPool = *mut c_void;
+pub type CUmemGenericAllocationHandle = u64;
 
 pub type CUdevice_attribute = i32;
 pub type CUfunction_attribute = i32;
 pub type CUpointer_attribute = u32;
+pub type CUmem_advise = u32;
+pub type CUmem_range_attribute = u32;
 pub type CUfunc_cache = u32;
 pub type CUlimit = u32;
 pub type CUjit_option = u32;
@@ -36,6 +48,27 @@ pub type CUfunctionLoadingState = u32;
 pub type CUdriverProcAddressQueryResult = u32;
 pub type CUstreamCaptureStatus = u32;
 pub type CUstreamCaptureMode = u32;
+pub type CUsharedconfig = u32;
+pub type CUlogIterator = u32;
+pub type CUlogsCallbackHandle = *mut c_void;
+/// `CUlogsCallback`: the program's data, a level, a line and its length.
+pub type CUlogsCallback = Option<unsafe extern "C" fn(*mut c_void, u32, *mut c_char, usize)>;
+pub type CUexecAffinityType = u32;
+pub type CUatomicOperation = u32;
+pub type CUarray_format = u32;
+pub type CUmemPool_attribute = u32;
+pub type CUmemAccess_flags = u32;
+pub type CUmemAllocationType = u32;
+pub type CUmemAllocationGranularity_flags = u32;
+
+pub type CUstreamAttrID = u32;
+/// `CUstreamAttrValue`: a union of 64 bytes.
+pub type CUstreamAttrValue = [u64; 8];
+
+/// `CUhostFn`.
+pub type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
+/// `CUstreamCallback`.
+pub type CUstreamCallback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
 
 /// `CUoccupancyB2DSize`: dynamic shared memory of a block of the given size.
 pub type CUoccupancyB2DSize = Option<unsafe extern "C" fn(i32) -> usize>;
@@ -88,17 +121,70 @@ pub struct CUDA_MEMCPY2D {
     pub srcMemoryType: u32,
     pub srcHost: *const c_void,
     pub srcDevice: CUdeviceptr,
-    pub srcArray: *mut c_void,
+    pub srcArray: CUarray,
     pub srcPitch: usize,
     pub dstXInBytes: usize,
     pub dstY: usize,
     pub dstMemoryType: u32,
     pub dstHost: *mut c_void,
     pub dstDevice: CUdeviceptr,
-    pub dstArray: *mut c_void,
+    pub dstArray: CUarray,
     pub dstPitch: usize,
     pub WidthInBytes: usize,
     pub Height: usize,
+}
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUmemLocation {
+    pub r#type: u32,
+    pub id: i32,
+}
+
+/// `CUDA_LAUNCH_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_LAUNCH_PARAMS {
+    pub function: CUfunction,
+    pub gridDimX: u32,
+    pub gridDimY: u32,
+    pub gridDimZ: u32,
+    pub blockDimX: u32,
+    pub blockDimY: u32,
+    pub blockDimZ: u32,
+    pub sharedMemBytes: u32,
+    pub hStream: CUstream,
+    pub kernelParams: *mut *mut c_void,
+}
+
+/// `CUexecAffinityParam`: a type and its value, here a number of multiprocessors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUexecAffinityParam {
+    pub r#type: CUexecAffinityType,
+    pub smCount: u32,
+}
+
+/// `CUtensorMap`, which programs align to more than their compilers may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUtensorMap {
+    pub opaque: [u8; 128],
+}
+
+/// `CUstreamBatchMemOpParams`: a union of the kinds of operation. A barrier has its flags in the upper half
+/// of the first word.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CUstreamBatchMemOpParams {
+    pub operation: u32,
+    pub barrier_flags: u32,
+    pub address: CUdeviceptr,
+    pub value64: u64,
+    pub flags: u32,
+    pub alias: CUdeviceptr,
+    pub pad: u64,
 }
 
 /// `CUdevprop`.
@@ -127,6 +213,41 @@ pub struct CUgraphEdgeData {
     pub reserved: [u8; 5],
 }
 
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUmemAccessDesc {
+    pub location: CUmemLocation,
+    pub flags: CUmemAccess_flags,
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUmemAllocationProp {
+    pub r#type: CUmemAllocationType,
+    pub requestedHandleTypes: u32,
+    pub location: CUmemLocation,
+    pub win32HandleMetaData: *mut c_void,
+    pub compressionType: u8,
+    pub gpuDirectRDMACapable: u8,
+    pub usage: u16,
+    pub reserved: [u8; 4],
+}
+
+/// `CUmemPoolProps`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUmemPoolProps {
+    pub allocType: CUmemAllocationType,
+    pub handleTypes: u32,
+    pub location: CUmemLocation,
+    pub win32SecurityAttributes: *mut c_void,
+    pub maxSize: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+}
+
 #[cfg(test)]
 mod tests {
     use core::mem::offset_of;
@@ -149,10 +270,27 @@ mod tests {
         assert_eq!(offset_of!(CUDA_MEMCPY2D, dstXInBytes), 56);
         assert_eq!(offset_of!(CUDA_MEMCPY2D, dstHost), 80);
         assert_eq!(offset_of!(CUDA_MEMCPY2D, Height), 120);
+        assert_eq!(size_of::<CUDA_LAUNCH_PARAMS>(), 56);
+        assert_eq!(offset_of!(CUDA_LAUNCH_PARAMS, hStream), 40);
+        assert_eq!(size_of::<CUexecAffinityParam>(), 8);
+        assert_eq!(size_of::<CUtensorMap>(), 128);
         assert_eq!(size_of::<CUdevprop>(), 56);
         assert_eq!(offset_of!(CUdevprop, sharedMemPerBlock), 28);
         assert_eq!(offset_of!(CUdevprop, textureAlign), 52);
+        assert_eq!(size_of::<CUmemLocation>(), 8);
+        assert_eq!(offset_of!(CUmemLocation, id), 4);
+        assert_eq!(size_of::<CUstreamBatchMemOpParams>(), 48);
+        assert_eq!(offset_of!(CUstreamBatchMemOpParams, address), 8);
+        assert_eq!(offset_of!(CUstreamBatchMemOpParams, value64), 16);
+        assert_eq!(offset_of!(CUstreamBatchMemOpParams, flags), 24);
         assert_eq!(size_of::<CUgraphEdgeData>(), 8);
         assert_eq!(offset_of!(CUgraphEdgeData, r#type), 2);
+        assert_eq!(size_of::<CUmemAccessDesc>(), 12);
+        assert_eq!(size_of::<CUmemAllocationProp>(), 32);
+        assert_eq!(offset_of!(CUmemAllocationProp, location), 8);
+        assert_eq!(offset_of!(CUmemAllocationProp, usage), 26);
+        assert_eq!(size_of::<CUmemPoolProps>(), 88);
+        assert_eq!(offset_of!(CUmemPoolProps, maxSize), 24);
+        assert_eq!(offset_of!(CUmemPoolProps, reserved), 34);
     }
 }

@@ -1,4 +1,4 @@
-//! Handles: streams, events, modules, libraries, functions.
+//! Handles: streams, events, modules, libraries, functions, memory pools, mappable memory, arrays.
 //!
 //! The guest mints them. A handle is `type << 38 | index << 18 | generation << 6`; what the program holds is
 //! that plus the base of the reserved handle band, so that it looks like an aligned pointer nothing else can
@@ -61,6 +61,14 @@ kinds! {
     Function = 5;
     /// `CUcontext`; contexts never cross the ring as handles.
     Context = 6;
+    /// `CUmemoryPool`.
+    Pool = 10;
+    /// `CUmemGenericAllocationHandle`.
+    Memory = 11;
+    /// `CUarray`.
+    Array = 12;
+    /// `CUmipmappedArray`.
+    Mipmap = 13;
 }
 
 /// A handle of one type: minted, or the legacy stream.

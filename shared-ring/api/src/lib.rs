@@ -14,10 +14,13 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod array;
 pub mod ctypes;
 mod functions;
 pub mod handle;
+mod jit;
 mod message;
+pub mod nvml;
 mod result;
 mod wire;
 
@@ -25,7 +28,8 @@ pub use functions::{
     ATTRIBUTES, AttributeInfo, Class, ENTRY_POINTS, EntryPoint, FUNCTIONS, FunctionInfo,
     NoEntryPoint, entry_point,
 };
-pub use handle::{Event, Function, Handle, Library, Module, Stream};
+pub use handle::{Array, Event, Function, Handle, Library, Memory, Mipmap, Module, Pool, Stream};
+pub use jit::is_plain_jit_option;
 pub use message::*;
 pub use result::CuResult;
 pub use wire::{

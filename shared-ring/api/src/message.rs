@@ -2,7 +2,9 @@
 
 use zerocopy::IntoBytes as _;
 
-use crate::handle::{Event, Function, Handle, Library, Module, Stream};
+use crate::handle::{
+    Array, Event, Function, Handle, Library, Memory, Mipmap, Module, Pool, Stream,
+};
 use crate::result::CuResult;
 use crate::wire::{
     self, Decode, DecodeError, DevicePtr, Dispatched, Encode, EncodeError, Fence, Items, Kind,

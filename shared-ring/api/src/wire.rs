@@ -9,7 +9,7 @@ use crate::handle::{Handle, HandleKind};
 use crate::result::CuResult;
 
 /// Bytes of a record's body: `MAX_RECORD` of the ring less its header.
-pub const MESSAGE_LIMIT: usize = 6144 - 32;
+pub const MESSAGE_LIMIT: usize = 36864 - 32;
 /// Bytes of an answer slot's payload.
 pub const REPLY_LIMIT: usize = 4096;
 /// Fence words of a session.

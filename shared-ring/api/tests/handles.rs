@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use wormhole_api::handle::{BAND_SIZE, Context, GENERATIONS, HandleKind, INDICES, Key};
-use wormhole_api::{Event, Function, Handle, Library, Module, Stream};
+use wormhole_api::{Array, Event, Function, Handle, Library, Mipmap, Module, Stream};
 
 const BAND: u64 = 0x4000_0000_0000;
 
@@ -26,6 +26,8 @@ proptest! {
         round_trip::<Library>(key);
         round_trip::<Function>(key);
         round_trip::<Context>(key);
+        round_trip::<Array>(key);
+        round_trip::<Mipmap>(key);
         let event = Handle::<Event>::new(key).expect("in range");
         prop_assert_eq!(Handle::<Stream>::from_wire(event.to_wire()), None);
         prop_assert_eq!(Handle::<Module>::from_pointer(BAND, event.to_pointer(BAND)), None);

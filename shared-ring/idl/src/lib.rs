@@ -2,7 +2,7 @@
 //!
 //! `shared-ring/api/driver.idl` declares the functions and the files of `messages/` beside it the messages;
 //! [`load`] reads them all. Build scripts turn the result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
-//! library. Generated code goes to `OUT_DIR`.
+//! library. `nvml.idl` declares the functions of NVML ([`Nvml`]). Generated code goes to `OUT_DIR`.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod exports;
 mod functions;
 mod load;
 mod messages;
+mod nvml;
 mod parse;
 mod round_trips;
 mod table;
@@ -20,6 +21,7 @@ pub use exports::{exports, signatures};
 pub use functions::functions;
 pub use load::{LoadError, load};
 pub use messages::{messages, protocol_hash};
+pub use nvml::{Nvml, NvmlError, nvml_coverage, nvml_exports, nvml_tables};
 pub use parse::{ParseError, parse};
 pub use round_trips::round_trips;
 pub use table::*;

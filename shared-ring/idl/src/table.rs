@@ -195,6 +195,10 @@ pub enum Handle {
     Module,
     Library,
     Function,
+    Pool,
+    Memory,
+    Array,
+    Mipmap,
 }
 
 /// A variable-length part behind the fixed one; its element count is in the fixed part.
@@ -260,6 +264,10 @@ impl Handle {
             Self::Module => "Module",
             Self::Library => "Library",
             Self::Function => "Function",
+            Self::Pool => "Pool",
+            Self::Memory => "Memory",
+            Self::Array => "Array",
+            Self::Mipmap => "Mipmap",
         }
     }
 
@@ -270,6 +278,10 @@ impl Handle {
             "module" => Some(Self::Module),
             "library" => Some(Self::Library),
             "function" => Some(Self::Function),
+            "pool" => Some(Self::Pool),
+            "memory" => Some(Self::Memory),
+            "array" => Some(Self::Array),
+            "mipmap" => Some(Self::Mipmap),
             _ => None,
         }
     }

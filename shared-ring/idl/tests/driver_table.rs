@@ -58,14 +58,16 @@ fn stream_functions_have_both_variants() {
             .iter()
             .filter(|other| matches!(&other.body, FunctionBody::PerThread(base) if *base == function.name))
             .count();
-        assert_eq!(variants, usize::from(forwarded.stream), "{}", function.name);
+        // An earlier version of the function has a variant of its own.
+        assert_eq!(variants > 0, forwarded.stream, "{}", function.name);
         let has_stream = forwarded
             .parameters
             .iter()
             .any(|parameter| parameter.name == "hStream");
-        let destroys = function.name == "cuStreamDestroy_v2";
+        // One takes no default stream, the other is older than the default streams of threads.
+        let without = ["cuStreamDestroy_v2", "cuLaunchGridAsync"];
         assert!(
-            forwarded.stream || !has_stream || destroys,
+            forwarded.stream || !has_stream || without.contains(&function.name.as_str()),
             "{} takes a stream",
             function.name
         );

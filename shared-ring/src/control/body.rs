@@ -86,6 +86,34 @@ bodies! {
         pub segments: u32,
     }
 
+    /// The number that a guest process has in its guest. Nothing is decided by it; it is shown to the tenant.
+    pub struct ProcessNumber {
+        /// As `getpid` says.
+        pub pid: u32,
+        /// Reserved; 0.
+        pub reserved: u32,
+    }
+
+    /// The guest asks for what its tenant may know of a device.
+    pub struct Observe {
+        /// [`crate::bootstrap::VERSION`] of the guest.
+        pub bootstrap_version: u32,
+        /// The device's number.
+        pub device: u32,
+    }
+
+    /// What a tenant may know of a device. The text behind it has [`facts`](super::facts), as many as fit.
+    pub struct ObservationFixed {
+        /// That of the question.
+        pub device: u32,
+        /// How many devices there are.
+        pub devices: u32,
+        /// 1 if another observation follows with more of the same.
+        pub more: u32,
+        /// Bytes of the text.
+        pub text_len: u32,
+    }
+
     /// A run of arena segments. `id` is that of the request it answers, 0 elsewhere.
     pub struct ArenaRun {
         /// See above.
@@ -133,7 +161,8 @@ bodies! {
         pub local: u32,
     }
 
-    /// A worker is ready. The text behind it describes its device.
+    /// A worker is ready. The text behind it describes its devices with [`facts`](super::facts), an empty line
+    /// between one and the next.
     pub struct ReadyFixed {
         /// Hash of the API table that the worker was built with.
         pub protocol_hash: u64,

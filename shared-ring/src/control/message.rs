@@ -10,7 +10,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Grant, HEADER_BYTES, Header,
-    HelloFixed, MAX_CONTROL_BODY, ReadyFixed, RefusedFixed, Stream, WindowRun,
+    HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe, ProcessNumber, ReadyFixed,
+    RefusedFixed, Stream, WindowRun,
 };
 
 /// Declares the messages once: the enum, the kinds, the decoder and the encoder.
@@ -138,6 +139,11 @@ messages! {
         ArenaRequest(ArenaRequest) = 4,
         /// Guest → supervisor: nothing uses this run any more.
         ArenaReturn(ArenaRun) = 5,
+        /// Guest → supervisor, after a grant with [`super::FEATURE_PROCESS`]: which process it is.
+        Process(ProcessNumber) = 7,
+        /// Guest → supervisor, instead of a hello: what there is to know, without a session. May be asked
+        /// again when it is answered.
+        Observe(Observe) = 8,
         /// Supervisor → guest: a session. The session file's descriptor comes with it on a local stream.
         Grant(Grant) = 16,
         /// Supervisor → guest: a run of arena segments.
@@ -175,6 +181,10 @@ messages! {
         } = 1 as HelloFixed.env_len,
         /// Supervisor → guest: no session, and why.
         Refused { code: u32; reason } = 17 as RefusedFixed.text_len,
+        /// Supervisor → guest: what it asked for.
+        Observation {
+            device: u32, devices: u32, more: u32; facts
+        } = 20 as ObservationFixed.text_len,
         /// Worker → supervisor: warm and free.
         Ready { protocol_hash: u64; device } = 52 as ReadyFixed.text_len,
     }

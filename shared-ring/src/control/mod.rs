@@ -4,11 +4,12 @@
 //! Integers are little-endian. The decoder is total: any bytes give a message or a [`ControlError`].
 
 mod body;
+pub mod facts;
 mod message;
 
 pub use body::{
-    ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Grant, HelloFixed, ReadyFixed, Refusal,
-    RefusedFixed, Stream, WindowRun,
+    ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Grant, HelloFixed, ObservationFixed,
+    Observe, ProcessNumber, ReadyFixed, Refusal, RefusedFixed, Stream, WindowRun,
 };
 pub use message::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -23,6 +24,9 @@ pub const MAX_CONTROL_BODY: usize = 8192;
 pub const MAX_FRAME: usize = HEADER_BYTES + MAX_CONTROL_BODY;
 /// The port that the supervisor listens on when the channel is vsock.
 pub const VSOCK_PORT: u32 = 9000;
+
+/// A feature of the hello and of the grant: the supervisor takes [`Message::Process`].
+pub const FEATURE_PROCESS: u64 = 1;
 
 /// Why bytes are no control message, or a message cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -104,7 +104,7 @@ impl Commit {
 
 /// Private memory that a record is copied to before it is looked at.
 ///
-/// Large (6 KiB); a consumer keeps one and uses it again.
+/// Large (36 KiB); a consumer keeps one and uses it again.
 #[derive(Clone)]
 pub struct RecordBuf {
     bytes: RecordBytes,

@@ -4,12 +4,18 @@
 //! a second context after a fault runs each check in a process of its own. A check returns a sentence
 //! that says what did not hold.
 
+mod arrays;
 mod faults;
 mod kernels;
 mod launches;
+mod linking;
 mod memory;
 mod modules;
+mod pools;
+mod questions;
+mod stream_memory;
 mod streams;
+mod virtual_memory;
 
 use std::fmt::Debug;
 use std::io;
@@ -17,7 +23,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Device, ImageKind, Launch, LaunchAttribute, LoadedFunction, LoadedModule, RawStream, Result,
+    Device, ImageKind, Jit, Launch, LaunchAttribute, LoadedFunction, LoadedModule, RawStream,
+    Result,
 };
 
 /// What a check finds: nothing, or a sentence.
@@ -36,10 +43,16 @@ pub struct Check {
 pub fn checks() -> Vec<Check> {
     [
         memory::CHECKS,
+        arrays::CHECKS,
         streams::CHECKS,
+        stream_memory::CHECKS,
         launches::CHECKS,
+        linking::CHECKS,
         modules::CHECKS,
+        questions::CHECKS,
         faults::CHECKS,
+        pools::CHECKS,
+        virtual_memory::CHECKS,
     ]
     .concat()
 }
@@ -133,6 +146,12 @@ fn same<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Outcome {
     }
 }
 
+/// Whether an address lies where a guest keeps room for the device's memory.
+fn in_bands(address: u64) -> bool {
+    (0x6000_0000_0000..0x6400_0000_0000).contains(&address)
+        || (0x2_0000_0000..0x100_0000_0000).contains(&address)
+}
+
 /// A sentence unless it holds.
 fn holds(what: &str, condition: bool) -> Outcome {
     condition
@@ -153,7 +172,10 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
 }
 
 fn load(device: &dyn Device, text: &str) -> std::result::Result<LoadedModule, String> {
-    worked("load", device.load(text.as_bytes(), ImageKind::Module))
+    worked(
+        "load",
+        device.load(text.as_bytes(), ImageKind::Module, &mut Jit::default()),
+    )
 }
 
 fn function(

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::{
     Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load, same, worked,
 };
-use crate::{CuError, Device, ImageKind, LinkInput, RawStream};
+use crate::{CuError, Device, ImageKind, Jit, RawStream};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -27,14 +27,6 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "a library is loaded like a module",
         run: library,
-    },
-    Check {
-        name: "a link of PTX gives an image that can be loaded",
-        run: linked,
-    },
-    Check {
-        name: "a link of what is no PTX is refused",
-        run: unlinkable,
     },
     Check {
         name: "an image that is none is refused",
@@ -117,7 +109,11 @@ fn unloaded(device: &dyn Device) -> Outcome {
 fn library(device: &dyn Device) -> Outcome {
     let library = worked(
         "load",
-        device.load(kernels::PLAIN.as_bytes(), ImageKind::Library),
+        device.load(
+            kernels::PLAIN.as_bytes(),
+            ImageKind::Library,
+            &mut Jit::default(),
+        ),
     )?;
     let bump = function(device, &library, "bump")?;
     worked("launch", launch(device, LEGACY, &bump, ONE_THREAD, &[]))?;
@@ -126,30 +122,11 @@ fn library(device: &dyn Device) -> Outcome {
     worked("unload", device.unload(library.module))
 }
 
-fn linked(device: &dyn Device) -> Outcome {
-    let text = [kernels::PLAIN.as_bytes(), &[0]].concat();
-    for data in [kernels::PLAIN.as_bytes(), &text] {
-        let kind = LinkInput::PTX;
-        let image = worked("link", device.link(&[LinkInput { kind, data }]))?;
-        let library = worked("load", device.load(&image, ImageKind::Library))?;
-        let bump = function(device, &library, "bump")?;
-        worked("launch", launch(device, LEGACY, &bump, ONE_THREAD, &[]))?;
-        let (counter, _) = worked("global", device.global(library.module, "counter"))?;
-        same("the counter", read(device, counter)?, 8)?;
-    }
-    Ok(())
-}
-
-fn unlinkable(device: &dyn Device) -> Outcome {
-    let data = b".version 7.0\n.target sm_70\n.address_size 64\nthis is no PTX\n";
-    let kind = LinkInput::PTX;
-    let result = device.link(&[LinkInput { kind, data }]).err();
-    same("nonsense", result, Some(CuError::INVALID_PTX))
-}
-
 fn garbage(device: &dyn Device) -> Outcome {
     let text = b".version 7.0\n.target sm_70\n.address_size 64\nthis is no PTX\n";
-    let result = device.load(text, ImageKind::Module).err();
+    let result = device
+        .load(text, ImageKind::Module, &mut Jit::default())
+        .err();
     same("nonsense", result, Some(CuError::INVALID_PTX))
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wormhole_device::{CuError, Device, Fill, ImageKind, Launch, RawStream};
+use wormhole_device::{CuError, Device, Fill, ImageKind, Jit, Launch, RawStream};
 
 use crate::form::Form;
 use crate::kernel;
@@ -55,7 +55,7 @@ impl<'d> Runner<'d> {
         let device = self.device;
         let text = kernel::text(form);
         let module = device
-            .load(text.as_bytes(), ImageKind::Module)
+            .load(text.as_bytes(), ImageKind::Module, &mut Jit::default())
             .map_err(Failure::Refused)?
             .module;
         let answer = device

@@ -6,6 +6,11 @@ use super::modifiers::Modifiers;
 use super::{Reject, malformed};
 use crate::parse::ast::{Operand, Signature, Type, Variable};
 
+/// Whether the device itself has a function `name`.
+pub(crate) fn is_provided(name: &str) -> bool {
+    builtin(name).is_some()
+}
+
 /// The device runtime's function `name`.
 fn builtin(name: &str) -> Option<Builtin> {
     match name {

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use crate::error::KernelError;
 use crate::limits::{MAX_INSTRUCTIONS, MAX_PARAM_BYTES, MAX_STATIC_SHARED_BYTES};
 use crate::parse::ast::{Function, Space, Variable};
+pub(crate) use control::is_provided;
 use fragment::FragmentKind;
 use insn::{FunctionCode, Insn};
 

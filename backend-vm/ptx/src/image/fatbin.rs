@@ -2,15 +2,63 @@
 
 use std::borrow::Cow;
 
-use wormhole_fatbin::{FatbinError, entries};
+use wormhole_fatbin::{FatbinError, entries, fatbins};
 
 use super::{ARCHITECTURE, Found, elf, text};
 use crate::error::LoadError;
 use crate::limits::MAX_PTX_BYTES;
+use crate::link::{Input, link};
+
+/// Finds the PTX of an image. What was linked into machine code only is linked again, of its inputs' PTX.
+pub(super) fn find(image: &[u8]) -> Result<Found<'_>, LoadError> {
+    let fatbins = fatbins(image)?;
+    let Some((first, inputs)) = fatbins.split_first() else {
+        return Ok(Found::Empty);
+    };
+    let linked = find_in_one(first);
+    if inputs.is_empty() || matches!(linked, Ok(Found::Ptx(_))) {
+        return linked;
+    }
+    let texts = texts(inputs)?;
+    if texts.is_empty() {
+        return linked;
+    }
+    let names: Vec<String> = (1..=texts.len()).map(|n| format!("input {n}")).collect();
+    let inputs: Vec<Input<'_>> = texts
+        .iter()
+        .zip(&names)
+        .map(|(text, name)| Input {
+            name,
+            text,
+            of_library: false,
+        })
+        .collect();
+    Ok(Found::Ptx(Cow::Owned(link(&inputs)?)))
+}
+
+/// The PTX of each fatbin that has some.
+pub(super) fn texts<'a>(fatbins: &[&'a [u8]]) -> Result<Vec<Cow<'a, str>>, LoadError> {
+    let mut texts = Vec::new();
+    let mut bytes = 0;
+    for fatbin in fatbins {
+        if let Found::Ptx(text) = find_in_one(fatbin)? {
+            bytes += text.len();
+            if bytes > MAX_PTX_BYTES {
+                return Err(LoadError::TooLarge {
+                    what: "the PTX of all inputs",
+                    found: bytes as u64,
+                    limit: MAX_PTX_BYTES as u64,
+                });
+            }
+            texts.push(text);
+        }
+    }
+    Ok(texts)
+}
 
 /// Finds the PTX for the newest architecture that this device counts as.
-pub(super) fn find(image: &[u8]) -> Result<Found<'_>, LoadError> {
-    let entries = entries(image)?;
+fn find_in_one(fatbin: &[u8]) -> Result<Found<'_>, LoadError> {
+    let entries = entries(fatbin)?;
     let ptx = entries.iter().filter(|entry| entry.is_ptx());
     let best = ptx
         .clone()

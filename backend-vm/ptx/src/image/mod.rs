@@ -6,6 +6,9 @@
 
 mod elf;
 mod fatbin;
+mod object;
+
+pub use object::{Member, members, of_object};
 
 use std::borrow::Cow;
 

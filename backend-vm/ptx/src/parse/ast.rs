@@ -1,5 +1,7 @@
 //! What the parser makes of a module. Everything borrows from the text.
 
+use std::ops::Range;
+
 /// The type of a variable or of an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Type {
@@ -189,6 +191,8 @@ pub struct Variable<'a> {
     pub managed: bool,
     /// `Some(n)` for `%r<n>`: registers `%r0` to `%r(n-1)`.
     pub range: Option<u32>,
+    /// From its name to the end of its initialiser, in bytes of the text.
+    pub span: Range<usize>,
     /// The line of its declaration.
     pub line: u32,
 }
@@ -323,6 +327,26 @@ pub struct Body<'a> {
     pub line: u32,
 }
 
+/// A declaration of module scope.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// What it declares.
+    pub kind: ItemKind,
+    /// The whole of it, in bytes of the text.
+    pub span: Range<usize>,
+}
+
+/// What a declaration of module scope declares: indices into the lists of [`Ast`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ItemKind {
+    /// A function.
+    Function(usize),
+    /// The variables of one statement.
+    Variables(Range<usize>),
+    /// A second name.
+    Alias(usize),
+}
+
 /// A whole module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ast<'a> {
@@ -338,4 +362,6 @@ pub struct Ast<'a> {
     pub functions: Vec<Function<'a>>,
     /// Second names of functions: `.alias second, first;`
     pub aliases: Vec<(&'a str, &'a str)>,
+    /// All of these, in the order of the text.
+    pub items: Vec<Item>,
 }

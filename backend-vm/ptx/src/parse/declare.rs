@@ -131,6 +131,7 @@ fn declarator<'a>(
     space: Space,
     shape: Shape,
 ) -> Result<Variable<'a>, ParseError> {
+    let start = lexer.position()?;
     let name = lexer.word("a name")?;
     let line = lexer.line();
     let natural = shape.ty.bytes() * shape.vector;
@@ -145,12 +146,14 @@ fn declarator<'a>(
         linkage: super::Linkage::Local,
         managed: shape.managed,
         range: None,
+        span: start..lexer.end(),
         line,
     };
     if lexer.accept(b'<')? {
         let count = lexer.int("a count of registers")?;
         variable.range = Some(u32::try_from(count).unwrap_or(u32::MAX));
         lexer.expect(b'>')?;
+        variable.span.end = lexer.end();
         return Ok(variable);
     }
     let mut dims = Vec::new();
@@ -214,6 +217,7 @@ fn declarator<'a>(
             return Err(lexer.unexpected("as many initialisers as elements", Token::Punct(b'}')));
         }
     }
+    variable.span.end = lexer.end();
     Ok(variable)
 }
 

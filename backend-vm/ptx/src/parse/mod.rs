@@ -9,8 +9,8 @@ mod body;
 mod declare;
 mod lexer;
 
-use ast::{Ast, Body, Function, Linkage, Space, Tuning};
-use lexer::{Lexer, Token};
+use ast::{Ast, Body, Function, Item, ItemKind, Linkage, Space, Tuning};
+pub(crate) use lexer::{Lexer, Token};
 
 pub use body::parse_body;
 
@@ -95,6 +95,7 @@ pub fn parse_module(text: &str) -> Result<Ast<'_>, ParseError> {
     let mut lexer = Lexer::new(text, 1);
     let mut ast = header(&mut lexer)?;
     loop {
+        let start = lexer.position()?;
         let word = match lexer.next()? {
             Token::End => return Ok(ast),
             Token::Word(word) => word,
@@ -122,8 +123,16 @@ pub fn parse_module(text: &str) -> Result<Ast<'_>, ParseError> {
                 lexer.expect(b',')?;
                 ast.aliases.push((second, lexer.word("a function")?));
                 lexer.expect(b';')?;
+                ast.items.push(Item {
+                    kind: ItemKind::Alias(ast.aliases.len() - 1),
+                    span: start..lexer.end(),
+                });
             }
-            _ => declaration(&mut lexer, word, &mut ast)?,
+            _ => {
+                let kind = declaration(&mut lexer, word, &mut ast)?;
+                let span = start..lexer.end();
+                ast.items.push(Item { kind, span });
+            }
         }
     }
 }
@@ -177,6 +186,7 @@ fn header<'a>(lexer: &mut Lexer<'a>) -> Result<Ast<'a>, ParseError> {
         variables: Vec::new(),
         functions: Vec::new(),
         aliases: Vec::new(),
+        items: Vec::new(),
     })
 }
 
@@ -184,7 +194,7 @@ fn declaration<'a>(
     lexer: &mut Lexer<'a>,
     first: &'a str,
     ast: &mut Ast<'a>,
-) -> Result<(), ParseError> {
+) -> Result<ItemKind, ParseError> {
     let mut linkage = Linkage::Local;
     let mut word = first;
     loop {
@@ -196,12 +206,12 @@ fn declaration<'a>(
             ".entry" => {
                 let function = function(lexer, true, linkage)?;
                 ast.functions.push(function);
-                return Ok(());
+                return Ok(ItemKind::Function(ast.functions.len() - 1));
             }
             ".func" => {
                 let function = function(lexer, false, linkage)?;
                 ast.functions.push(function);
-                return Ok(());
+                return Ok(ItemKind::Function(ast.functions.len() - 1));
             }
             ".global" | ".const" | ".shared" | ".local" | ".tex" => {
                 let space = match word {
@@ -216,7 +226,7 @@ fn declaration<'a>(
                 for variable in ast.variables.iter_mut().skip(first) {
                     variable.linkage = linkage;
                 }
-                return Ok(());
+                return Ok(ItemKind::Variables(first..ast.variables.len()));
             }
             found => return Err(lexer.unexpected("a declaration", Token::Word(found))),
         }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use wormhole_api::{
-    Attribute, CuResult, DevicePtr, Function, Handle, Items, Library, LibraryGetGlobalReply,
-    LibraryGetKernelReply, LibraryLoadReply, Link, LinkInput as LinkPart, LinkReply, Module,
-    ModuleGetFunctionReply, ModuleGetGlobalReply, ModuleLoadReply, Outcome, Parameter,
+    Attribute, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library,
+    LibraryGetGlobalReply, LibraryGetKernelReply, LibraryLoadReply, Link, LinkInput as LinkPart,
+    LinkReply, Module, ModuleGetFunctionReply, ModuleGetGlobalReply, ModuleLoadReply, Outcome,
+    Parameter, is_plain_jit_option,
 };
 use wormhole_device::{
-    CuError, Device, ImageKind, LinkInput, LoadedFunction, LoadedModule, RawFunction, RawModule,
+    CuError, Device, ImageKind, Jit, LinkInput, LoadedFunction, LoadedModule, RawFunction,
+    RawModule,
 };
 
 use super::{Answer, Call, Event, Finish, Session, to_result};
@@ -30,29 +32,82 @@ const USES_OUTPUT: u32 = 1;
 /// More is `CUDA_ERROR_OUT_OF_MEMORY`.
 const IMAGE_BYTES: u64 = 4 << 30;
 
-/// Links parts that lie one behind the other in `data`.
+/// Bytes of each of a compiler's texts.
+const LOG_BYTES: u64 = 1 << 20;
+
+/// An image in the arena, and what is said about compiling it.
+#[derive(Clone, Debug)]
+pub(super) struct Incoming<'a> {
+    pub address: u64,
+    pub bytes: u64,
+    pub log: u64,
+    pub log_bytes: u64,
+    pub options: &'a Items<'a, JitOption>,
+}
+
+/// What a guest says to the compiler, and where in the arena it wants to hear from it.
+#[derive(Debug)]
+struct Compiler {
+    jit: Jit,
+    log: u64,
+}
+
+impl Compiler {
+    /// Writes the texts, each with a zero byte at its end.
+    ///
+    /// # Safety
+    /// The place was found in an extent, which stays mapped.
+    unsafe fn tell(mut self) {
+        let room = self.jit.log_bytes;
+        if room == 0 {
+            return;
+        }
+        for (text, offset) in [(&mut self.jit.info, 0), (&mut self.jit.errors, room)] {
+            text.truncate(room - 1);
+            text.push(0);
+            // SAFETY: as the caller promises; the text is no longer than its room.
+            unsafe { memory::copy_in(self.log + offset as u64, text) };
+        }
+    }
+}
+
+/// The next `bytes` of `data`.
+fn take<'a>(data: &mut &'a [u8], bytes: u64) -> wormhole_device::Result<&'a [u8]> {
+    let (piece, rest) = usize::try_from(bytes)
+        .ok()
+        .and_then(|bytes| data.split_at_checked(bytes))
+        .ok_or(CuError::INVALID_VALUE)?;
+    *data = rest;
+    Ok(piece)
+}
+
+/// Links parts that lie one behind the other in `data`, each behind its name. If the link is not to be
+/// completed, there is no image.
 fn link(
     device: &dyn Device,
     parts: &[LinkPart],
     mut data: &[u8],
+    complete: bool,
+    jit: &mut Jit,
 ) -> wormhole_device::Result<Vec<u8>> {
     let mut inputs = Vec::with_capacity(parts.len());
     for part in parts {
-        let (data_of_part, rest) = usize::try_from(part.bytes)
-            .ok()
-            .and_then(|bytes| data.split_at_checked(bytes))
-            .ok_or(CuError::INVALID_VALUE)?;
+        let name = take(&mut data, u64::from(part.name))?;
         inputs.push(LinkInput {
             kind: part.kind,
-            data: data_of_part,
+            name: std::str::from_utf8(name).map_err(|_| CuError::INVALID_VALUE)?,
+            data: take(&mut data, part.bytes)?,
         });
-        data = rest;
     }
-    device.link(&inputs)
+    if complete {
+        device.link(&inputs, jit)
+    } else {
+        device.try_link(&inputs, jit).map(|()| Vec::new())
+    }
 }
 
 impl Session {
-    fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
+    pub(super) fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
         let image = match handle {
             ImageHandle::Module(module) => self.modules.get_mut(module),
             ImageHandle::Library(library) => self.libraries.get_mut(library),
@@ -68,9 +123,13 @@ impl Session {
         &mut self,
         call: &Call,
         new: ImageHandle,
-        address: u64,
-        bytes: u64,
+        image: &Incoming<'_>,
     ) -> Outcome<R> {
+        let Incoming { address, bytes, .. } = *image;
+        let mut compiler = match self.compiler(image.log, image.log_bytes, image.options) {
+            Ok(compiler) => compiler,
+            Err(error) => return Outcome::Failed(error),
+        };
         if bytes == 0 || !self.extents.contains(address, bytes) {
             return Outcome::Failed(self.invalid_address());
         }
@@ -84,12 +143,14 @@ impl Session {
         let outcome = self.defer(call, move |device: &dyn Device| {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
             let image = unsafe { memory::copy_out(address, length) };
-            drop(reader);
             let kind = match new {
                 ImageHandle::Module(_) => ImageKind::Module,
                 ImageHandle::Library(_) => ImageKind::Library,
             };
-            let loaded = device.load(&image, kind);
+            let loaded = device.load(&image, kind, &mut compiler.jit);
+            // SAFETY: as above.
+            unsafe { compiler.tell() };
+            drop(reader);
             drop(image);
             Box::new(move |session: &mut Session| {
                 session.image_bytes -= bytes;
@@ -106,12 +167,18 @@ impl Session {
     /// Links what lies in the arena. It is copied first: the guest may write there at any time.
     pub(super) fn link<R>(&mut self, call: &Call, message: &Link<'_>) -> Outcome<R> {
         let parts: Vec<LinkPart> = message.parts.iter().collect();
-        let total = parts
-            .iter()
-            .try_fold(0_u64, |sum, part| sum.checked_add(part.bytes));
+        let total = parts.iter().try_fold(0_u64, |sum, part| {
+            sum.checked_add(part.bytes)?
+                .checked_add(u64::from(part.name))
+        });
         let Some(bytes) = total.filter(|&bytes| bytes != 0) else {
             return Outcome::Failed(CuResult::INVALID_VALUE);
         };
+        let mut compiler = match self.compiler(message.log.0, message.log_bytes, &message.options) {
+            Ok(compiler) => compiler,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let complete = message.complete != 0;
         let (inputs, target, room) = (message.inputs.0, message.image.0, message.room);
         if !self.extents.contains(inputs, bytes) || !self.extents.contains(target, room) {
             return Outcome::Failed(self.invalid_address());
@@ -126,7 +193,9 @@ impl Session {
         let outcome = self.defer(call, move |device: &dyn Device| {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
             let copy = unsafe { memory::copy_out(inputs, length) };
-            let linked = link(device, &parts, &copy);
+            let linked = link(device, &parts, &copy, complete, &mut compiler.jit);
+            // SAFETY: as above.
+            unsafe { compiler.tell() };
             if let Ok(image) = &linked
                 && image.len() as u64 <= room
             {
@@ -150,6 +219,30 @@ impl Session {
         outcome
     }
 
+    /// The options are taken as far as they are numbers, and the room for texts only if it is the session's.
+    fn compiler(
+        &self,
+        log: u64,
+        log_bytes: u64,
+        options: &Items<'_, JitOption>,
+    ) -> Result<Compiler, CuResult> {
+        if log_bytes > LOG_BYTES {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if log_bytes > 0 && !self.extents.contains(log, 2 * log_bytes) {
+            return Err(self.invalid_address());
+        }
+        let plain = options
+            .iter()
+            .filter(|option| is_plain_jit_option(option.option));
+        let jit = Jit {
+            options: plain.map(|option| (option.option, option.value)).collect(),
+            log_bytes: usize::try_from(log_bytes).unwrap_or(0),
+            ..Jit::default()
+        };
+        Ok(Compiler { jit, log })
+    }
+
     fn loaded(
         &mut self,
         new: ImageHandle,
@@ -167,8 +260,8 @@ impl Session {
         }
         let flags = if loaded.uses_output { USES_OUTPUT } else { 0 };
         match new {
-            ImageHandle::Module(_) => Answer::reply(&ModuleLoadReply { flags, log: &[] }),
-            ImageHandle::Library(_) => Answer::reply(&LibraryLoadReply { flags, log: &[] }),
+            ImageHandle::Module(_) => Answer::reply(&ModuleLoadReply { flags }),
+            ImageHandle::Library(_) => Answer::reply(&LibraryLoadReply { flags }),
         }
     }
 
@@ -424,9 +517,14 @@ impl Session {
         self.modules.drain().for_each(drop);
         self.libraries.drain().for_each(drop);
         self.functions.drain().for_each(drop);
+        self.arrays.clear();
         self.graveyard.clear();
         self.device_memory.clear();
         self.allocations.clear();
+        // Pools belong to no context, and neither does what was allocated from them.
+        for (&address, &bytes) in &self.pool_allocations {
+            self.device_memory.insert(address, bytes);
+        }
         let watcher = self.watcher.pause(&self.legacy);
         let (notifier, sequence) = (self.notifier.clone(), call.sequence);
         self.registrar.run(Task::new(move |registrations| {

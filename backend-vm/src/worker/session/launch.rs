@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use wormhole_api::{CuResult, LaunchKernel, Outcome};
+use wormhole_api::{CuResult, Items, LaunchAttribute as GivenAttribute, LaunchKernel, Outcome};
 use wormhole_device::{CuError, Device, Launch, LaunchAttribute};
 
 use super::{Answer, Call, Session, to_result};
 
-/// Launch attributes whose value is plain numbers (`CUlaunchAttributeID`): cooperative, synchronization
-/// policy, cluster dimension and its scheduling, programmatic stream serialization, priority, memory
-/// synchronization domain map and domain, preferred cluster dimension, preferred shared memory carveout.
-/// What is left out carries pointers or handles, which a driver would believe.
-const PLAIN: &[u32] = &[2, 3, 4, 5, 6, 8, 9, 10, 11, 14];
+/// Launch attributes whose value is plain numbers (`CUlaunchAttributeID`): access policy window, cooperative,
+/// synchronization policy, cluster dimension and its scheduling, programmatic stream serialization, priority,
+/// memory synchronization domain map and domain, preferred cluster dimension, preferred shared memory
+/// carveout, NVLink utilization. What is left out carries handles, which a driver would believe.
+const PLAIN: &[u32] = &[1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14, 16];
 /// No attribute (`CU_LAUNCH_ATTRIBUTE_IGNORE`).
 const IGNORE: u32 = 0;
 
@@ -20,7 +20,7 @@ impl Session {
     /// it may load the kernel, so it is a job.
     pub(super) fn launch(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
         let mut attributes = std::mem::take(&mut self.attributes);
-        let read = read_attributes(message, &mut attributes);
+        let read = read_attributes(&message.attributes, &mut attributes);
         let outcome = match read {
             Err(error) => Outcome::Failed(error),
             Ok(()) if call.slot.is_some() => self.launch_first(call, message, &attributes),
@@ -84,12 +84,12 @@ impl Session {
 }
 
 /// The attributes that a device is to know of.
-fn read_attributes(
-    message: &LaunchKernel<'_>,
+pub(super) fn read_attributes(
+    given: &Items<'_, GivenAttribute>,
     attributes: &mut Vec<LaunchAttribute>,
 ) -> Result<(), CuResult> {
     attributes.clear();
-    for attribute in message.attributes.iter() {
+    for attribute in given.iter() {
         if attribute.id == IGNORE {
             continue;
         }

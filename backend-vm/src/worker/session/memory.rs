@@ -2,15 +2,23 @@
 
 use wormhole_api::{CuResult, Element, MemAllocReply, MemCopy, MemSet, MemWrite, Outcome};
 use wormhole_device::{CuError, Fill};
+use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
 
 use super::{Answer, Call, Session, to_result};
 use crate::counters::Counter;
 
 /// What an address belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Device,
     Arena,
+}
+
+/// Whether a range lies in the bands that the guest keeps free for the device.
+pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
+    [APERTURE_HIGH, APERTURE_LOW]
+        .into_iter()
+        .any(|(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
 }
 
 impl Session {
@@ -20,7 +28,15 @@ impl Session {
         }
         self.ask(
             call,
-            move |device| device.allocate(bytes),
+            move |device| {
+                let address = device.allocate(bytes)?;
+                if in_bands(address, bytes) {
+                    return Ok(address);
+                }
+                tracing::error!("the device gave out {address:#x}, which a guest may use itself");
+                device.free(address)?;
+                Err(CuError::OUT_OF_MEMORY)
+            },
             move |session, address| {
                 if !session.device_memory.insert(address, bytes) {
                     tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
@@ -36,7 +52,7 @@ impl Session {
 
     /// The allocation may not be named from here on; the device's own wait happens on the caller's thread.
     pub(super) fn free(&mut self, call: &Call, address: u64) -> Outcome<()> {
-        if !self.allocations.remove(&address) {
+        if !self.allocations.remove(&address) && self.pool_allocations.remove(&address).is_none() {
             return Outcome::Failed(self.invalid_address());
         }
         self.device_memory.remove(address);
@@ -54,6 +70,17 @@ impl Session {
         }
         let to = self.place(message.destination.0, message.bytes)?;
         let from = self.place(message.source.0, message.bytes)?;
+        self.count_copy(from, to, message.bytes)?;
+        self.done(self.device.copy(
+            message.destination.0,
+            message.source.0,
+            message.bytes,
+            stream,
+        ))
+    }
+
+    /// Counts the bytes of a copy, if it is one.
+    pub(super) fn count_copy(&self, from: Place, to: Place, bytes: u64) -> Result<(), CuResult> {
         let counter = match (from, to) {
             (Place::Arena, Place::Device) => Counter::BytesToDevice,
             (Place::Device, Place::Arena) => Counter::BytesToHost,
@@ -61,13 +88,8 @@ impl Session {
             // The driver waits for such a copy (CUDA driver API, "API synchronization behavior").
             (Place::Arena, Place::Arena) => return Err(to_result(CuError::NOT_SUPPORTED)),
         };
-        self.counters.add(counter, message.bytes);
-        self.done(self.device.copy(
-            message.destination.0,
-            message.source.0,
-            message.bytes,
-            stream,
-        ))
+        self.counters.add(counter, bytes);
+        Ok(())
     }
 
     pub(super) fn write(&mut self, message: &MemWrite<'_>) -> Result<(), CuResult> {
@@ -123,11 +145,13 @@ impl Session {
     }
 
     /// What the range lies in, if it lies in one thing that the session holds.
-    fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
+    pub(super) fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
         if self.device_memory.contains(address, bytes) {
             Ok(Place::Device)
         } else if self.extents.contains(address, bytes) {
             Ok(Place::Arena)
+        } else if self.virtual_memory.maps(address, bytes) {
+            Ok(Place::Device)
         } else {
             Err(self.invalid_address())
         }

@@ -19,25 +19,32 @@
 //! holds for a launch too: all work before it was handed to its stream by the executor, and none that
 //! has to follow it can come before its answer.
 
+mod arrays;
 mod images;
+mod kernels;
 mod launch;
 mod memory;
 mod output;
+mod pools;
 mod service;
+mod stream_memory;
 mod streams;
+mod virtual_memory;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use wormhole_api::{
-    CuResult, Encode, Event as EventKind, Function, Library, Module, Outcome, Stream,
+    CuResult, Encode, Event as EventKind, Function, Library, Memory, Module, Outcome, Pool, Stream,
 };
-use wormhole_device::{CuError, Device, LaunchAttribute, RawStream};
+use wormhole_device::{CuError, Device, LaunchAttribute, MemoryOperation, RawStream};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
 use self::output::PendingOutput;
+use self::pools::PoolObject;
+use self::virtual_memory::{MemoryObject, VirtualMemory};
 use super::jobs::Jobs;
 use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
 use super::ranges::Ranges;
@@ -136,6 +143,7 @@ pub struct Session {
     modules: wormhole_api::handle::Slab<Module, ImageObject>,
     libraries: wormhole_api::handle::Slab<Library, ImageObject>,
     functions: wormhole_api::handle::Slab<Function, FunctionObject>,
+    arrays: arrays::Held,
     graveyard: Graveyard,
     /// Images whose handle is gone while a job still uses them, with the requests to unload them.
     unloading: Vec<(Call, Arc<Loaded>)>,
@@ -143,6 +151,11 @@ pub struct Session {
     device_memory: Ranges,
     /// Starts of what was allocated, and so may be freed.
     allocations: HashSet<u64>,
+    /// What was allocated from pools: start and bytes.
+    pool_allocations: HashMap<u64, u64>,
+    pools: wormhole_api::handle::Slab<Pool, Arc<PoolObject>>,
+    memories: wormhole_api::handle::Slab<Memory, Arc<MemoryObject>>,
+    virtual_memory: VirtualMemory,
     /// Arena that the session was granted.
     extents: Ranges,
     /// Held by jobs that read the arena.
@@ -153,6 +166,8 @@ pub struct Session {
     image_bytes: u64,
     /// Room for the attributes of a launch.
     attributes: Vec<LaunchAttribute>,
+    /// Room for the memory operations of a message.
+    memory_operations: Vec<MemoryOperation>,
     output: PendingOutput,
     description: service::Described,
     /// A reset is wanted or under way: nothing else may touch the device.
@@ -193,15 +208,21 @@ impl Session {
             modules: wormhole_api::handle::Slab::new(slab),
             libraries: wormhole_api::handle::Slab::new(slab),
             functions: wormhole_api::handle::Slab::new(slab),
+            arrays: arrays::Held::new(slab),
             graveyard: Graveyard::default(),
             unloading: Vec::new(),
             device_memory: Ranges::default(),
             allocations: HashSet::new(),
+            pool_allocations: HashMap::new(),
+            pools: wormhole_api::handle::Slab::new(slab),
+            memories: wormhole_api::handle::Slab::new(slab),
+            virtual_memory: VirtualMemory::default(),
             extents: Ranges::default(),
             readers: Arc::new(()),
             leaving: Vec::new(),
             image_bytes: 0,
             attributes: Vec::new(),
+            memory_operations: Vec::new(),
             output: PendingOutput::default(),
             resetting: false,
             wanted_reset: None,
@@ -220,6 +241,13 @@ impl Session {
 
     pub fn status(&self) -> &Status {
         &self.status
+    }
+
+    /// Lets the supervisor know how much device memory the process holds.
+    pub fn count_memory(&self) {
+        let counted = self.device.own_memory();
+        let bytes = counted.unwrap_or_else(|| self.device_memory.bytes());
+        self.counters.set_device_memory(bytes);
     }
 
     /// Whether a fence is outstanding, for which the guest may be waiting.

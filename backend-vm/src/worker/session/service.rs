@@ -1,21 +1,33 @@
 //! The messages of the API table, each handed to what executes it.
 
 use wormhole_api::{
-    Attribute, ContextGetLimit, ContextGetLimitReply, ContextReset, ContextSetLimit,
-    ContextSetLimitReply, DeviceDescribe, DeviceDescribeReply, EventCreate, EventDestroy,
-    EventElapsed, EventElapsedReply, EventQuery, EventRecord, EventSynchronize, FenceWrite,
-    FunctionGetAttribute, FunctionGetAttributeReply, FunctionSetAttribute, FunctionSetCacheConfig,
-    Items, LaunchKernel, LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel,
-    LibraryGetKernelReply, LibraryGetModule, LibraryLoad, LibraryLoadReply, LibraryUnload, Link,
-    LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemGetInfoReply, MemSet,
-    MemWrite, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal, ModuleGetGlobalReply,
-    ModuleLoad, ModuleLoadReply, ModuleUnload, Occupancy, OccupancyReply, Outcome, Service,
-    StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize, SynchronizeReply,
-    TakeOutput, TakeOutputReply,
+    ArrayCreate, ArrayDestroy, Attribute, AvailableShared, AvailableSharedReply, BoxCopy,
+    ClusterOccupancy, ClusterOccupancyReply, ContextGetLimit, ContextGetLimitReply, ContextReset,
+    ContextSetLimit, ContextSetLimitReply, DeviceDescribe, DeviceDescribeReply, EventCreate,
+    EventDestroy, EventElapsed, EventElapsedReply, EventQuery, EventRecord, EventSynchronize,
+    FenceWrite, FunctionGetAttribute, FunctionGetAttributeReply, FunctionSetAttribute,
+    FunctionSetCacheConfig, Items, LaunchKernel, LibraryGetGlobal, LibraryGetGlobalReply,
+    LibraryGetKernel, LibraryGetKernelReply, LibraryGetModule, LibraryKernels, LibraryKernelsReply,
+    LibraryLoad, LibraryLoadReply, LibraryUnload, Link, LinkReply, MemAlloc, MemAllocReply,
+    MemCopy, MemFree, MemGetInfo, MemGetInfoReply, MemSet, MemWrite, MipmapCreate, MipmapDestroy,
+    MipmapGetLevel, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal,
+    ModuleGetGlobalReply, ModuleKernels, ModuleKernelsReply, ModuleLoad, ModuleLoadReply,
+    ModuleUnload, Occupancy, OccupancyReply, Outcome, ResetPersistingL2, Service, StreamCreate,
+    StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute, StreamWaitEvent, SurfaceCreate,
+    SurfaceCreateReply, SurfaceDestroy, Synchronize, SynchronizeReply, TakeOutput, TakeOutputReply,
+    TensorMapEncode, TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply, TextureCreate,
+    TextureCreateReply, TextureDestroy,
+};
+// Pools and virtual memory.
+use wormhole_api::{
+    AddressFree, AddressReserve, AddressReserveReply, MemCreate, MemGranularity,
+    MemGranularityReply, MemMap, MemRelease, MemSetAccess, MemUnmap, PoolAlloc, PoolAllocReply,
+    PoolCreate, PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute, PoolGetAttributeReply,
+    PoolSetAttribute, PoolTrim,
 };
 use wormhole_device::{CuError, Description};
 
-use super::images::ImageHandle;
+use super::images::{ImageHandle, Incoming};
 use super::{Answer, Call, Session, to_result};
 
 /// The device's description, as it goes into an answer.
@@ -118,6 +130,78 @@ impl Service for Session {
         self.fill(message).into()
     }
 
+    fn pool_create(&mut self, call: &Call, message: &PoolCreate) -> Outcome<()> {
+        self.create_pool(call, message)
+    }
+
+    fn pool_default(&mut self, call: &Call, message: &PoolDefault) -> Outcome<()> {
+        self.default_pool(call, message)
+    }
+
+    fn pool_destroy(&mut self, call: &Call, message: &PoolDestroy) -> Outcome<()> {
+        self.destroy_pool(call, message.pool)
+    }
+
+    fn pool_trim(&mut self, call: &Call, message: &PoolTrim) -> Outcome<()> {
+        self.trim_pool(call, message.pool, message.keep)
+    }
+
+    fn pool_get_attribute(
+        &mut self,
+        call: &Call,
+        message: &PoolGetAttribute,
+    ) -> Outcome<PoolGetAttributeReply> {
+        self.pool_attribute(call, message.pool, message.attribute)
+    }
+
+    fn pool_set_attribute(&mut self, call: &Call, message: &PoolSetAttribute) -> Outcome<()> {
+        self.set_pool_attribute(call, message.pool, message.attribute, message.value)
+    }
+
+    fn pool_alloc(&mut self, call: &Call, message: &PoolAlloc) -> Outcome<PoolAllocReply> {
+        self.allocate_async(call, message)
+    }
+
+    fn pool_free(&mut self, _: &Call, message: &PoolFree) -> Outcome<()> {
+        self.free_async(message).into()
+    }
+
+    fn mem_granularity(&mut self, call: &Call, _: &MemGranularity) -> Outcome<MemGranularityReply> {
+        self.granularity(call)
+    }
+
+    fn address_reserve(
+        &mut self,
+        call: &Call,
+        message: &AddressReserve,
+    ) -> Outcome<AddressReserveReply> {
+        self.reserve(call, message)
+    }
+
+    fn address_free(&mut self, call: &Call, message: &AddressFree) -> Outcome<()> {
+        self.unreserve(call, message.address.0, message.bytes)
+    }
+
+    fn mem_create(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
+        self.create_memory(call, message)
+    }
+
+    fn mem_release(&mut self, call: &Call, message: &MemRelease) -> Outcome<()> {
+        self.release_memory(call, message.memory)
+    }
+
+    fn mem_map(&mut self, call: &Call, message: &MemMap) -> Outcome<()> {
+        self.map(call, message.address.0, message.memory)
+    }
+
+    fn mem_unmap(&mut self, call: &Call, message: &MemUnmap) -> Outcome<()> {
+        self.unmap(call, message.address.0, message.bytes)
+    }
+
+    fn mem_set_access(&mut self, call: &Call, message: &MemSetAccess) -> Outcome<()> {
+        self.set_access(call, message)
+    }
+
     fn stream_create(&mut self, _: &Call, message: &StreamCreate) -> Outcome<()> {
         self.create_stream(message.new, message.flags, message.priority)
             .into()
@@ -133,6 +217,14 @@ impl Service for Session {
 
     fn stream_wait_event(&mut self, _: &Call, message: &StreamWaitEvent) -> Outcome<()> {
         self.wait_event(message).into()
+    }
+
+    fn stream_memory(&mut self, _: &Call, message: &StreamMemory<'_>) -> Outcome<()> {
+        self.memory_operations(message).into()
+    }
+
+    fn stream_set_attribute(&mut self, _: &Call, message: &StreamSetAttribute) -> Outcome<()> {
+        self.set_stream_attribute(message).into()
     }
 
     fn fence_write(&mut self, _: &Call, message: &FenceWrite) -> Outcome<()> {
@@ -172,13 +264,15 @@ impl Service for Session {
         self.destroy_event(message.event).into()
     }
 
-    fn module_load<'s>(
-        &'s mut self,
-        call: &Call,
-        message: &ModuleLoad,
-    ) -> Outcome<ModuleLoadReply<'s>> {
-        let new = ImageHandle::Module(message.new);
-        self.load(call, new, message.image.0, message.bytes)
+    fn module_load(&mut self, call: &Call, message: &ModuleLoad<'_>) -> Outcome<ModuleLoadReply> {
+        let image = Incoming {
+            address: message.image.0,
+            bytes: message.bytes,
+            log: message.log.0,
+            log_bytes: message.log_bytes,
+            options: &message.options,
+        };
+        self.load(call, ImageHandle::Module(message.new), &image)
     }
 
     fn module_unload(&mut self, call: &Call, message: &ModuleUnload) -> Outcome<()> {
@@ -206,13 +300,19 @@ impl Service for Session {
         Session::link(self, call, message)
     }
 
-    fn library_load<'s>(
-        &'s mut self,
+    fn library_load(
+        &mut self,
         call: &Call,
-        message: &LibraryLoad,
-    ) -> Outcome<LibraryLoadReply<'s>> {
-        let new = ImageHandle::Library(message.new);
-        self.load(call, new, message.image.0, message.bytes)
+        message: &LibraryLoad<'_>,
+    ) -> Outcome<LibraryLoadReply> {
+        let image = Incoming {
+            address: message.image.0,
+            bytes: message.bytes,
+            log: message.log.0,
+            log_bytes: message.log_bytes,
+            options: &message.options,
+        };
+        self.load(call, ImageHandle::Library(message.new), &image)
     }
 
     fn library_unload(&mut self, call: &Call, message: &LibraryUnload) -> Outcome<()> {
@@ -278,6 +378,60 @@ impl Service for Session {
         )
     }
 
+    fn module_kernels(
+        &mut self,
+        call: &Call,
+        message: &ModuleKernels,
+    ) -> Outcome<ModuleKernelsReply> {
+        let image = ImageHandle::Module(message.module);
+        self.kernel_names(call, image, message.names.0, message.room)
+    }
+
+    fn library_kernels(
+        &mut self,
+        call: &Call,
+        message: &LibraryKernels,
+    ) -> Outcome<LibraryKernelsReply> {
+        let image = ImageHandle::Library(message.library);
+        self.kernel_names(call, image, message.names.0, message.room)
+    }
+
+    fn cluster_occupancy(
+        &mut self,
+        call: &Call,
+        message: &ClusterOccupancy<'_>,
+    ) -> Outcome<ClusterOccupancyReply> {
+        Session::cluster_occupancy(self, call, message)
+    }
+
+    fn available_shared(
+        &mut self,
+        call: &Call,
+        message: &AvailableShared,
+    ) -> Outcome<AvailableSharedReply> {
+        Session::available_shared(self, call, message)
+    }
+
+    fn tensor_map_encode(
+        &mut self,
+        call: &Call,
+        message: &TensorMapEncode,
+    ) -> Outcome<TensorMapEncodeReply> {
+        self.encode_tensor_map(call, message)
+    }
+
+    fn tensor_map_replace(
+        &mut self,
+        call: &Call,
+        message: &TensorMapReplace,
+    ) -> Outcome<TensorMapReplaceReply> {
+        self.replace_tensor_address(call, message)
+    }
+
+    fn reset_persisting_l2(&mut self, call: &Call, message: &ResetPersistingL2) -> Outcome<()> {
+        Session::reset_persisting_l2(self, call, message)
+    }
+
     fn launch_kernel(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
         self.launch(call, message)
     }
@@ -330,6 +484,54 @@ impl Service for Session {
             move |device, function| device.set_cache_config(function, config),
             |()| Answer::done(),
         )
+    }
+
+    fn array_create(&mut self, call: &Call, message: &ArrayCreate) -> Outcome<()> {
+        self.create_array(call, message)
+    }
+
+    fn array_destroy(&mut self, call: &Call, message: &ArrayDestroy) -> Outcome<()> {
+        self.destroy_array(call, message.array)
+    }
+
+    fn mipmap_create(&mut self, call: &Call, message: &MipmapCreate) -> Outcome<()> {
+        self.create_mipmap(call, message)
+    }
+
+    fn mipmap_destroy(&mut self, call: &Call, message: &MipmapDestroy) -> Outcome<()> {
+        self.destroy_mipmap(call, message.mipmap)
+    }
+
+    fn mipmap_get_level(&mut self, _: &Call, message: &MipmapGetLevel) -> Outcome<()> {
+        self.get_level(message).into()
+    }
+
+    fn texture_create(
+        &mut self,
+        call: &Call,
+        message: &TextureCreate,
+    ) -> Outcome<TextureCreateReply> {
+        self.create_texture(call, message)
+    }
+
+    fn texture_destroy(&mut self, _: &Call, message: &TextureDestroy) -> Outcome<()> {
+        self.destroy_texture(message.texture).into()
+    }
+
+    fn surface_create(
+        &mut self,
+        call: &Call,
+        message: &SurfaceCreate,
+    ) -> Outcome<SurfaceCreateReply> {
+        self.create_surface(call, message.array)
+    }
+
+    fn surface_destroy(&mut self, _: &Call, message: &SurfaceDestroy) -> Outcome<()> {
+        self.destroy_surface(message.surface).into()
+    }
+
+    fn box_copy(&mut self, _: &Call, message: &BoxCopy) -> Outcome<()> {
+        self.copy_box(message).into()
     }
 
     fn take_output<'s>(&'s mut self, call: &Call, _: &TakeOutput) -> Outcome<TakeOutputReply<'s>> {

@@ -2,6 +2,7 @@
 
 use std::fmt::Arguments;
 use std::io::Write;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// How much is said. `trace` prints every call.
@@ -34,6 +35,7 @@ impl Level {
 }
 
 /// Whether a message of this level is printed.
+#[must_use]
 #[inline]
 pub fn enabled(level: Level) -> bool {
     let mut current = LEVEL.load(Ordering::Relaxed);
@@ -59,27 +61,46 @@ fn read_environment() -> u8 {
     LEVEL.load(Ordering::Relaxed)
 }
 
+/// Hears of every error, whatever the level.
+static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Has every error told to a function as well; the first one that asks.
+pub fn to(listener: fn(&str)) {
+    let _ = LISTENER.set(listener);
+}
+
 /// Prints one line if the level is on. A closed standard error is no reason to fail.
 pub fn write(level: Level, message: Arguments<'_>) {
+    if level == Level::Error
+        && let Some(listener) = LISTENER.get()
+    {
+        listener(&message.to_string());
+    }
     if enabled(level) {
         let _ = writeln!(std::io::stderr().lock(), "wormhole: {message}");
     }
 }
 
-macro_rules! error {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __error {
     ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Error, format_args!($($argument)*)) };
 }
 /// The same, once in a process for each place that says it: a program may run into one cause again and again.
-macro_rules! error_once {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __error_once {
     ($($argument:tt)*) => {{
         static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| $crate::log::error!($($argument)*));
+        SAID.call_once(|| $crate::__error!($($argument)*));
     }};
 }
-macro_rules! debug {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __debug {
     ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Debug, format_args!($($argument)*)) };
 }
-pub(crate) use {debug, error, error_once};
+pub use crate::{__debug as debug, __error as error, __error_once as error_once};
 
 #[cfg(test)]
 mod tests {

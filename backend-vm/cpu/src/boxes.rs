@@ -1,0 +1,90 @@
+//! Copies of boxes.
+
+use std::sync::Arc;
+
+use wormhole_device::{BoxCopy, BoxEnd, CuError, Result, array};
+
+use crate::aperture::to_usize;
+use crate::arrays::Arrays;
+use crate::memory::{Memory, Use, pointer};
+use crate::scheduler::Work;
+
+/// Where a box lies: its first byte, bytes from row to row and from slice to slice.
+#[derive(Clone, Copy)]
+struct Laid {
+    start: u64,
+    row: u64,
+    slice: u64,
+}
+
+impl Laid {
+    /// Where an end lies, if all of the box is memory that may be reached.
+    fn new(
+        end: &BoxEnd,
+        intent: Use,
+        extent: [u64; 3],
+        memory: &Memory,
+        arrays: &Arrays,
+    ) -> Result<Self> {
+        match *end {
+            BoxEnd::Memory {
+                address,
+                pitch,
+                rows,
+            } => {
+                let span = array::span(extent, pitch, rows).ok_or(CuError::INVALID_VALUE)?;
+                memory.check(address, span, intent)?;
+                Ok(Self {
+                    start: address,
+                    row: pitch,
+                    slice: pitch.saturating_mul(rows),
+                })
+            }
+            BoxEnd::Array { array, origin } => {
+                let placed = arrays.find(array)?;
+                if !placed.shape.holds(origin, extent) {
+                    return Err(CuError::INVALID_VALUE);
+                }
+                let (row, slice) = placed.pitches();
+                let [x, y, z] = origin;
+                Ok(Self {
+                    start: placed.address + x + y * row + z * slice,
+                    row,
+                    slice,
+                })
+            }
+        }
+    }
+
+    /// Bytes from the box's first byte to a row's.
+    fn offset(&self, y: u64, z: u64) -> u64 {
+        y * self.row + z * self.slice
+    }
+}
+
+/// The work that a copy is.
+pub fn work(copy: &BoxCopy, memory: &Arc<Memory>, arrays: &Arrays) -> Result<Work> {
+    let extent = copy.extent;
+    let to = Laid::new(&copy.to, Use::Write, extent, memory, arrays)?;
+    let from = Laid::new(&copy.from, Use::Read, extent, memory, arrays)?;
+    let memory = Arc::clone(memory);
+    Ok(Box::new(move || {
+        let _mapped = memory;
+        let [width, height, depth] = extent;
+        for z in 0..depth {
+            for y in 0..height {
+                // SAFETY: all of both boxes was found in memory of the device or in registered ranges, which
+                // stay mapped until the work before their end is complete. The C library's function is used
+                // because others may write to the memory meanwhile.
+                unsafe {
+                    libc::memmove(
+                        pointer(to.start + to.offset(y, z)).cast(),
+                        pointer(from.start + from.offset(y, z)).cast(),
+                        to_usize(width),
+                    )
+                };
+            }
+        }
+        Ok(())
+    }))
+}

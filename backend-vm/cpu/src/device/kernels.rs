@@ -1,0 +1,52 @@
+//! What is asked of kernels.
+
+use wormhole_device::{
+    ClusterLaunch, CuError, EncodedTensorMap, Kernels, RawFunction, RawModule, Result, TensorMap,
+};
+
+use super::CpuDevice;
+
+impl Kernels for CpuDevice {
+    fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+        self.context()?.modules.kernel_names(module)
+    }
+
+    fn available_shared(&self, function: RawFunction, blocks: i32, block: i32) -> Result<u64> {
+        let kernel = self.context()?.modules.kernel(function)?;
+        let (Ok(blocks @ 1..), Ok(block @ 1..)) = (u32::try_from(blocks), u32::try_from(block))
+        else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        Ok(crate::launch::available_shared(
+            &kernel.needs(),
+            blocks,
+            block,
+        ))
+    }
+
+    fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
+        self.active_clusters(launch)?;
+        // There are no clusters but those of one block.
+        Ok(1)
+    }
+
+    fn active_clusters(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
+        let kernel = self.context()?.modules.kernel(launch.function)?;
+        let clusters = crate::launch::active_clusters(&kernel.needs(), launch)?;
+        i32::try_from(clusters.saturating_mul(self.multiprocessors)).map_err(|_| CuError::UNKNOWN)
+    }
+
+    /// There is no unit that copies tensors.
+    fn encode_tensor_map(&self, _: &TensorMap) -> Result<EncodedTensorMap> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+
+    fn replace_tensor_address(&self, _: EncodedTensorMap, _: u64) -> Result<EncodedTensorMap> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+
+    /// The processor's caches take no orders.
+    fn reset_persisting_l2(&self) -> Result<()> {
+        self.context().map(drop)
+    }
+}

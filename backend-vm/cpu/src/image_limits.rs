@@ -1,0 +1,112 @@
+//! How large arrays and textures may be: what the device's attributes promise.
+
+use wormhole_device::array::{CUBEMAP, LAYERED, TEXTURE_GATHER};
+use wormhole_device::{ArrayShape, CuError, Result};
+
+use crate::description::{TEXTURE_ALIGNMENT, TEXTURE_LIMITS, TEXTURE_PITCH_ALIGNMENT};
+
+/// The value of an attribute of textures.
+fn limit(id: i32) -> u64 {
+    let known = TEXTURE_LIMITS.iter().find(|(known, _)| *known == id);
+    known.map_or(0, |(_, value)| u64::from(value.unsigned_abs()))
+}
+
+fn within(extent: [u64; 3], ids: [i32; 3]) -> bool {
+    extent
+        .iter()
+        .zip(ids)
+        .all(|(extent, id)| *extent <= limit(id))
+}
+
+fn check(possible: bool) -> Result<()> {
+    if possible {
+        Ok(())
+    } else {
+        Err(CuError::INVALID_VALUE)
+    }
+}
+
+/// Arrays, by their flags and dimensions.
+pub fn check_array(shape: &ArrayShape) -> Result<()> {
+    let extent = shape.extent();
+    let [_, height, depth] = extent;
+    let flags = shape.flags();
+    let ids = match (flags & LAYERED != 0, flags & CUBEMAP != 0) {
+        (true, true) => [53, 53, 54],
+        (false, true) => [52, 52, 54],
+        (true, false) if height == 0 => [42, 42, 43],
+        (true, false) => [27, 28, 29],
+        (false, false) if depth != 0 => {
+            return check(within(extent, [24, 25, 26]) || within(extent, [47, 48, 49]));
+        }
+        (false, false) if flags & TEXTURE_GATHER != 0 => [45, 46, 46],
+        (false, false) if height == 0 => [21, 21, 21],
+        (false, false) => [22, 23, 23],
+    };
+    check(within(extent, ids))
+}
+
+/// Mipmapped arrays.
+pub fn check_mipmap(shape: &ArrayShape) -> Result<()> {
+    match shape.extent() {
+        extent @ [_, 0, 0] => check(within(extent, [77, 77, 77])),
+        extent @ [_, _, 0] => check(within(extent, [73, 74, 74])),
+        _ => check_array(shape),
+    }
+}
+
+/// The most texels of linear memory.
+pub const LINEAR_TEXELS: u64 = 1 << 30;
+
+/// Textures of linear memory: where it starts.
+pub fn check_linear(address: u64) -> Result<()> {
+    check(address.is_multiple_of(TEXTURE_ALIGNMENT.into()))
+}
+
+/// Textures of rows: where they start, texels of a row, rows, bytes from row to row.
+pub fn check_rows(address: u64, [width, height, pitch]: [u64; 3]) -> Result<()> {
+    check(
+        address.is_multiple_of(TEXTURE_ALIGNMENT.into())
+            && pitch.is_multiple_of(TEXTURE_PITCH_ALIGNMENT.into())
+            && (1..=limit(70)).contains(&width)
+            && (1..=limit(71)).contains(&height)
+            && (1..=limit(72)).contains(&pitch),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTE: u32 = 1;
+
+    fn array(extent: [u64; 3], flags: u32) -> Result<()> {
+        check_array(&ArrayShape::new(extent, BYTE, 1, flags).expect("a shape"))
+    }
+
+    #[test]
+    fn the_largest_arrays_are_those_of_the_attributes() {
+        let refused = Err(CuError::INVALID_VALUE);
+        assert_eq!(array([131_072, 0, 0], 0), Ok(()));
+        assert_eq!(array([131_073, 0, 0], 0), refused);
+        assert_eq!(array([131_072, 65_536, 0], 0), Ok(()));
+        assert_eq!(array([1, 65_537, 0], 0), refused);
+        assert_eq!(array([16_384, 16_384, 1], 0), Ok(()));
+        assert_eq!(array([8_192, 1, 32_768], 0), Ok(()));
+        assert_eq!(array([8_193, 1, 32_768], 0), refused);
+        assert_eq!(array([1, 0, 2_049], LAYERED), refused);
+        assert_eq!(array([32_769, 32_769, 6], CUBEMAP), refused);
+        assert_eq!(array([32_769, 1, 0], TEXTURE_GATHER), refused);
+    }
+
+    #[test]
+    fn textures_of_memory_are_aligned() {
+        let refused = Err(CuError::INVALID_VALUE);
+        assert_eq!(check_linear(512), Ok(()));
+        assert_eq!(check_linear(256), refused);
+        assert_eq!(check_rows(512, [8, 8, 32]), Ok(()));
+        for size in [[8, 8, 48], [8, 8, 0], [8, 0, 32], [8, 65_001, 32]] {
+            assert_eq!(check_rows(512, size), refused, "{size:?}");
+        }
+    }
+}

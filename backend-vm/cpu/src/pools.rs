@@ -1,0 +1,582 @@
+//! Memory pools.
+//!
+//! A pool takes chunks of device memory and divides them. What is freed on a stream is waited for by nobody:
+//! the same stream may use it again at once, since its work runs in order; others may when the work before
+//! the free is complete, or when they are made to come after it. At synchronizations a pool gives back the
+//! chunks that it does not use, down to its release threshold.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wormhole_device::{CuError, PoolProperties, RawPool, RawStream, Result, pool_attribute};
+
+use crate::holes::Holes;
+use crate::memory::{ALIGNMENT, Memory, Owner};
+use crate::scheduler::{Point, Scheduler};
+
+/// Chunks are multiples of this.
+const CHUNK: u64 = 2 << 20;
+/// The pool that is always there.
+const DEFAULT: u64 = 1;
+
+/// Memory that was freed on a stream.
+#[derive(Clone, Copy, Debug)]
+struct Freed {
+    start: u64,
+    bytes: u64,
+    stream: RawStream,
+    /// Reached when the work before the free is complete.
+    point: Point,
+}
+
+#[derive(Debug)]
+struct Pool {
+    /// Taken from the device: start and bytes.
+    chunks: BTreeMap<u64, u64>,
+    holes: Holes,
+    freed: Vec<Freed>,
+    live: BTreeMap<u64, u64>,
+    reserved: u64,
+    reserved_high: u64,
+    used: u64,
+    used_high: u64,
+    threshold: u64,
+    /// The most that it may hold.
+    most: u64,
+    /// By attribute: whether memory of other streams may be used again.
+    reuse: BTreeMap<u32, u64>,
+    /// The program has destroyed it; it goes with its last allocation.
+    destroyed: bool,
+}
+
+impl Pool {
+    fn new(most: u64) -> Self {
+        let reuse = [
+            pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES,
+            pool_attribute::REUSE_ALLOW_OPPORTUNISTIC,
+            pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+        ];
+        Self {
+            chunks: BTreeMap::new(),
+            holes: Holes::default(),
+            freed: Vec::new(),
+            live: BTreeMap::new(),
+            reserved: 0,
+            reserved_high: 0,
+            used: 0,
+            used_high: 0,
+            threshold: 0,
+            most,
+            reuse: reuse.map(|attribute| (attribute, 1)).into(),
+            destroyed: false,
+        }
+    }
+
+    fn allows(&self, attribute: u32) -> bool {
+        self.reuse.get(&attribute) != Some(&0)
+    }
+
+    /// Lets everybody use what nobody can reach any more.
+    fn settle(&mut self, scheduler: &Scheduler) {
+        let holes = &mut self.holes;
+        self.freed.retain(|freed| {
+            // A context that is dead reaches nothing.
+            let reached = scheduler.reached(&[freed.point]).unwrap_or(true);
+            if reached {
+                holes.put(freed.start, freed.bytes);
+            }
+            !reached
+        });
+    }
+
+    /// Takes memory out of what was freed and `wanted` accepts: its start and the point that it waits for.
+    fn reuse(&mut self, bytes: u64, wanted: impl Fn(&Freed) -> bool) -> Option<(u64, Point)> {
+        let fits = |freed: &Freed| freed.bytes >= bytes && wanted(freed);
+        let index = self.freed.iter().position(fits)?;
+        let freed = &mut self.freed[index];
+        let (start, point) = (freed.start, freed.point);
+        freed.start += bytes;
+        freed.bytes -= bytes;
+        if freed.bytes == 0 {
+            self.freed.swap_remove(index);
+        }
+        Some((start, point))
+    }
+
+    /// Takes one more chunk, unless the device has none or the pool may not.
+    fn grow(&mut self, bytes: u64, memory: &Memory) -> Result<()> {
+        let chunk = bytes
+            .checked_next_multiple_of(CHUNK)
+            .ok_or(CuError::OUT_OF_MEMORY)?;
+        if chunk > self.most.saturating_sub(self.reserved) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let start = memory.allocate(chunk, Owner::Pool)?;
+        self.chunks.insert(start, chunk);
+        self.holes.put(start, chunk);
+        self.reserved += chunk;
+        self.reserved_high = self.reserved_high.max(self.reserved);
+        Ok(())
+    }
+
+    /// Gives chunks back that are not in use, until no more than `keep` bytes are held.
+    fn release(&mut self, keep: u64, memory: &Memory) {
+        let unused: Vec<(u64, u64)> = self
+            .chunks
+            .iter()
+            .map(|(at, bytes)| (*at, *bytes))
+            .collect();
+        for (start, bytes) in unused {
+            if self.reserved <= keep {
+                return;
+            }
+            if self.holes.take_at(start, bytes) {
+                self.chunks.remove(&start);
+                self.reserved -= bytes;
+                if let Err(error) = memory.free(start, Owner::Pool) {
+                    tracing::error!(%error, "a pool held memory that was not its own");
+                }
+            }
+        }
+    }
+
+    fn attribute(&self, attribute: u32) -> Result<u64> {
+        Ok(match attribute {
+            pool_attribute::RELEASE_THRESHOLD => self.threshold,
+            pool_attribute::RESERVED_MEM_CURRENT => self.reserved,
+            pool_attribute::RESERVED_MEM_HIGH => self.reserved_high,
+            pool_attribute::USED_MEM_CURRENT => self.used,
+            pool_attribute::USED_MEM_HIGH => self.used_high,
+            other => *self.reuse.get(&other).ok_or(CuError::INVALID_VALUE)?,
+        })
+    }
+
+    fn set_attribute(&mut self, attribute: u32, value: u64) -> Result<()> {
+        match attribute {
+            pool_attribute::RELEASE_THRESHOLD => self.threshold = value,
+            pool_attribute::RESERVED_MEM_HIGH if value == 0 => self.reserved_high = self.reserved,
+            pool_attribute::USED_MEM_HIGH if value == 0 => self.used_high = self.used,
+            other => {
+                let allowed = self.reuse.get_mut(&other).ok_or(CuError::INVALID_VALUE)?;
+                *allowed = u64::from(value != 0);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    pools: BTreeMap<u64, Pool>,
+    /// Which pool an allocation is of.
+    owners: BTreeMap<u64, u64>,
+    next: u64,
+}
+
+impl State {
+    fn pool(&mut self, pool: RawPool) -> Result<&mut Pool> {
+        match self.pools.get_mut(&pool.0) {
+            Some(found) if !found.destroyed => Ok(found),
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+
+    /// Forgets a pool that is destroyed and empty.
+    fn sweep(&mut self, number: u64, memory: &Memory) {
+        if let Some(pool) = self.pools.get_mut(&number)
+            && pool.destroyed
+        {
+            pool.release(0, memory);
+            if pool.live.is_empty() && pool.freed.is_empty() {
+                self.pools.remove(&number);
+            }
+        }
+    }
+}
+
+/// The pools of one device.
+#[derive(Debug)]
+pub struct Pools {
+    memory: Arc<Memory>,
+    state: Mutex<State>,
+}
+
+impl Pools {
+    pub fn new(memory: Arc<Memory>) -> Self {
+        let default = Pool::new(memory.limit());
+        Self {
+            memory,
+            state: Mutex::new(State {
+                pools: BTreeMap::from([(DEFAULT, default)]),
+                owners: BTreeMap::new(),
+                next: DEFAULT + 1,
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn default_pool(&self) -> RawPool {
+        RawPool(DEFAULT)
+    }
+
+    pub fn create(&self, properties: &PoolProperties) -> RawPool {
+        let most = match properties.most {
+            0 => self.memory.limit(),
+            most => most.next_multiple_of(CHUNK),
+        };
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        state.pools.insert(number, Pool::new(most));
+        RawPool(number)
+    }
+
+    pub fn destroy(&self, pool: RawPool) -> Result<()> {
+        if pool.0 == DEFAULT {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut state = self.state();
+        state.pool(pool)?.destroyed = true;
+        state.sweep(pool.0, &self.memory);
+        Ok(())
+    }
+
+    pub fn trim(&self, pool: RawPool, keep: u64, scheduler: &Scheduler) -> Result<()> {
+        let mut state = self.state();
+        let pool = state.pool(pool)?;
+        pool.settle(scheduler);
+        pool.release(keep, &self.memory);
+        Ok(())
+    }
+
+    pub fn attribute(&self, pool: RawPool, attribute: u32) -> Result<u64> {
+        self.state().pool(pool)?.attribute(attribute)
+    }
+
+    pub fn set_attribute(&self, pool: RawPool, attribute: u32, value: u64) -> Result<()> {
+        self.state().pool(pool)?.set_attribute(attribute, value)
+    }
+
+    pub fn allocate(
+        &self,
+        raw: RawPool,
+        bytes: u64,
+        stream: RawStream,
+        scheduler: &Scheduler,
+    ) -> Result<u64> {
+        scheduler.frontier(stream)?;
+        let mut state = self.state();
+        let pool = state.pool(raw)?;
+        if bytes == 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let bytes = bytes
+            .checked_next_multiple_of(ALIGNMENT)
+            .ok_or(CuError::OUT_OF_MEMORY)?;
+        if pool.allows(pool_attribute::REUSE_ALLOW_OPPORTUNISTIC) {
+            pool.settle(scheduler);
+        }
+        let own = pool.reuse(bytes, |freed| freed.stream == stream);
+        let found = match own.map(|(start, _)| start) {
+            Some(start) => Some(start),
+            None => pool.holes.take(bytes, ALIGNMENT),
+        };
+        let address = match found {
+            Some(start) => start,
+            None => self.find_more(&mut state, raw, bytes, stream, scheduler)?,
+        };
+        let pool = state.pool(raw)?;
+        pool.live.insert(address, bytes);
+        pool.used += bytes;
+        pool.used_high = pool.used_high.max(pool.used);
+        state.owners.insert(address, raw.0);
+        Ok(address)
+    }
+
+    /// A new chunk; or memory that another stream has freed, with the stream made to wait for it; or a new
+    /// chunk once every pool has given back what it does not use.
+    fn find_more(
+        &self,
+        state: &mut State,
+        raw: RawPool,
+        bytes: u64,
+        stream: RawStream,
+        scheduler: &Scheduler,
+    ) -> Result<u64> {
+        let pool = state.pool(raw)?;
+        if pool.grow(bytes, &self.memory).is_err() {
+            if pool.allows(pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES)
+                && let Some((start, point)) = pool.reuse(bytes, |_| true)
+            {
+                scheduler.submit_after(stream, Some(point), Box::new(|| Ok(())))?;
+                return Ok(start);
+            }
+            for pool in state.pools.values_mut() {
+                pool.settle(scheduler);
+                pool.release(0, &self.memory);
+            }
+            let pool = state.pool(raw)?;
+            pool.grow(bytes, &self.memory)?;
+        }
+        let pool = state.pool(raw)?;
+        pool.holes
+            .take(bytes, ALIGNMENT)
+            .ok_or(CuError::OUT_OF_MEMORY)
+    }
+
+    /// Whether an allocation of a pool begins at `address`.
+    pub fn owns(&self, address: u64) -> bool {
+        self.state().owners.contains_key(&address)
+    }
+
+    fn remove(state: &mut State, address: u64) -> Result<(u64, u64, &mut Pool)> {
+        let number = state
+            .owners
+            .remove(&address)
+            .ok_or(CuError::INVALID_VALUE)?;
+        let pool = state.pools.get_mut(&number).ok_or(CuError::INVALID_VALUE)?;
+        let bytes = pool.live.remove(&address).ok_or(CuError::INVALID_VALUE)?;
+        pool.used -= bytes;
+        Ok((number, bytes, pool))
+    }
+
+    /// Frees behind the work of a stream.
+    pub fn free(&self, address: u64, stream: RawStream, scheduler: &Scheduler) -> Result<()> {
+        let mut state = self.state();
+        if !state.owners.contains_key(&address) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let point = scheduler.submit(stream, Box::new(|| Ok(())))?;
+        let (_, bytes, pool) = Self::remove(&mut state, address)?;
+        pool.freed.push(Freed {
+            start: address,
+            bytes,
+            stream,
+            point,
+        });
+        Ok(())
+    }
+
+    /// Frees at once: the program says that nothing reaches the memory.
+    pub fn free_now(&self, address: u64) -> Result<()> {
+        let mut state = self.state();
+        let (number, bytes, pool) = Self::remove(&mut state, address)?;
+        pool.holes.put(address, bytes);
+        state.sweep(number, &self.memory);
+        Ok(())
+    }
+
+    /// Gives back what the pools hold beyond their thresholds, as synchronizations do.
+    pub fn synchronized(&self, scheduler: &Scheduler) {
+        let mut state = self.state();
+        for pool in state.pools.values_mut() {
+            pool.settle(scheduler);
+            pool.release(pool.threshold, &self.memory);
+        }
+        let numbers: Vec<u64> = state.pools.keys().copied().collect();
+        for number in numbers {
+            state.sweep(number, &self.memory);
+        }
+    }
+
+    /// Lets everybody use what was freed: the streams that it waited for are gone.
+    pub fn abandon(&self) {
+        for pool in self.state().pools.values_mut() {
+            for freed in std::mem::take(&mut pool.freed) {
+                pool.holes.put(freed.start, freed.bytes);
+            }
+        }
+    }
+
+    /// Gives back all that is not in use.
+    pub fn release_all(&self, scheduler: &Scheduler) {
+        let mut state = self.state();
+        for pool in state.pools.values_mut() {
+            pool.settle(scheduler);
+            pool.release(0, &self.memory);
+        }
+    }
+}
+
+impl wormhole_device::Pools for crate::CpuDevice {
+    fn default_pool(&self) -> Result<RawPool> {
+        self.context()?;
+        Ok(self.pools().default_pool())
+    }
+
+    fn create_pool(&self, properties: &PoolProperties) -> Result<RawPool> {
+        self.context()?;
+        Ok(self.pools().create(properties))
+    }
+
+    fn destroy_pool(&self, pool: RawPool) -> Result<()> {
+        self.pools().destroy(pool)
+    }
+
+    fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()> {
+        self.pools().trim(pool, keep, &self.context()?.scheduler)
+    }
+
+    fn pool_attribute(&self, pool: RawPool, attribute: u32) -> Result<u64> {
+        self.pools().attribute(pool, attribute)
+    }
+
+    fn set_pool_attribute(&self, pool: RawPool, attribute: u32, value: u64) -> Result<()> {
+        self.pools().set_attribute(pool, attribute, value)
+    }
+
+    fn allocate_async(&self, pool: RawPool, bytes: u64, stream: RawStream) -> Result<u64> {
+        let context = self.context()?;
+        self.pools()
+            .allocate(pool, bytes, stream, &context.scheduler)
+    }
+
+    fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        let context = self.context()?;
+        if self.pools().owns(address) {
+            return self.pools().free(address, stream, &context.scheduler);
+        }
+        context.scheduler.frontier(stream)?;
+        wormhole_device::Device::free(self, address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    struct Bench {
+        memory: Arc<Memory>,
+        pools: Pools,
+        scheduler: Scheduler,
+    }
+
+    fn bench() -> Bench {
+        let memory = Arc::new(Memory::new(64 * MIB).expect("an aperture"));
+        Bench {
+            pools: Pools::new(Arc::clone(&memory)),
+            memory,
+            scheduler: Scheduler::new(),
+        }
+    }
+
+    impl Bench {
+        fn take(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+            let pool = self.pools.default_pool();
+            self.pools.allocate(pool, bytes, stream, &self.scheduler)
+        }
+
+        fn free(&self, address: u64, stream: RawStream) {
+            self.pools
+                .free(address, stream, &self.scheduler)
+                .expect("free");
+        }
+
+        /// A stream that is busy until the sender speaks.
+        fn busy(&self) -> (RawStream, mpsc::Sender<()>) {
+            let stream = self.scheduler.create(false);
+            let (sender, receiver) = mpsc::channel::<()>();
+            let work = move || receiver.recv().map_err(|_| CuError::UNKNOWN);
+            self.scheduler
+                .submit(stream, Box::new(work))
+                .expect("submit");
+            (stream, sender)
+        }
+
+        fn attribute(&self, attribute: u32) -> u64 {
+            let pool = self.pools.default_pool();
+            self.pools.attribute(pool, attribute).expect("an attribute")
+        }
+    }
+
+    #[test]
+    fn the_stream_that_freed_memory_uses_it_at_once_and_others_when_it_is_done() {
+        let bench = bench();
+        let (busy, done) = bench.busy();
+        let idle = bench.scheduler.create(false);
+        let first = bench.take(2 * MIB, busy).expect("allocate");
+        bench.free(first, busy);
+        let other = bench.take(2 * MIB, idle).expect("allocate");
+        assert_ne!(other, first, "the busy stream may still reach it");
+        assert_eq!(bench.take(2 * MIB, busy), Ok(first));
+        bench.free(first, busy);
+        done.send(()).expect("the stream listens");
+        let point = bench.scheduler.frontier(busy).expect("frontier");
+        bench.scheduler.wait(&point).expect("wait");
+        assert_eq!(bench.take(2 * MIB, idle), Ok(first));
+    }
+
+    #[test]
+    fn without_more_memory_a_stream_is_made_to_wait_for_another() {
+        let bench = bench();
+        let (busy, done) = bench.busy();
+        let idle = bench.scheduler.create(false);
+        let all = bench.take(64 * MIB, busy).expect("allocate");
+        assert_eq!(bench.take(MIB, idle), Err(CuError::OUT_OF_MEMORY));
+        bench.free(all, busy);
+        assert_eq!(bench.take(MIB, idle), Ok(all));
+        let frontier = bench.scheduler.frontier(idle).expect("frontier");
+        assert_eq!(bench.scheduler.reached(&frontier), Ok(false));
+        done.send(()).expect("the stream listens");
+        bench.scheduler.wait(&frontier).expect("wait");
+    }
+
+    #[test]
+    fn synchronizations_give_back_what_exceeds_the_threshold() {
+        let bench = bench();
+        let stream = bench.scheduler.create(false);
+        let [first, second] = [4, 2].map(|size| bench.take(size * MIB, stream).expect("allocate"));
+        assert_eq!(bench.memory.info().0, 58 * MIB);
+        assert_eq!(bench.attribute(pool_attribute::USED_MEM_CURRENT), 6 * MIB);
+        for address in [first, second] {
+            bench.free(address, stream);
+        }
+        let frontier = bench.scheduler.frontier(stream).expect("frontier");
+        bench.scheduler.wait(&frontier).expect("wait");
+        let pool = bench.pools.default_pool();
+        let set = |attribute, value| bench.pools.set_attribute(pool, attribute, value);
+        set(pool_attribute::RELEASE_THRESHOLD, 3 * MIB).expect("set");
+        bench.pools.synchronized(&bench.scheduler);
+        assert_eq!(
+            bench.attribute(pool_attribute::RESERVED_MEM_CURRENT),
+            2 * MIB
+        );
+        assert_eq!(bench.attribute(pool_attribute::RESERVED_MEM_HIGH), 6 * MIB);
+        assert_eq!(bench.attribute(pool_attribute::USED_MEM_CURRENT), 0);
+        assert_eq!(bench.attribute(pool_attribute::USED_MEM_HIGH), 6 * MIB);
+        set(pool_attribute::USED_MEM_HIGH, 0).expect("set");
+        assert_eq!(bench.attribute(pool_attribute::USED_MEM_HIGH), 0);
+        assert!(set(pool_attribute::USED_MEM_HIGH, 1).is_err());
+        assert!(set(pool_attribute::USED_MEM_CURRENT, 0).is_err());
+        bench.pools.trim(pool, 0, &bench.scheduler).expect("trim");
+        assert_eq!(bench.memory.info().0, 64 * MIB);
+    }
+
+    #[test]
+    fn a_destroyed_pool_goes_with_its_last_allocation() {
+        let bench = bench();
+        let stream = bench.scheduler.create(false);
+        let properties = PoolProperties {
+            most: 4 * MIB,
+            ..PoolProperties::default()
+        };
+        let pool = bench.pools.create(&properties);
+        let take = |bytes| bench.pools.allocate(pool, bytes, stream, &bench.scheduler);
+        let address = take(4 * MIB).expect("allocate");
+        assert_eq!(take(1), Err(CuError::OUT_OF_MEMORY));
+        bench.pools.destroy(pool).expect("destroy");
+        assert_eq!(take(1), Err(CuError::INVALID_VALUE));
+        assert!(bench.pools.destroy(pool).is_err());
+        assert_eq!(bench.memory.info().0, 60 * MIB);
+        bench.pools.free_now(address).expect("free");
+        assert_eq!(bench.memory.info().0, 64 * MIB);
+        assert!(bench.pools.free_now(address).is_err());
+    }
+}

@@ -1,0 +1,197 @@
+//! Streams that wait for words in memory and write them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::thread;
+use std::time::Duration;
+
+use wormhole_device::{
+    CuError, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, Result,
+    StreamMemory, condition,
+};
+
+use crate::device::CpuDevice;
+use crate::memory::{Memory, Use, pointer};
+
+/// Looks at a word before the thread of a stream sleeps between two.
+const YIELDS: u32 = 200;
+const FIRST_SLEEP: Duration = Duration::from_micros(20);
+const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// Attributes of streams (`CUlaunchAttributeID`): access policy window, synchronization policy, priority,
+/// memory synchronization domain map and domain, scheduling for NVLink.
+const STREAM_ATTRIBUTES: [u32; 6] = [1, 3, 8, 9, 10, 16];
+
+/// Refuses what the device cannot do.
+pub fn check(memory: &Memory, operation: &MemoryOperation) -> Result<()> {
+    let width = operation.kind.width();
+    if operation.flags & !operation.kind.flags() != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if width == 0 {
+        return Ok(());
+    }
+    if !operation.address.is_multiple_of(width) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    memory.check(operation.address, width, Use::Write)
+}
+
+/// Makes operations that were checked, one after the other. A wait ends as well when `stopped` says so.
+pub fn run(operations: &[MemoryOperation], stopped: impl Fn() -> bool) {
+    for operation in operations {
+        match operation.kind {
+            MemoryOperationKind::Wait32 | MemoryOperationKind::Wait64 => {
+                wait(|| is_fulfilled(operation, load(operation)), &stopped);
+            }
+            MemoryOperationKind::Write32 | MemoryOperationKind::Write64 => store(operation),
+            MemoryOperationKind::Barrier => fence(Ordering::SeqCst),
+        }
+    }
+}
+
+/// Waits until `done`, or until `stopped`.
+fn wait(done: impl Fn() -> bool, stopped: &impl Fn() -> bool) {
+    let mut looks = 0;
+    let mut sleep = FIRST_SLEEP;
+    while !done() && !stopped() {
+        if looks < YIELDS {
+            looks += 1;
+            thread::yield_now();
+        } else {
+            thread::sleep(sleep);
+            sleep = (sleep * 2).min(LONGEST_SLEEP);
+        }
+    }
+}
+
+fn load(operation: &MemoryOperation) -> u64 {
+    let word = pointer(operation.address);
+    // SAFETY: the word was found, aligned, in memory of the device or in a registered range, which stays
+    // mapped until the work before its unregistration is complete; other sides access it atomically.
+    // SYNC POINT: stream word. What the writer did before is visible behind the wait.
+    unsafe {
+        match operation.kind.width() {
+            4 => AtomicU32::from_ptr(word.cast())
+                .load(Ordering::Acquire)
+                .into(),
+            _ => AtomicU64::from_ptr(word.cast()).load(Ordering::Acquire),
+        }
+    }
+}
+
+fn store(operation: &MemoryOperation) {
+    let word = pointer(operation.address);
+    let [low, _] = halves(operation.value);
+    // SAFETY: as in `load`.
+    // SYNC POINT: stream word. What the work before wrote is visible to whoever reads the value.
+    unsafe {
+        match operation.kind.width() {
+            4 => AtomicU32::from_ptr(word.cast()).store(low, Ordering::Release),
+            _ => AtomicU64::from_ptr(word.cast()).store(operation.value, Ordering::Release),
+        }
+    }
+}
+
+fn halves(value: u64) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    [
+        u32::from_le_bytes([a, b, c, d]),
+        u32::from_le_bytes([e, f, g, h]),
+    ]
+}
+
+/// Whether a word fulfils a wait's condition (`CUstreamWaitValue_flags`).
+fn is_fulfilled(operation: &MemoryOperation, word: u64) -> bool {
+    let narrow = operation.kind.width() == 4;
+    let [low, _] = halves(operation.value);
+    let value = if narrow {
+        u64::from(low)
+    } else {
+        operation.value
+    };
+    match operation.flags {
+        condition::EQ => word == value,
+        condition::AND => word & value != 0,
+        condition::NOR if narrow => halves(!(word | value))[0] != 0,
+        condition::NOR => !(word | value) != 0,
+        // A cyclic comparison: the difference is not negative.
+        _ if narrow => halves(word.wrapping_sub(value))[0] < 1 << 31,
+        _ => word.wrapping_sub(value) < 1 << 63,
+    }
+}
+
+impl StreamMemory for CpuDevice {
+    fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()> {
+        let context = self.context()?;
+        operations
+            .iter()
+            .try_for_each(|operation| check(&self.memory, operation))?;
+        let memory = Arc::clone(&self.memory);
+        let cancel = context.scheduler.cancel();
+        let operations = Box::<[MemoryOperation]>::from(operations);
+        let bytes = size_of_val(&*operations);
+        let work = move || {
+            let _mapped = memory;
+            run(&operations, || is_set(&cancel));
+            Ok(())
+        };
+        context
+            .scheduler
+            .submit_with(stream, bytes, Box::new(work))
+            .map(drop)
+    }
+
+    /// Streams of processors have no caches to divide, and their threads no priorities: what is set is a hint
+    /// without an effect.
+    fn set_stream_attribute(&self, stream: RawStream, attribute: &LaunchAttribute) -> Result<()> {
+        self.context()?.scheduler.frontier(stream)?;
+        if STREAM_ATTRIBUTES.contains(&attribute.id) {
+            Ok(())
+        } else {
+            Err(CuError::INVALID_VALUE)
+        }
+    }
+}
+
+fn is_set(cancel: &AtomicBool) -> bool {
+    cancel.load(Ordering::Acquire)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(kind: MemoryOperationKind, flags: u32, value: u64, word: u64) -> bool {
+        let operation = MemoryOperation {
+            kind,
+            flags,
+            address: 0,
+            value,
+        };
+        !is_fulfilled(&operation, word)
+    }
+
+    #[test]
+    fn conditions_are_those_of_the_driver() {
+        use MemoryOperationKind::{Wait32, Wait64};
+        assert!(!waits(Wait32, condition::GEQ, 5, 5));
+        assert!(waits(Wait32, condition::GEQ, 5, 4));
+        assert!(
+            !waits(Wait32, condition::GEQ, u64::from(u32::MAX), 3),
+            "the comparison is cyclic"
+        );
+        assert!(waits(Wait64, condition::GEQ, u64::from(u32::MAX), 3));
+        assert!(!waits(Wait64, condition::GEQ, u64::MAX, 3));
+        assert!(waits(Wait64, condition::EQ, 1 << 40, 0));
+        assert!(
+            !waits(Wait32, condition::EQ, 1 << 40, 0),
+            "32 bits are compared"
+        );
+        assert!(waits(Wait32, condition::AND, 6, 9));
+        assert!(!waits(Wait32, condition::AND, 6, 4));
+        assert!(!waits(Wait32, condition::NOR, 0xFFFF_FFF0, 7));
+        assert!(waits(Wait32, condition::NOR, 0xFFFF_FFF0, 15));
+        assert!(!waits(Wait64, condition::NOR, 0xFFFF_FFF0, 15));
+    }
+}

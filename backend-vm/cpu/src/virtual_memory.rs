@@ -1,0 +1,406 @@
+//! Reserved addresses, and memory that is mapped there.
+//!
+//! Mappable memory is shared anonymous memory of this process, with a home that nothing is told of: a mapping
+//! is one more view of it, at addresses of the aperture. What lies at an address without access is not found,
+//! so kernels and copies fault there. Where a mapping has ended, zeros are mapped: a kernel that races with
+//! that reads them at worst.
+
+use std::collections::BTreeMap;
+
+use wormhole_device::{Access, CuError, Granularity, RawMemory, Result};
+
+use crate::aperture::Shared;
+use crate::memory::{Memory, Range};
+
+/// What sizes and addresses are multiples of: as on the GPUs there are.
+const GRANULARITY: u64 = 2 << 20;
+
+#[derive(Debug)]
+struct Physical {
+    home: Shared,
+    mappings: usize,
+    /// No handle names it any more: it goes with its last mapping.
+    released: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    bytes: u64,
+    memory: u64,
+    access: Access,
+}
+
+/// What is reserved, made and mapped.
+#[derive(Debug, Default)]
+pub struct VirtualBooks {
+    /// Start and bytes.
+    reserved: BTreeMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    memories: BTreeMap<u64, Physical>,
+    next: u64,
+}
+
+impl VirtualBooks {
+    /// The largest range around an address that mappings of equal access fill.
+    pub fn find(&self, address: u64) -> Option<Range> {
+        let (&start, mapping) = self.mappings.range(..=address).next_back()?;
+        if mapping.access == Access::None || address - start >= mapping.bytes {
+            return None;
+        }
+        let (mut from, mut to) = (start, start + mapping.bytes);
+        for (&before, other) in self.mappings.range(..start).rev() {
+            if before + other.bytes != from || other.access != mapping.access {
+                break;
+            }
+            from = before;
+        }
+        for (&behind, other) in self.mappings.range(to..) {
+            if behind != to || other.access != mapping.access {
+                break;
+            }
+            to += other.bytes;
+        }
+        Some(Range {
+            start: from,
+            bytes: to - from,
+            writable: mapping.access == Access::ReadWrite,
+        })
+    }
+
+    /// Whether mappings without a gap hold a range, whatever may be done with them.
+    pub fn maps(&self, address: u64, bytes: u64) -> bool {
+        let Some((&first, _)) = self.mappings.range(..=address).next_back() else {
+            return false;
+        };
+        let mut at = first;
+        for (&start, mapping) in self.mappings.range(first..) {
+            if start != at {
+                return false;
+            }
+            at += mapping.bytes;
+            if at > address && at - address >= bytes {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The starts of the mappings that fill a range without a gap.
+    fn filled(&self, address: u64, bytes: u64) -> Result<Vec<u64>> {
+        let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
+        let mut at = address;
+        let mut starts = Vec::new();
+        for (&start, mapping) in self.mappings.range(address..end) {
+            if start != at {
+                return Err(CuError::INVALID_VALUE);
+            }
+            starts.push(start);
+            at += mapping.bytes;
+        }
+        if at == end && bytes != 0 {
+            Ok(starts)
+        } else {
+            Err(CuError::INVALID_VALUE)
+        }
+    }
+
+    fn is_mapped(&self, address: u64, bytes: u64) -> bool {
+        let before = self.mappings.range(..address + bytes).next_back();
+        before.is_some_and(|(start, mapping)| start + mapping.bytes > address)
+    }
+
+    /// Forgets memory that nothing names or maps: its bytes.
+    fn sweep(&mut self, memory: u64) -> u64 {
+        match self.memories.get(&memory) {
+            Some(physical) if physical.released && physical.mappings == 0 => {
+                let bytes = physical.home.bytes();
+                self.memories.remove(&memory);
+                bytes
+            }
+            _ => 0,
+        }
+    }
+}
+
+fn is_granular(value: u64) -> bool {
+    value.is_multiple_of(GRANULARITY)
+}
+
+impl Memory {
+    pub fn reserve(&self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
+        if bytes == 0 || !is_granular(bytes) || (alignment != 0 && !alignment.is_power_of_two()) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut books = self.write();
+        let alignment = alignment.max(GRANULARITY);
+        let hinted =
+            hint != 0 && hint.is_multiple_of(alignment) && books.holes.take_at(hint, bytes);
+        let address = match hinted {
+            true => hint,
+            false => {
+                let found = books.holes.take(bytes, alignment);
+                found.ok_or(CuError::OUT_OF_MEMORY)?
+            }
+        };
+        books.virtual_memory.reserved.insert(address, bytes);
+        Ok(address)
+    }
+
+    pub fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        let mut books = self.write();
+        let known = books.virtual_memory.reserved.get(&address) == Some(&bytes);
+        if !known || books.virtual_memory.is_mapped(address, bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        books.virtual_memory.reserved.remove(&address);
+        self.aperture().forget(address, bytes);
+        books.holes.put(address, bytes);
+        Ok(())
+    }
+
+    pub fn create_memory(&self, bytes: u64) -> Result<RawMemory> {
+        if bytes == 0 || !is_granular(bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut books = self.write();
+        if bytes > self.limit() - books.used {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let home = Shared::new(bytes).map_err(|error| {
+            tracing::warn!(%error, bytes, "the system gives no mappable memory");
+            CuError::OUT_OF_MEMORY
+        })?;
+        books.used += bytes;
+        let books = &mut books.virtual_memory;
+        books.next += 1;
+        let physical = Physical {
+            home,
+            mappings: 0,
+            released: false,
+        };
+        books.memories.insert(books.next, physical);
+        Ok(RawMemory(books.next))
+    }
+
+    pub fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        let mut books = self.write();
+        match books.virtual_memory.memories.get_mut(&memory.0) {
+            Some(physical) if !physical.released => physical.released = true,
+            _ => return Err(CuError::INVALID_HANDLE),
+        }
+        let swept = books.virtual_memory.sweep(memory.0);
+        books.used -= swept;
+        Ok(())
+    }
+
+    pub fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
+        let mut books = self.write();
+        let books = &mut books.virtual_memory;
+        let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
+        let reserved = books.reserved.range(..=address).next_back();
+        let inside = reserved.is_some_and(|(start, length)| end <= start + length);
+        if bytes == 0 || !is_granular(address) || !inside || books.is_mapped(address, bytes) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let physical = match books.memories.get_mut(&memory.0) {
+            Some(physical) if !physical.released => physical,
+            _ => return Err(CuError::INVALID_HANDLE),
+        };
+        if physical.home.bytes() != bytes {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let shown = self.aperture().show(&physical.home, address);
+        shown.map_err(|error| {
+            tracing::warn!(%error, bytes, "memory cannot be mapped");
+            CuError::OUT_OF_MEMORY
+        })?;
+        physical.mappings += 1;
+        let mapping = Mapping {
+            bytes,
+            memory: memory.0,
+            access: Access::None,
+        };
+        books.mappings.insert(address, mapping);
+        Ok(())
+    }
+
+    pub fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        let mut books = self.write();
+        let starts = books.virtual_memory.filled(address, bytes)?;
+        for start in starts {
+            let Some(mapping) = books.virtual_memory.mappings.get(&start).copied() else {
+                continue;
+            };
+            self.aperture()
+                .hide(start, mapping.bytes)
+                .map_err(|error| {
+                    tracing::warn!(%error, "a mapping cannot be ended");
+                    CuError::OUT_OF_MEMORY
+                })?;
+            books.virtual_memory.mappings.remove(&start);
+            if let Some(physical) = books.virtual_memory.memories.get_mut(&mapping.memory) {
+                physical.mappings -= 1;
+            }
+            let swept = books.virtual_memory.sweep(mapping.memory);
+            books.used -= swept;
+        }
+        Ok(())
+    }
+
+    pub fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
+        let mut books = self.write();
+        let books = &mut books.virtual_memory;
+        for start in books.filled(address, bytes)? {
+            if let Some(mapping) = books.mappings.get_mut(&start) {
+                mapping.access = access;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl wormhole_device::VirtualMemory for crate::CpuDevice {
+    fn granularity(&self) -> Result<Granularity> {
+        Ok(Granularity {
+            minimum: GRANULARITY,
+            recommended: GRANULARITY,
+        })
+    }
+
+    fn reserve(&self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
+        self.memory().reserve(bytes, alignment, hint)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        self.memory().unreserve(address, bytes)
+    }
+
+    fn create_memory(&self, bytes: u64, _handle_types: u32) -> Result<RawMemory> {
+        self.context()?;
+        self.memory().create_memory(bytes)
+    }
+
+    fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        self.memory().release_memory(memory)
+    }
+
+    fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
+        self.context()?;
+        self.memory().map(address, bytes, memory)
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        self.memory().unmap(address, bytes)
+    }
+
+    fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
+        self.context()?;
+        self.memory().set_access(address, bytes, access)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Use, pointer};
+
+    const UNIT: u64 = GRANULARITY;
+
+    fn memory() -> Memory {
+        Memory::new(64 << 20).expect("an aperture")
+    }
+
+    fn byte(address: u64) -> u8 {
+        // SAFETY: addresses of the aperture that are or were mapped stay readable.
+        unsafe { pointer(address).read_volatile() }
+    }
+
+    #[test]
+    fn one_memory_is_seen_at_two_addresses_and_outlives_its_handle() {
+        let memory = memory();
+        let base = memory.reserve(8 * UNIT, 0, 0).expect("reserve");
+        let made = memory.create_memory(UNIT).expect("create");
+        assert_eq!(memory.info().0, (64 << 20) - UNIT);
+        memory.map(base, UNIT, made).expect("map");
+        memory.map(base + 4 * UNIT, UNIT, made).expect("map again");
+        memory.release_memory(made).expect("release");
+        assert_eq!(memory.release_memory(made), Err(CuError::INVALID_HANDLE));
+        // SAFETY: mapped above.
+        unsafe { pointer(base + 5).write_volatile(7) };
+        assert_eq!(byte(base + 4 * UNIT + 5), 7);
+        memory.unmap(base, UNIT).expect("unmap");
+        assert_eq!(
+            byte(base + 5),
+            0,
+            "the other view is not seen here any more"
+        );
+        assert_eq!(byte(base + 4 * UNIT + 5), 7);
+        assert_eq!(memory.info().0, (64 << 20) - UNIT);
+        assert_eq!(
+            memory.unreserve(base, 8 * UNIT),
+            Err(CuError::INVALID_VALUE)
+        );
+        memory.unmap(base + 4 * UNIT, UNIT).expect("unmap");
+        assert_eq!(memory.info().0, 64 << 20);
+        memory.unreserve(base, 8 * UNIT).expect("unreserve");
+    }
+
+    #[test]
+    fn only_what_has_access_is_found_and_neighbours_are_one_range() {
+        let memory = memory();
+        let base = memory.reserve(4 * UNIT, 0, 0).expect("reserve");
+        for index in 0..3 {
+            let made = memory.create_memory(UNIT).expect("create");
+            memory.map(base + index * UNIT, UNIT, made).expect("map");
+        }
+        let read = |address, bytes| memory.check(address, bytes, Use::Read);
+        let write = |address, bytes| memory.check(address, bytes, Use::Write);
+        assert_eq!(read(base, 1), Err(CuError::ILLEGAL_ADDRESS));
+        memory
+            .set_access(base, 2 * UNIT, Access::ReadWrite)
+            .expect("access");
+        memory
+            .set_access(base + 2 * UNIT, UNIT, Access::Read)
+            .expect("access");
+        assert_eq!(read(base + UNIT - 8, 16), Ok(()));
+        assert_eq!(write(base, 2 * UNIT), Ok(()));
+        assert_eq!(read(base + 2 * UNIT, UNIT), Ok(()));
+        assert_eq!(write(base + 2 * UNIT, 1), Err(CuError::ILLEGAL_ADDRESS));
+        assert_eq!(read(base + 3 * UNIT, 1), Err(CuError::INVALID_VALUE));
+        assert_eq!(read(base + 3 * UNIT - 8, 16), Err(CuError::INVALID_VALUE));
+        assert!(memory.set_access(base, 4 * UNIT, Access::Read).is_err());
+        assert!(memory.unmap(base + UNIT, 4 * UNIT).is_err());
+        memory.unmap(base, 3 * UNIT).expect("unmap all");
+        let gone = memory.check(base, 1, Use::Read);
+        assert_eq!(gone, Err(CuError::INVALID_VALUE));
+    }
+
+    #[test]
+    fn nothing_is_mapped_where_it_may_not_be() {
+        let memory = memory();
+        let base = memory.reserve(2 * UNIT, 1 << 30, 0).expect("reserve");
+        assert!(base.is_multiple_of(1 << 30));
+        let two = memory.create_memory(2 * UNIT).expect("create");
+        assert!(
+            memory.map(base + UNIT, 2 * UNIT, two).is_err(),
+            "past the end"
+        );
+        assert!(memory.map(base, UNIT, two).is_err(), "a part");
+        assert!(memory.map(base + 4096, 2 * UNIT, two).is_err(), "unaligned");
+        memory.map(base, 2 * UNIT, two).expect("map");
+        assert!(memory.map(base, 2 * UNIT, two).is_err(), "mapped already");
+        assert!(memory.reserve(UNIT + 1, 0, 0).is_err());
+        assert!(memory.reserve(UNIT, 3, 0).is_err());
+        assert!(memory.create_memory(1).is_err());
+        assert_eq!(memory.create_memory(64 << 20), Err(CuError::OUT_OF_MEMORY));
+    }
+
+    #[test]
+    fn a_hint_that_is_free_is_followed() {
+        let memory = memory();
+        let base = memory.reserve(UNIT, 0, 0).expect("reserve");
+        let wanted = base + 64 * UNIT;
+        assert_eq!(memory.reserve(UNIT, 0, wanted), Ok(wanted));
+        assert_ne!(memory.reserve(UNIT, 0, wanted), Ok(wanted));
+    }
+}

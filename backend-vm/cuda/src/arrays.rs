@@ -1,0 +1,272 @@
+//! Arrays, textures, surfaces and copies of boxes by the driver.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use wormhole_api::ctypes::{
+    CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY3D, CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC,
+    CUDA_TEXTURE_DESC,
+};
+use wormhole_device::{
+    ArrayShape, Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, RawStream, Resource, Result,
+    Sampling, Texels, View,
+};
+
+use crate::device::{CudaDevice, handle, size, stream};
+
+/// `CU_MEMORYTYPE_ARRAY`, `_UNIFIED`.
+const ARRAY: u32 = 3;
+const UNIFIED: u32 = 4;
+/// `CU_RESOURCE_TYPE_ARRAY`, `_MIPMAPPED_ARRAY`, `_LINEAR`, `_PITCH2D`.
+const OF_ARRAY: u32 = 0;
+const OF_MIPMAP: u32 = 1;
+const OF_LINEAR: u32 = 2;
+const OF_ROWS: u32 = 3;
+
+fn pointer(raw: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(size(raw))
+}
+
+fn descriptor(shape: &ArrayShape) -> CUDA_ARRAY3D_DESCRIPTOR {
+    let [width, height, depth] = shape.extent().map(size);
+    CUDA_ARRAY3D_DESCRIPTOR {
+        Width: width,
+        Height: height,
+        Depth: depth,
+        Format: shape.texels().format as u32,
+        NumChannels: shape.texels().channels(),
+        Flags: shape.flags(),
+    }
+}
+
+/// The words of the resource union, each field where the C compiler has it.
+fn resource_desc(resource: &Resource) -> CUDA_RESOURCE_DESC {
+    let described = |texels: Texels| {
+        u64::from(texels.format as u32) | u64::from(texels.channels()) << u32::BITS
+    };
+    let mut res = [0; 16];
+    let kind = match *resource {
+        Resource::Array(array) => {
+            res[0] = array.0;
+            OF_ARRAY
+        }
+        Resource::Mipmap(mipmap) => {
+            res[0] = mipmap.0;
+            OF_MIPMAP
+        }
+        Resource::Linear {
+            address,
+            texels,
+            bytes,
+        } => {
+            res[..3].copy_from_slice(&[address, described(texels), bytes]);
+            OF_LINEAR
+        }
+        Resource::Rows {
+            address,
+            texels,
+            width,
+            height,
+            pitch,
+        } => {
+            res[..5].copy_from_slice(&[address, described(texels), width, height, pitch]);
+            OF_ROWS
+        }
+    };
+    CUDA_RESOURCE_DESC {
+        resType: kind,
+        res,
+        flags: 0,
+    }
+}
+
+fn texture_desc(sampling: &Sampling) -> CUDA_TEXTURE_DESC {
+    let [least, greatest] = sampling.level_clamp;
+    CUDA_TEXTURE_DESC {
+        addressMode: sampling.address_modes,
+        filterMode: sampling.filter,
+        flags: sampling.flags,
+        maxAnisotropy: sampling.anisotropy,
+        mipmapFilterMode: sampling.level_filter,
+        mipmapLevelBias: sampling.level_bias,
+        minMipmapLevelClamp: least,
+        maxMipmapLevelClamp: greatest,
+        borderColor: sampling.border.map(f32::from_bits),
+        reserved: [0; 12],
+    }
+}
+
+fn view_desc(view: &View) -> CUDA_RESOURCE_VIEW_DESC {
+    let [width, height, depth] = view.extent.map(size);
+    CUDA_RESOURCE_VIEW_DESC {
+        format: view.format,
+        width,
+        height,
+        depth,
+        firstMipmapLevel: view.levels[0],
+        lastMipmapLevel: view.levels[1],
+        firstLayer: view.layers[0],
+        lastLayer: view.layers[1],
+        reserved: [0; 16],
+    }
+}
+
+/// One end as the driver wants it: kind, address, array, origin, pitch, rows.
+struct End {
+    kind: u32,
+    address: u64,
+    array: *mut c_void,
+    origin: [usize; 3],
+    pitch: usize,
+    rows: usize,
+}
+
+impl End {
+    fn new(end: &BoxEnd) -> Self {
+        match *end {
+            BoxEnd::Memory {
+                address,
+                pitch,
+                rows,
+            } => Self {
+                kind: UNIFIED,
+                address,
+                array: ptr::null_mut(),
+                origin: [0; 3],
+                pitch: size(pitch),
+                rows: size(rows),
+            },
+            BoxEnd::Array { array, origin } => Self {
+                kind: ARRAY,
+                address: 0,
+                array: pointer(array.0),
+                origin: origin.map(size),
+                pitch: 0,
+                rows: 0,
+            },
+        }
+    }
+}
+
+impl Arrays for CudaDevice {
+    fn create_array(&self, shape: &ArrayShape) -> Result<RawArray> {
+        let mut array = ptr::null_mut();
+        let descriptor = descriptor(shape);
+        // SAFETY: the pointers are good.
+        unsafe {
+            self.driver
+                .cuArray3DCreate_v2(&raw mut array, &raw const descriptor)
+        }?;
+        Ok(RawArray(handle(array)))
+    }
+
+    fn destroy_array(&self, array: RawArray) -> Result<()> {
+        // SAFETY: the caller passes a live array.
+        unsafe { self.driver.cuArrayDestroy(pointer(array.0)) }
+    }
+
+    fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap> {
+        let mut mipmap = ptr::null_mut();
+        let descriptor = descriptor(shape);
+        // SAFETY: the pointers are good.
+        unsafe {
+            self.driver
+                .cuMipmappedArrayCreate(&raw mut mipmap, &raw const descriptor, levels)
+        }?;
+        Ok(RawMipmap(handle(mipmap)))
+    }
+
+    fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()> {
+        // SAFETY: the caller passes a live mipmapped array.
+        unsafe { self.driver.cuMipmappedArrayDestroy(pointer(mipmap.0)) }
+    }
+
+    fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray> {
+        let mut array = ptr::null_mut();
+        // SAFETY: the caller passes a live mipmapped array; the pointer is good.
+        unsafe {
+            self.driver
+                .cuMipmappedArrayGetLevel(&raw mut array, pointer(mipmap.0), level)
+        }?;
+        Ok(RawArray(handle(array)))
+    }
+
+    fn create_texture(
+        &self,
+        resource: &Resource,
+        sampling: &Sampling,
+        view: Option<&View>,
+    ) -> Result<u64> {
+        let mut texture = 0;
+        let (resource, sampling) = (resource_desc(resource), texture_desc(sampling));
+        let view = view.map(view_desc);
+        // SAFETY: the descriptions name what lives and is good for the call; without a view there is none.
+        unsafe {
+            self.driver.cuTexObjectCreate(
+                &raw mut texture,
+                &raw const resource,
+                &raw const sampling,
+                view.as_ref().map_or(ptr::null(), ptr::from_ref),
+            )
+        }?;
+        Ok(texture)
+    }
+
+    fn destroy_texture(&self, texture: u64) -> Result<()> {
+        // SAFETY: the caller passes a live texture.
+        unsafe { self.driver.cuTexObjectDestroy(texture) }
+    }
+
+    fn create_surface(&self, array: RawArray) -> Result<u64> {
+        let mut surface = 0;
+        let resource = resource_desc(&Resource::Array(array));
+        // SAFETY: the description names an array that lives.
+        unsafe {
+            self.driver
+                .cuSurfObjectCreate(&raw mut surface, &raw const resource)
+        }?;
+        Ok(surface)
+    }
+
+    fn destroy_surface(&self, surface: u64) -> Result<()> {
+        // SAFETY: the caller passes a live surface.
+        unsafe { self.driver.cuSurfObjectDestroy(surface) }
+    }
+
+    fn copy_box(&self, copy: &BoxCopy, on: RawStream) -> Result<()> {
+        let (from, to) = (End::new(&copy.from), End::new(&copy.to));
+        let [width, height, depth] = copy.extent.map(size);
+        let description = CUDA_MEMCPY3D {
+            srcXInBytes: from.origin[0],
+            srcY: from.origin[1],
+            srcZ: from.origin[2],
+            srcLOD: 0,
+            srcMemoryType: from.kind,
+            srcHost: ptr::null(),
+            srcDevice: from.address,
+            srcArray: from.array,
+            reserved0: ptr::null_mut(),
+            srcPitch: from.pitch,
+            srcHeight: from.rows,
+            dstXInBytes: to.origin[0],
+            dstY: to.origin[1],
+            dstZ: to.origin[2],
+            dstLOD: 0,
+            dstMemoryType: to.kind,
+            dstHost: ptr::null_mut(),
+            dstDevice: to.address,
+            dstArray: to.array,
+            reserved1: ptr::null_mut(),
+            dstPitch: to.pitch,
+            dstHeight: to.rows,
+            WidthInBytes: width,
+            Height: height,
+            Depth: depth,
+        };
+        // SAFETY: both ends live and hold the box, which the caller checked.
+        unsafe {
+            self.driver
+                .cuMemcpy3DAsync_v2(&raw const description, stream(on))
+        }
+    }
+}

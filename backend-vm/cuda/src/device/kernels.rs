@@ -1,0 +1,263 @@
+//! What is asked of kernels.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+use cudarc::driver::sys::CUlaunchConfig;
+use wormhole_device::{
+    ClusterLaunch, CuError, EncodedTensorMap, Kernels, RawFunction, RawModule, Result, TensorMap,
+    TensorMapMode,
+};
+
+use super::{CudaDevice, function, size};
+use crate::image::Loaded;
+
+/// `cuTensorMapEncodeIm2colWide`, of CUDA 12.8.
+type EncodeIm2colWide = unsafe extern "C" fn(
+    *mut c_void,
+    u32,
+    u32,
+    *mut c_void,
+    *const u64,
+    *const u64,
+    i32,
+    i32,
+    u32,
+    u32,
+    *const u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+) -> u32;
+
+impl CudaDevice {
+    /// The names of things, each found by its handle.
+    fn names<T>(
+        &self,
+        handles: &[*mut T],
+        name: impl Fn(*mut T, *mut *const std::ffi::c_char) -> Result<()>,
+    ) -> Result<Vec<String>> {
+        handles
+            .iter()
+            .filter(|handle| !handle.is_null())
+            .map(|handle| {
+                let mut text = ptr::null();
+                name(*handle, &raw mut text)?;
+                if text.is_null() {
+                    return Err(CuError::UNKNOWN);
+                }
+                // SAFETY: the driver's name of a function is a string that lives as long as its image,
+                // which the caller keeps loaded.
+                let text = unsafe { CStr::from_ptr(text) };
+                Ok(text.to_string_lossy().into_owned())
+            })
+            .collect()
+    }
+}
+
+/// A configuration without a stream: questions are about none.
+fn configuration(launch: &ClusterLaunch<'_>) -> Result<CUlaunchConfig> {
+    Ok(CUlaunchConfig {
+        gridDimX: launch.grid[0],
+        gridDimY: launch.grid[1],
+        gridDimZ: launch.grid[2],
+        blockDimX: launch.block[0],
+        blockDimY: launch.block[1],
+        blockDimZ: launch.block[2],
+        sharedMemBytes: launch.shared,
+        hStream: ptr::null_mut(),
+        // Laid out as the driver's own type, which cannot hold an id that it does not know.
+        attrs: launch.attributes.as_ptr().cast_mut().cast(),
+        numAttrs: u32::try_from(launch.attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
+    })
+}
+
+impl Kernels for CudaDevice {
+    fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+        let mut count = 0;
+        match self.image(module)? {
+            Loaded::Module(module) => {
+                // SAFETY: the image is loaded, the place is writable.
+                unsafe {
+                    self.driver
+                        .cuModuleGetFunctionCount(&raw mut count, module)?;
+                }
+                let mut functions = vec![ptr::null_mut(); count as usize];
+                // SAFETY: the image is loaded, and there are places for as many functions.
+                unsafe {
+                    self.driver.cuModuleEnumerateFunctions(
+                        functions.as_mut_ptr(),
+                        count,
+                        module,
+                    )?;
+                }
+                // SAFETY: the driver has just given the functions; the place is writable.
+                self.names(&functions, |function, name| unsafe {
+                    self.driver.cuFuncGetName(name, function)
+                })
+            }
+            Loaded::Library(library) => {
+                // SAFETY: the image is loaded, the place is writable.
+                unsafe {
+                    self.driver
+                        .cuLibraryGetKernelCount(&raw mut count, library)?;
+                }
+                let mut kernels = vec![ptr::null_mut(); count as usize];
+                // SAFETY: the image is loaded, and there are places for as many kernels.
+                unsafe {
+                    self.driver
+                        .cuLibraryEnumerateKernels(kernels.as_mut_ptr(), count, library)?;
+                }
+                // SAFETY: the driver has just given the kernels; the place is writable.
+                self.names(&kernels, |kernel, name| unsafe {
+                    self.driver.cuKernelGetName(name, kernel)
+                })
+            }
+        }
+    }
+
+    fn available_shared(&self, raw: RawFunction, blocks: i32, block: i32) -> Result<u64> {
+        let mut bytes = 0;
+        // SAFETY: the caller passes a live function; the pointer is good.
+        unsafe {
+            self.driver.cuOccupancyAvailableDynamicSMemPerBlock(
+                &raw mut bytes,
+                function(raw),
+                blocks,
+                block,
+            )
+        }?;
+        Ok(bytes as u64)
+    }
+
+    fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
+        let configuration = configuration(launch)?;
+        let mut blocks = 0;
+        // SAFETY: the caller passes a live function; the pointers are good.
+        unsafe {
+            self.driver.cuOccupancyMaxPotentialClusterSize(
+                &raw mut blocks,
+                function(launch.function),
+                &raw const configuration,
+            )
+        }?;
+        Ok(blocks)
+    }
+
+    fn active_clusters(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
+        let configuration = configuration(launch)?;
+        let mut clusters = 0;
+        // SAFETY: the caller passes a live function; the pointers are good.
+        unsafe {
+            self.driver.cuOccupancyMaxActiveClusters(
+                &raw mut clusters,
+                function(launch.function),
+                &raw const configuration,
+            )
+        }?;
+        Ok(clusters)
+    }
+
+    fn encode_tensor_map(&self, map: &TensorMap) -> Result<EncodedTensorMap> {
+        let mut encoded = EncodedTensorMap([0; 128]);
+        let place = (&raw mut encoded).cast::<c_void>();
+        let address = ptr::with_exposed_provenance_mut::<c_void>(size(map.address));
+        let (dimensions, strides) = (map.dimensions.as_ptr(), map.strides.as_ptr());
+        let steps = map.steps.as_ptr();
+        if map.rank > 5 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: the place is as long and as aligned as a tensor map; the arrays have as many entries as a
+        // rank may ask for; the driver encodes the address and does not follow it.
+        unsafe {
+            match map.mode {
+                TensorMapMode::Tiled { tile } => self.driver.cuTensorMapEncodeTiled(
+                    place,
+                    map.data_type,
+                    map.rank,
+                    address,
+                    dimensions,
+                    strides,
+                    tile.as_ptr(),
+                    steps,
+                    map.interleave,
+                    map.swizzle,
+                    map.promotion,
+                    map.fill,
+                ),
+                TensorMapMode::Im2col {
+                    lower,
+                    upper,
+                    channels,
+                    pixels,
+                } => self.driver.cuTensorMapEncodeIm2col(
+                    place,
+                    map.data_type,
+                    map.rank,
+                    address,
+                    dimensions,
+                    strides,
+                    lower.as_ptr(),
+                    upper.as_ptr(),
+                    channels,
+                    pixels,
+                    steps,
+                    map.interleave,
+                    map.swizzle,
+                    map.promotion,
+                    map.fill,
+                ),
+                TensorMapMode::Im2colWide {
+                    lower,
+                    upper,
+                    channels,
+                    pixels,
+                    mode,
+                } => {
+                    let encode = self
+                        .driver
+                        .later::<EncodeIm2colWide>(c"cuTensorMapEncodeIm2colWide")
+                        .ok_or(CuError::NOT_SUPPORTED)?;
+                    crate::driver::check(encode(
+                        place,
+                        map.data_type,
+                        map.rank,
+                        address,
+                        dimensions,
+                        strides,
+                        lower,
+                        upper,
+                        channels,
+                        pixels,
+                        steps,
+                        map.interleave,
+                        mode,
+                        map.swizzle,
+                        map.promotion,
+                        map.fill,
+                    ))
+                }
+            }
+        }?;
+        Ok(encoded)
+    }
+
+    fn replace_tensor_address(
+        &self,
+        mut map: EncodedTensorMap,
+        address: u64,
+    ) -> Result<EncodedTensorMap> {
+        let place = (&raw mut map).cast::<c_void>();
+        let address = ptr::with_exposed_provenance_mut::<c_void>(size(address));
+        // SAFETY: the place is as long and as aligned as a tensor map; the driver does not follow the address.
+        unsafe { self.driver.cuTensorMapReplaceAddress(place, address) }?;
+        Ok(map)
+    }
+
+    fn reset_persisting_l2(&self) -> Result<()> {
+        // SAFETY: no arguments.
+        unsafe { self.driver.cuCtxResetPersistingL2Cache() }
+    }
+}

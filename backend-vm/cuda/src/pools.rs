@@ -1,0 +1,116 @@
+//! Memory pools of the driver.
+
+use std::ptr;
+
+use cudarc::driver::sys::{
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUmemPoolProps, CUmemoryPool,
+};
+use wormhole_device::{CuError, PoolProperties, Pools, RawPool, RawStream, Result, pool_attribute};
+
+use crate::device::{CudaDevice, handle, size, stream};
+
+fn pool(pool: RawPool) -> CUmemoryPool {
+    ptr::with_exposed_provenance_mut(size(pool.0))
+}
+
+/// Whether the driver keeps an attribute in a 32-bit word.
+fn is_word(attribute: u32) -> bool {
+    (pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES
+        ..=pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES)
+        .contains(&attribute)
+}
+
+/// The driver writes eight bytes for these and nothing else that it knows of.
+fn is_long(attribute: u32) -> bool {
+    (pool_attribute::RELEASE_THRESHOLD..=pool_attribute::USED_MEM_HIGH).contains(&attribute)
+}
+
+impl Pools for CudaDevice {
+    fn default_pool(&self) -> Result<RawPool> {
+        let mut pool = ptr::null_mut();
+        // SAFETY: the device exists and the pointer is good.
+        unsafe {
+            self.driver()
+                .cuDeviceGetDefaultMemPool(&raw mut pool, self.ordinal())
+        }?;
+        Ok(RawPool(handle(pool)))
+    }
+
+    fn create_pool(&self, properties: &PoolProperties) -> Result<RawPool> {
+        let properties = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType(properties.handle_types),
+            location: CUmemLocation {
+                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.ordinal(),
+            },
+            win32SecurityAttributes: ptr::null_mut(),
+            maxSize: size(properties.most),
+            usage: 0,
+            reserved: [0; _],
+        };
+        let mut pool = ptr::null_mut();
+        // SAFETY: both pointers are good.
+        unsafe {
+            self.driver()
+                .cuMemPoolCreate(&raw mut pool, &raw const properties)
+        }?;
+        Ok(RawPool(handle(pool)))
+    }
+
+    fn destroy_pool(&self, raw: RawPool) -> Result<()> {
+        // SAFETY: a pool that was created and is named by nobody else.
+        unsafe { self.driver().cuMemPoolDestroy(pool(raw)) }
+    }
+
+    fn trim_pool(&self, raw: RawPool, keep: u64) -> Result<()> {
+        // SAFETY: the pool exists.
+        unsafe { self.driver().cuMemPoolTrimTo(pool(raw), size(keep)) }
+    }
+
+    fn pool_attribute(&self, raw: RawPool, attribute: u32) -> Result<u64> {
+        let mut value = 0_u64;
+        if !is_word(attribute) && !is_long(attribute) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: the pool exists; the value is as wide as the driver writes it, or wider and zero before.
+        unsafe {
+            self.driver()
+                .cuMemPoolGetAttribute(pool(raw), attribute, (&raw mut value).cast())
+        }?;
+        Ok(value)
+    }
+
+    fn set_pool_attribute(&self, raw: RawPool, attribute: u32, value: u64) -> Result<()> {
+        let mut value = match attribute {
+            attribute if is_word(attribute) => u64::from(value != 0),
+            attribute if is_long(attribute) => value,
+            _ => return Err(CuError::INVALID_VALUE),
+        };
+        // SAFETY: the pool exists; the value is at least as wide as the driver reads it.
+        unsafe {
+            self.driver()
+                .cuMemPoolSetAttribute(pool(raw), attribute, (&raw mut value).cast())
+        }
+    }
+
+    fn allocate_async(&self, raw: RawPool, bytes: u64, on: RawStream) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the pool and the stream exist, the pointer is good.
+        unsafe {
+            self.driver().cuMemAllocFromPoolAsync(
+                &raw mut address,
+                size(bytes),
+                pool(raw),
+                stream(on),
+            )
+        }?;
+        Ok(address)
+    }
+
+    fn free_async(&self, address: u64, on: RawStream) -> Result<()> {
+        // SAFETY: the stream exists; the driver checks the address.
+        unsafe { self.driver().cuMemFreeAsync(address, stream(on)) }
+    }
+}

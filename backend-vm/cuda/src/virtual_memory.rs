@@ -1,0 +1,121 @@
+//! Virtual memory management of the driver.
+
+use cudarc::driver::sys::{
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+};
+use wormhole_device::{Access, Granularity, RawMemory, Result, VirtualMemory};
+
+use crate::device::{CudaDevice, size};
+
+/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM` and `_RECOMMENDED`.
+const MINIMUM: u32 = 0;
+const RECOMMENDED: u32 = 1;
+
+impl CudaDevice {
+    fn location(&self) -> CUmemLocation {
+        CUmemLocation {
+            type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: self.ordinal(),
+        }
+    }
+
+    fn properties(&self, handle_types: u32) -> CUmemAllocationProp {
+        CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: CUmemAllocationHandleType(handle_types),
+            location: self.location(),
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; _],
+            },
+        }
+    }
+}
+
+impl VirtualMemory for CudaDevice {
+    fn granularity(&self) -> Result<Granularity> {
+        let properties = self.properties(0);
+        let ask = |option| {
+            let mut bytes = 0;
+            // SAFETY: both pointers are good.
+            unsafe {
+                self.driver().cuMemGetAllocationGranularity(
+                    &raw mut bytes,
+                    &raw const properties,
+                    option,
+                )
+            }?;
+            Ok(bytes as u64)
+        };
+        Ok(Granularity {
+            minimum: ask(MINIMUM)?,
+            recommended: ask(RECOMMENDED)?,
+        })
+    }
+
+    fn reserve(&self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: the pointer is good.
+        unsafe {
+            self.driver().cuMemAddressReserve(
+                &raw mut address,
+                size(bytes),
+                size(alignment),
+                hint,
+                0,
+            )
+        }?;
+        Ok(address)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the driver checks the range.
+        unsafe { self.driver().cuMemAddressFree(address, size(bytes)) }
+    }
+
+    fn create_memory(&self, bytes: u64, handle_types: u32) -> Result<RawMemory> {
+        let properties = self.properties(handle_types);
+        let mut memory = 0;
+        // SAFETY: both pointers are good.
+        unsafe {
+            self.driver()
+                .cuMemCreate(&raw mut memory, size(bytes), &raw const properties, 0)
+        }?;
+        Ok(RawMemory(memory))
+    }
+
+    fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        // SAFETY: memory that was created and is named by nobody else.
+        unsafe { self.driver().cuMemRelease(memory.0) }
+    }
+
+    fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
+        // SAFETY: the memory exists; the driver checks the range.
+        unsafe { self.driver().cuMemMap(address, size(bytes), 0, memory.0, 0) }
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the driver checks the range.
+        unsafe { self.driver().cuMemUnmap(address, size(bytes)) }
+    }
+
+    fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
+        let description = CUmemAccessDesc {
+            location: self.location(),
+            flags: match access {
+                Access::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+                Access::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+                Access::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            },
+        };
+        // SAFETY: one description; the driver checks the range.
+        unsafe {
+            self.driver()
+                .cuMemSetAccess(address, size(bytes), &raw const description, 1)
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Reserved addresses, and memory that is mapped there.
+
+use super::{
+    Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands,
+    kernel, launch, same, worked,
+};
+use crate::{Access, CuError, Device, Fill, RawMemory, RawStream};
+
+pub const CHECKS: &[Check] = &[
+    Check {
+        name: "memory that is mapped side by side is one range",
+        run: side_by_side,
+    },
+    Check {
+        name: "one memory is seen at two addresses",
+        run: two_views,
+    },
+    Check {
+        name: "mapped memory keeps its contents where it is mapped next",
+        run: moves,
+    },
+    Check {
+        name: "memory that can be mapped takes memory until it is released and unmapped",
+        run: accounting,
+    },
+    Check {
+        name: "what cannot be reserved, made or mapped is refused",
+        run: refusals,
+    },
+    Check {
+        name: "reserved addresses lie in the device's bands",
+        run: bands,
+    },
+    Check {
+        name: "a kernel faults where nothing is mapped",
+        run: unmapped,
+    },
+    Check {
+        name: "a kernel faults where it has no access",
+        run: inaccessible,
+    },
+    Check {
+        name: "a kernel faults where it may only read",
+        run: read_only,
+    },
+    Check {
+        name: "mapped memory outlives the context",
+        run: outlives_the_context,
+    },
+];
+
+const LEGACY: RawStream = RawStream::LEGACY;
+
+fn unit(device: &dyn Device) -> Result<u64, String> {
+    let found = worked("granularity", device.granularity())?;
+    holds(
+        "granularities are powers of two",
+        found.minimum.is_power_of_two() && found.recommended >= found.minimum,
+    )?;
+    Ok(found.minimum)
+}
+
+fn create(device: &dyn Device, bytes: u64) -> Result<RawMemory, String> {
+    worked("create", device.create_memory(bytes, 0))
+}
+
+/// Reserves `units` granules and maps one new memory for each of `filled`, with access to all of them.
+fn mapped(
+    device: &dyn Device,
+    units: u64,
+    filled: &[u64],
+) -> Result<(u64, u64, Vec<RawMemory>), String> {
+    let unit = unit(device)?;
+    let base = worked("reserve", device.reserve(units * unit, 0, 0))?;
+    let mut made = Vec::new();
+    for index in filled {
+        let memory = create(device, unit)?;
+        let address = base + index * unit;
+        worked("map", device.map(address, unit, memory))?;
+        worked(
+            "access",
+            device.set_access(address, unit, Access::ReadWrite),
+        )?;
+        made.push(memory);
+    }
+    Ok((base, unit, made))
+}
+
+fn fill(device: &dyn Device, destination: u64, value: u32, width: u64) -> Outcome {
+    let fill = Fill {
+        destination,
+        pitch: 0,
+        width,
+        height: 1,
+        value,
+        element: 1,
+    };
+    worked("fill", device.fill(fill, LEGACY))
+}
+
+/// The first bytes at an address.
+fn read(device: &dyn Device, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
+    let host = HostMemory::new(device, bytes.div_ceil(PAGE))?;
+    worked(
+        "copy",
+        device.copy(host.address(0), address, bytes as u64, LEGACY),
+    )?;
+    worked("synchronize", device.synchronize_stream(LEGACY))?;
+    Ok(host.read(bytes))
+}
+
+fn side_by_side(device: &dyn Device) -> Outcome {
+    let (base, unit, made) = mapped(device, 4, &[0, 1, 2])?;
+    fill(device, base, 1, 3 * unit)?;
+    fill(device, base + unit - 16, 2, 32)?;
+    let bytes = read(device, base + unit - 32, 64)?;
+    let expected = [vec![1; 16], vec![2; 32], vec![1; 16]].concat();
+    same("bytes around the seam", bytes, expected)?;
+    let store = kernel(device, "store")?;
+    let values = [base + 2 * unit + 8, 77];
+    worked(
+        "launch",
+        launch(device, LEGACY, &store, ONE_THREAD, &values),
+    )?;
+    same(
+        "what the kernel stored",
+        read(device, base + 2 * unit + 8, 4)?,
+        vec![77, 0, 0, 0],
+    )?;
+    worked("unmap", device.unmap(base, 3 * unit))?;
+    for memory in made {
+        worked("release", device.release_memory(memory))?;
+    }
+    worked("unreserve", device.unreserve(base, 4 * unit))
+}
+
+fn two_views(device: &dyn Device) -> Outcome {
+    let (base, unit, made) = mapped(device, 4, &[0])?;
+    let other = base + 2 * unit;
+    worked("map again", device.map(other, unit, made[0]))?;
+    worked("access", device.set_access(other, unit, Access::Read))?;
+    fill(device, base, 3, unit)?;
+    same("the other view", read(device, other + 100, 4)?, vec![3; 4])?;
+    worked("unmap", device.unmap(base, unit))?;
+    same("the view that is left", read(device, other, 4)?, vec![3; 4])?;
+    worked("unmap", device.unmap(other, unit))?;
+    worked("release", device.release_memory(made[0]))?;
+    worked("unreserve", device.unreserve(base, 4 * unit))
+}
+
+fn moves(device: &dyn Device) -> Outcome {
+    let (base, unit, made) = mapped(device, 2, &[0])?;
+    fill(device, base, 4, unit)?;
+    worked("synchronize", device.synchronize())?;
+    worked("unmap", device.unmap(base, unit))?;
+    worked("map", device.map(base + unit, unit, made[0]))?;
+    worked(
+        "access",
+        device.set_access(base + unit, unit, Access::ReadWrite),
+    )?;
+    same(
+        "the bytes",
+        read(device, base + 2 * unit - 4, 4)?,
+        vec![4; 4],
+    )
+}
+
+fn accounting(device: &dyn Device) -> Outcome {
+    let unit = unit(device)?;
+    let bytes = (64_u64 << 20).next_multiple_of(unit);
+    let free = || worked("memory info", device.memory_info()).map(|info| info.0);
+    let base = worked("reserve", device.reserve(bytes, 0, 0))?;
+    let before = free()?;
+    let memory = create(device, bytes)?;
+    holds("it takes memory", free()? + bytes <= before)?;
+    worked("map", device.map(base, bytes, memory))?;
+    worked("release", device.release_memory(memory))?;
+    holds("what is mapped stays", free()? + bytes <= before)?;
+    worked("unmap", device.unmap(base, bytes))?;
+    holds("it gives memory back", free()? >= before)?;
+    worked("unreserve", device.unreserve(base, bytes))
+}
+
+fn refusals(device: &dyn Device) -> Outcome {
+    let (base, unit, made) = mapped(device, 4, &[0])?;
+    let total = worked("memory info", device.memory_info())?.1;
+    let refused =
+        |what: &str, result: crate::Result<()>| same(what, result, Err(CuError::INVALID_VALUE));
+    let large = total.next_multiple_of(unit) + unit;
+    same(
+        "more than there is",
+        device.create_memory(large, 0),
+        Err(CuError::OUT_OF_MEMORY),
+    )?;
+    refused("no bytes", device.create_memory(0, 0).map(drop))?;
+    refused("odd bytes", device.create_memory(unit + 1, 0).map(drop))?;
+    refused("no addresses", device.reserve(0, 0, 0).map(drop))?;
+    refused("odd alignment", device.reserve(unit, 3, 0).map(drop))?;
+    refused("mapped already", device.map(base, unit, made[0]))?;
+    refused("unaligned", device.map(base + 4096, unit, made[0]))?;
+    refused("part of the gap", device.unmap(base, 2 * unit))?;
+    refused("nothing there", device.unmap(base + unit, unit))?;
+    refused(
+        "access to a gap",
+        device.set_access(base, 2 * unit, Access::Read),
+    )?;
+    refused("mapped", device.unreserve(base, 4 * unit))?;
+    refused("a part", device.unreserve(base + unit, unit))
+}
+
+fn bands(device: &dyn Device) -> Outcome {
+    let unit = unit(device)?;
+    let total = worked("memory info", device.memory_info())?.1;
+    let all = total.next_multiple_of(unit);
+    for bytes in [unit, all, all + all / 8 / unit * unit] {
+        let address = worked("reserve", device.reserve(bytes, 0, 0))?;
+        holds(
+            &format!("{bytes} bytes at {address:#x} are in a band"),
+            in_bands(address) && in_bands(address + bytes - 1),
+        )?;
+    }
+    let alignment = 512 * unit;
+    let address = worked("reserve", device.reserve(unit, alignment, 0))?;
+    holds("it is aligned", address.is_multiple_of(alignment))
+}
+
+/// A kernel stores at `address`: the context dies of an illegal address.
+fn store_faults(device: &dyn Device, address: u64) -> Outcome {
+    let store = kernel(device, "store")?;
+    let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
+    worked(
+        "launch",
+        launch(device, stream, &store, ONE_THREAD, &[address, 1]),
+    )?;
+    let mut health = None;
+    eventually("the context's health says so", || {
+        health = device.health(&[stream]);
+        health.is_some()
+    })?;
+    same("the health", health, Some(CuError::ILLEGAL_ADDRESS))
+}
+
+fn unmapped(device: &dyn Device) -> Outcome {
+    let (base, unit, _) = mapped(device, 2, &[0])?;
+    fill(device, base, 0, unit)?;
+    worked("synchronize", device.synchronize())?;
+    worked("unmap", device.unmap(base, unit))?;
+    store_faults(device, base)
+}
+
+fn inaccessible(device: &dyn Device) -> Outcome {
+    let (base, unit, made) = mapped(device, 2, &[0])?;
+    worked("map", device.map(base + unit, unit, made[0]))?;
+    store_faults(device, base + unit)
+}
+
+fn read_only(device: &dyn Device) -> Outcome {
+    let (base, unit, _) = mapped(device, 1, &[0])?;
+    fill(device, base, 6, unit)?;
+    worked("synchronize", device.synchronize())?;
+    worked("access", device.set_access(base, unit, Access::Read))?;
+    same("it can be read", read(device, base, 4)?, vec![6; 4])?;
+    store_faults(device, base)
+}
+
+fn outlives_the_context(device: &dyn Device) -> Outcome {
+    let (base, unit, made) = mapped(device, 1, &[0])?;
+    fill(device, base, 8, unit)?;
+    worked("synchronize", device.synchronize())?;
+    worked("reset", device.reset())?;
+    worked("bind", device.bind_thread())?;
+    same("the bytes", read(device, base, 4)?, vec![8; 4])?;
+    worked("unmap", device.unmap(base, unit))?;
+    worked("release", device.release_memory(made[0]))?;
+    worked("unreserve", device.unreserve(base, unit))
+}

@@ -1,0 +1,263 @@
+//! Links PTX: several texts become one (PTX ISA 9.0, "Linking Directives").
+//!
+//! A text is taken apart into its declarations and put together again with those of the others. Of a
+//! symbol that several texts define, one definition stays: a `.visible` one, else the largest `.common`
+//! one, else the first `.weak` one. What is local to its text keeps apart from what has the same name
+//! elsewhere, by a new name.
+
+mod part;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::decode::is_provided;
+use crate::parse::ParseError;
+use crate::parse::ast::{Item, ItemKind, Linkage};
+use part::{Part, Symbol};
+
+/// A text that goes into a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Input<'a> {
+    /// What messages call it.
+    pub name: &'a str,
+    /// PTX.
+    pub text: &'a str,
+    /// Whether it belongs to a library: it takes part only if it defines what is missing otherwise.
+    pub of_library: bool,
+}
+
+/// Why texts cannot be linked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// A text is no PTX.
+    #[error("{input}: {error}")]
+    Text {
+        /// The text.
+        input: String,
+        /// What is wrong with it.
+        error: ParseError,
+    },
+    /// Nobody defines it.
+    #[error("Undefined reference to '{symbol}' in '{input}'")]
+    Undefined {
+        /// The symbol.
+        symbol: String,
+        /// Where it is used.
+        input: String,
+    },
+    /// Two texts define it.
+    #[error("Multiple definition of '{symbol}' in '{input}', first defined in '{first}'")]
+    Duplicate {
+        /// The symbol.
+        symbol: String,
+        /// Where it is defined once more.
+        input: String,
+        /// Where it was defined before.
+        first: String,
+    },
+    /// A function in one text, a variable in another.
+    #[error("'{symbol}' in '{input}' is not of the kind that '{definer}' defines")]
+    Kind {
+        /// The symbol.
+        symbol: String,
+        /// Where it is used.
+        input: String,
+        /// Where it is defined.
+        definer: String,
+    },
+}
+
+/// Whether `inputs` can go into one link, whatever is missing yet.
+///
+/// # Errors
+/// [`LinkError`].
+pub fn try_link(inputs: &[Input<'_>]) -> Result<(), LinkError> {
+    definers(&needed(take_apart(inputs)?)).map(drop)
+}
+
+fn take_apart<'a>(inputs: &[Input<'a>]) -> Result<Vec<Part<'a>>, LinkError> {
+    inputs.iter().map(Part::new).collect()
+}
+
+/// Links `inputs` into one text.
+///
+/// # Errors
+/// [`LinkError`].
+pub fn link(inputs: &[Input<'_>]) -> Result<String, LinkError> {
+    let mut parts = needed(take_apart(inputs)?);
+    let definers = definers(&parts)?;
+    check(&parts, &definers)?;
+    rename(&mut parts);
+    if let [part] = parts.as_slice() {
+        return Ok(part.text.to_owned());
+    }
+    write(&parts, &definers)
+}
+
+/// The texts that take part, in their order.
+fn needed(parts: Vec<Part<'_>>) -> Vec<Part<'_>> {
+    let mut offers: HashMap<&str, usize> = HashMap::new();
+    for (index, part) in parts.iter().enumerate() {
+        let defined = part
+            .symbols
+            .iter()
+            .filter(|(_, symbol)| symbol.is_offered());
+        for (name, _) in defined {
+            // A definition that takes part anyway comes before one in a library.
+            let known = offers.entry(name).or_insert(index);
+            if parts[*known].of_library && !part.of_library {
+                *known = index;
+            }
+        }
+    }
+    let mut taken: Vec<bool> = parts.iter().map(|part| !part.of_library).collect();
+    let mut queue: VecDeque<usize> = (0..parts.len()).filter(|&index| taken[index]).collect();
+    while let Some(index) = queue.pop_front() {
+        for name in parts[index].wanted() {
+            if let Some(&definer) = offers.get(name)
+                && !taken[definer]
+            {
+                taken[definer] = true;
+                queue.push_back(definer);
+            }
+        }
+    }
+    let mut taken = taken.into_iter();
+    let mut parts = parts;
+    parts.retain(|_| taken.next().unwrap_or(false));
+    parts
+}
+
+/// Which text's declaration of each symbol stays.
+fn definers<'a>(parts: &[Part<'a>]) -> Result<HashMap<&'a str, usize>, LinkError> {
+    let mut definers: HashMap<&str, usize> = HashMap::new();
+    for (index, part) in parts.iter().enumerate() {
+        for name in &part.order {
+            let symbol = &part.symbols[name];
+            if symbol.linkage == Linkage::Local {
+                continue;
+            }
+            let Some(&first) = definers.get(name) else {
+                definers.insert(name, index);
+                continue;
+            };
+            let known = &parts[first].symbols[name];
+            if symbol.is_strong() && known.is_strong() {
+                return Err(LinkError::Duplicate {
+                    symbol: (*name).to_owned(),
+                    input: part.name.to_owned(),
+                    first: parts[first].name.to_owned(),
+                });
+            }
+            if symbol.rank() > known.rank() {
+                definers.insert(name, index);
+            }
+        }
+    }
+    Ok(definers)
+}
+
+/// Everything that is used is defined, as what it is used as.
+fn check(parts: &[Part<'_>], definers: &HashMap<&str, usize>) -> Result<(), LinkError> {
+    for part in parts {
+        for name in part.wanted() {
+            let definer = definers
+                .get(name)
+                .map(|&index| &parts[index])
+                .filter(|definer| definer.symbols[name].defined);
+            let Some(definer) = definer else {
+                if is_provided(name) {
+                    continue;
+                }
+                return Err(LinkError::Undefined {
+                    symbol: name.to_owned(),
+                    input: part.name.to_owned(),
+                });
+            };
+            if definer.symbols[name].function != part.symbols[name].function {
+                return Err(LinkError::Kind {
+                    symbol: name.to_owned(),
+                    input: part.name.to_owned(),
+                    definer: definer.name.to_owned(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives local symbols new names where their names are taken.
+fn rename(parts: &mut [Part<'_>]) {
+    let mut taken: HashSet<String> = HashSet::new();
+    for part in &*parts {
+        let shared = part.symbols.iter().filter(|(_, symbol)| !symbol.is_local());
+        taken.extend(shared.map(|(name, _)| (*name).to_owned()));
+    }
+    let mut number = 0_u32;
+    for part in parts {
+        for &name in &part.order {
+            if !part.symbols[name].is_local() || taken.insert(name.to_owned()) {
+                continue;
+            }
+            let new = loop {
+                number += 1;
+                let new = format!("{name}$L{number}");
+                if !part.words.contains_key(new.as_str()) && taken.insert(new.clone()) {
+                    break new;
+                }
+            };
+            part.renamed.insert(name, new);
+        }
+    }
+}
+
+fn write(parts: &[Part<'_>], definers: &HashMap<&str, usize>) -> Result<String, LinkError> {
+    let version = parts.iter().map(|part| part.ast.version).max();
+    let (major, minor) = version.unwrap_or(crate::parse::NEWEST_VERSION);
+    let target = parts.iter().map(|part| part.ast.target);
+    let target = target
+        .max_by_key(|target| architecture(target))
+        .unwrap_or("sm_90");
+    let mut out = format!(".version {major}.{minor}\n.target {target}\n.address_size 64\n");
+    for (index, part) in parts.iter().enumerate() {
+        out.push_str(&format!("\n// {}\n", part.name.escape_default()));
+        let stays = |name: &str| {
+            let symbol: &Symbol = &part.symbols[name];
+            symbol.is_local() || definers.get(name) == Some(&index)
+        };
+        for Item { kind, span } in &part.ast.items {
+            match kind {
+                ItemKind::Function(function) => {
+                    if stays(part.ast.functions[*function].name) {
+                        part.copy(span, &mut out)?;
+                        out.push('\n');
+                    }
+                }
+                ItemKind::Alias(alias) => {
+                    if stays(part.ast.aliases[*alias].0) {
+                        part.copy(span, &mut out)?;
+                        out.push('\n');
+                    }
+                }
+                ItemKind::Variables(range) => {
+                    let variables = part.ast.variables.get(range.clone()).unwrap_or(&[]);
+                    let Some(first) = variables.first() else {
+                        continue;
+                    };
+                    for variable in variables.iter().filter(|found| stays(found.name)) {
+                        part.copy(&(span.start..first.span.start), &mut out)?;
+                        part.copy(&variable.span, &mut out)?;
+                        out.push_str(";\n");
+                    }
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// 90 of `sm_90a`.
+fn architecture(target: &str) -> u32 {
+    let digits = target.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let digits = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
+    digits.parse().unwrap_or(0)
+}

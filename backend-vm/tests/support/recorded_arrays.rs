@@ -1,0 +1,55 @@
+//! Arrays of the device that remembers: they exist, and copies of boxes are entered by the bytes of a row.
+
+use wormhole_device::{
+    ArrayShape, Arrays, BoxCopy, CuError, RawArray, RawMipmap, RawStream, Resource, Result,
+    Sampling, View,
+};
+
+use super::recorder::Recorder;
+
+impl Arrays for Recorder {
+    fn create_array(&self, _: &ArrayShape) -> Result<RawArray> {
+        self.arrive("create_array");
+        Ok(RawArray(self.make()))
+    }
+    fn destroy_array(&self, array: RawArray) -> Result<()> {
+        self.arrive("destroy_array");
+        self.end(array.0)
+    }
+    fn create_mipmap(&self, _: &ArrayShape, _: u32) -> Result<RawMipmap> {
+        self.arrive("create_mipmap");
+        Ok(RawMipmap(self.make()))
+    }
+    fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()> {
+        self.arrive("destroy_mipmap");
+        self.end(mipmap.0)
+    }
+    fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray> {
+        self.check(mipmap.0)?;
+        Ok(RawArray(mipmap.0 + u64::from(level)))
+    }
+    fn create_texture(&self, resource: &Resource, _: &Sampling, _: Option<&View>) -> Result<u64> {
+        self.arrive("create_texture");
+        match *resource {
+            Resource::Array(array) => self.check(array.0)?,
+            Resource::Mipmap(mipmap) => self.check(mipmap.0)?,
+            Resource::Linear { .. } | Resource::Rows { .. } => {}
+        }
+        Ok(self.make())
+    }
+    fn destroy_texture(&self, texture: u64) -> Result<()> {
+        self.end(texture)
+    }
+    fn create_surface(&self, array: RawArray) -> Result<u64> {
+        self.check(array.0)?;
+        Ok(self.make())
+    }
+    fn destroy_surface(&self, surface: u64) -> Result<()> {
+        self.end(surface)
+    }
+    fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
+        self.check(stream.0)?;
+        self.enter(u32::try_from(copy.extent[0]).map_err(|_| CuError::INVALID_VALUE)?);
+        Ok(())
+    }
+}

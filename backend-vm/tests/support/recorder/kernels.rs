@@ -1,0 +1,53 @@
+//! Questions about kernels.
+
+use wormhole_device::{
+    ClusterLaunch, EncodedTensorMap, Kernels, RawFunction, RawModule, Result, TensorMap,
+};
+
+use super::Recorder;
+
+/// Names of the kernels that every module has.
+pub const NAMES: [&str; 2] = ["first", "second"];
+
+impl Kernels for Recorder {
+    fn kernel_names(&self, module: RawModule) -> Result<Vec<String>> {
+        self.arrive("kernel_names");
+        self.check(module.0)?;
+        Ok(NAMES.map(str::to_owned).to_vec())
+    }
+    fn available_shared(&self, _: RawFunction, blocks: i32, block: i32) -> Result<u64> {
+        self.arrive("available_shared");
+        Ok(u64::from(blocks.unsigned_abs()) << 32 | u64::from(block.unsigned_abs()))
+    }
+    fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
+        self.arrive("greatest_cluster");
+        Ok(launch.block[0].cast_signed())
+    }
+    fn active_clusters(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
+        self.arrive("active_clusters");
+        Ok(launch.grid[0].cast_signed())
+    }
+    fn encode_tensor_map(&self, map: &TensorMap) -> Result<EncodedTensorMap> {
+        self.arrive("encode_tensor_map");
+        Ok(encoded(map.address))
+    }
+    fn replace_tensor_address(
+        &self,
+        _: EncodedTensorMap,
+        address: u64,
+    ) -> Result<EncodedTensorMap> {
+        self.arrive("replace_tensor_address");
+        Ok(encoded(address))
+    }
+    fn reset_persisting_l2(&self) -> Result<()> {
+        self.arrive("reset_persisting_l2");
+        Ok(())
+    }
+}
+
+/// A tensor map that shows which address it was made for.
+fn encoded(address: u64) -> EncodedTensorMap {
+    let mut bytes = [0; 128];
+    bytes[..8].copy_from_slice(&address.to_le_bytes());
+    EncodedTensorMap(bytes)
+}

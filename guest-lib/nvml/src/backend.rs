@@ -1,0 +1,146 @@
+//! The stream on which the supervisor is asked.
+
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use wormhole_connect::{ConnectError, uninterrupted};
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{ControlError, HEADER_BYTES, Header, MAX_FRAME, Message, Observe};
+
+use crate::error::NvmlError;
+
+/// How long the supervisor may take to answer. A device that is not ready yet is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of facts that one answer may have.
+const LONGEST: usize = 1 << 20;
+
+/// Why nothing is known.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("the stream to the backend failed: {0}")]
+    Stream(#[from] io::Error),
+    #[error("the backend does not speak this protocol: {0}")]
+    Protocol(#[from] ControlError),
+    #[error("the backend answered {0} where Observation was due")]
+    Unexpected(&'static str),
+    #[error("the backend answers with more than {LONGEST} bytes")]
+    TooLong,
+    #[error("the backend refuses: {reason} (refusal {code})")]
+    Refused { code: u32, reason: String },
+}
+
+impl BackendError {
+    /// What the program gets of a backend that worked before.
+    pub fn code(&self) -> NvmlError {
+        match self {
+            Self::Stream(error) if error.kind() == io::ErrorKind::WouldBlock => NvmlError::TIMEOUT,
+            _ => NvmlError::GPU_IS_LOST,
+        }
+    }
+
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Connect(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// How many devices the tenant has.
+    pub devices: u32,
+    /// What there is to know of the one that was asked about; nothing if it does not exist.
+    pub facts: String,
+}
+
+/// A stream to the backend.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+}
+
+impl Connection {
+    pub fn open() -> Result<Self, BackendError> {
+        let stream = wormhole_connect::connect()?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self { stream })
+    }
+
+    pub fn descriptor(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+
+    /// Asks about a device.
+    pub fn ask(&mut self, device: u32) -> Result<Answer, BackendError> {
+        let mut frame = [0; MAX_FRAME];
+        let length = Message::Observe(Observe {
+            bootstrap_version: bootstrap::VERSION,
+            device,
+        })
+        .encode(&mut frame)?;
+        self.send(&frame[..length])?;
+        let mut answer = Answer {
+            devices: 0,
+            facts: String::new(),
+        };
+        while self.receive(device, &mut answer)? {
+            if answer.facts.len() > LONGEST {
+                return Err(BackendError::TooLong);
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Writes a frame. A backend that is gone must not end the program with a signal.
+    fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let sent = uninterrupted(|| {
+                // SAFETY: an open socket, and bytes that outlive the call.
+                let sent = unsafe {
+                    libc::send(
+                        self.stream.as_raw_fd(),
+                        bytes.as_ptr().cast(),
+                        bytes.len(),
+                        libc::MSG_NOSIGNAL,
+                    )
+                };
+                usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+            })?;
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    /// Reads one part of an answer; whether more follows.
+    fn receive(&mut self, asked: u32, answer: &mut Answer) -> Result<bool, BackendError> {
+        let mut header = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut header)?;
+        let header = Header::decode(&header)?;
+        let mut body = vec![0; header.body_len];
+        self.stream.read_exact(&mut body)?;
+        match Message::decode(header.kind, &body)? {
+            Message::Observation {
+                device,
+                devices,
+                more,
+                facts,
+            } if device == asked => {
+                answer.devices = devices;
+                answer.facts.push_str(facts);
+                Ok(more != 0)
+            }
+            Message::Refused { code, reason } => Err(BackendError::Refused {
+                code,
+                reason: reason.to_owned(),
+            }),
+            other => Err(BackendError::Unexpected(other.name())),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The devices and what they are.
+
+use std::ffi::c_char;
+
+use nvml_wrapper_sys::bindings::*;
+use wormhole_ring::control::facts;
+
+use super::{characters, put, put_text, text, version};
+use crate::error::{NvmlError, Result};
+use crate::library::{Age, library};
+use crate::view::{Place, View, attribute};
+
+/// The device whose view satisfies `wanted`.
+///
+/// # Safety
+/// `place` is null or has room for a handle.
+unsafe fn find(place: *mut nvmlDevice_t, wanted: impl Fn(&View) -> bool) -> Result {
+    let library = library();
+    for device in 0..library.devices()? {
+        if wanted(library.view(device, Age::Any)?.as_ref()) {
+            // SAFETY: passed on to the caller.
+            return unsafe { put(place, library.handle(device)?) };
+        }
+    }
+    Err(NvmlError::NOT_FOUND)
+}
+
+pub unsafe fn nvmlDeviceGetCount_v2(place: *mut u32) -> Result {
+    let count = library().devices()?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, count) }
+}
+
+pub unsafe fn nvmlDeviceGetHandleByIndex_v2(index: u32, place: *mut nvmlDevice_t) -> Result {
+    let handle = library().handle(index)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, handle) }
+}
+
+pub unsafe fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, place: *mut nvmlDevice_t) -> Result {
+    library().check()?;
+    // SAFETY: passed on to the caller.
+    let wanted = unsafe { text(uuid) }?;
+    // SAFETY: passed on to the caller.
+    unsafe { find(place, |view| view.uuid().as_deref() == Some(wanted)) }
+}
+
+pub unsafe fn nvmlDeviceGetHandleByUUIDV(
+    uuid: *const nvmlUUID_t,
+    place: *mut nvmlDevice_t,
+) -> Result {
+    const ASCII: u32 = 1;
+    const BINARY: u32 = 2;
+    library().check()?;
+    // SAFETY: null, or a structure of the program's.
+    let Some(uuid) = (unsafe { uuid.as_ref() }) else {
+        return Err(NvmlError::INVALID_ARGUMENT);
+    };
+    if uuid.version != version::<nvmlUUID_t>(1) {
+        return Err(NvmlError::VERSION_MISMATCH);
+    }
+    let wanted = match uuid.type_ {
+        ASCII => {
+            // SAFETY: the type says which of the two it is, and both are plain bytes.
+            let bytes = unsafe { uuid.value.str_ };
+            let bytes = bytes.iter().map(|byte| byte.cast_unsigned());
+            let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+            String::from_utf8(bytes).ok()
+        }
+        BINARY => {
+            // SAFETY: as above.
+            let bytes = unsafe { uuid.value.bytes };
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            facts::uuid_name(&digits)
+        }
+        _ => return Err(NvmlError::INVALID_ARGUMENT),
+    };
+    // SAFETY: passed on to the caller.
+    unsafe { find(place, |view| wanted.is_some() && view.uuid() == wanted) }
+}
+
+pub unsafe fn nvmlDeviceGetHandleByPciBusId_v2(
+    id: *const c_char,
+    place: *mut nvmlDevice_t,
+) -> Result {
+    library().check()?;
+    // SAFETY: passed on to the caller.
+    let wanted = Place::parse(unsafe { text(id) }?).ok_or(NvmlError::INVALID_ARGUMENT)?;
+    // SAFETY: passed on to the caller.
+    unsafe { find(place, |view| view.place() == Some(wanted)) }
+}
+
+pub unsafe fn nvmlDeviceGetName(device: nvmlDevice_t, place: *mut c_char, length: u32) -> Result {
+    let library = library();
+    let view = library.view(library.device(device)?, Age::Any)?;
+    let name = view.text(facts::NAME).ok_or(NvmlError::NOT_SUPPORTED)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put_text(place, length, name) }
+}
+
+pub unsafe fn nvmlDeviceGetUUID(device: nvmlDevice_t, place: *mut c_char, length: u32) -> Result {
+    let library = library();
+    let view = library.view(library.device(device)?, Age::Any)?;
+    let uuid = view.uuid().ok_or(NvmlError::NOT_SUPPORTED)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put_text(place, length, &uuid) }
+}
+
+pub unsafe fn nvmlDeviceGetIndex(device: nvmlDevice_t, place: *mut u32) -> Result {
+    let index = library().device(device)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, index) }
+}
+
+/// The guest has no device files, so devices are numbered as they are counted.
+pub unsafe fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, place: *mut u32) -> Result {
+    // SAFETY: passed on to the caller.
+    unsafe { nvmlDeviceGetIndex(device, place) }
+}
+
+fn pci(device: nvmlDevice_t) -> Result<nvmlPciInfo_t> {
+    let library = library();
+    let view = library.view(library.device(device)?, Age::Any)?;
+    let place = view.place().ok_or(NvmlError::NOT_SUPPORTED)?;
+    let Place {
+        domain,
+        bus,
+        device,
+    } = place;
+    let number = |name| {
+        let number = view.number(name).unwrap_or(0);
+        u32::try_from(number).unwrap_or(0)
+    };
+    Ok(nvmlPciInfo_t {
+        busIdLegacy: characters(&format!("{domain:04X}:{bus:02X}:{device:02X}.0")),
+        domain,
+        bus,
+        device,
+        pciDeviceId: number(facts::PCI_ID),
+        pciSubSystemId: number(facts::PCI_SUBSYSTEM),
+        busId: characters(&format!("{domain:08X}:{bus:02X}:{device:02X}.0")),
+    })
+}
+
+pub unsafe fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> Result {
+    let info = pci(device)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, info) }
+}
+
+/// The structure of the first version, which `nvmlDeviceGetPciInfo` fills.
+#[repr(C)]
+struct FirstPciInfo {
+    bus_id: [c_char; 16],
+    domain: u32,
+    bus: u32,
+    device: u32,
+    device_id: u32,
+}
+
+/// That of the second.
+#[repr(C)]
+struct SecondPciInfo {
+    first: FirstPciInfo,
+    subsystem_id: u32,
+    reserved: [u32; 4],
+}
+
+fn first(info: &nvmlPciInfo_t) -> FirstPciInfo {
+    FirstPciInfo {
+        bus_id: info.busIdLegacy,
+        domain: info.domain,
+        bus: info.bus,
+        device: info.device,
+        device_id: info.pciDeviceId,
+    }
+}
+
+pub unsafe fn nvmlDeviceGetPciInfo(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> Result {
+    let info = pci(device)?;
+    // SAFETY: who calls this version has room for its structure, which begins like the later ones.
+    unsafe { put(place.cast(), first(&info)) }
+}
+
+pub unsafe fn nvmlDeviceGetPciInfo_v2(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> Result {
+    let info = pci(device)?;
+    let second = SecondPciInfo {
+        first: first(&info),
+        subsystem_id: info.pciSubSystemId,
+        reserved: [0; 4],
+    };
+    // SAFETY: as above.
+    unsafe { put(place.cast(), second) }
+}
+
+pub unsafe fn nvmlDeviceGetPciInfoExt(
+    device: nvmlDevice_t,
+    place: *mut nvmlPciInfoExt_t,
+) -> Result {
+    /// A display controller (3D): the class code of every computing device.
+    const CLASS: (u32, u32) = (3, 2);
+    let pci = pci(device)?;
+    // SAFETY: null, or a structure of the program's.
+    let Some(info) = (unsafe { place.as_mut() }) else {
+        return Err(NvmlError::INVALID_ARGUMENT);
+    };
+    if info.version != version::<nvmlPciInfoExt_t>(1) {
+        return Err(NvmlError::VERSION_MISMATCH);
+    }
+    *info = nvmlPciInfoExt_t {
+        version: info.version,
+        domain: pci.domain,
+        bus: pci.bus,
+        device: pci.device,
+        pciDeviceId: pci.pciDeviceId,
+        pciSubSystemId: pci.pciSubSystemId,
+        baseClass: CLASS.0,
+        subClass: CLASS.1,
+        busId: pci.busId,
+    };
+    Ok(())
+}
+
+/// An attribute of the device, as `cuDeviceGetAttribute` tells it.
+fn known(device: nvmlDevice_t, id: i32) -> Result<i32> {
+    let library = library();
+    let view = library.view(library.device(device)?, Age::Any)?;
+    view.attribute(id).ok_or(NvmlError::NOT_SUPPORTED)
+}
+
+pub unsafe fn nvmlDeviceGetCudaComputeCapability(
+    device: nvmlDevice_t,
+    major: *mut i32,
+    minor: *mut i32,
+) -> Result {
+    let capability = (
+        known(device, attribute::COMPUTE_CAPABILITY_MAJOR)?,
+        known(device, attribute::COMPUTE_CAPABILITY_MINOR)?,
+    );
+    // SAFETY: passed on to the caller.
+    unsafe {
+        put(major, capability.0)?;
+        put(minor, capability.1)
+    }
+}
+
+/// The architecture that a compute capability belongs to.
+fn architecture(major: i32, minor: i32) -> nvmlDeviceArchitecture_t {
+    match (major, minor) {
+        (3, _) => 2,
+        (5, _) => 3,
+        (6, _) => 4,
+        (7, 0 | 2) => 5,
+        (7, _) => 6,
+        (8, 9) => 8,
+        (8, _) => 7,
+        (9, _) => 9,
+        (10 | 12, _) => 10,
+        _ => u32::MAX,
+    }
+}
+
+pub unsafe fn nvmlDeviceGetArchitecture(
+    device: nvmlDevice_t,
+    place: *mut nvmlDeviceArchitecture_t,
+) -> Result {
+    let major = known(device, attribute::COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = known(device, attribute::COMPUTE_CAPABILITY_MINOR)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, architecture(major, minor)) }
+}
+
+pub unsafe fn nvmlDeviceGetMemoryBusWidth(device: nvmlDevice_t, place: *mut u32) -> Result {
+    let width = known(device, attribute::MEMORY_BUS_WIDTH)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, width.cast_unsigned()) }
+}
+
+pub unsafe fn nvmlDeviceGetComputeMode(
+    device: nvmlDevice_t,
+    place: *mut nvmlComputeMode_t,
+) -> Result {
+    let mode = known(device, attribute::COMPUTE_MODE)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, mode.cast_unsigned()) }
+}
+
+/// No device is a part of another.
+pub unsafe fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
+    device: nvmlDevice_t,
+    _parent: *mut nvmlDevice_t,
+) -> Result {
+    library().device(device)?;
+    Err(NvmlError::INVALID_ARGUMENT)
+}
+
+/// No device has parts.
+pub unsafe fn nvmlDeviceGetMigDeviceHandleByIndex(
+    device: nvmlDevice_t,
+    _index: u32,
+    _part: *mut nvmlDevice_t,
+) -> Result {
+    library().device(device)?;
+    Err(NvmlError::NOT_FOUND)
+}

@@ -1,0 +1,122 @@
+//! How devices are connected.
+
+use nvml_wrapper_sys::bindings::*;
+
+use super::{put, version};
+use crate::error::{NvmlError, Result};
+use crate::library::library;
+
+/// Of two devices the numbers, if both exist.
+fn both(device: nvmlDevice_t, other: nvmlDevice_t) -> Result<(u32, u32)> {
+    let library = library();
+    Ok((library.device(device)?, library.device(other)?))
+}
+
+pub unsafe fn nvmlDeviceOnSameBoard(
+    device: nvmlDevice_t,
+    other: nvmlDevice_t,
+    place: *mut i32,
+) -> Result {
+    let (device, other) = both(device, other)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, i32::from(device == other)) }
+}
+
+/// How the host connects its devices is not told, and of one device with itself it is not either, as natively.
+pub unsafe fn nvmlDeviceGetTopologyCommonAncestor(
+    device: nvmlDevice_t,
+    other: nvmlDevice_t,
+    _level: *mut nvmlGpuTopologyLevel_t,
+) -> Result {
+    both(device, other)?;
+    Err(NvmlError::NOT_SUPPORTED)
+}
+
+/// As far as is told, no device is near another.
+pub unsafe fn nvmlDeviceGetTopologyNearestGpus(
+    device: nvmlDevice_t,
+    _level: nvmlGpuTopologyLevel_t,
+    count: *mut u32,
+    _devices: *mut nvmlDevice_t,
+) -> Result {
+    library().device(device)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(count, 0) }
+}
+
+/// Devices of a tenant reach each other as `cuDeviceCanAccessPeer` says; through NVML none is offered more.
+pub unsafe fn nvmlDeviceGetP2PStatus(
+    device: nvmlDevice_t,
+    other: nvmlDevice_t,
+    index: nvmlGpuP2PCapsIndex_t,
+    place: *mut nvmlGpuP2PStatus_t,
+) -> Result {
+    both(device, other)?;
+    if index >= nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_UNKNOWN {
+        return Err(NvmlError::INVALID_ARGUMENT);
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED) }
+}
+
+/// A guest has no part in the host's fabric.
+const NO_FABRIC: nvmlGpuFabricInfo_t = nvmlGpuFabricInfo_t {
+    clusterUuid: [0; 16],
+    status: 0,
+    cliqueId: 0,
+    // NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+    state: 0,
+};
+
+pub unsafe fn nvmlDeviceGetGpuFabricInfo(
+    device: nvmlDevice_t,
+    place: *mut nvmlGpuFabricInfo_t,
+) -> Result {
+    library().device(device)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, NO_FABRIC) }
+}
+
+pub unsafe fn nvmlDeviceGetGpuFabricInfoV(
+    device: nvmlDevice_t,
+    place: *mut nvmlGpuFabricInfoV_t,
+) -> Result {
+    library().device(device)?;
+    if place.is_null() {
+        return Err(NvmlError::INVALID_ARGUMENT);
+    }
+    // SAFETY: a structure of the program's, which begins with its version.
+    let given = unsafe { place.cast::<u32>().read() };
+    let nvmlGpuFabricInfo_t {
+        clusterUuid,
+        status,
+        cliqueId,
+        state,
+    } = NO_FABRIC;
+    if given == version::<nvmlGpuFabricInfo_v2_t>(2) {
+        let info = nvmlGpuFabricInfo_v2_t {
+            version: given,
+            clusterUuid,
+            status,
+            cliqueId,
+            state,
+            healthMask: 0,
+        };
+        // SAFETY: the version says that this is the structure.
+        return unsafe { put(place.cast(), info) };
+    }
+    if given != version::<nvmlGpuFabricInfo_v3_t>(3) {
+        return Err(NvmlError::VERSION_MISMATCH);
+    }
+    let info = nvmlGpuFabricInfo_v3_t {
+        version: given,
+        clusterUuid,
+        status,
+        cliqueId,
+        state,
+        healthMask: 0,
+        healthSummary: 0,
+    };
+    // SAFETY: as above.
+    unsafe { put(place, info) }
+}

@@ -1,0 +1,14 @@
+//! The C functions, generated from the table.
+
+#![allow(
+    non_snake_case,
+    clippy::too_many_arguments,
+    reason = "NVML's own names and parameters"
+)]
+
+use std::ffi::{c_char, c_void};
+
+use nvml_wrapper_sys::bindings::*;
+use wormhole_api::nvml::{HOST, Word};
+
+include!(concat!(env!("OUT_DIR"), "/exports.rs"));

@@ -1,0 +1,209 @@
+//! One device as its tenant sees it.
+
+use std::time::Instant;
+
+use wormhole_ring::control::facts;
+
+/// `CUdevice_attribute` numbers.
+pub mod attribute {
+    pub const COMPUTE_MODE: i32 = 20;
+    pub const PCI_BUS_ID: i32 = 33;
+    pub const PCI_DEVICE_ID: i32 = 34;
+    pub const MEMORY_BUS_WIDTH: i32 = 37;
+    pub const PCI_DOMAIN_ID: i32 = 50;
+    pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+    pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+}
+
+/// A process of the tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    pub pid: u32,
+    pub bytes: u64,
+}
+
+/// What a tenant's memory is made of, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub total: u64,
+    /// Held by the tenant's own processes.
+    pub used: u64,
+    pub free: u64,
+}
+
+/// What was known of a device at a time.
+#[derive(Debug)]
+pub struct View {
+    facts: String,
+    pub taken: Instant,
+}
+
+/// Where a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub domain: u32,
+    pub bus: u32,
+    pub device: u32,
+}
+
+impl View {
+    pub fn new(facts: String) -> Self {
+        Self {
+            facts,
+            taken: Instant::now(),
+        }
+    }
+
+    pub fn text(&self, name: &str) -> Option<&str> {
+        facts::get(&self.facts, name)
+    }
+
+    pub fn number(&self, name: &str) -> Option<u64> {
+        facts::number(&self.facts, name)
+    }
+
+    pub fn attribute(&self, id: i32) -> Option<i32> {
+        let wanted = id.to_string();
+        facts::all(&self.facts).find_map(|(name, value)| {
+            let id = name.strip_prefix(facts::ATTRIBUTE)?;
+            (id == wanted).then(|| value.parse().ok())?
+        })
+    }
+
+    /// What the host's NVML gave for the call with this number of a function.
+    pub fn host(&self, function: &str, call: u32) -> Option<&str> {
+        let answers = facts::all(&self.facts).find_map(|(name, value)| {
+            (name.strip_prefix(facts::HOST)? == function).then_some(value)
+        })?;
+        answers.split(' ').nth(usize::try_from(call).ok()?)
+    }
+
+    /// What it gave for a field.
+    pub fn field(&self, id: u32) -> Option<&str> {
+        let wanted = id.to_string();
+        facts::all(&self.facts)
+            .find_map(|(name, value)| (name.strip_prefix(facts::FIELD)? == wanted).then_some(value))
+    }
+
+    pub fn uuid(&self) -> Option<String> {
+        facts::uuid_name(self.text(facts::UUID)?)
+    }
+
+    pub fn place(&self) -> Option<Place> {
+        let part = |id| u32::try_from(self.attribute(id)?).ok();
+        Some(Place {
+            domain: part(attribute::PCI_DOMAIN_ID)?,
+            bus: part(attribute::PCI_BUS_ID)?,
+            device: part(attribute::PCI_DEVICE_ID)?,
+        })
+    }
+
+    /// What the host has left may be less than what the tenant has not used.
+    pub fn memory(&self) -> Option<Memory> {
+        let total = self.number(facts::TOTAL_MEMORY)?;
+        let used = self.number(facts::USED_MEMORY)?.min(total);
+        let left = self.number(facts::FREE_MEMORY).unwrap_or(total);
+        Some(Memory {
+            total,
+            used,
+            free: left.min(total - used),
+        })
+    }
+
+    /// The tenant's processes, by rising number.
+    pub fn processes(&self) -> Vec<Process> {
+        let mut processes: Vec<Process> = facts::all(&self.facts)
+            .filter(|(name, _)| *name == facts::PROCESS)
+            .filter_map(|(_, value)| {
+                let (pid, bytes) = value.split_once(' ')?;
+                Some(Process {
+                    pid: pid.parse().ok()?,
+                    bytes: bytes.parse().ok()?,
+                })
+            })
+            .collect();
+        processes.sort_unstable_by_key(|process| process.pid);
+        processes
+    }
+}
+
+impl Place {
+    /// `domain:bus:device.function` or without the domain, in hexadecimal.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (bus, function) = text.rsplit_once('.')?;
+        let mut parts = bus.rsplit(':');
+        let mut number = |missing| match parts.next() {
+            Some(digits) if !digits.is_empty() && digits.len() <= 8 => {
+                u32::from_str_radix(digits, 16).ok()
+            }
+            Some(_) => None,
+            None => missing,
+        };
+        let (device, bus, domain) = (number(None)?, number(None)?, number(Some(0))?);
+        (function == "0" && parts.next().is_none()).then_some(Self {
+            domain,
+            bus,
+            device,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FACTS: &str = "memory.total=1000\nmemory.used=300\nattribute.33=171\nattribute.34=1\n\
+        attribute.50=0\nhost.nvmlA=1,2 !3 4,5\nfield.83=4,9\nprocess=9 200\nprocess=7 100\nprocess=x 1\n";
+
+    #[test]
+    fn what_is_used_and_what_is_left_never_exceed_the_whole() {
+        let memory = |more: &str| View::new(format!("{FACTS}{more}")).memory().unwrap();
+        let whole = |used, free| Memory {
+            total: 1000,
+            used,
+            free,
+        };
+        assert_eq!(memory(""), whole(300, 700));
+        assert_eq!(memory("memory.free=900\n"), whole(300, 700));
+        assert_eq!(memory("memory.free=100\n"), whole(300, 100));
+        let view = View::new("memory.total=10\nmemory.used=18446744073709551615\n".to_owned());
+        assert_eq!(view.memory().unwrap().free, 0);
+        assert_eq!(View::new("memory.total=10\n".to_owned()).memory(), None);
+    }
+
+    #[test]
+    fn facts_are_found_by_what_they_are_of() {
+        let view = View::new(FACTS.to_owned());
+        assert_eq!(view.host("nvmlA", 0), Some("1,2"));
+        assert_eq!(view.host("nvmlA", 2), Some("4,5"));
+        assert_eq!((view.host("nvmlA", 3), view.host("nvmlB", 0)), (None, None));
+        assert_eq!((view.field(83), view.field(8)), (Some("4,9"), None));
+        assert_eq!(view.place().unwrap().bus, 171);
+        let processes: Vec<_> = view.processes().iter().map(|process| process.pid).collect();
+        assert_eq!(processes, [7, 9]);
+    }
+
+    #[test]
+    fn places_are_read_as_programs_write_them() {
+        let place = Place {
+            domain: 0,
+            bus: 0xab,
+            device: 1,
+        };
+        for text in ["0000:AB:01.0", "00000000:ab:01.0", "AB:01.0", "0:ab:1.0"] {
+            assert_eq!(Place::parse(text), Some(place), "{text}");
+        }
+        for text in [
+            "",
+            "ab:01",
+            "01.0",
+            "0:ab:01.1",
+            "x:ab:01.0",
+            "0:0:ab:1.0",
+            ":1.0",
+            "0:ab:.0",
+        ] {
+            assert_eq!(Place::parse(text), None, "{text}");
+        }
+    }
+}

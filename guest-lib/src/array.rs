@@ -1,0 +1,209 @@
+//! Arrays and mipmapped arrays: their shapes are known here, their memory is the device's.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wormhole_api::array::ArrayShape;
+use wormhole_api::handle::{Array as ArrayKind, Mipmap as MipmapKind};
+use wormhole_api::{
+    ArrayCreate, ArrayDestroy, Handle, MipmapCreate, MipmapDestroy, MipmapGetLevel,
+};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::handle::{self, Table};
+use crate::types::{CUarray, CUmipmappedArray};
+
+/// What is known of an array.
+#[derive(Clone, Copy, Debug)]
+struct Array {
+    shape: ArrayShape,
+    context: u32,
+    /// It is a level of another one.
+    level: bool,
+}
+
+/// What is known of a mipmapped array.
+#[derive(Clone, Debug)]
+struct Mipmap {
+    shape: ArrayShape,
+    context: u32,
+    /// By level; made when first asked for.
+    levels: Vec<Option<Handle<ArrayKind>>>,
+}
+
+static ARRAYS: Table<ArrayKind, Mutex<Option<Array>>> = Table::new();
+static MIPMAPS: Table<MipmapKind, Mutex<Option<Mipmap>>> = Table::new();
+
+fn locked<T>(facts: &Mutex<T>) -> MutexGuard<'_, T> {
+    facts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn known(array: CUarray) -> Result<(Handle<ArrayKind>, Array)> {
+    let handle = handle::from_pointer(array).ok_or(CuError::INVALID_HANDLE)?;
+    let facts = ARRAYS.get(handle).and_then(|facts| *locked(facts));
+    Ok((handle, facts.ok_or(CuError::INVALID_HANDLE)?))
+}
+
+/// An array by what a program passed, and its shape.
+pub fn find(array: CUarray) -> Result<(Handle<ArrayKind>, ArrayShape)> {
+    known(array).map(|(handle, facts)| (handle, facts.shape))
+}
+
+fn known_mipmap(
+    mipmap: CUmipmappedArray,
+) -> Result<(Handle<MipmapKind>, &'static Mutex<Option<Mipmap>>)> {
+    let handle = handle::from_pointer(mipmap).ok_or(CuError::INVALID_HANDLE)?;
+    Ok((handle, MIPMAPS.get(handle).ok_or(CuError::INVALID_HANDLE)?))
+}
+
+/// A mipmapped array by what a program passed.
+pub fn find_mipmap(mipmap: CUmipmappedArray) -> Result<Handle<MipmapKind>> {
+    known_mipmap(mipmap).map(|(handle, _)| handle)
+}
+
+fn mint(array: Array) -> Result<Handle<ArrayKind>> {
+    ARRAYS.mint(|facts| *locked(facts) = Some(array))
+}
+
+/// Takes a handle out of use for good.
+fn forget(array: Handle<ArrayKind>) {
+    if ARRAYS.retire(array).is_some() {
+        ARRAYS.recycle(array);
+    }
+}
+
+/// `cuArrayCreate` and `cuArray3DCreate`.
+pub fn create(scope: Scope, shape: ArrayShape) -> Result<CUarray> {
+    let new = mint(Array {
+        shape,
+        context: scope.context,
+        level: false,
+    })?;
+    let message = ArrayCreate {
+        new,
+        extent: shape.extent(),
+        format: shape.texels().format as u32,
+        channels: shape.texels().channels(),
+        flags: shape.flags(),
+    };
+    scope
+        .session
+        .request(&message, |()| ())
+        .inspect_err(|_| forget(new))?;
+    Ok(handle::to_pointer(new))
+}
+
+/// `cuArrayDestroy`.
+pub fn destroy(scope: Scope, array: CUarray) -> Result {
+    let (handle, facts) = known(array)?;
+    if facts.level {
+        // It goes with what it is a level of; native says success.
+        return scope.session.alive();
+    }
+    ARRAYS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    let done = scope
+        .session
+        .request(&ArrayDestroy { array: handle }, |()| ());
+    ARRAYS.recycle(handle);
+    done
+}
+
+/// `cuMipmappedArrayCreate`.
+pub fn create_mipmap(scope: Scope, shape: ArrayShape, levels: u32) -> Result<CUmipmappedArray> {
+    let levels = levels.clamp(1, shape.most_levels());
+    let new = MIPMAPS.mint(|facts| {
+        *locked(facts) = Some(Mipmap {
+            shape,
+            context: scope.context,
+            levels: vec![None; levels as usize],
+        });
+    })?;
+    let message = MipmapCreate {
+        new,
+        extent: shape.extent(),
+        format: shape.texels().format as u32,
+        channels: shape.texels().channels(),
+        flags: shape.flags(),
+        levels,
+    };
+    scope.session.request(&message, |()| ()).inspect_err(|_| {
+        MIPMAPS.retire(new);
+        MIPMAPS.recycle(new);
+    })?;
+    Ok(handle::to_pointer(new))
+}
+
+/// `cuMipmappedArrayGetLevel`: the same array each time.
+pub fn level(scope: Scope, mipmap: CUmipmappedArray, level: u32) -> Result<CUarray> {
+    let (handle, facts) = known_mipmap(mipmap)?;
+    let mut facts = locked(facts);
+    let facts = facts.as_mut().ok_or(CuError::INVALID_HANDLE)?;
+    let place = facts
+        .levels
+        .get_mut(level as usize)
+        .ok_or(CuError::INVALID_VALUE)?;
+    if let Some(array) = *place {
+        scope.session.alive()?;
+        return Ok(handle::to_pointer(array));
+    }
+    let new = mint(Array {
+        shape: facts.shape.level(level),
+        context: facts.context,
+        level: true,
+    })?;
+    let message = MipmapGetLevel {
+        mipmap: handle,
+        level,
+        new,
+    };
+    scope
+        .session
+        .request(&message, |()| ())
+        .inspect_err(|_| forget(new))?;
+    *place = Some(new);
+    Ok(handle::to_pointer(new))
+}
+
+/// `cuMipmappedArrayDestroy`.
+pub fn destroy_mipmap(scope: Scope, mipmap: CUmipmappedArray) -> Result {
+    let handle = find_mipmap(mipmap)?;
+    let facts = MIPMAPS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    let done = scope
+        .session
+        .request(&MipmapDestroy { mipmap: handle }, |()| ());
+    if let Some(facts) = locked(facts).take() {
+        facts.levels.into_iter().flatten().for_each(forget);
+    }
+    MIPMAPS.recycle(handle);
+    done
+}
+
+/// Destroys the arrays of a context.
+pub fn destroy_of(scope: Scope) {
+    for (handle, facts) in MIPMAPS.live() {
+        let context = locked(facts).as_ref().map(|facts| facts.context);
+        if context == Some(scope.context) {
+            // The context goes; what somebody else destroys at the same time is gone too.
+            let _ = destroy_mipmap(scope, handle::to_pointer(handle));
+        }
+    }
+    for (handle, facts) in ARRAYS.live() {
+        let context = locked(facts).as_ref().map(|facts| facts.context);
+        if context == Some(scope.context) {
+            let _ = destroy(scope, handle::to_pointer(handle));
+        }
+    }
+}
+
+/// Forgets every array, after the worker has destroyed them all.
+pub fn forget_all() {
+    for (handle, facts) in MIPMAPS.live() {
+        if MIPMAPS.retire(handle).is_some() {
+            *locked(facts) = None;
+            MIPMAPS.recycle(handle);
+        }
+    }
+    for (handle, _) in ARRAYS.live() {
+        forget(handle);
+    }
+}

@@ -1,0 +1,309 @@
+//! Copies of boxes: rows and slices of memory, and parts of arrays.
+//!
+//! The device makes each of them as a whole. The program's own memory goes through staging buffers, as in
+//! [`crate::copy`], each of which holds as many whole slices or rows as it has room for.
+
+use wormhole_api::array::{ArrayShape, span};
+use wormhole_api::{Array, DevicePtr, Handle};
+
+use crate::context::Scope;
+use crate::copy::{self, CHUNK, Direction, End, Mode, host_pointer, stage_down, stage_up};
+use crate::error::{CuError, Result};
+use crate::stream::Target;
+
+/// Bytes of a row, rows, slices; or where in an array.
+type Extent = [u64; 3];
+
+/// Where a box lies.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    Memory {
+        /// Its first byte.
+        start: u64,
+        /// Bytes from row to row.
+        pitch: u64,
+        /// Rows from slice to slice.
+        rows: u64,
+        /// Whether the program says that the device holds it.
+        device: bool,
+    },
+    Array {
+        array: Handle<Array>,
+        shape: ArrayShape,
+        origin: Extent,
+    },
+}
+
+impl Place {
+    /// What kind of memory it is, if all of it is memory, and where it is for whoever reaches it.
+    fn end(self, extent: Extent) -> Result<(End, Self)> {
+        match self {
+            Self::Memory {
+                start,
+                pitch,
+                rows,
+                device,
+            } => {
+                let bytes = span(extent, pitch, rows).ok_or(CuError::INVALID_VALUE)?;
+                let (end, start) = End::of(start, bytes)?;
+                if device && end == End::Pageable {
+                    return Err(CuError::INVALID_VALUE);
+                }
+                let reached = Self::Memory {
+                    start,
+                    pitch,
+                    rows,
+                    device,
+                };
+                Ok((end, reached))
+            }
+            Self::Array { shape, origin, .. } if shape.holds(origin, extent) => {
+                Ok((End::Device, self))
+            }
+            Self::Array { .. } => Err(CuError::INVALID_VALUE),
+        }
+    }
+
+    /// Where a part of the box lies that begins at `offset` in it. The whole box was found to fit.
+    fn part(&self, offset: Extent) -> Self {
+        let [x, y, z] = offset;
+        match *self {
+            Self::Memory {
+                start,
+                pitch,
+                rows,
+                device,
+            } => Self::Memory {
+                start: start + (z * rows + y) * pitch + x,
+                pitch,
+                rows,
+                device,
+            },
+            Self::Array {
+                array,
+                shape,
+                origin,
+            } => Self::Array {
+                array,
+                shape,
+                origin: [origin[0] + x, origin[1] + y, origin[2] + z],
+            },
+        }
+    }
+
+    /// The first byte, if the box is memory without gaps.
+    fn contiguous(&self, [width, height, depth]: Extent) -> Option<u64> {
+        match *self {
+            Self::Memory {
+                start, pitch, rows, ..
+            } => {
+                let one_row = height == 1 && depth == 1;
+                let one_slice = depth == 1 || rows == height;
+                (one_row || (pitch == width && one_slice)).then_some(start)
+            }
+            Self::Array { .. } => None,
+        }
+    }
+
+    /// Where each row of host memory begins, slice by slice.
+    fn row_starts(&self, [_, height, depth]: Extent) -> impl Iterator<Item = u64> {
+        let place = *self;
+        (0..depth).flat_map(move |z| {
+            (0..height).map(move |y| match place.part([0, y, z]) {
+                Self::Memory { start, .. } => start,
+                Self::Array { .. } => 0,
+            })
+        })
+    }
+}
+
+/// A box in a staging buffer.
+fn staged(buffer: u64, [width, height, _]: Extent) -> Place {
+    Place::Memory {
+        start: buffer,
+        pitch: width,
+        rows: height,
+        device: false,
+    }
+}
+
+/// The parts of a box, none larger than `limit` bytes: offset and extent. Each is whole slices, whole rows of
+/// a slice, or a part of a row.
+fn parts([width, height, depth]: Extent, limit: u64) -> impl Iterator<Item = (Extent, Extent)> {
+    let slice = width.saturating_mul(height);
+    let step = if slice <= limit {
+        [width, height, limit / slice]
+    } else if width <= limit {
+        [width, limit / width, 1]
+    } else {
+        [limit, 1, 1]
+    };
+    let along = |whole: u64, step: u64| {
+        (0..whole.div_ceil(step)).map(move |index| {
+            let at = index * step;
+            (at, step.min(whole - at))
+        })
+    };
+    along(depth, step[2]).flat_map(move |(z, deep)| {
+        along(height, step[1]).flat_map(move |(y, high)| {
+            along(width, step[0]).map(move |(x, wide)| ([x, y, z], [wide, high, deep]))
+        })
+    })
+}
+
+/// Hands a copy that the device makes to a stream.
+fn submit(scope: Scope, target: Target, to: &Place, from: &Place, extent: Extent) -> Result {
+    let fields = |place: &Place| match *place {
+        Place::Memory {
+            start, pitch, rows, ..
+        } => (None, [0; 3], DevicePtr(start), pitch, rows),
+        Place::Array { array, origin, .. } => (Some(array), origin, DevicePtr(0), 0, 0),
+    };
+    let (to_array, to_origin, to_memory, to_pitch, to_rows) = fields(to);
+    let (from_array, from_origin, from_memory, from_pitch, from_rows) = fields(from);
+    scope.session.record(&wormhole_api::BoxCopy {
+        extent,
+        to_array,
+        to_origin,
+        to_memory,
+        to_pitch,
+        to_rows,
+        from_array,
+        from_origin,
+        from_memory,
+        from_pitch,
+        from_rows,
+        stream: target.handle,
+    })?;
+    target.worked(scope)
+}
+
+/// Copies the rows of a box that is host memory on both sides.
+///
+/// # Safety
+/// Both are valid for the copy.
+unsafe fn copy_rows(to: &Place, from: &Place, extent: Extent) {
+    let width = usize::try_from(extent[0]).unwrap_or(0);
+    for (to, from) in to.row_starts(extent).zip(from.row_starts(extent)) {
+        // SAFETY: as the caller promises.
+        unsafe { host_pointer(to).copy_from(host_pointer(from), width) };
+    }
+}
+
+/// Copies a box.
+///
+/// # Safety
+/// An end that is host memory is valid for the copy.
+pub unsafe fn copy_box(
+    scope: Scope,
+    target: Target,
+    (to, from): (Place, Place),
+    extent: Extent,
+    mode: Mode,
+) -> Result {
+    scope.session.alive()?;
+    if extent.contains(&0) {
+        return Ok(());
+    }
+    let lines = to.contiguous(extent).zip(from.contiguous(extent));
+    let (to_end, to) = to.end(extent)?;
+    let (from_end, from) = from.end(extent)?;
+    if let Some(ends) = lines {
+        let bytes = extent.iter().product::<u64>();
+        let bytes = usize::try_from(bytes).map_err(|_| CuError::INVALID_VALUE)?;
+        // SAFETY: as the caller promises.
+        return unsafe { copy::copy(scope, target, Direction::Unified, ends, bytes, mode) };
+    }
+    match (to_end, from_end) {
+        // From host to host every copy is synchronous (CUDA driver API, "API synchronization behavior").
+        (End::Pageable | End::Pinned, End::Pageable | End::Pinned) => {
+            target.synchronize(scope)?;
+            // SAFETY: both ends are memory that the program holds and vouches for.
+            unsafe { copy_rows(&to, &from, extent) };
+            Ok(())
+        }
+        (End::Pageable, _) => {
+            let hand_over = |&(offset, extent): &(Extent, Extent), buffer| {
+                let to = staged(buffer, extent);
+                submit(scope, target, &to, &from.part(offset), extent)
+            };
+            let empty = |&(offset, extent): &(Extent, Extent), buffer| {
+                // SAFETY: the device has written the buffer, and the caller vouches for the destination.
+                unsafe { copy_rows(&to.part(offset), &staged(buffer, extent), extent) };
+            };
+            let parts = parts(extent, CHUNK as u64);
+            stage_down(scope, target, parts, hand_over, empty)?;
+            copy::show_output(scope, target)
+        }
+        (_, End::Pageable) => {
+            if mode == Mode::Synchronous {
+                // The native driver waits before such a copy, so this is where a fault shows.
+                target.settle_launches(scope)?;
+            }
+            let fill = |&(offset, extent): &(Extent, Extent), buffer| {
+                // SAFETY: the device has done with the buffer, and the caller vouches for the source.
+                unsafe { copy_rows(&staged(buffer, extent), &from.part(offset), extent) };
+            };
+            let hand_over = |&(offset, extent): &(Extent, Extent), buffer| {
+                let from = staged(buffer, extent);
+                submit(scope, target, &to.part(offset), &from, extent)
+            };
+            let parts = parts(extent, CHUNK as u64);
+            stage_up(scope, target, parts, fill, hand_over)
+        }
+        _ => {
+            submit(scope, target, &to, &from, extent)?;
+            let with_host = to_end == End::Pinned || from_end == End::Pinned;
+            if mode == Mode::Synchronous && with_host {
+                target.synchronize(scope)
+            } else {
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_cover_a_box_once_and_fit_their_buffer(
+            extent in prop::array::uniform3(1..12_u64), limit in 1..300_u64
+        ) {
+            let mut seen = std::collections::BTreeSet::new();
+            for (offset, part) in parts(extent, limit) {
+                prop_assert!(part.iter().product::<u64>() <= limit);
+                for z in offset[2]..offset[2] + part[2] {
+                    for y in offset[1]..offset[1] + part[1] {
+                        for x in offset[0]..offset[0] + part[0] {
+                            prop_assert!(seen.insert([x, y, z]));
+                        }
+                    }
+                }
+            }
+            prop_assert_eq!(seen.len() as u64, extent.iter().product::<u64>());
+        }
+    }
+
+    #[test]
+    fn a_box_of_memory_without_gaps_is_one_range() {
+        let memory = |pitch, rows| Place::Memory {
+            start: 4096,
+            pitch,
+            rows,
+            device: false,
+        };
+        for (pitch, rows, extent) in [(8, 3, [8, 3, 2]), (8, 9, [8, 3, 1]), (64, 3, [8, 1, 1])] {
+            assert_eq!(memory(pitch, rows).contiguous(extent), Some(4096));
+        }
+        for (pitch, rows, extent) in [(9, 3, [8, 3, 2]), (8, 4, [8, 3, 2]), (9, 1, [8, 1, 2])] {
+            assert_eq!(memory(pitch, rows).contiguous(extent), None);
+        }
+        let starts: Vec<u64> = memory(10, 3).row_starts([8, 2, 2]).collect();
+        assert_eq!(starts, [4096, 4106, 4126, 4136]);
+    }
+}

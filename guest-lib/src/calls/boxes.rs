@@ -1,0 +1,392 @@
+//! Copies in two and three dimensions, and of arrays.
+
+use std::ffi::c_void;
+
+use super::body;
+use super::copies::{NO_STREAM, address};
+use crate::boxes::{Place, copy_box};
+use crate::copy::Mode;
+use crate::error::{CuError, Result};
+use crate::stream::target;
+use crate::types::{
+    CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUarray, CUdeviceptr, CUresult, CUstream,
+    DefaultStream,
+};
+use crate::{array, context};
+
+/// `CU_MEMORYTYPE_HOST`, `_DEVICE`, `_ARRAY`, `_UNIFIED`.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+const ARRAY: u32 = 3;
+const UNIFIED: u32 = 4;
+
+/// One end of a copy as a program describes it.
+struct Described {
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: CUarray,
+    /// Bytes, rows, slices.
+    origin: [usize; 3],
+    pitch: usize,
+    rows: usize,
+}
+
+impl Described {
+    /// Where the box lies. A pitch or a number of rows that is not given is the box's own.
+    fn place(&self, extent: [u64; 3]) -> Result<Place> {
+        let [width, height, _] = extent;
+        let origin = self.origin.map(|place| place as u64);
+        let base = match self.kind {
+            HOST if self.host == 0 && !extent.contains(&0) => return Err(CuError::INVALID_VALUE),
+            HOST => self.host,
+            DEVICE | UNIFIED => self.device,
+            ARRAY if self.array.is_null() => return Err(CuError::INVALID_VALUE),
+            ARRAY => {
+                let (array, shape) = array::find(self.array)?;
+                return Ok(Place::Array {
+                    array,
+                    shape,
+                    origin,
+                });
+            }
+            _ => return Err(CuError::INVALID_VALUE),
+        };
+        let given = |value: usize, otherwise: u64| match value {
+            0 => otherwise,
+            value => value as u64,
+        };
+        let (pitch, rows) = (given(self.pitch, width), given(self.rows, height));
+        let [x, y, z] = origin;
+        if self.pitch != 0 && x.checked_add(width).is_none_or(|end| end > pitch) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let start = z
+            .checked_mul(rows)
+            .and_then(|before| before.checked_add(y))
+            .and_then(|before| before.checked_mul(pitch))
+            .and_then(|before| before.checked_add(x))
+            .and_then(|offset| base.checked_add(offset));
+        Ok(Place::Memory {
+            start: start.ok_or(CuError::INVALID_VALUE)?,
+            pitch,
+            rows,
+            device: self.kind == DEVICE,
+        })
+    }
+}
+
+/// One copy.
+///
+/// # Safety
+/// Host memory among the ends is valid.
+unsafe fn run(
+    default: DefaultStream,
+    stream: CUstream,
+    (to, from): (Described, Described),
+    extent: [usize; 3],
+    mode: Mode,
+) -> Result {
+    let (scope, target) = target(default, stream)?;
+    let extent = extent.map(|extent| extent as u64);
+    let ends = (to.place(extent)?, from.place(extent)?);
+    // SAFETY: as the caller promises.
+    unsafe { copy_box(scope, target, ends, extent, mode) }
+}
+
+/// # Safety
+/// `description` is null or as `cuMemcpy2D` documents it; host memory among the ends is valid.
+unsafe fn plane(
+    default: DefaultStream,
+    stream: CUstream,
+    description: *const CUDA_MEMCPY2D,
+    mode: Mode,
+) -> Result {
+    if description.is_null() {
+        target(default, stream)?;
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: not null, so a description.
+    let wanted = unsafe { description.read() };
+    let to = Described {
+        kind: wanted.dstMemoryType,
+        host: address(wanted.dstHost),
+        device: wanted.dstDevice,
+        array: wanted.dstArray,
+        origin: [wanted.dstXInBytes, wanted.dstY, 0],
+        pitch: wanted.dstPitch,
+        rows: 0,
+    };
+    let from = Described {
+        kind: wanted.srcMemoryType,
+        host: address(wanted.srcHost),
+        device: wanted.srcDevice,
+        array: wanted.srcArray,
+        origin: [wanted.srcXInBytes, wanted.srcY, 0],
+        pitch: wanted.srcPitch,
+        rows: 0,
+    };
+    let extent = [wanted.WidthInBytes, wanted.Height, 1];
+    // SAFETY: as the caller promises.
+    unsafe { run(default, stream, (to, from), extent, mode) }
+}
+
+/// # Safety
+/// Host memory among the ends is valid.
+unsafe fn volume(
+    default: DefaultStream,
+    stream: CUstream,
+    wanted: &CUDA_MEMCPY3D,
+    mode: Mode,
+) -> Result {
+    let to = Described {
+        kind: wanted.dstMemoryType,
+        host: address(wanted.dstHost),
+        device: wanted.dstDevice,
+        array: wanted.dstArray,
+        origin: [wanted.dstXInBytes, wanted.dstY, wanted.dstZ],
+        pitch: wanted.dstPitch,
+        rows: wanted.dstHeight,
+    };
+    let from = Described {
+        kind: wanted.srcMemoryType,
+        host: address(wanted.srcHost),
+        device: wanted.srcDevice,
+        array: wanted.srcArray,
+        origin: [wanted.srcXInBytes, wanted.srcY, wanted.srcZ],
+        pitch: wanted.srcPitch,
+        rows: wanted.srcHeight,
+    };
+    let extent = [wanted.WidthInBytes, wanted.Height, wanted.Depth];
+    // SAFETY: as the caller promises.
+    unsafe { run(default, stream, (to, from), extent, mode) }
+}
+
+/// # Safety
+/// `description` is null or as `cuMemcpy3D` documents it; host memory among the ends is valid.
+unsafe fn described_volume(
+    default: DefaultStream,
+    stream: CUstream,
+    description: *const CUDA_MEMCPY3D,
+    mode: Mode,
+) -> Result {
+    if description.is_null() {
+        target(default, stream)?;
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: not null, so a description.
+    let wanted = unsafe { description.read() };
+    // SAFETY: as the caller promises.
+    unsafe { volume(default, stream, &wanted, mode) }
+}
+
+/// # Safety
+/// `description` is null or as `cuMemcpy3DPeer` documents it; host memory among the ends is valid.
+unsafe fn peer_volume(
+    default: DefaultStream,
+    stream: CUstream,
+    description: *const CUDA_MEMCPY3D_PEER,
+    mode: Mode,
+) -> Result {
+    if description.is_null() {
+        target(default, stream)?;
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: not null, so a description.
+    let wanted = unsafe { description.read() };
+    // What is reserved in a copy within one context.
+    for end in [wanted.reserved0, wanted.reserved1] {
+        context::find_active(end)?;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { volume(default, stream, &wanted, mode) }
+}
+
+pub unsafe fn cuMemcpy2D_v2(default: DefaultStream, pCopy: *const CUDA_MEMCPY2D) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { plane(default, NO_STREAM, pCopy, Mode::Synchronous) } }
+}
+
+pub unsafe fn cuMemcpy2DUnaligned_v2(
+    default: DefaultStream,
+    pCopy: *const CUDA_MEMCPY2D,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { cuMemcpy2D_v2(default, pCopy) }
+}
+
+pub unsafe fn cuMemcpy2DAsync_v2(
+    default: DefaultStream,
+    pCopy: *const CUDA_MEMCPY2D,
+    hStream: CUstream,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { plane(default, hStream, pCopy, Mode::Asynchronous) } }
+}
+
+pub unsafe fn cuMemcpy3D_v2(default: DefaultStream, pCopy: *const CUDA_MEMCPY3D) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { described_volume(default, NO_STREAM, pCopy, Mode::Synchronous) } }
+}
+
+pub unsafe fn cuMemcpy3DAsync_v2(
+    default: DefaultStream,
+    pCopy: *const CUDA_MEMCPY3D,
+    hStream: CUstream,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { described_volume(default, hStream, pCopy, Mode::Asynchronous) } }
+}
+
+pub unsafe fn cuMemcpy3DPeer(default: DefaultStream, pCopy: *const CUDA_MEMCPY3D_PEER) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { peer_volume(default, NO_STREAM, pCopy, Mode::Synchronous) } }
+}
+
+pub unsafe fn cuMemcpy3DPeerAsync(
+    default: DefaultStream,
+    pCopy: *const CUDA_MEMCPY3D_PEER,
+    hStream: CUstream,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { peer_volume(default, hStream, pCopy, Mode::Asynchronous) } }
+}
+
+/// An end that is the bytes of an array from `offset` on.
+fn of_array(array: CUarray, offset: usize) -> Described {
+    Described {
+        kind: ARRAY,
+        host: 0,
+        device: 0,
+        array,
+        origin: [offset, 0, 0],
+        pitch: 0,
+        rows: 0,
+    }
+}
+
+fn of_memory(kind: u32, address: u64) -> Described {
+    Described {
+        kind,
+        host: address,
+        device: address,
+        array: std::ptr::null_mut(),
+        origin: [0; 3],
+        pitch: 0,
+        rows: 0,
+    }
+}
+
+/// A copy of bytes to or from an array.
+///
+/// # Safety
+/// Host memory among the ends is valid.
+unsafe fn line(
+    default: DefaultStream,
+    stream: CUstream,
+    ends: (Described, Described),
+    bytes: usize,
+    mode: Mode,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    body! { unsafe { run(default, stream, ends, [bytes, 1, 1], mode) } }
+}
+
+pub unsafe fn cuMemcpyAtoA_v2(
+    default: DefaultStream,
+    dstArray: CUarray,
+    dstOffset: usize,
+    srcArray: CUarray,
+    srcOffset: usize,
+    ByteCount: usize,
+) -> CUresult {
+    let ends = (of_array(dstArray, dstOffset), of_array(srcArray, srcOffset));
+    // SAFETY: as the caller promises.
+    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+}
+
+pub unsafe fn cuMemcpyAtoD_v2(
+    default: DefaultStream,
+    dstDevice: CUdeviceptr,
+    srcArray: CUarray,
+    srcOffset: usize,
+    ByteCount: usize,
+) -> CUresult {
+    let ends = (of_memory(DEVICE, dstDevice), of_array(srcArray, srcOffset));
+    // SAFETY: as the caller promises.
+    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+}
+
+pub unsafe fn cuMemcpyDtoA_v2(
+    default: DefaultStream,
+    dstArray: CUarray,
+    dstOffset: usize,
+    srcDevice: CUdeviceptr,
+    ByteCount: usize,
+) -> CUresult {
+    let ends = (of_array(dstArray, dstOffset), of_memory(DEVICE, srcDevice));
+    // SAFETY: as the caller promises.
+    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+}
+
+pub unsafe fn cuMemcpyAtoH_v2(
+    default: DefaultStream,
+    dstHost: *mut c_void,
+    srcArray: CUarray,
+    srcOffset: usize,
+    ByteCount: usize,
+) -> CUresult {
+    let ends = (
+        of_memory(HOST, address(dstHost)),
+        of_array(srcArray, srcOffset),
+    );
+    // SAFETY: as the caller promises.
+    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+}
+
+pub unsafe fn cuMemcpyAtoHAsync_v2(
+    default: DefaultStream,
+    dstHost: *mut c_void,
+    srcArray: CUarray,
+    srcOffset: usize,
+    ByteCount: usize,
+    hStream: CUstream,
+) -> CUresult {
+    let ends = (
+        of_memory(HOST, address(dstHost)),
+        of_array(srcArray, srcOffset),
+    );
+    // SAFETY: as the caller promises.
+    unsafe { line(default, hStream, ends, ByteCount, Mode::Asynchronous) }
+}
+
+pub unsafe fn cuMemcpyHtoA_v2(
+    default: DefaultStream,
+    dstArray: CUarray,
+    dstOffset: usize,
+    srcHost: *const c_void,
+    ByteCount: usize,
+) -> CUresult {
+    let ends = (
+        of_array(dstArray, dstOffset),
+        of_memory(HOST, address(srcHost)),
+    );
+    // SAFETY: as the caller promises.
+    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+}
+
+pub unsafe fn cuMemcpyHtoAAsync_v2(
+    default: DefaultStream,
+    dstArray: CUarray,
+    dstOffset: usize,
+    srcHost: *const c_void,
+    ByteCount: usize,
+    hStream: CUstream,
+) -> CUresult {
+    let ends = (
+        of_array(dstArray, dstOffset),
+        of_memory(HOST, address(srcHost)),
+    );
+    // SAFETY: as the caller promises.
+    unsafe { line(default, hStream, ends, ByteCount, Mode::Asynchronous) }
+}

@@ -1,0 +1,125 @@
+//! Memory operations of streams, and their attributes.
+
+use super::{body, put};
+use crate::error::{CuError, Result};
+use crate::stream::target;
+use crate::stream_memory::{
+    MOST, PRIORITY, StreamAttributes, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read, send,
+    set_attribute,
+};
+use crate::types::{
+    CUdeviceptr, CUresult, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
+    DefaultStream,
+};
+
+/// One operation on a word.
+fn operate(
+    default: DefaultStream,
+    stream: CUstream,
+    operation: u32,
+    (address, value64): (CUdeviceptr, u64),
+    flags: u32,
+) -> Result {
+    let (scope, target) = target(default, stream)?;
+    scope.session.alive()?;
+    let parameters = CUstreamBatchMemOpParams {
+        operation,
+        address,
+        value64,
+        flags,
+        ..CUstreamBatchMemOpParams::default()
+    };
+    send(scope, target, &[read(&parameters)?])
+}
+
+macro_rules! words {
+    ($($name:ident($value:ty): $operation:ident;)*) => {$(
+        pub unsafe fn $name(
+            default: DefaultStream,
+            stream: CUstream,
+            addr: CUdeviceptr,
+            value: $value,
+            flags: u32,
+        ) -> CUresult {
+            body! { operate(default, stream, $operation, (addr, value.into()), flags) }
+        }
+    )*};
+}
+
+words! {
+    cuStreamWaitValue32_v2(u32): WAIT_32;
+    cuStreamWriteValue32_v2(u32): WRITE_32;
+    cuStreamWaitValue64_v2(u64): WAIT_64;
+    cuStreamWriteValue64_v2(u64): WRITE_64;
+}
+
+pub unsafe fn cuStreamBatchMemOp_v2(
+    default: DefaultStream,
+    stream: CUstream,
+    count: u32,
+    paramArray: *const CUstreamBatchMemOpParams,
+    flags: u32,
+) -> CUresult {
+    body! {
+        let (scope, target) = target(default, stream)?;
+        scope.session.alive()?;
+        let count = count as usize;
+        if flags != 0 || count > MOST || paramArray.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: the caller vouches for that many operations.
+        let list = unsafe { std::slice::from_raw_parts(paramArray, count) };
+        let operations = list.iter().map(read).collect::<Result<Vec<_>>>()?;
+        send(scope, target, &operations)
+    }
+}
+
+pub unsafe fn cuStreamGetAttribute(
+    default: DefaultStream,
+    hStream: CUstream,
+    attr: CUstreamAttrID,
+    value_out: *mut CUstreamAttrValue,
+) -> CUresult {
+    body! {
+        let (_, target) = target(default, hStream)?;
+        let value = target.stream.attribute(attr)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(value_out, value) }
+    }
+}
+
+pub unsafe fn cuStreamSetAttribute(
+    default: DefaultStream,
+    hStream: CUstream,
+    attr: CUstreamAttrID,
+    value: *const CUstreamAttrValue,
+) -> CUresult {
+    body! {
+        let (scope, target) = target(default, hStream)?;
+        if value.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: not null, so a value.
+        set_attribute(scope, target, attr, &unsafe { value.read() })
+    }
+}
+
+pub unsafe fn cuStreamCopyAttributes(
+    default: DefaultStream,
+    dst: CUstream,
+    src: CUstream,
+) -> CUresult {
+    body! {
+        let (scope, destination) = target(default, dst)?;
+        let (_, source) = target(default, src)?;
+        for id in StreamAttributes::KEPT.into_iter().chain([PRIORITY]) {
+            let value = source.stream.attribute(id)?;
+            if StreamAttributes::is_told(id, &value)
+                && value != destination.stream.attribute(id)?
+            {
+                set_attribute(scope, destination, id, &value)?;
+            }
+        }
+        Ok(())
+    }
+}

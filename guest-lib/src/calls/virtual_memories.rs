@@ -1,0 +1,223 @@
+//! Virtual memory management.
+
+use std::ffi::c_void;
+
+use wormhole_api::Access;
+
+use super::devices::device;
+use super::{body, put};
+use crate::context;
+use crate::error::{CuError, Result};
+use crate::types::{
+    CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation, CUresult, LOCATION_DEVICE, MEMORY_PINNED,
+};
+use crate::virtual_memory as memory;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const FILE_DESCRIPTOR: u32 = 1;
+/// `CU_MEM_ALLOCATION_COMP_GENERIC`, a hint.
+const COMPRESSIBLE: u8 = 1;
+
+pub unsafe fn cuMemAddressReserve(
+    ptr: *mut CUdeviceptr,
+    size: usize,
+    alignment: usize,
+    addr: CUdeviceptr,
+    flags: u64,
+) -> CUresult {
+    body! {
+        let scope = context::scope_or_primary()?;
+        if ptr.is_null() || flags != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let address = memory::reserve(scope, size as u64, alignment as u64, addr)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(ptr, address) }
+    }
+}
+
+pub unsafe fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUresult {
+    body! { memory::unreserve(context::scope_or_primary()?, ptr, size as u64) }
+}
+
+/// Reads properties, of which the ones that are asked for must be offered.
+///
+/// # Safety
+/// `properties` is null or points to properties.
+unsafe fn offered(properties: *const CUmemAllocationProp) -> Result<CUmemAllocationProp> {
+    if properties.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: not null, so properties.
+    let wanted = unsafe { properties.read() };
+    if wanted.r#type != MEMORY_PINNED || wanted.compressionType > COMPRESSIBLE {
+        return Err(CuError::INVALID_VALUE);
+    }
+    match wanted.location.r#type {
+        LOCATION_DEVICE => device(wanted.location.id)?,
+        // Host memory: the attributes say that there is none.
+        2..=4 => return Err(CuError::NOT_SUPPORTED),
+        _ => return Err(CuError::INVALID_VALUE),
+    };
+    let known = wanted.requestedHandleTypes & !FILE_DESCRIPTOR == 0
+        && wanted.gpuDirectRDMACapable == 0
+        && wanted.usage == 0
+        && wanted.win32HandleMetaData.is_null();
+    if known {
+        Ok(wanted)
+    } else {
+        Err(CuError::NOT_SUPPORTED)
+    }
+}
+
+pub unsafe fn cuMemCreate(
+    handle: *mut CUmemGenericAllocationHandle,
+    size: usize,
+    prop: *const CUmemAllocationProp,
+    flags: u64,
+) -> CUresult {
+    body! {
+        let scope = context::scope_or_primary()?;
+        if handle.is_null() || flags != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        let wanted = unsafe { offered(prop) }?;
+        let made = memory::create(scope, size as u64, wanted.requestedHandleTypes)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(handle, made) }
+    }
+}
+
+pub unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
+    body! { memory::release(context::scope_or_primary()?, handle) }
+}
+
+pub unsafe fn cuMemRetainAllocationHandle(
+    handle: *mut CUmemGenericAllocationHandle,
+    addr: *mut c_void,
+) -> CUresult {
+    body! {
+        context::scope_or_primary()?;
+        if handle.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let retained = memory::retain(addr.addr() as u64)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(handle, retained) }
+    }
+}
+
+pub unsafe fn cuMemGetAllocationGranularity(
+    granularity: *mut usize,
+    prop: *const CUmemAllocationProp,
+    option: CUmemAllocationGranularity_flags,
+) -> CUresult {
+    body! {
+        let scope = context::scope_or_primary()?;
+        // SAFETY: as the caller promises.
+        unsafe { offered(prop) }?;
+        let known = memory::granularity(scope)?;
+        let bytes = match option {
+            0 => known.minimum,
+            1 => known.recommended,
+            _ => return Err(CuError::INVALID_VALUE),
+        };
+        // SAFETY: as the caller promises.
+        unsafe { put(granularity, usize::try_from(bytes).unwrap_or(usize::MAX)) }
+    }
+}
+
+pub unsafe fn cuMemGetAllocationPropertiesFromHandle(
+    prop: *mut CUmemAllocationProp,
+    handle: CUmemGenericAllocationHandle,
+) -> CUresult {
+    body! {
+        context::scope_or_primary()?;
+        let (_, memory) = memory::find(handle)?;
+        let properties = CUmemAllocationProp {
+            r#type: MEMORY_PINNED,
+            requestedHandleTypes: memory.handle_types(),
+            location: CUmemLocation {
+                r#type: LOCATION_DEVICE,
+                id: 0,
+            },
+            win32HandleMetaData: std::ptr::null_mut(),
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        };
+        // SAFETY: as the caller promises.
+        unsafe { put(prop, properties) }
+    }
+}
+
+pub unsafe fn cuMemMap(
+    ptr: CUdeviceptr,
+    size: usize,
+    offset: usize,
+    handle: CUmemGenericAllocationHandle,
+    flags: u64,
+) -> CUresult {
+    body! {
+        let scope = context::scope_or_primary()?;
+        // The driver maps whole allocations only (CUDA driver API, `cuMemMap`).
+        if offset != 0 || flags != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        memory::map(scope, ptr, size as u64, handle)
+    }
+}
+
+pub unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult {
+    body! { memory::unmap(context::scope_or_primary()?, ptr, size as u64) }
+}
+
+pub unsafe fn cuMemSetAccess(
+    ptr: CUdeviceptr,
+    size: usize,
+    desc: *const CUmemAccessDesc,
+    count: usize,
+) -> CUresult {
+    body! {
+        let scope = context::scope_or_primary()?;
+        if desc.is_null() || count == 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        for index in 0..count {
+            // SAFETY: as many descriptions as the caller says.
+            let wanted = unsafe { desc.add(index).read() };
+            if wanted.location.r#type != LOCATION_DEVICE {
+                return Err(CuError::INVALID_VALUE);
+            }
+            device(wanted.location.id)?;
+            let access = Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)?;
+            memory::set_access(scope, ptr, size as u64, access)?;
+        }
+        Ok(())
+    }
+}
+
+pub unsafe fn cuMemGetAccess(
+    flags: *mut u64,
+    location: *const CUmemLocation,
+    ptr: CUdeviceptr,
+) -> CUresult {
+    body! {
+        context::scope_or_primary()?;
+        if flags.is_null() || location.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: not null, so a location.
+        let location = unsafe { location.read() };
+        if location.r#type != LOCATION_DEVICE {
+            return Err(CuError::INVALID_VALUE);
+        }
+        device(location.id)?;
+        let access = memory::access(ptr)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(flags, access.to_wire().into()) }
+    }
+}

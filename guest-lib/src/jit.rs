@@ -1,0 +1,226 @@
+//! Compiler options: what a program tells the compiler and the linker, and where it hears from them.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use wormhole_api::{JitOption, is_plain_jit_option};
+
+use crate::error::{CuError, Result};
+use crate::types::CUjit_option;
+
+const WALL_TIME: CUjit_option = 2;
+const INFO_LOG: CUjit_option = 3;
+const INFO_LOG_BYTES: CUjit_option = 4;
+const ERROR_LOG: CUjit_option = 5;
+const ERROR_LOG_BYTES: CUjit_option = 6;
+/// `CU_JIT_GLOBAL_SYMBOL_NAMES` and the two that belong to it: symbols that are host memory.
+const GLOBAL_SYMBOLS: std::ops::RangeInclusive<CUjit_option> = 17..=19;
+/// One past the last option of CUDA 13.0.
+const OPTIONS_END: CUjit_option = 35;
+
+/// Most bytes of a text that travel; a program's buffer may be larger.
+const MOST_LOG: usize = 64 << 10;
+/// Most options that travel.
+const MOST_OPTIONS: usize = 64;
+
+/// The options of a call.
+#[derive(Debug)]
+pub struct Jit {
+    keys: Vec<CUjit_option>,
+    values: *mut *mut c_void,
+}
+
+// SAFETY: the array of values is the program's, which lends it to the driver for the call, or until the
+// link is destroyed.
+unsafe impl Send for Jit {}
+
+/// A call without options.
+pub const NONE: Jit = Jit {
+    keys: Vec::new(),
+    values: std::ptr::null_mut(),
+};
+
+/// What the compiler told.
+#[derive(Debug, Default)]
+pub struct Logs {
+    pub info: Vec<u8>,
+    pub errors: Vec<u8>,
+}
+
+impl Jit {
+    /// # Safety
+    /// Both arrays have `count` elements, and stay until the last use of the result.
+    pub unsafe fn read(
+        count: u32,
+        keys: *const CUjit_option,
+        values: *mut *mut c_void,
+    ) -> Result<Self> {
+        if count == 0 {
+            return Ok(NONE);
+        }
+        if keys.is_null() || values.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        let keys = unsafe { std::slice::from_raw_parts(keys, count as usize) }.to_vec();
+        if keys.iter().any(|key| *key >= OPTIONS_END) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if keys.iter().any(|key| GLOBAL_SYMBOLS.contains(key)) {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        Ok(Self { keys, values })
+    }
+
+    fn place(&self, key: CUjit_option) -> Option<*mut *mut c_void> {
+        let index = self.keys.iter().position(|found| *found == key)?;
+        // SAFETY: the index is below the length of both arrays.
+        Some(unsafe { self.values.add(index) })
+    }
+
+    /// A buffer of the program's and its size: the place of the option that has the size, too.
+    fn buffer(
+        &self,
+        buffer: CUjit_option,
+        bytes: CUjit_option,
+    ) -> Option<(*mut u8, usize, *mut *mut c_void)> {
+        let (buffer, place) = (self.place(buffer)?, self.place(bytes)?);
+        // SAFETY: both point into the program's array of values; a size is passed as the pointer itself.
+        let (buffer, room) = unsafe { (buffer.read().cast::<u8>(), place.read().addr()) };
+        (!buffer.is_null() && room > 0).then_some((buffer, room, place))
+    }
+
+    /// The options that are plain numbers.
+    pub fn options(&self) -> Vec<JitOption> {
+        let numbers = self.keys.iter().enumerate();
+        let numbers = numbers.filter(|(_, key)| is_plain_jit_option(**key));
+        numbers
+            .take(MOST_OPTIONS)
+            .map(|(index, key)| JitOption {
+                option: *key,
+                reserved: 0,
+                // SAFETY: the index is below the length of both arrays; a number is the pointer itself.
+                value: unsafe { self.values.add(index).read() }.addr() as u64,
+            })
+            .collect()
+    }
+
+    /// Bytes of the longer of the program's buffers for texts.
+    pub fn log_bytes(&self) -> usize {
+        let room = |buffer, bytes| self.buffer(buffer, bytes).map_or(0, |found| found.1);
+        let most = room(INFO_LOG, INFO_LOG_BYTES).max(room(ERROR_LOG, ERROR_LOG_BYTES));
+        most.min(MOST_LOG)
+    }
+
+    /// Gives the program what the compiler told, and how long it took.
+    pub fn tell(&self, logs: &Logs, time: Duration) {
+        self.fill(INFO_LOG, INFO_LOG_BYTES, &logs.info);
+        self.fill(ERROR_LOG, ERROR_LOG_BYTES, &logs.errors);
+        if let Some(place) = self.place(WALL_TIME) {
+            // SAFETY: it points into the program's array of values; the time is a float in its first bytes.
+            unsafe { place.cast::<f32>().write(time.as_secs_f32() * 1e3) };
+        }
+    }
+
+    /// Fills one of the buffers; its size option becomes the length of the text.
+    fn fill(&self, buffer: CUjit_option, bytes: CUjit_option, text: &[u8]) {
+        let Some((buffer, room, place)) = self.buffer(buffer, bytes) else {
+            return;
+        };
+        let length = text.len().min(room - 1);
+        // SAFETY: the program vouches for `room` bytes, and for its array of values.
+        unsafe {
+            buffer.copy_from_nonoverlapping(text.as_ptr(), length);
+            buffer.add(length).write(0);
+            place.write(std::ptr::without_provenance_mut(length));
+        }
+    }
+}
+
+impl Logs {
+    /// Reads both texts where a worker wrote them.
+    ///
+    /// # Safety
+    /// `bytes` are readable there, and as many behind them.
+    pub unsafe fn at(address: *const u8, bytes: usize) -> Self {
+        let read = |start: *const u8| {
+            let mut text = vec![0; bytes];
+            // SAFETY: as the caller promises.
+            unsafe { start.copy_to_nonoverlapping(text.as_mut_ptr(), bytes) };
+            let end = text.iter().position(|byte| *byte == 0);
+            text.truncate(end.unwrap_or(bytes));
+            text
+        };
+        Self {
+            info: read(address),
+            errors: read(address.wrapping_add(bytes)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::without_provenance_mut as number;
+
+    use super::*;
+
+    #[test]
+    fn texts_fit_their_buffers_and_sizes_become_lengths() {
+        let (mut info, mut errors) = ([7_u8; 16], [7_u8; 4]);
+        let keys = [
+            INFO_LOG,
+            INFO_LOG_BYTES,
+            0,
+            ERROR_LOG,
+            ERROR_LOG_BYTES,
+            WALL_TIME,
+        ];
+        let mut values = [
+            info.as_mut_ptr().cast(),
+            number(16),
+            number(32),
+            errors.as_mut_ptr().cast(),
+            number(4),
+            std::ptr::null_mut(),
+        ];
+        // SAFETY: both arrays have six elements and outlive the options.
+        let jit = unsafe { Jit::read(6, keys.as_ptr(), values.as_mut_ptr()) }.unwrap();
+        assert_eq!(jit.log_bytes(), 16);
+        let options: Vec<(u32, u64)> = jit
+            .options()
+            .iter()
+            .map(|option| (option.option, option.value))
+            .collect();
+        assert_eq!(options, [(0, 32)]);
+        let logs = Logs {
+            info: b"told".to_vec(),
+            errors: b"wrong".to_vec(),
+        };
+        jit.tell(&logs, Duration::from_millis(1500));
+        assert_eq!((&info[..5], &errors), (&b"told\0"[..], b"wro\0"));
+        assert_eq!((values[1].addr(), values[4].addr()), (4, 3));
+        let time = u32::try_from(values[5].addr()).unwrap();
+        assert_eq!(f32::from_bits(time), 1500.0);
+    }
+
+    #[test]
+    fn unknown_options_are_refused() {
+        let (key, mut value) = (OPTIONS_END, std::ptr::null_mut());
+        let read = |key: &u32, value: *mut *mut c_void| {
+            // SAFETY: one element each.
+            unsafe { Jit::read(1, key, value) }.err()
+        };
+        assert_eq!(read(&key, &raw mut value), Some(CuError::INVALID_VALUE));
+        assert_eq!(read(&17, &raw mut value), Some(CuError::NOT_SUPPORTED));
+        assert_eq!(read(&0, &raw mut value), None);
+        assert_eq!(read(&0, std::ptr::null_mut()), Some(CuError::INVALID_VALUE));
+    }
+
+    #[test]
+    fn both_texts_are_read_up_to_their_zero_bytes() {
+        let place = *b"ab\0xcdef";
+        // SAFETY: twice four bytes.
+        let logs = unsafe { Logs::at(place.as_ptr(), 4) };
+        assert_eq!((logs.info, logs.errors), (b"ab".to_vec(), b"cdef".to_vec()));
+    }
+}

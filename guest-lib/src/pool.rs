@@ -1,0 +1,204 @@
+//! Memory pools and stream-ordered allocation.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::handle::Pool as PoolKind;
+use wormhole_api::{
+    DevicePtr, Handle, PoolAlloc, PoolCreate, PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute,
+    PoolSetAttribute, PoolTrim,
+};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::handle::{self, Table};
+use crate::log;
+use crate::memory::{self, memory_map};
+use crate::memory_map::{Allocation, Origin};
+use crate::stream::Target;
+use crate::types::CUmemoryPool;
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: u32 = 4;
+
+/// What is known of a pool.
+#[derive(Debug, Default)]
+pub struct Pool {
+    threshold: AtomicU64,
+}
+
+static POOLS: Table<PoolKind, Pool> = Table::new();
+/// The device's default pool, once somebody asked for it.
+static DEFAULT: Mutex<Option<Handle<PoolKind>>> = Mutex::new(None);
+/// The pool that `cuMemAllocAsync` takes from, as on the wire; 0 for the default one.
+static CURRENT: AtomicU64 = AtomicU64::new(0);
+/// Memory was freed that a pool may have to give back at the next synchronization.
+static RELEASE_DUE: AtomicBool = AtomicBool::new(false);
+
+/// Whether the device itself must hear of a synchronization, at which pools give back what they do not use.
+pub fn take_release_due() -> bool {
+    RELEASE_DUE.load(Ordering::Relaxed) && RELEASE_DUE.swap(false, Ordering::Relaxed)
+}
+
+fn mint() -> Result<Handle<PoolKind>> {
+    POOLS.mint(|pool| pool.threshold.store(0, Ordering::Relaxed))
+}
+
+fn forget(pool: Handle<PoolKind>) {
+    if POOLS.retire(pool).is_some() {
+        POOLS.recycle(pool);
+    }
+}
+
+/// The device's default pool.
+pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
+    let mut default = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pool) = *default {
+        return Ok(pool);
+    }
+    let new = mint()?;
+    if let Err(error) = scope.session.request(&PoolDefault { new }, |()| ()) {
+        forget(new);
+        return Err(error);
+    }
+    *default = Some(new);
+    Ok(new)
+}
+
+fn is_default(pool: Handle<PoolKind>) -> bool {
+    *DEFAULT.lock().unwrap_or_else(PoisonError::into_inner) == Some(pool)
+}
+
+/// The pool that `cuMemAllocAsync` takes from.
+pub fn current(scope: Scope) -> Result<Handle<PoolKind>> {
+    match Handle::from_wire(CURRENT.load(Ordering::Acquire)) {
+        Some(pool) => Ok(pool),
+        None => default_pool(scope),
+    }
+}
+
+pub fn set_current(pool: Handle<PoolKind>) {
+    CURRENT.store(pool.to_wire(), Ordering::Release);
+}
+
+/// A pool by what a program passed.
+pub fn find(pool: CUmemoryPool) -> Result<Handle<PoolKind>> {
+    let handle = handle::from_pointer(pool).ok_or(CuError::INVALID_VALUE)?;
+    POOLS
+        .get(handle)
+        .map(|_| handle)
+        .ok_or(CuError::INVALID_VALUE)
+}
+
+/// `cuMemPoolCreate`.
+pub fn create(scope: Scope, handle_types: u32, most: u64) -> Result<Handle<PoolKind>> {
+    let new = mint()?;
+    let message = PoolCreate {
+        new,
+        handle_types,
+        most,
+    };
+    match scope.session.request(&message, |()| ()) {
+        Ok(()) => Ok(new),
+        Err(error) => {
+            forget(new);
+            Err(error)
+        }
+    }
+}
+
+/// `cuMemPoolDestroy`. A pool that was the current one makes way for the default one.
+pub fn destroy(scope: Scope, pool: Handle<PoolKind>) -> Result {
+    if is_default(pool) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    POOLS.retire(pool).ok_or(CuError::INVALID_VALUE)?;
+    // Whoever was faster has set another one.
+    let _ = CURRENT.compare_exchange(pool.to_wire(), 0, Ordering::AcqRel, Ordering::Relaxed);
+    let destroyed = scope.session.request(&PoolDestroy { pool }, |()| ());
+    POOLS.recycle(pool);
+    destroyed
+}
+
+/// `cuMemPoolTrimTo`.
+pub fn trim(scope: Scope, pool: Handle<PoolKind>, keep: u64) -> Result {
+    scope.session.request(&PoolTrim { pool, keep }, |()| ())
+}
+
+/// An attribute's value; 32-bit ones widened.
+pub fn attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32) -> Result<u64> {
+    let message = PoolGetAttribute { pool, attribute };
+    scope.session.request(&message, |reply| reply.value)
+}
+
+/// `cuMemPoolSetAttribute`.
+pub fn set_attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32, value: u64) -> Result {
+    let message = PoolSetAttribute {
+        pool,
+        attribute,
+        value,
+    };
+    scope.session.request(&message, |()| ())?;
+    if attribute == RELEASE_THRESHOLD
+        && let Some(facts) = POOLS.get(pool)
+    {
+        facts.threshold.store(value, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// `cuMemAllocFromPoolAsync`.
+pub fn allocate(scope: Scope, target: Target, pool: Handle<PoolKind>, bytes: u64) -> Result<u64> {
+    if bytes == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let message = PoolAlloc {
+        pool,
+        stream: target.handle,
+        bytes,
+    };
+    let address = scope.session.request(&message, |reply| reply.address.0)?;
+    if !scope.session.keeps(address, bytes) {
+        log::error_once!(
+            "a pool's memory would lie at {address:#x}, where this program has something of its own"
+        );
+        let message = PoolFree {
+            address: DevicePtr(address),
+            stream: target.handle,
+        };
+        scope.session.record(&message)?;
+        return Err(CuError::OUT_OF_MEMORY);
+    }
+    memory_map().insert(address, bytes, Origin::Pool { pool }, scope.context);
+    Ok(address)
+}
+
+/// `cuMemFreeAsync`.
+pub fn free(scope: Scope, target: Target, address: u64) -> Result {
+    // Out of the map first: once the worker has freed it, another thread may be given the address.
+    let from_pool = |allocation: &Allocation| matches!(allocation.origin, Origin::Pool { .. });
+    let Ok(allocation) = memory_map().remove(address, from_pool) else {
+        return memory::free(scope, address);
+    };
+    let message = PoolFree {
+        address: DevicePtr(address),
+        stream: target.handle,
+    };
+    scope.session.record(&message)?;
+    freed(&allocation);
+    target.worked(scope)
+}
+
+/// Notes that memory of a pool was freed.
+pub fn freed(allocation: &Allocation) {
+    let Origin::Pool { pool } = allocation.origin else {
+        return;
+    };
+    // A pool that was destroyed gives everything back.
+    let threshold = POOLS
+        .get(pool)
+        .map_or(0, |pool| pool.threshold.load(Ordering::Relaxed));
+    if threshold != u64::MAX {
+        RELEASE_DUE.store(true, Ordering::Relaxed);
+    }
+}

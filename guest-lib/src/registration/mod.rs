@@ -1,0 +1,243 @@
+//! Registered memory (`cuMemHostRegister`): a program's own pages, which the device is to reach.
+//!
+//! Where the program's pages are private memory of no file, they become arena in place: the program keeps its
+//! addresses, and the device reaches the same pages at their address in the arena. A page that other processes
+//! share is never moved, since they would stay behind: copies of it are staged, as of any memory, and the device
+//! cannot reach it. So it is too in a VM, whose window can be mapped in pieces of 2 MiB only, and where
+//! writers cannot be held off (`pages`).
+//!
+//! A forked child has copies of its own of what was registered, as of all private memory.
+
+mod maps;
+mod pages;
+
+use std::cell::RefCell;
+use std::io;
+use std::os::linux::fs::MetadataExt;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use self::maps::Mapping;
+pub use self::pages::can_hold_writers;
+use self::pages::{PAGE, Pages, Spare};
+use crate::log;
+use crate::session::Session;
+
+/// Pages that are arena now.
+#[derive(Debug)]
+struct Run {
+    pages: Pages,
+    /// Where they lie in the arena.
+    block: u64,
+    /// What is mapped at their first page: the file by device and inode, and the place in it.
+    device: (u32, u32),
+    inode: u64,
+    offset: u64,
+    /// Registrations of memory in them; none where the pages could not be moved back.
+    users: usize,
+    /// What a child that is being forked gets.
+    snapshots: Vec<(Pages, Spare)>,
+}
+
+impl Run {
+    fn holds(&self, pages: Pages) -> bool {
+        self.pages.start <= pages.start && pages.end <= self.pages.end
+    }
+
+    fn overlaps(&self, pages: Pages) -> bool {
+        self.pages.overlap(pages)
+    }
+
+    /// Those of its pages that are still where they were put: the program may have unmapped some, or mapped
+    /// something else there.
+    fn pieces(&self) -> io::Result<Vec<Pages>> {
+        let here = |mapping: &Mapping| {
+            let start = mapping.start.max(self.pages.start);
+            let end = mapping.end.min(self.pages.end);
+            let is_ours = mapping.inode == self.inode
+                && mapping.device == self.device
+                && start < end
+                && mapping.offset + (start - mapping.start)
+                    == self.offset + (start - self.pages.start);
+            is_ours.then_some(Pages { start, end })
+        };
+        Ok(maps::read()?.iter().filter_map(here).collect())
+    }
+}
+
+static RUNS: Mutex<Vec<Run>> = Mutex::new(Vec::new());
+
+fn runs() -> MutexGuard<'static, Vec<Run>> {
+    RUNS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why the device cannot reach memory where it is.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("this session's arena cannot be mapped in single pages")]
+    Window,
+    #[error("it shares a page with other registered memory")]
+    Neighbour,
+    #[error("not all of it is private memory of no file")]
+    Kind,
+    #[error("it is the stack of the calling thread")]
+    Stack,
+    #[error("there is no arena for it")]
+    Arena,
+    #[error("its pages cannot be moved: {0}")]
+    Move(#[from] io::Error),
+}
+
+/// What is wrong with a range that is to be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotMapped;
+
+/// Lets the device reach a range of the program's memory: its address for the device, `None` where it cannot be.
+pub fn place(session: &Session, address: u64, bytes: u64) -> Result<Option<u64>, NotMapped> {
+    let pages = Pages::around(address, bytes).ok_or(NotMapped)?;
+    let mut runs = runs();
+    if let Some(run) = runs.iter_mut().find(|run| run.holds(pages)) {
+        run.users += 1;
+        return Ok(Some(run.block + (address - run.pages.start)));
+    }
+    let parts = maps::read()
+        .ok()
+        .and_then(|all| maps::parts(&all, pages.start, pages.end));
+    let parts = parts.ok_or(NotMapped)?;
+    match move_in(session, &mut runs, pages, &parts) {
+        Ok(block) => Ok(Some(block + (address - pages.start))),
+        Err(refusal) => {
+            log::debug!("{bytes} bytes at {address:#x} are out of the device's reach: {refusal}");
+            Ok(None)
+        }
+    }
+}
+
+fn move_in(
+    session: &Session,
+    runs: &mut Vec<Run>,
+    pages: Pages,
+    parts: &[Mapping],
+) -> Result<u64, Refusal> {
+    if runs.iter().any(|run| run.overlaps(pages)) {
+        return Err(Refusal::Neighbour);
+    }
+    if !parts.iter().all(|part| part.is_plain) {
+        return Err(Refusal::Kind);
+    }
+    if pages::stack()?.overlap(pages) {
+        return Err(Refusal::Stack);
+    }
+    static HANDLERS: Once = Once::new();
+    HANDLERS.call_once(|| {
+        // SAFETY: the handlers are functions of this library, which is never unloaded (it is linked with
+        // `nodelete`), and call only what is safe where they run.
+        unsafe {
+            libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
+        }
+    });
+    let block = session
+        .allocate_arena(pages.bytes(), PAGE)
+        .map_err(|_| Refusal::Arena)?;
+    let moved = session
+        .arena_file(block)
+        .ok_or(Refusal::Window)
+        .and_then(|(file, offset)| {
+            let status = file.metadata()?;
+            let spare = Spare::shared(file, offset, pages.bytes())?;
+            // SAFETY: the pages are plain memory of the program, readable and writable, and not this thread's
+            // stack, which its thread-local memory is a part of.
+            unsafe { pages::replace(pages, spare) }?;
+            Ok(Run {
+                pages,
+                block,
+                device: (libc::major(status.st_dev()), libc::minor(status.st_dev())),
+                inode: status.st_ino(),
+                offset,
+                users: 1,
+                snapshots: Vec::new(),
+            })
+        });
+    match moved {
+        Ok(run) => {
+            runs.push(run);
+            Ok(block)
+        }
+        Err(refusal) => {
+            session.free_arena(block);
+            Err(refusal)
+        }
+    }
+}
+
+/// Ends one use of memory that [`place`] let the device reach. The device has finished with it.
+pub fn release(session: &Session, address: u64) {
+    let mut runs = runs();
+    let holds = |run: &Run| (run.pages.start..run.pages.end).contains(&address);
+    let Some(index) = runs.iter().position(holds) else {
+        return;
+    };
+    let run = &mut runs[index];
+    run.users = run.users.saturating_sub(1);
+    if run.users > 0 {
+        return;
+    }
+    match move_back(run) {
+        Ok(()) => {
+            let run = runs.swap_remove(index);
+            session.free_arena(run.block);
+        }
+        // They stay arena, which the program does not notice.
+        Err(error) => log::debug!("registered pages cannot be moved back: {error}"),
+    }
+}
+
+/// Gives the program memory of its own again, wherever its registered pages are still mapped.
+fn move_back(run: &Run) -> io::Result<()> {
+    for pages in run.pieces()? {
+        let spare = Spare::private(pages.bytes())?;
+        // SAFETY: this library put these pages there, readable and writable. They are no stack, which was
+        // looked at then.
+        unsafe { pages::replace(pages, spare) }?;
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// Held while this thread forks.
+    static FORKING: RefCell<Option<MutexGuard<'static, Vec<Run>>>> = const { RefCell::new(None) };
+}
+
+extern "C" fn before_fork() {
+    let mut runs = runs();
+    for run in runs.iter_mut() {
+        // What there is no memory for, the child does not have.
+        for pages in run.pieces().unwrap_or_default() {
+            if let Ok(snapshot) = Spare::private(pages.bytes()) {
+                // SAFETY: the pages are mapped, and readable as this library mapped them.
+                unsafe { snapshot.copy_from(pages) };
+                run.snapshots.push((pages, snapshot));
+            }
+        }
+    }
+    FORKING.set(Some(runs));
+}
+
+extern "C" fn in_parent() {
+    if let Some(mut runs) = FORKING.take() {
+        for run in runs.iter_mut() {
+            run.snapshots.clear();
+        }
+    }
+}
+
+extern "C" fn in_child() {
+    let Some(mut runs) = FORKING.take() else {
+        return;
+    };
+    for run in runs.drain(..) {
+        for (pages, snapshot) in run.snapshots {
+            // SAFETY: the child has nothing at these pages, which are not forked, and has mapped nothing yet.
+            let _ = unsafe { snapshot.take_place_of(pages) };
+        }
+    }
+}

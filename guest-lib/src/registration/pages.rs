@@ -1,0 +1,480 @@
+//! Putting other pages where a program's pages are, while its threads run.
+//!
+//! Writers are held off with userfaultfd write protection (ioctl_userfaultfd(2)) while the contents are
+//! copied, and go on when the new pages are in place. Nothing is written to the pages meanwhile, not even by
+//! who moves them: they may hold anything, this library's own data too.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::ptr;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+
+const API: u64 = 0xAA;
+/// `UFFD_FEATURE_PAGEFAULT_FLAG_WP` and `UFFD_FEATURE_WP_HUGETLBFS_SHMEM`.
+const FEATURES: u64 = 1 | 1 << 12;
+const REGISTER_MODE_WP: u64 = 1 << 1;
+const WRITEPROTECT_MODE_WP: u64 = 1;
+const UFFDIO_API: libc::c_ulong = request(3, 0x3F, size_of::<ApiArgument>());
+const UFFDIO_REGISTER: libc::c_ulong = request(3, 0x00, size_of::<RegisterArgument>());
+const UFFDIO_UNREGISTER: libc::c_ulong = request(2, 0x01, size_of::<RangeArgument>());
+const UFFDIO_WRITEPROTECT: libc::c_ulong = request(3, 0x06, size_of::<ProtectArgument>());
+const USERFAULTFD_IOC_NEW: libc::c_ulong = request(0, 0x00, 0);
+
+/// The number of an ioctl of userfaultfd.
+const fn request(direction: libc::c_ulong, number: libc::c_ulong, bytes: usize) -> libc::c_ulong {
+    direction << 30 | (bytes as libc::c_ulong) << 16 | 0xAA << 8 | number
+}
+
+#[repr(C)]
+struct ApiArgument {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RangeArgument {
+    start: u64,
+    bytes: u64,
+}
+
+#[repr(C)]
+struct RegisterArgument {
+    range: RangeArgument,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct ProtectArgument {
+    range: RangeArgument,
+    mode: u64,
+}
+
+/// A descriptor that holds writers off wherever they write from: a system call that writes to the pages must
+/// wait too, which needs a privilege.
+fn descriptor() -> io::Result<OwnedFd> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: plain system call.
+    let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    let made = if made >= 0 {
+        i32::try_from(made).map_err(io::Error::other)?
+    } else {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open("/dev/userfaultfd")?;
+        // SAFETY: this request takes flags.
+        let made = unsafe { libc::ioctl(file.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        made
+    };
+    // SAFETY: the descriptor was just made and has no other owner.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(made) };
+    let mut argument = ApiArgument {
+        api: API,
+        features: FEATURES,
+        ioctls: 0,
+    };
+    control(&descriptor, UFFDIO_API, &mut argument)?;
+    Ok(descriptor)
+}
+
+fn control<T>(descriptor: &OwnedFd, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+    // SAFETY: the request's argument is of this type, and the kernel reads and writes that much.
+    let result = unsafe { libc::ioctl(descriptor.as_raw_fd(), request, ptr::from_mut(argument)) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Whether this system lets a process hold off its own writers.
+pub fn can_hold_writers() -> bool {
+    descriptor().is_ok()
+}
+
+/// A range of whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Pages {
+    /// The pages that a range lies in.
+    pub fn around(address: u64, bytes: u64) -> Option<Self> {
+        let end = address.checked_add(bytes)?.checked_next_multiple_of(PAGE)?;
+        Some(Self {
+            start: address / PAGE * PAGE,
+            end,
+        })
+    }
+
+    pub fn overlap(self, other: Self) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+
+    pub fn bytes(self) -> u64 {
+        self.end - self.start
+    }
+
+    fn length(self) -> usize {
+        usize::try_from(self.bytes()).unwrap_or(usize::MAX)
+    }
+
+    fn pointer(self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(usize::try_from(self.start).unwrap_or(0))
+    }
+}
+
+/// Writers are held off a range, and signals off this thread, whose handlers might be writers.
+struct Hold {
+    descriptor: OwnedFd,
+    range: RangeArgument,
+    signals: libc::sigset_t,
+}
+
+impl Hold {
+    fn new(pages: Pages) -> io::Result<Self> {
+        let descriptor = descriptor()?;
+        let range = RangeArgument {
+            start: pages.start,
+            bytes: pages.bytes(),
+        };
+        let mut argument = RegisterArgument {
+            range,
+            mode: REGISTER_MODE_WP,
+            ioctls: 0,
+        };
+        control(&descriptor, UFFDIO_REGISTER, &mut argument)?;
+        // SAFETY: both sets outlive the calls.
+        let signals = unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+            before
+        };
+        let hold = Self {
+            descriptor,
+            range,
+            signals,
+        };
+        let mut argument = ProtectArgument {
+            range,
+            mode: WRITEPROTECT_MODE_WP,
+        };
+        control(&hold.descriptor, UFFDIO_WRITEPROTECT, &mut argument)?;
+        Ok(hold)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Lifts the protection where the pages are still the old ones. Who waits is woken by this and by the
+        // end of the descriptor, and finds what is mapped then.
+        let _ = control(&self.descriptor, UFFDIO_UNREGISTER, &mut { self.range });
+        // SAFETY: the set is the one that was in force.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.signals, ptr::null_mut());
+        }
+    }
+}
+
+/// New memory that has not taken its place yet.
+#[derive(Debug)]
+pub struct Spare {
+    address: *mut u8,
+    length: usize,
+}
+
+// SAFETY: a mapping belongs to the process, to no thread of it.
+unsafe impl Send for Spare {}
+
+impl Spare {
+    /// A part of a file, which forked children do not get.
+    pub fn shared(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        let spare = Self::map(bytes, libc::MAP_SHARED, file.as_raw_fd(), offset)?;
+        // SAFETY: the range was mapped above.
+        if unsafe { libc::madvise(spare.address.cast(), spare.length, libc::MADV_DONTFORK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(spare)
+    }
+
+    /// Memory of this process alone.
+    pub fn private(bytes: u64) -> io::Result<Self> {
+        Self::map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    }
+
+    fn map(bytes: u64, flags: i32, file: i32, offset: libc::off_t) -> io::Result<Self> {
+        let length = usize::try_from(bytes).map_err(io::Error::other)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping wherever the kernel likes.
+        let address = unsafe { libc::mmap(ptr::null_mut(), length, access, flags, file, offset) };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            address: address.cast(),
+            length,
+        })
+    }
+
+    /// Makes all of it present, so that copying does not have to.
+    fn populate(&self) -> io::Result<()> {
+        populate(self.address, self.length)
+    }
+
+    /// Copies the pages into it, as they are.
+    ///
+    /// # Safety
+    /// The pages are readable, and as many.
+    pub unsafe fn copy_from(&self, pages: Pages) {
+        // SAFETY: the caller's promise; the spare memory is nobody else's. The C library's function is used
+        // because other threads may write to the pages.
+        unsafe { libc::memcpy(self.address.cast(), pages.pointer().cast(), self.length) };
+    }
+
+    /// Takes the place of the pages, at once: what was there is gone.
+    ///
+    /// # Safety
+    /// The pages are the program's, are as many, and hold what the spare memory holds or nothing of worth.
+    pub unsafe fn take_place_of(self, pages: Pages) -> io::Result<()> {
+        // SAFETY: the caller's promise.
+        let moved = unsafe {
+            libc::mremap(
+                self.address.cast(),
+                self.length,
+                self.length,
+                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+                pages.pointer(),
+            )
+        };
+        if moved == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // It is not where it was any more.
+        std::mem::forget(self);
+        Ok(())
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        // SAFETY: this object's own mapping, which nobody else knows.
+        unsafe { libc::munmap(self.address.cast(), self.length) };
+    }
+}
+
+/// The stack of the calling thread, with its thread-local memory.
+pub fn stack() -> io::Result<Pages> {
+    let (mut address, mut bytes) = (ptr::null_mut(), 0);
+    // SAFETY: the attributes are filled in before they are read, and destroyed once.
+    let result = unsafe {
+        let mut attributes = std::mem::zeroed();
+        let result = libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes);
+        if result == 0 {
+            libc::pthread_attr_getstack(&raw const attributes, &raw mut address, &raw mut bytes);
+            libc::pthread_attr_destroy(&raw mut attributes);
+        }
+        result
+    };
+    if result != 0 {
+        return Err(io::Error::from_raw_os_error(result));
+    }
+    Pages::around(address.addr() as u64, bytes as u64).ok_or_else(|| io::Error::other("no stack"))
+}
+
+fn populate(address: *mut u8, length: usize) -> io::Result<()> {
+    // SAFETY: makes pages present and changes no contents.
+    if unsafe { libc::madvise(address.cast(), length, libc::MADV_POPULATE_WRITE) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Copies the pages to spare memory and puts that in their place. No write of another thread is lost: it
+/// happens before the copy, or waits and happens after. On failure everything is as before.
+///
+/// # Safety
+/// The pages are mapped readable and writable, they are not the stack or the thread-local memory of the calling
+/// thread, and the spare memory is as large.
+pub unsafe fn replace(pages: Pages, spare: Spare) -> io::Result<()> {
+    spare.populate()?;
+    // Pages that are not there could not be protected.
+    populate(pages.pointer(), pages.length())?;
+    let hold = Hold::new(pages)?;
+    // SAFETY: the caller's promise; writers are held off, so the copy is what the pages hold until they go.
+    let result = unsafe {
+        spare.copy_from(pages);
+        spare.take_place_of(pages)
+    };
+    drop(hold);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::{Arc, Barrier};
+
+    use super::*;
+
+    const COUNT: usize = 16;
+
+    fn file(bytes: u64) -> File {
+        // SAFETY: the name is a string; the descriptor has no other owner.
+        let file =
+            unsafe { File::from_raw_fd(libc::memfd_create(c"t".as_ptr(), libc::MFD_CLOEXEC)) };
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    /// Pages of the test's own, which stay mapped.
+    fn pages() -> Pages {
+        let spare = Spare::private(COUNT as u64 * PAGE).unwrap();
+        let start = spare.address.expose_provenance() as u64;
+        std::mem::forget(spare);
+        Pages::around(start, COUNT as u64 * PAGE).unwrap()
+    }
+
+    /// The first word of each page.
+    fn words(pages: Pages) -> Vec<&'static AtomicU64> {
+        (0..COUNT)
+            .map(|page| {
+                // SAFETY: the page stays mapped, and its first word is only used atomically.
+                unsafe { AtomicU64::from_ptr(pages.pointer().add(page * 4096).cast()) }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn pages_around_a_range() {
+        let around =
+            |address, bytes| Pages::around(address, bytes).map(|pages| (pages.start, pages.end));
+        assert_eq!(around(0x1fff, 2), Some((0x1000, 0x3000)));
+        assert_eq!(around(0x1000, 0x1000), Some((0x1000, 0x2000)));
+        assert_eq!(around(u64::MAX - 10, 5), None);
+        assert_eq!(around(u64::MAX - 10, 20), None);
+    }
+
+    #[test]
+    fn no_write_is_lost_while_pages_are_replaced_back_and_forth() {
+        if !can_hold_writers() {
+            eprintln!("skipped: this process may not use userfaultfd");
+            return;
+        }
+        let pages = pages();
+        let file = file(pages.bytes());
+        let stop = Arc::new(AtomicBool::new(false));
+        let ready = Arc::new(Barrier::new(3));
+        // One writer by instructions, one by system calls.
+        let (to_stop, start) = (Arc::clone(&stop), Arc::clone(&ready));
+        let adder = std::thread::spawn(move || {
+            let words = words(pages);
+            let mut rounds = 0_u64;
+            start.wait();
+            while !to_stop.load(Ordering::Relaxed) {
+                for word in &words {
+                    // Not an atomic addition: a lost write shows.
+                    word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                }
+                rounds += 1;
+            }
+            rounds
+        });
+        let (to_stop, start) = (Arc::clone(&stop), Arc::clone(&ready));
+        let caller = std::thread::spawn(move || {
+            let (reader, writer) = io::pipe().unwrap();
+            let mut round = 0_usize;
+            start.wait();
+            while !to_stop.load(Ordering::Relaxed) {
+                round += 1;
+                let sent = round.to_ne_bytes();
+                // SAFETY: both buffers have eight bytes; the second lies in the pages.
+                unsafe {
+                    let place = pages.pointer().add(8 + (round % COUNT) * 4096);
+                    assert_eq!(
+                        libc::write(writer.as_fd().as_raw_fd(), sent.as_ptr().cast(), 8),
+                        8
+                    );
+                    assert_eq!(libc::read(reader.as_fd().as_raw_fd(), place.cast(), 8), 8);
+                    assert_eq!(place.cast::<usize>().read_volatile(), round);
+                }
+            }
+            round
+        });
+        ready.wait();
+        for _ in 0..200 {
+            let spare = Spare::shared(&file, 0, pages.bytes()).unwrap();
+            // SAFETY: the test's own pages.
+            unsafe { replace(pages, spare) }.unwrap();
+            let spare = Spare::private(pages.bytes()).unwrap();
+            // SAFETY: as above.
+            unsafe { replace(pages, spare) }.unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        let rounds = adder.join().unwrap();
+        assert!(caller.join().unwrap() > 0 && rounds > 0);
+        for word in words(pages) {
+            assert_eq!(word.load(Ordering::Relaxed), rounds);
+        }
+    }
+
+    #[test]
+    fn what_is_in_place_is_the_file() {
+        if !can_hold_writers() {
+            eprintln!("skipped: this process may not use userfaultfd");
+            return;
+        }
+        let pages = pages();
+        let file = file(2 * pages.bytes());
+        words(pages)[3].store(77, Ordering::Relaxed);
+        let spare = Spare::shared(&file, pages.bytes(), pages.bytes()).unwrap();
+        // SAFETY: the test's own pages.
+        unsafe { replace(pages, spare) }.unwrap();
+        let other = Spare::shared(&file, pages.bytes(), pages.bytes()).unwrap();
+        let there = |page: usize| {
+            // SAFETY: inside the mapping.
+            unsafe { other.address.add(page * 4096).cast::<u64>().read_volatile() }
+        };
+        assert_eq!(there(3), 77);
+        words(pages)[4].store(78, Ordering::Relaxed);
+        assert_eq!(there(4), 78);
+    }
+
+    #[test]
+    fn what_cannot_be_replaced_stays() {
+        if !can_hold_writers() {
+            eprintln!("skipped: this process may not use userfaultfd");
+            return;
+        }
+        let pages = pages();
+        words(pages)[0].store(5, Ordering::Relaxed);
+        let hole = Pages {
+            start: pages.start + PAGE,
+            end: pages.start + 2 * PAGE,
+        };
+        // SAFETY: the test's own page.
+        unsafe { libc::munmap(hole.pointer().cast(), hole.length()) };
+        let spare = Spare::private(pages.bytes()).unwrap();
+        // SAFETY: one of the pages is not mapped, which is noticed.
+        assert!(unsafe { replace(pages, spare) }.is_err());
+        let word = words(pages)[0];
+        word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        assert_eq!(word.load(Ordering::Relaxed), 6, "and can be written again");
+    }
+}

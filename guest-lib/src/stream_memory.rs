@@ -1,0 +1,203 @@
+//! Memory operations of streams, and what streams are told of beside work.
+
+use std::sync::atomic::AtomicU64;
+
+use wormhole_api::{Items, MemoryOperation, StreamMemory, StreamSetAttribute};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::memory::memory_map;
+use crate::stream::Target;
+use crate::types::{CUstreamAttrValue, CUstreamBatchMemOpParams};
+
+/// `CUstreamBatchMemOpType`.
+pub const WAIT_32: u32 = 1;
+pub const WRITE_32: u32 = 2;
+const FLUSH_REMOTE_WRITES: u32 = 3;
+pub const WAIT_64: u32 = 4;
+pub const WRITE_64: u32 = 5;
+const BARRIER: u32 = 6;
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`; the conditions are below 4.
+pub const GEQ: u32 = 0;
+const CONDITIONS: u32 = 3;
+/// `CU_STREAM_WAIT_VALUE_FLUSH`.
+const FLUSH: u32 = 1 << 30;
+/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`; `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
+const ONE_FLAG: u32 = 1;
+
+/// Operations of one call (CUDA driver API, `cuStreamBatchMemOp`), and of one message.
+pub const MOST: usize = 256;
+const MESSAGE: usize = 128;
+
+/// A 64-bit word of the arena that the device reads or writes too.
+#[derive(Clone, Copy, Debug)]
+pub struct Word(u64);
+
+impl Word {
+    /// The word at an address of the arena, which stays allocated.
+    pub const fn new(address: u64) -> Self {
+        Self(address)
+    }
+
+    pub const fn address(self) -> u64 {
+        self.0
+    }
+
+    pub fn get(&self) -> &AtomicU64 {
+        let address = usize::try_from(self.0).unwrap_or(0);
+        // SAFETY: the word lies aligned in arena that this library keeps for itself, mapped as long as the
+        // process lives; all sides access it atomically.
+        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address)) }
+    }
+}
+
+/// One operation of a program, with what the native driver refuses refused.
+pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
+    let (width, known) = match parameters.operation {
+        WAIT_32 => (4, CONDITIONS),
+        WAIT_64 => (8, CONDITIONS),
+        WRITE_32 => (4, ONE_FLAG),
+        WRITE_64 => (8, ONE_FLAG),
+        BARRIER if parameters.barrier_flags & !ONE_FLAG == 0 => {
+            return Ok(MemoryOperation {
+                kind: BARRIER,
+                flags: parameters.barrier_flags,
+                address: 0,
+                value: 0,
+            });
+        }
+        // The attribute says that the device cannot.
+        FLUSH_REMOTE_WRITES => return Err(CuError::NOT_SUPPORTED),
+        _ => return Err(CuError::INVALID_VALUE),
+    };
+    if known == CONDITIONS && parameters.flags & FLUSH != 0 {
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    let reachable = parameters.address.is_multiple_of(width)
+        && memory_map()
+            .find_range(parameters.address, width)?
+            .is_some();
+    if parameters.flags & !known != 0 || !reachable {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(MemoryOperation {
+        kind: parameters.operation,
+        flags: parameters.flags,
+        address: parameters.address,
+        value: parameters.value64,
+    })
+}
+
+/// Hands operations to a stream.
+pub fn send(scope: Scope, target: Target, operations: &[MemoryOperation]) -> Result {
+    for part in operations.chunks(MESSAGE) {
+        scope.session.record(&StreamMemory {
+            stream: target.handle,
+            operations: Items::new(part),
+        })?;
+    }
+    target.worked(scope)
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_*` of streams.
+pub const ACCESS_POLICY_WINDOW: u32 = 1;
+pub const SYNCHRONIZATION_POLICY: u32 = 3;
+pub const PRIORITY: u32 = 8;
+pub const MEM_SYNC_DOMAIN_MAP: u32 = 9;
+pub const MEM_SYNC_DOMAIN: u32 = 10;
+
+/// What a stream answers that was told no synchronization policy.
+const NO_POLICY: u64 = 0xFFFF_FFFF;
+
+/// What streams were told, by attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamAttributes {
+    policy_window: CUstreamAttrValue,
+    synchronization_policy: CUstreamAttrValue,
+    domain_map: CUstreamAttrValue,
+    domain: CUstreamAttrValue,
+}
+
+impl StreamAttributes {
+    /// Those of a new stream: no policy yet (the native driver says -1, which it refuses to be told), no
+    /// window, the default domain and its map of 0 and 1.
+    pub const NEW: Self = Self {
+        policy_window: [0; 8],
+        synchronization_policy: [NO_POLICY, 0, 0, 0, 0, 0, 0, 0],
+        domain_map: [1 << 8, 0, 0, 0, 0, 0, 0, 0],
+        domain: [0; 8],
+    };
+
+    /// All but the priority, which is the stream's own.
+    pub const KEPT: [u32; 4] = [
+        ACCESS_POLICY_WINDOW,
+        SYNCHRONIZATION_POLICY,
+        MEM_SYNC_DOMAIN_MAP,
+        MEM_SYNC_DOMAIN,
+    ];
+
+    /// Whether a stream was told this value; one that was told none has nothing to copy.
+    pub const fn is_told(id: u32, value: &CUstreamAttrValue) -> bool {
+        id != SYNCHRONIZATION_POLICY || value[0] != NO_POLICY
+    }
+
+    pub fn place(&mut self, id: u32) -> Result<&mut CUstreamAttrValue> {
+        match id {
+            ACCESS_POLICY_WINDOW => Ok(&mut self.policy_window),
+            SYNCHRONIZATION_POLICY => Ok(&mut self.synchronization_policy),
+            MEM_SYNC_DOMAIN_MAP => Ok(&mut self.domain_map),
+            MEM_SYNC_DOMAIN => Ok(&mut self.domain),
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+}
+
+impl Default for StreamAttributes {
+    fn default() -> Self {
+        Self::NEW
+    }
+}
+
+fn low(word: u64) -> u32 {
+    let [a, b, c, d, ..] = word.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+/// Refuses a value that an attribute cannot have.
+fn check(id: u32, value: &CUstreamAttrValue) -> Result {
+    let [first, bytes, third, fourth, ..] = *value;
+    let valid = match id {
+        ACCESS_POLICY_WINDOW => {
+            // An address, bytes, the ratio of hits, the property of hits and of misses.
+            let ratio = f32::from_bits(low(third));
+            let (hit, miss) = (low(third >> 32), low(fourth));
+            (0.0..=1.0).contains(&ratio)
+                && hit <= 2
+                && miss <= 1
+                && (bytes == 0 || memory_map().find_range(first, bytes)?.is_some())
+        }
+        // From CU_SYNC_POLICY_AUTO to CU_SYNC_POLICY_BLOCKING_SYNC.
+        SYNCHRONIZATION_POLICY => (1..=4).contains(&low(first)),
+        MEM_SYNC_DOMAIN_MAP | PRIORITY => true,
+        MEM_SYNC_DOMAIN => low(first) <= 1,
+        _ => false,
+    };
+    valid.then_some(()).ok_or(CuError::INVALID_VALUE)
+}
+
+/// `cuStreamSetAttribute`.
+pub fn set_attribute(scope: Scope, target: Target, id: u32, value: &CUstreamAttrValue) -> Result {
+    scope.session.alive()?;
+    check(id, value)?;
+    let mut bytes = [0; 64];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(value) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    scope.session.record(&StreamSetAttribute {
+        stream: target.handle,
+        id,
+        value: bytes,
+    })?;
+    target.stream.note_attribute(id, value)
+}

@@ -1,0 +1,207 @@
+//! Texture and surface objects: what a program described is known here, what kernels are given is the
+//! device's own value.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use wormhole_api::{
+    DevicePtr, SurfaceCreate, SurfaceDestroy, TextureCreate, TextureDestroy, TextureSource,
+};
+
+use crate::array;
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::types::{
+    CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUsurfObject, CUtexObject,
+};
+
+/// `CU_RESOURCE_TYPE_ARRAY`, `_MIPMAPPED_ARRAY`, `_LINEAR`, `_PITCH2D`.
+const ARRAY: u32 = 0;
+const MIPMAP: u32 = 1;
+const LINEAR: u32 = 2;
+const ROWS: u32 = 3;
+
+/// A texture as it was described.
+#[derive(Clone, Copy, Debug)]
+pub struct Texture {
+    context: u32,
+    pub resource: CUDA_RESOURCE_DESC,
+    pub sampling: CUDA_TEXTURE_DESC,
+    pub view: Option<CUDA_RESOURCE_VIEW_DESC>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Surface {
+    context: u32,
+    resource: CUDA_RESOURCE_DESC,
+}
+
+#[derive(Debug, Default)]
+struct Objects {
+    textures: HashMap<CUtexObject, Texture>,
+    surfaces: HashMap<CUsurfObject, Surface>,
+}
+
+static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
+
+fn objects() -> MutexGuard<'static, Objects> {
+    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The handle in the first word of a resource.
+fn pointer(resource: &CUDA_RESOURCE_DESC) -> *mut std::ffi::c_void {
+    std::ptr::without_provenance_mut(usize::try_from(resource.res[0]).unwrap_or(0))
+}
+
+/// The two 32-bit fields of a word.
+fn halves(word: u64) -> [u32; 2] {
+    [word, word >> u32::BITS].map(|half| u32::try_from(half & u64::from(u32::MAX)).unwrap_or(0))
+}
+
+/// `cuTexObjectCreate`.
+pub fn create(
+    scope: Scope,
+    resource: &CUDA_RESOURCE_DESC,
+    sampling: &CUDA_TEXTURE_DESC,
+    view: Option<&CUDA_RESOURCE_VIEW_DESC>,
+) -> Result<CUtexObject> {
+    if resource.flags != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let [address, described, first, second, third, ..] = resource.res;
+    let [format, channels] = halves(described);
+    let (mut array, mut mipmap) = (None, None);
+    let (source, size) = match resource.resType {
+        ARRAY | MIPMAP if address == 0 => return Err(CuError::INVALID_VALUE),
+        ARRAY => {
+            array = Some(array::find(pointer(resource))?.0);
+            (TextureSource::Array, [0; 3])
+        }
+        MIPMAP => {
+            mipmap = Some(array::find_mipmap(pointer(resource))?);
+            (TextureSource::Mipmap, [0; 3])
+        }
+        LINEAR => (TextureSource::Linear, [first, 0, 0]),
+        ROWS => (TextureSource::Rows, [first, second, third]),
+        _ => return Err(CuError::INVALID_VALUE),
+    };
+    let of_memory = array.is_none() && mipmap.is_none();
+    // Memory is seen as it is.
+    let seen = view.filter(|_| !of_memory);
+    let only_memory = |value: u32| if of_memory { value } else { 0 };
+    let message = TextureCreate {
+        source,
+        array,
+        mipmap,
+        memory: DevicePtr(if of_memory { address } else { 0 }),
+        format: only_memory(format),
+        channels: only_memory(channels),
+        size,
+        address_modes: sampling.addressMode,
+        filters: [sampling.filterMode, sampling.mipmapFilterMode],
+        flags: sampling.flags,
+        anisotropy: sampling.maxAnisotropy,
+        level_bias: sampling.mipmapLevelBias,
+        level_clamp: [sampling.minMipmapLevelClamp, sampling.maxMipmapLevelClamp],
+        border: sampling.borderColor.map(f32::to_bits),
+        viewed: seen.is_some().into(),
+        view_format: seen.map_or(0, |view| view.format),
+        view_extent: seen.map_or([0; 3], |view| {
+            [view.width, view.height, view.depth].map(|extent| extent as u64)
+        }),
+        view_parts: seen.map_or([0; 4], |view| {
+            [
+                view.firstMipmapLevel,
+                view.lastMipmapLevel,
+                view.firstLayer,
+                view.lastLayer,
+            ]
+        }),
+    };
+    let texture = scope.session.request(&message, |reply| reply.texture)?;
+    let facts = Texture {
+        context: scope.context,
+        resource: *resource,
+        sampling: *sampling,
+        view: view.copied(),
+    };
+    objects().textures.insert(texture, facts);
+    Ok(texture)
+}
+
+/// `cuTexObjectDestroy`. What is no texture is none afterwards either: native says success.
+pub fn destroy(scope: Scope, texture: CUtexObject) -> Result {
+    if objects().textures.remove(&texture).is_none() {
+        return scope.session.alive();
+    }
+    scope.session.record(&TextureDestroy { texture })
+}
+
+/// What a texture was described as.
+pub fn find(texture: CUtexObject) -> Result<Texture> {
+    let found = objects().textures.get(&texture).copied();
+    found.ok_or(CuError::INVALID_VALUE)
+}
+
+/// `cuSurfObjectCreate`.
+pub fn create_surface(scope: Scope, resource: &CUDA_RESOURCE_DESC) -> Result<CUsurfObject> {
+    if resource.resType != ARRAY || resource.flags != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let (array, _) = array::find(pointer(resource))?;
+    let surface = scope
+        .session
+        .request(&SurfaceCreate { array }, |reply| reply.surface)?;
+    let facts = Surface {
+        context: scope.context,
+        resource: *resource,
+    };
+    objects().surfaces.insert(surface, facts);
+    Ok(surface)
+}
+
+/// `cuSurfObjectDestroy`; as of textures.
+pub fn destroy_surface(scope: Scope, surface: CUsurfObject) -> Result {
+    if objects().surfaces.remove(&surface).is_none() {
+        return scope.session.alive();
+    }
+    scope.session.record(&SurfaceDestroy { surface })
+}
+
+/// What a surface was described as.
+pub fn find_surface(surface: CUsurfObject) -> Result<CUDA_RESOURCE_DESC> {
+    let found = objects().surfaces.get(&surface).copied();
+    Ok(found.ok_or(CuError::INVALID_VALUE)?.resource)
+}
+
+/// Destroys the textures and surfaces of a context.
+pub fn destroy_of(scope: Scope) {
+    let (textures, surfaces) = {
+        let objects = objects();
+        let of = |context: u32| context == scope.context;
+        let textures = objects
+            .textures
+            .iter()
+            .filter(|(_, facts)| of(facts.context));
+        let surfaces = objects
+            .surfaces
+            .iter()
+            .filter(|(_, facts)| of(facts.context));
+        (
+            textures.map(|(handle, _)| *handle).collect::<Vec<_>>(),
+            surfaces.map(|(handle, _)| *handle).collect::<Vec<_>>(),
+        )
+    };
+    // The context goes; what somebody else destroys at the same time is gone too.
+    for texture in textures {
+        let _ = destroy(scope, texture);
+    }
+    for surface in surfaces {
+        let _ = destroy_surface(scope, surface);
+    }
+}
+
+/// Forgets every texture and surface, after the worker has destroyed them all.
+pub fn forget_all() {
+    *objects() = Objects::default();
+}

@@ -1,0 +1,309 @@
+//! Reserved addresses, and memory that is mapped there.
+//!
+//! Who has reserved and mapped what is kept here, under one lock, so that what is wrong with a call is said
+//! at the call; the worker checks it again.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use wormhole_api::handle::Memory as MemoryKind;
+use wormhole_api::{
+    Access, AddressFree, AddressReserve, DevicePtr, Handle, MemCreate, MemGranularity, MemMap,
+    MemRelease, MemSetAccess, MemUnmap,
+};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::handle::{self, Table};
+use crate::log;
+use crate::memory::memory_map;
+use crate::memory_map::{Allocation, Origin};
+use crate::types::CUmemGenericAllocationHandle;
+
+/// Mappable memory. It lives while a handle or a mapping does.
+#[derive(Debug, Default)]
+pub struct Memory {
+    bytes: AtomicU64,
+    handle_types: AtomicU32,
+    /// How often it was created or retained and not released.
+    handles: AtomicU32,
+    mappings: AtomicU32,
+}
+
+impl Memory {
+    /// `CUmemAllocationHandleType`s that it can be exported as.
+    pub fn handle_types(&self) -> u32 {
+        self.handle_types.load(Ordering::Relaxed)
+    }
+}
+
+/// What sizes and addresses are multiples of.
+#[derive(Clone, Copy, Debug)]
+pub struct Granularity {
+    pub minimum: u64,
+    pub recommended: u64,
+}
+
+/// Reserved ranges: start and bytes.
+type Reserved = BTreeMap<u64, u64>;
+
+static MEMORIES: Table<MemoryKind, Memory> = Table::new();
+/// Held while anything changes.
+static RESERVED: Mutex<Reserved> = Mutex::new(BTreeMap::new());
+
+fn reserved() -> MutexGuard<'static, Reserved> {
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Asked of the device once.
+pub fn granularity(scope: Scope) -> Result<Granularity> {
+    static GRANULARITY: OnceLock<Granularity> = OnceLock::new();
+    if let Some(known) = GRANULARITY.get() {
+        return Ok(*known);
+    }
+    let found = scope
+        .session
+        .request(&MemGranularity {}, |reply| Granularity {
+            minimum: reply.minimum,
+            recommended: reply.recommended,
+        })?;
+    Ok(*GRANULARITY.get_or_init(|| found))
+}
+
+/// A size that is not a multiple of the granularity, or 0, is an invalid value.
+fn granular(scope: Scope, bytes: u64) -> Result {
+    let unit = granularity(scope)?.minimum;
+    if bytes != 0 && bytes.is_multiple_of(unit) {
+        Ok(())
+    } else {
+        Err(CuError::INVALID_VALUE)
+    }
+}
+
+/// `cuMemAddressReserve`.
+pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
+    granular(scope, bytes)?;
+    if alignment != 0 && !alignment.is_power_of_two() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let mut reserved = reserved();
+    let message = AddressReserve {
+        bytes,
+        alignment,
+        // Elsewhere the program may have something itself.
+        hint: if scope.session.keeps(hint, bytes) {
+            hint
+        } else {
+            0
+        },
+    };
+    let address = scope.session.request(&message, |reply| reply.address.0)?;
+    if !scope.session.keeps(address, bytes) {
+        log::error_once!(
+            "addresses at {address:#x} cannot be reserved: this program has something of its own there"
+        );
+        let message = AddressFree {
+            address: DevicePtr(address),
+            bytes,
+        };
+        scope.session.request(&message, |()| ())?;
+        return Err(CuError::OUT_OF_MEMORY);
+    }
+    reserved.insert(address, bytes);
+    Ok(address)
+}
+
+/// `cuMemAddressFree`.
+pub fn unreserve(scope: Scope, address: u64, bytes: u64) -> Result {
+    let mut reserved = reserved();
+    let known = reserved.get(&address) == Some(&bytes);
+    if !known || memory_map().overlaps(address, bytes) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let message = AddressFree {
+        address: DevicePtr(address),
+        bytes,
+    };
+    scope.session.request(&message, |()| ())?;
+    reserved.remove(&address);
+    Ok(())
+}
+
+/// `cuMemCreate`.
+pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGenericAllocationHandle> {
+    granular(scope, bytes)?;
+    let new = MEMORIES.mint(|memory| {
+        memory.bytes.store(bytes, Ordering::Relaxed);
+        memory.handle_types.store(handle_types, Ordering::Relaxed);
+        memory.handles.store(1, Ordering::Relaxed);
+        memory.mappings.store(0, Ordering::Relaxed);
+    })?;
+    let message = MemCreate {
+        new,
+        bytes,
+        handle_types,
+    };
+    match scope.session.request(&message, |()| ()) {
+        Ok(()) => Ok(value(new)),
+        Err(error) => {
+            MEMORIES.retire(new);
+            MEMORIES.recycle(new);
+            Err(error)
+        }
+    }
+}
+
+/// What a program holds.
+fn value(memory: Handle<MemoryKind>) -> CUmemGenericAllocationHandle {
+    handle::to_pointer(memory).addr() as u64
+}
+
+/// Memory by what a program passed. That only mappings keep alive has no handle.
+pub fn find(memory: CUmemGenericAllocationHandle) -> Result<(Handle<MemoryKind>, &'static Memory)> {
+    let pointer = usize::try_from(memory).map_err(|_| CuError::INVALID_VALUE)?;
+    let handle = handle::from_pointer(std::ptr::without_provenance_mut(pointer));
+    let handle = handle.ok_or(CuError::INVALID_VALUE)?;
+    let memory = MEMORIES.get(handle).ok_or(CuError::INVALID_VALUE)?;
+    if memory.handles.load(Ordering::Acquire) == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok((handle, memory))
+}
+
+/// Lets memory go that has neither handles nor mappings.
+fn sweep(scope: Scope, handle: Handle<MemoryKind>, memory: &Memory) -> Result {
+    let in_use = |count: &AtomicU32| count.load(Ordering::Acquire) != 0;
+    if in_use(&memory.handles) || in_use(&memory.mappings) || MEMORIES.retire(handle).is_none() {
+        return Ok(());
+    }
+    let message = MemRelease { memory: handle };
+    let released = scope.session.request(&message, |()| ());
+    MEMORIES.recycle(handle);
+    released
+}
+
+/// `cuMemRelease`.
+pub fn release(scope: Scope, memory: CUmemGenericAllocationHandle) -> Result {
+    let _changing = reserved();
+    let (handle, memory) = find(memory)?;
+    memory.handles.fetch_sub(1, Ordering::AcqRel);
+    sweep(scope, handle, memory)
+}
+
+/// `cuMemRetainAllocationHandle`.
+pub fn retain(address: u64) -> Result<CUmemGenericAllocationHandle> {
+    let _changing = reserved();
+    let allocation = memory_map().find(address).ok_or(CuError::INVALID_VALUE)?;
+    let Origin::Mapped { memory: handle, .. } = allocation.origin else {
+        return Err(CuError::INVALID_VALUE);
+    };
+    let memory = MEMORIES.get(handle).ok_or(CuError::INVALID_VALUE)?;
+    memory.handles.fetch_add(1, Ordering::AcqRel);
+    Ok(value(handle))
+}
+
+/// `cuMemMap`.
+pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocationHandle) -> Result {
+    let reserved = reserved();
+    let (handle, facts) = find(memory)?;
+    let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
+    let around = reserved.range(..=address).next_back();
+    let inside = around.is_some_and(|(start, length)| end <= start + length);
+    let aligned = address.is_multiple_of(granularity(scope)?.minimum);
+    let whole = facts.bytes.load(Ordering::Relaxed) == bytes;
+    if !inside || !aligned || !whole || memory_map().overlaps(address, bytes) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let message = MemMap {
+        address: DevicePtr(address),
+        memory: handle,
+    };
+    scope.session.request(&message, |()| ())?;
+    facts.mappings.fetch_add(1, Ordering::AcqRel);
+    let origin = Origin::Mapped {
+        memory: handle,
+        access: Access::None,
+    };
+    memory_map().insert(address, bytes, origin, scope.context);
+    Ok(())
+}
+
+/// The mappings that fill a range without a gap.
+fn filled(address: u64, bytes: u64) -> Result<Vec<Allocation>> {
+    let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
+    let mut at = address;
+    let mut found = Vec::new();
+    while at < end {
+        let mapping = memory_map().find(at).ok_or(CuError::INVALID_VALUE)?;
+        if mapping.base != at || !matches!(mapping.origin, Origin::Mapped { .. }) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        at += mapping.bytes;
+        found.push(mapping);
+    }
+    if at == end && bytes != 0 {
+        Ok(found)
+    } else {
+        Err(CuError::INVALID_VALUE)
+    }
+}
+
+/// `cuMemUnmap`.
+pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
+    let _changing = reserved();
+    let mappings = filled(address, bytes)?;
+    let message = MemUnmap {
+        address: DevicePtr(address),
+        bytes,
+    };
+    // Out of the map first: another thread's copies are refused here rather than by the worker.
+    for mapping in &mappings {
+        memory_map().remove(mapping.base, |_| true)?;
+    }
+    if let Err(error) = scope.session.request(&message, |()| ()) {
+        for mapping in mappings {
+            memory_map().put_back(mapping);
+        }
+        return Err(error);
+    }
+    let mut outcome = Ok(());
+    for mapping in mappings {
+        if let Origin::Mapped { memory, .. } = mapping.origin
+            && let Some(facts) = MEMORIES.get(memory)
+        {
+            facts.mappings.fetch_sub(1, Ordering::AcqRel);
+            outcome = outcome.and(sweep(scope, memory, facts));
+        }
+    }
+    outcome
+}
+
+/// `cuMemSetAccess`.
+pub fn set_access(scope: Scope, address: u64, bytes: u64, access: Access) -> Result {
+    let _changing = reserved();
+    let mappings = filled(address, bytes)?;
+    let message = MemSetAccess {
+        address: DevicePtr(address),
+        bytes,
+        access,
+    };
+    scope.session.request(&message, |()| ())?;
+    for mapping in mappings {
+        if let Origin::Mapped { memory, .. } = mapping.origin {
+            memory_map().put_back(Allocation {
+                origin: Origin::Mapped { memory, access },
+                ..mapping
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What the device may do with a mapping.
+pub fn access(address: u64) -> Result<Access> {
+    match memory_map().find(address).map(|found| found.origin) {
+        Some(Origin::Mapped { access, .. }) => Ok(access),
+        _ => Err(CuError::INVALID_VALUE),
+    }
+}

@@ -1,0 +1,169 @@
+//! Registered memory: where the device reaches it, and what is copied from where.
+
+mod support;
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use cuda as _;
+use support::{Backend, in_process};
+
+unsafe extern "C" {
+    fn cuInit(flags: u32) -> u32;
+    fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> u32;
+    fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32) -> u32;
+    fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32;
+    fn cuCtxSynchronize() -> u32;
+    fn cuCtxSetCurrent(context: *mut c_void) -> u32;
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
+    fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> u32;
+    fn cuMemHostUnregister(pointer: *mut c_void) -> u32;
+    fn cuMemHostGetDevicePointer_v2(device: *mut u64, pointer: *mut c_void, flags: u32) -> u32;
+    fn cuMemHostGetFlags(flags: *mut u32, pointer: *mut c_void) -> u32;
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: *mut c_void)
+    -> u32;
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> u32;
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, address: u64) -> u32;
+}
+
+const BYTES: usize = 64 << 10;
+const DEVICEMAP: u32 = 2;
+
+/// A process with a context, some device memory, and some memory of its own.
+fn ready(backend: Backend) -> (Backend, u64, Vec<u8>) {
+    let (mut context, mut device) = (null_mut(), 0);
+    // SAFETY: every place is writable.
+    unsafe {
+        assert_eq!(cuInit(0), 0);
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+        assert_eq!(cuCtxSetCurrent(context), 0);
+        assert_eq!(cuMemAlloc_v2(&raw mut device, BYTES), 0);
+    }
+    backend.shared.take();
+    (backend, device, vec![7; BYTES + 4096])
+}
+
+fn is_supported() -> bool {
+    let mut value = 7;
+    // SAFETY: the place is writable.
+    assert_eq!(unsafe { cuDeviceGetAttribute(&raw mut value, 99, 0) }, 0);
+    value == 1
+}
+
+#[test]
+fn copies_from_it_go_without_staging() {
+    in_process(|| {
+        let (backend, device, mut memory) = ready(Backend::start());
+        if !is_supported() {
+            eprintln!("skipped: this process may not hold off its writers");
+            return;
+        }
+        let place: *mut c_void = memory.as_mut_ptr().cast();
+        let (mut alias, mut flags, mut pointer) = (0, 0, 0_u64);
+        // SAFETY: the memory is there, and every place is writable.
+        unsafe {
+            assert_eq!(cuMemHostRegister_v2(place, BYTES, DEVICEMAP), 0);
+            assert_eq!(cuMemHostRegister_v2(place.byte_add(BYTES - 1), 1, 0), 712);
+            assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, place, 0), 0);
+            assert_eq!(cuMemHostGetFlags(&raw mut flags, place), 0);
+            assert_ne!(flags & DEVICEMAP, 0);
+            assert_eq!(
+                cuPointerGetAttribute((&raw mut pointer).cast(), 4, alias + 5),
+                0
+            );
+            assert_eq!(pointer, place.addr() as u64 + 5);
+            memory[3] = 99;
+            let alias_pointer =
+                std::ptr::with_exposed_provenance::<u8>(usize::try_from(alias).expect("64 bits"));
+            assert_eq!(alias_pointer.add(3).read_volatile(), 99, "the same page");
+            assert_eq!(cuMemcpyHtoDAsync_v2(device, place, BYTES, null_mut()), 0);
+            assert_eq!(cuCtxSynchronize(), 0);
+            assert_eq!(backend.shared.take(), ["MemCopy", "FenceWrite"]);
+            assert_eq!(
+                cuMemcpyHtoDAsync_v2(device, place, BYTES + 1, null_mut()),
+                1
+            );
+            assert_eq!(cuMemHostUnregister(place), 0);
+            assert_eq!(cuMemHostUnregister(place), 713);
+            assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, place, 0), 1);
+            assert_eq!(
+                cuPointerGetAttribute((&raw mut pointer).cast(), 4, alias + 5),
+                1
+            );
+            memory[3] = 98;
+            assert_eq!(alias_pointer.add(3).read_volatile(), 99, "no more");
+        }
+    });
+}
+
+#[test]
+fn a_reset_ends_registrations() {
+    in_process(|| {
+        let (_backend, _, mut memory) = ready(Backend::start());
+        let place: *mut c_void = memory.as_mut_ptr().cast();
+        // SAFETY: the memory is there.
+        unsafe {
+            assert_eq!(cuMemHostRegister_v2(place, BYTES, 0), 0);
+            assert_eq!(cuDevicePrimaryCtxReset_v2(0), 0);
+            let mut context = null_mut();
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+            assert_eq!(cuMemHostUnregister(place), 713);
+            assert_eq!(cuMemHostRegister_v2(place, BYTES, 0), 0);
+            assert_eq!(cuMemHostUnregister(place), 0);
+        }
+        assert!(memory.iter().all(|byte| *byte == 7));
+    });
+}
+
+#[test]
+fn in_a_vm_it_is_copied_and_cannot_be_mapped() {
+    in_process(|| {
+        let (_backend, device, mut memory) = ready(Backend::start_in_vm());
+        assert!(!is_supported());
+        let place: *mut c_void = memory.as_mut_ptr().cast();
+        let mut alias = 0;
+        // SAFETY: the memory is there, and every place is writable.
+        unsafe {
+            assert_eq!(cuMemHostRegister_v2(place, BYTES, DEVICEMAP), 801);
+            assert_eq!(
+                cuMemHostUnregister(place),
+                713,
+                "what is refused is not registered"
+            );
+            assert_eq!(cuMemHostRegister_v2(place, BYTES, 0), 0);
+            assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, place, 0), 1);
+            memory[BYTES - 1] = 42;
+            assert_eq!(cuMemcpyHtoDAsync_v2(device, place, BYTES, null_mut()), 0);
+            memory.fill(0);
+            assert_eq!(cuMemcpyDtoH_v2(place, device, BYTES), 0);
+            assert_eq!((memory[0], memory[BYTES - 1]), (7, 42));
+            assert_eq!(cuMemHostUnregister(place), 0);
+        }
+    });
+}
+
+#[test]
+fn what_is_no_memory_of_the_programs_is_refused() {
+    in_process(|| {
+        let (_backend, device, mut memory) = ready(Backend::start());
+        let place: *mut c_void = memory.as_mut_ptr().cast();
+        let register = |pointer, bytes, flags| {
+            // SAFETY: what is not there is noticed.
+            unsafe { cuMemHostRegister_v2(pointer, bytes, flags) }
+        };
+        assert_eq!(register(null_mut(), 1, 0), 1);
+        assert_eq!(register(place, 0, 0), 1);
+        assert_eq!(register(place, usize::MAX, 0), 1);
+        assert_eq!(register(place, 1, 16), 1);
+        assert_eq!(register(place, 1, 4), 801, "memory of a device");
+        assert_eq!(register(place, 1, 8), 801, "for reading only");
+        assert_eq!(register(std::ptr::without_provenance_mut(0x10000), 1, 0), 1);
+        let device = usize::try_from(device).expect("64 bits");
+        assert_eq!(
+            register(std::ptr::without_provenance_mut(device), 1, 0),
+            712
+        );
+        // SAFETY: nothing is registered.
+        assert_eq!(unsafe { cuMemHostUnregister(place) }, 713);
+    });
+}

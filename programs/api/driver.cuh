@@ -1,0 +1,52 @@
+// For programs that call the driver API: its functions, found as a program without a link to it finds them,
+// and checks of what they return.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+// Of cudaProfiler.h, which not every installation has.
+extern "C" CUresult CUDAAPI cuProfilerStart();
+extern "C" CUresult CUDAAPI cuProfilerStop();
+
+// Some of what is checked is deprecated.
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+inline void *driver_function(const char *name) {
+    static void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    void *found = library ? dlsym(library, name) : nullptr;
+    if (!found) {
+        std::printf("FAIL: there is no %s: %s\n", name, dlerror());
+        std::exit(1);
+    }
+    return found;
+}
+
+// cuda.h gives functions their versions by macros, which are to be expanded first.
+#define DRIVER_NAME(name) #name
+#define DRIVER(name) (reinterpret_cast<decltype(&name)>(driver_function(DRIVER_NAME(name))))
+
+// Ends the program unless a call returns this code.
+#define RETURNS(code, name, ...)                                                                     \
+    do {                                                                                             \
+        const int driver_code = static_cast<int>(DRIVER(name)(__VA_ARGS__));                         \
+        if (driver_code != static_cast<int>(code)) {                                                 \
+            std::printf("FAIL %s:%d: %s returned %d and not %d\n", __FILE__, __LINE__, #name,        \
+                        driver_code, static_cast<int>(code));                                        \
+            std::exit(1);                                                                            \
+        }                                                                                            \
+    } while (0)
+
+#define WORKS(name, ...) RETURNS(CUDA_SUCCESS, name, ##__VA_ARGS__)
+
+// Ends the program unless it holds.
+#define HOLDS(condition)                                                       \
+    do {                                                                       \
+        if (!(condition)) {                                                    \
+            std::printf("FAIL %s:%d: %s\n", __FILE__, __LINE__, #condition);   \
+            std::exit(1);                                                      \
+        }                                                                      \
+    } while (0)

@@ -1,0 +1,214 @@
+// Memory pools: allocation and freeing in the order of streams, reuse, statistics, limits, lifetimes.
+#include "../check.cuh"
+
+#include <cstdint>
+#include <vector>
+
+__global__ void fill(unsigned *data, int count, unsigned value) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) data[i] = value + i;
+}
+
+__global__ void wait_for(volatile unsigned *word) {
+    while (*word == 0) {}
+}
+
+static void expect(bool holds, const char *what) {
+    if (holds) return;
+    std::printf("FAIL pools: %s\n", what);
+    std::exit(1);
+}
+
+static void refused(cudaError_t error, cudaError_t expected, const char *what) {
+    if (error != expected) {
+        std::printf("FAIL pools: %s: %s\n", what, cudaGetErrorName(error));
+        std::exit(1);
+    }
+    cudaGetLastError();
+}
+
+static uint64_t count_of(cudaMemPool_t pool, cudaMemPoolAttr attribute) {
+    uint64_t value = 77;
+    CHECK(cudaMemPoolGetAttribute(pool, attribute, &value));
+    return value;
+}
+
+static void set(cudaMemPool_t pool, cudaMemPoolAttr attribute, uint64_t value) {
+    CHECK(cudaMemPoolSetAttribute(pool, attribute, &value));
+}
+
+static const int COUNT = 1 << 18;
+static const size_t BYTES = COUNT * sizeof(unsigned);
+
+// What a stream allocates, fills, copies out and frees without a wait between.
+static void in_order(cudaStream_t stream, unsigned *host, unsigned rounds) {
+    for (unsigned round = 0; round < rounds; ++round) {
+        unsigned *data;
+        CHECK(cudaMallocAsync(&data, BYTES, stream));
+        fill<<<COUNT / 256, 256, 0, stream>>>(data, COUNT, round * 1000);
+        CHECK(cudaMemcpyAsync(host + round * 16, data + COUNT - 16, 64, cudaMemcpyDeviceToHost, stream));
+        CHECK(cudaFreeAsync(data, stream));
+    }
+    CHECK(cudaStreamSynchronize(stream));
+    for (unsigned round = 0; round < rounds; ++round)
+        for (unsigned i = 0; i < 16; ++i)
+            expect(host[round * 16 + i] == round * 1000 + COUNT - 16 + i, "memory holds what its kernel wrote");
+}
+
+// An allocation of one stream is used and freed on another, behind an event.
+static void across_streams(cudaStream_t first, cudaStream_t second, unsigned *host) {
+    cudaEvent_t ready;
+    CHECK(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
+    for (unsigned round = 0; round < 32; ++round) {
+        unsigned *data;
+        CHECK(cudaMallocAsync(&data, BYTES, first));
+        fill<<<COUNT / 256, 256, 0, first>>>(data, COUNT, round);
+        CHECK(cudaEventRecord(ready, first));
+        CHECK(cudaStreamWaitEvent(second, ready, 0));
+        CHECK(cudaMemcpyAsync(host, data, 64, cudaMemcpyDeviceToHost, second));
+        CHECK(cudaFreeAsync(data, second));
+        CHECK(cudaStreamSynchronize(second));
+        for (unsigned i = 0; i < 16; ++i) expect(host[i] == round + i, "the event orders the streams");
+    }
+    CHECK(cudaEventDestroy(ready));
+}
+
+// Memory that a busy stream has freed is not another stream's yet.
+static void reuse_waits(cudaStream_t busy, cudaStream_t quick, unsigned *host) {
+    volatile unsigned *gate;
+    CHECK(cudaHostAlloc((void **)&gate, sizeof *gate, cudaHostAllocMapped));
+    *gate = 0;
+    unsigned *late, *other;
+    CHECK(cudaMallocAsync(&other, BYTES, quick));
+    fill<<<COUNT / 256, 256, 0, quick>>>(other, COUNT, 0);
+    CHECK(cudaStreamSynchronize(quick));
+    wait_for<<<1, 1, 0, busy>>>(gate);
+    CHECK(cudaMallocAsync(&late, BYTES, busy));
+    fill<<<COUNT / 256, 256, 0, busy>>>(late, COUNT, 5);
+    CHECK(cudaMemcpyAsync(host, late, 64, cudaMemcpyDeviceToHost, busy));
+    CHECK(cudaFreeAsync(late, busy));
+    for (int round = 0; round < 4; ++round) {
+        unsigned *taken;
+        CHECK(cudaMallocAsync(&taken, BYTES, quick));
+        fill<<<COUNT / 256, 256, 0, quick>>>(taken, COUNT, 100);
+    }
+    CHECK(cudaFreeAsync(other, quick));
+    *gate = 1;
+    CHECK(cudaDeviceSynchronize());
+    for (unsigned i = 0; i < 16; ++i) expect(host[i] == 5 + i, "nobody wrote there before the free");
+    CHECK(cudaFreeHost((void *)gate));
+}
+
+static void statistics(cudaStream_t stream) {
+    cudaMemPoolProps properties = {};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    properties.location.id = 0;
+    cudaMemPool_t pool;
+    CHECK(cudaMemPoolCreate(&pool, &properties));
+    expect(count_of(pool, cudaMemPoolAttrReservedMemCurrent) == 0, "a new pool holds nothing");
+    int reuse = 7;
+    CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolReuseAllowOpportunistic, &reuse));
+    expect(reuse == 1, "reuse is allowed");
+    set(pool, cudaMemPoolAttrReleaseThreshold, UINT64_MAX);
+    void *data;
+    CHECK(cudaMallocFromPoolAsync(&data, 8 << 20, pool, stream));
+    expect(count_of(pool, cudaMemPoolAttrUsedMemCurrent) == 8 << 20, "it counts what is used");
+    const uint64_t held = count_of(pool, cudaMemPoolAttrReservedMemCurrent);
+    expect(held >= 8 << 20, "it counts what it holds");
+    cudaPointerAttributes attributes;
+    CHECK(cudaPointerGetAttributes(&attributes, (char *)data + 5));
+    expect(attributes.type == cudaMemoryTypeDevice && attributes.device == 0, "it is device memory");
+    CHECK(cudaFreeAsync(data, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    expect(count_of(pool, cudaMemPoolAttrUsedMemCurrent) == 0, "nothing is used");
+    expect(count_of(pool, cudaMemPoolAttrUsedMemHigh) == 8 << 20, "it counts the most that was used");
+    expect(count_of(pool, cudaMemPoolAttrReservedMemCurrent) == held, "below the threshold it is kept");
+    set(pool, cudaMemPoolAttrUsedMemHigh, 0);
+    expect(count_of(pool, cudaMemPoolAttrUsedMemHigh) == 0, "the count starts again");
+    CHECK(cudaMemPoolTrimTo(pool, 0));
+    expect(count_of(pool, cudaMemPoolAttrReservedMemCurrent) == 0, "trimming gives it back");
+
+    set(pool, cudaMemPoolAttrReleaseThreshold, 0);
+    size_t before, after, total;
+    CHECK(cudaMemGetInfo(&before, &total));
+    CHECK(cudaMallocFromPoolAsync(&data, 8 << 20, pool, stream));
+    CHECK(cudaMemGetInfo(&after, &total));
+    expect(after + (8 << 20) <= before, "free memory is what pools leave");
+    CHECK(cudaFreeAsync(data, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    expect(count_of(pool, cudaMemPoolAttrReservedMemCurrent) == 0, "a synchronization gives it back");
+    CHECK(cudaMemGetInfo(&after, &total));
+    expect(after >= before, "free memory is back");
+    CHECK(cudaMemPoolDestroy(pool));
+}
+
+static void lifetimes(cudaStream_t stream, unsigned *host) {
+    cudaMemPoolProps properties = {};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    properties.maxSize = 32 << 20;
+    cudaMemPool_t pool, current, first;
+    CHECK(cudaMemPoolCreate(&pool, &properties));
+    CHECK(cudaDeviceGetDefaultMemPool(&first, 0));
+    CHECK(cudaDeviceGetMemPool(&current, 0));
+    expect(current == first, "the default pool is the current one");
+    CHECK(cudaDeviceSetMemPool(0, pool));
+    CHECK(cudaDeviceGetMemPool(&current, 0));
+    expect(current == pool, "another pool is the current one");
+    unsigned *data, *more;
+    CHECK(cudaMallocAsync(&data, 24 << 20, stream));
+    expect(count_of(pool, cudaMemPoolAttrUsedMemCurrent) == 24 << 20, "the current pool is used");
+    refused(cudaMallocAsync(&more, 24 << 20, stream), cudaErrorMemoryAllocation, "more than the pool may hold");
+    CHECK(cudaMemPoolDestroy(pool));
+    CHECK(cudaDeviceGetMemPool(&current, 0));
+    expect(current == first, "the default pool is the current one again");
+    fill<<<COUNT / 256, 256, 0, stream>>>(data, COUNT, 9);
+    CHECK(cudaMemcpyAsync(host, data, 64, cudaMemcpyDeviceToHost, stream));
+    CHECK(cudaFreeAsync(data, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    for (unsigned i = 0; i < 16; ++i) expect(host[i] == 9 + i, "memory outlives its pool's handle");
+}
+
+static void refusals(cudaStream_t stream) {
+    cudaMemPool_t pool;
+    CHECK(cudaDeviceGetDefaultMemPool(&pool, 0));
+    void *data = &pool;
+    CHECK(cudaMallocAsync(&data, 0, stream));
+    expect(data == nullptr, "nothing is allocated for nothing");
+    refused(cudaMallocAsync(&data, (size_t)1 << 50, stream), cudaErrorMemoryAllocation, "too much");
+    CHECK(cudaMallocAsync(&data, 4096, stream));
+    refused(cudaFreeAsync((char *)data + 256, stream), cudaErrorInvalidValue, "freeing the middle");
+    CHECK(cudaFreeAsync(data, stream));
+    refused(cudaFreeAsync(data, stream), cudaErrorInvalidValue, "freeing twice");
+    CHECK(cudaMallocAsync(&data, 4096, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    refused(cudaMemset(data, 0, 4097), cudaErrorInvalidValue, "past the end");
+    CHECK(cudaFree(data));
+    refused(cudaFree(data), cudaErrorInvalidValue, "freeing twice");
+    CHECK(cudaMalloc(&data, 4096));
+    CHECK(cudaFreeAsync(data, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    cudaMemPoolProps properties = {};
+    refused(cudaMemPoolCreate(&pool, &properties), cudaErrorInvalidValue, "a pool of nothing");
+}
+
+int main() {
+    int supported = 0;
+    CHECK(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, 0));
+    expect(supported == 1, "the device has pools");
+    cudaStream_t first, second;
+    CHECK(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking));
+    CHECK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+    unsigned *host;
+    CHECK(cudaMallocHost(&host, 64 << 10));
+    in_order(first, host, 64);
+    in_order(0, host, 8);
+    across_streams(first, second, host);
+    reuse_waits(first, second, host);
+    statistics(first);
+    lifetimes(second, host);
+    refusals(first);
+    std::printf("PASS pools\n");
+    return 0;
+}

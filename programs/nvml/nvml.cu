@@ -1,0 +1,128 @@
+// What NVML tells a program of its own device, memory and processes, and of those of a second process.
+
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "../check.cuh"
+
+struct Memory { unsigned long long total, free, used; };
+struct MemoryV2 { unsigned version; unsigned long long total, reserved, free, used; };
+struct Process { unsigned pid; unsigned long long bytes; unsigned instance, part; };
+
+static void *library;
+
+template <typename... A> static unsigned nvml(const char *name, A... arguments)
+{
+    auto function = reinterpret_cast<unsigned (*)(A...)>(dlsym(library, name));
+    return function ? function(arguments...) : 13;
+}
+
+static void expect(bool holds, const char *what)
+{
+    if (!holds) {
+        printf("FAIL nvml: %s\n", what);
+        exit(1);
+    }
+}
+
+static unsigned long long used(void *device)
+{
+    MemoryV2 memory = {};
+    memory.version = sizeof memory | 2u << 24;
+    expect(nvml("nvmlDeviceGetMemoryInfo_v2", device, &memory) == 0, "the device's memory is known");
+    expect(memory.reserved + memory.free + memory.used == memory.total, "its parts are the whole");
+    return memory.used;
+}
+
+// What the process with this number holds; none if it is not in the list.
+static long long held(void *device, pid_t pid)
+{
+    Process processes[64] = {};
+    unsigned count = 64;
+    expect(nvml("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, processes) == 0, "the processes are known");
+    for (unsigned at = 0; at < count; at++)
+        if (processes[at].pid == unsigned(pid))
+            return (long long)processes[at].bytes;
+    return -1;
+}
+
+// Another process of the tenant: says its number once it holds memory, and ends when its input does.
+static int second(int argc, char **argv)
+{
+    void *memory;
+    CHECK(cudaMalloc(&memory, 8 << 20));
+    char byte = 1;
+    expect(write(1, &byte, 1) == 1 && read(0, &byte, 1) == 0, "the first process listens");
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        return second(argc, argv);
+    library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    expect(library, "libnvidia-ml.so.1 is found");
+    expect(nvml("nvmlInit_v2") == 0, "it can be initialized before CUDA is");
+    void *device;
+    expect(nvml("nvmlDeviceGetHandleByIndex_v2", 0u, &device) == 0, "there is a device");
+    unsigned long long before = used(device);
+    expect(held(device, getpid()) < 0, "a process without CUDA is not in the list");
+
+    void *memory;
+    CHECK(cudaMalloc(&memory, 64 << 20));
+    unsigned long long with = used(device);
+    expect(with >= before + (64 << 20), "what the process allocates is used");
+    long long own = held(device, getpid());
+    expect(own >= 64 << 20, "the process is in the list with what it holds");
+
+    // The device is the one that CUDA shows.
+    cudaDeviceProp properties;
+    CHECK(cudaGetDeviceProperties(&properties, 0));
+    char name[96], uuid[96], digits[96] = "GPU-";
+    expect(nvml("nvmlDeviceGetName", device, name, 96u) == 0 && !strcmp(name, properties.name), "its name is CUDA's");
+    expect(nvml("nvmlDeviceGetUUID", device, uuid, 96u) == 0, "it has a UUID");
+    for (int at = 0; at < 16; at++)
+        sprintf(digits + strlen(digits), at == 4 || at == 6 || at == 8 || at == 10 ? "-%02x" : "%02x",
+                (unsigned char)properties.uuid.bytes[at]);
+    expect(!strcmp(uuid, digits), "its UUID is CUDA's");
+    char place[32];
+    void *found = nullptr;
+    CHECK(cudaDeviceGetPCIBusId(place, sizeof place, 0));
+    expect(nvml("nvmlDeviceGetHandleByPciBusId_v2", place, &found) == 0 && found == device, "its place is CUDA's");
+    int major = 0, minor = 0;
+    expect(nvml("nvmlDeviceGetCudaComputeCapability", device, &major, &minor) == 0, "it has a capability");
+    expect(major == properties.major && minor == properties.minor, "its capability is CUDA's");
+
+    int input[2], output[2];
+    expect(pipe(input) == 0 && pipe(output) == 0, "pipes");
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(input[0], 0);
+        dup2(output[1], 1);
+        close(input[1]);
+        execl("/proc/self/exe", argv[0], "second", nullptr);
+        _exit(9);
+    }
+    close(output[1]);
+    char byte;
+    expect(read(output[0], &byte, 1) == 1, "the second process has memory");
+    expect(held(device, child) >= 8 << 20, "the second process is in the list with what it holds");
+    expect(used(device) >= with + (8 << 20), "what both hold is used");
+    close(input[1]);
+    int status;
+    expect(waitpid(child, &status, 0) == child && status == 0, "the second process ends well");
+    // Its worker's end is noticed by others than its parent.
+    for (int tries = 0; held(device, child) >= 0; tries++) {
+        expect(tries < 2000, "the second process leaves the list");
+        usleep(5000);
+    }
+    CHECK(cudaFree(memory));
+    expect(used(device) + (64 << 20) <= with, "what was freed is not used");
+    expect(nvml("nvmlShutdown") == 0, "it can be shut down");
+    printf("PASS nvml\n");
+    return 0;
+}

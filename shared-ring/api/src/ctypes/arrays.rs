@@ -1,0 +1,123 @@
+//! Of arrays, textures and copies of boxes.
+
+use super::{CUarray, CUdeviceptr, c_void};
+
+/// `CUDA_MEMCPY3D` (version 2). In `CUDA_MEMCPY3D_PEER` what is reserved here is the ends' contexts.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_MEMCPY3D {
+    pub srcXInBytes: usize,
+    pub srcY: usize,
+    pub srcZ: usize,
+    pub srcLOD: usize,
+    pub srcMemoryType: u32,
+    pub srcHost: *const c_void,
+    pub srcDevice: CUdeviceptr,
+    pub srcArray: CUarray,
+    pub reserved0: *mut c_void,
+    pub srcPitch: usize,
+    pub srcHeight: usize,
+    pub dstXInBytes: usize,
+    pub dstY: usize,
+    pub dstZ: usize,
+    pub dstLOD: usize,
+    pub dstMemoryType: u32,
+    pub dstHost: *mut c_void,
+    pub dstDevice: CUdeviceptr,
+    pub dstArray: CUarray,
+    pub reserved1: *mut c_void,
+    pub dstPitch: usize,
+    pub dstHeight: usize,
+    pub WidthInBytes: usize,
+    pub Height: usize,
+    pub Depth: usize,
+}
+
+/// `CUDA_MEMCPY3D_PEER`.
+pub type CUDA_MEMCPY3D_PEER = CUDA_MEMCPY3D;
+
+/// `CUDA_ARRAY_DESCRIPTOR` (version 2).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_ARRAY_DESCRIPTOR {
+    pub Width: usize,
+    pub Height: usize,
+    pub Format: u32,
+    pub NumChannels: u32,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR` (version 2).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_ARRAY3D_DESCRIPTOR {
+    pub Width: usize,
+    pub Height: usize,
+    pub Depth: usize,
+    pub Format: u32,
+    pub NumChannels: u32,
+    pub Flags: u32,
+}
+
+/// `CUDA_RESOURCE_DESC`: a type, and a union of 128 bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_RESOURCE_DESC {
+    pub resType: u32,
+    pub res: [u64; 16],
+    pub flags: u32,
+}
+
+/// `CUDA_TEXTURE_DESC`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_TEXTURE_DESC {
+    pub addressMode: [u32; 3],
+    pub filterMode: u32,
+    pub flags: u32,
+    pub maxAnisotropy: u32,
+    pub mipmapFilterMode: u32,
+    pub mipmapLevelBias: f32,
+    pub minMipmapLevelClamp: f32,
+    pub maxMipmapLevelClamp: f32,
+    pub borderColor: [f32; 4],
+    pub reserved: [i32; 12],
+}
+
+/// `CUDA_RESOURCE_VIEW_DESC`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_RESOURCE_VIEW_DESC {
+    pub format: u32,
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub firstMipmapLevel: u32,
+    pub lastMipmapLevel: u32,
+    pub firstLayer: u32,
+    pub lastLayer: u32,
+    pub reserved: [u32; 16],
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn structs_are_laid_out_as_in_c() {
+        assert_eq!(size_of::<CUDA_MEMCPY3D>(), 200);
+        assert_eq!(offset_of!(CUDA_MEMCPY3D, srcHost), 40);
+        assert_eq!(offset_of!(CUDA_MEMCPY3D, dstXInBytes), 88);
+        assert_eq!(offset_of!(CUDA_MEMCPY3D, WidthInBytes), 176);
+        assert_eq!(size_of::<CUDA_ARRAY_DESCRIPTOR>(), 24);
+        assert_eq!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>(), 40);
+        assert_eq!(offset_of!(CUDA_ARRAY3D_DESCRIPTOR, Flags), 32);
+        assert_eq!(size_of::<CUDA_RESOURCE_DESC>(), 144);
+        assert_eq!(offset_of!(CUDA_RESOURCE_DESC, flags), 136);
+        assert_eq!(size_of::<CUDA_TEXTURE_DESC>(), 104);
+        assert_eq!(offset_of!(CUDA_TEXTURE_DESC, borderColor), 40);
+        assert_eq!(size_of::<CUDA_RESOURCE_VIEW_DESC>(), 112);
+        assert_eq!(offset_of!(CUDA_RESOURCE_VIEW_DESC, firstMipmapLevel), 32);
+    }
+}
