@@ -13,14 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use support::attack::{DEVICE_BYTES, Entry, PTX, Things, Writer, grammar, mutate};
+use support::attack::{Entry, Writer, mutate};
 use support::backend::Backend;
+use support::grammar::{ARRAY, DEVICE_BYTES, MAPPED_BYTES, PTX, Things, grammar};
 use support::guest::Guest;
 use support::random::Random;
 use wormhole_api::{
-    DevicePtr, EventCreate, Handle, Items, LaunchKernel, LibraryLoad, MESSAGES, MemAlloc,
-    MemAllocReply, MemCopy, MemFree, MemWrite, Message as ApiMessage, ModuleGetFunction,
-    ModuleLoad, StreamCreate, StreamQuery, Synchronize,
+    AddressReserve, AddressReserveReply, ArrayCreate, DevicePtr, EventCreate, Handle, Items,
+    LaunchKernel, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply, MemCopy, MemCreate, MemFree,
+    MemMap, MemWrite, Message as ApiMessage, MipmapCreate, ModuleGetFunction, ModuleLoad,
+    PoolCreate, StreamCreate, StreamQuery, Synchronize,
 };
 use wormhole_backend::counters::Counter;
 use wormhole_backend::report::SessionReport;
@@ -44,14 +46,27 @@ fn prepare(guest: &mut Guest) -> Things {
         module: guest.mint(),
         library: guest.mint(),
         function: guest.mint(),
+        array: guest.mint(),
+        mipmap: guest.mint(),
+        pool: guest.mint(),
+        memory: guest.mint(),
         device: guest
             .call(&MemAlloc {
                 bytes: DEVICE_BYTES,
             })
             .reply::<MemAllocReply>()
             .address,
+        reserved: guest
+            .call(&AddressReserve {
+                bytes: 2 * MAPPED_BYTES,
+                alignment: 0,
+                hint: 0,
+            })
+            .reply::<AddressReserveReply>()
+            .address,
         arena,
     };
+    let (format, channels, flags) = (1, 1, 0);
     let answers = [
         guest.call(&StreamCreate {
             new: things.stream,
@@ -82,6 +97,35 @@ fn prepare(guest: &mut Guest) -> Things {
             module: things.module,
             new: things.function,
             name: b"store",
+        }),
+        guest.call(&ArrayCreate {
+            new: things.array,
+            extent: [ARRAY[0], ARRAY[1], 0],
+            format,
+            channels,
+            flags,
+        }),
+        guest.call(&MipmapCreate {
+            new: things.mipmap,
+            extent: [64, 64, 0],
+            format,
+            channels,
+            flags,
+            levels: 3,
+        }),
+        guest.call(&PoolCreate {
+            new: things.pool,
+            handle_types: 0,
+            most: 0,
+        }),
+        guest.call(&MemCreate {
+            new: things.memory,
+            bytes: MAPPED_BYTES,
+            handle_types: 0,
+        }),
+        guest.call(&MemMap {
+            address: things.reserved,
+            memory: things.memory,
         }),
     ];
     for answer in answers {

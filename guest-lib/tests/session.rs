@@ -307,14 +307,15 @@ fn a_link_sends_what_was_added_and_keeps_its_image() {
             assert_eq!(add(state, 1, &[]), 1, "nothing");
             assert_eq!(cuLinkComplete(state, &raw mut image, &raw mut bytes), 0);
             let image = std::slice::from_raw_parts(image.cast::<u8>(), bytes);
-            assert_eq!(image, [&first[..], &second].concat().repeat(8));
+            let inputs = [b"<input 0>", &first[..], b"<input 1>", &second].concat();
+            assert!(image == inputs.repeat(8), "{} bytes", image.len());
             assert_eq!(log[0], 0, "there is nothing to tell");
             assert_eq!(add(state, 1, &first), 1, "it is complete");
             assert_eq!(cuLinkDestroy(state), 0);
             assert_eq!(cuLinkDestroy(state), 400);
         }
-        // The image did not fit at first.
-        assert_eq!(ready.backend.shared.take(), ["Link?", "Link?"]);
+        // Each input was tried; then the image did not fit at first.
+        assert_eq!(ready.backend.shared.take(), ["Link?"; 4]);
     });
 }
 

@@ -8,6 +8,7 @@
 
 pub mod attack;
 pub mod backend;
+pub mod grammar;
 pub mod guest;
 pub mod random;
 pub mod recorded_arrays;

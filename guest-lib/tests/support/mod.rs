@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::{
     Attribute, CuResult, DeviceDescribeReply, Encode, Items, LibraryGetKernelReply,
-    LibraryLoadReply, LinkReply, MemAllocReply, ModuleGetFunctionReply, ModuleLoadReply,
+    LibraryLoadReply, LinkInput, LinkReply, MemAllocReply, ModuleGetFunctionReply, ModuleLoadReply,
     PROTOCOL_HASH, Parameter, Request, decode,
 };
 use wormhole_ring::bootstrap::Bootstrap;
@@ -412,8 +412,9 @@ impl Executor {
                 },
             ),
             Request::Link(link) => {
-                // The linked image is eight copies of the inputs.
-                let bytes: u64 = link.parts.iter().map(|part| part.bytes).sum();
+                // The linked image is eight copies of the inputs and their names.
+                let length = |part: LinkInput| u64::from(part.name) + part.bytes;
+                let bytes = u64::from(link.complete) * link.parts.iter().map(length).sum::<u64>();
                 if 8 * bytes <= link.room {
                     for copy in 0..8 {
                         let place = |address: u64| usize::try_from(address).expect("64 bits");
