@@ -86,7 +86,7 @@ fn impatient_supervisor() {
         without_namespaces: false,
         worker_memory: 1 << 30,
         start_limit: Duration::from_millis(200),
-        hello_limit: Duration::from_millis(500),
+        hello_limit: Duration::from_secs(2),
     })
     .unwrap();
 }
