@@ -11,6 +11,7 @@ use wormhole_device::{CuError, Device, PoolProperties, RawPool};
 use super::memory::in_bands;
 use super::{Answer, Call, Session, to_result};
 use crate::counters::Counter;
+use crate::worker::objects::StreamObject;
 
 /// A pool. Jobs hold it while they use it; one that was made is destroyed when nobody does.
 #[derive(Debug)]
@@ -110,10 +111,19 @@ impl Session {
         handle: Handle<Pool>,
         keep: u64,
     ) -> Outcome<()> {
+        let streams = self.streams.values().chain([&self.legacy]);
+        let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
         self.ask_pool(
             call,
             handle,
-            move |device, pool| device.trim_pool(pool, keep),
+            move |device, pool| {
+                // The driver gives back what it has seen to be free, and guests that wait by fences show it
+                // nothing. A stream that fails says so to whoever waits for it.
+                for stream in &streams {
+                    let _ = device.query_stream(stream.raw);
+                }
+                device.trim_pool(pool, keep)
+            },
             |_, ()| Answer::done(),
         )
     }
