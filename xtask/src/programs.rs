@@ -13,6 +13,9 @@ const FOLDERS: [&str; 8] = [
     "", "api", "exits", "faults", "lives", "memory", "nvml", "order",
 ];
 
+/// Folders below `programs/` whose sources are the translation units of one program, linked as device code.
+const UNITS: [&str; 1] = ["linked_units"];
+
 /// Programs that are built once more with a kernel that computes something else than it should: one whose
 /// result is far off, one that is off by one element, one that errs by millionths.
 const BROKEN: [&str; 3] = ["vector_add", "prefix_scan", "black_scholes"];
@@ -55,27 +58,49 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
 
     let mut programs = Vec::new();
     for folder in FOLDERS {
-        for source in cuda_files(&sources.join(folder))? {
-            let name = source
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            for link in [Link::Static, Link::Shared] {
-                let path = output.join(link.name()).join(&name);
-                if modified(&path) < header.max(modified(&source)) {
-                    step(&format!("compiling {} ({} runtime)", name, link.name()));
-                    compile(toolkit, &source, link, &[], &path)?;
-                }
-                programs.push(Program {
-                    path,
-                    demo: folder.is_empty(),
-                });
-            }
+        for source in files(&sources.join(folder), "cu")? {
+            let name = source.file_stem().unwrap_or_default().to_string_lossy();
+            let paths = ensure(toolkit, &output, &name, &[&source], header, &[])?;
+            let demo = folder.is_empty();
+            programs.extend(paths.map(|path| Program { path, demo }));
         }
+    }
+    for name in UNITS {
+        let folder = sources.join(name);
+        let units = files(&folder, "cu")?;
+        let units: Vec<&Path> = units.iter().map(PathBuf::as_path).collect();
+        let headers = files(&folder, "cuh")?;
+        let headers = headers
+            .iter()
+            .map(|own| modified(own))
+            .fold(header, SystemTime::max);
+        let paths = ensure(toolkit, &output, name, &units, headers, &["-rdc=true"])?;
+        programs.extend(paths.map(|path| Program { path, demo: true }));
     }
     build_broken(toolkit, root)?;
     Ok(programs)
+}
+
+/// Builds a program with both kinds of runtime where it is older than its sources.
+fn ensure(
+    toolkit: &Toolkit,
+    output: &Path,
+    name: &str,
+    sources: &[&Path],
+    header: SystemTime,
+    extra: &[&str],
+) -> Result<[PathBuf; 2], Failure> {
+    let newest = sources.iter().map(|source| modified(source)).max();
+    let newest = header.max(newest.unwrap_or(SystemTime::UNIX_EPOCH));
+    let links = [Link::Static, Link::Shared];
+    let paths = links.map(|link| output.join(link.name()).join(name));
+    for (link, path) in links.into_iter().zip(&paths) {
+        if modified(path) < newest {
+            step(&format!("compiling {} ({} runtime)", name, link.name()));
+            compile(toolkit, sources, link, extra, path)?;
+        }
+    }
+    Ok(paths)
 }
 
 /// Where the program lies during whose launches VM exits are counted.
@@ -89,7 +114,13 @@ fn build_broken(toolkit: &Toolkit, root: &Path) -> Result<(), Failure> {
         let source = root.join("programs").join(name).with_extension("cu");
         let path = root.join("target/programs/broken").join(name);
         if modified(&path) < modified(&source) {
-            compile(toolkit, &source, Link::Static, &["-DBROKEN_KERNEL"], &path)?;
+            compile(
+                toolkit,
+                &[&source],
+                Link::Static,
+                &["-DBROKEN_KERNEL"],
+                &path,
+            )?;
         }
     }
     Ok(())
@@ -97,7 +128,7 @@ fn build_broken(toolkit: &Toolkit, root: &Path) -> Result<(), Failure> {
 
 fn compile(
     toolkit: &Toolkit,
-    source: &Path,
+    sources: &[&Path],
     link: Link,
     extra: &[&str],
     path: &Path,
@@ -117,26 +148,22 @@ fn compile(
             "-rpath,$ORIGIN",
             "-L",
         ])
-        .args([
-            toolkit.libraries().as_path(),
-            Path::new("-o"),
-            &fresh,
-            source,
-        ])
+        .args([toolkit.libraries().as_path(), Path::new("-o"), &fresh])
+        .args(sources)
         .args(extra)
         .check()?;
     fs::rename(&fresh, path)
         .map_err(|error| Failure::new(format!("cannot place {}: {error}", path.display())))
 }
 
-/// The CUDA sources of a folder, in the order of their names.
-fn cuda_files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+/// The files of a folder whose names end like this, in the order of their names.
+fn files(folder: &Path, end: &str) -> Result<Vec<PathBuf>, Failure> {
     let entries = fs::read_dir(folder)
         .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
     let mut files: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
+        .filter(|path| path.extension().is_some_and(|extension| extension == end))
         .collect();
     files.sort();
     Ok(files)

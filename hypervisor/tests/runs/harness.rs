@@ -30,8 +30,8 @@ macro_rules! demo_programs {
     ($to:ident) => {
         $to! {
             bitonic_sort black_scholes convolution grid_sync half_gemm histogram
-            mandelbrot matrix_mul nbody prefix_scan reduction spin_lock
-            streams_events textures transpose vector_add
+            linked_units mandelbrot matrix_mul nbody prefix_scan reduction
+            spin_lock streams_events textures transpose vector_add
         }
     };
 }

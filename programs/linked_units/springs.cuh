@@ -1,0 +1,8 @@
+// What the units share of each other's device code.
+#pragma once
+
+// How often `pull` was called.
+extern __device__ int pulls;
+
+// The force of a spring of this length.
+__device__ float pull(float length);
