@@ -23,21 +23,37 @@ const MOST_LOG: usize = 64 << 10;
 /// Most options that travel.
 const MOST_OPTIONS: usize = 64;
 
-/// The options of a call.
+/// The options of a call. What the program gives is read once: the size of a buffer becomes the length of its
+/// text, and numbers need not outlive the call that brings them.
 #[derive(Debug)]
 pub struct Jit {
-    keys: Vec<CUjit_option>,
-    values: *mut *mut c_void,
+    /// Those that are plain numbers.
+    numbers: Vec<JitOption>,
+    info: Option<Text>,
+    errors: Option<Text>,
+    /// Where the time that it took goes.
+    time: Option<*mut *mut c_void>,
 }
 
-// SAFETY: the array of values is the program's, which lends it to the driver for the call, or until the
-// link is destroyed.
+/// A buffer of the program's for a text.
+#[derive(Debug)]
+struct Text {
+    buffer: *mut u8,
+    room: usize,
+    /// Where the length of the text goes.
+    length: *mut *mut c_void,
+}
+
+// SAFETY: the places are the program's, which lends them to the driver for the call, or until the link is
+// destroyed.
 unsafe impl Send for Jit {}
 
 /// A call without options.
 pub const NONE: Jit = Jit {
-    keys: Vec::new(),
-    values: std::ptr::null_mut(),
+    numbers: Vec::new(),
+    info: None,
+    errors: None,
+    time: None,
 };
 
 /// What the compiler told.
@@ -62,77 +78,79 @@ impl Jit {
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: as the caller promises.
-        let keys = unsafe { std::slice::from_raw_parts(keys, count as usize) }.to_vec();
+        let keys = unsafe { std::slice::from_raw_parts(keys, count as usize) };
         if keys.iter().any(|key| *key >= OPTIONS_END) {
             return Err(CuError::INVALID_VALUE);
         }
         if keys.iter().any(|key| GLOBAL_SYMBOLS.contains(key)) {
             return Err(CuError::NOT_SUPPORTED);
         }
-        Ok(Self { keys, values })
-    }
-
-    fn place(&self, key: CUjit_option) -> Option<*mut *mut c_void> {
-        let index = self.keys.iter().position(|found| *found == key)?;
-        // SAFETY: the index is below the length of both arrays.
-        Some(unsafe { self.values.add(index) })
-    }
-
-    /// A buffer of the program's and its size: the place of the option that has the size, too.
-    fn buffer(
-        &self,
-        buffer: CUjit_option,
-        bytes: CUjit_option,
-    ) -> Option<(*mut u8, usize, *mut *mut c_void)> {
-        let (buffer, place) = (self.place(buffer)?, self.place(bytes)?);
-        // SAFETY: both point into the program's array of values; a size is passed as the pointer itself.
-        let (buffer, room) = unsafe { (buffer.read().cast::<u8>(), place.read().addr()) };
-        (!buffer.is_null() && room > 0).then_some((buffer, room, place))
-    }
-
-    /// The options that are plain numbers.
-    pub fn options(&self) -> Vec<JitOption> {
-        let numbers = self.keys.iter().enumerate();
-        let numbers = numbers.filter(|(_, key)| is_plain_jit_option(**key));
-        numbers
+        let place = |key: CUjit_option| {
+            let index = keys.iter().position(|found| *found == key)?;
+            // SAFETY: the index is below the length of both arrays.
+            Some(unsafe { values.add(index) })
+        };
+        let text = |buffer, bytes| {
+            let (buffer, length) = (place(buffer)?, place(bytes)?);
+            // SAFETY: both point into the program's array of values; a size is passed as the pointer itself.
+            let (buffer, room) = unsafe { (buffer.read().cast::<u8>(), length.read().addr()) };
+            (!buffer.is_null() && room > 0).then_some(Text {
+                buffer,
+                room,
+                length,
+            })
+        };
+        let numbers = keys.iter().enumerate();
+        let numbers = numbers
+            .filter(|(_, key)| is_plain_jit_option(**key))
             .take(MOST_OPTIONS)
             .map(|(index, key)| JitOption {
                 option: *key,
                 reserved: 0,
                 // SAFETY: the index is below the length of both arrays; a number is the pointer itself.
-                value: unsafe { self.values.add(index).read() }.addr() as u64,
-            })
-            .collect()
+                value: unsafe { values.add(index).read() }.addr() as u64,
+            });
+        Ok(Self {
+            numbers: numbers.collect(),
+            info: text(INFO_LOG, INFO_LOG_BYTES),
+            errors: text(ERROR_LOG, ERROR_LOG_BYTES),
+            time: place(WALL_TIME),
+        })
+    }
+
+    /// The options that are plain numbers.
+    pub fn options(&self) -> &[JitOption] {
+        &self.numbers
     }
 
     /// Bytes of the longer of the program's buffers for texts.
     pub fn log_bytes(&self) -> usize {
-        let room = |buffer, bytes| self.buffer(buffer, bytes).map_or(0, |found| found.1);
-        let most = room(INFO_LOG, INFO_LOG_BYTES).max(room(ERROR_LOG, ERROR_LOG_BYTES));
-        most.min(MOST_LOG)
+        let room = |text: &Option<Text>| text.as_ref().map_or(0, |text| text.room);
+        room(&self.info).max(room(&self.errors)).min(MOST_LOG)
     }
 
     /// Gives the program what the compiler told, and how long it took.
     pub fn tell(&self, logs: &Logs, time: Duration) {
-        self.fill(INFO_LOG, INFO_LOG_BYTES, &logs.info);
-        self.fill(ERROR_LOG, ERROR_LOG_BYTES, &logs.errors);
-        if let Some(place) = self.place(WALL_TIME) {
+        for (place, text) in [(&self.info, &logs.info), (&self.errors, &logs.errors)] {
+            if let Some(place) = place {
+                place.fill(text);
+            }
+        }
+        if let Some(place) = self.time {
             // SAFETY: it points into the program's array of values; the time is a float in its first bytes.
             unsafe { place.cast::<f32>().write(time.as_secs_f32() * 1e3) };
         }
     }
+}
 
-    /// Fills one of the buffers; its size option becomes the length of the text.
-    fn fill(&self, buffer: CUjit_option, bytes: CUjit_option, text: &[u8]) {
-        let Some((buffer, room, place)) = self.buffer(buffer, bytes) else {
-            return;
-        };
-        let length = text.len().min(room - 1);
+impl Text {
+    fn fill(&self, text: &[u8]) {
+        let length = text.len().min(self.room - 1);
         // SAFETY: the program vouches for `room` bytes, and for its array of values.
         unsafe {
-            buffer.copy_from_nonoverlapping(text.as_ptr(), length);
-            buffer.add(length).write(0);
-            place.write(std::ptr::without_provenance_mut(length));
+            self.buffer.copy_from_nonoverlapping(text.as_ptr(), length);
+            self.buffer.add(length).write(0);
+            self.length.write(std::ptr::without_provenance_mut(length));
         }
     }
 }
@@ -201,6 +219,26 @@ mod tests {
         assert_eq!((values[1].addr(), values[4].addr()), (4, 3));
         let time = u32::try_from(values[5].addr()).unwrap();
         assert_eq!(f32::from_bits(time), 1500.0);
+
+        // What comes later has the whole buffers too.
+        assert_eq!(jit.log_bytes(), 16);
+        let logs = Logs {
+            info: b"told once more".to_vec(),
+            errors: Vec::new(),
+        };
+        jit.tell(&logs, Duration::ZERO);
+        assert_eq!((&info[..15], errors[0]), (&b"told once more\0"[..], 0));
+        assert_eq!((values[1].addr(), values[4].addr()), (14, 0));
+    }
+
+    #[test]
+    fn numbers_are_the_calls_own() {
+        let mut value = number(32);
+        // SAFETY: one element each.
+        let jit = unsafe { Jit::read(1, &0, &raw mut value) }.unwrap();
+        value = number(48);
+        assert_eq!(jit.options().first().map(|option| option.value), Some(32));
+        assert_eq!(value.addr(), 48);
     }
 
     #[test]

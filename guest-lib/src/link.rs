@@ -106,7 +106,6 @@ fn send(scope: Scope, inputs: &[Input], goal: Goal, jit: &Jit, places: &Places) 
     // SAFETY: the arena handed out room for both texts.
     unsafe { pointer(places.log).write_bytes(0, 2 * places.log_bytes) };
     let room = places.room;
-    let options = jit.options();
     let message = Link {
         complete: u32::from(goal == Goal::Image),
         inputs: DevicePtr(places.inputs),
@@ -115,7 +114,7 @@ fn send(scope: Scope, inputs: &[Input], goal: Goal, jit: &Jit, places: &Places) 
         log: DevicePtr(places.log),
         log_bytes: places.log_bytes as u64,
         parts: Items::new(&parts),
-        options: Items::new(&options),
+        options: Items::new(jit.options()),
     };
     let needed = scope.session.request(&message, |reply| reply.bytes)?;
     if needed > room {

@@ -219,7 +219,7 @@ fn send<K: Loadable>(
         address: buffer,
         bytes: image.len() as u64,
         log_bytes: log_bytes as u64,
-        options: &jit.options(),
+        options: jit.options(),
     };
     let loaded = K::load(scope, handle, &sent);
     // SAFETY: as above, and the worker has answered or is gone.
