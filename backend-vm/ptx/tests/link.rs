@@ -3,9 +3,9 @@
 mod common;
 
 use common::Device;
-use wormhole_ptx::Module;
 use wormhole_ptx::image::{members, of_object};
 use wormhole_ptx::link::{Input, LinkError, link};
+use wormhole_ptx::{LaunchConfig, Module};
 
 const HEAD: &str = ".version 8.0\n.target sm_70\n.address_size 64\n";
 /// `call` stores `give(n)` for each thread n.
@@ -210,6 +210,76 @@ fn of_a_library_only_what_is_missing_takes_part() {
     }
     let device = Device::load(link(&list).unwrap().as_bytes());
     assert_eq!(run(&device, "call"), [10, 11, 12, 13]);
+}
+
+/// `meet` adds its block's number to a slot of every block in turn, with the whole grid meeting in between;
+/// then each thread stores what came of its block's slot, and what the last meeting returned.
+const MEETS: &str = ".extern .func (.param .b64 r) cudaCGGetIntrinsicHandle(.param .b32 x);
+.extern .func (.param .b32 r) cudaCGSynchronize(.param .b64 h, .param .b32 f);
+.visible .entry meet(.param .u64 slots, .param .u64 out) {
+.reg .pred %p<3>; .reg .b32 %r<12>; .reg .b64 %rd<9>;
+ld.param.u64 %rd1, [slots]; ld.param.u64 %rd2, [out];
+mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; mov.u32 %r3, %tid.x; mov.u32 %r4, %ntid.x; mov.u32 %r5, 0;
+setp.ne.u32 %p1, %r3, 0;
+{ .param .b32 x; .param .b64 r; st.param.b32 [x], 1; call.uni (r), cudaCGGetIntrinsicHandle, (x); ld.param.b64 %rd3, [r]; }
+round:
+add.u32 %r6, %r1, %r5; rem.u32 %r6, %r6, %r2; mul.wide.u32 %rd4, %r6, 4; add.u64 %rd4, %rd1, %rd4;
+@%p1 bra met; ld.global.u32 %r7, [%rd4]; mad.lo.u32 %r7, %r7, 3, %r1; st.global.u32 [%rd4], %r7;
+met:
+{ .param .b64 h; .param .b32 f; .param .b32 r; st.param.b64 [h], %rd3; st.param.b32 [f], 0;
+call.uni (r), cudaCGSynchronize, (h, f); ld.param.b32 %r8, [r]; }
+add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, %r2; @%p2 bra round;
+mul.wide.u32 %rd5, %r1, 4; add.u64 %rd5, %rd1, %rd5; ld.global.u32 %r9, [%rd5]; add.u32 %r9, %r9, %r8;
+mad.lo.u32 %r10, %r1, %r4, %r3; mul.wide.u32 %rd6, %r10, 4; add.u64 %rd6, %rd2, %rd6; st.global.u32 [%rd6], %r9;
+ret; }
+";
+
+#[test]
+fn the_device_runtime_lets_a_grid_meet() {
+    let device = linked(&[&text(MEETS)]).unwrap();
+    let (blocks, threads) = (6_u32, 40_u32);
+    let (slots, out) = (
+        device.memory.alloc(4 * blocks as usize),
+        device.memory.alloc((4 * blocks * threads) as usize),
+    );
+    let config = |cooperative, grid_workspace| LaunchConfig {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        threads: 2,
+        cooperative,
+        grid_workspace,
+        ..LaunchConfig::default()
+    };
+    let workspace = device.memory.alloc(64);
+    device
+        .launch_with("meet", config(true, workspace), &[slots, out])
+        .unwrap();
+    // The order in which blocks come to a slot makes its value.
+    let value = |slot: u32| {
+        (0..blocks).fold(0_u32, |value, round| {
+            3 * value + (slot + blocks - round) % blocks
+        })
+    };
+    let wanted: Vec<u32> = (0..blocks * threads).map(|i| value(i / threads)).collect();
+    let found = device.memory.read::<u32>(out, (blocks * threads) as usize);
+    assert_eq!(found, wanted);
+
+    // A launch that is not cooperative has no group of all threads: 999 is added to whatever it stored.
+    device.memory.write(slots, &[0_u32]);
+    let mut alone = config(false, 0);
+    alone.grid = [1; 3];
+    device.launch_with("meet", alone, &[slots, out]).unwrap();
+    assert_eq!(device.memory.read::<u32>(out, 1), [999]);
+}
+
+#[test]
+fn a_definition_of_the_programs_own_comes_before_the_device_runtimes() {
+    let own = ".visible .func (.param .b64 r) cudaCGGetIntrinsicHandle(.param .b32 x) { .reg .b64 %rd<2>; mov.b64 %rd1, 0; st.param.b64 [r], %rd1; ret; }
+.visible .func (.param .b32 r) cudaCGSynchronize(.param .b64 h, .param .b32 f) { .reg .b32 %r<2>; mov.b32 %r1, 5; st.param.b32 [r], %r1; ret; }";
+    let device = linked(&[&text(MEETS), &text(own)]).unwrap();
+    let (slots, out) = (device.memory.alloc(4), device.memory.alloc(4));
+    device.launch("meet", 1, 1, &[slots, out]).unwrap();
+    assert_eq!(device.memory.read::<u32>(out, 1), [5]);
 }
 
 const USES: &[u8] = include_bytes!("data/uses.o");

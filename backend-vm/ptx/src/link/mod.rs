@@ -25,6 +25,13 @@ pub struct Input<'a> {
     pub of_library: bool,
 }
 
+/// What every link finds where nobody else defines it.
+const DEVICE_RUNTIME: Input<'_> = Input {
+    name: "the device runtime",
+    text: include_str!("device_runtime.ptx"),
+    of_library: true,
+};
+
 /// Why texts cannot be linked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
@@ -75,7 +82,8 @@ pub fn try_link(inputs: &[Input<'_>]) -> Result<(), LinkError> {
 }
 
 fn take_apart<'a>(inputs: &[Input<'a>]) -> Result<Vec<Part<'a>>, LinkError> {
-    inputs.iter().map(Part::new).collect()
+    let inputs = inputs.iter().chain([&DEVICE_RUNTIME]);
+    inputs.map(Part::new).collect()
 }
 
 /// Links `inputs` into one text.
