@@ -167,7 +167,7 @@ fn points_and_addressing_modes() {
     );
 }
 
-/// Linear filtering by its formula, with weights of 8 bits.
+/// Linear filtering by its formula, with fractions of 8 bits.
 fn interpolated(values: &[f32], extent: [usize; 3], at: [f32; 3], dimensions: usize) -> f32 {
     let mut sum = 0.0;
     for corner in 0..1 << dimensions {
@@ -194,10 +194,11 @@ fn linear_filtering_in_one_two_and_three_dimensions() {
         .map(|i| i as f32)
         .map(|i| [i * 0.23 - 0.6, i * 0.17 - 0.3, i * 0.13 - 0.4])
         .collect();
-    for (kernel, dimensions, extent) in [
-        ("lines", 1, [5, 1, 1]),
-        ("planes", 2, [5, 4, 1]),
-        ("volumes", 3, [5, 4, 3]),
+    // What rounding the weights to 1/256 makes of values up to 16.
+    for (kernel, dimensions, extent, tolerance) in [
+        ("lines", 1, [5, 1, 1], 1e-4),
+        ("planes", 2, [5, 4, 1], 4.0 / 32.0),
+        ("volumes", 3, [5, 4, 3], 8.0 / 16.0),
     ] {
         let level = packed(address, extent, 4);
         let filtered = Texture {
@@ -208,10 +209,44 @@ fn linear_filtering_in_one_two_and_three_dimensions() {
         for (got, at) in got.into_iter().zip(&at) {
             let expected = interpolated(&values, extent.map(|e| e as usize), *at, dimensions);
             assert!(
-                (got - expected).abs() < 1e-4,
+                (got - expected).abs() < tolerance,
                 "{kernel} {at:?}: {got} {expected}"
             );
         }
+    }
+}
+
+/// Where a position lies between two texels of each dimension, in 1/256, and what the eight around it count on an
+/// H200, in 1/256.
+const WEIGHTS: [([u8; 3], [u8; 8]); 12] = [
+    ([1, 128, 128], [64, 0, 63, 1, 64, 0, 63, 1]),
+    ([128, 1, 128], [64, 64, 0, 0, 64, 64, 0, 0]),
+    ([128, 128, 1], [64, 64, 63, 64, 0, 0, 0, 1]),
+    ([128, 128, 128], [32, 32, 32, 32, 32, 32, 32, 32]),
+    ([64, 2, 85], [127, 43, 1, 0, 64, 21, 0, 0]),
+    ([7, 243, 171], [4, 0, 79, 2, 8, 0, 158, 5]),
+    ([31, 7, 7], [213, 29, 6, 1, 6, 1, 0, 0]),
+    ([3, 3, 13], [237, 3, 3, 0, 13, 0, 0, 0]),
+    ([200, 224, 85], [5, 17, 32, 117, 2, 8, 17, 58]),
+    ([85, 3, 7], [164, 82, 2, 1, 5, 2, 0, 0]),
+    ([100, 243, 3], [8, 5, 146, 94, 0, 0, 2, 1]),
+    ([5, 5, 100], [150, 3, 3, 0, 96, 2, 2, 0]),
+];
+
+#[test]
+fn the_weights_of_filtering_are_a_gpus() {
+    let device = device();
+    let at = WEIGHTS.map(|(fractions, _)| fractions.map(|part| f32::from(part) / 256.0 + 0.5));
+    for corner in 0..8 {
+        let mut values = [0.0_f32; 8];
+        values[corner] = 256.0;
+        let level = packed(device.memory.upload(&values), [2, 2, 2], 4);
+        let filtered = Texture {
+            linear: true,
+            ..texture(image(ChannelType::Single, 1, 1, vec![level]))
+        };
+        let expected = WEIGHTS.map(|(_, weights)| f32::from(weights[corner]));
+        assert_eq!(firsts(&device, "volumes", filtered, &at), expected);
     }
 }
 

@@ -17,8 +17,8 @@ use crate::exec::launch::Launch;
 use crate::exec::memory::{LaneFault, Lanes};
 use crate::exec::step::{lane_fault, word};
 
-/// Parts of the distance between two texels that filtering tells apart.
-const WEIGHTS: f32 = 256.0;
+/// Parts of the distance between two texels that filtering tells apart, and parts in which it weighs texels.
+const WEIGHTS: u32 = 256;
 
 /// A texel's channels: bits of integers or of singles.
 type Texel = [u32; 4];
@@ -163,24 +163,16 @@ impl Texture {
             let index = position.at.map(|x| x.floor() as i64);
             return self.texel(global, level, dimensions, index, position.layer);
         }
-        let (first, weights) = footprint(position.at);
+        let (first, fractions) = footprint(position.at, dimensions);
         let mut sum = [0.0_f32; 4];
-        for corner in 0..1_usize << dimensions {
-            let mut index = first;
-            let mut weight = 1.0;
-            for dimension in 0..dimensions {
-                let far = corner >> dimension & 1 == 1;
-                index[dimension] = index[dimension].saturating_add(i64::from(far));
-                weight *= if far {
-                    weights[dimension]
-                } else {
-                    1.0 - weights[dimension]
-                };
-            }
-            if weight == 0.0 {
+        for (corner, weight) in weights(fractions).into_iter().enumerate() {
+            if weight == 0 {
                 continue;
             }
+            let far = [corner & 1, corner >> 1 & 1, corner >> 2];
+            let index = std::array::from_fn(|d| first[d].saturating_add(far[d] as i64));
             let texel = self.texel(global, level, dimensions, index, position.layer)?;
+            let weight = weight as f32 / WEIGHTS as f32;
             for (sum, bits) in sum.iter_mut().zip(texel) {
                 *sum += weight * f32::from_bits(bits);
             }
@@ -196,7 +188,7 @@ impl Texture {
         position: Position,
         channel: usize,
     ) -> Result<Texel, FaultKind> {
-        let ([x, y, _], _) = footprint(position.at);
+        let ([x, y, _], _) = footprint(position.at, 2);
         let mut out = [0; 4];
         for (value, (dx, dy)) in out.iter_mut().zip([(0, 1), (1, 1), (1, 0), (0, 0)]) {
             let index = [x.saturating_add(dx), y.saturating_add(dy), 0];
@@ -217,21 +209,44 @@ impl Texture {
             return (&levels[(detail + 0.5).floor().min(last) as usize], None);
         }
         let first = detail.floor();
-        let weight = ((detail - first) * WEIGHTS).round() / WEIGHTS;
+        let parts = WEIGHTS as f32;
+        let weight = ((detail - first) * parts).round() / parts;
         let next = levels.get(first as usize + 1);
         let second = next.filter(|_| weight > 0.0).map(|next| (next, weight));
         (&levels[first as usize], second)
     }
 }
 
-/// The texel before a position in each dimension, and the weight of the next one.
-fn footprint(at: [f32; 3]) -> ([i64; 3], [f32; 3]) {
-    let centred = at.map(|x| x - 0.5);
-    let weights = centred.map(|x| {
-        let weight = ((x - x.floor()) * WEIGHTS).round() / WEIGHTS;
-        if weight.is_nan() { 0.0 } else { weight }
-    });
-    (centred.map(|x| x.floor() as i64), weights)
+/// The texel before a position in each dimension, and how far behind it the position lies.
+fn footprint(at: [f32; 3], dimensions: usize) -> ([i64; 3], [u32; 3]) {
+    let parts = |x: f32| ((f64::from(x) - 0.5) * f64::from(WEIGHTS) + 0.5).floor() as i64;
+    let mut place = [0; 3];
+    for (place, x) in place.iter_mut().zip(at).take(dimensions) {
+        *place = parts(x);
+    }
+    let bits = WEIGHTS.ilog2();
+    (
+        place.map(|place| place >> bits),
+        place.map(|place| (place & (i64::from(WEIGHTS) - 1)) as u32),
+    )
+}
+
+/// How much each texel around a position counts. Bit 0 of an index is the texel behind it in x, bit 1 in y,
+/// bit 2 in z.
+///
+/// The weights of an H200, found by filtering images of a single texel: whole parts, divided along z, then x,
+/// then y, each time rounding the part of one side; the other side gets the rest.
+fn weights([x, y, z]: [u32; 3]) -> [u32; 8] {
+    let part = |weight: u32, of: u32| (weight * of + WEIGHTS / 2) / WEIGHTS;
+    let mut weights = [0; 8];
+    for (behind_z, slice) in [WEIGHTS - z, z].into_iter().enumerate() {
+        let column = part(slice, x);
+        let near = part(slice - column, WEIGHTS - y);
+        let far = part(column, y);
+        let here = &mut weights[4 * behind_z..];
+        here[..4].copy_from_slice(&[near, column - far, slice - column - near, far]);
+    }
+    weights
 }
 
 /// The face of a cube in a direction, and the place on it from 0 to 1.
