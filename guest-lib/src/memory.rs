@@ -112,6 +112,9 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
         return Err(CuError::NOT_SUPPORTED);
     }
     let _registering = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
+    if find_host(address).is_ok_and(|found| found.is_host()) {
+        return Err(CuError::INVALID_VALUE);
+    }
     if memory_map().overlaps(address, bytes) {
         return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
     }
@@ -138,9 +141,15 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
 
 /// `cuMemHostUnregister`.
 pub fn unregister(scope: Scope, address: u64) -> Result {
-    let registered = memory_map()
-        .remove(address, Allocation::is_registered)
-        .map_err(|_| CuError::HOST_MEMORY_NOT_REGISTERED)?;
+    let removed = memory_map().remove(address, Allocation::is_registered);
+    let registered = removed.map_err(|_| {
+        // Memory that is the device's in another way is told from memory that is not.
+        if address == 0 || find_host(address).is_ok() {
+            CuError::INVALID_VALUE
+        } else {
+            CuError::HOST_MEMORY_NOT_REGISTERED
+        }
+    })?;
     let Origin::Registered {
         device: Some(device),
         ..

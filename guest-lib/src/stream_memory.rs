@@ -26,8 +26,9 @@ const FLUSH: u32 = 1 << 30;
 /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`; `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
 const ONE_FLAG: u32 = 1;
 
-/// Operations of one call (CUDA driver API, `cuStreamBatchMemOp`), and of one message.
-pub const MOST: usize = 256;
+/// Operations of one call: the documentation of `cuStreamBatchMemOp` says 256, the driver takes one less. And
+/// operations of one message.
+pub const MOST: usize = 255;
 const MESSAGE: usize = 128;
 
 /// A 64-bit word of the arena that the device reads or writes too.

@@ -64,6 +64,8 @@ fn copies_from_it_go_without_staging() {
         unsafe {
             assert_eq!(cuMemHostRegister_v2(place, BYTES, DEVICEMAP), 0);
             assert_eq!(cuMemHostRegister_v2(place.byte_add(BYTES - 1), 1, 0), 712);
+            assert_eq!(cuMemHostUnregister(place.byte_add(4096)), 1);
+            assert_eq!(cuMemHostUnregister(null_mut()), 1);
             assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, place, 0), 0);
             assert_eq!(cuMemHostGetFlags(&raw mut flags, place), 0);
             assert_ne!(flags & DEVICEMAP, 0);

@@ -78,24 +78,24 @@ int main() {
 
     // Many operations in one call, with a barrier among them.
     static CUstreamBatchMemOpParams list[256];
-    for (unsigned i = 0; i < 255; i++) {
+    for (unsigned i = 0; i < 254; i++) {
         list[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
         list[i].writeValue.address = device + 4 * i;
         list[i].writeValue.value = i;
     }
-    list[255].memoryBarrier.operation = CU_STREAM_MEM_OP_BARRIER;
-    expect("batch", batch(first, 256, list, 0), CUDA_SUCCESS);
+    list[254].memoryBarrier.operation = CU_STREAM_MEM_OP_BARRIER;
+    expect("batch", batch(first, 255, list, 0), CUDA_SUCCESS);
     CHECK(cudaStreamSynchronize(first));
-    unsigned many[255];
+    unsigned many[254];
     CHECK(cudaMemcpy(many, reinterpret_cast<void *>(device), sizeof many, cudaMemcpyDeviceToHost));
-    for (unsigned i = 0; i < 255; i++)
+    for (unsigned i = 0; i < 254; i++)
         if (many[i] != i) fail("an operation of a batch is missing");
 
     // What is refused at the call.
     expect("a misaligned word", write32(first, words + 2, 1, 0), CUDA_ERROR_INVALID_VALUE);
     expect("ordinary memory", write32(first, reinterpret_cast<CUdeviceptr>(many), 1, 0), CUDA_ERROR_INVALID_VALUE);
     expect("unknown flags", write32(first, words, 1, 8), CUDA_ERROR_INVALID_VALUE);
-    expect("too many operations", batch(first, 257, list, 0), CUDA_ERROR_INVALID_VALUE);
+    expect("too many operations", batch(first, 256, list, 0), CUDA_ERROR_INVALID_VALUE);
     list[0].operation = static_cast<CUstreamBatchMemOpType>(99);
     expect("an unknown operation", batch(first, 1, list, 0), CUDA_ERROR_INVALID_VALUE);
     CHECK(cudaStreamSynchronize(first));

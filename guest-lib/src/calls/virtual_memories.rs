@@ -163,9 +163,12 @@ pub unsafe fn cuMemMap(
 ) -> CUresult {
     body! {
         let scope = context::scope_or_primary()?;
-        // The driver maps whole allocations only (CUDA driver API, `cuMemMap`).
-        if offset != 0 || flags != 0 {
+        if flags != 0 {
             return Err(CuError::INVALID_VALUE);
+        }
+        // The driver maps whole allocations only (CUDA driver API, `cuMemMap`).
+        if offset != 0 {
+            return Err(CuError::NOT_SUPPORTED);
         }
         memory::map(scope, ptr, size as u64, handle)
     }

@@ -117,10 +117,12 @@ impl Session {
             call,
             handle,
             move |device, pool| {
-                // The driver gives back what it has seen to be free, and guests that wait by fences show it
-                // nothing. A stream that fails says so to whoever waits for it.
+                // The driver gives back what a synchronization has shown it to be free, and guests that wait by
+                // fences show it nothing. A stream that fails says so to whoever waits for it.
                 for stream in &streams {
-                    let _ = device.query_stream(stream.raw);
+                    if matches!(device.query_stream(stream.raw), Ok(true)) {
+                        let _ = device.synchronize_stream(stream.raw);
+                    }
                 }
                 device.trim_pool(pool, keep)
             },
