@@ -23,8 +23,8 @@ pub const GEQ: u32 = 0;
 const CONDITIONS: u32 = 3;
 /// `CU_STREAM_WAIT_VALUE_FLUSH`.
 const FLUSH: u32 = 1 << 30;
-/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`; `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
-const ONE_FLAG: u32 = 1;
+/// `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
+const BARRIER_GPU: u32 = 1;
 
 /// Operations of one call: the documentation of `cuStreamBatchMemOp` says 256, the driver takes one less. And
 /// operations of one message.
@@ -58,9 +58,10 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
     let (width, known) = match parameters.operation {
         WAIT_32 => (4, CONDITIONS),
         WAIT_64 => (8, CONDITIONS),
-        WRITE_32 => (4, ONE_FLAG),
-        WRITE_64 => (8, ONE_FLAG),
-        BARRIER if parameters.barrier_flags & !ONE_FLAG == 0 => {
+        // The driver takes no flag, not even the one that is documented.
+        WRITE_32 => (4, 0),
+        WRITE_64 => (8, 0),
+        BARRIER if parameters.barrier_flags & !BARRIER_GPU == 0 => {
             return Ok(MemoryOperation {
                 kind: BARRIER,
                 flags: parameters.barrier_flags,

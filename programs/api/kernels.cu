@@ -77,6 +77,27 @@ void clear() {
     WORKS(cuCtxSynchronize);
 }
 
+// A table without a name, with which cuFFT finds the functions of a module.
+void visited(CUmodule module, const std::vector<CUfunction> &expected) {
+    const CUuuid id = {{0x6e, 0x16, 0x3f, static_cast<char>(0xbe), static_cast<char>(0xb9), 0x58, 0x44, 0x4d,
+                        static_cast<char>(0x83), 0x5c, static_cast<char>(0xe1), static_cast<char>(0x82),
+                        static_cast<char>(0xaf), static_cast<char>(0xf1), static_cast<char>(0x99), 0x1e}};
+    const void *table = nullptr;
+    WORKS(cuGetExportTable, &table, &id);
+    CUcontext context = nullptr;
+    WORKS(cuCtxGetCurrent, &context);
+    using Visit = int(CUcontext, CUmodule, void (*)(void *, CUfunction), void *);
+    Visit *visit = nullptr;
+    std::memcpy(&visit, static_cast<const char *>(table) + 7 * sizeof visit, sizeof visit);
+    std::vector<CUfunction> found;
+    const auto add = [](void *to, CUfunction function) {
+        static_cast<std::vector<CUfunction> *>(to)->push_back(function);
+    };
+    HOLDS(visit(context, module, add, &found) != 0);
+    HOLDS(std::set<CUfunction>(found.begin(), found.end()) == std::set<CUfunction>(expected.begin(), expected.end()));
+    HOLDS(found.size() == expected.size());
+}
+
 void contents_of_images(CUmodule module, CUlibrary library) {
     unsigned count = 0;
     WORKS(cuModuleGetFunctionCount, &count, module);
@@ -84,6 +105,7 @@ void contents_of_images(CUmodule module, CUlibrary library) {
     std::vector<CUfunction> functions(count + 1);
     WORKS(cuModuleEnumerateFunctions, functions.data(), count, module);
     HOLDS(functions[count] == nullptr);
+    visited(module, std::vector<CUfunction>(functions.begin(), functions.end() - 1));
     std::set<std::string> found;
     for (unsigned index = 0; index < count; index++) {
         const char *name = nullptr;

@@ -95,6 +95,7 @@ int main() {
     expect("a misaligned word", write32(first, words + 2, 1, 0), CUDA_ERROR_INVALID_VALUE);
     expect("ordinary memory", write32(first, reinterpret_cast<CUdeviceptr>(many), 1, 0), CUDA_ERROR_INVALID_VALUE);
     expect("unknown flags", write32(first, words, 1, 8), CUDA_ERROR_INVALID_VALUE);
+    expect("no barrier", write32(first, words, 1, CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER), CUDA_ERROR_INVALID_VALUE);
     expect("too many operations", batch(first, 256, list, 0), CUDA_ERROR_INVALID_VALUE);
     list[0].operation = static_cast<CUstreamBatchMemOpType>(99);
     expect("an unknown operation", batch(first, 1, list, 0), CUDA_ERROR_INVALID_VALUE);

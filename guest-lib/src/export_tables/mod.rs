@@ -358,13 +358,14 @@ unsafe extern "C" fn object_stream_id(
     code(unsafe { put(place, id) })
 }
 
-/// Calls back with each function of a module, in the order of `cuModuleEnumerateFunctions`.
+/// Calls back with each function of a module, in the order of `cuModuleEnumerateFunctions`. Answers 1, and 0 if it
+/// cannot.
 unsafe extern "C" fn visit_functions(
     _: CUcontext,
     module: CUmodule,
     visit: Option<unsafe extern "C" fn(user: *mut c_void, function: CUfunction)>,
     user: *mut c_void,
-) -> CUresult {
+) -> u32 {
     let functions = || {
         let visit = visit.ok_or(CuError::INVALID_VALUE)?;
         let functions = module::functions::<ModuleKind>(context::scope()?, module, usize::MAX)?;
@@ -374,7 +375,8 @@ unsafe extern "C" fn visit_functions(
         }
         Ok(())
     };
-    code(functions())
+    let visited: Result = functions();
+    u32::from(visited.is_ok())
 }
 
 #[cfg(test)]

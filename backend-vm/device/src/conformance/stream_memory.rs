@@ -171,7 +171,7 @@ fn writes(device: &dyn Device) -> Outcome {
             operation(MemoryOperationKind::Barrier, 0, 0, 0),
             operation(
                 MemoryOperationKind::Write32,
-                1,
+                0,
                 half(&host, MARK + 2),
                 u64::MAX,
             ),
