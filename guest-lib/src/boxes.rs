@@ -6,6 +6,7 @@
 use wormhole_api::array::{ArrayShape, span};
 use wormhole_api::{Array, DevicePtr, Handle};
 
+use crate::capture;
 use crate::context::Scope;
 use crate::copy::{self, CHUNK, Direction, End, Mode, host_pointer, stage_down, stage_up};
 use crate::error::{CuError, Result};
@@ -36,7 +37,7 @@ pub enum Place {
 
 impl Place {
     /// What kind of memory it is, if all of it is memory, and where it is for whoever reaches it.
-    fn end(self, extent: Extent) -> Result<(End, Self)> {
+    pub fn end(self, extent: Extent) -> Result<(End, Self)> {
         match self {
             Self::Memory {
                 start,
@@ -91,6 +92,16 @@ impl Place {
         }
     }
 
+    /// As messages have it: an array and where in it, or an address, a pitch and rows.
+    pub const fn fields(&self) -> (Option<Handle<Array>>, Extent, DevicePtr, u64, u64) {
+        match *self {
+            Self::Memory {
+                start, pitch, rows, ..
+            } => (None, [0; 3], DevicePtr(start), pitch, rows),
+            Self::Array { array, origin, .. } => (Some(array), origin, DevicePtr(0), 0, 0),
+        }
+    }
+
     /// The first byte, if the box is memory without gaps.
     fn contiguous(&self, [width, height, depth]: Extent) -> Option<u64> {
         match *self {
@@ -118,7 +129,7 @@ impl Place {
 }
 
 /// A box in a staging buffer.
-fn staged(buffer: u64, [width, height, _]: Extent) -> Place {
+pub fn staged(buffer: u64, [width, height, _]: Extent) -> Place {
     Place::Memory {
         start: buffer,
         pitch: width,
@@ -153,14 +164,8 @@ fn parts([width, height, depth]: Extent, limit: u64) -> impl Iterator<Item = (Ex
 
 /// Hands a copy that the device makes to a stream.
 fn submit(scope: Scope, target: Target, to: &Place, from: &Place, extent: Extent) -> Result {
-    let fields = |place: &Place| match *place {
-        Place::Memory {
-            start, pitch, rows, ..
-        } => (None, [0; 3], DevicePtr(start), pitch, rows),
-        Place::Array { array, origin, .. } => (Some(array), origin, DevicePtr(0), 0, 0),
-    };
-    let (to_array, to_origin, to_memory, to_pitch, to_rows) = fields(to);
-    let (from_array, from_origin, from_memory, from_pitch, from_rows) = fields(from);
+    let (to_array, to_origin, to_memory, to_pitch, to_rows) = to.fields();
+    let (from_array, from_origin, from_memory, from_pitch, from_rows) = from.fields();
     scope.session.record(&wormhole_api::BoxCopy {
         extent,
         to_array,
@@ -182,7 +187,7 @@ fn submit(scope: Scope, target: Target, to: &Place, from: &Place, extent: Extent
 ///
 /// # Safety
 /// Both are valid for the copy.
-unsafe fn copy_rows(to: &Place, from: &Place, extent: Extent) {
+pub unsafe fn copy_rows(to: &Place, from: &Place, extent: Extent) {
     let width = usize::try_from(extent[0]).unwrap_or(0);
     for (to, from) in to.row_starts(extent).zip(from.row_starts(extent)) {
         // SAFETY: as the caller promises.
@@ -204,6 +209,12 @@ pub unsafe fn copy_box(
     scope.session.alive()?;
     if extent.contains(&0) {
         return Ok(());
+    }
+    if target.is_captured() {
+        for place in [to, from] {
+            place.end(extent)?;
+        }
+        return capture::copy_box(target, (to, from), extent, mode);
     }
     let lines = to.contiguous(extent).zip(from.contiguous(extent));
     let (to_end, to) = to.end(extent)?;

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
 use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
 
+use crate::capture;
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
@@ -106,6 +107,7 @@ pub unsafe fn copy(
         return Ok(());
     }
     let length = bytes as u64;
+    let given = (destination, source);
     let (to, destination) = End::of(destination, length)?;
     let (from, source) = End::of(source, length)?;
     let ends = (to, from);
@@ -117,6 +119,9 @@ pub unsafe fn copy(
     };
     if !device_end {
         return Err(CuError::INVALID_VALUE);
+    }
+    if target.is_captured() {
+        return capture::copy(target, direction, given, bytes, mode);
     }
     match ends {
         // From host to host every copy is synchronous (CUDA driver API, "API synchronization behavior").
@@ -382,6 +387,9 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
     let (end, destination) = End::of(fill.destination, bytes)?;
     if end == End::Pageable {
         return Err(CuError::INVALID_VALUE);
+    }
+    if target.is_captured() {
+        return capture::fill(target, fill, mode);
     }
     let message = MemSet {
         destination: DevicePtr(destination),

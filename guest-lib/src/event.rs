@@ -10,6 +10,7 @@ use wormhole_api::{
     StreamWaitEvent,
 };
 
+use crate::capture;
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
@@ -20,6 +21,8 @@ use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
 /// Flags that `cuEventCreate` knows.
 const FLAGS: u32 = 7;
+/// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node.
+const EXTERNAL: u32 = 1;
 /// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Above:
 /// one more than the fence's value.
 const NEVER: u64 = 0;
@@ -33,6 +36,8 @@ pub struct Event {
     context: AtomicU32,
     /// It was queried or waited for once.
     asked: AtomicBool,
+    /// It was last recorded in a capture.
+    captured: AtomicBool,
     state: AtomicU64,
     fence: Mutex<Option<EventFence>>,
 }
@@ -52,8 +57,15 @@ fn find(event: CUevent) -> Result<(Handle<EventKind>, &'static Event)> {
 }
 
 /// Whether there is such an event.
-pub fn exists(event: CUevent) -> Result {
-    find(event).map(|_| ())
+pub fn exists(event: CUevent) -> Result<Handle<EventKind>> {
+    find(event).map(|(handle, _)| handle)
+}
+
+/// A launch of a graph records the event.
+pub fn recorded_by_graph(event: Handle<EventKind>) {
+    if let Some(facts) = EVENTS.get(event) {
+        facts.state.store(UNFENCED, Ordering::Release);
+    }
 }
 
 pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
@@ -69,6 +81,7 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
         event.flags.store(flags, Ordering::Relaxed);
         event.context.store(scope.context, Ordering::Relaxed);
         event.asked.store(false, Ordering::Relaxed);
+        event.captured.store(false, Ordering::Relaxed);
         event.state.store(NEVER, Ordering::Relaxed);
     })?;
     if let Err(error) = scope.session.record(&EventCreate { new: handle, flags }) {
@@ -83,6 +96,7 @@ pub fn destroy(scope: Scope, event: CUevent) -> Result {
     let (handle, _) = find(event)?;
     let facts = EVENTS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
     let sent = scope.session.record(&EventDestroy { event: handle });
+    facts.leave_capture(handle);
     facts.give_fence_back(scope);
     EVENTS.recycle(handle);
     sent
@@ -112,6 +126,15 @@ pub fn forget_all(scope: Scope) {
 pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Result {
     let (handle, facts) = find(event)?;
     let stream = target.handle;
+    if target.is_captured() {
+        let external = flags & EXTERNAL != 0;
+        capture::record(target, handle, external)?;
+        if !external {
+            facts.captured.store(true, Ordering::Release);
+        }
+        return Ok(());
+    }
+    facts.leave_capture(handle);
     if facts.asked.load(Ordering::Relaxed) {
         let mut place = facts.fence.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = match *place {
@@ -160,6 +183,7 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
 pub fn query(scope: Scope, event: CUevent) -> Result {
     let (handle, facts) = find(event)?;
     scope.session.alive()?;
+    facts.check_wait(handle)?;
     match facts.fence() {
         Recorded::Never => Ok(()),
         Recorded::Unfenced => scope
@@ -174,6 +198,7 @@ pub fn query(scope: Scope, event: CUevent) -> Result {
 pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     let (handle, facts) = find(event)?;
     scope.session.alive()?;
+    facts.check_wait(handle)?;
     scope.session.publish_counts();
     match facts.fence() {
         Recorded::Never => Ok(()),
@@ -190,7 +215,10 @@ pub fn synchronize(scope: Scope, event: CUevent) -> Result {
 pub fn elapsed(scope: Scope, start: CUevent, end: CUevent) -> Result<f32> {
     let (start, start_facts) = find(start)?;
     let (end, end_facts) = find(end)?;
-    for facts in [start_facts, end_facts] {
+    for (handle, facts) in [(start, start_facts), (end, end_facts)] {
+        if facts.captured.load(Ordering::Acquire) {
+            return Err(capture::ask(handle, false));
+        }
         let untimed = facts.flags.load(Ordering::Relaxed) & EVENT_DISABLE_TIMING != 0;
         if untimed || facts.state.load(Ordering::Acquire) == NEVER {
             return Err(CuError::INVALID_HANDLE);
@@ -204,8 +232,16 @@ pub fn elapsed(scope: Scope, start: CUevent, end: CUevent) -> Result<f32> {
 /// `cuStreamWaitEvent`.
 pub fn wait(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result {
     let (handle, facts) = find(event)?;
+    let external = flags & EXTERNAL != 0;
+    let is_captured = facts.captured.load(Ordering::Acquire);
+    if is_captured || (external && target.is_captured()) {
+        return capture::wait(target, handle, is_captured, external);
+    }
     if facts.state.load(Ordering::Acquire) == NEVER {
         return scope.session.alive();
+    }
+    if target.is_captured() {
+        return capture::wait(target, handle, false, false);
     }
     let message = StreamWaitEvent {
         stream: target.handle,
@@ -224,6 +260,21 @@ enum Recorded {
 }
 
 impl Event {
+    /// The event no longer stands for a place in a capture.
+    fn leave_capture(&self, handle: Handle<EventKind>) {
+        if self.captured.load(Ordering::Relaxed) && self.captured.swap(false, Ordering::AcqRel) {
+            capture::forget_event(handle);
+        }
+    }
+
+    /// Refuses a question or a wait that a capture does not allow.
+    fn check_wait(&self, handle: Handle<EventKind>) -> Result {
+        if self.captured.load(Ordering::Acquire) {
+            return Err(capture::ask(handle, true));
+        }
+        capture::check_call()
+    }
+
     /// How the event was recorded last; records from now on get a fence.
     fn fence(&self) -> Recorded {
         self.asked.store(true, Ordering::Relaxed);

@@ -5,6 +5,9 @@
 //! can hold up its own streams so, and nothing else.
 //!
 //! Words only grow: one may serve the next function while a stream has not yet looked at its last value.
+//!
+//! A function that is a node of a graph has two words of its own: the graph sets one when it is the node's turn,
+//! and waits for the other, which it then clears.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -13,8 +16,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::{CuResult, Fence, MemoryOperation};
 
+use crate::boxes::{self, Place};
+use crate::capture;
 use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
+use crate::graph::work::HostCall;
 use crate::log;
 use crate::session::{self, Session};
 use crate::stream::Target;
@@ -35,6 +41,14 @@ pub enum Function {
         stream: CUstream,
         data: *mut c_void,
     },
+    /// A copy of a graph between the program's memory and arena.
+    Rows {
+        to: Place,
+        from: Place,
+        extent: [u64; 3],
+    },
+    /// What a node does that is disabled.
+    Nothing,
 }
 
 // SAFETY: the pointers are the program's; it hands them over to be given to its function on another thread.
@@ -58,18 +72,101 @@ impl Function {
                 // SAFETY: as above.
                 unsafe { function(stream, result.0, data) };
             }
+            Self::Rows { to, from, extent } if result == CuResult::SUCCESS => {
+                // SAFETY: the graph keeps the arena, and the program vouches for its own memory.
+                unsafe { boxes::copy_rows(&to, &from, extent) };
+            }
             _ => {}
         }
     }
 }
 
+/// When it is a function's turn, and who waits for its end.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Stream {
+        /// Written when the work before it is complete.
+        ready: (Fence, u64),
+        /// What its stream waits for.
+        done: Done,
+    },
+    Node(NodeWords),
+}
+
 /// A function that was handed over.
 struct Pending {
-    /// Written when the work before it is complete.
-    ready: (Fence, u64),
-    /// What its stream waits for.
-    done: Done,
+    turn: Turn,
     function: Function,
+}
+
+/// The two words of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeWords {
+    ready: Word,
+    done: Word,
+}
+
+impl NodeWords {
+    pub fn take(scope: Scope) -> Result<Self> {
+        start(scope.session)?;
+        if let Some(free) = queue().free_nodes.pop() {
+            return Ok(free);
+        }
+        let words = take_page(scope)?;
+        let pairs = words.chunks_exact(2).map(|pair| Self {
+            ready: pair[0],
+            done: pair[1],
+        });
+        let mut queue = queue();
+        queue.free_nodes.extend(pairs);
+        queue.free_nodes.pop().ok_or(CuError::UNKNOWN)
+    }
+
+    /// Gives the words back: no launch uses them any more.
+    pub fn give_back(self) {
+        for word in [self.ready, self.done] {
+            word.get().store(0, Ordering::Relaxed);
+        }
+        queue().free_nodes.push(self);
+    }
+
+    /// What the node's graph does in its place.
+    pub fn operations(self) -> [MemoryOperation; 3] {
+        let operation = |kind, word: Word, value| MemoryOperation {
+            kind,
+            flags: stream_memory::GEQ,
+            address: word.address(),
+            value,
+        };
+        [
+            operation(stream_memory::WRITE_64, self.ready, 1),
+            operation(stream_memory::WAIT_64, self.done, 1),
+            operation(stream_memory::WRITE_64, self.done, 0),
+        ]
+    }
+}
+
+/// Has a function called when the turn of its node comes, in the launch that follows.
+pub fn expect(words: NodeWords, function: Function) {
+    queue().pending.push_back(Pending {
+        turn: Turn::Node(words),
+        function,
+    });
+    ARRIVED.notify_one();
+}
+
+/// Takes back what was expected of a launch that did not come about.
+pub fn expect_no_more(count: usize) {
+    let mut queue = queue();
+    for _ in 0..count {
+        let last = queue
+            .pending
+            .iter()
+            .rposition(|entry| matches!(entry.turn, Turn::Node(_)));
+        if let Some(last) = last {
+            queue.pending.remove(last);
+        }
+    }
 }
 
 /// A word of the arena, and the value that is to be written next.
@@ -84,12 +181,14 @@ struct Queue {
     pending: VecDeque<Pending>,
     /// Words that no function has, with the last value of each.
     free: Vec<Done>,
+    free_nodes: Vec<NodeWords>,
     started: bool,
 }
 
 static QUEUE: Mutex<Queue> = Mutex::new(Queue {
     pending: VecDeque::new(),
     free: Vec::new(),
+    free_nodes: Vec::new(),
     started: false,
 });
 static ARRIVED: Condvar = Condvar::new();
@@ -108,6 +207,14 @@ fn queue() -> MutexGuard<'static, Queue> {
 /// has returned.
 pub fn launch(scope: Scope, target: Target, function: Function) -> Result {
     scope.session.alive()?;
+    if target.is_captured() {
+        return match function {
+            Function::Plain { function, data } => {
+                capture::host(target, HostCall { function, data })
+            }
+            _ => Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED)),
+        };
+    }
     start(scope.session)?;
     let last = take_word(scope)?;
     let done = Done {
@@ -122,8 +229,10 @@ pub fn launch(scope: Scope, target: Target, function: Function) -> Result {
         }
     };
     queue().pending.push_back(Pending {
-        ready: (cover.fence, cover.value),
-        done,
+        turn: Turn::Stream {
+            ready: (cover.fence, cover.value),
+            done,
+        },
         function,
     });
     ARRIVED.notify_one();
@@ -142,24 +251,32 @@ pub fn launch(scope: Scope, target: Target, function: Function) -> Result {
 /// Forgets what was not called yet: its streams are gone.
 pub fn forget_all() {
     let mut queue = queue();
-    let forgotten: Vec<Done> = queue.pending.drain(..).map(|entry| entry.done).collect();
-    queue.free.extend(forgotten);
+    for entry in std::mem::take(&mut queue.pending) {
+        if let Turn::Stream { done, .. } = entry.turn {
+            queue.free.push(done);
+        }
+    }
 }
 
 fn take_word(scope: Scope) -> Result<Done> {
     if let Some(free) = queue().free.pop() {
         return Ok(free);
     }
-    let page = scope.session.allocate_arena(PAGE, PAGE)?;
-    let mut words = (0..PAGE / WORD).map(|index| {
-        let word = Word::new(page + index * WORD);
-        // The page may have been another's before.
-        word.get().store(0, Ordering::Relaxed);
-        Done { word, value: 0 }
-    });
+    let words = take_page(scope)?;
+    let mut words = words.into_iter().map(|word| Done { word, value: 0 });
     let first = words.next().ok_or(CuError::UNKNOWN)?;
     queue().free.extend(words);
     Ok(first)
+}
+
+/// The words of a new page, all 0.
+fn take_page(scope: Scope) -> Result<Vec<Word>> {
+    let page = scope.session.allocate_arena(PAGE, PAGE)?;
+    let words = (0..PAGE / WORD).map(|index| Word::new(page + index * WORD));
+    // The page may have been another's before.
+    Ok(words
+        .inspect(|word| word.get().store(0, Ordering::Relaxed))
+        .collect())
 }
 
 /// Starts the thread, once in a process. It takes no signal of the program's.
@@ -199,20 +316,27 @@ fn serve(session: &'static Session) {
 /// Takes the first function whose turn has come, or an end of the wait when there is none left.
 fn take_ready(session: &Session) -> Option<Pending> {
     let mut queue = queue();
-    let index = queue
-        .pending
-        .iter()
-        .position(|entry| session.fence_passed(entry.ready.0, entry.ready.1))?;
-    queue.pending.remove(index)
+    let index = queue.pending.iter().position(|entry| match entry.turn {
+        Turn::Stream { ready, .. } => session.fence_passed(ready.0, ready.1),
+        // SYNC POINT: node word. The function sees what the work before it wrote.
+        Turn::Node(words) => words.ready.get().load(Ordering::Acquire) != 0,
+    })?;
+    let taken = queue.pending.remove(index)?;
+    if let Turn::Node(words) = taken.turn {
+        // The next launch sets it again, and comes only after this one's end.
+        words.ready.get().store(0, Ordering::Relaxed);
+    }
+    Some(taken)
 }
 
 fn run(entry: Pending, result: CuResult) {
     entry.function.call(result);
     // SYNC POINT: stream word. What the function wrote is visible to the work behind it.
-    entry
-        .done
-        .word
-        .get()
-        .store(entry.done.value, Ordering::Release);
-    queue().free.push(entry.done);
+    match entry.turn {
+        Turn::Stream { done, .. } => {
+            done.word.get().store(done.value, Ordering::Release);
+            queue().free.push(done);
+        }
+        Turn::Node(words) => words.done.get().store(1, Ordering::Release),
+    }
 }

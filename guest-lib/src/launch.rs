@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering;
 use wormhole_api::handle::Function as FunctionKind;
 use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
+use crate::capture;
 use crate::context::Scope;
 use crate::device::{Device, attribute as device_attribute};
 use crate::error::{CuError, Result};
 use crate::function::{self, Configuration, Function, attribute};
 use crate::stream::Target;
-use crate::types::CUlaunchAttribute;
+use crate::types::{CUlaunchAttribute, CUstreamAttrValue};
 
 /// Bytes of packed parameters of nearly all kernels.
 const PARAMETERS: usize = 4096;
@@ -271,6 +272,32 @@ impl Attributes {
     }
 }
 
+/// What a node says of an attribute: as it was set, or as nodes have it from the start. Nothing for those that
+/// nodes do not have.
+pub fn kernel_attribute(id: u32, set: &[LaunchAttribute]) -> Option<CUstreamAttrValue> {
+    // Access policy window, cooperative, cluster dimension and its scheduling, priority, memory synchronization
+    // domain map (the domains 0 and 1) and domain, device-updatable, preferred shared memory carveout.
+    const ATTRIBUTES: [(u32, u64); 9] = [
+        (1, 0),
+        (COOPERATIVE, 0),
+        (CLUSTER_DIMENSION, 0),
+        (5, 0),
+        (8, 0),
+        (9, 1 << 8),
+        (10, 0),
+        (13, 0),
+        (14, 0),
+    ];
+    let (_, first) = ATTRIBUTES.iter().find(|(known, _)| *known == id)?;
+    let mut value = [*first, 0, 0, 0, 0, 0, 0, 0];
+    if let Some(attribute) = set.iter().find(|attribute| attribute.id == id) {
+        for (word, bytes) in value.iter_mut().zip(attribute.value.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+    }
+    Some(value)
+}
+
 /// `CUDA_LAUNCH_BLOCKING`: every launch waits.
 static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| !value.is_empty() && value != "0")
@@ -289,7 +316,12 @@ pub unsafe fn launch(
     arguments: Arguments,
 ) -> Result {
     let (handle, facts) = function::find(function)?;
-    shape.check(&Limits::of(scope.session.device(), facts))?;
+    check(scope, facts, &shape)?;
+    if target.is_captured() {
+        let add = |packed: &[u8]| capture::kernel(target, function, shape, attributes, packed);
+        // SAFETY: as the caller promises.
+        return unsafe { with_parameters(facts, arguments, add) };
+    }
     let ready = Ready {
         scope,
         target,
@@ -298,6 +330,26 @@ pub unsafe fn launch(
         shape,
         attributes,
     };
+    // SAFETY: as the caller promises.
+    unsafe { with_parameters(facts, arguments, |packed| ready.launch(packed)) }
+}
+
+/// Checks what the native driver checks at the call, with its codes.
+#[inline]
+pub fn check(scope: Scope, facts: &Function, shape: &Shape) -> Result {
+    shape.check(&Limits::of(scope.session.device(), facts))
+}
+
+/// Packs the parameters of a function and hands them to `take`.
+///
+/// # Safety
+/// The arguments fit the function's parameters.
+#[inline]
+pub unsafe fn with_parameters<R>(
+    facts: &Function,
+    arguments: Arguments,
+    take: impl FnOnce(&[u8]) -> Result<R>,
+) -> Result<R> {
     if !arguments.extra.is_null() {
         if !arguments.values.is_null() {
             return Err(CuError::INVALID_VALUE);
@@ -307,20 +359,49 @@ pub unsafe fn launch(
         if packed.len() < facts.parameter_bytes {
             return Err(CuError::INVALID_VALUE);
         }
-        return ready.launch(packed);
+        return take(packed);
     }
     if facts.parameters.is_empty() {
-        return ready.launch(&[]);
+        return take(&[]);
     }
     if arguments.values.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
     if facts.parameter_bytes > PARAMETERS {
         // SAFETY: as the caller promises.
-        return unsafe { ready.launch_large(arguments.values) };
+        return unsafe { with_large(facts, arguments.values, take) };
     }
     // SAFETY: as the caller promises.
-    unsafe { ready.launch_values::<PARAMETERS>(arguments.values) }
+    unsafe { with_values::<PARAMETERS, R>(facts, arguments.values, take) }
+}
+
+/// # Safety
+/// `values` holds one pointer per parameter, each to as many bytes as the parameter has.
+#[inline]
+unsafe fn with_values<const BYTES: usize, R>(
+    facts: &Function,
+    values: *const *mut c_void,
+    take: impl FnOnce(&[u8]) -> Result<R>,
+) -> Result<R> {
+    let mut packed = Packed::<BYTES>::new();
+    // SAFETY: as the caller promises.
+    unsafe { packed.gather(&facts.parameters, values) }?;
+    take(packed.as_slice())
+}
+
+/// With a large frame, which other launches do not pay for.
+///
+/// # Safety
+/// As [`with_values`].
+#[cold]
+#[inline(never)]
+unsafe fn with_large<R>(
+    facts: &Function,
+    values: *const *mut c_void,
+    take: impl FnOnce(&[u8]) -> Result<R>,
+) -> Result<R> {
+    // SAFETY: as the caller promises.
+    unsafe { with_values::<MOST_PARAMETERS, R>(facts, values, take) }
 }
 
 /// A launch that has passed the checks.
@@ -335,27 +416,6 @@ struct Ready<'a> {
 }
 
 impl Ready<'_> {
-    /// # Safety
-    /// `values` holds one pointer per parameter, each to as many bytes as the parameter has.
-    #[inline]
-    unsafe fn launch_values<const BYTES: usize>(self, values: *const *mut c_void) -> Result {
-        let mut packed = Packed::<BYTES>::new();
-        // SAFETY: as the caller promises.
-        unsafe { packed.gather(&self.facts.parameters, values) }?;
-        self.launch(packed.as_slice())
-    }
-
-    /// With a large frame, which other launches do not pay for.
-    ///
-    /// # Safety
-    /// As [`Self::launch_values`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn launch_large(self, values: *const *mut c_void) -> Result {
-        // SAFETY: as the caller promises.
-        unsafe { self.launch_values::<MOST_PARAMETERS>(values) }
-    }
-
     #[inline]
     fn launch(self, parameters: &[u8]) -> Result {
         let attributes = self.attributes;

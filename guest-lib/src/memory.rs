@@ -4,10 +4,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
+use crate::capture;
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory_map::{Allocation, MemoryMap, Origin};
-use crate::{log, managed, pool, registration, stream};
+use crate::{graph, log, managed, pool, registration, stream};
 
 /// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
 const ATTACH: [u32; 2] = [1, 2];
@@ -36,6 +37,7 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         return Err(CuError::INVALID_VALUE);
     }
+    capture::check_call()?;
     let address = scope
         .session
         .request(&MemAlloc { bytes }, |reply| reply.address.0)?;
@@ -47,6 +49,12 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
 pub fn free(scope: Scope, address: u64) -> Result {
     if address == 0 {
         return scope.session.alive();
+    }
+    capture::check_call()?;
+    let is_graph =
+        |allocation: &Allocation| allocation.base == address && allocation.origin == Origin::Graph;
+    if memory_map().find(address).as_ref().is_some_and(is_graph) {
+        return graph::with(|model| model.free(address));
     }
     // Out of the map first: once the worker has freed it, another thread may be given the address.
     let allocation = memory_map().remove(address, |allocation| {
@@ -70,6 +78,7 @@ pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     if bytes == 0 || flags & !HOST_FLAGS != 0 {
         return Err(CuError::INVALID_VALUE);
     }
+    capture::check_call()?;
     let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
     memory_map().insert(address, bytes, Origin::Host { flags }, scope.context);
     Ok(address)
@@ -80,6 +89,7 @@ pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     if bytes == 0 || !ATTACH.contains(&flags) {
         return Err(CuError::INVALID_VALUE);
     }
+    capture::check_call()?;
     let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
     memory_map().insert(address, bytes, Origin::Managed, scope.context);
     Ok(address)
@@ -87,6 +97,7 @@ pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
 
 /// `cuMemFreeHost`.
 pub fn free_host(scope: Scope, address: u64) -> Result {
+    capture::check_call()?;
     let allocation = memory_map().remove(address, Allocation::is_host)?;
     free_in_arena(scope, &allocation)
 }
@@ -111,6 +122,7 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     if flags & (IOMEMORY | READ_ONLY) != 0 {
         return Err(CuError::NOT_SUPPORTED);
     }
+    capture::check_call()?;
     let _registering = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
     if find_host(address).is_ok_and(|found| found.is_host()) {
         return Err(CuError::INVALID_VALUE);
@@ -141,6 +153,7 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
 
 /// `cuMemHostUnregister`.
 pub fn unregister(scope: Scope, address: u64) -> Result {
+    capture::check_call()?;
     let removed = memory_map().remove(address, Allocation::is_registered);
     let registered = removed.map_err(|_| {
         // Memory that is the device's in another way is told from memory that is not.
@@ -179,6 +192,7 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
     match allocation.origin {
         Origin::Device => return true,
         Origin::Global
+        | Origin::Graph
         | Origin::RegisteredAlias { .. }
         | Origin::Pool { .. }
         | Origin::Mapped { .. } => {}
@@ -200,7 +214,7 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
 pub fn free_of(scope: Scope) {
     let own = |allocation: &Allocation| {
         allocation.context == scope.context
-            && allocation.origin != Origin::Global
+            && !matches!(allocation.origin, Origin::Global | Origin::Graph)
             && !allocation.outlives_context()
     };
     for allocation in memory_map().remove_all(own) {

@@ -27,6 +27,8 @@ pub enum Origin {
     RegisteredAlias { host: u64 },
     /// `cuMemAllocAsync` and its kin. Belongs to no context.
     Pool { pool: Handle<Pool> },
+    /// What a graph allocates; freed with it.
+    Graph,
     /// `cuMemMap`. Belongs to no context.
     Mapped {
         memory: Handle<Memory>,
@@ -72,7 +74,11 @@ impl Allocation {
     /// memory of the device.
     pub fn for_device(&self, address: u64) -> Option<u64> {
         match self.origin {
-            Origin::Device | Origin::Global | Origin::Pool { .. } | Origin::Mapped { .. } => None,
+            Origin::Device
+            | Origin::Global
+            | Origin::Graph
+            | Origin::Pool { .. }
+            | Origin::Mapped { .. } => None,
             Origin::Host { .. } | Origin::Managed | Origin::RegisteredAlias { .. } => Some(address),
             Origin::Registered { device, .. } => Some(device? + (address - self.base)),
         }
@@ -81,7 +87,11 @@ impl Allocation {
     /// The program's address of this address, where it has one.
     pub fn for_host(&self, address: u64) -> Option<u64> {
         match self.origin {
-            Origin::Device | Origin::Global | Origin::Pool { .. } | Origin::Mapped { .. } => None,
+            Origin::Device
+            | Origin::Global
+            | Origin::Graph
+            | Origin::Pool { .. }
+            | Origin::Mapped { .. } => None,
             Origin::Host { .. } | Origin::Managed | Origin::Registered { .. } => Some(address),
             Origin::RegisteredAlias { host } => Some(host + (address - self.base)),
         }

@@ -9,6 +9,7 @@ use wormhole_api::{
     PoolSetAttribute, PoolTrim,
 };
 
+use crate::capture;
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
@@ -152,6 +153,9 @@ pub fn allocate(scope: Scope, target: Target, pool: Handle<PoolKind>, bytes: u64
     if bytes == 0 {
         return Err(CuError::INVALID_VALUE);
     }
+    if target.is_captured() {
+        return capture::allocate(scope, target, bytes);
+    }
     let message = PoolAlloc {
         pool,
         stream: target.handle,
@@ -175,6 +179,9 @@ pub fn allocate(scope: Scope, target: Target, pool: Handle<PoolKind>, bytes: u64
 
 /// `cuMemFreeAsync`.
 pub fn free(scope: Scope, target: Target, address: u64) -> Result {
+    if target.is_captured() {
+        return capture::free(target, address);
+    }
     // Out of the map first: once the worker has freed it, another thread may be given the address.
     let from_pool = |allocation: &Allocation| matches!(allocation.origin, Origin::Pool { .. });
     let Ok(allocation) = memory_map().remove(address, from_pool) else {

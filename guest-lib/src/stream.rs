@@ -41,6 +41,8 @@ pub struct Stream {
     complete: AtomicU64,
     /// How many of the kernels are known to be complete.
     launches_complete: AtomicU64,
+    /// It is being captured; of the legacy stream, how many blocking streams are.
+    captured: AtomicU32,
     timeline: Mutex<Timeline>,
     attributes: Mutex<StreamAttributes>,
 }
@@ -89,6 +91,7 @@ static LEGACY: Stream = Stream {
     launches: AtomicU64::new(0),
     complete: AtomicU64::new(0),
     launches_complete: AtomicU64::new(0),
+    captured: AtomicU32::new(0),
     timeline: Mutex::new(Timeline {
         line: None,
         covered: 0,
@@ -136,6 +139,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
             .id
             .store(NEXT_ID.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         stream.context.store(scope.context, Ordering::Relaxed);
+        stream.captured.store(0, Ordering::Relaxed);
         // Held until all is forgotten: see `Covered::complete`.
         let mut timeline = stream.timeline();
         for count in [
@@ -172,6 +176,13 @@ pub fn existing(handle: Handle<StreamKind>) -> Result<Target> {
     Ok(Target { handle, stream })
 }
 
+/// A stream is no longer captured.
+pub fn release_captured(handle: Handle<StreamKind>) {
+    if let Ok(target) = existing(handle) {
+        target.set_captured(false);
+    }
+}
+
 /// All streams of a context, and the legacy one.
 pub fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
     let minted = STREAMS
@@ -192,6 +203,7 @@ pub fn busy_of(scope: Scope) -> impl Iterator<Item = Target> {
 /// Destroys a stream; its work goes on.
 pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
     let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
+    Target { handle, stream }.set_captured(false);
     let sent = scope.session.record(&StreamDestroy { stream: handle });
     if let Some(line) = stream.timeline().line.take() {
         scope.session.return_fence(line);
@@ -334,6 +346,27 @@ impl Covered {
 }
 
 impl Target {
+    /// Whether its work becomes nodes of a graph. Of the legacy stream: whether using it would be a dependency
+    /// on a stream of which that is so.
+    #[inline]
+    pub fn is_captured(self) -> bool {
+        self.stream.captured.load(Ordering::Relaxed) != 0
+    }
+
+    /// Begins or ends the stream's capture. One thread at a time does, for all streams.
+    pub fn set_captured(self, captured: bool) {
+        let before = self
+            .stream
+            .captured
+            .swap(captured.into(), Ordering::Release);
+        if self.stream.is_blocking() && (before != 0) != captured {
+            match captured {
+                true => LEGACY.captured.fetch_add(1, Ordering::Release),
+                false => LEGACY.captured.fetch_sub(1, Ordering::Release),
+            };
+        }
+    }
+
     /// Asks the device to write the stream's next fence value.
     fn issue(self, scope: Scope, timeline: &mut Timeline) -> Result<Cover> {
         // Counted after the work was written, so whatever is counted here lies before the fence.

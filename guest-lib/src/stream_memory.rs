@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use wormhole_api::{Items, MemoryOperation, StreamMemory, StreamSetAttribute};
 
+use crate::capture;
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
@@ -93,6 +94,9 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
 
 /// Hands operations to a stream.
 pub fn send(scope: Scope, target: Target, operations: &[MemoryOperation]) -> Result {
+    if target.is_captured() {
+        return capture::memory(target, operations);
+    }
     for part in operations.chunks(MESSAGE) {
         scope.session.record(&StreamMemory {
             stream: target.handle,

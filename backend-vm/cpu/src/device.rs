@@ -21,7 +21,8 @@ use crate::arrays::Arrays;
 use crate::boxes;
 use crate::description::describe;
 use crate::event::Events;
-use crate::kernel::Surroundings;
+use crate::graph::Executables;
+use crate::kernel::{Kernel, Surroundings};
 use crate::limits::Limits;
 use crate::linker;
 use crate::memory::{Memory, Owner, Use, pointer};
@@ -64,10 +65,11 @@ pub struct CpuDevice {
 #[derive(Debug)]
 pub(crate) struct Context {
     pub scheduler: Scheduler,
-    events: Events,
-    modules: Modules,
+    pub events: Events,
+    pub modules: Modules,
+    pub graphs: Executables,
     limits: Limits,
-    arrays: Arrays,
+    pub arrays: Arrays,
     output: Arc<Output>,
 }
 
@@ -77,6 +79,7 @@ impl Context {
             scheduler: Scheduler::new(),
             events: Events::default(),
             modules: Modules::default(),
+            graphs: Executables::default(),
             limits: Limits::default(),
             arrays: Arrays::default(),
             output: Arc::default(),
@@ -156,6 +159,27 @@ impl CpuDevice {
         Ok(())
     }
 
+    /// Refuses a launch that the device cannot make; says whether it is cooperative.
+    pub(crate) fn validate(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<bool> {
+        crate::launch::validate(&kernel.needs(), launch, self.multiprocessors)
+    }
+
+    pub(crate) fn surroundings(&self, context: &Context, uses_heap: bool) -> Surroundings {
+        let heap = match uses_heap {
+            true => context.modules.heap(&self.memory, &context.limits),
+            false => None,
+        };
+        Surroundings {
+            memory: Arc::clone(&self.memory),
+            output: Arc::clone(&context.output),
+            objects: context.arrays.objects(),
+            cancel: context.scheduler.cancel(),
+            heap,
+            printed: context.limits.printf(),
+            threads: self.processors,
+        }
+    }
+
     /// Waits until all work of the context is complete, as calls do that take memory away.
     fn idle(&self) -> Result<Arc<Context>> {
         let context = self.context()?;
@@ -177,7 +201,7 @@ fn host_memory() -> u64 {
 }
 
 /// The bytes that a fill covers, from its first to its last.
-fn extent(fill: &Fill) -> Result<u64> {
+pub(crate) fn extent(fill: &Fill) -> Result<u64> {
     let element = u64::from(fill.element);
     if !matches!(element, 1 | 2 | 4) || !fill.destination.is_multiple_of(element) {
         return Err(CuError::INVALID_VALUE);
@@ -200,7 +224,7 @@ fn extent(fill: &Fill) -> Result<u64> {
 }
 
 /// Fills memory that [`extent`] was checked for.
-fn run_fill(fill: &Fill) {
+pub(crate) fn run_fill(fill: &Fill) {
     let width = to_usize(fill.width);
     let [low, second, ..] = fill.value.to_le_bytes();
     for row in 0..fill.height {
@@ -539,20 +563,8 @@ impl Device for CpuDevice {
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         let context = self.context()?;
         let kernel = context.modules.kernel(launch.function)?;
-        let cooperative = crate::launch::validate(&kernel.needs(), launch, self.multiprocessors)?;
-        let heap = match kernel.uses_heap() {
-            true => context.modules.heap(&self.memory, &context.limits),
-            false => None,
-        };
-        let surroundings = Surroundings {
-            memory: Arc::clone(&self.memory),
-            output: Arc::clone(&context.output),
-            objects: context.arrays.objects(),
-            cancel: context.scheduler.cancel(),
-            heap,
-            printed: context.limits.printf(),
-            threads: self.processors,
-        };
+        let cooperative = self.validate(&kernel, launch)?;
+        let surroundings = self.surroundings(&context, kernel.uses_heap());
         let work = kernel.work(launch, cooperative, surroundings);
         context
             .scheduler

@@ -90,6 +90,17 @@ impl Events {
         Ok(())
     }
 
+    /// Notes a record that is part of a graph: reached with the whole launch, at the time when its node ran.
+    pub fn note(&self, event: RawEvent, point: Point, time: Arc<OnceLock<Instant>>) -> Result<()> {
+        let mut slab = self.lock();
+        let entry = slab
+            .events
+            .get_mut(&event.0)
+            .ok_or(CuError::INVALID_HANDLE)?;
+        entry.last = Some(Record { point, time });
+        Ok(())
+    }
+
     /// The point of the last record; none if it was never recorded.
     pub fn point(&self, event: RawEvent) -> Result<Option<Point>> {
         let slab = self.lock();

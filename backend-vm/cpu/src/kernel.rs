@@ -44,7 +44,7 @@ pub struct Kernel {
 }
 
 /// What launches of a context share.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Surroundings {
     pub memory: Arc<Memory>,
     pub output: Arc<Output>,

@@ -15,6 +15,7 @@ mod boxes;
 mod description;
 mod device;
 mod event;
+mod graph;
 mod holes;
 mod image_limits;
 mod kernel;

@@ -247,27 +247,27 @@ impl Scheduler {
         self.enqueue(stream, None, bytes, work)
     }
 
-    /// The same, for work that must also come after `point`.
+    /// The same, for work that must also come after `points`.
     pub fn submit_after(
         &self,
         stream: RawStream,
-        point: Option<Point>,
+        points: impl IntoIterator<Item = Point>,
         work: Work,
     ) -> Result<Point> {
-        self.enqueue(stream, point, 0, work)
+        self.enqueue(stream, points, 0, work)
     }
 
     fn enqueue(
         &self,
         stream: RawStream,
-        point: Option<Point>,
+        points: impl IntoIterator<Item = Point>,
         bytes: usize,
         work: Work,
     ) -> Result<Point> {
         let mut state = self.shared.lock();
         self.alive()?;
         let mut after = state.implicit_order(stream.0);
-        after.extend(point);
+        after.extend(points);
         let started = state.live(stream)?.started;
         if !started {
             state.threads.retain(|thread| !thread.is_finished());

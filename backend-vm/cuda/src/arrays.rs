@@ -148,6 +148,39 @@ impl End {
     }
 }
 
+/// A copy as the driver is told of it.
+pub(crate) fn described(copy: &BoxCopy) -> CUDA_MEMCPY3D {
+    let (from, to) = (End::new(&copy.from), End::new(&copy.to));
+    let [width, height, depth] = copy.extent.map(size);
+    CUDA_MEMCPY3D {
+        srcXInBytes: from.origin[0],
+        srcY: from.origin[1],
+        srcZ: from.origin[2],
+        srcLOD: 0,
+        srcMemoryType: from.kind,
+        srcHost: ptr::null(),
+        srcDevice: from.address,
+        srcArray: from.array,
+        reserved0: ptr::null_mut(),
+        srcPitch: from.pitch,
+        srcHeight: from.rows,
+        dstXInBytes: to.origin[0],
+        dstY: to.origin[1],
+        dstZ: to.origin[2],
+        dstLOD: 0,
+        dstMemoryType: to.kind,
+        dstHost: ptr::null_mut(),
+        dstDevice: to.address,
+        dstArray: to.array,
+        reserved1: ptr::null_mut(),
+        dstPitch: to.pitch,
+        dstHeight: to.rows,
+        WidthInBytes: width,
+        Height: height,
+        Depth: depth,
+    }
+}
+
 impl Arrays for CudaDevice {
     fn create_array(&self, shape: &ArrayShape) -> Result<RawArray> {
         let mut array = ptr::null_mut();
@@ -234,35 +267,7 @@ impl Arrays for CudaDevice {
     }
 
     fn copy_box(&self, copy: &BoxCopy, on: RawStream) -> Result<()> {
-        let (from, to) = (End::new(&copy.from), End::new(&copy.to));
-        let [width, height, depth] = copy.extent.map(size);
-        let description = CUDA_MEMCPY3D {
-            srcXInBytes: from.origin[0],
-            srcY: from.origin[1],
-            srcZ: from.origin[2],
-            srcLOD: 0,
-            srcMemoryType: from.kind,
-            srcHost: ptr::null(),
-            srcDevice: from.address,
-            srcArray: from.array,
-            reserved0: ptr::null_mut(),
-            srcPitch: from.pitch,
-            srcHeight: from.rows,
-            dstXInBytes: to.origin[0],
-            dstY: to.origin[1],
-            dstZ: to.origin[2],
-            dstLOD: 0,
-            dstMemoryType: to.kind,
-            dstHost: ptr::null_mut(),
-            dstDevice: to.address,
-            dstArray: to.array,
-            reserved1: ptr::null_mut(),
-            dstPitch: to.pitch,
-            dstHeight: to.rows,
-            WidthInBytes: width,
-            Height: height,
-            Depth: depth,
-        };
+        let description = described(copy);
         // SAFETY: both ends live and hold the box, which the caller checked.
         unsafe {
             self.driver

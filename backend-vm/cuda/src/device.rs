@@ -3,17 +3,19 @@
 mod kernels;
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
+use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
     CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
     LoadedFunction, LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
 };
 
 use crate::driver::Driver;
+use crate::graph::Executable;
 use crate::image::{Images, Loaded, check, terminated, uses_output};
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::wrapper::Wrapper;
@@ -34,9 +36,11 @@ pub struct CudaDevice {
     context: Mutex<Handles>,
     description: Description,
     images: Mutex<Images>,
+    /// By the handles of the driver.
+    pub(crate) graphs: Mutex<HashMap<u64, Executable>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -44,11 +48,11 @@ pub(crate) fn stream(stream: RawStream) -> CUstream {
     ptr::with_exposed_provenance_mut(size(stream.0))
 }
 
-fn event(event: RawEvent) -> CUevent {
+pub(crate) fn event(event: RawEvent) -> CUevent {
     ptr::with_exposed_provenance_mut(size(event.0))
 }
 
-fn function(function: RawFunction) -> CUfunction {
+pub(crate) fn function(function: RawFunction) -> CUfunction {
     ptr::with_exposed_provenance_mut(size(function.0))
 }
 
@@ -160,7 +164,13 @@ impl CudaDevice {
             context: Mutex::new(handles),
             description,
             images: Mutex::default(),
+            graphs: Mutex::default(),
         })
+    }
+
+    /// The driver's handle of the context.
+    pub(crate) fn handle(&self) -> CUcontext {
+        locked(&self.context).context
     }
 
     /// The compute capability, 90 for 9.0; 0 if the driver does not say.
@@ -620,6 +630,7 @@ impl Device for CudaDevice {
     fn reset(&self) -> Result<()> {
         let mut context = locked(&self.context);
         locked(&self.images).clear();
+        self.forget_graphs();
         // SAFETY: the device exists; what the reset destroys is used by nobody afterwards, says the
         // caller. The reset keeps the reference that was retained, so one is given back.
         unsafe {

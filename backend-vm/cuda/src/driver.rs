@@ -8,8 +8,10 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::driver::sys::{
-    CUcontext, CUevent, CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState,
-    CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuuid,
+    CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUcontext, CUevent, CUfunction,
+    CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo_v1, CUgraphNode, CUkernel,
+    CUlaunchConfig, CUlibrary, CUlinkState, CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps,
+    CUmemoryPool, CUmodule, CUstream, CUuuid,
 };
 use libloading::Library;
 use wormhole_api::ctypes::{
@@ -17,6 +19,8 @@ use wormhole_api::ctypes::{
     CUDA_TEXTURE_DESC, CUarray, CUmipmappedArray, CUsurfObject, CUtexObject,
 };
 use wormhole_device::{CuError, Result};
+
+use crate::graph::MemoryNodeParameters;
 
 /// The library that every NVIDIA driver installs.
 const LIBRARY: &str = "libcuda.so.1";
@@ -172,6 +176,23 @@ entry_points! {
     fn cuStreamWriteValue64_v2(stream: CUstream, address: u64, value: u64, flags: u32);
     fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, operations: *mut [u64; 6], flags: u32);
     fn cuStreamSetAttribute(stream: CUstream, attribute: u32, value: *const [u8; 64]);
+    fn cuGraphCreate(graph: *mut CUgraph, flags: u32);
+    fn cuGraphDestroy(graph: CUgraph);
+    fn cuGraphAddKernelNode_v2(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, parameters: *const CUDA_KERNEL_NODE_PARAMS_v2);
+    fn cuGraphKernelNodeSetAttribute(node: CUgraphNode, attribute: u32, value: *const [u8; 64]);
+    fn cuGraphAddMemcpyNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, parameters: *const CUDA_MEMCPY3D, context: CUcontext);
+    fn cuGraphAddMemsetNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, parameters: *const CUDA_MEMSET_NODE_PARAMS_v1, context: CUcontext);
+    fn cuGraphAddBatchMemOpNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, parameters: *const MemoryNodeParameters);
+    fn cuGraphAddEventRecordNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, event: CUevent);
+    fn cuGraphAddEventWaitNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, event: CUevent);
+    fn cuGraphAddEmptyNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize);
+    fn cuGraphAddDependencies_v2(graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize);
+    fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: u64);
+    fn cuGraphExecUpdate_v2(executable: CUgraphExec, graph: CUgraph, info: *mut CUgraphExecUpdateResultInfo_v1);
+    fn cuGraphExecDestroy(executable: CUgraphExec);
+    fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream);
+    fn cuGraphUpload(executable: CUgraphExec, stream: CUstream);
+    fn cuGraphNodeSetEnabled(executable: CUgraphExec, node: CUgraphNode, enabled: u32);
     fn cuEventCreate(event: *mut CUevent, flags: u32);
     fn cuEventDestroy_v2(event: CUevent);
     fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32);

@@ -17,6 +17,7 @@ mod capture;
 mod device;
 mod driver;
 mod fatbin;
+mod graph;
 mod image;
 mod jit;
 mod open;

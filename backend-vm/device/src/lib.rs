@@ -22,6 +22,7 @@ macro_rules! raw_handle {
 mod arrays;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod graphs;
 mod kernels;
 mod pools;
 mod virtual_memory;
@@ -34,6 +35,7 @@ mod stream_memory;
 use std::fmt;
 
 pub use arrays::{Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, Resource, Sampling, View};
+pub use graphs::{GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, RawGraph};
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
 pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory, condition};
 pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
@@ -71,6 +73,7 @@ impl CuError {
     pub const LAUNCH_FAILED: Self = Self(719);
     pub const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
     pub const NOT_SUPPORTED: Self = Self(801);
+    pub const GRAPH_EXEC_UPDATE_FAILURE: Self = Self(910);
     pub const UNKNOWN: Self = Self(999);
 }
 
@@ -248,7 +251,7 @@ pub struct DeviceOutput {
 
 /// An accelerator with one context.
 pub trait Device:
-    Arrays + Kernels + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
+    Arrays + Graphs + Kernels + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
 {
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;

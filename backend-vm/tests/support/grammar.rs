@@ -18,6 +18,7 @@ use wormhole_api::{
 };
 
 use super::attack::Entry;
+use super::grammar_graphs;
 use super::guest::Guest;
 
 /// A kernel that writes its thread's number, to load and launch.
@@ -64,7 +65,7 @@ pub const ARRAY: [u64; 2] = [256, 16];
 /// Bytes of [`Things::memory`]; twice as many are reserved at [`Things::reserved`].
 pub const MAPPED_BYTES: u64 = 2 << 20;
 
-fn entry<M: Message>(message: &M) -> Entry {
+pub fn entry<M: Message>(message: &M) -> Entry {
     Entry {
         message: M::ID,
         // A request without a slot ends its session.
@@ -91,6 +92,7 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         arrays(things, guest),
         pools(things, guest),
         virtual_memory(things, guest),
+        grammar_graphs::graphs(things, guest),
         device(),
     ]
     .concat()

@@ -9,6 +9,7 @@
 pub mod attack;
 pub mod backend;
 pub mod grammar;
+mod grammar_graphs;
 pub mod guest;
 pub mod random;
 pub mod recorded_arrays;

@@ -12,10 +12,10 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    Access, CuError, Description, Device, DeviceOutput, Fill, Granularity, ImageKind, Jit, Launch,
-    LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, MemoryOperation, Parameter,
-    PoolProperties, Pools, RawEvent, RawFunction, RawMemory, RawModule, RawPool, RawStream, Result,
-    StreamMemory, VirtualMemory,
+    Access, CuError, Description, Device, DeviceOutput, Fill, Granularity, GraphDescription,
+    Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput, LoadedFunction, LoadedModule,
+    MemoryOperation, Parameter, PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory,
+    RawModule, RawPool, RawStream, Result, StreamMemory, VirtualMemory,
 };
 
 use super::backend::PATIENCE;
@@ -169,6 +169,37 @@ impl Recorder {
         } else {
             Err(CuError::INVALID_HANDLE)
         }
+    }
+}
+
+impl Graphs for Recorder {
+    fn instantiate(&self, graph: &GraphDescription, _: u64) -> Result<RawGraph> {
+        self.arrive("instantiate");
+        let made = self.make();
+        self.enter(u32::try_from(graph.nodes.len()).unwrap());
+        Ok(RawGraph(made))
+    }
+    fn update_graph(&self, executable: RawGraph, graph: &GraphDescription) -> Result<()> {
+        self.arrive("update_graph");
+        self.check(executable.0)?;
+        self.enter(u32::try_from(graph.nodes.len()).unwrap());
+        Ok(())
+    }
+    fn launch_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
+        self.check(executable.0)?;
+        self.check(stream.0)
+    }
+    fn upload_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
+        self.check(executable.0)?;
+        self.check(stream.0)
+    }
+    fn destroy_graph(&self, executable: RawGraph) -> Result<()> {
+        self.end(executable.0)
+    }
+    fn enable_node(&self, executable: RawGraph, node: u32, _: bool) -> Result<()> {
+        self.check(executable.0)?;
+        self.enter(node);
+        Ok(())
     }
 }
 

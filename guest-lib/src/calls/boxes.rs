@@ -131,14 +131,8 @@ unsafe fn plane(
     unsafe { run(default, stream, (to, from), extent, mode) }
 }
 
-/// # Safety
-/// Host memory among the ends is valid.
-unsafe fn volume(
-    default: DefaultStream,
-    stream: CUstream,
-    wanted: &CUDA_MEMCPY3D,
-    mode: Mode,
-) -> Result {
+/// Both ends of a copy, and how much it moves.
+fn described(wanted: &CUDA_MEMCPY3D) -> ((Described, Described), [usize; 3]) {
     let to = Described {
         kind: wanted.dstMemoryType,
         host: address(wanted.dstHost),
@@ -158,8 +152,27 @@ unsafe fn volume(
         rows: wanted.srcHeight,
     };
     let extent = [wanted.WidthInBytes, wanted.Height, wanted.Depth];
+    ((to, from), extent)
+}
+
+/// Where both ends of a copy lie, and how much it moves.
+pub fn ends(wanted: &CUDA_MEMCPY3D) -> Result<((Place, Place), [u64; 3])> {
+    let ((to, from), extent) = described(wanted);
+    let extent = extent.map(|extent| extent as u64);
+    Ok(((to.place(extent)?, from.place(extent)?), extent))
+}
+
+/// # Safety
+/// Host memory among the ends is valid.
+unsafe fn volume(
+    default: DefaultStream,
+    stream: CUstream,
+    wanted: &CUDA_MEMCPY3D,
+    mode: Mode,
+) -> Result {
+    let (ends, extent) = described(wanted);
     // SAFETY: as the caller promises.
-    unsafe { run(default, stream, (to, from), extent, mode) }
+    unsafe { run(default, stream, ends, extent, mode) }
 }
 
 /// # Safety

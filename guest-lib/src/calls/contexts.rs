@@ -13,7 +13,7 @@ use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
-use crate::{array, event, host_function, memory, module, stream, texture};
+use crate::{array, capture, event, graph, host_function, memory, module, stream, texture};
 
 /// What `cuCtxGetApiVersion` says of contexts of this interface.
 const API_VERSION: u32 = 3020;
@@ -133,6 +133,7 @@ pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
         // Native waits for the context's work; its memory and modules go with it.
         let waited = stream::synchronize_all(scope);
         context::destroy(ctx)?;
+        graph::executable::destroy_of(scope);
         stream::destroy_of(scope);
         event::destroy_of(scope);
         texture::destroy_of(scope);
@@ -245,6 +246,7 @@ fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
 pub unsafe fn cuCtxSetLimit(limit: CUlimit, value: usize) -> CUresult {
     body! {
         let scope = context::scope()?;
+        capture::check_call()?;
         let message = ContextSetLimit { limit, value: value as u64 };
         let value = scope.session.request(&message, |reply| reply.value)?;
         LIMITS.lock().unwrap_or_else(PoisonError::into_inner).insert(limit, value);
@@ -253,12 +255,18 @@ pub unsafe fn cuCtxSetLimit(limit: CUlimit, value: usize) -> CUresult {
 }
 
 pub unsafe fn cuCtxSynchronize() -> CUresult {
-    body! { stream::synchronize_all(context::scope()?) }
+    body! {
+        let scope = context::scope()?;
+        capture::check_context()?;
+        stream::synchronize_all(scope)
+    }
 }
 
 pub unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
     body! {
-        stream::synchronize_all(scope_of(ctx)?)
+        let scope = scope_of(ctx)?;
+        capture::check_context()?;
+        stream::synchronize_all(scope)
     }
 }
 
@@ -311,6 +319,7 @@ fn reset_primary() -> Result {
     context::deactivate_primary()?;
     if context::others_active() {
         // The worker's context is shared with contexts that the program created and still uses.
+        graph::executable::destroy_of(scope);
         stream::destroy_of(scope);
         event::destroy_of(scope);
         texture::destroy_of(scope);
@@ -327,6 +336,8 @@ fn reset_primary() -> Result {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .clear();
+    capture::forget_all();
+    graph::executable::forget_all(scope);
     host_function::forget_all();
     stream::forget_all(scope);
     event::forget_all(scope);

@@ -6,16 +6,8 @@ use std::sync::atomic::Ordering;
 use super::{body, put, put_if_wanted};
 use crate::error::{CuError, Result};
 use crate::stream::{self, Target, target};
-use crate::types::{
-    CUcontext, CUdevice, CUevent, CUgraph, CUgraphEdgeData, CUgraphNode, CUgreenCtx, CUresult,
-    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, DefaultStream,
-};
-use crate::{context, event, handle};
-
-/// `CU_STREAM_CAPTURE_STATUS_NONE`: graphs are not forwarded, so no stream is ever being captured.
-const NOT_CAPTURING: CUstreamCaptureStatus = 0;
-/// The greatest `CUstreamCaptureMode`.
-const CAPTURE_MODES: CUstreamCaptureMode = 2;
+use crate::types::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUresult, CUstream, DefaultStream};
+use crate::{capture, context, event, handle};
 
 pub unsafe fn cuStreamCreate(phStream: *mut CUstream, Flags: u32) -> CUresult {
     // SAFETY: as the caller promises.
@@ -41,13 +33,19 @@ pub unsafe fn cuStreamCreateWithPriority(
 pub unsafe fn cuStreamDestroy_v2(hStream: CUstream) -> CUresult {
     body! {
         let scope = context::scope()?;
-        stream::destroy(scope, stream::minted(hStream)?)
+        let stream = stream::minted(hStream)?;
+        let target = stream::existing(stream)?;
+        if target.is_captured() {
+            return Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
+        }
+        stream::destroy(scope, stream)
     }
 }
 
 pub unsafe fn cuStreamQuery(default: DefaultStream, hStream: CUstream) -> CUresult {
     body! {
         let (scope, target) = target(default, hStream)?;
+        capture::check_wait(target)?;
         target.query(scope)
     }
 }
@@ -55,6 +53,7 @@ pub unsafe fn cuStreamQuery(default: DefaultStream, hStream: CUstream) -> CUresu
 pub unsafe fn cuStreamSynchronize(default: DefaultStream, hStream: CUstream) -> CUresult {
     body! {
         let (scope, target) = target(default, hStream)?;
+        capture::check_wait(target)?;
         target.synchronize(scope)
     }
 }
@@ -145,68 +144,5 @@ pub unsafe fn cuStreamGetCtx_v2(
     unsafe {
         put_if_wanted(pGreenCtx, ptr::null_mut());
         cuStreamGetCtx(default, hStream, pctx)
-    }
-}
-
-pub unsafe fn cuStreamIsCapturing(
-    default: DefaultStream,
-    hStream: CUstream,
-    captureStatus: *mut CUstreamCaptureStatus,
-) -> CUresult {
-    body! { about(default, hStream, captureStatus, |_| NOT_CAPTURING) }
-}
-
-pub unsafe fn cuStreamGetCaptureInfo(
-    default: DefaultStream,
-    hStream: CUstream,
-    captureStatus_out: *mut CUstreamCaptureStatus,
-    _id_out: *mut u64,
-) -> CUresult {
-    body! { about(default, hStream, captureStatus_out, |_| NOT_CAPTURING) }
-}
-
-/// Everything but the status is left as it is while no capture is under way.
-pub unsafe fn cuStreamGetCaptureInfo_v2(
-    default: DefaultStream,
-    hStream: CUstream,
-    captureStatus_out: *mut CUstreamCaptureStatus,
-    _id_out: *mut u64,
-    _graph_out: *mut CUgraph,
-    _dependencies_out: *mut *const CUgraphNode,
-    _numDependencies_out: *mut usize,
-) -> CUresult {
-    body! { about(default, hStream, captureStatus_out, |_| NOT_CAPTURING) }
-}
-
-pub unsafe fn cuStreamGetCaptureInfo_v3(
-    default: DefaultStream,
-    hStream: CUstream,
-    captureStatus_out: *mut CUstreamCaptureStatus,
-    _id_out: *mut u64,
-    _graph_out: *mut CUgraph,
-    _dependencies_out: *mut *const CUgraphNode,
-    _edgeData_out: *mut *const CUgraphEdgeData,
-    _numDependencies_out: *mut usize,
-) -> CUresult {
-    body! { about(default, hStream, captureStatus_out, |_| NOT_CAPTURING) }
-}
-
-/// Every thread starts in the global mode.
-pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult {
-    thread_local! {
-        static MODE: std::cell::Cell<CUstreamCaptureMode> = const { std::cell::Cell::new(0) };
-    }
-    body! {
-        if mode.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so readable and writable.
-        let wanted = unsafe { mode.read() };
-        if wanted > CAPTURE_MODES {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as above.
-        unsafe { mode.write(MODE.replace(wanted)) };
-        Ok(())
     }
 }

@@ -29,9 +29,9 @@ pub fn program(link: &str, name: &str) -> PathBuf {
 macro_rules! demo_programs {
     ($to:ident) => {
         $to! {
-            bitonic_sort black_scholes convolution grid_sync half_gemm histogram
-            linked_units mandelbrot matrix_mul nbody prefix_scan reduction
-            spin_lock streams_events textures transpose vector_add
+            bitonic_sort black_scholes convolution graphs grid_sync half_gemm
+            histogram linked_units mandelbrot matrix_mul nbody prefix_scan
+            reduction spin_lock streams_events textures transpose vector_add
         }
     };
 }

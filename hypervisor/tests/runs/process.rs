@@ -97,6 +97,12 @@ fn functions_of_the_program_that_streams_call() {
 }
 
 #[test]
+fn captures_allow_and_end_as_natively() {
+    passes("static", "captures");
+    passes("shared", "captures");
+}
+
+#[test]
 fn streams_that_wait_for_words_and_write_them() {
     passes("static", "memory_operations");
 }

@@ -6,10 +6,12 @@
 )]
 
 mod arrays;
+mod graphs;
 
 pub use core::ffi::{c_char, c_void};
 
 pub use arrays::*;
+pub use graphs::*;
 
 pub type CUresult = u32;
 pub type CUdevice = i32;

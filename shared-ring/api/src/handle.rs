@@ -61,6 +61,12 @@ kinds! {
     Function = 5;
     /// `CUcontext`; contexts never cross the ring as handles.
     Context = 6;
+    /// `CUgraphExec`.
+    Graph = 7;
+    /// `CUgraph`; what describes a graph never crosses the ring as handles.
+    GraphTemplate = 8;
+    /// `CUgraphNode`.
+    GraphNode = 9;
     /// `CUmemoryPool`.
     Pool = 10;
     /// `CUmemGenericAllocationHandle`.
@@ -69,6 +75,8 @@ kinds! {
     Array = 12;
     /// `CUmipmappedArray`.
     Mipmap = 13;
+    /// `CUuserObject`; never crosses the ring.
+    UserObject = 14;
 }
 
 /// A handle of one type: minted, or the legacy stream.

@@ -28,7 +28,9 @@ pub use functions::{
     ATTRIBUTES, AttributeInfo, Class, ENTRY_POINTS, EntryPoint, FUNCTIONS, FunctionInfo,
     NoEntryPoint, entry_point,
 };
-pub use handle::{Array, Event, Function, Handle, Library, Memory, Mipmap, Module, Pool, Stream};
+pub use handle::{
+    Array, Event, Function, Graph, Handle, Library, Memory, Mipmap, Module, Pool, Stream,
+};
 pub use jit::is_plain_jit_option;
 pub use message::*;
 pub use result::CuResult;

@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes as _;
 
 use crate::handle::{
-    Array, Event, Function, Handle, Library, Memory, Mipmap, Module, Pool, Stream,
+    Array, Event, Function, Graph, Handle, Library, Memory, Mipmap, Module, Pool, Stream,
 };
 use crate::result::CuResult;
 use crate::wire::{

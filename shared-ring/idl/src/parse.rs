@@ -23,7 +23,7 @@
 //! ```
 //!
 //! TYPE is `u8 u32 i32 u64 f32`, one of them with a length (`u32[3]`), `address`, a handle (`stream event
-//! module library function pool memory array mipmap`, where a stream may be the legacy one; `minted stream` may not; `new event`
+//! module library function graph pool memory array mipmap`, where a stream may be the legacy one; `minted stream` may not; `new event`
 //! names one being created; `optional stream` may be absent), `fence`, `optional fence`, or an enum.
 //!
 //! CLASS is `local record request fence`. `stream`: the function depends on the default stream, and may have

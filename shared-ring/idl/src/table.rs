@@ -199,6 +199,7 @@ pub enum Handle {
     Memory,
     Array,
     Mipmap,
+    Graph,
 }
 
 /// A variable-length part behind the fixed one; its element count is in the fixed part.
@@ -268,6 +269,7 @@ impl Handle {
             Self::Memory => "Memory",
             Self::Array => "Array",
             Self::Mipmap => "Mipmap",
+            Self::Graph => "Graph",
         }
     }
 
@@ -282,6 +284,7 @@ impl Handle {
             "memory" => Some(Self::Memory),
             "array" => Some(Self::Array),
             "mipmap" => Some(Self::Mipmap),
+            "graph" => Some(Self::Graph),
             _ => None,
         }
     }

@@ -85,7 +85,7 @@ impl Used {
 }
 
 impl Session {
-    fn array(&self, handle: Handle<Array>) -> Result<&Arc<ArrayObject>, CuResult> {
+    pub(super) fn array(&self, handle: Handle<Array>) -> Result<&Arc<ArrayObject>, CuResult> {
         let found = self.arrays.arrays.get(handle);
         found.ok_or_else(|| self.invalid_handle())
     }
@@ -345,7 +345,7 @@ impl Session {
     }
 
     /// One end of a copy, if it holds the box and is the session's.
-    fn box_end(
+    pub(super) fn box_end(
         &self,
         extent: [u64; 3],
         array: Option<Handle<Array>>,

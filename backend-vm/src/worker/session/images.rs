@@ -519,6 +519,8 @@ impl Session {
         self.functions.drain().for_each(drop);
         self.arrays.clear();
         self.graveyard.clear();
+        self.graphs = wormhole_api::handle::Slab::new(super::OBJECTS);
+        self.graph_bytes = 0;
         self.device_memory.clear();
         self.allocations.clear();
         // Pools belong to no context, and neither does what was allocated from them.

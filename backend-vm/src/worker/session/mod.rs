@@ -20,6 +20,7 @@
 //! has to follow it can come before its answer.
 
 mod arrays;
+mod graphs;
 mod images;
 mod kernels;
 mod launch;
@@ -36,12 +37,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wormhole_api::{
-    CuResult, Encode, Event as EventKind, Function, Library, Memory, Module, Outcome, Pool, Stream,
+    CuResult, Encode, Event as EventKind, Function, Graph, Library, Memory, Module, Outcome, Pool,
+    Stream,
 };
 use wormhole_device::{CuError, Device, LaunchAttribute, MemoryOperation, RawStream};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
+use self::graphs::GraphObject;
 use self::output::PendingOutput;
 use self::pools::PoolObject;
 use self::virtual_memory::{MemoryObject, VirtualMemory};
@@ -144,6 +147,9 @@ pub struct Session {
     libraries: wormhole_api::handle::Slab<Library, ImageObject>,
     functions: wormhole_api::handle::Slab<Function, FunctionObject>,
     arrays: arrays::Held,
+    graphs: wormhole_api::handle::Slab<Graph, GraphObject>,
+    /// Bytes that the descriptions of graphs take.
+    graph_bytes: usize,
     graveyard: Graveyard,
     /// Images whose handle is gone while a job still uses them, with the requests to unload them.
     unloading: Vec<(Call, Arc<Loaded>)>,
@@ -209,6 +215,8 @@ impl Session {
             libraries: wormhole_api::handle::Slab::new(slab),
             functions: wormhole_api::handle::Slab::new(slab),
             arrays: arrays::Held::new(slab),
+            graphs: wormhole_api::handle::Slab::new(slab),
+            graph_bytes: 0,
             graveyard: Graveyard::default(),
             unloading: Vec::new(),
             device_memory: Ranges::default(),

@@ -25,6 +25,10 @@ use wormhole_api::{
     PoolCreate, PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute, PoolGetAttributeReply,
     PoolSetAttribute, PoolTrim,
 };
+use wormhole_api::{
+    GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
+    GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
+};
 use wormhole_device::{CuError, Description};
 
 use super::images::{ImageHandle, Incoming};
@@ -434,6 +438,70 @@ impl Service for Session {
 
     fn launch_kernel(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
         self.launch(call, message)
+    }
+
+    fn graph_begin(&mut self, _: &Call, message: &GraphBegin) -> Outcome<()> {
+        self.begin_graph(message.new).into()
+    }
+
+    fn graph_kernel(&mut self, _: &Call, message: &GraphKernel<'_>) -> Outcome<()> {
+        let added = self.add_kernel_node(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_copy(&mut self, _: &Call, message: &GraphCopy) -> Outcome<()> {
+        let added = self.add_copy_node(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_fill(&mut self, _: &Call, message: &GraphFill) -> Outcome<()> {
+        let added = self.add_fill_node(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_memory(&mut self, _: &Call, message: &GraphMemory<'_>) -> Outcome<()> {
+        let added = self.add_memory_node(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_event(&mut self, _: &Call, message: &GraphEvent) -> Outcome<()> {
+        let added = self.add_event_node(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_empty(&mut self, _: &Call, message: &GraphEmpty) -> Outcome<()> {
+        let added = self.add_empty_node(message.graph);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_edges(&mut self, _: &Call, message: &GraphEdges<'_>) -> Outcome<()> {
+        let added = self.add_edges(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_instantiate(&mut self, call: &Call, message: &GraphInstantiate) -> Outcome<()> {
+        self.instantiate(call, message.graph, message.flags)
+    }
+
+    fn graph_update(&mut self, call: &Call, message: &GraphUpdate) -> Outcome<()> {
+        self.update_graph(call, message.graph, message.from)
+    }
+
+    fn graph_launch(&mut self, _: &Call, message: &GraphLaunch) -> Outcome<()> {
+        self.launch_graph(message.graph, message.stream).into()
+    }
+
+    fn graph_upload(&mut self, _: &Call, message: &GraphUpload) -> Outcome<()> {
+        self.upload_graph(message.graph, message.stream).into()
+    }
+
+    fn graph_destroy(&mut self, _: &Call, message: &GraphDestroy) -> Outcome<()> {
+        self.destroy_graph(message.graph).into()
+    }
+
+    fn graph_enable(&mut self, _: &Call, message: &GraphEnable) -> Outcome<()> {
+        self.enable_node(message.graph, message.node, message.enabled)
+            .into()
     }
 
     fn context_reset(&mut self, call: &Call, _: &ContextReset) -> Outcome<()> {

@@ -24,7 +24,7 @@ impl Session {
             .ok_or_else(|| self.invalid_handle())
     }
 
-    fn event(&self, handle: Handle<EventKind>) -> Result<&Arc<EventObject>, CuResult> {
+    pub(super) fn event(&self, handle: Handle<EventKind>) -> Result<&Arc<EventObject>, CuResult> {
         self.events.get(handle).ok_or_else(|| self.invalid_handle())
     }
 

@@ -1,0 +1,304 @@
+//! Executable graphs, made of the driver's own nodes.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cudarc::driver::sys::{
+    CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUgraph, CUgraphEdgeData, CUgraphExec,
+    CUgraphExecUpdateResultInfo_v1, CUgraphNode,
+};
+use wormhole_device::{
+    CuError, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, MemoryOperation,
+    RawGraph, RawStream, Result,
+};
+
+use crate::arrays::described;
+use crate::device::{CudaDevice, event, function, handle, locked, size, stream};
+use crate::stream_memory::parameters;
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS_v1`.
+#[repr(C)]
+pub struct MemoryNodeParameters {
+    context: *mut c_void,
+    count: u32,
+    operations: *mut [u64; 6],
+    flags: u32,
+}
+
+/// An executable graph, with the template that its nodes are named by.
+#[derive(Debug)]
+pub struct Executable {
+    executable: CUgraphExec,
+    template: Template,
+}
+
+/// A graph of the driver, and its nodes by their places.
+#[derive(Debug)]
+struct Template {
+    graph: CUgraph,
+    nodes: Vec<CUgraphNode>,
+}
+
+// SAFETY: the driver's handles may be used from any thread; callers use one graph from one thread at a time.
+unsafe impl Send for Executable {}
+
+impl CudaDevice {
+    /// Builds the driver's graph. What was built is destroyed when a node is refused.
+    fn template(&self, graph: &GraphDescription) -> Result<Template> {
+        let mut made = ptr::null_mut();
+        // SAFETY: the place is writable.
+        unsafe { self.driver.cuGraphCreate(&raw mut made, 0) }?;
+        let mut template = Template {
+            graph: made,
+            nodes: Vec::with_capacity(graph.nodes.len()),
+        };
+        let filled = self.fill_template(&mut template, graph);
+        match filled {
+            Ok(()) => Ok(template),
+            Err(error) => {
+                self.destroy_template(&template);
+                Err(error)
+            }
+        }
+    }
+
+    fn destroy_template(&self, template: &Template) {
+        // SAFETY: the graph is live, and nobody names its nodes any more.
+        let _ = unsafe { self.driver.cuGraphDestroy(template.graph) };
+    }
+
+    fn fill_template(&self, template: &mut Template, graph: &GraphDescription) -> Result<()> {
+        for node in &graph.nodes {
+            let made = self.add_node(template.graph, node)?;
+            template.nodes.push(made);
+        }
+        let mut ends = (Vec::new(), Vec::new(), Vec::new());
+        for GraphEdge { from, to, data } in &graph.edges {
+            let node = |place: &u32| template.nodes.get(*place as usize).copied();
+            let (from, to) = node(from).zip(node(to)).ok_or(CuError::INVALID_VALUE)?;
+            ends.0.push(from);
+            ends.1.push(to);
+            ends.2.push(CUgraphEdgeData {
+                from_port: data[0],
+                to_port: data[1],
+                type_: data[2],
+                reserved: [0; 5],
+            });
+        }
+        if ends.0.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: three lists of one length, of nodes of this graph.
+        unsafe {
+            self.driver.cuGraphAddDependencies_v2(
+                template.graph,
+                ends.0.as_ptr(),
+                ends.1.as_ptr(),
+                ends.2.as_ptr(),
+                ends.0.len(),
+            )
+        }
+    }
+
+    fn add_node(&self, graph: CUgraph, node: &GraphNode) -> Result<CUgraphNode> {
+        let mut made = ptr::null_mut();
+        let (place, none) = (&raw mut made, ptr::null());
+        let driver = &self.driver;
+        // SAFETY: the graph is live, there are no dependencies yet, the place is writable, events are live.
+        unsafe {
+            match node {
+                GraphNode::Kernel(kernel) => self.add_kernel(graph, place, kernel)?,
+                GraphNode::Copy(copy) => {
+                    let copy = described(copy);
+                    let context = self.handle();
+                    driver.cuGraphAddMemcpyNode(place, graph, none, 0, &raw const copy, context)?;
+                }
+                GraphNode::Fill(fill) => {
+                    let fill = CUDA_MEMSET_NODE_PARAMS_v1 {
+                        dst: fill.destination,
+                        pitch: size(fill.pitch),
+                        value: fill.value,
+                        elementSize: fill.element,
+                        width: size(fill.width),
+                        height: size(fill.height),
+                    };
+                    let context = self.handle();
+                    driver.cuGraphAddMemsetNode(place, graph, none, 0, &raw const fill, context)?;
+                }
+                GraphNode::Memory(operations) => self.add_memory(graph, place, operations)?,
+                GraphNode::RecordEvent(raw) => {
+                    driver.cuGraphAddEventRecordNode(place, graph, none, 0, event(*raw))?;
+                }
+                GraphNode::WaitEvent(raw) => {
+                    driver.cuGraphAddEventWaitNode(place, graph, none, 0, event(*raw))?;
+                }
+                GraphNode::Empty => driver.cuGraphAddEmptyNode(place, graph, none, 0)?,
+            }
+        }
+        Ok(made)
+    }
+
+    fn add_kernel(
+        &self,
+        graph: CUgraph,
+        place: *mut CUgraphNode,
+        kernel: &GraphKernel,
+    ) -> Result<()> {
+        let mut bytes = kernel.parameters.len();
+        // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
+        let mut extra: [*mut c_void; 5] = [
+            ptr::without_provenance_mut(1),
+            kernel.parameters.as_ptr().cast_mut().cast(),
+            ptr::without_provenance_mut(2),
+            (&raw mut bytes).cast(),
+            ptr::null_mut(),
+        ];
+        let parameters = CUDA_KERNEL_NODE_PARAMS_v2 {
+            func: function(kernel.function),
+            gridDimX: kernel.grid[0],
+            gridDimY: kernel.grid[1],
+            gridDimZ: kernel.grid[2],
+            blockDimX: kernel.block[0],
+            blockDimY: kernel.block[1],
+            blockDimZ: kernel.block[2],
+            sharedMemBytes: kernel.shared,
+            kernelParams: ptr::null_mut(),
+            extra: if bytes == 0 {
+                ptr::null_mut()
+            } else {
+                extra.as_mut_ptr()
+            },
+            kern: ptr::null_mut(),
+            ctx: ptr::null_mut(),
+        };
+        // SAFETY: the driver copies the parameters during the call; the node that it writes is live after.
+        unsafe {
+            self.driver.cuGraphAddKernelNode_v2(
+                place,
+                graph,
+                ptr::null(),
+                0,
+                &raw const parameters,
+            )?;
+            for attribute in &kernel.attributes {
+                // Of streams only: the capture has put the order into the edges.
+                if attribute.id == PROGRAMMATIC_STREAM_SERIALIZATION {
+                    continue;
+                }
+                self.driver.cuGraphKernelNodeSetAttribute(
+                    *place,
+                    attribute.id,
+                    &raw const attribute.value,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_memory(
+        &self,
+        graph: CUgraph,
+        place: *mut CUgraphNode,
+        operations: &[MemoryOperation],
+    ) -> Result<()> {
+        let mut list: Vec<[u64; 6]> = operations.iter().map(parameters).collect();
+        let node = MemoryNodeParameters {
+            context: self.handle().cast(),
+            count: u32::try_from(list.len()).map_err(|_| CuError::INVALID_VALUE)?,
+            operations: list.as_mut_ptr(),
+            flags: 0,
+        };
+        // SAFETY: the list has that many entries, which the driver copies during the call.
+        unsafe {
+            self.driver
+                .cuGraphAddBatchMemOpNode(place, graph, ptr::null(), 0, &raw const node)
+        }
+    }
+
+    /// What is launched; the table is not held during the call.
+    fn executable(&self, raw: RawGraph) -> Result<CUgraphExec> {
+        let graphs = locked(&self.graphs);
+        let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
+        Ok(place.executable)
+    }
+
+    /// Forgets every graph: the context that they were made in is gone.
+    pub(crate) fn forget_graphs(&self) {
+        locked(&self.graphs).clear();
+    }
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+
+impl Graphs for CudaDevice {
+    fn instantiate(&self, graph: &GraphDescription, flags: u64) -> Result<RawGraph> {
+        let template = self.template(graph)?;
+        let mut executable = ptr::null_mut();
+        // SAFETY: the template is live, the place is writable.
+        let made = unsafe {
+            self.driver
+                .cuGraphInstantiateWithFlags(&raw mut executable, template.graph, flags)
+        };
+        if let Err(error) = made {
+            self.destroy_template(&template);
+            return Err(error);
+        }
+        let raw = RawGraph(handle(executable));
+        let entry = Executable {
+            executable,
+            template,
+        };
+        locked(&self.graphs).insert(raw.0, entry);
+        Ok(raw)
+    }
+
+    fn update_graph(&self, raw: RawGraph, graph: &GraphDescription) -> Result<()> {
+        let executable = self.executable(raw)?;
+        let template = self.template(graph)?;
+        let mut info = std::mem::MaybeUninit::<CUgraphExecUpdateResultInfo_v1>::zeroed();
+        // SAFETY: both graphs are live; the driver writes its findings to a place of their size.
+        let updated = unsafe {
+            self.driver
+                .cuGraphExecUpdate_v2(executable, template.graph, info.as_mut_ptr())
+        };
+        // The nodes of the first template go on naming those of the executable graph.
+        self.destroy_template(&template);
+        updated
+    }
+
+    fn launch_graph(&self, raw: RawGraph, on: RawStream) -> Result<()> {
+        let executable = self.executable(raw)?;
+        // SAFETY: the caller passes a live stream; the graph is live.
+        unsafe { self.driver.cuGraphLaunch(executable, stream(on)) }
+    }
+
+    fn upload_graph(&self, raw: RawGraph, on: RawStream) -> Result<()> {
+        let executable = self.executable(raw)?;
+        // SAFETY: as above.
+        unsafe { self.driver.cuGraphUpload(executable, stream(on)) }
+    }
+
+    fn destroy_graph(&self, raw: RawGraph) -> Result<()> {
+        let removed = locked(&self.graphs).remove(&raw.0);
+        let place = removed.ok_or(CuError::INVALID_HANDLE)?;
+        // SAFETY: the graph is live and destroyed once; launches of it go on.
+        let destroyed = unsafe { self.driver.cuGraphExecDestroy(place.executable) };
+        self.destroy_template(&place.template);
+        destroyed
+    }
+
+    fn enable_node(&self, raw: RawGraph, node: u32, enabled: bool) -> Result<()> {
+        let (executable, node) = {
+            let graphs = locked(&self.graphs);
+            let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
+            let node = place.template.nodes.get(node as usize);
+            (place.executable, *node.ok_or(CuError::INVALID_VALUE)?)
+        };
+        // SAFETY: the node is one of the template that the graph was made from.
+        unsafe {
+            self.driver
+                .cuGraphNodeSetEnabled(executable, node, u32::from(enabled))
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Executable graphs: described by records, node by node, and then made executable by a job.
+
+use std::sync::{Arc, Weak};
+
+use wormhole_api::handle::Graph;
+use wormhole_api::{
+    CuResult, Element, GraphCopy, GraphEdges, GraphEvent, GraphEventKind, GraphFill, GraphKernel,
+    GraphMemory, Handle, Outcome, Stream,
+};
+use wormhole_device::{
+    BoxCopy, CuError, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute,
+    MemoryOperation, RawGraph,
+};
+
+use super::launch::read_attributes;
+use super::{Answer, Call, Finish, Session, to_result};
+use crate::worker::objects::{ArrayObject, EventObject, Loaded, let_go_of_array};
+
+/// Bytes that the descriptions of a session's graphs may take.
+const MOST_BYTES: usize = 512 << 20;
+/// Edges that a node may have on average.
+const EDGES: usize = 64;
+
+/// What a graph uses.
+#[derive(Debug, Default)]
+struct Uses {
+    /// The images of its kernels. A program that unloads one does not launch the graph any more.
+    images: Vec<Weak<Loaded>>,
+    events: Vec<Arc<EventObject>>,
+    arrays: Vec<Arc<ArrayObject>>,
+    /// Bytes that are counted for it.
+    bytes: usize,
+    nodes: usize,
+}
+
+/// A graph under a handle.
+#[derive(Debug)]
+pub enum GraphObject {
+    Described {
+        description: GraphDescription,
+        uses: GraphUses,
+        /// Why a part of it was refused: it is no use then.
+        refused: Option<CuResult>,
+    },
+    Executable {
+        raw: RawGraph,
+        uses: GraphUses,
+    },
+    /// A job has it.
+    Taken,
+}
+
+/// What a graph uses, behind its handle.
+#[derive(Debug, Default)]
+pub struct GraphUses(Uses);
+
+impl GraphUses {
+    /// Nobody is to hear of a failure: what is let go of has no handle any more.
+    fn let_go(self, device: &dyn Device) {
+        for array in self.0.arrays {
+            let _ = let_go_of_array(array, device);
+        }
+    }
+}
+
+impl Session {
+    pub(super) fn begin_graph(&mut self, new: Handle<Graph>) -> Result<(), CuResult> {
+        let object = GraphObject::Described {
+            description: GraphDescription::default(),
+            uses: GraphUses::default(),
+            refused: None,
+        };
+        self.graphs.insert(new, object).map_err(Into::into)
+    }
+
+    /// Notes that a part of a description was refused.
+    pub(super) fn part_of_graph(
+        &mut self,
+        graph: Handle<Graph>,
+        result: Result<(), CuResult>,
+    ) -> Outcome<()> {
+        if let Err(error) = result
+            && let Some(GraphObject::Described { refused, .. }) = self.graphs.get_mut(graph)
+        {
+            refused.get_or_insert(error);
+        }
+        result.into()
+    }
+
+    /// Adds a node to a description, which then takes this many bytes more.
+    fn add_node(
+        &mut self,
+        graph: Handle<Graph>,
+        node: GraphNode,
+        bytes: usize,
+    ) -> Result<&mut Uses, CuResult> {
+        let bytes = bytes + size_of::<GraphNode>();
+        if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
+            return Err(to_result(CuError::OUT_OF_MEMORY));
+        }
+        let Some(GraphObject::Described {
+            description, uses, ..
+        }) = self.graphs.get_mut(graph)
+        else {
+            return Err(to_result(CuError::INVALID_HANDLE));
+        };
+        self.graph_bytes += bytes;
+        uses.0.bytes += bytes;
+        uses.0.nodes += 1;
+        description.nodes.push(node);
+        Ok(&mut uses.0)
+    }
+
+    pub(super) fn add_kernel_node(&mut self, message: &GraphKernel<'_>) -> Result<(), CuResult> {
+        let mut attributes = Vec::new();
+        read_attributes(&message.attributes, &mut attributes)?;
+        let function = self.function(message.function)?;
+        if (message.parameters.len() as u64) < function.parameter_bytes {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let image = Arc::downgrade(&function.image);
+        let bytes = message.parameters.len() + attributes.len() * size_of::<LaunchAttribute>();
+        let node = GraphNode::Kernel(wormhole_device::GraphKernel {
+            function: function.raw,
+            grid: message.grid,
+            block: message.block,
+            shared: message.shared,
+            attributes,
+            parameters: message.parameters.to_vec(),
+        });
+        let uses = self.add_node(message.graph, node, bytes)?;
+        if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
+            uses.images.push(image);
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_copy_node(&mut self, message: &GraphCopy) -> Result<(), CuResult> {
+        let extent = message.extent;
+        if extent.contains(&0) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (to, _) = self.box_end(
+            extent,
+            message.to_array,
+            message.to_origin,
+            (message.to_memory, message.to_pitch, message.to_rows),
+        )?;
+        let (from, _) = self.box_end(
+            extent,
+            message.from_array,
+            message.from_origin,
+            (message.from_memory, message.from_pitch, message.from_rows),
+        )?;
+        let mut arrays = Vec::new();
+        for array in [message.to_array, message.from_array].into_iter().flatten() {
+            arrays.push(Arc::clone(self.array(array)?));
+        }
+        let node = GraphNode::Copy(BoxCopy { to, from, extent });
+        self.add_node(message.graph, node, 0)?
+            .arrays
+            .append(&mut arrays);
+        Ok(())
+    }
+
+    pub(super) fn add_fill_node(&mut self, message: &GraphFill) -> Result<(), CuResult> {
+        let element: u32 = match message.element {
+            Element::Byte => 1,
+            Element::Half => 2,
+            Element::Word => 4,
+        };
+        if message.width == 0 || message.height == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let aligned = |value: u64| value.is_multiple_of(u64::from(element));
+        let row = message.width.checked_mul(u64::from(element));
+        let rows = (message.height - 1).checked_mul(message.pitch);
+        let tall = message.height > 1;
+        let span = row
+            .zip(rows)
+            .filter(|(row, _)| !tall || (*row <= message.pitch && aligned(message.pitch)))
+            .and_then(|(row, rows)| rows.checked_add(row))
+            .filter(|_| aligned(message.destination.0))
+            .ok_or_else(|| self.invalid_address())?;
+        self.place(message.destination.0, span)?;
+        let fill = Fill {
+            destination: message.destination.0,
+            pitch: message.pitch,
+            width: message.width,
+            height: message.height,
+            value: message.value,
+            element,
+        };
+        self.add_node(message.graph, GraphNode::Fill(fill), 0)?;
+        Ok(())
+    }
+
+    pub(super) fn add_memory_node(&mut self, message: &GraphMemory<'_>) -> Result<(), CuResult> {
+        let mut operations = Vec::new();
+        self.read_memory_operations(message.operations, &mut operations)?;
+        let bytes = operations.len() * size_of::<MemoryOperation>();
+        self.add_node(message.graph, GraphNode::Memory(operations), bytes)?;
+        Ok(())
+    }
+
+    pub(super) fn add_event_node(&mut self, message: &GraphEvent) -> Result<(), CuResult> {
+        let event = Arc::clone(self.event(message.event)?);
+        let node = match message.kind {
+            GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
+            GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
+        };
+        self.add_node(message.graph, node, 0)?.events.push(event);
+        Ok(())
+    }
+
+    pub(super) fn add_empty_node(&mut self, graph: Handle<Graph>) -> Result<(), CuResult> {
+        self.add_node(graph, GraphNode::Empty, 0).map(drop)
+    }
+
+    /// Every edge leads from an earlier node to a later one, so no graph has a cycle.
+    pub(super) fn add_edges(&mut self, message: &GraphEdges<'_>) -> Result<(), CuResult> {
+        let Some(GraphObject::Described {
+            description, uses, ..
+        }) = self.graphs.get_mut(message.graph)
+        else {
+            return Err(to_result(CuError::INVALID_HANDLE));
+        };
+        for edge in message.edges.iter() {
+            let count = description.nodes.len();
+            if edge.from >= edge.to || edge.to as usize >= count {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let bytes = size_of::<GraphEdge>();
+            if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES)
+                || description.edges.len() >= EDGES * count
+            {
+                return Err(to_result(CuError::OUT_OF_MEMORY));
+            }
+            self.graph_bytes += bytes;
+            uses.0.bytes += bytes;
+            let [from, to, kind, _] = edge.data.to_le_bytes();
+            description.edges.push(GraphEdge {
+                from: edge.from,
+                to: edge.to,
+                data: [from, to, kind],
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes the description under a handle, which a job then has.
+    fn take_description(
+        &mut self,
+        graph: Handle<Graph>,
+    ) -> Result<(GraphDescription, GraphUses), CuResult> {
+        let Some(place) = self.graphs.get_mut(graph) else {
+            return Err(self.invalid_handle());
+        };
+        match std::mem::replace(place, GraphObject::Taken) {
+            GraphObject::Described {
+                description,
+                uses,
+                refused: None,
+            } => Ok((description, uses)),
+            GraphObject::Described {
+                uses,
+                refused: Some(error),
+                ..
+            } => {
+                self.graph_bytes -= uses.0.bytes;
+                uses.let_go(&*self.device);
+                self.graphs.remove(graph);
+                Err(error)
+            }
+            other => {
+                *place = other;
+                Err(to_result(CuError::INVALID_HANDLE))
+            }
+        }
+    }
+
+    /// A failure leaves no graph under the handle.
+    pub(super) fn instantiate(
+        &mut self,
+        call: &Call,
+        graph: Handle<Graph>,
+        flags: u64,
+    ) -> Outcome<()> {
+        let (description, uses) = match self.take_description(graph) {
+            Ok(taken) => taken,
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.defer(call, move |device: &dyn Device| {
+            let result = device.instantiate(&description, flags);
+            Box::new(move |session: &mut Session| match result {
+                Ok(raw) => {
+                    if let Some(place) = session.graphs.get_mut(graph) {
+                        *place = GraphObject::Executable { raw, uses };
+                        return Answer::done();
+                    }
+                    session.graph_bytes -= uses.0.bytes;
+                    uses.let_go(&*session.device);
+                    let _ = session.device.destroy_graph(raw);
+                    Answer::failed(to_result(CuError::INVALID_HANDLE))
+                }
+                Err(error) => {
+                    session.graphs.remove(graph);
+                    session.graph_bytes -= uses.0.bytes;
+                    uses.let_go(&*session.device);
+                    Answer::failed(session.failed(error))
+                }
+            }) as Finish
+        })
+    }
+
+    /// `from` is gone afterwards; `graph` executes what it described, or what it did before after a failure.
+    pub(super) fn update_graph(
+        &mut self,
+        call: &Call,
+        graph: Handle<Graph>,
+        from: Handle<Graph>,
+    ) -> Outcome<()> {
+        let (description, new) = match self.take_description(from) {
+            Ok(taken) => taken,
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.graphs.remove(from);
+        let taken = match self.graphs.get_mut(graph) {
+            Some(place @ GraphObject::Executable { .. }) => {
+                std::mem::replace(place, GraphObject::Taken)
+            }
+            _ => GraphObject::Taken,
+        };
+        let GraphObject::Executable { raw, uses: old } = taken else {
+            self.graph_bytes -= new.0.bytes;
+            new.let_go(&*self.device);
+            return Outcome::Failed(self.invalid_handle());
+        };
+        self.defer(call, move |device: &dyn Device| {
+            let result = device.update_graph(raw, &description);
+            Box::new(move |session: &mut Session| {
+                let (kept, gone) = match result {
+                    Ok(()) => (new, old),
+                    Err(_) => (old, new),
+                };
+                session.graph_bytes -= gone.0.bytes;
+                gone.let_go(&*session.device);
+                if let Some(place) = session.graphs.get_mut(graph) {
+                    *place = GraphObject::Executable { raw, uses: kept };
+                }
+                match result {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            }) as Finish
+        })
+    }
+
+    /// The graph behind a handle, while everything that it uses exists.
+    fn executable(&self, graph: Handle<Graph>) -> Result<(RawGraph, usize), CuResult> {
+        match self.graphs.get(graph) {
+            Some(GraphObject::Executable { raw, uses })
+                if uses.0.images.iter().all(|image| image.strong_count() > 0) =>
+            {
+                Ok((*raw, uses.0.nodes))
+            }
+            _ => Err(self.invalid_handle()),
+        }
+    }
+
+    pub(super) fn launch_graph(
+        &self,
+        graph: Handle<Graph>,
+        stream: Handle<Stream>,
+    ) -> Result<(), CuResult> {
+        let stream = self.stream(stream)?.raw;
+        let (raw, _) = self.executable(graph)?;
+        self.done(self.device.launch_graph(raw, stream))
+    }
+
+    pub(super) fn upload_graph(
+        &self,
+        graph: Handle<Graph>,
+        stream: Handle<Stream>,
+    ) -> Result<(), CuResult> {
+        let stream = self.stream(stream)?.raw;
+        let (raw, _) = self.executable(graph)?;
+        self.done(self.device.upload_graph(raw, stream))
+    }
+
+    pub(super) fn enable_node(
+        &self,
+        graph: Handle<Graph>,
+        node: u32,
+        enabled: u32,
+    ) -> Result<(), CuResult> {
+        let (raw, nodes) = self.executable(graph)?;
+        if node as usize >= nodes || enabled > 1 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        self.done(self.device.enable_node(raw, node, enabled == 1))
+    }
+
+    pub(super) fn destroy_graph(&mut self, graph: Handle<Graph>) -> Result<(), CuResult> {
+        if matches!(self.graphs.get(graph), None | Some(GraphObject::Taken)) {
+            return Err(self.invalid_handle());
+        }
+        match self.graphs.remove(graph) {
+            Some(GraphObject::Executable { raw, uses }) => {
+                self.graph_bytes -= uses.0.bytes;
+                let destroyed = self.device.destroy_graph(raw);
+                uses.let_go(&*self.device);
+                self.done(destroyed)
+            }
+            Some(GraphObject::Described { uses, .. }) => {
+                self.graph_bytes -= uses.0.bytes;
+                uses.let_go(&*self.device);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}

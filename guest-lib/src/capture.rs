@@ -1,0 +1,754 @@
+//! Stream capture: work that is handed to a stream becomes nodes of a graph.
+//!
+//! A stream that is being captured has a mark that every call looks at; the rest is in the model of
+//! [`graph`](crate::graph). The legacy stream has the mark while any blocking stream is being captured: work in
+//! it would have to wait for that stream.
+//!
+//! "Potentially unsafe" calls (CUDA driver API, `cuThreadExchangeStreamCaptureMode`) fail while a capture
+//! forbids them, and end it.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use wormhole_api::handle::{Event, Stream};
+use wormhole_api::{Element, Handle, LaunchAttribute, MemoryOperation};
+
+use crate::boxes::Place;
+use crate::context::{self, Scope};
+use crate::copy::{Direction, Fill, Mode};
+use crate::error::{CuError, Result};
+use crate::graph::work::{HostCall, Kernel, Operations, Work};
+use crate::graph::{Edge, GraphHandle, GraphMemory, Model, NodeHandle, with};
+use crate::handle::to_pointer;
+use crate::launch::{Attributes, Shape};
+use crate::memory_map::Origin;
+use crate::stream::{self, Target};
+use crate::types::{
+    CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData, CUgraphNode, CUstreamBatchMemOpParams,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+
+/// `CUstreamCaptureMode`; between them is the thread-local one.
+const GLOBAL: CUstreamCaptureMode = 0;
+const RELAXED: CUstreamCaptureMode = 2;
+
+/// `CUstreamCaptureStatus`.
+pub const NONE: CUstreamCaptureStatus = 0;
+pub const ACTIVE: CUstreamCaptureStatus = 1;
+pub const INVALIDATED: CUstreamCaptureStatus = 2;
+
+/// `CU_MEMORYTYPE_HOST`, `_DEVICE`, `_ARRAY`, `_UNIFIED`.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+const ARRAY: u32 = 3;
+const UNIFIED: u32 = 4;
+
+/// The launch attribute that is a stream's priority.
+const PRIORITY: u32 = 8;
+
+/// Captures under way.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Every thread starts in the global mode.
+    static MODE: Cell<CUstreamCaptureMode> = const { Cell::new(GLOBAL) };
+    /// Its address tells threads apart.
+    static MARK: u8 = const { 0 };
+}
+
+fn this_thread() -> usize {
+    MARK.with(|mark| std::ptr::from_ref(mark).addr())
+}
+
+/// One capture, from its begin to its end.
+#[derive(Debug)]
+struct Capture {
+    graph: GraphHandle,
+    /// The graph was made for it.
+    owns: bool,
+    origin: Handle<Stream>,
+    thread: usize,
+    mode: CUstreamCaptureMode,
+    valid: bool,
+    streams: Vec<Handle<Stream>>,
+}
+
+/// Where a stream is in its capture.
+#[derive(Debug, Default)]
+struct Tail {
+    capture: u64,
+    before: Vec<Edge>,
+    /// What the program was shown of it.
+    shown: Shown,
+}
+
+/// Arrays that a program was given pointers to.
+#[derive(Debug, Default)]
+struct Shown {
+    nodes: Vec<usize>,
+    data: Vec<CUgraphEdgeData>,
+}
+
+/// Where an event was recorded in a capture.
+#[derive(Clone, Debug)]
+struct Recorded {
+    capture: u64,
+    before: Vec<Edge>,
+}
+
+/// All captures of the process.
+#[derive(Debug, Default)]
+pub struct Captures {
+    last: u64,
+    live: HashMap<u64, Capture>,
+    tails: HashMap<Handle<Stream>, Tail>,
+    events: HashMap<Handle<Event>, Recorded>,
+}
+
+/// What `cuStreamGetCaptureInfo` tells.
+#[derive(Clone, Copy, Debug)]
+pub struct Info {
+    pub id: u64,
+    pub graph: GraphHandle,
+    pub nodes: *const CUgraphNode,
+    pub data: *const CUgraphEdgeData,
+    pub count: usize,
+    /// Whether all dependencies are plain ones.
+    pub plain: bool,
+}
+
+/// `cuThreadExchangeStreamCaptureMode`.
+pub fn exchange_mode(mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
+    if mode > RELAXED {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(MODE.replace(mode))
+}
+
+/// Refuses a potentially unsafe call while a capture forbids it, which the call ends.
+#[inline]
+pub fn check_call() -> Result {
+    if UNDER_WAY.load(Ordering::Relaxed) == 0 {
+        return Ok(());
+    }
+    check_call_with_captures()
+}
+
+#[cold]
+fn check_call_with_captures() -> Result {
+    let (mode, thread) = (MODE.get(), this_thread());
+    if mode == RELAXED {
+        return Ok(());
+    }
+    let forbids = |capture: &Capture| {
+        if capture.thread == thread {
+            capture.mode != RELAXED
+        } else {
+            mode == GLOBAL && capture.mode == GLOBAL
+        }
+    };
+    invalidate_where(forbids, CuError::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Refuses a call that waits for everything while anything is being captured.
+#[inline]
+pub fn check_context() -> Result {
+    if UNDER_WAY.load(Ordering::Relaxed) == 0 {
+        return Ok(());
+    }
+    invalidate_where(|_| true, CuError::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+fn invalidate_where(forbids: impl Fn(&Capture) -> bool, code: CuError) -> Result {
+    with(|model| {
+        let mut found = false;
+        for capture in model.captures.live.values_mut() {
+            if forbids(capture) {
+                capture.valid = false;
+                found = true;
+            }
+        }
+        if found { Err(code) } else { Ok(()) }
+    })
+}
+
+/// Refuses a question about a stream, or a wait for it, that is being captured.
+#[inline]
+pub fn check_wait(target: Target) -> Result {
+    if target.is_captured() {
+        return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    check_call()
+}
+
+/// Ends the capture of a stream for a call that it does not allow; the answer is the call's code.
+#[cold]
+pub fn refuse(target: Target, code: CuError) -> CuError {
+    let refused: Result = with(|model| {
+        let capture = model.capture_of(target)?;
+        model.captures.invalidate(capture);
+        Err(code)
+    });
+    refused.err().unwrap_or(code)
+}
+
+impl Captures {
+    fn invalidate(&mut self, capture: u64) {
+        if let Some(capture) = self.live.get_mut(&capture) {
+            capture.valid = false;
+        }
+    }
+
+    /// The legacy stream was used while blocking streams are being captured, which ends these captures.
+    fn implicit(&mut self) -> CuError {
+        for capture in self.live.values_mut() {
+            let is_blocking = |stream: &Handle<Stream>| {
+                stream::existing(*stream).is_ok_and(|target| target.stream.is_blocking())
+            };
+            if capture.streams.iter().any(is_blocking) {
+                capture.valid = false;
+            }
+        }
+        CuError::STREAM_CAPTURE_IMPLICIT
+    }
+
+    /// Takes a stream into a capture.
+    fn join(&mut self, id: u64, target: Target, before: Vec<Edge>) {
+        if let Some(capture) = self.live.get_mut(&id) {
+            capture.streams.push(target.handle);
+            target.set_captured(true);
+            let tail = Tail {
+                capture: id,
+                before,
+                ..Tail::default()
+            };
+            self.tails.insert(target.handle, tail);
+        }
+    }
+
+    /// Takes all streams out of a capture.
+    fn end(&mut self, id: u64) -> Option<Capture> {
+        let capture = self.live.remove(&id)?;
+        UNDER_WAY.fetch_sub(1, Ordering::Release);
+        for stream in &capture.streams {
+            self.tails.remove(stream);
+            stream::release_captured(*stream);
+        }
+        Some(capture)
+    }
+}
+
+impl Model {
+    /// The capture that a stream is in, which is to be valid.
+    fn capture_of(&mut self, target: Target) -> Result<u64> {
+        if target.handle.is_legacy() {
+            return Err(self.captures.implicit());
+        }
+        let tail = self.captures.tails.get(&target.handle);
+        let id = tail.ok_or(CuError::ILLEGAL_STATE)?.capture;
+        match self.captures.live.get(&id) {
+            Some(capture) if capture.valid => Ok(id),
+            _ => Err(CuError::STREAM_CAPTURE_INVALIDATED),
+        }
+    }
+
+    /// Adds a node for work of a stream.
+    fn captured(&mut self, target: Target, work: Work) -> Result<NodeHandle> {
+        let id = self.capture_of(target)?;
+        let captures = &self.captures;
+        let graph = captures.live[&id].graph;
+        let before = captures.tails[&target.handle].before.clone();
+        let node = self.add(graph, &before, work)?;
+        if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
+            tail.before = vec![edge(node)];
+        }
+        Ok(node)
+    }
+
+    /// `cuStreamBeginCapture`, into a graph of its own or into one that there is.
+    pub fn begin_capture(
+        &mut self,
+        target: Target,
+        into: Option<(GraphHandle, Vec<Edge>)>,
+        mode: CUstreamCaptureMode,
+    ) -> Result {
+        if target.handle.is_legacy() {
+            return Err(CuError::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if mode > RELAXED {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if target.is_captured() {
+            return Err(CuError::ILLEGAL_STATE);
+        }
+        let (graph, before, owns) = match into {
+            Some((graph, before)) => {
+                self.check_dependencies(graph, &before)?;
+                (graph, before, false)
+            }
+            None => (self.create()?, Vec::new(), true),
+        };
+        let captures = &mut self.captures;
+        captures.last += 1;
+        let id = captures.last;
+        let capture = Capture {
+            graph,
+            owns,
+            origin: target.handle,
+            thread: this_thread(),
+            mode,
+            valid: true,
+            streams: Vec::new(),
+        };
+        captures.live.insert(id, capture);
+        UNDER_WAY.fetch_add(1, Ordering::Release);
+        captures.join(id, target, before);
+        Ok(())
+    }
+
+    /// `cuStreamEndCapture`.
+    pub fn end_capture(&mut self, target: Target) -> Result<GraphHandle> {
+        let tail = self.captures.tails.get(&target.handle);
+        let id = tail.ok_or(CuError::ILLEGAL_STATE)?.capture;
+        let capture = self.captures.live.get_mut(&id).ok_or(CuError::UNKNOWN)?;
+        if capture.origin != target.handle {
+            let error = match capture.valid {
+                true => CuError::STREAM_CAPTURE_UNMATCHED,
+                false => CuError::STREAM_CAPTURE_INVALIDATED,
+            };
+            capture.valid = false;
+            return Err(error);
+        }
+        let result = if !capture.valid {
+            Err(CuError::STREAM_CAPTURE_INVALIDATED)
+        } else if capture.mode != RELAXED && capture.thread != this_thread() {
+            Err(CuError::STREAM_CAPTURE_WRONG_THREAD)
+        } else if !self.is_joined(id, target.handle) {
+            Err(CuError::STREAM_CAPTURE_UNJOINED)
+        } else {
+            Ok(())
+        };
+        let ended = self.captures.end(id).ok_or(CuError::UNKNOWN)?;
+        if result.is_err() && ended.owns {
+            // The program may have destroyed it already.
+            let _ = self.destroy(ended.graph);
+        }
+        result.map(|()| ended.graph)
+    }
+
+    /// Whether the work of all other streams of a capture comes before what its origin has come to.
+    fn is_joined(&self, id: u64, origin: Handle<Stream>) -> bool {
+        let nodes = |edges: &[Edge]| edges.iter().map(|edge| edge.node).collect::<Vec<_>>();
+        let last = nodes(&self.captures.tails[&origin].before);
+        let others = self.captures.live[&id].streams.iter();
+        let others = others.filter_map(|stream| self.captures.tails.get(stream));
+        let all: Vec<NodeHandle> = others.flat_map(|tail| nodes(&tail.before)).collect();
+        self.all_before(&all, &last)
+    }
+
+    /// `cuStreamIsCapturing`.
+    pub fn capture_status(&self, target: Target) -> Result<CUstreamCaptureStatus> {
+        if target.handle.is_legacy() {
+            return match target.is_captured() {
+                true => Err(CuError::STREAM_CAPTURE_IMPLICIT),
+                false => Ok(NONE),
+            };
+        }
+        let tail = self.captures.tails.get(&target.handle);
+        let capture = tail.and_then(|tail| self.captures.live.get(&tail.capture));
+        Ok(capture.map_or(NONE, |capture| match capture.valid {
+            true => ACTIVE,
+            false => INVALIDATED,
+        }))
+    }
+
+    /// What `cuStreamGetCaptureInfo` tells of an active capture. The pointers hold until the stream's next call.
+    pub fn capture_info(&mut self, target: Target) -> Result<Info> {
+        let tail = self.captures.tails.get_mut(&target.handle);
+        let tail = tail.ok_or(CuError::ILLEGAL_STATE)?;
+        let capture = self.captures.live.get(&tail.capture);
+        let capture = capture.ok_or(CuError::ILLEGAL_STATE)?;
+        let nodes = tail.before.iter().map(|edge| to_pointer(edge.node).addr());
+        tail.shown = Shown {
+            nodes: nodes.collect(),
+            data: tail.before.iter().map(|edge| edge.data).collect(),
+        };
+        let is_plain = |data: &CUgraphEdgeData| data.from_port == 0 && data.r#type == 0;
+        Ok(Info {
+            id: tail.capture,
+            graph: capture.graph,
+            nodes: tail.shown.nodes.as_ptr().cast(),
+            data: tail.shown.data.as_ptr(),
+            count: tail.shown.nodes.len(),
+            plain: tail.shown.data.iter().all(is_plain),
+        })
+    }
+
+    /// `cuStreamUpdateCaptureDependencies`.
+    pub fn set_capture_dependencies(
+        &mut self,
+        target: Target,
+        before: Vec<Edge>,
+        adds: bool,
+    ) -> Result {
+        let id = self.capture_of(target)?;
+        let graph = self.captures.live[&id].graph;
+        self.check_dependencies(graph, &before)?;
+        if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
+            match adds {
+                true => add_missing(&mut tail.before, &before),
+                false => tail.before = before,
+            }
+        }
+        Ok(())
+    }
+
+    /// `cuEventRecord` in a stream that is being captured.
+    fn record_captured(&mut self, target: Target, event: Handle<Event>) -> Result {
+        let capture = self.capture_of(target)?;
+        let before = self.captures.tails[&target.handle].before.clone();
+        let recorded = Recorded { capture, before };
+        self.captures.events.insert(event, recorded);
+        Ok(())
+    }
+
+    /// `cuStreamWaitEvent` with an event that was recorded in a capture: the stream joins it.
+    fn wait_captured(&mut self, target: Target, event: Handle<Event>) -> Result {
+        let recorded = self.captures.events.get(&event).cloned();
+        let Recorded { capture, before } = recorded.ok_or(CuError::INVALID_VALUE)?;
+        // A capture that has ended leaves nothing to wait for.
+        let live = self.captures.live.get(&capture);
+        let is_valid = live.ok_or(CuError::INVALID_VALUE)?.valid;
+        if target.handle.is_legacy() {
+            self.captures.invalidate(capture);
+            return Err(self.captures.implicit());
+        }
+        if !is_valid {
+            return Err(CuError::STREAM_CAPTURE_INVALIDATED);
+        }
+        if !target.is_captured() {
+            self.captures.join(capture, target, before);
+            return Ok(());
+        }
+        let own = self.capture_of(target)?;
+        if own != capture {
+            self.captures.invalidate(own);
+            self.captures.invalidate(capture);
+            return Err(CuError::STREAM_CAPTURE_MERGE);
+        }
+        if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
+            add_missing(&mut tail.before, &before);
+        }
+        Ok(())
+    }
+}
+
+fn edge(node: NodeHandle) -> Edge {
+    Edge {
+        node,
+        data: CUgraphEdgeData::default(),
+    }
+}
+
+fn add_missing(edges: &mut Vec<Edge>, more: &[Edge]) {
+    let known: HashSet<NodeHandle> = edges.iter().map(|edge| edge.node).collect();
+    edges.extend(more.iter().filter(|edge| !known.contains(&edge.node)));
+}
+
+fn add(target: Target, work: Work) -> Result {
+    with(|model| model.captured(target, work).map(drop))
+}
+
+/// A launch.
+#[cold]
+pub fn kernel(
+    target: Target,
+    function: *mut std::ffi::c_void,
+    shape: Shape,
+    attributes: &Attributes,
+    parameters: &[u8],
+) -> Result {
+    let mut attributes: Vec<LaunchAttribute> = attributes.items().iter().collect();
+    let priority = target.stream.priority.load(Ordering::Relaxed);
+    if priority != 0 && !attributes.iter().any(|attribute| attribute.id == PRIORITY) {
+        let mut value = [0; 64];
+        value[..4].copy_from_slice(&priority.to_le_bytes());
+        attributes.push(LaunchAttribute {
+            id: PRIORITY,
+            reserved: 0,
+            value,
+        });
+    }
+    let kernel = Kernel::new(function, shape, attributes, parameters)?;
+    add(target, Work::Kernel(Arc::new(kernel)))
+}
+
+fn no_copy() -> CUDA_MEMCPY3D {
+    CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: 0,
+        srcHost: std::ptr::null(),
+        srcDevice: 0,
+        srcArray: std::ptr::null_mut(),
+        reserved0: std::ptr::null_mut(),
+        srcPitch: 0,
+        srcHeight: 0,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: 0,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: 0,
+        dstArray: std::ptr::null_mut(),
+        reserved1: std::ptr::null_mut(),
+        dstPitch: 0,
+        dstHeight: 0,
+        WidthInBytes: 0,
+        Height: 1,
+        Depth: 1,
+    }
+}
+
+fn size(value: u64) -> Result<usize> {
+    usize::try_from(value).map_err(|_| CuError::INVALID_VALUE)
+}
+
+/// A copy of a range.
+#[cold]
+pub fn copy(
+    target: Target,
+    direction: Direction,
+    (destination, source): (u64, u64),
+    bytes: usize,
+    mode: Mode,
+) -> Result {
+    if mode == Mode::Synchronous {
+        return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    let (to, from) = match direction {
+        Direction::HostToDevice => (DEVICE, HOST),
+        Direction::DeviceToHost => (HOST, DEVICE),
+        Direction::DeviceToDevice => (DEVICE, DEVICE),
+        Direction::Unified => (UNIFIED, UNIFIED),
+    };
+    let mut node = no_copy();
+    (node.dstMemoryType, node.srcMemoryType) = (to, from);
+    node.WidthInBytes = bytes;
+    match to {
+        HOST => node.dstHost = std::ptr::with_exposed_provenance_mut(size(destination)?),
+        _ => node.dstDevice = destination,
+    }
+    match from {
+        HOST => node.srcHost = std::ptr::with_exposed_provenance(size(source)?),
+        _ => node.srcDevice = source,
+    }
+    add(target, Work::Copy(Box::new(node)))
+}
+
+/// A copy of a box.
+#[cold]
+pub fn copy_box(
+    target: Target,
+    (to, from): (Place, Place),
+    extent: [u64; 3],
+    mode: Mode,
+) -> Result {
+    if mode == Mode::Synchronous {
+        return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    let mut node = no_copy();
+    let [width, height, depth] = extent;
+    (node.WidthInBytes, node.Height, node.Depth) = (size(width)?, size(height)?, size(depth)?);
+    match to {
+        Place::Memory {
+            start,
+            pitch,
+            rows,
+            device,
+        } => {
+            node.dstMemoryType = if device { DEVICE } else { UNIFIED };
+            (node.dstDevice, node.dstPitch, node.dstHeight) = (start, size(pitch)?, size(rows)?);
+        }
+        Place::Array { array, origin, .. } => {
+            node.dstMemoryType = ARRAY;
+            node.dstArray = to_pointer(array);
+            node.dstXInBytes = size(origin[0])?;
+            (node.dstY, node.dstZ) = (size(origin[1])?, size(origin[2])?);
+        }
+    }
+    match from {
+        Place::Memory {
+            start,
+            pitch,
+            rows,
+            device,
+        } => {
+            node.srcMemoryType = if device { DEVICE } else { UNIFIED };
+            (node.srcDevice, node.srcPitch, node.srcHeight) = (start, size(pitch)?, size(rows)?);
+        }
+        Place::Array { array, origin, .. } => {
+            node.srcMemoryType = ARRAY;
+            node.srcArray = to_pointer(array);
+            node.srcXInBytes = size(origin[0])?;
+            (node.srcY, node.srcZ) = (size(origin[1])?, size(origin[2])?);
+        }
+    }
+    add(target, Work::Copy(Box::new(node)))
+}
+
+/// A fill.
+#[cold]
+pub fn fill(target: Target, fill: Fill, mode: Mode) -> Result {
+    if mode == Mode::Synchronous {
+        return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    let node = CUDA_MEMSET_NODE_PARAMS {
+        dst: fill.destination,
+        pitch: if fill.height > 1 { fill.pitch } else { 0 },
+        value: fill.value,
+        elementSize: match fill.element {
+            Element::Byte => 1,
+            Element::Half => 2,
+            Element::Word => 4,
+        },
+        width: fill.width,
+        height: fill.height,
+    };
+    add(target, Work::Fill(node))
+}
+
+/// A function of the program.
+#[cold]
+pub fn host(target: Target, call: HostCall) -> Result {
+    add(target, Work::Host(call))
+}
+
+/// Memory operations.
+#[cold]
+pub fn memory(target: Target, operations: &[MemoryOperation]) -> Result {
+    let given: Vec<_> = operations
+        .iter()
+        .map(|operation| {
+            let mut given = CUstreamBatchMemOpParams {
+                operation: operation.kind,
+                address: operation.address,
+                value64: operation.value,
+                ..CUstreamBatchMemOpParams::default()
+            };
+            // A barrier has no address, and its flags elsewhere.
+            match operation.address {
+                0 => given.barrier_flags = operation.flags,
+                _ => given.flags = operation.flags,
+            }
+            given
+        })
+        .collect();
+    let operations = Operations::new(&given, context::current())?;
+    add(target, Work::Memory(Arc::new(operations)))
+}
+
+/// `cuMemAllocAsync`: the memory is there from now on.
+#[cold]
+pub fn allocate(scope: Scope, target: Target, bytes: u64) -> Result<u64> {
+    // Looked at first: memory takes a request.
+    with(|model| model.capture_of(target).map(drop))?;
+    let memory = GraphMemory::allocate(scope, bytes)?;
+    let address = memory.address;
+    match add(target, Work::Alloc(Arc::clone(&memory))) {
+        Ok(()) => Ok(address),
+        Err(error) => {
+            GraphMemory::let_go(memory);
+            Err(error)
+        }
+    }
+}
+
+/// `cuMemFreeAsync`, of memory that a graph allocates.
+#[cold]
+pub fn free(target: Target, address: u64) -> Result {
+    let found = crate::memory::memory_map().find(address);
+    match found {
+        Some(allocation) if allocation.origin == Origin::Graph && allocation.base == address => {
+            add(target, Work::Free(address))
+        }
+        _ => Err(CuError::INVALID_VALUE),
+    }
+}
+
+/// `cuEventRecord` in a stream that is being captured. An external record is a node.
+#[cold]
+pub fn record(target: Target, event: Handle<Event>, external: bool) -> Result {
+    with(|model| match external {
+        true => model.captured(target, Work::RecordEvent(event)).map(drop),
+        false => model.record_captured(target, event),
+    })
+}
+
+/// `cuStreamWaitEvent` in a stream that is being captured, or for an event that was recorded in a capture.
+#[cold]
+pub fn wait(target: Target, event: Handle<Event>, is_captured: bool, external: bool) -> Result {
+    with(|model| {
+        if external && target.is_captured() {
+            return model.captured(target, Work::WaitEvent(event)).map(drop);
+        }
+        if is_captured {
+            return model.wait_captured(target, event);
+        }
+        // The work before it is in no capture.
+        let capture = model.capture_of(target)?;
+        model.captures.invalidate(capture);
+        Err(CuError::STREAM_CAPTURE_ISOLATION)
+    })
+}
+
+/// A question about an event that was recorded in a capture, which the question ends.
+#[cold]
+pub fn ask(event: Handle<Event>, ends: bool) -> CuError {
+    let answer: Result = with(|model| {
+        let recorded = model.captures.events.get(&event);
+        let capture = recorded.map(|recorded| recorded.capture);
+        match capture.filter(|capture| model.captures.live.contains_key(capture)) {
+            Some(capture) => {
+                if ends {
+                    model.captures.invalidate(capture);
+                }
+                Err(CuError::CAPTURED_EVENT)
+            }
+            None => Err(CuError::INVALID_VALUE),
+        }
+    });
+    answer.err().unwrap_or(CuError::INVALID_VALUE)
+}
+
+/// An event was recorded outside, or is gone.
+#[cold]
+pub fn forget_event(event: Handle<Event>) {
+    let forgotten = with(|model| {
+        model.captures.events.remove(&event);
+        Ok(())
+    });
+    debug_assert!(forgotten.is_ok());
+}
+
+/// Ends all captures: their context goes.
+pub fn forget_all() {
+    let forgotten = with(|model| {
+        let live: Vec<u64> = model.captures.live.keys().copied().collect();
+        for id in live {
+            if let Some(capture) = model.captures.end(id)
+                && capture.owns
+            {
+                let _ = model.destroy(capture.graph);
+            }
+        }
+        model.captures.events.clear();
+        Ok(())
+    });
+    debug_assert!(forgotten.is_ok());
+}

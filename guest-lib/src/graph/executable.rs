@@ -1,0 +1,533 @@
+//! Executable graphs: what the backend holds of a graph, and what is done here when it is launched.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_api::handle::{Event, Graph as ExecutableKind};
+use wormhole_api::{
+    GraphDestroy, GraphEnable, GraphInstantiate, GraphLaunch, GraphUpdate, GraphUpload, Handle,
+};
+
+use super::plan::{Cycle, Described, Plan, Served, Task, update};
+use super::work::Work;
+use super::{ExecutableHandle, GraphHandle, Model, NodeHandle, with};
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::handle::{Table, from_pointer};
+use crate::host_function::{self, Function};
+use crate::stream::{Cover, Target};
+use crate::types::CUgraphExec;
+use crate::{capture, event};
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_*`.
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
+pub const UPLOAD: u64 = 2;
+const DEVICE_LAUNCH: u64 = 4;
+const USE_NODE_PRIORITY: u64 = 8;
+
+/// `CUgraphInstantiateResult`.
+pub const INSTANTIATED: u32 = 0;
+const INSTANTIATE_ERROR: u32 = 1;
+const INVALID_STRUCTURE: u32 = 2;
+
+/// What a launch must know without the model.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// A launch is more than a message.
+    special: AtomicBool,
+    context: AtomicU32,
+}
+
+static EXECUTABLES: Table<ExecutableKind, Facts> = Table::new();
+
+#[derive(Debug)]
+pub struct Executable {
+    flags: u64,
+    plan: Plan,
+    served: Served,
+    tasks: Vec<Task>,
+    /// Of each step, the backend's number of the node that can be disabled.
+    nodes: Vec<u32>,
+    /// When the last launch that the guest had a part in is complete.
+    last: Option<Cover>,
+}
+
+/// What executable graphs had that are gone, until their last launch is complete.
+static RETIRED: Mutex<Vec<(Option<Cover>, Served)>> = Mutex::new(Vec::new());
+
+fn retire(cover: Option<Cover>, served: Served) {
+    let mut retired = RETIRED.lock().unwrap_or_else(PoisonError::into_inner);
+    retired.push((cover, served));
+}
+
+/// Gives back what nobody uses any more.
+fn reap(scope: Scope) {
+    let mut retired = RETIRED.lock().unwrap_or_else(PoisonError::into_inner);
+    let done = |(cover, _): &mut (Option<Cover>, Served)| {
+        cover.is_none_or(|cover| scope.session.fence_passed(cover.fence, cover.value))
+    };
+    for (_, served) in retired.extract_if(.., done) {
+        served
+            .words
+            .into_values()
+            .for_each(|words| words.give_back());
+        for address in served.staging {
+            scope.session.free_arena(address);
+        }
+    }
+}
+
+/// Why a graph was not made executable: the code of the call, a `CUgraphInstantiateResult`, and the node.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused {
+    pub code: CuError,
+    pub result: u32,
+    pub node: Option<NodeHandle>,
+}
+
+impl From<CuError> for Refused {
+    fn from(code: CuError) -> Self {
+        Self {
+            code,
+            result: INSTANTIATE_ERROR,
+            node: None,
+        }
+    }
+}
+
+impl Executable {
+    fn is_special(&self) -> bool {
+        let special =
+            |work: &Work| matches!(work, Work::RecordEvent(_) | Work::Alloc(_) | Work::Free(_));
+        !self.tasks.is_empty() || self.plan.steps.iter().any(|step| special(&step.work))
+    }
+
+    fn events(&self) -> impl Iterator<Item = Handle<Event>> {
+        self.plan.steps.iter().filter_map(|step| match step.work {
+            Work::RecordEvent(event) => Some(event),
+            _ => None,
+        })
+    }
+}
+
+pub fn handle(executable: CUgraphExec) -> Result<ExecutableHandle> {
+    let handle = from_pointer(executable).ok_or(CuError::INVALID_VALUE)?;
+    EXECUTABLES.get(handle).ok_or(CuError::INVALID_VALUE)?;
+    Ok(handle)
+}
+
+fn mint(scope: Scope, special: bool) -> Result<ExecutableHandle> {
+    EXECUTABLES.mint(|facts| {
+        facts.special.store(special, Ordering::Relaxed);
+        facts.context.store(scope.context, Ordering::Relaxed);
+    })
+}
+
+fn forget(handle: ExecutableHandle) {
+    if EXECUTABLES.retire(handle).is_some() {
+        EXECUTABLES.recycle(handle);
+    }
+}
+
+/// `cuGraphInstantiate` and its kin.
+pub fn instantiate(
+    scope: Scope,
+    model: &mut Model,
+    graph: GraphHandle,
+    flags: u64,
+) -> std::result::Result<ExecutableHandle, Refused> {
+    scope.session.alive()?;
+    if flags & !(AUTO_FREE_ON_LAUNCH | UPLOAD | DEVICE_LAUNCH | USE_NODE_PRIORITY) != 0 {
+        return Err(CuError::INVALID_VALUE.into());
+    }
+    if flags & DEVICE_LAUNCH != 0 {
+        return Err(CuError::NOT_SUPPORTED.into());
+    }
+    reap(scope);
+    let plan = Plan::of(model, graph)?.map_err(|Cycle(node)| Refused {
+        code: CuError::INVALID_VALUE,
+        result: INVALID_STRUCTURE,
+        node: Some(node),
+    })?;
+    let handle = mint(scope, true)?;
+    let mut served = Served::default();
+    let (described, result) = plan.describe(scope, handle, &mut served);
+    served.staging = described.staging;
+    let result = match result {
+        Ok(()) => {
+            let message = GraphInstantiate {
+                graph: handle,
+                flags: flags & USE_NODE_PRIORITY,
+            };
+            scope.session.request(&message, |()| ())
+        }
+        Err(error) => {
+            // The backend still has what was described so far.
+            let _ = scope.session.record(&GraphDestroy { graph: handle });
+            Err(error)
+        }
+    };
+    if let Err(code) = result {
+        forget(handle);
+        retire(None, served);
+        return Err(code.into());
+    }
+    let executable = Executable {
+        flags,
+        plan,
+        served,
+        tasks: described.tasks,
+        nodes: described.nodes,
+        last: None,
+    };
+    if let Some(facts) = EXECUTABLES.get(handle) {
+        facts
+            .special
+            .store(executable.is_special(), Ordering::Release);
+    }
+    model.executables.insert(handle, executable);
+    Ok(handle)
+}
+
+/// `cuGraphLaunch`.
+pub fn launch(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
+    let handle = from_pointer(executable).ok_or(CuError::INVALID_VALUE)?;
+    let facts = EXECUTABLES.get(handle).ok_or(CuError::INVALID_VALUE)?;
+    if target.is_captured() {
+        return Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    let message = GraphLaunch {
+        graph: handle,
+        stream: target.handle,
+    };
+    if facts.special.load(Ordering::Acquire) {
+        with(|model| model.launch(scope, target, handle, &message))?;
+    } else {
+        scope.session.record(&message)?;
+    }
+    target.launched(scope)
+}
+
+/// `cuGraphUpload`.
+pub fn upload(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
+    let graph = handle(executable)?;
+    if target.is_captured() {
+        return Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    scope.session.record(&GraphUpload {
+        graph,
+        stream: target.handle,
+    })?;
+    target.worked(scope)
+}
+
+impl Model {
+    /// The executable graph that a program names.
+    pub fn executable(&self, handle: ExecutableHandle) -> Result<&Executable> {
+        self.executables.get(&handle).ok_or(CuError::INVALID_VALUE)
+    }
+
+    /// A launch that the guest has a part in.
+    fn launch(
+        &mut self,
+        scope: Scope,
+        target: Target,
+        handle: ExecutableHandle,
+        message: &GraphLaunch,
+    ) -> Result {
+        scope.session.alive()?;
+        let Self {
+            executables,
+            live,
+            gone,
+            ..
+        } = self;
+        let executable = executables.get_mut(&handle).ok_or(CuError::INVALID_VALUE)?;
+        let steps = &executable.plan.steps;
+        let freed = |address: u64| {
+            steps
+                .iter()
+                .any(|step| matches!(step.work, Work::Free(other) if other == address))
+        };
+        let (mut allocates, mut frees) = (Vec::new(), Vec::new());
+        for step in steps {
+            match &step.work {
+                Work::Alloc(memory) if !freed(memory.address) => {
+                    if live.contains_key(&memory.address)
+                        && executable.flags & AUTO_FREE_ON_LAUNCH == 0
+                    {
+                        return Err(CuError::INVALID_VALUE);
+                    }
+                    allocates.push(memory);
+                }
+                Work::Free(address) => {
+                    let own = steps.iter().any(
+                        |step| matches!(&step.work, Work::Alloc(memory) if memory.address == *address),
+                    );
+                    if !own {
+                        if !live.contains_key(address) {
+                            return Err(CuError::INVALID_VALUE);
+                        }
+                        frees.push(*address);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for task in &executable.tasks {
+            let enabled = steps[task.step].enabled;
+            let function = if enabled {
+                task.function
+            } else {
+                Function::Nothing
+            };
+            host_function::expect(task.words, function);
+        }
+        if let Err(error) = scope.session.record(message) {
+            host_function::expect_no_more(executable.tasks.len());
+            return Err(error);
+        }
+        for memory in allocates {
+            live.insert(memory.address, std::sync::Arc::clone(memory));
+        }
+        gone.memory
+            .extend(frees.iter().filter_map(|address| live.remove(address)));
+        executable.events().for_each(event::recorded_by_graph);
+        if !executable.tasks.is_empty() {
+            executable.last = Some(target.fence_now(scope)?);
+        }
+        Ok(())
+    }
+
+    /// `cuGraphExecDestroy`. What was launched goes on.
+    pub fn destroy_executable(&mut self, scope: Scope, handle: ExecutableHandle) -> Result {
+        let executable = self
+            .executables
+            .remove(&handle)
+            .ok_or(CuError::INVALID_VALUE)?;
+        forget(handle);
+        let sent = scope.session.record(&GraphDestroy { graph: handle });
+        retire(executable.last, executable.served);
+        for step in executable.plan.steps {
+            if let Work::Alloc(memory) = step.work {
+                self.gone.memory.push(memory);
+            }
+        }
+        reap(scope);
+        sent
+    }
+
+    /// Destroys the executable graphs of a context.
+    fn destroy_executables_of(&mut self, scope: Scope) {
+        let own = |handle: &&ExecutableHandle| {
+            EXECUTABLES
+                .get(**handle)
+                .is_some_and(|facts| facts.context.load(Ordering::Relaxed) == scope.context)
+        };
+        let handles: Vec<_> = self.executables.keys().filter(own).copied().collect();
+        for handle in handles {
+            // The context goes: a failure ends the session and shows at the next call.
+            let _ = self.destroy_executable(scope, handle);
+        }
+    }
+
+    /// Has an executable graph execute something else of the same shape.
+    fn replace(&mut self, scope: Scope, handle: ExecutableHandle, plan: Plan) -> Result {
+        reap(scope);
+        let executable = self
+            .executables
+            .get_mut(&handle)
+            .ok_or(CuError::INVALID_VALUE)?;
+        let from = mint(scope, false)?;
+        let (described, result) = plan.describe(scope, from, &mut executable.served);
+        let result = match result {
+            Ok(()) => {
+                let message = GraphUpdate {
+                    graph: handle,
+                    from,
+                };
+                scope.session.request(&message, |()| ())
+            }
+            Err(error) => {
+                let _ = scope.session.record(&GraphDestroy { graph: from });
+                Err(error)
+            }
+        };
+        forget(from);
+        let staging = match result {
+            Ok(()) => std::mem::replace(&mut executable.served.staging, described.staging),
+            Err(_) => described.staging,
+        };
+        let served = Served {
+            staging,
+            ..Served::default()
+        };
+        retire(executable.last, served);
+        result?;
+        executable.plan = plan;
+        executable.tasks = described.tasks;
+        executable.nodes = described.nodes;
+        if let Some(facts) = EXECUTABLES.get(handle) {
+            facts
+                .special
+                .store(executable.is_special(), Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// `cuGraphExecUpdate`: a code, a `CUgraphExecUpdateResult`, and the nodes at fault.
+    pub fn update(
+        &mut self,
+        scope: Scope,
+        handle: ExecutableHandle,
+        graph: GraphHandle,
+    ) -> (Result, u32, Option<NodeHandle>, Option<NodeHandle>) {
+        let planned = Plan::of(self, graph).and_then(|planned| {
+            let executable = self.executable(handle)?;
+            Ok((planned, &executable.plan))
+        });
+        let (planned, old) = match planned {
+            Ok(found) => found,
+            Err(error) => return (Err(error), update::ERROR, None, None),
+        };
+        let mut plan = match planned {
+            Ok(plan) => plan,
+            Err(Cycle(node)) => {
+                let failed = Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
+                return (failed, update::TOPOLOGY_CHANGED, Some(node), None);
+            }
+        };
+        if let Some((result, node, from)) = old.refuses(&plan) {
+            return (Err(CuError::GRAPH_EXEC_UPDATE_FAILURE), result, node, from);
+        }
+        // The nodes go on being those that the graph was made of.
+        plan.places.clone_from(&old.places);
+        for (new, old) in plan.steps.iter_mut().zip(&old.steps) {
+            new.node = old.node;
+            new.enabled = old.enabled;
+        }
+        match self.replace(scope, handle, plan) {
+            Ok(()) => (Ok(()), update::SUCCESS, None, None),
+            Err(CuError::GRAPH_EXEC_UPDATE_FAILURE) => (
+                Err(CuError::GRAPH_EXEC_UPDATE_FAILURE),
+                update::PARAMETERS_CHANGED,
+                None,
+                None,
+            ),
+            Err(error) => (Err(error), update::ERROR, None, None),
+        }
+    }
+
+    /// What a node of an executable graph does.
+    pub fn executed(&self, handle: ExecutableHandle, node: NodeHandle) -> Result<&Work> {
+        self.node(node)?;
+        let plan = &self.executable(handle)?.plan;
+        let place = plan.places.get(&node).ok_or(CuError::INVALID_VALUE)?;
+        Ok(&plan.steps[place.start].work)
+    }
+
+    /// Sets what a node of an executable graph does, which stays the same kind of work.
+    pub fn set_executed(
+        &mut self,
+        scope: Scope,
+        handle: ExecutableHandle,
+        node: NodeHandle,
+        work: Work,
+    ) -> Result {
+        if self.executed(handle, node)?.kind() != work.kind() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let old = &self.executable(handle)?.plan;
+        let mut plan = old.clone();
+        let place = plan.places[&node].clone();
+        if let Work::Child(child) = work {
+            let inner = match Plan::of(self, child)? {
+                Ok(inner) => inner.steps,
+                Err(Cycle(_)) => return Err(CuError::INVALID_VALUE),
+            };
+            let steps = &mut plan.steps[place.start + 1..place.end - 1];
+            let same = steps.len() == inner.len()
+                && steps
+                    .iter()
+                    .zip(&inner)
+                    .all(|(old, new)| old.work.kind() == new.work.kind());
+            if !same {
+                return Err(CuError::INVALID_VALUE);
+            }
+            for (step, new) in steps.iter_mut().zip(inner) {
+                step.work = new.work;
+            }
+        } else {
+            plan.steps[place.start].work = work;
+        }
+        self.replace(scope, handle, plan)
+    }
+
+    /// `cuGraphExecGetFlags`. Natively those that change nothing are not told.
+    pub fn flags(&self, handle: ExecutableHandle) -> Result<u64> {
+        Ok(self.executable(handle)?.flags & !(UPLOAD | USE_NODE_PRIORITY))
+    }
+
+    /// `cuGraphNodeGetEnabled`.
+    pub fn is_enabled(&self, handle: ExecutableHandle, node: NodeHandle) -> Result<bool> {
+        let place = self.can_be_disabled(handle, node)?;
+        Ok(self.executable(handle)?.plan.steps[place].enabled)
+    }
+
+    fn can_be_disabled(&self, handle: ExecutableHandle, node: NodeHandle) -> Result<usize> {
+        match self.executed(handle, node)? {
+            Work::Kernel(_) | Work::Copy(_) | Work::Fill(_) => {
+                Ok(self.executable(handle)?.plan.places[&node].start)
+            }
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+
+    /// `cuGraphNodeSetEnabled`.
+    pub fn enable(
+        &mut self,
+        scope: Scope,
+        handle: ExecutableHandle,
+        node: NodeHandle,
+        enabled: bool,
+    ) -> Result {
+        let place = self.can_be_disabled(handle, node)?;
+        let executable = self
+            .executables
+            .get_mut(&handle)
+            .ok_or(CuError::INVALID_VALUE)?;
+        let node = executable.nodes[place];
+        if node != Described::DONE_HERE {
+            scope.session.record(&GraphEnable {
+                graph: handle,
+                node,
+                enabled: enabled.into(),
+            })?;
+        }
+        executable.plan.steps[place].enabled = enabled;
+        Ok(())
+    }
+}
+
+/// Destroys the executable graphs of a context.
+pub fn destroy_of(scope: Scope) {
+    let destroyed = with(|model| {
+        model.destroy_executables_of(scope);
+        Ok(())
+    });
+    debug_assert!(destroyed.is_ok());
+}
+
+/// Forgets every executable graph, after the worker has destroyed them all.
+pub fn forget_all(scope: Scope) {
+    let forgotten = with(|model| {
+        for (handle, executable) in std::mem::take(&mut model.executables) {
+            forget(handle);
+            retire(None, executable.served);
+        }
+        model.live.clear();
+        Ok(())
+    });
+    debug_assert!(forgotten.is_ok());
+    reap(scope);
+}

@@ -1,0 +1,77 @@
+//! Memory that graphs allocate. It is there from the node's creation on, since the program is told its address
+//! then, and until neither graph nor launch needs it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wormhole_api::{DevicePtr, MemAlloc, MemFree};
+
+use super::Model;
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::memory::memory_map;
+use crate::memory_map::Origin;
+use crate::session::session;
+
+/// One allocation of a graph.
+#[derive(Debug)]
+pub struct GraphMemory {
+    pub address: u64,
+    pub bytes: u64,
+}
+
+static USED: AtomicU64 = AtomicU64::new(0);
+static HIGH: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that graphs have, now and at most so far.
+pub fn usage() -> (&'static AtomicU64, &'static AtomicU64) {
+    (&USED, &HIGH)
+}
+
+impl GraphMemory {
+    pub fn allocate(scope: Scope, bytes: u64) -> Result<Arc<Self>> {
+        if bytes == 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let address = scope
+            .session
+            .request(&MemAlloc { bytes }, |reply| reply.address.0)?;
+        memory_map().insert(address, bytes, Origin::Graph, scope.context);
+        let used = USED.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        HIGH.fetch_max(used, Ordering::Relaxed);
+        Ok(Arc::new(Self { address, bytes }))
+    }
+
+    /// Frees the memory if nobody else has it.
+    pub fn let_go(memory: Arc<Self>) {
+        let Some(memory) = Arc::into_inner(memory) else {
+            return;
+        };
+        let is_graph =
+            |allocation: &crate::memory_map::Allocation| allocation.origin == Origin::Graph;
+        if memory_map().remove(memory.address, is_graph).is_ok()
+            && let Ok(session) = session()
+        {
+            let message = MemFree {
+                address: DevicePtr(memory.address),
+            };
+            // There is nobody left to tell: a failure ends the session and shows at the next call.
+            let _ = session.request(&message, |()| ());
+        }
+    }
+}
+
+impl Drop for GraphMemory {
+    fn drop(&mut self) {
+        USED.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Model {
+    /// `cuMemFree` of memory that a launch has allocated: it is the graph's again.
+    pub fn free(&mut self, address: u64) -> Result {
+        let memory = self.live.remove(&address).ok_or(CuError::INVALID_VALUE)?;
+        self.gone.memory.push(memory);
+        Ok(())
+    }
+}

@@ -1,0 +1,410 @@
+//! Graphs as programs build them: nodes, what each does, and what comes before what.
+//!
+//! All of this is known here alone. The backend hears of a graph when it is made executable
+//! ([`executable`]), as the steps that [`plan`] puts it into. [`capture`](crate::capture) adds nodes for the
+//! work of streams.
+//!
+//! One lock holds the whole model. Launching a graph takes it only where a graph needs the guest for more than
+//! the launch itself.
+
+pub mod dot;
+pub mod executable;
+mod memory;
+pub mod plan;
+pub mod user_object;
+pub mod work;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use wormhole_api::Handle;
+use wormhole_api::handle::{Graph as ExecutableKind, GraphNode, GraphTemplate};
+
+pub use self::memory::{GraphMemory, usage};
+use self::user_object::Held;
+use self::work::Work;
+use crate::capture::Captures;
+use crate::error::{CuError, Result};
+use crate::handle::{Table, from_pointer};
+use crate::types::{CUgraph, CUgraphEdgeData, CUgraphNode};
+
+pub type GraphHandle = Handle<GraphTemplate>;
+pub type NodeHandle = Handle<GraphNode>;
+pub type ExecutableHandle = Handle<ExecutableKind>;
+
+/// Nothing is kept beside the handles: the model has what they stand for.
+static GRAPHS: Table<GraphTemplate, ()> = Table::new();
+static NODES: Table<GraphNode, ()> = Table::new();
+
+/// One end of a dependency, and what kind of dependency it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Edge {
+    pub node: NodeHandle,
+    pub data: CUgraphEdgeData,
+}
+
+#[derive(Debug)]
+pub struct Node {
+    pub graph: GraphHandle,
+    pub work: Work,
+    pub before: Vec<Edge>,
+    pub after: Vec<Edge>,
+    /// The node that it is a copy of.
+    original: Option<NodeHandle>,
+}
+
+#[derive(Debug, Default)]
+pub struct Graph {
+    /// In the order in which they were added.
+    pub nodes: Vec<NodeHandle>,
+    /// The node whose graph it is.
+    parent: Option<NodeHandle>,
+    pub held: Held,
+    /// How many graphs came before it.
+    pub number: u64,
+}
+
+/// All graphs of the process.
+#[derive(Debug, Default)]
+pub struct Model {
+    graphs: HashMap<GraphHandle, Graph>,
+    nodes: HashMap<NodeHandle, Node>,
+    pub executables: HashMap<ExecutableHandle, executable::Executable>,
+    pub captures: Captures,
+    /// Memory that launches have allocated and nobody has freed yet.
+    pub live: HashMap<u64, Arc<GraphMemory>>,
+    gone: Gone,
+    made: u64,
+}
+
+/// What graphs that are gone had. It is released when nobody holds the model: that may call the program, or
+/// wait.
+#[derive(Debug, Default)]
+struct Gone {
+    held: Vec<Held>,
+    memory: Vec<Arc<GraphMemory>>,
+}
+
+static MODEL: LazyLock<Mutex<Model>> = LazyLock::new(Mutex::default);
+
+/// Works with the model.
+pub fn with<R>(work: impl FnOnce(&mut Model) -> Result<R>) -> Result<R> {
+    let mut model = MODEL.lock().unwrap_or_else(PoisonError::into_inner);
+    let result = work(&mut model);
+    let gone = std::mem::take(&mut model.gone);
+    drop(model);
+    gone.held.into_iter().for_each(Held::release);
+    gone.memory.into_iter().for_each(GraphMemory::let_go);
+    result
+}
+
+/// The graph that a program names.
+pub fn graph_handle(graph: CUgraph) -> Result<GraphHandle> {
+    from_pointer(graph).ok_or(CuError::INVALID_VALUE)
+}
+
+/// The node that a program names.
+pub fn node_handle(node: CUgraphNode) -> Result<NodeHandle> {
+    from_pointer(node).ok_or(CuError::INVALID_VALUE)
+}
+
+fn same(one: CUgraphEdgeData, other: CUgraphEdgeData) -> bool {
+    (one.from_port, one.to_port, one.r#type) == (other.from_port, other.to_port, other.r#type)
+}
+
+impl Model {
+    pub fn graph(&self, graph: GraphHandle) -> Result<&Graph> {
+        self.graphs.get(&graph).ok_or(CuError::INVALID_VALUE)
+    }
+
+    pub fn graph_mut(&mut self, graph: GraphHandle) -> Result<&mut Graph> {
+        self.graphs.get_mut(&graph).ok_or(CuError::INVALID_VALUE)
+    }
+
+    pub fn node(&self, node: NodeHandle) -> Result<&Node> {
+        self.nodes.get(&node).ok_or(CuError::INVALID_VALUE)
+    }
+
+    pub fn node_mut(&mut self, node: NodeHandle) -> Result<&mut Node> {
+        self.nodes.get_mut(&node).ok_or(CuError::INVALID_VALUE)
+    }
+
+    pub fn create(&mut self) -> Result<GraphHandle> {
+        let handle = GRAPHS.mint(|()| {})?;
+        let graph = Graph {
+            number: self.made,
+            ..Graph::default()
+        };
+        self.made += 1;
+        self.graphs.insert(handle, graph);
+        Ok(handle)
+    }
+
+    /// `cuGraphDestroy`. What was made executable of it goes on.
+    pub fn destroy(&mut self, handle: GraphHandle) -> Result {
+        if self.graph(handle)?.parent.is_some() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        self.remove_graph(handle);
+        Ok(())
+    }
+
+    fn remove_graph(&mut self, handle: GraphHandle) {
+        let Some(graph) = self.graphs.remove(&handle) else {
+            return;
+        };
+        for node in graph.nodes {
+            self.remove_node(node);
+        }
+        self.gone.held.push(graph.held);
+        if GRAPHS.retire(handle).is_some() {
+            GRAPHS.recycle(handle);
+        }
+    }
+
+    fn remove_node(&mut self, handle: NodeHandle) {
+        let Some(node) = self.nodes.remove(&handle) else {
+            return;
+        };
+        match node.work {
+            Work::Child(child) => self.remove_graph(child),
+            Work::Alloc(memory) => self.gone.memory.push(memory),
+            _ => {}
+        }
+        if NODES.retire(handle).is_some() {
+            NODES.recycle(handle);
+        }
+    }
+
+    /// Refuses dependencies that are no nodes of the graph, or that come twice.
+    pub fn check_dependencies(&self, graph: GraphHandle, before: &[Edge]) -> Result {
+        self.graph(graph)?;
+        let mut seen = HashSet::new();
+        for edge in before {
+            let node = self.node(edge.node)?;
+            if node.graph != graph || !seen.insert(edge.node) {
+                return Err(CuError::INVALID_VALUE);
+            }
+            check_data(node, edge.data)?;
+        }
+        Ok(())
+    }
+
+    pub fn add(&mut self, graph: GraphHandle, before: &[Edge], work: Work) -> Result<NodeHandle> {
+        self.check_dependencies(graph, before)?;
+        let handle = NODES.mint(|()| {})?;
+        for edge in before {
+            let after = Edge {
+                node: handle,
+                data: edge.data,
+            };
+            self.node_mut(edge.node)?.after.push(after);
+        }
+        if let Work::Child(child) = work {
+            self.graph_mut(child)?.parent = Some(handle);
+        }
+        let node = Node {
+            graph,
+            work,
+            before: before.to_vec(),
+            after: Vec::new(),
+            original: None,
+        };
+        self.nodes.insert(handle, node);
+        self.graph_mut(graph)?.nodes.push(handle);
+        Ok(handle)
+    }
+
+    /// `cuGraphDestroyNode`.
+    pub fn destroy_node(&mut self, handle: NodeHandle) -> Result {
+        let node = self.node(handle)?;
+        // Memory belongs to its graph as a whole.
+        if matches!(node.work, Work::Alloc(_) | Work::Free(_)) {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        let (before, after) = (node.before.clone(), node.after.clone());
+        let graph = node.graph;
+        for edge in before {
+            self.node_mut(edge.node)?
+                .after
+                .retain(|other| other.node != handle);
+        }
+        for edge in after {
+            self.node_mut(edge.node)?
+                .before
+                .retain(|other| other.node != handle);
+        }
+        self.graph_mut(graph)?.nodes.retain(|node| *node != handle);
+        self.remove_node(handle);
+        Ok(())
+    }
+
+    /// `cuGraphAddDependencies`: all of them, or none. A cycle is found when the graph is made executable.
+    pub fn connect(&mut self, graph: GraphHandle, edges: &[(NodeHandle, Edge)]) -> Result {
+        self.graph(graph)?;
+        let mut seen = HashSet::new();
+        for (from, to) in edges {
+            let (first, second) = (self.node(*from)?, self.node(to.node)?);
+            let known = first.after.iter().any(|edge| edge.node == to.node);
+            let foreign = first.graph != graph || second.graph != graph;
+            if known || foreign || *from == to.node || !seen.insert((*from, to.node)) {
+                return Err(CuError::INVALID_VALUE);
+            }
+            check_data(first, to.data)?;
+        }
+        for (from, to) in edges {
+            self.node_mut(*from)?.after.push(*to);
+            let before = Edge {
+                node: *from,
+                data: to.data,
+            };
+            self.node_mut(to.node)?.before.push(before);
+        }
+        Ok(())
+    }
+
+    /// `cuGraphRemoveDependencies`: all of them, or none.
+    pub fn disconnect(&mut self, graph: GraphHandle, edges: &[(NodeHandle, Edge)]) -> Result {
+        self.graph(graph)?;
+        for (from, to) in edges {
+            let first = self.node(*from)?;
+            let known = |edge: &Edge| edge.node == to.node && same(edge.data, to.data);
+            if first.graph != graph || !first.after.iter().any(known) {
+                return Err(CuError::INVALID_VALUE);
+            }
+        }
+        for (from, to) in edges {
+            self.node_mut(*from)?
+                .after
+                .retain(|edge| edge.node != to.node);
+            self.node_mut(to.node)?
+                .before
+                .retain(|edge| edge.node != *from);
+        }
+        Ok(())
+    }
+
+    /// Every dependency of a graph, from node to node.
+    pub fn edges(&self, graph: GraphHandle) -> Result<Vec<(NodeHandle, Edge)>> {
+        let mut edges = Vec::new();
+        for node in &self.graph(graph)?.nodes {
+            edges.extend(self.node(*node)?.after.iter().map(|edge| (*node, *edge)));
+        }
+        Ok(edges)
+    }
+
+    pub fn roots(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>> {
+        let is_root = |node: &NodeHandle| {
+            self.nodes
+                .get(node)
+                .is_some_and(|node| node.before.is_empty())
+        };
+        let nodes = self.graph(graph)?.nodes.iter().copied();
+        Ok(nodes.filter(is_root).collect())
+    }
+
+    /// Whether work of this kind is in a graph or in one of its children.
+    pub fn has(&self, graph: GraphHandle, kind: &impl Fn(&Work) -> bool) -> Result<bool> {
+        for node in &self.graph(graph)?.nodes {
+            let work = &self.node(*node)?.work;
+            let inside = match work {
+                Work::Child(child) => self.has(*child, kind)?,
+                _ => false,
+            };
+            if inside || kind(work) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// `cuGraphClone`. Memory belongs to one graph, which cannot be cloned.
+    pub fn clone_graph(&mut self, graph: GraphHandle) -> Result<GraphHandle> {
+        if self.has(graph, &|work| {
+            matches!(work, Work::Alloc(_) | Work::Free(_))
+        })? {
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        let clone = self.create()?;
+        let mut copies: HashMap<NodeHandle, NodeHandle> = HashMap::new();
+        let nodes = self.graph(graph)?.nodes.clone();
+        for original in &nodes {
+            let work = match self.node(*original)?.work.clone() {
+                Work::Child(child) => Work::Child(self.clone_graph(child)?),
+                work => work,
+            };
+            let copy = self.add(clone, &[], work)?;
+            self.node_mut(copy)?.original = Some(*original);
+            copies.insert(*original, copy);
+        }
+        for original in &nodes {
+            let node = self.node(*original)?;
+            let copied = |edges: &[Edge]| {
+                let pairs = edges.iter();
+                pairs
+                    .filter_map(|edge| {
+                        let node = *copies.get(&edge.node)?;
+                        Some(Edge { node, ..*edge })
+                    })
+                    .collect::<Vec<_>>()
+            };
+            let (before, after) = (copied(&node.before), copied(&node.after));
+            if let Some(copy) = copies.get(original) {
+                let copy = self.node_mut(*copy)?;
+                (copy.before, copy.after) = (before, after);
+            }
+        }
+        let held = self.graph(graph)?.held.share();
+        self.graph_mut(clone)?.held = held;
+        Ok(clone)
+    }
+
+    /// `cuGraphNodeFindInClone`.
+    pub fn find_in_clone(&self, original: NodeHandle, clone: GraphHandle) -> Result<NodeHandle> {
+        for node in &self.graph(clone)?.nodes {
+            let candidate = self.node(*node)?;
+            if candidate.original == Some(original) {
+                return Ok(*node);
+            }
+            if let Work::Child(child) = candidate.work
+                && let Ok(found) = self.find_in_clone(original, child)
+            {
+                return Ok(found);
+            }
+        }
+        Err(CuError::INVALID_VALUE)
+    }
+
+    /// Whether every node of `nodes` comes before one of `last`, or is one of them.
+    pub fn all_before(&self, nodes: &[NodeHandle], last: &[NodeHandle]) -> bool {
+        let mut wanted: HashSet<NodeHandle> = nodes.iter().copied().collect();
+        let mut seen = HashSet::new();
+        let mut next = last.to_vec();
+        while let Some(node) = next.pop() {
+            if wanted.is_empty() {
+                break;
+            }
+            if seen.insert(node) {
+                wanted.remove(&node);
+                let before = self.nodes.get(&node).map(|node| node.before.as_slice());
+                next.extend(before.unwrap_or_default().iter().map(|edge| edge.node));
+            }
+        }
+        wanted.is_empty()
+    }
+}
+
+/// Refuses kinds of dependencies that there are not: only kernels have ports, and only they allow what comes
+/// after them to begin early.
+fn check_data(from: &Node, data: CUgraphEdgeData) -> Result {
+    // CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER; CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.
+    const PORTS: u8 = 2;
+    const KINDS: u8 = 1;
+    let plain = data.from_port == 0 && data.r#type == 0;
+    let kernel = matches!(from.work, Work::Kernel(_));
+    let known = data.from_port <= PORTS && data.r#type <= KINDS;
+    if data.to_port != 0 || data.reserved != [0; 5] || !(plain || (kernel && known)) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(())
+}

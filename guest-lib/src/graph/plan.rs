@@ -1,0 +1,427 @@
+//! The steps of a graph, in an order in which they can be executed, and how the backend is told of them.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
+
+use wormhole_api::{
+    DevicePtr, GraphBegin, GraphCopy, GraphEdge, GraphEdges, GraphEmpty, GraphEvent,
+    GraphEventKind, GraphFill, GraphKernel, GraphMemory as GraphMemoryOperations, Items, Message,
+};
+
+use super::work::{Copy, Work, check_fill};
+use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
+use crate::boxes::{Place, staged};
+use crate::context::Scope;
+use crate::copy::End;
+use crate::error::{CuError, Result};
+use crate::function;
+use crate::host_function::{Function, NodeWords};
+use crate::stream_memory;
+use crate::types::CUgraphEdgeData;
+
+/// Edges of one message.
+const EDGES: usize = 1024;
+/// Staging of a graph starts at a page.
+const PAGE: u64 = 4096;
+
+/// Results of an update (`CUgraphExecUpdateResult`).
+pub mod update {
+    pub const SUCCESS: u32 = 0;
+    pub const ERROR: u32 = 1;
+    pub const TOPOLOGY_CHANGED: u32 = 2;
+    pub const NODE_TYPE_CHANGED: u32 = 3;
+    pub const PARAMETERS_CHANGED: u32 = 5;
+}
+
+/// One step. A child graph is two, around its own.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub node: NodeHandle,
+    pub work: Work,
+    pub before: Vec<(usize, CUgraphEdgeData)>,
+    pub enabled: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// The steps of each node.
+    pub places: HashMap<NodeHandle, Range<usize>>,
+}
+
+/// A node that lies on a cycle.
+#[derive(Clone, Copy, Debug)]
+pub struct Cycle(pub NodeHandle);
+
+/// What the guest keeps for an executable graph.
+#[derive(Debug, Default)]
+pub struct Served {
+    /// Words of the steps that are done here.
+    pub words: HashMap<usize, NodeWords>,
+    /// Arena that the program's memory goes through.
+    pub staging: Vec<u64>,
+}
+
+/// What is done here when the turn of a step comes.
+#[derive(Clone, Copy, Debug)]
+pub struct Task {
+    pub step: usize,
+    pub words: NodeWords,
+    pub function: Function,
+}
+
+/// How the backend knows a plan.
+#[derive(Debug, Default)]
+pub struct Described {
+    pub tasks: Vec<Task>,
+    /// Of each step, the node of the description that can be disabled.
+    pub nodes: Vec<u32>,
+    /// Arena of this description alone.
+    pub staging: Vec<u64>,
+}
+
+impl Described {
+    /// In the place of a node's number: it is done here as a whole.
+    pub const DONE_HERE: u32 = u32::MAX;
+}
+
+impl Plan {
+    /// The steps of a graph: what was added first comes first, where dependencies leave a choice.
+    pub fn of(model: &Model, graph: GraphHandle) -> Result<std::result::Result<Self, Cycle>> {
+        let mut plan = Self::default();
+        let done = plan.lay(model, graph, None)?;
+        Ok(done.map(|_| plan))
+    }
+
+    /// Adds the steps of a graph behind `first`; the answer is the last ones.
+    fn lay(
+        &mut self,
+        model: &Model,
+        graph: GraphHandle,
+        first: Option<usize>,
+    ) -> Result<std::result::Result<Vec<usize>, Cycle>> {
+        let nodes = &model.graph(graph)?.nodes;
+        let numbers: HashMap<NodeHandle, usize> = nodes
+            .iter()
+            .enumerate()
+            .map(|(n, node)| (*node, n))
+            .collect();
+        let mut missing = Vec::with_capacity(nodes.len());
+        let mut ready = BinaryHeap::new();
+        for (number, node) in nodes.iter().enumerate() {
+            missing.push(model.node(*node)?.before.len());
+            if missing[number] == 0 {
+                ready.push(Reverse(number));
+            }
+        }
+        // The step that stands for the end of each node.
+        let mut ends: Vec<Option<usize>> = vec![None; nodes.len()];
+        let mut last = Vec::new();
+        while let Some(Reverse(number)) = ready.pop() {
+            let handle = nodes[number];
+            let node = model.node(handle)?;
+            let known = node.before.iter().filter_map(|edge| {
+                let number = *numbers.get(&edge.node)?;
+                Some((ends[number]?, edge.data))
+            });
+            let mut before: Vec<_> = known.collect();
+            if before.is_empty() {
+                before.extend(first.map(|first| (first, CUgraphEdgeData::default())));
+            }
+            let begin = self.steps.len();
+            self.steps.push(Step {
+                node: handle,
+                work: node.work.clone(),
+                before,
+                enabled: true,
+            });
+            if let Work::Child(child) = node.work {
+                let inner = match self.lay(model, child, Some(begin))? {
+                    Ok(inner) if inner.is_empty() => vec![begin],
+                    Ok(inner) => inner,
+                    Err(cycle) => return Ok(Err(cycle)),
+                };
+                self.steps.push(Step {
+                    node: handle,
+                    work: node.work.clone(),
+                    before: inner
+                        .into_iter()
+                        .map(|step| (step, CUgraphEdgeData::default()))
+                        .collect(),
+                    enabled: true,
+                });
+            }
+            let end = self.steps.len() - 1;
+            self.places.insert(handle, begin..end + 1);
+            ends[number] = Some(end);
+            if node.after.is_empty() {
+                last.push(end);
+            }
+            for edge in &node.after {
+                if let Some(&number) = numbers.get(&edge.node) {
+                    missing[number] -= 1;
+                    if missing[number] == 0 {
+                        ready.push(Reverse(number));
+                    }
+                }
+            }
+        }
+        let left = ends.iter().position(Option::is_none);
+        Ok(left.map_or(Ok(last), |number| Err(Cycle(nodes[number]))))
+    }
+
+    /// Why another plan cannot take this one's place: a result of an update, the node at fault, and the other
+    /// end of the dependency at fault.
+    pub fn refuses(&self, other: &Self) -> Option<(u32, Option<NodeHandle>, Option<NodeHandle>)> {
+        for (old, new) in self.steps.iter().zip(&other.steps) {
+            let ends = |step: &Step| -> Vec<_> {
+                let mut ends: Vec<_> = step
+                    .before
+                    .iter()
+                    .map(|(from, data)| (*from, data.from_port, data.r#type))
+                    .collect();
+                ends.sort_unstable();
+                ends
+            };
+            let (was, is) = (ends(old), ends(new));
+            if was != is {
+                let extra = is.iter().find(|end| !was.contains(end));
+                let from = extra.map(|end| other.steps[end.0].node);
+                return Some((update::TOPOLOGY_CHANGED, Some(new.node), from));
+            }
+            if old.work.kind() != new.work.kind() {
+                return Some((update::NODE_TYPE_CHANGED, Some(new.node), None));
+            }
+            if let (Work::Alloc(_) | Work::Free(_), Work::Alloc(_) | Work::Free(_)) =
+                (&old.work, &new.work)
+            {
+                return Some((update::PARAMETERS_CHANGED, Some(new.node), None));
+            }
+        }
+        if self.steps.len() == other.steps.len() {
+            return None;
+        }
+        let extra = other.steps.get(self.steps.len()).map(|step| step.node);
+        Some((update::TOPOLOGY_CHANGED, extra, None))
+    }
+
+    /// Tells the backend of the plan, under a handle that it does not know yet. What was told when a step fails
+    /// is the caller's to take back.
+    pub fn describe(
+        &self,
+        scope: Scope,
+        graph: ExecutableHandle,
+        served: &mut Served,
+    ) -> (Described, Result) {
+        let mut description = Description {
+            scope,
+            graph,
+            count: 0,
+            edges: Vec::new(),
+            described: Described::default(),
+            served,
+        };
+        let result = description.all(&self.steps);
+        (description.described, result)
+    }
+}
+
+/// A description under way.
+struct Description<'a> {
+    scope: Scope,
+    graph: ExecutableHandle,
+    count: u32,
+    edges: Vec<GraphEdge>,
+    described: Described,
+    served: &'a mut Served,
+}
+
+impl Description<'_> {
+    fn all(&mut self, steps: &[Step]) -> Result {
+        self.scope.session.record(&GraphBegin { new: self.graph })?;
+        let mut ends = Vec::with_capacity(steps.len());
+        for (index, step) in steps.iter().enumerate() {
+            let begin = self.count;
+            let main = self.step(index, &step.work)?;
+            self.described.nodes.push(main);
+            for (from, data) in &step.before {
+                let from = ends.get(*from).copied().ok_or(CuError::UNKNOWN)?;
+                self.edge(from, begin, *data);
+            }
+            ends.push(self.count - 1);
+        }
+        for edges in self.edges.chunks(EDGES) {
+            self.scope.session.record(&GraphEdges {
+                graph: self.graph,
+                edges: Items::new(edges),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn edge(&mut self, from: u32, to: u32, data: CUgraphEdgeData) {
+        let data = u32::from_le_bytes([data.from_port, data.to_port, data.r#type, 0]);
+        self.edges.push(GraphEdge { from, to, data });
+    }
+
+    /// Sends one node; the answer is its number.
+    fn node<M: Message>(&mut self, message: &M) -> Result<u32> {
+        self.scope.session.record(message)?;
+        self.count += 1;
+        Ok(self.count - 1)
+    }
+
+    fn step(&mut self, index: usize, work: &Work) -> Result<u32> {
+        let graph = self.graph;
+        match work {
+            Work::Kernel(kernel) => {
+                let (function, _) = function::find(kernel.function)?;
+                self.node(&GraphKernel {
+                    graph,
+                    function,
+                    grid: kernel.shape.grid,
+                    block: kernel.shape.block,
+                    shared: kernel.shape.shared,
+                    attributes: Items::new(&kernel.attributes),
+                    parameters: &kernel.parameters,
+                })
+            }
+            Work::Copy(wanted) => match Copy::read(wanted)? {
+                Some(copy) => self.copy(index, copy),
+                None => self.node(&GraphEmpty { graph }),
+            },
+            Work::Fill(fill) => {
+                let element = check_fill(fill)?;
+                self.node(&GraphFill {
+                    graph,
+                    destination: DevicePtr(End::of(fill.dst, 1)?.1),
+                    pitch: if fill.height > 1 {
+                        fill.pitch as u64
+                    } else {
+                        0
+                    },
+                    width: fill.width as u64,
+                    height: fill.height as u64,
+                    value: fill.value,
+                    element,
+                })
+            }
+            Work::Host(call) => self.host(
+                index,
+                Function::Plain {
+                    function: call.function,
+                    data: call.data,
+                },
+            ),
+            Work::WaitEvent(event) => self.node(&GraphEvent {
+                graph,
+                event: *event,
+                kind: GraphEventKind::Wait,
+            }),
+            Work::RecordEvent(event) => self.node(&GraphEvent {
+                graph,
+                event: *event,
+                kind: GraphEventKind::Record,
+            }),
+            Work::Memory(operations) => {
+                let given = operations.given.iter().map(stream_memory::read);
+                let operations = given.collect::<Result<Vec<_>>>()?;
+                self.node(&GraphMemoryOperations {
+                    graph,
+                    operations: Items::new(&operations),
+                })
+            }
+            Work::Child(_) | Work::Empty | Work::Alloc(_) | Work::Free(_) => {
+                self.node(&GraphEmpty { graph })
+            }
+        }
+    }
+
+    /// A node that is done here.
+    fn host(&mut self, step: usize, function: Function) -> Result<u32> {
+        let words = match self.served.words.get(&step) {
+            Some(words) => *words,
+            None => {
+                let words = NodeWords::take(self.scope)?;
+                self.served.words.insert(step, words);
+                words
+            }
+        };
+        self.described.tasks.push(Task {
+            step,
+            words,
+            function,
+        });
+        self.node(&GraphMemoryOperations {
+            graph: self.graph,
+            operations: Items::new(&words.operations()),
+        })
+    }
+
+    /// A copy. The program's own memory goes through arena, to or from which it is copied here.
+    fn copy(&mut self, step: usize, copy: Copy) -> Result<u32> {
+        let Copy {
+            to: (to_end, to),
+            from: (from_end, from),
+            extent,
+        } = copy;
+        let then = CUgraphEdgeData::default();
+        match (to_end, from_end) {
+            (End::Pageable, End::Device) => {
+                let buffer = staged(self.stage(extent)?, extent);
+                let copied = self.box_copy(&buffer, &from, extent)?;
+                let from = buffer;
+                let host = self.host(step, Function::Rows { to, from, extent })?;
+                self.edge(copied, host, then);
+                Ok(copied)
+            }
+            (End::Device, End::Pageable) => {
+                let buffer = staged(self.stage(extent)?, extent);
+                let function = Function::Rows {
+                    to: buffer,
+                    from,
+                    extent,
+                };
+                let host = self.host(step, function)?;
+                let copied = self.box_copy(&to, &buffer, extent)?;
+                self.edge(host, copied, then);
+                Ok(copied)
+            }
+            (End::Pageable, _) | (_, End::Pageable) => {
+                self.host(step, Function::Rows { to, from, extent })?;
+                Ok(Described::DONE_HERE)
+            }
+            _ => self.box_copy(&to, &from, extent),
+        }
+    }
+
+    fn stage(&mut self, extent: [u64; 3]) -> Result<u64> {
+        let bytes = extent
+            .iter()
+            .try_fold(1_u64, |all, side| all.checked_mul(*side))
+            .ok_or(CuError::INVALID_VALUE)?;
+        let address = self.scope.session.allocate_arena(bytes, PAGE)?;
+        self.described.staging.push(address);
+        Ok(address)
+    }
+
+    fn box_copy(&mut self, to: &Place, from: &Place, extent: [u64; 3]) -> Result<u32> {
+        let (to_array, to_origin, to_memory, to_pitch, to_rows) = to.fields();
+        let (from_array, from_origin, from_memory, from_pitch, from_rows) = from.fields();
+        self.node(&GraphCopy {
+            graph: self.graph,
+            extent,
+            to_array,
+            to_origin,
+            to_memory,
+            to_pitch,
+            to_rows,
+            from_array,
+            from_origin,
+            from_memory,
+            from_pitch,
+            from_rows,
+        })
+    }
+}

@@ -1,0 +1,283 @@
+//! What the nodes of a graph do.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use wormhole_api::handle::Event;
+use wormhole_api::{Element, Handle, LaunchAttribute};
+
+use super::{GraphHandle, GraphMemory};
+use crate::boxes::Place;
+use crate::calls::ends;
+use crate::context::Scope;
+use crate::copy::End;
+use crate::error::{CuError, Result};
+use crate::function::{self, Owner};
+use crate::launch::{Arguments, Shape, check, with_parameters};
+use crate::stream_memory;
+use crate::types::{
+    CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
+    CUhostFn, CUstreamBatchMemOpParams,
+};
+
+/// `CUgraphNodeType`.
+pub mod kind {
+    pub const KERNEL: u32 = 0;
+    pub const MEMCPY: u32 = 1;
+    pub const MEMSET: u32 = 2;
+    pub const HOST: u32 = 3;
+    pub const GRAPH: u32 = 4;
+    pub const EMPTY: u32 = 5;
+    pub const WAIT_EVENT: u32 = 6;
+    pub const EVENT_RECORD: u32 = 7;
+    pub const MEM_ALLOC: u32 = 10;
+    pub const MEM_FREE: u32 = 11;
+    pub const BATCH_MEM_OP: u32 = 12;
+    pub const CONDITIONAL: u32 = 13;
+}
+
+#[derive(Clone, Debug)]
+pub enum Work {
+    Kernel(Arc<Kernel>),
+    Copy(Box<CUDA_MEMCPY3D>),
+    Fill(CUDA_MEMSET_NODE_PARAMS),
+    Host(HostCall),
+    Child(GraphHandle),
+    Empty,
+    WaitEvent(Handle<Event>),
+    RecordEvent(Handle<Event>),
+    Alloc(Arc<GraphMemory>),
+    Free(u64),
+    Memory(Arc<Operations>),
+}
+
+// SAFETY: the pointers in it are the program's, which hands them over for use on any thread, or lead to what
+// the same value owns.
+unsafe impl Send for Work {}
+// SAFETY: nothing in it is changed while it is shared.
+unsafe impl Sync for Work {}
+
+impl Work {
+    /// `CUgraphNodeType`.
+    pub const fn kind(&self) -> u32 {
+        match self {
+            Self::Kernel(_) => kind::KERNEL,
+            Self::Copy(_) => kind::MEMCPY,
+            Self::Fill(_) => kind::MEMSET,
+            Self::Host(_) => kind::HOST,
+            Self::Child(_) => kind::GRAPH,
+            Self::Empty => kind::EMPTY,
+            Self::WaitEvent(_) => kind::WAIT_EVENT,
+            Self::RecordEvent(_) => kind::EVENT_RECORD,
+            Self::Alloc(_) => kind::MEM_ALLOC,
+            Self::Free(_) => kind::MEM_FREE,
+            Self::Memory(_) => kind::BATCH_MEM_OP,
+        }
+    }
+}
+
+/// A function of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct HostCall {
+    pub function: CUhostFn,
+    pub data: *mut c_void,
+}
+
+/// A kernel with its parameters.
+#[derive(Debug)]
+pub struct Kernel {
+    /// What the program named it by.
+    pub function: *mut c_void,
+    pub shape: Shape,
+    pub attributes: Vec<LaunchAttribute>,
+    /// The packed parameter buffer.
+    pub parameters: Box<[u8]>,
+    /// Where each parameter lies in it: what the program is shown.
+    values: Box<[*mut c_void]>,
+}
+
+// SAFETY: the pointers are a handle of the program's and addresses in what the value itself owns.
+unsafe impl Send for Kernel {}
+// SAFETY: nothing in it is changed after it was made.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    pub fn new(
+        function: *mut c_void,
+        shape: Shape,
+        attributes: Vec<LaunchAttribute>,
+        parameters: &[u8],
+    ) -> Result<Self> {
+        let (_, facts) = function::find(function)?;
+        let parameters: Box<[u8]> = parameters.into();
+        let layout = facts.parameters.iter();
+        let values = layout
+            .filter_map(|parameter| parameters.get(parameter.offset as usize..))
+            .map(|value| value.as_ptr().cast_mut().cast())
+            .collect();
+        Ok(Self {
+            function,
+            shape,
+            attributes,
+            parameters,
+            values,
+        })
+    }
+
+    /// As a program describes it; the attributes are those of a node that it had before.
+    ///
+    /// # Safety
+    /// The arguments fit the function's parameters.
+    pub unsafe fn read(
+        scope: Scope,
+        wanted: &CUDA_KERNEL_NODE_PARAMS,
+        attributes: &[LaunchAttribute],
+    ) -> Result<Self> {
+        let first = &wanted.first;
+        let function = match first.func {
+            function if function.is_null() => wanted.kern,
+            function => function,
+        };
+        // A function that is none is a value of the parameters here.
+        let (_, facts) = function::find(function).map_err(|_| CuError::INVALID_VALUE)?;
+        let shape = Shape {
+            grid: [first.gridDimX, first.gridDimY, first.gridDimZ],
+            block: [first.blockDimX, first.blockDimY, first.blockDimZ],
+            shared: first.sharedMemBytes,
+        };
+        check(scope, facts, &shape)?;
+        let arguments = Arguments {
+            values: first.kernelParams,
+            extra: first.extra,
+        };
+        let pack = |packed: &[u8]| Self::new(function, shape, attributes.to_vec(), packed);
+        // SAFETY: as the caller promises.
+        unsafe { with_parameters(facts, arguments, pack) }
+    }
+
+    /// What a program is told of it. The pointers lead to the node's own values.
+    pub fn described(&self) -> CUDA_KERNEL_NODE_PARAMS_v1 {
+        let [x, y, z] = self.shape.grid;
+        let [wide, high, deep] = self.shape.block;
+        CUDA_KERNEL_NODE_PARAMS_v1 {
+            func: self.function,
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: wide,
+            blockDimY: high,
+            blockDimZ: deep,
+            sharedMemBytes: self.shape.shared,
+            kernelParams: if self.values.is_empty() {
+                std::ptr::null_mut()
+            } else {
+                self.values.as_ptr().cast_mut()
+            },
+            extra: std::ptr::null_mut(),
+        }
+    }
+
+    /// The kernel as libraries name theirs; the runtime finds its own by it. Functions of modules have no such name.
+    pub fn of_library(&self) -> *mut c_void {
+        match function::find(self.function) {
+            Ok((_, facts)) if matches!(facts.owner, Owner::Library(_)) => self.function,
+            _ => std::ptr::null_mut(),
+        }
+    }
+
+    /// The same kernel with an attribute set.
+    pub fn with_attribute(&self, id: u32, value: [u8; 64]) -> Result<Self> {
+        let mut attributes = self.attributes.clone();
+        attributes.retain(|attribute| attribute.id != id);
+        attributes.push(LaunchAttribute {
+            id,
+            reserved: 0,
+            value,
+        });
+        Self::new(self.function, self.shape, attributes, &self.parameters)
+    }
+
+    /// The same kernel with these attributes.
+    pub fn with_attributes(&self, attributes: Vec<LaunchAttribute>) -> Result<Self> {
+        Self::new(self.function, self.shape, attributes, &self.parameters)
+    }
+}
+
+/// Memory operations as a program gives them. The parameters are kept for it to be shown.
+#[derive(Debug)]
+pub struct Operations {
+    pub given: Box<[CUstreamBatchMemOpParams]>,
+    pub context: *mut c_void,
+}
+
+// SAFETY: the pointer is a handle of the program's.
+unsafe impl Send for Operations {}
+// SAFETY: nothing in it is changed after it was made.
+unsafe impl Sync for Operations {}
+
+impl Operations {
+    pub fn new(given: &[CUstreamBatchMemOpParams], context: *mut c_void) -> Result<Self> {
+        if given.is_empty() || given.len() > stream_memory::MOST {
+            return Err(CuError::INVALID_VALUE);
+        }
+        for operation in given {
+            stream_memory::read(operation)?;
+        }
+        Ok(Self {
+            given: given.into(),
+            context,
+        })
+    }
+}
+
+/// A copy of which the ends are known.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    pub to: (End, Place),
+    pub from: (End, Place),
+    pub extent: [u64; 3],
+}
+
+impl Copy {
+    /// What a description means; nothing if it moves nothing.
+    pub fn read(wanted: &CUDA_MEMCPY3D) -> Result<Option<Self>> {
+        let ((to, from), extent) = ends(wanted)?;
+        if extent.contains(&0) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            to: to.end(extent)?,
+            from: from.end(extent)?,
+            extent,
+        }))
+    }
+}
+
+/// The element of a fill, and whether it has several rows; refuses what the device cannot do.
+pub fn check_fill(fill: &CUDA_MEMSET_NODE_PARAMS) -> Result<Element> {
+    let element = match fill.elementSize {
+        1 => Element::Byte,
+        2 => Element::Half,
+        4 => Element::Word,
+        _ => return Err(CuError::INVALID_VALUE),
+    };
+    let size = u64::from(fill.elementSize);
+    let row = (fill.width as u64).checked_mul(size);
+    let row = row.ok_or(CuError::INVALID_VALUE)?;
+    let pitch = if fill.height > 1 {
+        fill.pitch as u64
+    } else {
+        row
+    };
+    let bytes = (fill.height as u64)
+        .checked_sub(1)
+        .and_then(|rows| rows.checked_mul(pitch))
+        .and_then(|bytes| bytes.checked_add(row))
+        .filter(|bytes| *bytes > 0)
+        .ok_or(CuError::INVALID_VALUE)?;
+    let aligned = fill.dst.is_multiple_of(size) && pitch.is_multiple_of(size);
+    if pitch < row || !aligned || End::of(fill.dst, bytes)?.0 == End::Pageable {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(element)
+}
