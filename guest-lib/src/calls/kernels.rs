@@ -1,11 +1,11 @@
 //! What there is in an image, and how its kernels fit the device.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 
 use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
 use wormhole_api::{AvailableShared, ClusterOccupancy, ClusterQuestion};
 
-use super::{body, put, string};
+use super::{body, put};
 use crate::error::{CuError, Result};
 use crate::launch::Attributes;
 use crate::module::{self, Loadable};
