@@ -6,6 +6,7 @@
 
 mod arrays;
 mod faults;
+mod graphs;
 mod kernels;
 mod launches;
 mod linking;
@@ -51,6 +52,7 @@ pub fn checks() -> Vec<Check> {
         modules::CHECKS,
         questions::CHECKS,
         faults::CHECKS,
+        graphs::CHECKS,
         pools::CHECKS,
         virtual_memory::CHECKS,
     ]
