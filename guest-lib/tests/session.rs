@@ -41,6 +41,16 @@ unsafe extern "C" {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> u32;
+    fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: u32) -> u32;
+    fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> u32;
+    fn cuGraphInstantiateWithFlags(
+        executable: *mut *mut c_void,
+        graph: *mut c_void,
+        flags: u64,
+    ) -> u32;
+    fn cuGraphLaunch(executable: *mut c_void, stream: *mut c_void) -> u32;
+    fn cuGraphExecDestroy(executable: *mut c_void) -> u32;
+    fn cuGraphDestroy(graph: *mut c_void) -> u32;
     fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32;
     fn cuLibraryLoadData(
         library: *mut *mut c_void,
@@ -160,6 +170,52 @@ fn launch(function: *mut c_void, stream: *mut c_void, block: u32) -> u32 {
             null_mut(),
         )
     }
+}
+
+#[test]
+fn captured_work_is_not_sent_and_its_graph_is_launched_by_one_record() {
+    in_process(|| {
+        let ready = ready();
+        let [mut graph, mut executable] = [null_mut(); 2];
+        // SAFETY: a live stream, and places that are writable.
+        unsafe {
+            assert_eq!(cuStreamBeginCapture_v2(ready.stream, 0), 0);
+            assert_eq!([ready.launch(1), ready.launch(2)], [0; 2]);
+            assert_eq!(cuStreamEndCapture(ready.stream, &raw mut graph), 0);
+            assert_eq!(ready.backend.shared.take(), [""; 0]);
+            assert_eq!(
+                cuGraphInstantiateWithFlags(&raw mut executable, graph, 0),
+                0
+            );
+            assert_eq!(
+                ready.backend.shared.take(),
+                [
+                    "GraphBegin",
+                    "GraphKernel",
+                    "GraphKernel",
+                    "GraphEdges",
+                    "GraphInstantiate?"
+                ]
+            );
+            assert_eq!(cuGraphDestroy(graph), 0);
+            for _ in 0..3 {
+                assert_eq!(cuGraphLaunch(executable, ready.stream), 0);
+            }
+            assert_eq!(cuGraphExecDestroy(executable), 0);
+            assert_eq!(cuGraphLaunch(executable, ready.stream), 1);
+        }
+        assert_eq!(ready.synchronize(), 0);
+        assert_eq!(
+            ready.backend.shared.take(),
+            [
+                "GraphLaunch",
+                "GraphLaunch",
+                "GraphLaunch",
+                "GraphDestroy",
+                "FenceWrite"
+            ]
+        );
+    });
 }
 
 #[test]

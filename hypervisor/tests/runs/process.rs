@@ -103,6 +103,12 @@ fn captures_allow_and_end_as_natively() {
 }
 
 #[test]
+fn nodes_of_graphs_are_told_tell_and_do_as_natively() {
+    passes("static", "graph_nodes");
+    passes("shared", "graph_nodes");
+}
+
+#[test]
 fn streams_that_wait_for_words_and_write_them() {
     passes("static", "memory_operations");
 }
