@@ -15,6 +15,8 @@ use wormhole_backend::chain;
 
 /// Exit status of everything that is wrong before or beside the program itself.
 const USAGE: u8 = 2;
+/// `EX_TEMPFAIL` of `sysexits.h`: the emulated host failed, and another run may do better.
+const AGAIN: u8 = 75;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -42,18 +44,22 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let outcome = match command.action {
-        Action::Run(options) => run::run(options).map_err(|error| chain(&error)),
+        Action::Run(options) => run::run(options).map_err(|error| {
+            let status = if error.is_of_emulation() {
+                AGAIN
+            } else {
+                USAGE
+            };
+            (status, chain(&error))
+        }),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)
-            .map_err(|error| chain(&error)),
+            .map_err(|error| (USAGE, chain(&error))),
     };
-    match outcome {
-        Ok(status) => ExitCode::from(status),
-        Err(message) => {
-            eprintln!("wormhole: {message}");
-            ExitCode::from(USAGE)
-        }
-    }
+    ExitCode::from(outcome.unwrap_or_else(|(status, message)| {
+        eprintln!("wormhole: {message}");
+        status
+    }))
 }
 
 /// Says in one sentence what is wrong with the arguments; help and version are what was asked for.

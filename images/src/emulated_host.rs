@@ -73,10 +73,9 @@ impl Write for Told<'_> {
 impl EmulatedHost<'_> {
     /// Boots the machine, hands out what its program writes as it comes, and returns the report.
     ///
-    /// QEMU 7.2's emulation of virtualization is not perfect: under load about one machine in twenty ends by a
-    /// fault of its kernel that real processors do not show, for which QEMU ends well, or hangs. QEMU 10 has
-    /// not been seen to. A machine that ends so before its program has written anything
-    /// is started once more, which is said on `stderr`.
+    /// QEMU's emulation of virtualization is not perfect: on a loaded machine one guest in twenty (QEMU 7.2) or in a
+    /// hundred (QEMU 10) ends by a fault that real processors do not show, for which QEMU ends well, or hangs. A
+    /// machine that ends so before its program has written anything is started once more, which is said on `stderr`.
     pub fn run(
         &self,
         stdout: &mut (dyn Write + Send),

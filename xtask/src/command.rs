@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 /// A step that failed, as a sentence.
 #[derive(Debug)]
@@ -60,6 +60,12 @@ impl Run {
 
     /// Runs it, copies its output through line by line, and returns the output with its success.
     pub fn tee(mut self) -> Result<(bool, String), Failure> {
+        let (status, text) = self.tee_once()?;
+        Ok((status.success(), text))
+    }
+
+    /// As [`Run::tee`], for what can be run again; returns its status.
+    pub fn tee_once(&mut self) -> Result<(ExitStatus, String), Failure> {
         use std::io::{BufRead, BufReader};
         self.0.stdout(Stdio::piped());
         let mut child = self.0.spawn().map_err(|error| self.unstarted(&error))?;
@@ -74,7 +80,7 @@ impl Run {
         let status = child
             .wait()
             .map_err(|error| Failure(format!("{:?} was lost: {error}", self.0)))?;
-        Ok((status.success(), text))
+        Ok((status, text))
     }
 
     fn unstarted(&self, error: &std::io::Error) -> Failure {

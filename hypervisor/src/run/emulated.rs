@@ -1,7 +1,7 @@
 //! Placement `host` on the emulated host: a QEMU machine with emulated virtualization, in which this
 //! same command runs the program in a guest of that machine's KVM.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,38 @@ const PROCESSORS: u32 = 2;
 const HOST_MEMORY: u64 = 768 << 20;
 /// Time for the emulated host itself to come up and to go down.
 const HOST_TIME: Duration = Duration::from_secs(60);
+
+/// Standard error, of which the end is kept.
+#[derive(Default)]
+struct Errors {
+    end: Vec<u8>,
+}
+
+impl Errors {
+    /// Enough for the inner command's last words.
+    const KEPT: usize = 1024;
+
+    /// Whether the guest's processor gave up: Linux does not let it come to that on a real one.
+    fn tell_of_a_triple_fault(&self) -> bool {
+        String::from_utf8_lossy(&self.end)
+            .lines()
+            .any(|line| line.starts_with("wormhole: guest: ") && line.contains("(triple fault)"))
+    }
+}
+
+impl Write for Errors {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.end.extend_from_slice(bytes);
+        let excess = self.end.len().saturating_sub(Self::KEPT);
+        self.end.drain(..excess);
+        io::stderr().write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
 
 /// Runs the same command one level down.
 pub fn run(
@@ -80,6 +112,7 @@ pub fn run(
         programs,
         collect: vec![SUMMARY.into()],
     })?;
+    let mut errors = Errors::default();
     let report = EmulatedHost {
         image: &host,
         overlay: &overlay,
@@ -87,7 +120,7 @@ pub fn run(
         processors: PROCESSORS,
         timeout: HOST_TIME + Duration::from_secs(options.timeout),
     }
-    .run(&mut io::stdout(), &mut io::stderr())?;
+    .run(&mut io::stdout(), &mut errors)?;
 
     if let Ending::Failed { message, .. } = report.ending {
         return Err(GuestError::Failed(message).into());
@@ -103,6 +136,7 @@ pub fn run(
             summary.seconds = start.elapsed().as_secs_f64();
             Ok((report.ending.status(), summary))
         }
+        None if errors.tell_of_a_triple_fault() => Err(RunError::EmulatedProcessor),
         // The inner command has said why; its status says that it was not the program's.
         None => Err(RunError::Inner(report.ending.status())),
     }

@@ -154,6 +154,11 @@ pub enum RunError {
     NoImages,
     #[error("wormhole on the emulated host ended with status {0}")]
     Inner(u8),
+    #[error(
+        "the guest's processor failed: QEMU's emulation of virtualization does that about once in a hundred guests; \
+         run it again"
+    )]
+    EmulatedProcessor,
     #[error("image")]
     Image(#[from] wormhole_images::ImageError),
     #[error("guest")]
@@ -164,6 +169,18 @@ pub enum RunError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl RunError {
+    /// Whether it is the emulated host that failed, so that nothing is known of the program.
+    pub fn is_of_emulation(&self) -> bool {
+        use wormhole_images::ImageError;
+        matches!(
+            self,
+            Self::EmulatedProcessor
+                | Self::Image(ImageError::HostTimeout { .. } | ImageError::HostDied { .. })
+        )
+    }
 }
 
 /// The smallest window with which a session can start: bootstrap, session and one arena segment each.

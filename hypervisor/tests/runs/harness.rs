@@ -3,7 +3,7 @@
 //! `cargo xtask test` stages an installation and builds the programs, then names both in the environment.
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -69,15 +69,43 @@ pub fn wormhole(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test.
+/// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test. When the emulated host fails, another
+/// one is taken.
 pub fn finish(command: &mut Command) -> Finished {
-    let start = Instant::now();
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
-    wait(Ended(child), start)
+    for_emulation(|| {
+        let start = Instant::now();
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
+        let finished = wait(Ended(child), start);
+        match finished.status.code() {
+            Some(code) if code == i32::from(FAILED_EMULATION) => {
+                Err(format!("{}{}", finished.stdout, finished.stderr))
+            }
+            _ => Ok(finished),
+        }
+    })
+}
+
+/// `wormhole`'s exit status for a failure of the emulated host.
+pub const FAILED_EMULATION: u8 = 75;
+/// How often the emulated host may fail one test.
+const EMULATIONS: u32 = 3;
+
+/// Makes attempts until the emulated host does not fail. Each failure is told at once, beside what the test prints.
+pub fn for_emulation<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
+    for _ in 1..EMULATIONS {
+        match attempt() {
+            Ok(done) => return done,
+            Err(said) => {
+                let line = format!("runs: the emulated host failed and is started again: {said}\n");
+                let _ = std::io::stderr().write_all(line.as_bytes());
+            }
+        }
+    }
+    attempt().unwrap_or_else(|said| panic!("the emulated host failed {EMULATIONS} times: {said}"))
 }
 
 /// Waits for a child whose output is piped.

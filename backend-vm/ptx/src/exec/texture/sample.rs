@@ -165,12 +165,12 @@ impl Texture {
         }
         let (first, fractions) = footprint(position.at, dimensions);
         let mut sum = [0.0_f32; 4];
-        for (corner, weight) in weights(fractions).into_iter().enumerate() {
+        for (corner, weight) in (0_i64..).zip(weights(fractions)) {
             if weight == 0 {
                 continue;
             }
             let far = [corner & 1, corner >> 1 & 1, corner >> 2];
-            let index = std::array::from_fn(|d| first[d].saturating_add(far[d] as i64));
+            let index = std::array::from_fn(|d| first[d].saturating_add(far[d]));
             let texel = self.texel(global, level, dimensions, index, position.layer)?;
             let weight = weight as f32 / WEIGHTS as f32;
             for (sum, bits) in sum.iter_mut().zip(texel) {
