@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use crate::capture;
 use crate::context::Scope;
 use crate::error::Result;
 use crate::event;
@@ -18,6 +19,7 @@ static ANY: AtomicBool = AtomicBool::new(false);
 /// `cuCtxRecordEvent`: the event is behind all work so far of the context.
 pub fn record(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
+    capture::check_context()?;
     let join = stream::create(scope, STREAM_NON_BLOCKING, 0)?;
     let recorded = stream::existing(join).and_then(|join| {
         for target in stream::busy_of(scope) {
@@ -35,6 +37,7 @@ pub fn record(scope: Scope, event: CUevent) -> Result {
 /// `cuCtxWaitEvent`: all work of the context from now on waits for the event.
 pub fn wait(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
+    capture::check_context()?;
     for target in stream::all_of(scope) {
         event::wait(scope, target, event, 0)?;
     }

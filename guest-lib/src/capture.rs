@@ -152,7 +152,7 @@ fn check_call_with_captures() -> Result {
     invalidate_where(forbids, CuError::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Refuses a call that waits for everything while anything is being captured.
+/// Refuses a call that is about all streams while anything is being captured.
 #[inline]
 pub fn check_context() -> Result {
     if UNDER_WAY.load(Ordering::Relaxed) == 0 {
@@ -177,10 +177,17 @@ fn invalidate_where(forbids: impl Fn(&Capture) -> bool, code: CuError) -> Result
 /// Refuses a question about a stream, or a wait for it, that is being captured.
 #[inline]
 pub fn check_wait(target: Target) -> Result {
+    check_work(target)?;
+    check_call()
+}
+
+/// Refuses work that no graph can do.
+#[inline]
+pub fn check_work(target: Target) -> Result {
     if target.is_captured() {
         return Err(refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
     }
-    check_call()
+    Ok(())
 }
 
 /// Ends the capture of a stream for a call that it does not allow; the answer is the call's code.

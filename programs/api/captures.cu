@@ -88,6 +88,8 @@ static void legality() {
     ENDS(900, DRIVER(cuStreamQuery)(stream));
     ENDS(900, DRIVER(cuStreamSynchronize)(stream));
     ENDS(900, DRIVER(cuCtxSynchronize)());
+    ENDS(900, DRIVER(cuCtxRecordEvent)(context, fresh));
+    ENDS(900, DRIVER(cuCtxWaitEvent)(context, fresh));
     ENDS(900, DRIVER(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, 2048));
     ALLOWED(0, DRIVER(cuMemsetD8Async)(memory, 0, 64, nullptr));
     ALLOWED(0, DRIVER(cuMemsetD8Async)(memory, 0, 64, blocking));

@@ -7,8 +7,9 @@ use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUgraph, CUgraphEdgeData, CUgraphExec,
     CUgraphExecUpdateResultInfo_v1, CUgraphNode,
 };
+use wormhole_api::ctypes::CUDA_MEMCPY3D;
 use wormhole_device::{
-    CuError, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, MemoryOperation,
+    BoxCopy, CuError, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, MemoryOperation,
     RawGraph, RawStream, Result,
 };
 
@@ -109,7 +110,7 @@ impl CudaDevice {
             match node {
                 GraphNode::Kernel(kernel) => self.add_kernel(graph, place, kernel)?,
                 GraphNode::Copy(copy) => {
-                    let copy = described(copy);
+                    let copy = line_or_box(copy);
                     let context = self.handle();
                     driver.cuGraphAddMemcpyNode(place, graph, none, 0, &raw const copy, context)?;
                 }
@@ -230,6 +231,16 @@ impl CudaDevice {
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+
+/// A copy of one row as graphs have it that were captured: without a pitch, which would limit its length.
+fn line_or_box(copy: &BoxCopy) -> CUDA_MEMCPY3D {
+    let mut description = described(copy);
+    if copy.extent[1..] == [1, 1] {
+        (description.srcPitch, description.srcHeight) = (0, 0);
+        (description.dstPitch, description.dstHeight) = (0, 0);
+    }
+    description
+}
 
 impl Graphs for CudaDevice {
     fn instantiate(&self, graph: &GraphDescription, flags: u64) -> Result<RawGraph> {

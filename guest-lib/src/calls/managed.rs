@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::path::Path;
 
 use super::{body, device, put};
+use crate::capture;
 use crate::context;
 use crate::error::{CuError, Result};
 use crate::managed::{DEVICE_CPU, DEVICE_INVALID, Location, Range};
@@ -119,8 +120,9 @@ pub unsafe fn cuMemPrefetchAsync(
     hStream: CUstream,
 ) -> CUresult {
     body! {
-        let (scope, _) = target(default, hStream)?;
+        let (scope, target) = target(default, hStream)?;
         scope.session.alive()?;
+        capture::check_work(target)?;
         prefetch(devPtr, count, place(dstDevice)?)
     }
 }
@@ -134,8 +136,9 @@ pub unsafe fn cuMemPrefetchAsync_v2(
     hStream: CUstream,
 ) -> CUresult {
     body! {
-        let (scope, _) = target(default, hStream)?;
+        let (scope, target) = target(default, hStream)?;
         scope.session.alive()?;
+        capture::check_work(target)?;
         if flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }
@@ -226,8 +229,9 @@ pub unsafe fn cuMemPrefetchBatchAsync(
     hStream: CUstream,
 ) -> CUresult {
     body! {
-        let (scope, _) = target(default, hStream)?;
+        let (scope, target) = target(default, hStream)?;
         scope.session.alive()?;
+        capture::check_work(target)?;
         if flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }
@@ -253,8 +257,9 @@ pub unsafe fn cuMemDiscardBatchAsync(
     hStream: CUstream,
 ) -> CUresult {
     body! {
-        let (scope, _) = target(default, hStream)?;
+        let (scope, target) = target(default, hStream)?;
         scope.session.alive()?;
+        capture::check_work(target)?;
         if flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }
@@ -304,6 +309,7 @@ pub unsafe fn cuStreamAttachMemAsync(
     body! {
         let (scope, target) = target(default, hStream)?;
         scope.session.alive()?;
+        capture::check_work(target)?;
         let known = match flags {
             GLOBAL | HOST => true,
             SINGLE => !target.handle.is_legacy(),

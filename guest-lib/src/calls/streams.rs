@@ -35,9 +35,7 @@ pub unsafe fn cuStreamDestroy_v2(hStream: CUstream) -> CUresult {
         let scope = context::scope()?;
         let stream = stream::minted(hStream)?;
         let target = stream::existing(stream)?;
-        if target.is_captured() {
-            return Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
-        }
+        capture::check_work(target)?;
         stream::destroy(scope, stream)
     }
 }

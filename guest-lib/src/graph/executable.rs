@@ -193,9 +193,7 @@ pub fn instantiate(
 pub fn launch(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
     let handle = from_pointer(executable).ok_or(CuError::INVALID_VALUE)?;
     let facts = EXECUTABLES.get(handle).ok_or(CuError::INVALID_VALUE)?;
-    if target.is_captured() {
-        return Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
-    }
+    capture::check_work(target)?;
     let message = GraphLaunch {
         graph: handle,
         stream: target.handle,
@@ -211,9 +209,7 @@ pub fn launch(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
 /// `cuGraphUpload`.
 pub fn upload(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
     let graph = handle(executable)?;
-    if target.is_captured() {
-        return Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED));
-    }
+    capture::check_work(target)?;
     scope.session.record(&GraphUpload {
         graph,
         stream: target.handle,

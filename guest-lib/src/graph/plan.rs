@@ -425,3 +425,110 @@ impl Description<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::graph::Edge;
+
+    fn edge(node: NodeHandle) -> Edge {
+        Edge {
+            node,
+            data: CUgraphEdgeData::default(),
+        }
+    }
+
+    fn empty(model: &mut Model, graph: GraphHandle, before: &[NodeHandle]) -> NodeHandle {
+        let before: Vec<_> = before.iter().copied().map(edge).collect();
+        model.add(graph, &before, Work::Empty).unwrap()
+    }
+
+    fn plan(model: &Model, graph: GraphHandle) -> Plan {
+        Plan::of(model, graph).unwrap().unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn steps_follow_all_they_depend_on_and_each_node_is_one(
+            count in 1..12_usize, pairs in prop::collection::vec((0..12_usize, 0..12_usize), 0..30)
+        ) {
+            let mut model = Model::default();
+            let graph = model.create().unwrap();
+            let nodes: Vec<_> = (0..count).map(|_| empty(&mut model, graph, &[])).collect();
+            // From a greater number to a smaller one: against the order of adding.
+            for (one, other) in pairs {
+                let (from, to) = (one.max(other), one.min(other));
+                if from < count {
+                    let _ = model.connect(graph, &[(nodes[from], edge(nodes[to]))]);
+                }
+            }
+            let plan = plan(&model, graph);
+            prop_assert_eq!(plan.steps.len(), count);
+            for (from, to) in model.edges(graph).unwrap() {
+                let (from, to) = (&plan.places[&from], &plan.places[&to.node]);
+                prop_assert!(from.end <= to.start);
+                let before = &plan.steps[to.start].before;
+                prop_assert!(before.iter().any(|(step, _)| *step == from.start));
+            }
+            prop_assert!(plan.refuses(&plan).is_none());
+            // One dependency back, and there is no order.
+            if let Some((from, to)) = model.edges(graph).unwrap().first().copied() {
+                model.connect(graph, &[(to.node, edge(from))]).unwrap();
+                prop_assert!(Plan::of(&model, graph).unwrap().is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_lies_between_what_comes_before_and_after_it() {
+        let mut model = Model::default();
+        let inner = model.create().unwrap();
+        let first = empty(&mut model, inner, &[]);
+        empty(&mut model, inner, &[first]);
+        empty(&mut model, inner, &[first]);
+        let graph = model.create().unwrap();
+        let before = empty(&mut model, graph, &[]);
+        let copy = model.clone_graph(inner).unwrap();
+        let child = model
+            .add(graph, &[edge(before)], Work::Child(copy))
+            .unwrap();
+        let after = empty(&mut model, graph, &[child]);
+        let plan = plan(&model, graph);
+        let from = |step: usize| -> Vec<usize> {
+            plan.steps[step]
+                .before
+                .iter()
+                .map(|(from, _)| *from)
+                .collect()
+        };
+        assert_eq!(plan.places[&child], 1..6);
+        let wanted: [&[usize]; 7] = [&[], &[0], &[1], &[2], &[2], &[3, 4], &[5]];
+        for (step, wanted) in wanted.iter().enumerate() {
+            assert_eq!(from(step), *wanted, "step {step}");
+        }
+        assert_eq!(plan.places[&after], 6..7);
+        // The child has no end of its own, and goes with its parent.
+        assert!(model.destroy(copy).is_err());
+        model.destroy(graph).unwrap();
+        assert!(model.graph(copy).is_err() && model.graph(inner).is_ok());
+    }
+
+    #[test]
+    fn an_update_is_told_why_it_cannot_be() {
+        let mut model = Model::default();
+        let graphs: Vec<_> = (0..3).map(|_| model.create().unwrap()).collect();
+        for graph in &graphs {
+            empty(&mut model, *graph, &[]);
+        }
+        let old = plan(&model, graphs[0]);
+        let node = empty(&mut model, graphs[1], &[]);
+        let longer = old.refuses(&plan(&model, graphs[1]));
+        assert_eq!(longer, Some((update::TOPOLOGY_CHANGED, Some(node), None)));
+        let first = model.graph(graphs[2]).unwrap().nodes[0];
+        model.node_mut(first).unwrap().work = Work::Free(1);
+        let other = old.refuses(&plan(&model, graphs[2]));
+        assert_eq!(other, Some((update::NODE_TYPE_CHANGED, Some(first), None)));
+    }
+}
