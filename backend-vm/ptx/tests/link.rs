@@ -212,6 +212,59 @@ fn of_a_library_only_what_is_missing_takes_part() {
     assert_eq!(run(&device, "call"), [10, 11, 12, 13]);
 }
 
+#[test]
+fn a_function_is_called_as_it_is_declared_and_entered_as_it_is_defined() {
+    // Called with two parameters for a result of eight bytes.
+    let calls = text(
+        ".extern .func (.param .b64 r) give(.param .b32 x, .param .b64 y);
+.visible .entry call(.param .u64 out) {
+.reg .b32 %r<2>; .reg .b64 %rd<5>;
+ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd1, %rd1, %rd2;
+{ .param .b32 a; .param .b64 b; .param .b64 q; st.param.b32 [a], %r1; st.param.b64 [b], 100;
+call.uni (q), give, (a, b); ld.param.b64 %rd3, [q]; }
+st.global.u32 [%rd1], %rd3; shr.u64 %rd4, %rd3, 32; st.global.u32 [%rd1+16], %rd4; ret; }",
+    );
+    let found = |definition: &str| {
+        let device = linked(&[&calls, &text(definition)]).unwrap();
+        let out = device.memory.upload(&[7_u32; 8]);
+        device.launch("call", 1, 4, &[out]).unwrap();
+        device.memory.read::<u32>(out, 8)
+    };
+    // Fewer parameters, and a shorter result.
+    assert_eq!(
+        found(
+            ".visible .func (.param .b32 r) give(.param .b32 x) { .reg .b32 %r<2>;
+ld.param.b32 %r1, [x]; not.b32 %r1, %r1; st.param.b32 [r], %r1; ret; }"
+        ),
+        [!0, !1, !2, !3, 0, 0, 0, 0]
+    );
+    // More parameters, and wider ones.
+    assert_eq!(
+        found(
+            ".visible .func (.param .b64 r) give(.param .b64 x, .param .b64 y, .param .b16 z) {
+.reg .b64 %r<4>; ld.param.b64 %r1, [x]; ld.param.b64 %r2, [y]; ld.param.u16 %r3, [z];
+add.u64 %r1, %r1, %r2; shl.b64 %r3, %r3, 40; add.u64 %r1, %r1, %r3; st.param.b64 [r], %r1; ret; }"
+        ),
+        [100, 101, 102, 103, 0, 0, 0, 0]
+    );
+    // No result at all.
+    let stores =
+        ".visible .global .align 4 .u32 seen; .visible .func give(.param .b32 x) { .reg .b32 %r<2>;
+ld.param.b32 %r1, [x]; atom.global.add.u32 %r1, [seen], %r1; ret; }";
+    assert_eq!(found(stores), [0; 8]);
+    let device = linked(&[&calls, &text(stores)]).unwrap();
+    let out = device.memory.alloc(32);
+    device.launch("call", 1, 4, &[out]).unwrap();
+    let (seen, _) = device.program.variable("seen").unwrap();
+    assert_eq!(device.memory.read::<u32>(seen, 1), [6]);
+    // Within one text the call must match.
+    let alone = text(
+        ".visible .func give(.param .b32 x) { ret; }
+.visible .entry k() { { .param .b32 a; .param .b32 q; call.uni (q), give, (a); } ret; }",
+    );
+    assert!(linked(&[&alone]).unwrap().program.kernel("k").is_err());
+}
+
 /// `meet` adds its block's number to a slot of every block in turn, with the whole grid meeting in between;
 /// then each thread stores what came of its block's slot, and what the last meeting returned.
 const MEETS: &str = ".extern .func (.param .b64 r) cudaCGGetIntrinsicHandle(.param .b32 x);

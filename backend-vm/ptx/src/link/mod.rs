@@ -5,6 +5,7 @@
 //! one, else the first `.weak` one. What is local to its text keeps apart from what has the same name
 //! elsewhere, by a new name.
 
+mod bridge;
 mod part;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -193,27 +194,65 @@ fn check(parts: &[Part<'_>], definers: &HashMap<&str, usize>) -> Result<(), Link
     Ok(())
 }
 
-/// Gives local symbols new names where their names are taken.
+/// Names of the link that nobody has yet.
+#[derive(Default)]
+struct Names {
+    taken: HashSet<String>,
+    number: u32,
+}
+
+impl Names {
+    /// A name like this one that neither the link nor `part` has.
+    fn fresh(&mut self, name: &str, part: &Part<'_>) -> String {
+        loop {
+            self.number += 1;
+            let new = format!("{name}$L{}", self.number);
+            if !part.words.contains_key(new.as_str()) && self.taken.insert(new.clone()) {
+                return new;
+            }
+        }
+    }
+}
+
+/// Gives local symbols new names where their names are taken, and functions that are declared otherwise than
+/// they are defined their bridges' names.
 fn rename(parts: &mut [Part<'_>]) {
-    let mut taken: HashSet<String> = HashSet::new();
+    let mut names = Names::default();
+    let mut defined = HashMap::new();
     for part in &*parts {
         let shared = part.symbols.iter().filter(|(_, symbol)| !symbol.is_local());
-        taken.extend(shared.map(|(name, _)| (*name).to_owned()));
+        names
+            .taken
+            .extend(shared.map(|(name, _)| (*name).to_owned()));
+        let functions = part.ast.functions.iter();
+        for function in functions.filter(|function| function.body.is_some()) {
+            if part.symbols[function.name].is_offered() {
+                defined.insert(function.name, function.signature.clone());
+            }
+        }
     }
-    let mut number = 0_u32;
     for part in parts {
         for &name in &part.order {
-            if !part.symbols[name].is_local() || taken.insert(name.to_owned()) {
+            if !part.symbols[name].is_local() || names.taken.insert(name.to_owned()) {
                 continue;
             }
-            let new = loop {
-                number += 1;
-                let new = format!("{name}$L{number}");
-                if !part.words.contains_key(new.as_str()) && taken.insert(new.clone()) {
-                    break new;
-                }
-            };
+            let new = names.fresh(name, part);
             part.renamed.insert(name, new);
+        }
+        for index in 0..part.ast.functions.len() {
+            let declared = &part.ast.functions[index];
+            let name = declared.name;
+            let Some(defined) = defined.get(name) else {
+                continue;
+            };
+            if part.symbols[name].defined || part.renamed.contains_key(name) {
+                continue;
+            }
+            let new = names.fresh(name, part);
+            if let Some(text) = bridge::bridge(&new, name, &declared.signature, defined) {
+                part.bridges.push_str(&text);
+                part.renamed.insert(name, new);
+            }
         }
     }
 }
@@ -259,6 +298,7 @@ fn write(parts: &[Part<'_>], definers: &HashMap<&str, usize>) -> Result<String, 
                 }
             }
         }
+        out.push_str(&part.bridges);
     }
     Ok(out)
 }

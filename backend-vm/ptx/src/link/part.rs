@@ -71,8 +71,10 @@ pub(super) struct Part<'a> {
     pub order: Vec<&'a str>,
     /// How often each word stands in the declarations.
     pub words: HashMap<&'a str, u32>,
-    /// New names of local symbols.
+    /// New names of symbols.
     pub renamed: HashMap<&'a str, String>,
+    /// Functions that go with it under some of these.
+    pub bridges: String,
 }
 
 impl<'a> Part<'a> {
@@ -91,6 +93,7 @@ impl<'a> Part<'a> {
             order: Vec::new(),
             words: HashMap::new(),
             renamed: HashMap::new(),
+            bridges: String::new(),
         };
         part.take_symbols().map_err(in_input)?;
         part.count_words().map_err(in_input)?;
