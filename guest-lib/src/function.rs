@@ -21,6 +21,7 @@ use crate::{legacy, module};
 pub mod attribute {
     pub const MAX_THREADS_PER_BLOCK: i32 = 0;
     pub const SHARED_SIZE_BYTES: i32 = 1;
+    pub const NUM_REGS: i32 = 4;
     pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
 }
 

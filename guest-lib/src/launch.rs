@@ -52,6 +52,9 @@ struct Limits {
     /// Threads of a block: of any kernel, and of this one.
     threads: u32,
     function_threads: u32,
+    /// Registers of a block: of any kernel. Registers of each of this one's threads.
+    registers: u32,
+    thread_registers: u32,
     /// Dynamic shared memory of this kernel.
     shared: u32,
 }
@@ -71,11 +74,21 @@ impl Limits {
             block: three(device_attribute::MAX_BLOCK_DIM_X),
             threads,
             function_threads: known(attribute::MAX_THREADS_PER_BLOCK).unwrap_or(threads),
+            registers: value(device_attribute::MAX_REGISTERS_PER_BLOCK),
+            thread_registers: known(attribute::NUM_REGS).unwrap_or(0),
             shared: known(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES).unwrap_or_else(|| {
                 let used = known(attribute::SHARED_SIZE_BYTES).unwrap_or(0);
                 value(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK).saturating_sub(used)
             }),
         }
+    }
+}
+
+impl Limits {
+    /// Whether a block of so many threads has its registers. A warp takes them by the 256.
+    fn have_registers(&self, threads: u64) -> bool {
+        let warp = (u64::from(self.thread_registers) * 32).next_multiple_of(256);
+        threads.div_ceil(32) * warp <= u64::from(self.registers)
     }
 }
 
@@ -96,7 +109,11 @@ impl Shape {
             return Err(CuError::INVALID_VALUE);
         }
         if threads > u64::from(limits.function_threads) {
-            return Err(CuError::LAUNCH_OUT_OF_RESOURCES);
+            // Either its registers bound the kernel's blocks, or its code does (`.maxntid`).
+            return Err(match limits.have_registers(threads) {
+                true => CuError::INVALID_VALUE,
+                false => CuError::LAUNCH_OUT_OF_RESOURCES,
+            });
         }
         Ok(())
     }
@@ -480,6 +497,8 @@ mod tests {
         block: [1024, 1024, 64],
         threads: 1024,
         function_threads: 768,
+        registers: 65536,
+        thread_registers: 81,
         shared: 49152,
     };
 
@@ -509,8 +528,28 @@ mod tests {
                 "{refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_bounds_a_kernels_blocks_makes_the_code() {
         let many = shape([1; 3], [769, 1, 1], 0);
         assert_eq!(many.check(&LIMITS), Err(CuError::LAUNCH_OUT_OF_RESOURCES));
+        // 80 registers of each thread are there for 800 threads, but no more.
+        let bound = Limits {
+            function_threads: 128,
+            thread_registers: 80,
+            ..LIMITS
+        };
+        for (threads, error) in [
+            (128, Ok(())),
+            (129, Err(CuError::INVALID_VALUE)),
+            (800, Err(CuError::INVALID_VALUE)),
+            (801, Err(CuError::LAUNCH_OUT_OF_RESOURCES)),
+            (1025, Err(CuError::INVALID_VALUE)),
+        ] {
+            let launch = shape([1; 3], [threads, 1, 1], 0);
+            assert_eq!(launch.check(&bound), error, "{threads}");
+        }
     }
 
     #[test]

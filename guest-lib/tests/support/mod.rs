@@ -379,6 +379,7 @@ impl Executor {
                     (6, 65535),
                     (7, 65535),
                     (8, 49152),
+                    (12, 65536),
                     (99, 1),
                 ];
                 let attributes = attributes.map(|(id, value)| Attribute { id, value });
@@ -408,7 +409,11 @@ impl Executor {
                 &ModuleGetFunctionReply {
                     flags: 0,
                     parameters: Items::new(&[Parameter { offset: 0, size: 4 }]),
-                    attributes: Items::new(&[Attribute { id: 0, value: 256 }]),
+                    // Its registers allow for no larger blocks.
+                    attributes: Items::new(&[
+                        Attribute { id: 0, value: 256 },
+                        Attribute { id: 4, value: 250 },
+                    ]),
                 },
             ),
             Request::Link(link) => {
