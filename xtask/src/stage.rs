@@ -1,6 +1,7 @@
 //! Builds Wormhole and lays it out as it is installed: `target/wormhole/{bin,lib/wormhole}`.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::command::{Failure, cargo, step};
@@ -72,6 +73,16 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
         ),
     ] {
         place(&source, &prefix.join(destination))?;
+    }
+    // Some programs open the libraries by these names, under which a toolkit has libraries that only link.
+    for name in ["libcuda.so", "libnvidia-ml.so"] {
+        let link = prefix.join("lib/wormhole").join(name);
+        let target = format!("{name}.1");
+        if fs::read_link(&link).is_ok_and(|found| found == Path::new(&target)) {
+            continue;
+        }
+        symlink(&target, &link)
+            .map_err(|error| Failure::new(format!("cannot place {}: {error}", link.display())))?;
     }
     Ok(Stage { prefix })
 }

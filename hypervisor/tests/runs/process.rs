@@ -85,6 +85,23 @@ fn boxes_are_copied_between_all_kinds_of_memory() {
     passes("static", "boxes");
 }
 
+/// As Python's bindings for CUDA do, with a toolkit's folder in the user's own path.
+#[test]
+fn the_driver_is_opened_by_either_of_its_names() {
+    let _alone = alone();
+    let others = tempfile::tempdir().expect("a folder");
+    std::fs::write(others.path().join("libcuda.so"), "no library").expect("a file");
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let code = format!("import ctypes; print('says', ctypes.CDLL({name:?}).cuInit(0))");
+        let run = finish(
+            wormhole(&["run", "--placement", "process", "--"])
+                .args(["python3", "-c", &code])
+                .env("LD_LIBRARY_PATH", others.path()),
+        );
+        assert_eq!(run.stdout, "says 0\n", "{name}: {}", run.stderr);
+    }
+}
+
 #[test]
 fn bursts_of_launches() {
     passes("static", "steady");
