@@ -93,7 +93,7 @@ void visited(CUmodule module, const std::vector<CUfunction> &expected) {
     const auto add = [](void *to, CUfunction function) {
         static_cast<std::vector<CUfunction> *>(to)->push_back(function);
     };
-    HOLDS(visit(context, module, add, &found) != 0);
+    HOLDS(visit(context, module, add, &found) == static_cast<int>(expected.size()));
     HOLDS(std::set<CUfunction>(found.begin(), found.end()) == std::set<CUfunction>(expected.begin(), expected.end()));
     HOLDS(found.size() == expected.size());
 }

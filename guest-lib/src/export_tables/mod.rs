@@ -358,8 +358,8 @@ unsafe extern "C" fn object_stream_id(
     code(unsafe { put(place, id) })
 }
 
-/// Calls back with each function of a module, in the order of `cuModuleEnumerateFunctions`. Answers 1, and 0 if it
-/// cannot.
+/// Calls back with each function of a module, in the order of `cuModuleEnumerateFunctions`. Answers how many there
+/// are.
 unsafe extern "C" fn visit_functions(
     _: CUcontext,
     module: CUmodule,
@@ -369,14 +369,14 @@ unsafe extern "C" fn visit_functions(
     let functions = || {
         let visit = visit.ok_or(CuError::INVALID_VALUE)?;
         let functions = module::functions::<ModuleKind>(context::scope()?, module, usize::MAX)?;
-        for function in functions {
+        for function in &functions {
             // SAFETY: the caller's own function, with what the caller wants it to get.
-            unsafe { visit(user, function) };
+            unsafe { visit(user, *function) };
         }
-        Ok(())
+        Ok(functions.len())
     };
-    let visited: Result = functions();
-    u32::from(visited.is_ok())
+    let visited: Result<usize> = functions();
+    visited.map_or(0, |count| u32::try_from(count).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
