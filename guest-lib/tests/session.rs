@@ -50,6 +50,12 @@ unsafe extern "C" {
     ) -> u32;
     fn cuGraphLaunch(executable: *mut c_void, stream: *mut c_void) -> u32;
     fn cuGraphExecDestroy(executable: *mut c_void) -> u32;
+    fn cuGraphGetNodes(graph: *mut c_void, nodes: *mut *mut c_void, count: *mut usize) -> u32;
+    fn cuGraphExecKernelNodeSetParams(
+        executable: *mut c_void,
+        node: *mut c_void,
+        parameters: *const KernelNode,
+    ) -> u32;
     fn cuGraphDestroy(graph: *mut c_void) -> u32;
     fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32;
     fn cuLibraryLoadData(
@@ -170,6 +176,73 @@ fn launch(function: *mut c_void, stream: *mut c_void, block: u32) -> u32 {
             null_mut(),
         )
     }
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS` (version 1).
+#[repr(C)]
+struct KernelNode {
+    function: *mut c_void,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    values: *mut *mut c_void,
+    extra: *mut *mut c_void,
+}
+
+#[test]
+fn nodes_that_are_set_are_sent_together_before_the_next_launch() {
+    in_process(|| {
+        let ready = ready();
+        let [mut graph, mut executable] = [null_mut(); 2];
+        let mut nodes = [null_mut(); 2];
+        let mut count = nodes.len();
+        let mut value = 5_u64;
+        let mut values = [(&raw mut value).cast()];
+        let parameters = KernelNode {
+            function: ready.function,
+            grid: [1; 3],
+            block: [7, 1, 1],
+            shared: 0,
+            values: values.as_mut_ptr(),
+            extra: null_mut(),
+        };
+        // SAFETY: a live stream, places that are writable, and parameters that fit the kernel.
+        unsafe {
+            assert_eq!(cuStreamBeginCapture_v2(ready.stream, 0), 0);
+            assert_eq!([ready.launch(1), ready.launch(2)], [0; 2]);
+            assert_eq!(cuStreamEndCapture(ready.stream, &raw mut graph), 0);
+            assert_eq!(
+                cuGraphInstantiateWithFlags(&raw mut executable, graph, 0),
+                0
+            );
+            assert_eq!(
+                cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count),
+                0
+            );
+            drop(ready.backend.shared.take());
+            for node in nodes {
+                let set = cuGraphExecKernelNodeSetParams(executable, node, &raw const parameters);
+                assert_eq!(set, 0);
+            }
+            assert_eq!(ready.backend.shared.take(), [""; 0]);
+            assert_eq!(cuGraphLaunch(executable, ready.stream), 0);
+            assert_eq!(cuGraphLaunch(executable, ready.stream), 0);
+        }
+        assert_eq!(ready.synchronize(), 0);
+        assert_eq!(
+            ready.backend.shared.take(),
+            [
+                "GraphBegin",
+                "GraphKernel",
+                "GraphKernel",
+                "GraphEdges",
+                "GraphUpdate?",
+                "GraphLaunch",
+                "GraphLaunch",
+                "FenceWrite"
+            ]
+        );
+    });
 }
 
 #[test]

@@ -141,14 +141,15 @@ static void copies_fills_functions() {
     unsigned source[16], target[16] = {};
     for (unsigned i = 0; i < 16; i++) source[i] = i;
     CUgraph graph;
-    CUgraphNode fill, up, down, call;
+    CUgraphNode fill, row, up, down, line, call;
     WORKS(cuGraphCreate, &graph, 0);
     CUDA_MEMSET_NODE_PARAMS set = {memory, 64, 7, 4, 4, 4}, got;
     WORKS(cuGraphAddMemsetNode, &fill, graph, nullptr, 0, &set, context);
-    CUDA_MEMSET_NODE_PARAMS wrong = set;
+    CUDA_MEMSET_NODE_PARAMS wrong = set, one = {memory + 512, 0, 9, 4, 4, 1};
     wrong.elementSize = 3;
     RETURNS(1, cuGraphAddMemsetNode, &call, graph, nullptr, 0, &wrong, context);
     RETURNS(1, cuGraphMemsetNodeSetParams, fill, &wrong);
+    WORKS(cuGraphAddMemsetNode, &row, graph, nullptr, 0, &one, context);
     // Two rows of eight words into memory whose rows are 64 bytes apart, and back.
     CUDA_MEMCPY3D copy;
     std::memset(&copy, 0, sizeof copy);
@@ -162,7 +163,7 @@ static void copies_fills_functions() {
     copy.Height = 2;
     copy.Depth = 1;
     WORKS(cuGraphAddMemcpyNode, &up, graph, &fill, 1, &copy, context);
-    CUDA_MEMCPY3D back = copy;
+    CUDA_MEMCPY3D back = copy, bytes;
     back.srcMemoryType = CU_MEMORYTYPE_DEVICE;
     back.srcDevice = memory + 256;
     back.srcPitch = 64;
@@ -170,12 +171,21 @@ static void copies_fills_functions() {
     back.dstHost = target;
     back.dstPitch = 32;
     WORKS(cuGraphAddMemcpyNode, &down, graph, &up, 1, &back, context);
+    // One row of device memory to another place.
+    std::memset(&bytes, 0, sizeof bytes);
+    bytes.srcMemoryType = bytes.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    bytes.srcDevice = memory + 256;
+    bytes.dstDevice = memory + 1024;
+    bytes.WidthInBytes = 8;
+    bytes.Height = bytes.Depth = 1;
+    WORKS(cuGraphAddMemcpyNode, &line, graph, &up, 1, &bytes, context);
     CUDA_HOST_NODE_PARAMS function = {by_one, nullptr}, known;
     WORKS(cuGraphAddHostNode, &call, graph, &down, 1, &function);
     CUgraphExec made = executable(graph);
     run(made);
     HOLDS(word(memory) == 7 && word(memory + 3 * 64 + 12) == 7 && word(memory + 16) == 0);
     HOLDS(word(memory + 256) == 0 && word(memory + 256 + 64) == 8 && called == 1);
+    HOLDS(word(memory + 512) == 9 && word(memory + 1028) == 1);
     HOLDS(std::memcmp(source, target, sizeof source) == 0);
 
     WORKS(cuGraphMemsetNodeGetParams, fill, &got);
@@ -186,26 +196,40 @@ static void copies_fills_functions() {
     WORKS(cuGraphHostNodeGetParams, call, &known);
     HOLDS(known.fn == by_one);
 
-    // Executed differently, and the graph as it was.
+    // Executed differently, and the graph as it was: another value, another place, another function.
     set.value = 8;
     WORKS(cuGraphExecMemsetNodeSetParams, made, fill, &set, context);
-    copy.Height = 1;
-    WORKS(cuGraphExecMemcpyNodeSetParams, made, up, &copy, context);
+    one.dst = memory + 640;
+    WORKS(cuGraphExecMemsetNodeSetParams, made, row, &one, context);
+    bytes.dstDevice = memory + 2048;
+    WORKS(cuGraphExecMemcpyNodeSetParams, made, line, &bytes, context);
     function.fn = by_ten;
     WORKS(cuGraphExecHostNodeSetParams, made, call, &function);
     for (unsigned &value : source) value += 100;
     run(made);
-    HOLDS(word(memory) == 8 && called == 11 && target[0] == 100 && target[8] == 8);
+    HOLDS(word(memory) == 8 && called == 11 && target[0] == 100 && target[8] == 108);
+    HOLDS(word(memory + 640) == 9 && word(memory + 2052) == 101 && word(memory + 1028) == 1);
     run_once(graph);
-    HOLDS(word(memory) == 7 && called == 12 && target[8] == 108);
+    HOLDS(word(memory) == 7 && called == 12 && word(memory + 1028) == 101);
+    // What cannot be set: other shapes, copies of several rows, other kinds of memory.
+    CUDA_MEMSET_NODE_PARAMS wider = set;
+    wider.width = 5;
+    RETURNS(1, cuGraphExecMemsetNodeSetParams, made, fill, &wider, context);
+    RETURNS(1, cuGraphExecMemsetNodeSetParams, made, row, &set, context);
+    RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, up, &copy, context);
+    CUDA_MEMCPY3D other = bytes;
+    other.srcMemoryType = CU_MEMORYTYPE_HOST;
+    other.srcHost = source;
+    RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, line, &other, context);
+    RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, fill, &bytes, context);
     // And then the graph too.
+    copy.Height = 1;
     WORKS(cuGraphMemsetNodeSetParams, fill, &set);
     WORKS(cuGraphMemcpyNodeSetParams, up, &copy);
     WORKS(cuGraphHostNodeSetParams, call, &function);
     for (unsigned &value : source) value += 100;
     run_once(graph);
     HOLDS(word(memory) == 8 && called == 22 && target[0] == 200 && target[8] == 108);
-    RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, fill, &copy, context);
 
     // What is disabled, the copy through the program's memory too.
     std::memset(target, 0, sizeof target);
@@ -413,7 +437,11 @@ static void memory_of_graphs() {
     CUdeviceptr address;
     WORKS(cuGraphMemFreeNodeGetParams, release, &address);
     HOLDS(address == wanted.dptr);
+    RETURNS(1, cuGraphAddMemFreeNode, &release, graph, &fill, 1, wanted.dptr);
+    RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphDestroyNode, fill);
     made = executable(graph);
+    CUgraphExec second;
+    RETURNS(1, cuGraphInstantiate, &second, graph, 0);
     run(made);
     run(made);
     WORKS(cuGraphExecDestroy, made);

@@ -463,7 +463,7 @@ fn set_executed(
     with(|model| {
         let old = model.executed(executable, node)?.clone();
         let work = work(scope, model, &old)?;
-        model.set_executed(scope, executable, node, work)
+        model.set_executed(executable, node, work)
     })
 }
 

@@ -9,7 +9,7 @@ use wormhole_api::{
 };
 
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
-use super::work::Work;
+use super::work::{Work, is_row, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle, with};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
@@ -42,12 +42,16 @@ static EXECUTABLES: Table<ExecutableKind, Facts> = Table::new();
 
 #[derive(Debug)]
 pub struct Executable {
+    /// What it was made of, which may be gone.
+    graph: GraphHandle,
     flags: u64,
     plan: Plan,
     served: Served,
     tasks: Vec<Task>,
     /// Of each step, the backend's number of the node that can be disabled.
     nodes: Vec<u32>,
+    /// The backend has another plan: nodes were set since.
+    stale: bool,
     /// When the last launch that the guest had a part in is complete.
     last: Option<Cover>,
 }
@@ -144,6 +148,12 @@ pub fn instantiate(
         return Err(CuError::NOT_SUPPORTED.into());
     }
     reap(scope);
+    // Memory is allocated once, so one graph at a time may have it.
+    let memory = |work: &Work| matches!(work, Work::Alloc(_) | Work::Free(_));
+    let holder = |executable: &Executable| executable.graph == graph;
+    if model.has(graph, &memory)? && model.executables.values().any(holder) {
+        return Err(CuError::INVALID_VALUE.into());
+    }
     let plan = Plan::of(model, graph)?.map_err(|Cycle(node)| Refused {
         code: CuError::INVALID_VALUE,
         result: INVALID_STRUCTURE,
@@ -173,11 +183,13 @@ pub fn instantiate(
         return Err(code.into());
     }
     let executable = Executable {
+        graph,
         flags,
         plan,
         served,
         tasks: described.tasks,
         nodes: described.nodes,
+        stale: false,
         last: None,
     };
     if let Some(facts) = EXECUTABLES.get(handle) {
@@ -210,6 +222,7 @@ pub fn launch(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
 pub fn upload(scope: Scope, target: Target, executable: CUgraphExec) -> Result {
     let graph = handle(executable)?;
     capture::check_work(target)?;
+    with(|model| model.refresh(scope, graph))?;
     scope.session.record(&GraphUpload {
         graph,
         stream: target.handle,
@@ -231,7 +244,7 @@ impl Model {
         handle: ExecutableHandle,
         message: &GraphLaunch,
     ) -> Result {
-        scope.session.alive()?;
+        self.refresh(scope, handle)?;
         let Self {
             executables,
             live,
@@ -361,6 +374,7 @@ impl Model {
         retire(executable.last, served);
         result?;
         executable.plan = plan;
+        executable.stale = false;
         executable.tasks = described.tasks;
         executable.nodes = described.nodes;
         if let Some(facts) = EXECUTABLES.get(handle) {
@@ -369,6 +383,17 @@ impl Model {
                 .store(executable.is_special(), Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Tells the backend of nodes that were set, all at once.
+    fn refresh(&mut self, scope: Scope, handle: ExecutableHandle) -> Result {
+        scope.session.alive()?;
+        let executable = self.executable(handle)?;
+        if !executable.stale {
+            return Ok(());
+        }
+        let plan = executable.plan.clone();
+        self.replace(scope, handle, plan)
     }
 
     /// `cuGraphExecUpdate`: a code, a `CUgraphExecUpdateResult`, and the nodes at fault.
@@ -425,28 +450,37 @@ impl Model {
     /// Sets what a node of an executable graph does, which stays the same kind of work.
     pub fn set_executed(
         &mut self,
-        scope: Scope,
         handle: ExecutableHandle,
         node: NodeHandle,
         work: Work,
     ) -> Result {
-        if self.executed(handle, node)?.kind() != work.kind() {
+        let old = self.executed(handle, node)?;
+        if let (Work::Copy(old), Work::Copy(new)) = (old, &work)
+            && !(is_row(old) && is_row(new))
+        {
             return Err(CuError::INVALID_VALUE);
         }
-        let old = &self.executable(handle)?.plan;
-        let mut plan = old.clone();
-        let place = plan.places[&node].clone();
-        if let Work::Child(child) = work {
-            let inner = match Plan::of(self, child)? {
-                Ok(inner) => inner.steps,
-                Err(Cycle(_)) => return Err(CuError::INVALID_VALUE),
-            };
+        if !may_become(old, &work) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let place = self.executable(handle)?.plan.places[&node].clone();
+        let inner = match work {
+            Work::Child(child) => Some(Plan::of(self, child)?),
+            _ => None,
+        };
+        let executable = self
+            .executables
+            .get_mut(&handle)
+            .ok_or(CuError::INVALID_VALUE)?;
+        let plan = &mut executable.plan;
+        if let Some(inner) = inner {
+            let inner = inner.map_or_else(|Cycle(_)| Vec::new(), |inner| inner.steps);
             let steps = &mut plan.steps[place.start + 1..place.end - 1];
             let same = steps.len() == inner.len()
                 && steps
                     .iter()
                     .zip(&inner)
-                    .all(|(old, new)| old.work.kind() == new.work.kind());
+                    .all(|(old, new)| may_become(&old.work, &new.work));
             if !same {
                 return Err(CuError::INVALID_VALUE);
             }
@@ -456,7 +490,12 @@ impl Model {
         } else {
             plan.steps[place.start].work = work;
         }
-        self.replace(scope, handle, plan)
+        // The backend hears of it before the next launch, with all others that were set.
+        executable.stale = true;
+        if let Some(facts) = EXECUTABLES.get(handle) {
+            facts.special.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// `cuGraphExecGetFlags`. Natively those that change nothing are not told.
@@ -488,6 +527,7 @@ impl Model {
         enabled: bool,
     ) -> Result {
         let place = self.can_be_disabled(handle, node)?;
+        self.refresh(scope, handle)?;
         let executable = self
             .executables
             .get_mut(&handle)

@@ -192,6 +192,14 @@ impl Model {
 
     pub fn add(&mut self, graph: GraphHandle, before: &[Edge], work: Work) -> Result<NodeHandle> {
         self.check_dependencies(graph, before)?;
+        if let Work::Free(address) = work
+            && self.has(
+                graph,
+                &|work| matches!(work, Work::Free(other) if *other == address),
+            )?
+        {
+            return Err(CuError::INVALID_VALUE);
+        }
         let handle = NODES.mint(|()| {})?;
         for edge in before {
             let after = Edge {
@@ -215,15 +223,22 @@ impl Model {
         Ok(handle)
     }
 
+    /// Refuses what cannot be done with graphs that allocate or free memory.
+    fn check_has_no_memory(&self, graph: GraphHandle) -> Result {
+        match self.has(graph, &|work| {
+            matches!(work, Work::Alloc(_) | Work::Free(_))
+        })? {
+            true => Err(CuError::NOT_SUPPORTED),
+            false => Ok(()),
+        }
+    }
+
     /// `cuGraphDestroyNode`.
     pub fn destroy_node(&mut self, handle: NodeHandle) -> Result {
         let node = self.node(handle)?;
-        // Memory belongs to its graph as a whole.
-        if matches!(node.work, Work::Alloc(_) | Work::Free(_)) {
-            return Err(CuError::NOT_SUPPORTED);
-        }
         let (before, after) = (node.before.clone(), node.after.clone());
         let graph = node.graph;
+        self.check_has_no_memory(graph)?;
         for edge in before {
             self.node_mut(edge.node)?
                 .after
@@ -273,6 +288,7 @@ impl Model {
                 return Err(CuError::INVALID_VALUE);
             }
         }
+        self.check_has_no_memory(graph)?;
         for (from, to) in edges {
             self.node_mut(*from)?
                 .after
@@ -320,11 +336,7 @@ impl Model {
 
     /// `cuGraphClone`. Memory belongs to one graph, which cannot be cloned.
     pub fn clone_graph(&mut self, graph: GraphHandle) -> Result<GraphHandle> {
-        if self.has(graph, &|work| {
-            matches!(work, Work::Alloc(_) | Work::Free(_))
-        })? {
-            return Err(CuError::NOT_SUPPORTED);
-        }
+        self.check_has_no_memory(graph)?;
         let clone = self.create()?;
         let mut copies: HashMap<NodeHandle, NodeHandle> = HashMap::new();
         let nodes = self.graph(graph)?.nodes.clone();

@@ -9,7 +9,7 @@ use wormhole_api::{
     GraphEventKind, GraphFill, GraphKernel, GraphMemory as GraphMemoryOperations, Items, Message,
 };
 
-use super::work::{Copy, Work, check_fill};
+use super::work::{Copy, Work, check_fill, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
 use crate::boxes::{Place, staged};
 use crate::context::Scope;
@@ -174,6 +174,9 @@ impl Plan {
     /// Why another plan cannot take this one's place: a result of an update, the node at fault, and the other
     /// end of the dependency at fault.
     pub fn refuses(&self, other: &Self) -> Option<(u32, Option<NodeHandle>, Option<NodeHandle>)> {
+        if self.steps.len() != other.steps.len() {
+            return Some((update::TOPOLOGY_CHANGED, None, None));
+        }
         for (old, new) in self.steps.iter().zip(&other.steps) {
             let ends = |step: &Step| -> Vec<_> {
                 let mut ends: Vec<_> = step
@@ -193,17 +196,11 @@ impl Plan {
             if old.work.kind() != new.work.kind() {
                 return Some((update::NODE_TYPE_CHANGED, Some(new.node), None));
             }
-            if let (Work::Alloc(_) | Work::Free(_), Work::Alloc(_) | Work::Free(_)) =
-                (&old.work, &new.work)
-            {
+            if !may_become(&old.work, &new.work) {
                 return Some((update::PARAMETERS_CHANGED, Some(new.node), None));
             }
         }
-        if self.steps.len() == other.steps.len() {
-            return None;
-        }
-        let extra = other.steps.get(self.steps.len()).map(|step| step.node);
-        Some((update::TOPOLOGY_CHANGED, extra, None))
+        None
     }
 
     /// Tells the backend of the plan, under a handle that it does not know yet. What was told when a step fails
@@ -523,9 +520,9 @@ mod tests {
             empty(&mut model, *graph, &[]);
         }
         let old = plan(&model, graphs[0]);
-        let node = empty(&mut model, graphs[1], &[]);
+        empty(&mut model, graphs[1], &[]);
         let longer = old.refuses(&plan(&model, graphs[1]));
-        assert_eq!(longer, Some((update::TOPOLOGY_CHANGED, Some(node), None)));
+        assert_eq!(longer, Some((update::TOPOLOGY_CHANGED, None, None)));
         let first = model.graph(graphs[2]).unwrap().nodes[0];
         model.node_mut(first).unwrap().work = Work::Free(1);
         let other = old.refuses(&plan(&model, graphs[2]));

@@ -13,7 +13,7 @@ use crate::context::Scope;
 use crate::copy::End;
 use crate::error::{CuError, Result};
 use crate::function::{self, Owner};
-use crate::launch::{Arguments, Shape, check, with_parameters};
+use crate::launch::{Arguments, COOPERATIVE, Shape, check, with_parameters};
 use crate::stream_memory;
 use crate::types::{
     CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
@@ -177,6 +177,13 @@ impl Kernel {
         }
     }
 
+    fn is_cooperative(&self) -> bool {
+        let set = |attribute: &LaunchAttribute| {
+            attribute.id == COOPERATIVE && attribute.value[..4] != [0; 4]
+        };
+        self.attributes.iter().any(set)
+    }
+
     /// The kernel as libraries name theirs; the runtime finds its own by it. Functions of modules have no such name.
     pub fn of_library(&self) -> *mut c_void {
         match function::find(self.function) {
@@ -251,6 +258,34 @@ impl Copy {
             extent,
         }))
     }
+}
+
+/// Whether the work of an executable node may become this (CUDA driver API, `cuGraphExecUpdate`): what it is
+/// done on stays the same kind of memory, and a fill of several rows keeps its shape.
+pub fn may_become(old: &Work, new: &Work) -> bool {
+    match (old, new) {
+        (Work::Kernel(old), Work::Kernel(new)) => old.is_cooperative() == new.is_cooperative(),
+        (Work::Copy(old), Work::Copy(new)) => {
+            (old.srcMemoryType, old.dstMemoryType) == (new.srcMemoryType, new.dstMemoryType)
+                && matches!((Copy::read(old), Copy::read(new)), (Ok(Some(old)), Ok(Some(new)))
+                    if [old.to.0, old.from.0].map(is_device) == [new.to.0, new.from.0].map(is_device))
+        }
+        (Work::Fill(old), Work::Fill(new)) => {
+            let shape = |fill: &CUDA_MEMSET_NODE_PARAMS| (fill.width, fill.pitch, fill.elementSize);
+            old.height == new.height && (old.height == 1 || shape(old) == shape(new))
+        }
+        (Work::Alloc(_), Work::Alloc(_)) | (Work::Free(_), Work::Free(_)) => false,
+        _ => old.kind() == new.kind(),
+    }
+}
+
+fn is_device(end: End) -> bool {
+    end == End::Device
+}
+
+/// Whether a copy is one row, as copies are that are set in an executable graph.
+pub fn is_row(copy: &CUDA_MEMCPY3D) -> bool {
+    copy.Height <= 1 && copy.Depth <= 1
 }
 
 /// The element of a fill, and whether it has several rows; refuses what the device cannot do.
