@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
@@ -36,6 +37,9 @@ pub struct CudaDevice {
     context: Mutex<Handles>,
     description: Description,
     images: Mutex<Images>,
+    /// An image that was loaded uses output: what later ones do makes no difference, and finding it out takes as long
+    /// as unpacking them.
+    uses_output: AtomicBool,
     /// By the handles of the driver.
     pub(crate) graphs: Mutex<HashMap<u64, Executable>>,
 }
@@ -164,6 +168,7 @@ impl CudaDevice {
             context: Mutex::new(handles),
             description,
             images: Mutex::default(),
+            uses_output: AtomicBool::new(false),
             graphs: Mutex::default(),
         })
     }
@@ -431,7 +436,8 @@ impl Device for CudaDevice {
 
     fn load(&self, image: &[u8], kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule> {
         check(image)?;
-        let uses_output = uses_output(image, self.arch());
+        let uses_output =
+            self.uses_output.load(Ordering::Relaxed) || uses_output(image, self.arch());
         let image = terminated(image);
         let wrapper = Wrapper::of(&image);
         let data = match &wrapper {
@@ -472,6 +478,9 @@ impl Device for CudaDevice {
         };
         options.finish(jit);
         let loaded = loaded?;
+        if uses_output {
+            self.uses_output.store(true, Ordering::Relaxed);
+        }
         Ok(LoadedModule {
             module: locked(&self.images).insert(loaded),
             uses_output,

@@ -157,7 +157,8 @@ pub enum ImageKind {
 #[derive(Clone, Debug)]
 pub struct LoadedModule {
     pub module: RawModule,
-    /// The image imports `vprintf` or `__assertfail`: synchronizations may bring text.
+    /// The image, or one that was loaded before it, imports `vprintf` or `__assertfail`: synchronizations may bring
+    /// text.
     pub uses_output: bool,
 }
 
