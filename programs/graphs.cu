@@ -1,6 +1,7 @@
 // Graphs: captured from streams that fork and join, and built node by node; launched again and again, with what
 // they work on changed in between, updated, cloned, and with nodes set, disabled and nested.
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "check.cuh"
@@ -308,12 +309,79 @@ static void events_and_memory() {
     CHECK(cudaFree(values));
 }
 
+// One thread's captures, each with a function of the program's, while others do the same.
+static void capturing(int thread) {
+    int *values;
+    cudaStream_t stream;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    CHECK(cudaHostAlloc(&values, n * sizeof(int), cudaHostAllocMapped));
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaGraphExec_t executable = nullptr;
+    Note note = {values, 0, 0};
+    int expected = 0;
+    for (int i = 0; i < n; i++) values[i] = 0;
+    for (int round = 1; round <= 5; round++) {
+        cudaGraph_t graph;
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        add<<<blocks(), BLOCK, 0, stream>>>(values, n, thread + round);
+        CHECK(cudaLaunchHostFunc(stream, look, &note));
+        add<<<blocks(), BLOCK, 0, stream>>>(values, n, 1);
+        CHECK(cudaStreamEndCapture(stream, &graph));
+        cudaGraphExecUpdateResultInfo info;
+        if (!executable)
+            CHECK(cudaGraphInstantiate(&executable, graph, 0));
+        else
+            CHECK(cudaGraphExecUpdate(executable, graph, &info));
+        CHECK(cudaGraphDestroy(graph));
+        for (int launch = 0; launch < 10; launch++) {
+            CHECK(cudaGraphLaunch(executable, stream));
+            expected += thread + round + 1;
+        }
+    }
+    CHECK(cudaStreamSynchronize(stream));
+    if (note.calls != 50 || note.seen != expected - 1) fail("functions of graphs of several threads");
+    for (int i = 0; i < n; i++)
+        if (values[i] != expected) fail("graphs of several threads");
+    CHECK(cudaGraphExecDestroy(executable));
+    CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaFreeHost(values));
+}
+
+// A graph in the default stream is in order with the work of blocking streams.
+static void in_the_default_stream() {
+    int *values;
+    cudaStream_t blocking;
+    CHECK(cudaMalloc(&values, n * sizeof(int)));
+    CHECK(cudaMemset(values, 0, n * sizeof(int)));
+    CHECK(cudaStreamCreate(&blocking));
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CHECK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeGlobal));
+    multiply<<<blocks(), BLOCK, 0, blocking>>>(values, n, 2);
+    CHECK(cudaStreamEndCapture(blocking, &graph));
+    CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    for (int round = 0; round < 10; round++) {
+        add<<<blocks(), BLOCK, 0, blocking>>>(values, n, 1);
+        CHECK(cudaGraphLaunch(executable, nullptr));
+    }
+    expect(values, 2046, "a graph in the default stream");
+    CHECK(cudaGraphExecDestroy(executable));
+    CHECK(cudaGraphDestroy(graph));
+    CHECK(cudaStreamDestroy(blocking));
+    CHECK(cudaFree(values));
+}
+
 int main(int argc, char **argv) {
     n = size_argument(argc, argv, 1 << 14);
     CHECK(cudaFree(nullptr));
     captured();
     built();
     events_and_memory();
+    in_the_default_stream();
+    std::thread threads[4];
+    for (int i = 0; i < 4; i++) threads[i] = std::thread(capturing, i);
+    for (std::thread &thread : threads) thread.join();
     std::printf("PASS graphs\n");
     return 0;
 }

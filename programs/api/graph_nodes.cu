@@ -23,6 +23,11 @@ static const char *const PTX = R"(
     st.global.u32 [%rd2], %r1;
     ret;
 }
+.visible .entry fall()
+{
+    trap;
+    ret;
+}
 )";
 
 static CUcontext context;
@@ -545,6 +550,27 @@ static void general() {
     WORKS(cuGraphDestroy, graph);
 }
 
+// A fault ends the graph and the context, and no function behind it is called.
+static void fault(CUfunction fall) {
+    CUgraph graph;
+    CUgraphNode node, call;
+    CUDA_KERNEL_NODE_PARAMS launch;
+    std::memset(&launch, 0, sizeof launch);
+    launch.func = fall;
+    launch.gridDimX = launch.gridDimY = launch.gridDimZ = 1;
+    launch.blockDimX = launch.blockDimY = launch.blockDimZ = 1;
+    CUDA_HOST_NODE_PARAMS function = {by_one, nullptr};
+    called = 0;
+    WORKS(cuGraphCreate, &graph, 0);
+    WORKS(cuGraphAddKernelNode, &node, graph, nullptr, 0, &launch);
+    WORKS(cuGraphAddHostNode, &call, graph, &node, 1, &function);
+    CUgraphExec made = executable(graph);
+    WORKS(cuGraphLaunch, made, stream);
+    const int error = DRIVER(cuStreamSynchronize)(stream);
+    HOLDS(error != CUDA_SUCCESS && called == 0);
+    RETURNS(error, cuGraphLaunch, made, stream);
+}
+
 int main() {
     CUdevice device;
     CUmodule module;
@@ -567,6 +593,9 @@ int main() {
     memory_of_graphs();
     objects_and_text();
     general();
+    CUfunction fall;
+    WORKS(cuModuleGetFunction, &fall, module, "fall");
+    fault(fall);
     std::printf("PASS graph_nodes\n");
     return 0;
 }
