@@ -3,6 +3,7 @@
 mod bench;
 mod command;
 mod demo;
+mod numba;
 mod programs;
 mod setup;
 mod stage;
@@ -32,6 +33,11 @@ enum Action {
     Demo { programs: Vec<PathBuf> },
     /// Run everything that must hold.
     Test,
+    /// Run Numba's own CUDA tests over the CPU device.
+    Numba {
+        /// Only tests that match this, as of pytest's `-k`.
+        filter: Option<String>,
+    },
     /// Measure, and print ratios of one run.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -47,6 +53,7 @@ fn main() -> ExitCode {
         Action::Stage => stage::stage(&root).map(|_| true),
         Action::Demo { programs } => demo::demo(&root, &programs),
         Action::Test => test::test(&root),
+        Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
     };
     match outcome {
