@@ -1,0 +1,265 @@
+//! What a guest may describe as a graph and do with it, whatever numbers it sends.
+
+mod support;
+
+use std::sync::Arc;
+
+use support::recorder::Recorder;
+use support::served::Served;
+use wormhole_api::handle::Graph;
+use wormhole_api::handle::{HandleKind, Key};
+use wormhole_api::{
+    Decode, DevicePtr, Element, GraphBegin, GraphCopy, GraphDestroy, GraphEdge, GraphEdges,
+    GraphEmpty, GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel,
+    GraphLaunch, GraphMemory, GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply,
+    MemoryOperation, Message,
+};
+use wormhole_device::Device;
+
+const INVALID_VALUE: u32 = 1;
+const INVALID_HANDLE: u32 = 400;
+/// Bytes of the memory that the session has.
+const BYTES: u64 = 4096;
+
+fn handle<K: HandleKind>(index: u32) -> Handle<K> {
+    Handle::new(Key {
+        index,
+        generation: 1,
+    })
+    .unwrap()
+}
+
+struct Ready {
+    served: Served,
+    sequence: u64,
+    memory: u64,
+}
+
+fn ready() -> Ready {
+    let device = Arc::new(Recorder::new());
+    let served = Served::start(&(device as Arc<dyn Device>), 3);
+    let mut ready = Ready {
+        served,
+        sequence: 1,
+        memory: 0,
+    };
+    let payload = ready.served.call(0, 1, &MemAlloc { bytes: BYTES });
+    ready.memory = MemAllocReply::decode(&payload).unwrap().address.0;
+    ready
+}
+
+impl Ready {
+    fn status<M: Message>(&mut self, message: &M) -> u32 {
+        self.sequence += 1;
+        self.served.ask(0, self.sequence, message);
+        self.served.answer(0, self.sequence).0
+    }
+
+    /// A description of two nodes, one after the other.
+    fn describe(&mut self, index: u32) -> Handle<Graph> {
+        let graph = handle(index);
+        assert_eq!(self.status(&GraphBegin { new: graph }), 0);
+        assert_eq!(self.fill(graph, self.memory), 0);
+        assert_eq!(self.status(&GraphEmpty { graph }), 0);
+        assert_eq!(self.edge(graph, 0, 1), 0);
+        graph
+    }
+
+    fn executable(&mut self, index: u32) -> Handle<Graph> {
+        let graph = self.describe(index);
+        assert_eq!(self.instantiate(graph), 0);
+        graph
+    }
+
+    fn fill(&mut self, graph: Handle<Graph>, address: u64) -> u32 {
+        self.status(&GraphFill {
+            graph,
+            destination: DevicePtr(address),
+            pitch: 64,
+            width: 8,
+            height: 4,
+            value: 1,
+            element: Element::Word,
+        })
+    }
+
+    fn copy(&mut self, graph: Handle<Graph>, to: u64, extent: [u64; 3]) -> u32 {
+        self.status(&GraphCopy {
+            graph,
+            extent,
+            to_array: None,
+            to_origin: [0; 3],
+            to_memory: DevicePtr(to),
+            to_pitch: 64,
+            to_rows: 4,
+            from_array: None,
+            from_origin: [0; 3],
+            from_memory: DevicePtr(self.memory),
+            from_pitch: 64,
+            from_rows: 4,
+        })
+    }
+
+    fn write(&mut self, graph: Handle<Graph>, address: u64) -> u32 {
+        self.status(&GraphMemory {
+            graph,
+            operations: Items::new(&[MemoryOperation {
+                kind: 2,
+                flags: 0,
+                address,
+                value: 1,
+            }]),
+        })
+    }
+
+    fn edge(&mut self, graph: Handle<Graph>, from: u32, to: u32) -> u32 {
+        self.status(&GraphEdges {
+            graph,
+            edges: Items::new(&[GraphEdge { from, to, data: 0 }]),
+        })
+    }
+
+    fn instantiate(&mut self, graph: Handle<Graph>) -> u32 {
+        self.status(&GraphInstantiate { graph, flags: 0 })
+    }
+
+    fn launch(&mut self, graph: Handle<Graph>) -> u32 {
+        self.status(&GraphLaunch {
+            graph,
+            stream: Handle::LEGACY,
+        })
+    }
+
+    fn enable(&mut self, graph: Handle<Graph>, node: u32, enabled: u32) -> u32 {
+        self.status(&GraphEnable {
+            graph,
+            node,
+            enabled,
+        })
+    }
+}
+
+/// A part of a description that is to be refused.
+type Part = fn(&mut Ready, Handle<Graph>) -> u32;
+
+#[test]
+fn a_description_names_what_the_session_has_or_is_never_executed() {
+    let parts: [(Part, u32); 10] = [
+        (|ready, graph| ready.fill(graph, 4096), INVALID_VALUE),
+        // The last row ends behind the memory.
+        (
+            |ready, graph| ready.fill(graph, ready.memory + BYTES - 192 - 28),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.copy(graph, 4096, [8, 1, 1]),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.copy(graph, ready.memory, [8, 4, u64::MAX / 64]),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.copy(graph, ready.memory, [8, 0, 1]),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.write(graph, u64::MAX - 3),
+            INVALID_VALUE,
+        ),
+        (|ready, graph| ready.edge(graph, 1, 0), INVALID_VALUE),
+        (|ready, graph| ready.edge(graph, 1, 2), INVALID_VALUE),
+        (
+            |ready, graph| {
+                ready.status(&GraphEvent {
+                    graph,
+                    event: handle(9),
+                    kind: GraphEventKind::Wait,
+                })
+            },
+            INVALID_HANDLE,
+        ),
+        (
+            |ready, graph| {
+                ready.status(&GraphKernel {
+                    graph,
+                    function: handle(9),
+                    grid: [1; 3],
+                    block: [1; 3],
+                    shared: 0,
+                    attributes: Items::new(&[]),
+                    parameters: &[],
+                })
+            },
+            INVALID_HANDLE,
+        ),
+    ];
+    let mut ready = ready();
+    for (index, (part, code)) in (1..).zip(parts) {
+        let graph = ready.describe(index);
+        assert_eq!(part(&mut ready, graph), code, "part {index}");
+        // What comes after it is no use.
+        assert_eq!(ready.status(&GraphEmpty { graph }), 0);
+        assert_eq!(ready.instantiate(graph), code, "part {index}");
+        assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    }
+    // The session goes on.
+    let graph = ready.executable(50);
+    assert_eq!(ready.launch(graph), 0);
+}
+
+#[test]
+fn an_executable_graph_is_no_description_and_a_description_is_not_launched() {
+    let mut ready = ready();
+    let described = ready.describe(1);
+    assert_eq!(ready.launch(described), INVALID_HANDLE);
+    assert_eq!(ready.enable(described, 0, 0), INVALID_HANDLE);
+    assert_eq!(ready.status(&GraphBegin { new: described }), INVALID_HANDLE);
+    let graph = ready.executable(2);
+    let memory = ready.memory;
+    assert_eq!(ready.fill(graph, memory), INVALID_HANDLE);
+    assert_eq!(ready.edge(graph, 0, 1), INVALID_HANDLE);
+    assert_eq!(ready.instantiate(graph), INVALID_HANDLE);
+    // The stream is one that there is, and so is the node.
+    let upload = GraphUpload {
+        graph,
+        stream: handle(77),
+    };
+    assert_eq!(ready.status(&upload), INVALID_HANDLE);
+    assert_eq!(ready.enable(graph, 1, 0), 0);
+    assert_eq!(ready.enable(graph, 2, 0), INVALID_VALUE);
+    assert_eq!(ready.enable(graph, 0, 2), INVALID_VALUE);
+    assert_eq!(ready.launch(graph), 0);
+}
+
+#[test]
+fn an_update_takes_a_description_and_leaves_the_graph_as_it_was_without_one() {
+    let mut ready = ready();
+    let graph = ready.executable(1);
+    let missing = GraphUpdate {
+        graph,
+        from: handle(9),
+    };
+    assert_eq!(ready.status(&missing), INVALID_HANDLE);
+    assert_eq!(
+        ready.status(&GraphUpdate { graph, from: graph }),
+        INVALID_HANDLE
+    );
+    assert_eq!(ready.launch(graph), 0);
+    let from = ready.describe(2);
+    assert_eq!(ready.status(&GraphUpdate { graph, from }), 0);
+    assert_eq!(ready.instantiate(from), INVALID_HANDLE);
+    assert_eq!(ready.launch(graph), 0);
+    // One that was refused in part changes nothing.
+    let refused = ready.describe(3);
+    assert_eq!(ready.fill(refused, 4096), INVALID_VALUE);
+    let message = GraphUpdate {
+        graph,
+        from: refused,
+    };
+    assert_eq!(ready.status(&message), INVALID_VALUE);
+    assert_eq!(ready.launch(graph), 0);
+    assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+    assert_eq!(ready.status(&GraphDestroy { graph }), INVALID_HANDLE);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+}
