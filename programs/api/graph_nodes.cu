@@ -546,8 +546,27 @@ static void general() {
     WORKS(cuGraphNodeGetDependencies, last, &before, &told, &count);
     HOLDS(before == kernel && told.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC);
     RETURNS(CUDA_ERROR_LOSSY_QUERY, cuGraphNodeGetDependencies, last, &before, nullptr, &count);
+    // A graph that becomes a node's goes with it, and cannot be two nodes'.
+    CUgraph outer, moved;
+    CUgraphNode child;
+    CUgraphNodeParams move;
+    WORKS(cuGraphCreate, &outer, 0);
+    std::memset(&move, 0, sizeof move);
+    move.type = CU_GRAPH_NODE_TYPE_GRAPH;
+    move.graph.graph = graph;
+    move.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+    WORKS(cuGraphAddNode, &child, outer, nullptr, nullptr, 0, &move);
+    WORKS(cuGraphChildGraphNodeGetGraph, child, &moved);
+    HOLDS(moved == graph);
+    RETURNS(1, cuGraphAddNode, &child, outer, nullptr, nullptr, 0, &move);
+    RETURNS(1, cuGraphDestroy, graph);
+    WORKS(cuMemsetD8, memory, 0, 16);
+    WORKS(cuCtxSynchronize);
+    run_once(outer);
+    HOLDS(word(memory) == 51 && word(memory + 4) == 60);
     WORKS(cuGraphExecDestroy, made);
-    WORKS(cuGraphDestroy, graph);
+    WORKS(cuGraphDestroy, outer);
+    RETURNS(1, cuGraphGetNodes, graph, nullptr, &count);
 }
 
 // A fault ends the graph and the context, and no function behind it is called.

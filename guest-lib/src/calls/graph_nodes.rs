@@ -28,8 +28,9 @@ use crate::types::{
     CUstreamAttrValue, LOCATION_DEVICE, MEMORY_PINNED,
 };
 
-/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`.
+/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`, `_MOVE`.
 const CLONE: u32 = 0;
+const MOVE: u32 = 1;
 
 /// What a program points to.
 ///
@@ -211,10 +212,12 @@ unsafe fn any(
         kind::HOST => host(read!(CUDA_HOST_NODE_PARAMS)),
         kind::GRAPH => {
             let mut wanted = read!(CUDA_CHILD_GRAPH_NODE_PARAMS);
-            if wanted.ownership != CLONE {
-                return Err(CuError::NOT_SUPPORTED);
-            }
-            let work = child(model, wanted.graph)?;
+            let work = match wanted.ownership {
+                CLONE => child(model, wanted.graph)?,
+                // The graph itself, which is the node's from now on.
+                MOVE => Work::Child(graph_handle(wanted.graph)?),
+                _ => return Err(CuError::INVALID_VALUE),
+            };
             if let Work::Child(copy) = work {
                 wanted.graph = to_pointer(copy);
             }

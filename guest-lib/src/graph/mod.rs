@@ -200,6 +200,11 @@ impl Model {
         {
             return Err(CuError::INVALID_VALUE);
         }
+        if let Work::Child(child) = work
+            && (self.graph(child)?.parent.is_some() || self.lies_in(graph, child)?)
+        {
+            return Err(CuError::INVALID_VALUE);
+        }
         let handle = NODES.mint(|()| {})?;
         for edge in before {
             let after = Edge {
@@ -231,6 +236,21 @@ impl Model {
             true => Err(CuError::NOT_SUPPORTED),
             false => Ok(()),
         }
+    }
+
+    /// Whether a graph is another one, or is a node's in it or in one of its children.
+    fn lies_in(&self, graph: GraphHandle, outer: GraphHandle) -> Result<bool> {
+        let mut next = Some(graph);
+        while let Some(graph) = next {
+            if graph == outer {
+                return Ok(true);
+            }
+            let parent = self.graph(graph)?.parent;
+            next = parent
+                .map(|node| self.node(node).map(|node| node.graph))
+                .transpose()?;
+        }
+        Ok(false)
     }
 
     /// `cuGraphDestroyNode`.
