@@ -743,6 +743,27 @@ pub fn forget_event(event: Handle<Event>) {
     debug_assert!(forgotten.is_ok());
 }
 
+/// A stream is gone: with its thread, or with its context. A capture that began in it can have no other end.
+#[cold]
+pub fn leave(stream: Handle<Stream>) {
+    let left = with(|model| {
+        let Some(tail) = model.captures.tails.remove(&stream) else {
+            return Ok(());
+        };
+        let begun_here = |capture: &Capture| capture.origin == stream;
+        let capture = model.captures.live.get(&tail.capture);
+        if capture.is_some_and(begun_here)
+            && let Some(capture) = model.captures.end(tail.capture)
+            && capture.owns
+        {
+            // The program may have destroyed it already.
+            let _ = model.destroy(capture.graph);
+        }
+        Ok(())
+    });
+    debug_assert!(left.is_ok());
+}
+
 /// Ends all captures: their context goes.
 pub fn forget_all() {
     let forgotten = with(|model| {

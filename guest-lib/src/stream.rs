@@ -22,7 +22,7 @@ use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
     STREAM_PER_THREAD,
 };
-use crate::{barrier, output, pool};
+use crate::{barrier, capture, output, pool};
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -203,7 +203,11 @@ pub fn busy_of(scope: Scope) -> impl Iterator<Item = Target> {
 /// Destroys a stream; its work goes on.
 pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
     let stream = STREAMS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
-    Target { handle, stream }.set_captured(false);
+    let target = Target { handle, stream };
+    if target.is_captured() {
+        target.set_captured(false);
+        capture::leave(handle);
+    }
     let sent = scope.session.record(&StreamDestroy { stream: handle });
     if let Some(line) = stream.timeline().line.take() {
         scope.session.return_fence(line);

@@ -178,6 +178,32 @@ fn launch(function: *mut c_void, stream: *mut c_void, block: u32) -> u32 {
     }
 }
 
+#[test]
+fn a_capture_ends_with_the_thread_whose_stream_it_began_in() {
+    in_process(|| {
+        let ready = ready();
+        let mut context = null_mut();
+        // SAFETY: a writable place.
+        assert_eq!(unsafe { cuCtxGetCurrent(&raw mut context) }, 0);
+        let context = AtomicPtr::new(context);
+        let begun = std::thread::spawn(move || {
+            let per_thread = std::ptr::without_provenance_mut(2);
+            // SAFETY: a live context, and the thread's own stream.
+            unsafe {
+                assert_eq!(cuCtxSetCurrent(context.load(Ordering::Relaxed)), 0);
+                assert_eq!(cuStreamBeginCapture_v2(per_thread, 0), 0);
+                let mut address = 0;
+                cuMemAlloc_v2(&raw mut address, 64)
+            }
+        });
+        assert_eq!(begun.join().unwrap(), 900);
+        let mut address = 0;
+        // SAFETY: a writable place.
+        assert_eq!(unsafe { cuMemAlloc_v2(&raw mut address, 64) }, 0);
+        assert_eq!(ready.synchronize(), 0);
+    });
+}
+
 /// `CUDA_KERNEL_NODE_PARAMS` (version 1).
 #[repr(C)]
 struct KernelNode {
