@@ -202,7 +202,7 @@ pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     scope.session.publish_counts();
     match facts.fence() {
         Recorded::Never => Ok(()),
-        Recorded::Fenced(line) if !pool::take_release_due() => {
+        Recorded::Fenced(line) if !pool::is_release_due() => {
             scope.session.wait_fence(line.fence, line.issued)
         }
         Recorded::Unfenced | Recorded::Fenced(_) => scope

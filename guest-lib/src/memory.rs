@@ -66,7 +66,7 @@ pub fn free(scope: Scope, address: u64) -> Result {
         managed::forget(allocation.base);
         return free_in_arena(scope, &allocation);
     }
-    pool::freed(&allocation);
+    pool::freed(&allocation, None);
     let message = MemFree {
         address: DevicePtr(allocation.base),
     };

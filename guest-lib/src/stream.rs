@@ -425,7 +425,7 @@ impl Target {
     /// `cuStreamSynchronize`.
     pub fn synchronize(self, scope: Scope) -> Result {
         scope.session.publish_counts();
-        if scope.session.has_device_output() || pool::take_release_due() {
+        if scope.session.has_device_output() || pool::take_release_due(Some(self.handle)) {
             return output::synchronize(scope, Some(self.handle));
         }
         scope.session.alive()?;
@@ -525,7 +525,7 @@ fn blocking_work() -> Vec<Covered> {
 /// Waits for all work of the process (`cuCtxSynchronize`): streams without new work are not visited.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
-    if scope.session.has_device_output() || pool::take_release_due() {
+    if scope.session.has_device_output() || pool::take_release_due(None) {
         return output::synchronize(scope, None);
     }
     scope.session.alive()?;
