@@ -4,8 +4,8 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_skiplist::SkipMap;
+use wormhole_api::Handle;
 use wormhole_api::handle::{Memory, Pool};
-use wormhole_api::{Access, Handle};
 
 use crate::error::{CuError, Result};
 
@@ -30,10 +30,7 @@ pub enum Origin {
     /// What a graph allocates; freed with it.
     Graph,
     /// `cuMemMap`. Belongs to no context.
-    Mapped {
-        memory: Handle<Memory>,
-        access: Access,
-    },
+    Mapped { memory: Handle<Memory> },
 }
 
 /// One allocation.
@@ -62,7 +59,7 @@ impl Allocation {
         matches!(self.origin, Origin::Pool { .. } | Origin::Mapped { .. })
     }
 
-    fn is_mapped(&self) -> bool {
+    pub fn is_mapped(&self) -> bool {
         matches!(self.origin, Origin::Mapped { .. })
     }
 
@@ -294,7 +291,6 @@ mod tests {
         };
         Origin::Mapped {
             memory: Handle::new(key).unwrap(),
-            access: Access::None,
         }
     }
 

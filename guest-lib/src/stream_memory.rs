@@ -6,8 +6,8 @@ use wormhole_api::{Items, MemoryOperation, StreamMemory, StreamSetAttribute};
 
 use crate::capture;
 use crate::context::Scope;
+use crate::copy::End;
 use crate::error::{CuError, Result};
-use crate::memory::memory_map;
 use crate::stream::Target;
 use crate::types::{CUstreamAttrValue, CUstreamBatchMemOpParams};
 
@@ -77,17 +77,15 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
     if known == CONDITIONS && parameters.flags & FLUSH != 0 {
         return Err(CuError::NOT_SUPPORTED);
     }
-    let reachable = parameters.address.is_multiple_of(width)
-        && memory_map()
-            .find_range(parameters.address, width)?
-            .is_some();
-    if parameters.flags & !known != 0 || !reachable {
+    let (end, address) = End::of(parameters.address, width)?;
+    let is_whole = parameters.address.is_multiple_of(width);
+    if parameters.flags & !known != 0 || !is_whole || end == End::Pageable {
         return Err(CuError::INVALID_VALUE);
     }
     Ok(MemoryOperation {
         kind: parameters.operation,
         flags: parameters.flags,
-        address: parameters.address,
+        address,
         value: parameters.value64,
     })
 }
@@ -170,18 +168,23 @@ fn low(word: u64) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// Refuses a value that an attribute cannot have.
-fn check(id: u32, value: &CUstreamAttrValue) -> Result {
+/// A value as the device is told it; one that the attribute cannot have is refused.
+fn for_device(id: u32, value: &CUstreamAttrValue) -> Result<CUstreamAttrValue> {
     let [first, bytes, third, fourth, ..] = *value;
+    let mut told = *value;
     let valid = match id {
         ACCESS_POLICY_WINDOW => {
             // An address, bytes, the ratio of hits, the property of hits and of misses.
             let ratio = f32::from_bits(low(third));
             let (hit, miss) = (low(third >> 32), low(fourth));
-            (0.0..=1.0).contains(&ratio)
-                && hit <= 2
-                && miss <= 1
-                && (bytes == 0 || memory_map().find_range(first, bytes)?.is_some())
+            let reached = if bytes == 0 {
+                true
+            } else {
+                let (end, address) = End::of(first, bytes)?;
+                told[0] = address;
+                end != End::Pageable
+            };
+            (0.0..=1.0).contains(&ratio) && hit <= 2 && miss <= 1 && reached
         }
         // From CU_SYNC_POLICY_AUTO to CU_SYNC_POLICY_BLOCKING_SYNC.
         SYNCHRONIZATION_POLICY => (1..=4).contains(&low(first)),
@@ -189,21 +192,22 @@ fn check(id: u32, value: &CUstreamAttrValue) -> Result {
         MEM_SYNC_DOMAIN => low(first) <= 1,
         _ => false,
     };
-    valid.then_some(()).ok_or(CuError::INVALID_VALUE)
+    valid.then_some(told).ok_or(CuError::INVALID_VALUE)
 }
 
 /// `cuStreamSetAttribute`.
 pub fn set_attribute(scope: Scope, target: Target, id: u32, value: &CUstreamAttrValue) -> Result {
     scope.session.alive()?;
-    check(id, value)?;
+    let told = for_device(id, value)?;
     let mut bytes = [0; 64];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(value) {
+    for (place, word) in bytes.chunks_exact_mut(8).zip(told) {
         place.copy_from_slice(&word.to_le_bytes());
     }
-    scope.session.record(&StreamSetAttribute {
+    let message = StreamSetAttribute {
         stream: target.handle,
         id,
         value: bytes,
-    })?;
+    };
+    scope.session.request(&message, |()| ())?;
     target.stream.note_attribute(id, value)
 }

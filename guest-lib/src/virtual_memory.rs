@@ -48,12 +48,18 @@ pub struct Granularity {
 /// Reserved ranges: start and bytes.
 type Reserved = BTreeMap<u64, u64>;
 
+/// What the device may do with each mapping, by its start.
+static ACCESSES: Mutex<BTreeMap<u64, Access>> = Mutex::new(BTreeMap::new());
 static MEMORIES: Table<MemoryKind, Memory> = Table::new();
 /// Held while anything changes.
 static RESERVED: Mutex<Reserved> = Mutex::new(BTreeMap::new());
 
 fn reserved() -> MutexGuard<'static, Reserved> {
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn accesses() -> MutexGuard<'static, BTreeMap<u64, Access>> {
+    ACCESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Asked of the device once.
@@ -221,10 +227,8 @@ pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocatio
     };
     scope.session.request(&message, |()| ())?;
     facts.mappings.fetch_add(1, Ordering::AcqRel);
-    let origin = Origin::Mapped {
-        memory: handle,
-        access: Access::None,
-    };
+    let origin = Origin::Mapped { memory: handle };
+    accesses().insert(address, Access::None);
     memory_map().insert(address, bytes, origin, scope.context);
     Ok(())
 }
@@ -269,7 +273,8 @@ pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
     }
     let mut outcome = Ok(());
     for mapping in mappings {
-        if let Origin::Mapped { memory, .. } = mapping.origin
+        accesses().remove(&mapping.base);
+        if let Origin::Mapped { memory } = mapping.origin
             && let Some(facts) = MEMORIES.get(memory)
         {
             facts.mappings.fetch_sub(1, Ordering::AcqRel);
@@ -289,21 +294,18 @@ pub fn set_access(scope: Scope, address: u64, bytes: u64, access: Access) -> Res
         access,
     };
     scope.session.request(&message, |()| ())?;
+    // What is said of a mapping changes elsewhere than in the map, in which copies go on finding it meanwhile.
+    let mut accesses = accesses();
     for mapping in mappings {
-        if let Origin::Mapped { memory, .. } = mapping.origin {
-            memory_map().put_back(Allocation {
-                origin: Origin::Mapped { memory, access },
-                ..mapping
-            });
-        }
+        accesses.insert(mapping.base, access);
     }
     Ok(())
 }
 
 /// What the device may do with a mapping.
 pub fn access(address: u64) -> Result<Access> {
-    match memory_map().find(address).map(|found| found.origin) {
-        Some(Origin::Mapped { access, .. }) => Ok(access),
-        _ => Err(CuError::INVALID_VALUE),
-    }
+    let mapping = memory_map().find(address).filter(Allocation::is_mapped);
+    mapping
+        .and_then(|mapping| accesses().get(&mapping.base).copied())
+        .ok_or(CuError::INVALID_VALUE)
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <cuda.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
@@ -43,6 +44,14 @@ static void reached_by_both(int *data, int count) {
     CHECK(cudaMemset(data, 1, sizeof(int)));
     CHECK(cudaMemcpy(device + 1, data, sizeof(int), cudaMemcpyDefault));
     expect(data[0] == 0x01010101 && data[1] == 0x01010101, "copies and fills take either address");
+    void *found = nullptr;
+    cudaDriverEntryPointQueryResult query;
+    CHECK(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", &found, 12000, cudaEnableDefault, &query));
+    const auto write = reinterpret_cast<decltype(&cuStreamWriteValue32)>(found);
+    expect(write(nullptr, reinterpret_cast<CUdeviceptr>(data + 3), 77, 0) == CUDA_SUCCESS, "a stream writes a word");
+    CHECK(cudaDeviceSynchronize());
+    expect(data[3] == 77, "the host sees what the stream wrote");
+    data[3] = 3 + 23;
     cudaPointerAttributes attributes;
     CHECK(cudaPointerGetAttributes(&attributes, data + 2));
     expect(attributes.type == cudaMemoryTypeHost && attributes.devicePointer == device + 2, "the host's pointer");
