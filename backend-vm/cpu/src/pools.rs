@@ -225,7 +225,7 @@ impl Pools {
     pub fn create(&self, properties: &PoolProperties) -> RawPool {
         let most = match properties.most {
             0 => self.memory.limit(),
-            most => most.next_multiple_of(CHUNK),
+            most => most.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX),
         };
         let mut state = self.state();
         let number = state.next;

@@ -5,17 +5,20 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::time::{Duration, Instant};
 
 use event_manager::EventOps;
 use wormhole_ring::control::{Message, Observe, Refusal, facts};
 
 use super::guests::GuestError;
-use super::sampler::Sample;
+use super::sampler::{Sample, Sampler};
 use super::{Id, Supervisor};
 use crate::channel::ChannelError;
 
 /// Bytes of facts in one message.
 const PART: usize = 4096;
+/// How long what the host's NVML said is told to whoever asks: a guest that asks all the time shall not keep it busy.
+const FRESH: Duration = Duration::from_millis(50);
 
 /// What a guest that observes waits for.
 #[derive(Debug)]
@@ -28,8 +31,8 @@ pub(super) struct Observer {
 #[derive(Debug, Default)]
 pub(super) struct Observers {
     waiting: BTreeSet<Id>,
-    /// What the host's NVML said since the first of them asked, by device.
-    samples: Option<Vec<Sample>>,
+    /// What the host's NVML said last, and when, by device.
+    samples: Option<(Instant, Vec<Sample>)>,
 }
 
 /// The descriptions of a worker's devices, which an empty line sets apart.
@@ -59,11 +62,10 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The host's NVML has answered. What nobody waits for any more would be old when somebody asks next.
+    /// The host's NVML has answered.
     pub(super) fn device_sampled(&mut self) {
-        if let Some(sampler) = &mut self.sampler {
-            let samples = sampler.finished();
-            self.observers.samples = samples.filter(|_| !self.observers.waiting.is_empty());
+        if let Some(samples) = self.sampler.as_mut().and_then(Sampler::finished) {
+            self.observers.samples = Some((Instant::now(), samples));
         }
     }
 
@@ -82,13 +84,16 @@ impl Supervisor {
             }
             return;
         }
+        let samples = &mut self.observers.samples;
+        samples.take_if(|(at, _)| at.elapsed() >= FRESH);
         if let Some(sampler) = &mut self.sampler
             && self.observers.samples.is_none()
+            && sampler.order(&self.devices)
         {
-            sampler.order(&self.devices);
             return;
         }
-        let samples = self.observers.samples.take().unwrap_or_default();
+        let samples = self.observers.samples.clone();
+        let samples = samples.map_or_else(Vec::new, |(_, samples)| samples);
         for id in std::mem::take(&mut self.observers.waiting) {
             if let Err(error) = self.tell_observer(ops, id, &samples) {
                 let why = format!("the guest does not take its answer: {error}");

@@ -49,10 +49,11 @@ impl Sampler {
         })
     }
 
-    /// Has the devices with these descriptions asked, unless they are being asked already.
-    pub fn order(&mut self, devices: &[String]) {
+    /// Has the devices with these descriptions asked, unless they are being asked already. False if nobody is left to
+    /// ask them.
+    pub fn order(&mut self, devices: &[String]) -> bool {
         if self.is_ordered {
-            return;
+            return true;
         }
         let uuid = |device: &String| facts::get(device, facts::UUID).map(str::to_owned);
         let uuids = devices.iter().map(uuid).collect();
@@ -60,6 +61,7 @@ impl Sampler {
             Ok(()) => self.is_ordered = true,
             Err(_) => tracing::error!("the thread that asks the host's NVML has ended"),
         }
+        self.is_ordered
     }
 
     /// What was found, by device; once.

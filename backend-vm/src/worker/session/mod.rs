@@ -254,7 +254,8 @@ impl Session {
     /// Lets the supervisor know how much device memory the process holds.
     pub fn count_memory(&self) {
         let counted = self.device.own_memory();
-        let bytes = counted.unwrap_or_else(|| self.device_memory.bytes());
+        let bytes =
+            counted.unwrap_or_else(|| self.device_memory.bytes() + self.virtual_memory.bytes());
         self.counters.set_device_memory(bytes);
     }
 

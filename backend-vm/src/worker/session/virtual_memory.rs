@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::{
     Access as ApiAccess, AddressReserve, AddressReserveReply, CuResult, DevicePtr, Handle,
@@ -22,10 +23,13 @@ pub(super) struct MemoryObject {
     device: Arc<dyn Device>,
     raw: RawMemory,
     bytes: u64,
+    /// Of all mappable memory of the session.
+    total: Arc<AtomicU64>,
 }
 
 impl Drop for MemoryObject {
     fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
         if let Err(error) = self.device.release_memory(self.raw) {
             tracing::debug!("releasing mappable memory: {error}");
         }
@@ -47,9 +51,15 @@ pub(super) struct VirtualMemory {
     /// Start and bytes.
     reserved: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
+    /// Bytes of mappable memory, mapped or not.
+    bytes: Arc<AtomicU64>,
 }
 
 impl VirtualMemory {
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// Whether copies may name a range: mappings hold it without a gap. What they may do with it is the
     /// device's to say, which faults.
     pub fn maps(&self, address: u64, bytes: u64) -> bool {
@@ -167,10 +177,13 @@ impl Session {
             call,
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
+                let total = Arc::clone(&session.virtual_memory.bytes);
+                total.fetch_add(bytes, Ordering::Relaxed);
                 let memory = Arc::new(MemoryObject {
                     device: Arc::clone(&session.device),
                     raw,
                     bytes,
+                    total,
                 });
                 match session.memories.insert(new, memory) {
                     Ok(()) => Answer::done(),
