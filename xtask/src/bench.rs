@@ -5,12 +5,18 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 
 use crate::command::{Failure, Run, cargo};
-use crate::stage;
+use crate::{speed, stage};
 
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     /// The ring between a VM and a process, on this machine's /dev/kvm.
     Ring {
+        /// Write the figures as JSON to this file.
+        #[arg(long)]
+        json: Option<PathBuf>,
+    },
+    /// The demo's programs on the CPU device, on one processor and on all.
+    Programs {
         /// Write the figures as JSON to this file.
         #[arg(long)]
         json: Option<PathBuf>,
@@ -24,24 +30,37 @@ pub enum Bench {
 }
 
 pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
-    let payloads = payloads(root)?;
-    cargo(root)
-        .args(["build", "--release", "--package", "wormhole-benches"])
-        .check()?;
-    let release = root.join("target/release");
     match bench {
         Bench::Ring { json } => {
-            let mut run = Run::new(release.join("ring")).args([Path::new("--payloads"), &payloads]);
+            let payloads = payloads(root)?;
+            let mut run =
+                Run::new(release(root, "ring")?).args([Path::new("--payloads"), &payloads]);
             if let Some(path) = json {
                 run = run.args([Path::new("--json"), path]);
             }
             run.check()
         }
-        Bench::Launch { device } => Run::new(stage::stage(root)?.wormhole())
-            .args(["run", "--placement", "process", "--device", device, "--"])
-            .args([&release.join("launch"), Path::new("--payloads"), &payloads])
-            .check(),
+        Bench::Launch { device } => {
+            let payloads = payloads(root)?;
+            Run::new(stage::stage(root)?.wormhole())
+                .args(["run", "--placement", "process", "--device", device, "--"])
+                .args([
+                    &release(root, "launch")?,
+                    Path::new("--payloads"),
+                    &payloads,
+                ])
+                .check()
+        }
+        Bench::Programs { json } => speed::measure(root, json.as_deref()),
     }
+}
+
+/// A benchmark, built.
+fn release(root: &Path, name: &str) -> Result<PathBuf, Failure> {
+    cargo(root)
+        .args(["build", "--release", "--package", "wormhole-benches"])
+        .check()?;
+    Ok(root.join("target/release").join(name))
 }
 
 /// Builds the programs that run in a VM without a kernel; returns their folder.

@@ -58,6 +58,16 @@ impl Run {
         }
     }
 
+    /// Runs it and returns its status with its standard output.
+    pub fn output(mut self) -> Result<(ExitStatus, String), Failure> {
+        let output = self.0.stderr(Stdio::inherit()).output();
+        let output = output.map_err(|error| self.unstarted(&error))?;
+        Ok((
+            output.status,
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+        ))
+    }
+
     /// Runs it, copies its output through line by line, and returns the output with its success.
     pub fn tee(mut self) -> Result<(bool, String), Failure> {
         let (status, text) = self.tee_once()?;

@@ -6,6 +6,7 @@ mod demo;
 mod numba;
 mod programs;
 mod setup;
+mod speed;
 mod stage;
 mod tally;
 mod test;
