@@ -4,6 +4,8 @@ mod support;
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda as _;
 use support::{Backend, in_process};
@@ -14,6 +16,7 @@ unsafe extern "C" {
     fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32) -> u32;
     fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32;
     fn cuCtxSynchronize() -> u32;
+    fn cuCtxGetCurrent(context: *mut *mut c_void) -> u32;
     fn cuCtxSetCurrent(context: *mut c_void) -> u32;
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
     fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> u32;
@@ -28,6 +31,7 @@ unsafe extern "C" {
 
 const BYTES: usize = 64 << 10;
 const DEVICEMAP: u32 = 2;
+const STACK_BYTES: usize = 256 << 10;
 
 /// A process with a context, some device memory, and some memory of its own.
 fn ready(backend: Backend) -> (Backend, u64, Vec<u8>) {
@@ -95,6 +99,83 @@ fn copies_from_it_go_without_staging() {
             memory[3] = 98;
             assert_eq!(alias_pointer.add(3).read_volatile(), 99, "no more");
         }
+    });
+}
+
+/// A thread on a stack that the test has mapped, which ends the registration of that stack.
+struct OnRegisteredStack {
+    context: *mut c_void,
+    stack: *mut c_void,
+    registered: Barrier,
+    result: AtomicU32,
+}
+
+extern "C" fn unregister_own_stack(thread: *mut c_void) -> *mut c_void {
+    // SAFETY: the test waits for this thread's end.
+    let thread = unsafe { &*thread.cast::<OnRegisteredStack>() };
+    thread.registered.wait();
+    // SAFETY: the context is there.
+    let result = unsafe {
+        assert_eq!(cuCtxSetCurrent(thread.context), 0);
+        cuMemHostUnregister(thread.stack)
+    };
+    thread.result.store(result, Ordering::Relaxed);
+    null_mut()
+}
+
+/// New memory, at an address or wherever the kernel likes.
+fn map(place: *mut c_void) -> *mut c_void {
+    let (access, fixed) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        if place.is_null() { 0 } else { libc::MAP_FIXED },
+    );
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+    // SAFETY: what is mapped at the place is the test's own.
+    let mapped = unsafe { libc::mmap(place, STACK_BYTES, access, flags, -1, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    mapped
+}
+
+#[test]
+fn a_thread_can_end_the_registration_of_its_own_stack() {
+    in_process(|| {
+        let (_backend, ..) = ready(Backend::start());
+        if !is_supported() {
+            eprintln!("skipped: this process may not hold off its writers");
+            return;
+        }
+        let mut thread = OnRegisteredStack {
+            context: null_mut(),
+            stack: map(null_mut()),
+            registered: Barrier::new(2),
+            result: AtomicU32::new(u32::MAX),
+        };
+        // SAFETY: the memory and every place are there until the thread has ended. What waits for itself is ended
+        // by the signal.
+        unsafe {
+            libc::alarm(60);
+            assert_eq!(cuCtxGetCurrent(&raw mut thread.context), 0);
+            let (mut started, mut attributes) = (0, std::mem::zeroed());
+            assert_eq!(libc::pthread_attr_init(&raw mut attributes), 0);
+            let set = libc::pthread_attr_setstack(&raw mut attributes, thread.stack, STACK_BYTES);
+            assert_eq!(set, 0);
+            let created = libc::pthread_create(
+                &raw mut started,
+                &raw const attributes,
+                unregister_own_stack,
+                (&raw const thread).cast_mut().cast(),
+            );
+            assert_eq!(created, 0);
+            assert_eq!(
+                cuMemHostRegister_v2(thread.stack, STACK_BYTES, DEVICEMAP),
+                0
+            );
+            thread.registered.wait();
+            assert_eq!(libc::pthread_join(started, null_mut()), 0);
+        }
+        assert_eq!(thread.result.into_inner(), 0);
+        // SAFETY: nothing is registered.
+        assert_eq!(unsafe { cuMemHostUnregister(thread.stack) }, 713);
     });
 }
 

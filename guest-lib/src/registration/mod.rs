@@ -79,8 +79,8 @@ enum Refusal {
     Neighbour,
     #[error("not all of it is private memory of no file")]
     Kind,
-    #[error("it is the stack of the calling thread")]
-    Stack,
+    #[error("the calling thread runs on it")]
+    Own,
     #[error("there is no arena for it")]
     Arena,
     #[error("its pages cannot be moved: {0}")]
@@ -124,8 +124,8 @@ fn move_in(
     if !parts.iter().all(|part| part.is_plain) {
         return Err(Refusal::Kind);
     }
-    if pages::stack()?.overlap(pages) {
-        return Err(Refusal::Stack);
+    if pages::are_own(pages)? {
+        return Err(Refusal::Own);
     }
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
@@ -144,8 +144,7 @@ fn move_in(
         .and_then(|(file, offset)| {
             let status = file.metadata()?;
             let spare = Spare::shared(file, offset, pages.bytes())?;
-            // SAFETY: the pages are plain memory of the program, readable and writable, and not this thread's
-            // stack, which its thread-local memory is a part of.
+            // SAFETY: the pages are plain memory of the program, readable and writable, and not this thread's own.
             unsafe { pages::replace(pages, spare) }?;
             Ok(Run {
                 pages,
@@ -194,9 +193,12 @@ pub fn release(session: &Session, address: u64) {
 /// Gives the program memory of its own again, wherever its registered pages are still mapped.
 fn move_back(run: &Run) -> io::Result<()> {
     for pages in run.pieces()? {
+        // Another thread may have registered what this one runs on.
+        if pages::are_own(pages)? {
+            return Err(io::Error::other("the calling thread runs on them"));
+        }
         let spare = Spare::private(pages.bytes())?;
-        // SAFETY: this library put these pages there, readable and writable. They are no stack, which was
-        // looked at then.
+        // SAFETY: this library put these pages there, readable and writable, and they are not this thread's own.
         unsafe { pages::replace(pages, spare) }?;
     }
     Ok(())

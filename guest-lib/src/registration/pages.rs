@@ -277,8 +277,42 @@ impl Drop for Spare {
     }
 }
 
-/// The stack of the calling thread, with its thread-local memory.
-pub fn stack() -> io::Result<Pages> {
+/// Room for the frames of what replaces pages, on either side of where it starts.
+const FRAMES: u64 = 32 << 10;
+/// Room for what the C library and the kernel keep of a thread where `pthread_self` points.
+const THREAD: u64 = PAGE;
+
+/// Whether the calling thread, or the kernel for it, may write to the pages while it replaces them: they are
+/// of its stack, or of what its C library keeps of it (the main thread's lies elsewhere than its stack).
+pub fn are_own(pages: Pages) -> io::Result<bool> {
+    // A program may have put the thread on a stack of its own making.
+    let frame = (&raw const pages).addr() as u64;
+    let frames = Pages::around(frame.saturating_sub(FRAMES), 2 * FRAMES);
+    let own = [Some(stack()?), frames, Some(kept_of_thread()?)];
+    Ok(own.into_iter().flatten().any(|own| own.overlap(pages)))
+}
+
+/// What the C library keeps of the calling thread and writes without being asked: its descriptor, `errno`, and the
+/// area that the kernel writes whenever it moves the thread (rseq(2)).
+fn kept_of_thread() -> io::Result<Pages> {
+    // SAFETY: plain calls; the C library's variable is an integer of this kind, and is never written again.
+    let (thread, errno, restartable) = unsafe {
+        let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>();
+        let thread = libc::pthread_self();
+        let restartable = if offset.is_null() {
+            thread
+        } else {
+            thread.wrapping_add_signed(*offset as i64)
+        };
+        (thread, libc::__errno_location().addr() as u64, restartable)
+    };
+    let first = thread.min(errno).min(restartable);
+    let last = thread.max(errno).max(restartable);
+    Pages::around(first, last - first + THREAD).ok_or_else(|| io::Error::other("no thread"))
+}
+
+/// The stack of the calling thread, with its thread-local memory unless it is the main one.
+fn stack() -> io::Result<Pages> {
     let (mut address, mut bytes) = (ptr::null_mut(), 0);
     // SAFETY: the attributes are filled in before they are read, and destroyed once.
     let result = unsafe {
@@ -309,8 +343,8 @@ fn populate(address: *mut u8, length: usize) -> io::Result<()> {
 /// happens before the copy, or waits and happens after. On failure everything is as before.
 ///
 /// # Safety
-/// The pages are mapped readable and writable, they are not the stack or the thread-local memory of the calling
-/// thread, and the spare memory is as large.
+/// The pages are mapped readable and writable, they are not the calling thread's own ([`are_own`]), and the spare
+/// memory is as large.
 pub unsafe fn replace(pages: Pages, spare: Spare) -> io::Result<()> {
     spare.populate()?;
     // Pages that are not there could not be protected.
