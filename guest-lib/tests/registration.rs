@@ -3,7 +3,7 @@
 mod support;
 
 use std::ffi::c_void;
-use std::ptr::null_mut;
+use std::ptr::{null_mut, with_exposed_provenance};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -80,7 +80,7 @@ fn copies_from_it_go_without_staging() {
             assert_eq!(pointer, place.addr() as u64 + 5);
             memory[3] = 99;
             let alias_pointer =
-                std::ptr::with_exposed_provenance::<u8>(usize::try_from(alias).expect("64 bits"));
+                with_exposed_provenance::<u8>(usize::try_from(alias).expect("64 bits"));
             assert_eq!(alias_pointer.add(3).read_volatile(), 99, "the same page");
             assert_eq!(cuMemcpyHtoDAsync_v2(device, place, BYTES, null_mut()), 0);
             assert_eq!(cuCtxSynchronize(), 0);
@@ -176,6 +176,71 @@ fn a_thread_can_end_the_registration_of_its_own_stack() {
         assert_eq!(thread.result.into_inner(), 0);
         // SAFETY: nothing is registered.
         assert_eq!(unsafe { cuMemHostUnregister(thread.stack) }, 713);
+        // The stack is still what the device reached. New memory in its place is not.
+        map(thread.stack);
+        // SAFETY: the memory was mapped above.
+        let alias = unsafe { registered(thread.stack, STACK_BYTES) };
+        let (words, alias) = (
+            thread.stack.cast::<u64>(),
+            with_exposed_provenance::<u64>(alias),
+        );
+        // SAFETY: both are the first word of the memory.
+        unsafe {
+            words.write_volatile(99);
+            assert_eq!(alias.read_volatile(), 99, "the same page");
+            assert_eq!(cuMemHostUnregister(thread.stack), 0);
+        }
+    });
+}
+
+/// Registers memory: where the device reaches it.
+///
+/// # Safety
+/// The memory is the test's.
+unsafe fn registered(place: *mut c_void, bytes: usize) -> usize {
+    let mut alias = 0;
+    // SAFETY: the caller's promise, and a place for the address.
+    unsafe {
+        assert_eq!(cuMemHostRegister_v2(place, bytes, DEVICEMAP), 0);
+        assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, place, 0), 0);
+    }
+    usize::try_from(alias).expect("64 bits")
+}
+
+#[test]
+fn memory_that_takes_the_place_of_registered_memory_is_not_taken_for_it() {
+    in_process(|| {
+        let (_backend, device, mut read) = ready(Backend::start());
+        if !is_supported() {
+            eprintln!("skipped: this process may not hold off its writers");
+            return;
+        }
+        let first = map(null_mut());
+        let most = STACK_BYTES - 2048;
+        let second = first.wrapping_byte_add(most);
+        let mut alias = 0;
+        // SAFETY: the memory was mapped above, and every place is writable.
+        unsafe {
+            registered(first, most);
+            // The second half of the last page is reached with the first.
+            registered(second, 2048);
+            assert_eq!(cuMemHostUnregister(second), 0);
+            map(first);
+            assert_eq!(cuMemHostRegister_v2(second, 2048, DEVICEMAP), 801);
+            assert_eq!(cuMemHostRegister_v2(second, 2048, 0), 0);
+            assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, second, 0), 1);
+            second.cast::<u64>().write(99);
+            assert_eq!(cuMemcpyHtoDAsync_v2(device, second, 2048, null_mut()), 0);
+            let into = read.as_mut_ptr().cast();
+            assert_eq!(cuMemcpyDtoH_v2(into, device, 2048), 0);
+            assert_eq!(into.cast::<u64>().read_unaligned(), 99);
+            assert_eq!(cuMemHostUnregister(second), 0);
+            assert_eq!(cuMemHostUnregister(first), 0);
+            // Nothing of the old memory is in the way any more.
+            let alias = with_exposed_provenance::<u64>(registered(second, 2048));
+            assert_eq!(alias.read(), 99);
+            assert_eq!(cuMemHostUnregister(second), 0);
+        }
     });
 }
 

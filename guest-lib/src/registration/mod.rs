@@ -47,18 +47,20 @@ impl Run {
         self.pages.overlap(pages)
     }
 
-    /// Those of its pages that are still where they were put: the program may have unmapped some, or mapped
-    /// something else there.
+    /// Whether a mapping is what was put at its pages: the program may have mapped something else there.
+    fn is_at(&self, mapping: &Mapping) -> bool {
+        mapping.inode == self.inode
+            && mapping.device == self.device
+            && mapping.offset.wrapping_sub(mapping.start)
+                == self.offset.wrapping_sub(self.pages.start)
+    }
+
+    /// Those of its pages that are still where they were put.
     fn pieces(&self) -> io::Result<Vec<Pages>> {
         let here = |mapping: &Mapping| {
             let start = mapping.start.max(self.pages.start);
             let end = mapping.end.min(self.pages.end);
-            let is_ours = mapping.inode == self.inode
-                && mapping.device == self.device
-                && start < end
-                && mapping.offset + (start - mapping.start)
-                    == self.offset + (start - self.pages.start);
-            is_ours.then_some(Pages { start, end })
+            (start < end && self.is_at(mapping)).then_some(Pages { start, end })
         };
         Ok(maps::read()?.iter().filter_map(here).collect())
     }
@@ -95,14 +97,15 @@ pub struct NotMapped;
 pub fn place(session: &Session, address: u64, bytes: u64) -> Result<Option<u64>, NotMapped> {
     let pages = Pages::around(address, bytes).ok_or(NotMapped)?;
     let mut runs = runs();
-    if let Some(run) = runs.iter_mut().find(|run| run.holds(pages)) {
+    let mut parts = mapped(pages)?;
+    let is_here = |run: &&mut Run| run.holds(pages) && parts.iter().all(|part| run.is_at(part));
+    if let Some(run) = runs.iter_mut().find(is_here) {
         run.users += 1;
         return Ok(Some(run.block + (address - run.pages.start)));
     }
-    let parts = maps::read()
-        .ok()
-        .and_then(|all| maps::parts(&all, pages.start, pages.end));
-    let parts = parts.ok_or(NotMapped)?;
+    if drop_unused(session, &mut runs) {
+        parts = mapped(pages)?;
+    }
     match move_in(session, &mut runs, pages, &parts) {
         Ok(block) => Ok(Some(block + (address - pages.start))),
         Err(refusal) => {
@@ -110,6 +113,24 @@ pub fn place(session: &Session, address: u64, bytes: u64) -> Result<Option<u64>,
             Ok(None)
         }
     }
+}
+
+fn mapped(pages: Pages) -> Result<Vec<Mapping>, NotMapped> {
+    let mappings = maps::read().map_err(|_| NotMapped)?;
+    maps::parts(&mappings, pages.start, pages.end).ok_or(NotMapped)
+}
+
+/// Tries again to move back what stayed arena when its last use ended: whether any of it is arena no more.
+fn drop_unused(session: &Session, runs: &mut Vec<Run>) -> bool {
+    let before = runs.len();
+    runs.retain(|run| {
+        let goes = run.users == 0 && move_back(run).is_ok();
+        if goes {
+            session.free_arena(run.block);
+        }
+        !goes
+    });
+    runs.len() < before
 }
 
 fn move_in(
@@ -185,7 +206,7 @@ pub fn release(session: &Session, address: u64) {
             let run = runs.swap_remove(index);
             session.free_arena(run.block);
         }
-        // They stay arena, which the program does not notice.
+        // They stay arena, which the program does not notice, until the next registration.
         Err(error) => log::debug!("registered pages cannot be moved back: {error}"),
     }
 }
