@@ -3,6 +3,8 @@
 mod support;
 
 use std::ffi::c_void;
+use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::ptr::{null_mut, with_exposed_provenance};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -241,6 +243,58 @@ fn memory_that_takes_the_place_of_registered_memory_is_not_taken_for_it() {
             assert_eq!(alias.read(), 99);
             assert_eq!(cuMemHostUnregister(second), 0);
         }
+    });
+}
+
+/// What the end of a forked child that looks at a byte says: the byte.
+///
+/// # Safety
+/// The byte is readable in this process.
+unsafe fn seen_by_child(place: *const u8) -> Option<i32> {
+    // SAFETY: the child reads a byte and ends.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            libc::_exit(i32::from(place.read_volatile()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
+    }
+}
+
+#[test]
+fn what_a_forked_child_cannot_have_is_said() {
+    in_process(|| {
+        let (_backend, ..) = ready(Backend::start());
+        if !is_supported() {
+            eprintln!("skipped: this process may not hold off its writers");
+            return;
+        }
+        let place = map(null_mut());
+        let (mut said, writer) = std::io::pipe().expect("descriptors");
+        // SAFETY: the memory was mapped above.
+        unsafe {
+            place.cast::<u8>().write(7);
+            registered(place, STACK_BYTES);
+            assert_eq!(seen_by_child(place.cast()), Some(7));
+            let little = libc::rlimit {
+                rlim_cur: 1,
+                rlim_max: libc::RLIM_INFINITY,
+            };
+            let errors = libc::dup(2);
+            assert_eq!(libc::dup2(writer.as_raw_fd(), 2), 2);
+            drop(writer);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const little), 0);
+            let seen = seen_by_child(place.cast());
+            assert_eq!(libc::dup2(errors, 2), 2);
+            assert_eq!(seen, None, "there is nothing to look at");
+        }
+        let mut text = [0; 256];
+        let bytes = said.read(&mut text).expect("a pipe");
+        let text = String::from_utf8_lossy(&text[..bytes]);
+        assert!(text.contains("a forked child lacks memory"), "{text}");
     });
 }
 

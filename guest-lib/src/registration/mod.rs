@@ -6,7 +6,12 @@
 //! cannot reach it. So it is too in a VM, whose window can be mapped in pieces of 2 MiB only, and where
 //! writers cannot be held off (`pages`).
 //!
-//! A forked child has copies of its own of what was registered, as of all private memory.
+//! A forked child has copies of its own of what was registered, as of all private memory. Handlers of `fork` put
+//! them there: a child that is made without them (`_Fork`, the system calls) has nothing at these pages, nor has it
+//! in time if the forking thread's own stack is among them.
+//!
+//! Nothing can hold off who has pinned the pages: what is written to them by I/O that began before they were moved,
+//! or for buffers that were registered with io_uring or RDMA, is lost.
 
 mod maps;
 mod pages;
@@ -225,39 +230,60 @@ fn move_back(run: &Run) -> io::Result<()> {
     Ok(())
 }
 
+/// A fork that is under way.
+struct Fork {
+    runs: MutexGuard<'static, Vec<Run>>,
+    /// Why the child has not all of them.
+    failure: Option<io::Error>,
+}
+
 thread_local! {
     /// Held while this thread forks.
-    static FORKING: RefCell<Option<MutexGuard<'static, Vec<Run>>>> = const { RefCell::new(None) };
+    static FORKING: RefCell<Option<Fork>> = const { RefCell::new(None) };
 }
 
 extern "C" fn before_fork() {
-    let mut runs = runs();
-    for run in runs.iter_mut() {
-        // What there is no memory for, the child does not have.
-        for pages in run.pieces().unwrap_or_default() {
-            if let Ok(snapshot) = Spare::private(pages.bytes()) {
-                // SAFETY: the pages are mapped, and readable as this library mapped them.
-                unsafe { snapshot.copy_from(pages) };
-                run.snapshots.push((pages, snapshot));
+    let mut fork = Fork {
+        runs: runs(),
+        failure: None,
+    };
+    for run in fork.runs.iter_mut() {
+        let pieces = run.pieces().unwrap_or_else(|error| {
+            fork.failure = Some(error);
+            Vec::new()
+        });
+        for pages in pieces {
+            match Spare::private(pages.bytes()) {
+                Ok(snapshot) => {
+                    // SAFETY: the pages are mapped, and readable as this library mapped them.
+                    unsafe { snapshot.copy_from(pages) };
+                    run.snapshots.push((pages, snapshot));
+                }
+                Err(error) => fork.failure = Some(error),
             }
         }
     }
-    FORKING.set(Some(runs));
+    FORKING.set(Some(fork));
 }
 
 extern "C" fn in_parent() {
-    if let Some(mut runs) = FORKING.take() {
-        for run in runs.iter_mut() {
-            run.snapshots.clear();
-        }
+    let Some(mut fork) = FORKING.take() else {
+        return;
+    };
+    for run in fork.runs.iter_mut() {
+        run.snapshots.clear();
+    }
+    drop(fork.runs);
+    if let Some(error) = fork.failure {
+        log::error_once!("a forked child lacks memory that is registered: {error}");
     }
 }
 
 extern "C" fn in_child() {
-    let Some(mut runs) = FORKING.take() else {
+    let Some(mut fork) = FORKING.take() else {
         return;
     };
-    for run in runs.drain(..) {
+    for run in fork.runs.drain(..) {
         for (pages, snapshot) in run.snapshots {
             // SAFETY: the child has nothing at these pages, which are not forked, and has mapped nothing yet.
             let _ = unsafe { snapshot.take_place_of(pages) };

@@ -339,8 +339,10 @@ fn populate(address: *mut u8, length: usize) -> io::Result<()> {
     }
 }
 
-/// Copies the pages to spare memory and puts that in their place. No write of another thread is lost: it
-/// happens before the copy, or waits and happens after. On failure everything is as before.
+/// Copies the pages to spare memory and puts that in their place. No write through this process's page tables is
+/// lost, be it a thread's or a system call's: it happens before the copy, or waits and happens after. Who has pinned
+/// the old pages before (a direct read that is under way, buffers registered with io_uring or RDMA) goes on writing
+/// to them, out of sight. On failure everything is as before.
 ///
 /// # Safety
 /// The pages are mapped readable and writable, they are not the calling thread's own ([`are_own`]), and the spare
