@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda as _;
-use support::{Backend, in_process};
+use support::{Backend, in_process, is_skipped};
 
 unsafe extern "C" {
     fn cuInit(flags: u32) -> u32;
@@ -60,8 +60,7 @@ fn is_supported() -> bool {
 fn copies_from_it_go_without_staging() {
     in_process(|| {
         let (backend, device, mut memory) = ready(Backend::start());
-        if !is_supported() {
-            eprintln!("skipped: this process may not hold off its writers");
+        if is_skipped(is_supported()) {
             return;
         }
         let place: *mut c_void = memory.as_mut_ptr().cast();
@@ -142,8 +141,7 @@ fn map(place: *mut c_void) -> *mut c_void {
 fn a_thread_can_end_the_registration_of_its_own_stack() {
     in_process(|| {
         let (_backend, ..) = ready(Backend::start());
-        if !is_supported() {
-            eprintln!("skipped: this process may not hold off its writers");
+        if is_skipped(is_supported()) {
             return;
         }
         let mut thread = OnRegisteredStack {
@@ -213,8 +211,7 @@ unsafe fn registered(place: *mut c_void, bytes: usize) -> usize {
 fn memory_that_takes_the_place_of_registered_memory_is_not_taken_for_it() {
     in_process(|| {
         let (_backend, device, mut read) = ready(Backend::start());
-        if !is_supported() {
-            eprintln!("skipped: this process may not hold off its writers");
+        if is_skipped(is_supported()) {
             return;
         }
         let first = map(null_mut());
@@ -268,8 +265,7 @@ unsafe fn seen_by_child(place: *const u8) -> Option<i32> {
 fn what_a_forked_child_cannot_have_is_said() {
     in_process(|| {
         let (_backend, ..) = ready(Backend::start());
-        if !is_supported() {
-            eprintln!("skipped: this process may not hold off its writers");
+        if is_skipped(is_supported()) {
             return;
         }
         let place = map(null_mut());

@@ -7,10 +7,11 @@ use std::ffi::c_void;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 use cuda as _;
-use support::Backend;
+use support::{Backend, is_skipped};
 
 unsafe extern "C" {
     fn cuInit(flags: u32) -> u32;
+    fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> u32;
     fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: i32) -> u32;
     fn cuCtxSetCurrent(context: *mut c_void) -> u32;
     fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> u32;
@@ -20,13 +21,17 @@ unsafe extern "C" {
 
 fn main() {
     let _backend = Backend::start();
-    let mut context = null_mut();
+    let (mut context, mut is_supported) = (null_mut(), 0);
     // SAFETY: every place is writable. What waits for itself is ended by the signal.
     unsafe {
         libc::alarm(60);
         assert_eq!(cuInit(0), 0);
         assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
         assert_eq!(cuCtxSetCurrent(context), 0);
+        assert_eq!(cuDeviceGetAttribute(&raw mut is_supported, 99, 0), 0);
+    }
+    if is_skipped(is_supported == 1) {
+        return;
     }
     // SAFETY: plain calls.
     let (thread, errno) = unsafe {

@@ -78,6 +78,20 @@ impl Shared {
     }
 }
 
+/// Whether a test of memory that is registered in place is skipped, which it says: where this process may not hold off
+/// its writers (userfaultfd).
+pub fn is_skipped(is_supported: bool) -> bool {
+    // SAFETY: plain call.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let open = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    let may = is_root || open.is_ok_and(|text| text.trim() == "1");
+    assert!(is_supported || !may, "writers cannot be held off");
+    if !is_supported {
+        eprintln!("skipped: this process may not hold off its writers");
+    }
+    !is_supported
+}
+
 /// The backend of one process.
 pub struct Backend {
     pub shared: Arc<Shared>,
