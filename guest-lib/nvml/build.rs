@@ -11,5 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("exports.rs"), wormhole_idl::nvml_exports(&table))?;
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
+    // A handler of forks points into the library.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     Ok(())
 }

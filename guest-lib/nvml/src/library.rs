@@ -1,7 +1,7 @@
 //! The state of the library in this process: how often it was initialized, the stream to the backend, and what was
 //! last known of each device.
 
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,8 +38,6 @@ pub struct Library {
     pid: u32,
     /// `nvmlInit` less `nvmlShutdown`.
     initialized: AtomicU32,
-    /// The stream's descriptor, -1 without one.
-    descriptor: AtomicI32,
     inner: Mutex<Inner>,
 }
 
@@ -71,22 +69,25 @@ pub fn library() -> &'static Library {
         let fresh = Box::into_raw(Box::new(Library {
             pid,
             initialized: AtomicU32::new(count),
-            descriptor: AtomicI32::new(-1),
             inner: Mutex::default(),
         }));
         let exchanged = CURRENT.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire);
-        match (exchanged, known) {
-            (Ok(_), Some(parents)) => {
-                let descriptor = parents.descriptor.load(Ordering::Relaxed);
-                if descriptor >= 0 {
-                    // SAFETY: the child's copy of a descriptor that nothing in the child uses.
-                    unsafe { libc::close(descriptor) };
-                }
-            }
-            (Ok(_), None) => {}
+        if exchanged.is_err() {
             // SAFETY: made above, and known to nobody.
-            (Err(_), _) => drop(unsafe { Box::from_raw(fresh) }),
+            drop(unsafe { Box::from_raw(fresh) });
         }
+    }
+}
+
+/// The stream's descriptor, -1 without one. A forked child has no use for it.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+
+/// Closed as the child begins: later the number may be of a file of its own.
+extern "C" fn close_in_child() {
+    let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
+    if descriptor >= 0 {
+        // SAFETY: the descriptor is this library's, and the child never uses it.
+        unsafe { libc::close(descriptor) };
     }
 }
 
@@ -109,7 +110,7 @@ impl Library {
                 }
                 inner.said = why;
             }
-            self.disconnect(&mut inner);
+            Self::disconnect(&mut inner);
             return Err(NvmlError::DRIVER_NOT_LOADED);
         }
         self.initialized.fetch_add(1, Ordering::Relaxed);
@@ -121,15 +122,15 @@ impl Library {
         let mut inner = self.inner();
         match self.initialized.load(Ordering::Relaxed) {
             0 => return Err(NvmlError::UNINITIALIZED),
-            1 => self.disconnect(&mut inner),
+            1 => Self::disconnect(&mut inner),
             _ => {}
         }
         self.initialized.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
 
-    fn disconnect(&self, inner: &mut Inner) {
-        self.descriptor.store(-1, Ordering::Relaxed);
+    fn disconnect(inner: &mut Inner) {
+        DESCRIPTOR.store(-1, Ordering::Relaxed);
         inner.connection = None;
         inner.views.clear();
     }
@@ -160,12 +161,12 @@ impl Library {
         }
         // A backend that was started anew is asked on a new stream.
         let asked = self.refresh(&mut inner, device).or_else(|_| {
-            self.disconnect(&mut inner);
+            Self::disconnect(&mut inner);
             self.refresh(&mut inner, device)
         });
         asked.map_err(|error| {
             log::debug!("NVML: {error}");
-            self.disconnect(&mut inner);
+            Self::disconnect(&mut inner);
             error.code()
         })
     }
@@ -178,9 +179,15 @@ impl Library {
         let connection = match &mut inner.connection {
             Some(connection) => connection,
             none => {
+                // No `Once`, for which a child would wait that was forked in the middle of it.
+                static IS_HANDLED: AtomicBool = AtomicBool::new(false);
+                if !IS_HANDLED.swap(true, Ordering::Relaxed) {
+                    // SAFETY: the handler is a function of this library, which is never unloaded (it is linked with
+                    // `nodelete`), and calls only what is safe where it runs.
+                    unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+                }
                 let connection = Connection::open()?;
-                self.descriptor
-                    .store(connection.descriptor(), Ordering::Relaxed);
+                DESCRIPTOR.store(connection.descriptor(), Ordering::Relaxed);
                 none.insert(connection)
             }
         };

@@ -604,6 +604,58 @@ fn a_forked_child_asks_on_a_stream_of_its_own() {
     assert_eq!(call("nvmlShutdown", []), OK);
 }
 
+/// The descriptor of the library's stream: the one that is connected to the test's backend.
+fn stream() -> i32 {
+    let name = format!("wormhole-nvml-test-{}", std::process::id());
+    (3..1024)
+        .find(|&descriptor| {
+            // SAFETY: an address is plain numbers.
+            let mut peer: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+            let mut bytes = libc::socklen_t::try_from(size_of_val(&peer)).unwrap();
+            // SAFETY: the place and its size outlive the call, which notices what is no socket.
+            let found =
+                unsafe { libc::getpeername(descriptor, (&raw mut peer).cast(), &raw mut bytes) };
+            let path: Vec<u8> = peer
+                .sun_path
+                .iter()
+                .map(|&byte| byte.cast_unsigned())
+                .collect();
+            found == 0 && path[0] == 0 && path[1..].starts_with(name.as_bytes())
+        })
+        .expect("the library has a stream")
+}
+
+#[test]
+fn a_forked_child_loses_the_stream_and_no_file_of_its_own() {
+    let _alone = alone();
+    let device = device();
+    let stream = stream();
+    let power: unsafe extern "C" fn(Device, *mut u32) -> nvmlReturn_t =
+        support::function(&LIBRARY, "nvmlDeviceGetPowerUsage");
+    // SAFETY: the child makes plain calls, calls the library, which allocates and connects, and `_exit`.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            let file = |descriptor| {
+                let mut status: libc::stat = std::mem::zeroed();
+                let found = libc::fstat(descriptor, &raw mut status) == 0;
+                found.then_some((status.st_dev, status.st_ino))
+            };
+            let lost = file(stream).is_none();
+            let kept = libc::dup2(2, stream) == stream
+                && power(device as Device, &mut 0) == OK
+                && file(stream) == file(2);
+            libc::_exit(i32::from(!lost) + 2 * i32::from(!kept));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0);
+    }
+    assert_eq!(number("nvmlDeviceGetPowerUsage", device), Ok(125_874));
+    assert_eq!(call("nvmlShutdown", []), OK);
+}
+
 #[test]
 fn errors_have_words() {
     let words: unsafe extern "C" fn(nvmlReturn_t) -> *const c_char =
