@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 use support::recorder::Recorder;
 use support::served::Served;
@@ -12,8 +13,9 @@ use wormhole_api::{
     Decode, DevicePtr, Element, GraphBegin, GraphCopy, GraphDestroy, GraphEdge, GraphEdges,
     GraphEmpty, GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel,
     GraphLaunch, GraphMemory, GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply,
-    MemoryOperation, Message,
+    MemoryOperation, Message, Module, ModuleGetFunction, ModuleLoad, ModuleUnload,
 };
+use wormhole_backend::worker::session::Event;
 use wormhole_device::Device;
 
 const INVALID_VALUE: u32 = 1;
@@ -30,6 +32,7 @@ fn handle<K: HandleKind>(index: u32) -> Handle<K> {
 }
 
 struct Ready {
+    device: Arc<Recorder>,
     served: Served,
     sequence: u64,
     memory: u64,
@@ -37,8 +40,9 @@ struct Ready {
 
 fn ready() -> Ready {
     let device = Arc::new(Recorder::new());
-    let served = Served::start(&(device as Arc<dyn Device>), 3);
+    let served = Served::start(&(Arc::clone(&device) as Arc<dyn Device>), 3);
     let mut ready = Ready {
+        device,
         served,
         sequence: 1,
         memory: 0,
@@ -53,6 +57,44 @@ impl Ready {
         self.sequence += 1;
         self.served.ask(0, self.sequence, message);
         self.served.answer(0, self.sequence).0
+    }
+
+    /// Loads a module, whose kernel has the same number.
+    fn load(&mut self, number: u32) -> Handle<Module> {
+        let image = Box::leak(Box::new([const { AtomicU8::new(0) }; 64]));
+        let address = image.as_ptr().expose_provenance() as u64;
+        self.served
+            .notifier
+            .send(Event::ExtentAdded { address, bytes: 64 });
+        let module = handle(number);
+        let load = ModuleLoad {
+            new: module,
+            image: DevicePtr(address),
+            bytes: 64,
+            log: DevicePtr(0),
+            log_bytes: 0,
+            options: Items::new(&[]),
+        };
+        assert_eq!(self.status(&load), 0);
+        let look_up = ModuleGetFunction {
+            module,
+            new: handle(number),
+            name: b"first",
+        };
+        assert_eq!(self.status(&look_up), 0);
+        module
+    }
+
+    fn kernel(&mut self, graph: Handle<Graph>, function: u32) -> u32 {
+        self.status(&GraphKernel {
+            graph,
+            function: handle(function),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Items::new(&[]),
+            parameters: &[0; 8],
+        })
     }
 
     /// A description of two nodes, one after the other.
@@ -179,20 +221,7 @@ fn a_description_names_what_the_session_has_or_is_never_executed() {
             },
             INVALID_HANDLE,
         ),
-        (
-            |ready, graph| {
-                ready.status(&GraphKernel {
-                    graph,
-                    function: handle(9),
-                    grid: [1; 3],
-                    block: [1; 3],
-                    shared: 0,
-                    attributes: Items::new(&[]),
-                    parameters: &[],
-                })
-            },
-            INVALID_HANDLE,
-        ),
+        (|ready, graph| ready.kernel(graph, 9), INVALID_HANDLE),
     ];
     let mut ready = ready();
     for (index, (part, code)) in (1..).zip(parts) {
@@ -261,5 +290,64 @@ fn an_update_takes_a_description_and_leaves_the_graph_as_it_was_without_one() {
     assert_eq!(ready.launch(graph), 0);
     assert_eq!(ready.status(&GraphDestroy { graph }), 0);
     assert_eq!(ready.status(&GraphDestroy { graph }), INVALID_HANDLE);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+}
+
+#[test]
+fn no_graph_is_made_of_a_kernel_whose_module_is_gone() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    let (graph, from) = (ready.describe(1), ready.describe(2));
+    for graph in [graph, from] {
+        assert_eq!(ready.kernel(graph, 1), 0);
+    }
+    let executable = ready.executable(3);
+    assert_eq!(ready.status(&ModuleUnload { module }), 0);
+    assert_eq!(ready.instantiate(graph), INVALID_HANDLE);
+    let update = GraphUpdate {
+        graph: executable,
+        from,
+    };
+    assert_eq!(ready.status(&update), INVALID_HANDLE);
+    // The device was asked for the one graph that has no kernel.
+    assert_eq!(ready.device.arrivals("instantiate"), 1);
+    assert_eq!(ready.device.arrivals("update_graph"), 0);
+    assert_eq!(ready.launch(executable), 0);
+}
+
+#[test]
+fn a_graph_whose_kernel_is_gone_is_neither_launched_nor_updated() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    let graph = ready.describe(1);
+    assert_eq!(ready.kernel(graph, 1), 0);
+    assert_eq!(ready.instantiate(graph), 0);
+    assert_eq!(ready.launch(graph), 0);
+    let from = ready.describe(2);
+    assert_eq!(ready.status(&ModuleUnload { module }), 0);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    assert_eq!(ready.status(&GraphUpdate { graph, from }), INVALID_HANDLE);
+    assert_eq!(ready.device.arrivals("update_graph"), 0);
+    assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+}
+
+#[test]
+fn a_module_is_unloaded_when_no_graph_is_being_made_of_it() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    let graph = ready.describe(1);
+    assert_eq!(ready.kernel(graph, 1), 0);
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(1, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 1);
+    ready.served.ask(2, 1, &ModuleUnload { module });
+    // What is asked after it is answered, so the unload has been looked at.
+    assert_eq!(ready.status(&ModuleUnload { module }), INVALID_HANDLE);
+    assert_eq!(ready.device.arrivals("unload"), 0);
+    ready.device.let_go("instantiate");
+    assert_eq!(ready.served.answer(1, 1).0, 0);
+    assert_eq!(ready.served.answer(2, 1).0, 0);
     assert_eq!(ready.launch(graph), INVALID_HANDLE);
 }

@@ -12,10 +12,11 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    Access, CuError, Description, Device, DeviceOutput, Fill, Granularity, GraphDescription,
-    Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput, LoadedFunction, LoadedModule,
-    MemoryOperation, Parameter, PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawModule, RawPool, RawStream, Result, StreamMemory, VirtualMemory,
+    Access, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
+    GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput,
+    LoadedFunction, LoadedModule, MemoryOperation, Parameter, PoolProperties, Pools, RawEvent,
+    RawFunction, RawGraph, RawMemory, RawModule, RawPool, RawStream, Result, StreamMemory,
+    VirtualMemory,
 };
 
 use super::backend::PATIENCE;
@@ -172,9 +173,33 @@ impl Recorder {
     }
 }
 
+impl Recorder {
+    /// Whether everything exists that the nodes name.
+    fn check_nodes(&self, graph: &GraphDescription) -> Result<()> {
+        for node in &graph.nodes {
+            match node {
+                GraphNode::Kernel(kernel) => self.check(kernel.function.0)?,
+                GraphNode::Copy(copy) => {
+                    for end in [copy.to, copy.from] {
+                        if let BoxEnd::Array { array, .. } = end {
+                            self.check(array.0)?;
+                        }
+                    }
+                }
+                GraphNode::RecordEvent(event) | GraphNode::WaitEvent(event) => {
+                    self.check(event.0)?;
+                }
+                GraphNode::Fill(_) | GraphNode::Memory(_) | GraphNode::Empty => {}
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Graphs for Recorder {
     fn instantiate(&self, graph: &GraphDescription, _: u64) -> Result<RawGraph> {
         self.arrive("instantiate");
+        self.check_nodes(graph)?;
         let made = self.make();
         self.enter(u32::try_from(graph.nodes.len()).unwrap());
         Ok(RawGraph(made))
@@ -182,6 +207,7 @@ impl Graphs for Recorder {
     fn update_graph(&self, executable: RawGraph, graph: &GraphDescription) -> Result<()> {
         self.arrive("update_graph");
         self.check(executable.0)?;
+        self.check_nodes(graph)?;
         self.enter(u32::try_from(graph.nodes.len()).unwrap());
         Ok(())
     }
@@ -351,7 +377,8 @@ impl Device for Recorder {
         self.arrive("function");
         self.check(module.0)?;
         Ok(LoadedFunction {
-            function: RawFunction(1),
+            // It exists as long as its module.
+            function: RawFunction(module.0),
             parameters: vec![Parameter {
                 offset: 0,
                 size: self.parameter_bytes,

@@ -33,6 +33,13 @@ struct Uses {
     nodes: usize,
 }
 
+impl Uses {
+    /// The images, held so that none is unloaded meanwhile, if all are still there.
+    fn images(&self) -> Option<Vec<Arc<Loaded>>> {
+        self.images.iter().map(Weak::upgrade).collect()
+    }
+}
+
 /// A graph under a handle.
 #[derive(Debug)]
 pub enum GraphObject {
@@ -248,11 +255,11 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the description under a handle, which a job then has.
+    /// Takes the description under a handle, which a job then has, and holds the images of its kernels for it.
     fn take_description(
         &mut self,
         graph: Handle<Graph>,
-    ) -> Result<(GraphDescription, GraphUses), CuResult> {
+    ) -> Result<(GraphDescription, GraphUses, Vec<Arc<Loaded>>), CuResult> {
         let Some(place) = self.graphs.get_mut(graph) else {
             return Err(self.invalid_handle());
         };
@@ -260,18 +267,16 @@ impl Session {
             GraphObject::Described {
                 description,
                 uses,
-                refused: None,
-            } => Ok((description, uses)),
-            GraphObject::Described {
-                uses,
-                refused: Some(error),
-                ..
-            } => {
-                self.graph_bytes -= uses.0.bytes;
-                uses.let_go(&*self.device);
-                self.graphs.remove(graph);
-                Err(error)
-            }
+                refused,
+            } => match (refused, uses.0.images()) {
+                (None, Some(images)) => Ok((description, uses, images)),
+                (refused, _) => {
+                    self.graph_bytes -= uses.0.bytes;
+                    uses.let_go(&*self.device);
+                    self.graphs.remove(graph);
+                    Err(refused.unwrap_or_else(|| self.invalid_handle()))
+                }
+            },
             other => {
                 *place = other;
                 Err(to_result(CuError::INVALID_HANDLE))
@@ -286,12 +291,13 @@ impl Session {
         graph: Handle<Graph>,
         flags: u64,
     ) -> Outcome<()> {
-        let (description, uses) = match self.take_description(graph) {
+        let (description, uses, images) = match self.take_description(graph) {
             Ok(taken) => taken,
             Err(error) => return Outcome::Failed(error),
         };
         self.defer(call, move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
+            drop(images);
             Box::new(move |session: &mut Session| match result {
                 Ok(raw) => {
                     if let Some(place) = session.graphs.get_mut(graph) {
@@ -320,24 +326,27 @@ impl Session {
         graph: Handle<Graph>,
         from: Handle<Graph>,
     ) -> Outcome<()> {
-        let (description, new) = match self.take_description(from) {
+        let (description, new, images) = match self.take_description(from) {
             Ok(taken) => taken,
             Err(error) => return Outcome::Failed(error),
         };
         self.graphs.remove(from);
-        let taken = match self.graphs.get_mut(graph) {
-            Some(place @ GraphObject::Executable { .. }) => {
-                std::mem::replace(place, GraphObject::Taken)
+        let place = self.graphs.get_mut(graph);
+        let taken = place.and_then(|place| match place {
+            GraphObject::Executable { uses, .. } => {
+                let images = uses.0.images()?;
+                Some((std::mem::replace(place, GraphObject::Taken), images))
             }
-            _ => GraphObject::Taken,
-        };
-        let GraphObject::Executable { raw, uses: old } = taken else {
+            _ => None,
+        });
+        let Some((GraphObject::Executable { raw, uses: old }, old_images)) = taken else {
             self.graph_bytes -= new.0.bytes;
             new.let_go(&*self.device);
             return Outcome::Failed(self.invalid_handle());
         };
         self.defer(call, move |device: &dyn Device| {
             let result = device.update_graph(raw, &description);
+            drop((images, old_images));
             Box::new(move |session: &mut Session| {
                 let (kept, gone) = match result {
                     Ok(()) => (new, old),
