@@ -16,10 +16,8 @@ use super::launch::read_attributes;
 use super::{Answer, Call, Finish, Session, to_result};
 use crate::worker::objects::{ArrayObject, EventObject, Loaded, let_go_of_array};
 
-/// Bytes that the descriptions of a session's graphs may take.
+/// Bytes that a session's descriptions may take, until graphs were made of them.
 const MOST_BYTES: usize = 512 << 20;
-/// Edges that a node may have on average.
-const EDGES: usize = 64;
 
 /// What a graph uses.
 #[derive(Debug, Default)]
@@ -28,7 +26,7 @@ struct Uses {
     images: Vec<Weak<Loaded>>,
     events: Vec<Arc<EventObject>>,
     arrays: Vec<Arc<ArrayObject>>,
-    /// Bytes that are counted for it.
+    /// Bytes that are counted for its description.
     bytes: usize,
     nodes: usize,
 }
@@ -80,7 +78,7 @@ impl Session {
         self.graphs.insert(new, object).map_err(Into::into)
     }
 
-    /// Notes that a part of a description was refused.
+    /// Notes that a part of a description was refused: no graph is made of it then, which the program hears of.
     pub(super) fn part_of_graph(
         &mut self,
         graph: Handle<Graph>,
@@ -90,6 +88,7 @@ impl Session {
             && let Some(GraphObject::Described { refused, .. }) = self.graphs.get_mut(graph)
         {
             refused.get_or_insert(error);
+            return Outcome::Done(());
         }
         result.into()
     }
@@ -238,9 +237,7 @@ impl Session {
                 return Err(CuResult::INVALID_VALUE);
             }
             let bytes = size_of::<GraphEdge>();
-            if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES)
-                || description.edges.len() >= EDGES * count
-            {
+            if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
                 return Err(to_result(CuError::OUT_OF_MEMORY));
             }
             self.graph_bytes += bytes;
@@ -266,12 +263,12 @@ impl Session {
         match std::mem::replace(place, GraphObject::Taken) {
             GraphObject::Described {
                 description,
-                uses,
+                mut uses,
                 refused,
             } => match (refused, uses.0.images()) {
                 (None, Some(images)) => Ok((description, uses, images)),
                 (refused, _) => {
-                    self.graph_bytes -= uses.0.bytes;
+                    self.uncount(&mut uses);
                     uses.let_go(&*self.device);
                     self.graphs.remove(graph);
                     Err(refused.unwrap_or_else(|| self.invalid_handle()))
@@ -284,6 +281,11 @@ impl Session {
         }
     }
 
+    /// Gives back the room of a description that is gone.
+    fn uncount(&mut self, uses: &mut GraphUses) {
+        self.graph_bytes -= std::mem::take(&mut uses.0.bytes);
+    }
+
     /// A failure leaves no graph under the handle.
     pub(super) fn instantiate(
         &mut self,
@@ -291,29 +293,31 @@ impl Session {
         graph: Handle<Graph>,
         flags: u64,
     ) -> Outcome<()> {
-        let (description, uses, images) = match self.take_description(graph) {
+        let (description, mut uses, images) = match self.take_description(graph) {
             Ok(taken) => taken,
             Err(error) => return Outcome::Failed(error),
         };
         self.defer(call, move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
             drop(images);
-            Box::new(move |session: &mut Session| match result {
-                Ok(raw) => {
-                    if let Some(place) = session.graphs.get_mut(graph) {
-                        *place = GraphObject::Executable { raw, uses };
-                        return Answer::done();
+            drop(description);
+            Box::new(move |session: &mut Session| {
+                session.uncount(&mut uses);
+                match result {
+                    Ok(raw) => {
+                        if let Some(place) = session.graphs.get_mut(graph) {
+                            *place = GraphObject::Executable { raw, uses };
+                            return Answer::done();
+                        }
+                        uses.let_go(&*session.device);
+                        let _ = session.device.destroy_graph(raw);
+                        Answer::failed(to_result(CuError::INVALID_HANDLE))
                     }
-                    session.graph_bytes -= uses.0.bytes;
-                    uses.let_go(&*session.device);
-                    let _ = session.device.destroy_graph(raw);
-                    Answer::failed(to_result(CuError::INVALID_HANDLE))
-                }
-                Err(error) => {
-                    session.graphs.remove(graph);
-                    session.graph_bytes -= uses.0.bytes;
-                    uses.let_go(&*session.device);
-                    Answer::failed(session.failed(error))
+                    Err(error) => {
+                        session.graphs.remove(graph);
+                        uses.let_go(&*session.device);
+                        Answer::failed(session.failed(error))
+                    }
                 }
             }) as Finish
         })
@@ -326,7 +330,7 @@ impl Session {
         graph: Handle<Graph>,
         from: Handle<Graph>,
     ) -> Outcome<()> {
-        let (description, new, images) = match self.take_description(from) {
+        let (description, mut new, images) = match self.take_description(from) {
             Ok(taken) => taken,
             Err(error) => return Outcome::Failed(error),
         };
@@ -340,19 +344,19 @@ impl Session {
             _ => None,
         });
         let Some((GraphObject::Executable { raw, uses: old }, old_images)) = taken else {
-            self.graph_bytes -= new.0.bytes;
+            self.uncount(&mut new);
             new.let_go(&*self.device);
             return Outcome::Failed(self.invalid_handle());
         };
         self.defer(call, move |device: &dyn Device| {
             let result = device.update_graph(raw, &description);
-            drop((images, old_images));
+            drop((images, old_images, description));
             Box::new(move |session: &mut Session| {
+                session.uncount(&mut new);
                 let (kept, gone) = match result {
                     Ok(()) => (new, old),
                     Err(_) => (old, new),
                 };
-                session.graph_bytes -= gone.0.bytes;
                 gone.let_go(&*session.device);
                 if let Some(place) = session.graphs.get_mut(graph) {
                     *place = GraphObject::Executable { raw, uses: kept };
@@ -416,13 +420,12 @@ impl Session {
         }
         match self.graphs.remove(graph) {
             Some(GraphObject::Executable { raw, uses }) => {
-                self.graph_bytes -= uses.0.bytes;
                 let destroyed = self.device.destroy_graph(raw);
                 uses.let_go(&*self.device);
                 self.done(destroyed)
             }
-            Some(GraphObject::Described { uses, .. }) => {
-                self.graph_bytes -= uses.0.bytes;
+            Some(GraphObject::Described { mut uses, .. }) => {
+                self.uncount(&mut uses);
                 uses.let_go(&*self.device);
                 Ok(())
             }
