@@ -4,9 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
 
+use wormhole_api::handle::Event;
 use wormhole_api::{
     DevicePtr, GraphBegin, GraphCopy, GraphEdge, GraphEdges, GraphEmpty, GraphEvent,
-    GraphEventKind, GraphFill, GraphKernel, GraphMemory as GraphMemoryOperations, Items, Message,
+    GraphEventKind, GraphFill, GraphKernel, GraphMemory as GraphMemoryOperations, Handle, Items,
+    Message,
 };
 
 use super::work::{Copy, Work, check_fill, may_become};
@@ -15,7 +17,9 @@ use crate::boxes::{Place, staged};
 use crate::context::Scope;
 use crate::copy::End;
 use crate::error::{CuError, Result};
+use crate::event;
 use crate::function;
+use crate::handle::to_pointer;
 use crate::host_function::{Function, NodeWords};
 use crate::stream_memory;
 use crate::types::CUgraphEdgeData;
@@ -311,16 +315,8 @@ impl Description<'_> {
                     data: call.data,
                 },
             ),
-            Work::WaitEvent(event) => self.node(&GraphEvent {
-                graph,
-                event: *event,
-                kind: GraphEventKind::Wait,
-            }),
-            Work::RecordEvent(event) => self.node(&GraphEvent {
-                graph,
-                event: *event,
-                kind: GraphEventKind::Record,
-            }),
+            Work::WaitEvent(event) => self.event(*event, GraphEventKind::Wait),
+            Work::RecordEvent(event) => self.event(*event, GraphEventKind::Record),
             Work::Memory(operations) => {
                 let given = operations.given.iter().map(stream_memory::read);
                 let operations = given.collect::<Result<Vec<_>>>()?;
@@ -333,6 +329,16 @@ impl Description<'_> {
                 self.node(&GraphEmpty { graph })
             }
         }
+    }
+
+    /// An event, which may have been destroyed since the node was added.
+    fn event(&mut self, event: Handle<Event>, kind: GraphEventKind) -> Result<u32> {
+        event::exists(to_pointer(event)).map_err(|_| CuError::INVALID_VALUE)?;
+        self.node(&GraphEvent {
+            graph: self.graph,
+            event,
+            kind,
+        })
     }
 
     /// A node that is done here.
