@@ -10,10 +10,11 @@ use support::served::Served;
 use wormhole_api::handle::Graph;
 use wormhole_api::handle::{HandleKind, Key};
 use wormhole_api::{
-    Decode, DevicePtr, Element, GraphBegin, GraphCopy, GraphDestroy, GraphEdge, GraphEdges,
-    GraphEmpty, GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel,
-    GraphLaunch, GraphMemory, GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply,
-    MemoryOperation, Message, Module, ModuleGetFunction, ModuleLoad, ModuleUnload,
+    ArrayCreate, ArrayDestroy, Decode, DevicePtr, Element, GraphBegin, GraphCopy, GraphDestroy,
+    GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind, GraphFill,
+    GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload, Handle,
+    Items, MemAlloc, MemAllocReply, MemoryOperation, Message, Module, ModuleGetFunction,
+    ModuleLoad, ModuleUnload,
 };
 use wormhole_backend::worker::session::Event;
 use wormhole_device::Device;
@@ -409,5 +410,82 @@ fn an_executable_graph_leaves_its_room_to_the_next_description() {
             });
         }
         assert_eq!(ready.instantiate(graph), 0);
+    }
+}
+
+/// How a graph lets go of what it uses: one that copies to an array, after the array was destroyed.
+type End = fn(&mut Ready, Handle<Graph>) -> u32;
+
+#[test]
+fn an_array_that_a_graph_was_the_last_to_use_holds_nobody_up() {
+    let ends: [(End, u32); 5] = [
+        (|ready, graph| ready.status(&GraphDestroy { graph }), 0),
+        (
+            |ready, graph| {
+                assert_eq!(ready.instantiate(graph), 0);
+                ready.status(&GraphDestroy { graph })
+            },
+            0,
+        ),
+        (
+            |ready, graph| {
+                assert_eq!(ready.instantiate(graph), 0);
+                let from = ready.describe(2);
+                ready.status(&GraphUpdate { graph, from })
+            },
+            0,
+        ),
+        (
+            |ready, graph| {
+                assert_eq!(ready.fill(graph, 4096), 0);
+                ready.instantiate(graph)
+            },
+            INVALID_VALUE,
+        ),
+        (
+            |ready, from| {
+                let graph = handle(9);
+                ready.status(&GraphUpdate { graph, from })
+            },
+            INVALID_HANDLE,
+        ),
+    ];
+    for (number, (end, code)) in ends.into_iter().enumerate() {
+        let mut ready = ready();
+        let array = handle(1);
+        let create = ArrayCreate {
+            new: array,
+            extent: [16, 4, 0],
+            format: 1,
+            channels: 1,
+            flags: 0,
+        };
+        assert_eq!(ready.status(&create), 0);
+        let raw = ready.device.last_made();
+        let graph = ready.describe(1);
+        let copy = GraphCopy {
+            graph,
+            extent: [8, 4, 1],
+            to_array: Some(array),
+            to_origin: [0; 3],
+            to_memory: DevicePtr(0),
+            to_pitch: 0,
+            to_rows: 0,
+            from_array: None,
+            from_origin: [0; 3],
+            from_memory: DevicePtr(ready.memory),
+            from_pitch: 64,
+            from_rows: 4,
+        };
+        assert_eq!(ready.status(&copy), 0);
+        assert_eq!(ready.status(&ArrayDestroy { array }), 0);
+        assert!(ready.device.is_alive(raw));
+        ready.device.hold("destroy_array");
+        assert_eq!(end(&mut ready, graph), code, "end {number}");
+        ready.device.wait_for("destroy_array", 1);
+        // The session goes on while the device is busy with it.
+        ready.describe(7);
+        assert!(ready.device.is_alive(raw), "end {number}");
+        ready.device.let_go("destroy_array");
     }
 }

@@ -1,6 +1,7 @@
 //! Arrays, textures, surfaces, and copies of boxes.
 
 use std::collections::HashSet;
+use std::iter;
 use std::sync::Arc;
 
 use wormhole_api::array::{ArrayShape, Texels, span};
@@ -63,8 +64,8 @@ fn has_room(objects: &HashSet<u64>) -> Result<(), CuResult> {
     }
 }
 
-/// What jobs hold while a texture is made of it.
-enum Used {
+/// What is held by a graph, and by jobs while a texture is made of it.
+pub(super) enum Used {
     Array(Arc<ArrayObject>),
     Mipmap(Arc<MipmapObject>),
     Memory,
@@ -94,16 +95,17 @@ impl Session {
         let entered = self.arrays.arrays.insert(new, Arc::clone(&array));
         entered.map_err(|error| {
             self.counters.add(Counter::InvalidHandles, 1);
-            self.let_go_quietly(Used::Array(array));
+            self.let_go_quietly(iter::once(Used::Array(array)));
             error.into()
         })
     }
 
     /// Off the executor, since destroying may wait.
-    fn let_go_quietly(&self, used: Used) {
+    pub(super) fn let_go_quietly(&self, used: impl Iterator<Item = Used> + Send + 'static) {
         let device = Arc::clone(&self.device);
-        self.registrar
-            .run(Task::new(move |_| used.let_go(device.as_ref())));
+        self.registrar.run(Task::new(move |_| {
+            used.for_each(|used| used.let_go(device.as_ref()));
+        }));
     }
 
     pub(super) fn create_array(&mut self, call: &Call, message: &ArrayCreate) -> Outcome<()> {
@@ -166,7 +168,7 @@ impl Session {
                     Ok(()) => Answer::done(),
                     Err(error) => {
                         session.counters.add(Counter::InvalidHandles, 1);
-                        session.let_go_quietly(Used::Mipmap(object));
+                        session.let_go_quietly(iter::once(Used::Mipmap(object)));
                         Answer::failed(error.into())
                     }
                 }

@@ -12,9 +12,10 @@ use wormhole_device::{
     MemoryOperation, RawGraph,
 };
 
+use super::arrays::Used;
 use super::launch::read_attributes;
 use super::{Answer, Call, Finish, Session, to_result};
-use crate::worker::objects::{ArrayObject, EventObject, Loaded, let_go_of_array};
+use crate::worker::objects::{ArrayObject, EventObject, Loaded};
 
 /// Bytes that a session's descriptions may take, until graphs were made of them.
 const MOST_BYTES: usize = 512 << 20;
@@ -58,15 +59,6 @@ pub enum GraphObject {
 /// What a graph uses, behind its handle.
 #[derive(Debug, Default)]
 pub struct GraphUses(Uses);
-
-impl GraphUses {
-    /// Nobody is to hear of a failure: what is let go of has no handle any more.
-    fn let_go(self, device: &dyn Device) {
-        for array in self.0.arrays {
-            let _ = let_go_of_array(array, device);
-        }
-    }
-}
 
 impl Session {
     pub(super) fn begin_graph(&mut self, new: Handle<Graph>) -> Result<(), CuResult> {
@@ -263,13 +255,12 @@ impl Session {
         match std::mem::replace(place, GraphObject::Taken) {
             GraphObject::Described {
                 description,
-                mut uses,
+                uses,
                 refused,
             } => match (refused, uses.0.images()) {
                 (None, Some(images)) => Ok((description, uses, images)),
                 (refused, _) => {
-                    self.uncount(&mut uses);
-                    uses.let_go(&*self.device);
+                    self.let_go_of_uses(uses);
                     self.graphs.remove(graph);
                     Err(refused.unwrap_or_else(|| self.invalid_handle()))
                 }
@@ -278,6 +269,15 @@ impl Session {
                 *place = other;
                 Err(to_result(CuError::INVALID_HANDLE))
             }
+        }
+    }
+
+    /// Lets go of what a graph used that is gone. Arrays whose last user it was are destroyed off the
+    /// executor, since that may wait.
+    fn let_go_of_uses(&mut self, mut uses: GraphUses) {
+        self.uncount(&mut uses);
+        if !uses.0.arrays.is_empty() {
+            self.let_go_quietly(uses.0.arrays.into_iter().map(Used::Array));
         }
     }
 
@@ -309,13 +309,13 @@ impl Session {
                             *place = GraphObject::Executable { raw, uses };
                             return Answer::done();
                         }
-                        uses.let_go(&*session.device);
+                        session.let_go_of_uses(uses);
                         let _ = session.device.destroy_graph(raw);
                         Answer::failed(to_result(CuError::INVALID_HANDLE))
                     }
                     Err(error) => {
                         session.graphs.remove(graph);
-                        uses.let_go(&*session.device);
+                        session.let_go_of_uses(uses);
                         Answer::failed(session.failed(error))
                     }
                 }
@@ -344,8 +344,7 @@ impl Session {
             _ => None,
         });
         let Some((GraphObject::Executable { raw, uses: old }, old_images)) = taken else {
-            self.uncount(&mut new);
-            new.let_go(&*self.device);
+            self.let_go_of_uses(new);
             return Outcome::Failed(self.invalid_handle());
         };
         self.defer(call, move |device: &dyn Device| {
@@ -357,7 +356,7 @@ impl Session {
                     Ok(()) => (new, old),
                     Err(_) => (old, new),
                 };
-                gone.let_go(&*session.device);
+                session.let_go_of_uses(gone);
                 if let Some(place) = session.graphs.get_mut(graph) {
                     *place = GraphObject::Executable { raw, uses: kept };
                 }
@@ -421,12 +420,11 @@ impl Session {
         match self.graphs.remove(graph) {
             Some(GraphObject::Executable { raw, uses }) => {
                 let destroyed = self.device.destroy_graph(raw);
-                uses.let_go(&*self.device);
+                self.let_go_of_uses(uses);
                 self.done(destroyed)
             }
-            Some(GraphObject::Described { mut uses, .. }) => {
-                self.uncount(&mut uses);
-                uses.let_go(&*self.device);
+            Some(GraphObject::Described { uses, .. }) => {
+                self.let_go_of_uses(uses);
                 Ok(())
             }
             _ => Ok(()),
