@@ -337,8 +337,9 @@ fn reset_primary() -> Result {
         .unwrap_or_else(PoisonError::into_inner)
         .clear();
     capture::forget_all();
-    graph::executable::forget_all(scope);
+    // Before the graphs: the words of their nodes, which name what is to be called, go to new graphs.
     host_function::forget_all();
+    graph::executable::forget_all(scope);
     stream::forget_all(scope);
     event::forget_all(scope);
     texture::forget_all();
