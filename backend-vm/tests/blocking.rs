@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use support::backend::wait_until;
 use support::recorder::Recorder;
-use support::served::Served;
-use wormhole_api::handle::{HandleKind, Key};
+use support::served::{Served, handle};
+use wormhole_api::handle::Key;
 use wormhole_api::{
     ContextGetLimit, ContextSetLimit, Decode, DevicePtr, Element, Fence, FenceWrite, Function,
     FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
@@ -19,14 +19,6 @@ use wormhole_api::{
 use wormhole_backend::worker::session::Event;
 use wormhole_device::{Device, RawStream};
 use wormhole_ring::fence::{FenceIndex, Fences};
-
-fn handle<K: HandleKind>(index: u32) -> Handle<K> {
-    Handle::new(Key {
-        index,
-        generation: 1,
-    })
-    .unwrap()
-}
 
 /// A session with a stream, an allocation, and a kernel of eight bytes of parameters.
 struct Ready {

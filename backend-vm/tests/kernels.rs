@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use support::recorder::Recorder;
 use support::recorder::kernels::NAMES;
-use support::served::Served;
-use wormhole_api::handle::{HandleKind, Key};
+use support::served::{Served, handle};
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
     ClusterQuestion, Decode, DevicePtr, Function, Handle, Items, LaunchAttribute, LibraryKernels,
@@ -18,14 +17,6 @@ use wormhole_api::{
 };
 use wormhole_backend::worker::session::Event;
 use wormhole_device::Device;
-
-fn handle<K: HandleKind>(index: u32) -> Handle<K> {
-    Handle::new(Key {
-        index,
-        generation: 1,
-    })
-    .unwrap()
-}
 
 /// A session with an arena, a module and a function.
 struct Ready {

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use support::backend::wait_until;
 use support::recorder::Recorder;
-use support::served::Served;
-use wormhole_api::handle::{HandleKind, Key};
+use support::served::{Served, handle};
 use wormhole_api::{
     Access, AddressFree, AddressReserve, AddressReserveReply, Decode, DevicePtr, Element, Handle,
     MemAlloc, MemAllocReply, MemCreate, MemFree, MemMap, MemRelease, MemSet, MemSetAccess,
@@ -20,14 +19,6 @@ const INVALID_VALUE: u32 = 1;
 const INVALID_HANDLE: u32 = 400;
 /// The recorder's granularity, and what it gives for any reservation.
 const UNIT: u64 = 1 << 20;
-
-fn handle<K: HandleKind>(index: u32) -> Handle<K> {
-    Handle::new(Key {
-        index,
-        generation: 1,
-    })
-    .unwrap()
-}
 
 struct Ready {
     device: Arc<Recorder>,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use wormhole_api::Message;
+use wormhole_api::handle::{HandleKind, Key};
+use wormhole_api::{Handle, Message};
 use wormhole_backend::counters::{Counters, CountersFile};
 use wormhole_backend::worker::registrar::{Registrar, Registrations};
 use wormhole_backend::worker::session::Event;
@@ -19,6 +20,15 @@ use wormhole_ring::status::Status;
 
 use super::backend::PATIENCE;
 use super::random::Random;
+
+/// The handle that a guest mints first at an index.
+pub fn handle<K: HandleKind>(index: u32) -> Handle<K> {
+    Handle::new(Key {
+        index,
+        generation: 1,
+    })
+    .unwrap()
+}
 
 /// One ring with its executor, driven by its own thread.
 pub struct Served {
