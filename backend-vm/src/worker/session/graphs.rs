@@ -52,13 +52,23 @@ pub enum GraphObject {
         raw: RawGraph,
         uses: GraphUses,
     },
-    /// A job has it.
-    Taken,
+    /// A job has the rest of it.
+    Taken(GraphUses),
 }
 
 /// What a graph uses, behind its handle.
 #[derive(Debug, Default)]
 pub struct GraphUses(Uses);
+
+/// Takes an executable graph for a job and holds the images of its kernels for it, if all are still there.
+fn take_executable(place: &mut GraphObject) -> Option<(RawGraph, Vec<Arc<Loaded>>)> {
+    let GraphObject::Executable { raw, uses } = place else {
+        return None;
+    };
+    let taken = (*raw, uses.0.images()?);
+    *place = GraphObject::Taken(std::mem::take(uses));
+    Some(taken)
+}
 
 impl Session {
     pub(super) fn begin_graph(&mut self, new: Handle<Graph>) -> Result<(), CuResult> {
@@ -244,21 +254,24 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the description under a handle, which a job then has, and holds the images of its kernels for it.
+    /// Takes the description under a handle for a job, and holds the images of its kernels for it.
     fn take_description(
         &mut self,
         graph: Handle<Graph>,
-    ) -> Result<(GraphDescription, GraphUses, Vec<Arc<Loaded>>), CuResult> {
+    ) -> Result<(GraphDescription, Vec<Arc<Loaded>>), CuResult> {
         let Some(place) = self.graphs.get_mut(graph) else {
             return Err(self.invalid_handle());
         };
-        match std::mem::replace(place, GraphObject::Taken) {
+        match std::mem::replace(place, GraphObject::Taken(GraphUses::default())) {
             GraphObject::Described {
                 description,
                 uses,
                 refused,
             } => match (refused, uses.0.images()) {
-                (None, Some(images)) => Ok((description, uses, images)),
+                (None, Some(images)) => {
+                    *place = GraphObject::Taken(uses);
+                    Ok((description, images))
+                }
                 (refused, _) => {
                     self.let_go_of_uses(uses);
                     self.graphs.remove(graph);
@@ -272,8 +285,8 @@ impl Session {
         }
     }
 
-    /// Lets go of what a graph used that is gone. Arrays whose last user it was are destroyed off the
-    /// executor, since that may wait.
+    /// Lets go of what a graph used that is gone. Arrays whose last user it was are destroyed off the executor,
+    /// since that may wait.
     fn let_go_of_uses(&mut self, mut uses: GraphUses) {
         self.uncount(&mut uses);
         if !uses.0.arrays.is_empty() {
@@ -286,6 +299,29 @@ impl Session {
         self.graph_bytes -= std::mem::take(&mut uses.0.bytes);
     }
 
+    /// What is under a handle that a job had becomes executable.
+    fn becomes_executable(&mut self, graph: Handle<Graph>, raw: RawGraph, mut uses: GraphUses) {
+        self.uncount(&mut uses);
+        if let Some(place) = self.graphs.get_mut(graph) {
+            *place = GraphObject::Executable { raw, uses };
+        }
+    }
+
+    /// What a graph uses that a job has: nobody else removes it meanwhile, and a reset waits for jobs.
+    fn uses_of_taken(&mut self, graph: Handle<Graph>) -> GraphUses {
+        match self.graphs.get_mut(graph) {
+            Some(GraphObject::Taken(uses)) => std::mem::take(uses),
+            _ => GraphUses::default(),
+        }
+    }
+
+    /// Ends a graph that a job has.
+    fn end_taken(&mut self, graph: Handle<Graph>) {
+        let uses = self.uses_of_taken(graph);
+        self.graphs.remove(graph);
+        self.let_go_of_uses(uses);
+    }
+
     /// A failure leaves no graph under the handle.
     pub(super) fn instantiate(
         &mut self,
@@ -293,34 +329,29 @@ impl Session {
         graph: Handle<Graph>,
         flags: u64,
     ) -> Outcome<()> {
-        let (description, mut uses, images) = match self.take_description(graph) {
+        let (description, images) = match self.take_description(graph) {
             Ok(taken) => taken,
             Err(error) => return Outcome::Failed(error),
         };
-        self.defer(call, move |device: &dyn Device| {
+        let outcome = self.defer(call, move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
-            drop(images);
-            drop(description);
-            Box::new(move |session: &mut Session| {
-                session.uncount(&mut uses);
-                match result {
-                    Ok(raw) => {
-                        if let Some(place) = session.graphs.get_mut(graph) {
-                            *place = GraphObject::Executable { raw, uses };
-                            return Answer::done();
-                        }
-                        session.let_go_of_uses(uses);
-                        let _ = session.device.destroy_graph(raw);
-                        Answer::failed(to_result(CuError::INVALID_HANDLE))
-                    }
-                    Err(error) => {
-                        session.graphs.remove(graph);
-                        session.let_go_of_uses(uses);
-                        Answer::failed(session.failed(error))
-                    }
+            drop((images, description));
+            Box::new(move |session: &mut Session| match result {
+                Ok(raw) => {
+                    let uses = session.uses_of_taken(graph);
+                    session.becomes_executable(graph, raw, uses);
+                    Answer::done()
+                }
+                Err(error) => {
+                    session.end_taken(graph);
+                    Answer::failed(session.failed(error))
                 }
             }) as Finish
-        })
+        });
+        if !matches!(outcome, Outcome::Deferred) {
+            self.end_taken(graph);
+        }
+        outcome
     }
 
     /// `from` is gone afterwards; `graph` executes what it described, or what it did before after a failure.
@@ -330,42 +361,46 @@ impl Session {
         graph: Handle<Graph>,
         from: Handle<Graph>,
     ) -> Outcome<()> {
-        let (description, mut new, images) = match self.take_description(from) {
+        let (description, images) = match self.take_description(from) {
             Ok(taken) => taken,
             Err(error) => return Outcome::Failed(error),
         };
-        self.graphs.remove(from);
-        let place = self.graphs.get_mut(graph);
-        let taken = place.and_then(|place| match place {
-            GraphObject::Executable { uses, .. } => {
-                let images = uses.0.images()?;
-                Some((std::mem::replace(place, GraphObject::Taken), images))
-            }
-            _ => None,
-        });
-        let Some((GraphObject::Executable { raw, uses: old }, old_images)) = taken else {
-            self.let_go_of_uses(new);
+        let taken = self.graphs.get_mut(graph).and_then(take_executable);
+        let Some((raw, old_images)) = taken else {
+            self.end_taken(from);
             return Outcome::Failed(self.invalid_handle());
         };
-        self.defer(call, move |device: &dyn Device| {
+        let outcome = self.defer(call, move |device: &dyn Device| {
             let result = device.update_graph(raw, &description);
             drop((images, old_images, description));
             Box::new(move |session: &mut Session| {
-                session.uncount(&mut new);
-                let (kept, gone) = match result {
-                    Ok(()) => (new, old),
-                    Err(_) => (old, new),
-                };
-                session.let_go_of_uses(gone);
-                if let Some(place) = session.graphs.get_mut(graph) {
-                    *place = GraphObject::Executable { raw, uses: kept };
-                }
+                session.end_update(graph, raw, from, result.is_ok());
                 match result {
                     Ok(()) => Answer::done(),
                     Err(error) => Answer::failed(session.failed(error)),
                 }
             }) as Finish
-        })
+        });
+        if !matches!(outcome, Outcome::Deferred) {
+            self.end_update(graph, raw, from, false);
+        }
+        outcome
+    }
+
+    fn end_update(
+        &mut self,
+        graph: Handle<Graph>,
+        raw: RawGraph,
+        from: Handle<Graph>,
+        updated: bool,
+    ) {
+        let mut uses = self.uses_of_taken(graph);
+        if updated {
+            let old = std::mem::replace(&mut uses, self.uses_of_taken(from));
+            self.let_go_of_uses(old);
+        }
+        self.end_taken(from);
+        self.becomes_executable(graph, raw, uses);
     }
 
     /// The graph behind a handle, while everything that it uses exists.
@@ -414,7 +449,7 @@ impl Session {
     }
 
     pub(super) fn destroy_graph(&mut self, graph: Handle<Graph>) -> Result<(), CuResult> {
-        if matches!(self.graphs.get(graph), None | Some(GraphObject::Taken)) {
+        if matches!(self.graphs.get(graph), None | Some(GraphObject::Taken(_))) {
             return Err(self.invalid_handle());
         }
         match self.graphs.remove(graph) {
