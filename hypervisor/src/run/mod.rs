@@ -175,11 +175,12 @@ impl RunError {
     /// Whether it is the emulated host that failed, so that nothing is known of the program.
     pub fn is_of_emulation(&self) -> bool {
         use wormhole_images::ImageError;
-        matches!(
-            self,
-            Self::EmulatedProcessor
-                | Self::Image(ImageError::HostTimeout { .. } | ImageError::HostDied { .. })
-        )
+        match self {
+            Self::EmulatedProcessor | Self::Image(ImageError::HostTimeout { .. }) => true,
+            // QEMU itself ends well when its machine fails.
+            Self::Image(ImageError::HostDied { status, .. }) => status.success(),
+            _ => false,
+        }
     }
 }
 
