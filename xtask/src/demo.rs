@@ -17,8 +17,8 @@ struct Summary {
     exit_accounts: Option<Vec<u64>>,
 }
 
-/// `wormhole`'s exit status for a failure of the emulated host.
-const FAILED_EMULATION: i32 = 75;
+/// Seconds after which the guest counts as hung: many times what its programs take on an emulated host.
+const PATIENCE: u32 = 150;
 
 /// Launches during which VM exits are counted.
 const LAUNCHES: u32 = 102_400;
@@ -58,6 +58,7 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     let mut run = Run::new(stage.wormhole())
         .args(["run", "--placement", "host", "--device", "cpu", "--json"])
         .args([&json])
+        .args(["--timeout", &PATIENCE.to_string()])
         .env("WORMHOLE_IMAGES", setup::images(root));
     let steady = programs::steady(root);
     for program in programs.iter().chain([&steady]) {
@@ -65,8 +66,9 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     }
     let mut run = run.args(["--", "/bin/sh", "-c", &script(&programs, &steady)]);
     let (mut status, mut output) = run.tee_once()?;
-    if status.code() == Some(FAILED_EMULATION) {
-        step("the emulated host failed: once more");
+    // A guest that ends early or not at all, with no program at fault: the emulated host does that now and then.
+    if !status.success() && !output.lines().any(|line| line.starts_with("FAIL")) {
+        step("the guest failed, and no program did: once more");
         (status, output) = run.tee_once()?;
     }
     let success = status.success();

@@ -69,9 +69,10 @@ pub fn wormhole(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test. When the emulated host fails, another
-/// one is taken.
+/// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test. When the emulated host fails, or hangs
+/// with the guest in it, another one is taken.
 pub fn finish(command: &mut Command) -> Finished {
+    let in_guest = command.get_args().any(|argument| argument == "host");
     for_emulation(|| {
         let start = Instant::now();
         let child = command
@@ -79,13 +80,14 @@ pub fn finish(command: &mut Command) -> Finished {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the command starts");
-        let finished = wait(Ended(child), start);
-        match finished.status.code() {
-            Some(code) if code == i32::from(FAILED_EMULATION) => {
-                Err(format!("{}{}", finished.stdout, finished.stderr))
-            }
-            _ => Ok(finished),
+        let finished = match wait(Ended(child), start) {
+            Err(hung) if in_guest => return Err(hung),
+            finished => finished.unwrap_or_else(|hung| panic!("{hung}")),
+        };
+        if finished.status.code() == Some(i32::from(FAILED_EMULATION)) {
+            return Err(format!("{}{}", finished.stdout, finished.stderr));
         }
+        Ok(finished)
     })
 }
 
@@ -108,8 +110,8 @@ pub fn for_emulation<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
     attempt().unwrap_or_else(|said| panic!("the emulated host failed {EMULATIONS} times: {said}"))
 }
 
-/// Waits for a child whose output is piped.
-fn wait(mut child: Ended, start: Instant) -> Finished {
+/// Waits for a child whose output is piped; fails with what it said if it outlasts [`PATIENCE`].
+fn wait(mut child: Ended, start: Instant) -> Result<Finished, String> {
     let stdout = drain(child.0.stdout.take());
     let stderr = drain(child.0.stderr.take());
     let status = loop {
@@ -120,16 +122,18 @@ fn wait(mut child: Ended, start: Instant) -> Finished {
             // Everything a run consists of ends with the launcher.
             drop(child);
             let text = stderr.join().expect("its output was read");
-            panic!("the run did not end within {PATIENCE:?}; it said: {text}");
+            return Err(format!(
+                "the run did not end within {PATIENCE:?}; it said: {text}"
+            ));
         }
         std::thread::yield_now();
         std::thread::park_timeout(Duration::from_millis(5));
     };
-    Finished {
+    Ok(Finished {
         status,
         stdout: stdout.join().expect("stdout was read"),
         stderr: stderr.join().expect("stderr was read"),
-    }
+    })
 }
 
 fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
@@ -261,7 +265,8 @@ impl Underway {
 
     /// Waits for the end of the run.
     pub fn finish(self) -> Finished {
-        let mut finished = wait(self.child, self.start);
+        let finished = wait(self.child, self.start);
+        let mut finished = finished.unwrap_or_else(|hung| panic!("{hung}"));
         finished.stdout = self.rest.join().expect("stdout was read");
         finished
     }
