@@ -305,11 +305,18 @@ fn arena_is_granted_used_returned_and_scrubbed() {
         1,
         "returned arena may not be named"
     );
-    // The segments can be granted again.
-    match guest.request_arena(8, 4) {
-        Reply::ArenaGrant(again) => assert_eq!(again.first, run.first),
-        other => panic!("{other:?}"),
-    }
+    // The segments can be granted again: others are while the supervisor has not heard that they are scrubbed.
+    support::backend::wait_until(
+        || match guest.request_arena(8, 4) {
+            Reply::ArenaGrant(again) if again.first == run.first => true,
+            Reply::ArenaGrant(other) => {
+                guest.control.send(&Message::ArenaReturn(other)).unwrap();
+                false
+            }
+            other => panic!("{other:?}"),
+        },
+        || "the segments to be granted again".to_owned(),
+    );
 }
 
 /// Spins until the word at `flag` is not 0.

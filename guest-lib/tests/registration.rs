@@ -261,6 +261,13 @@ unsafe fn seen_by_child(place: *const u8) -> Option<i32> {
     }
 }
 
+/// Bytes of this process's address space (`proc_pid_statm(5)`).
+fn address_space() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").expect("proc is mounted");
+    let pages: u64 = text.split(' ').next().unwrap().parse().unwrap();
+    pages * 4096
+}
+
 #[test]
 fn what_a_forked_child_cannot_have_is_said() {
     in_process(|| {
@@ -275,8 +282,9 @@ fn what_a_forked_child_cannot_have_is_said() {
             place.cast::<u8>().write(7);
             registered(place, STACK_BYTES);
             assert_eq!(seen_by_child(place.cast()), Some(7));
+            // Room for what threads allocate meanwhile, and not for a copy of the memory.
             let little = libc::rlimit {
-                rlim_cur: 1,
+                rlim_cur: address_space() + STACK_BYTES as u64 / 2,
                 rlim_max: libc::RLIM_INFINITY,
             };
             let errors = libc::dup(2);
@@ -284,6 +292,12 @@ fn what_a_forked_child_cannot_have_is_said() {
             drop(writer);
             assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const little), 0);
             let seen = seen_by_child(place.cast());
+            // Whatever else allocates would end the process.
+            let much = libc::rlimit {
+                rlim_cur: libc::RLIM_INFINITY,
+                rlim_max: libc::RLIM_INFINITY,
+            };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const much), 0);
             assert_eq!(libc::dup2(errors, 2), 2);
             assert_eq!(seen, None, "there is nothing to look at");
         }

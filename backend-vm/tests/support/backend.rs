@@ -368,7 +368,7 @@ pub fn children_of(pid: u32) -> Vec<i32> {
 }
 
 /// Waits for a condition that nothing announces.
-pub fn wait_until(condition: impl Fn() -> bool, what: impl Fn() -> String) {
+pub fn wait_until(mut condition: impl FnMut() -> bool, what: impl Fn() -> String) {
     let end = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < end, "waited in vain for {}", what());
