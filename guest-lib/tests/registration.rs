@@ -284,7 +284,7 @@ fn what_a_forked_child_cannot_have_is_said() {
             assert_eq!(seen_by_child(place.cast()), Some(7));
             // Room for what threads allocate meanwhile, and not for a copy of the memory.
             let little = libc::rlimit {
-                rlim_cur: address_space() + STACK_BYTES as u64 / 2,
+                rlim_cur: address_space() + STACK_BYTES as u64 - 4096,
                 rlim_max: libc::RLIM_INFINITY,
             };
             let errors = libc::dup(2);
