@@ -5,9 +5,9 @@ mod support;
 use std::sync::Arc;
 
 use support::recorder::Recorder;
-use support::served::Served;
+use support::served::{Served, handle};
 use wormhole_api::Decode;
-use wormhole_api::handle::{Graph, HandleKind, Key};
+use wormhole_api::handle::Graph;
 use wormhole_api::{
     ArrayCreate, ArrayDestroy, DevicePtr, GraphBegin, GraphCopy, GraphDestroy, GraphInstantiate,
     GraphLaunch, GraphUpdate, Handle, MemAlloc, MemAllocReply, Message,
@@ -16,14 +16,6 @@ use wormhole_device::Device;
 
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_HANDLE: u32 = 400;
-
-fn handle<K: HandleKind>(index: u32) -> Handle<K> {
-    Handle::new(Key {
-        index,
-        generation: 1,
-    })
-    .unwrap()
-}
 
 struct Ready {
     device: Arc<Recorder>,

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use support::recorder::Recorder;
-use support::served::Served;
+use support::served::{Served, handle};
 use wormhole_api::handle::Graph;
-use wormhole_api::handle::{HandleKind, Key};
 use wormhole_api::{
     ArrayCreate, ArrayDestroy, Decode, DevicePtr, Element, GraphBegin, GraphCopy, GraphDestroy,
     GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind, GraphFill,
@@ -23,14 +22,6 @@ const INVALID_VALUE: u32 = 1;
 const INVALID_HANDLE: u32 = 400;
 /// Bytes of the memory that the session has.
 const BYTES: u64 = 4096;
-
-fn handle<K: HandleKind>(index: u32) -> Handle<K> {
-    Handle::new(Key {
-        index,
-        generation: 1,
-    })
-    .unwrap()
-}
 
 struct Ready {
     device: Arc<Recorder>,
