@@ -31,10 +31,14 @@ named() {
         esac
     done
 }
+# The guest's processor failed: emulation does that.
+end_if_broken() {
+    if grep -q 'triple fault' /run/err; then exit 75; fi
+}
 /usr/lib/wormhole/wormhole run --placement host --host kvm --quiet --timeout 400 -- "$PROGRAM" > /run/out 2> /run/err &
 run=$!
 until grep -q spinning /run/out; do
-    grep -q 'triple fault' /run/err && exit 75
+    end_if_broken
     test -d /proc/$run || { cat /run/out /run/err; exit 9; }
     sleep 0.2
 done
@@ -44,8 +48,7 @@ for attempt in 1 2 3 4 5; do
     test -z "$victims" || break
     sleep 0.2
 done
-# The guest's processor failed: emulation does that.
-grep -q 'triple fault' /run/err && exit 75
+end_if_broken
 test -n "$victims" || {
     echo "no $PARTY runs; what runs:"
     for process in /proc/[0-9]*; do echo "${process#/proc/} $(cat "$process/cmdline" | tr '\0' ' ')"; done
@@ -56,7 +59,7 @@ echo "$PARTY runs"
 kill -9 $victims
 wait $run
 echo "status $?"
-grep -q 'triple fault' /run/err && exit 75
+end_if_broken
 cat /run/out /run/err
 for party in wormhole-worker--device wormhole-supervisor--fd; do
     until test -z "$(named $party)"; do sleep 0.2; done
