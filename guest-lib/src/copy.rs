@@ -90,6 +90,14 @@ pub enum Direction {
     Unified,
 }
 
+/// Whether a copy may name a range.
+pub fn check(address: u64, bytes: usize) -> Result {
+    match bytes {
+        0 => Ok(()),
+        bytes => End::of(address, bytes as u64).map(drop),
+    }
+}
+
 /// Copies `bytes` bytes.
 ///
 /// # Safety

@@ -32,6 +32,26 @@ pub fn memory_map() -> &'static MemoryMap {
     &MAP
 }
 
+/// Sets whether synchronous copies and fills of an allocation always wait.
+pub fn set_synchronous(address: u64, synchronous: bool) -> Result {
+    let allocation = memory_map().find(address).ok_or(CuError::INVALID_VALUE)?;
+    memory_map().put_back(Allocation {
+        synchronous,
+        ..allocation
+    });
+    Ok(())
+}
+
+/// Whether synchronous copies and fills that name one of these addresses always wait.
+pub fn is_synchronous(addresses: [u64; 2]) -> bool {
+    let synchronous = |address| {
+        memory_map()
+            .find(address)
+            .is_some_and(|found| found.synchronous)
+    };
+    addresses.into_iter().any(synchronous)
+}
+
 /// `cuMemAlloc`.
 pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     if bytes == 0 {

@@ -43,6 +43,8 @@ pub struct Allocation {
     pub id: u64,
     /// The context it belongs to.
     pub context: u32,
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: copies and fills of it that are synchronous always wait.
+    pub synchronous: bool,
 }
 
 impl Allocation {
@@ -130,6 +132,7 @@ impl MemoryMap {
                 origin,
                 id,
                 context,
+                synchronous: false,
             },
         );
     }

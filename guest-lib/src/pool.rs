@@ -256,6 +256,7 @@ mod tests {
             },
             id: 1,
             context: 0,
+            synchronous: false,
         };
         freed(&allocation, Some(first));
         assert!(take_release_due(Some(second)));

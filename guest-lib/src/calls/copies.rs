@@ -5,9 +5,11 @@ use std::ffi::c_void;
 use wormhole_api::Element;
 
 use super::body;
+use crate::context::Scope;
 use crate::copy::{Direction, Fill, Mode, copy, fill};
 use crate::error::Result;
-use crate::stream::target;
+use crate::memory::is_synchronous;
+use crate::stream::{Target, target};
 use crate::types::{CUdeviceptr, CUresult, CUstream, DefaultStream};
 
 /// The default stream, which copies without a stream parameter use.
@@ -54,7 +56,17 @@ impl Copy {
                 bytes,
                 self.mode,
             )
-        }
+        }?;
+        settle(scope, target, [destination, source], self.mode)
+    }
+}
+
+/// Waits where the program has said that synchronous operations on an allocation are to (`cuPointerSetAttribute`).
+fn settle(scope: Scope, target: Target, addresses: [u64; 2], mode: Mode) -> Result {
+    if mode == Mode::Synchronous && is_synchronous(addresses) {
+        target.synchronize(scope)
+    } else {
+        Ok(())
     }
 }
 
@@ -158,7 +170,8 @@ pub unsafe fn cuMemcpyDtoDAsync_v2(
 fn set(default: DefaultStream, stream: CUstream, values: Fill, mode: Mode) -> CUresult {
     body! {
         let (scope, target) = target(default, stream)?;
-        fill(scope, target, values, mode)
+        fill(scope, target, values, mode)?;
+        settle(scope, target, [values.destination; 2], mode)
     }
 }
 

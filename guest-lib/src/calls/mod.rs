@@ -8,6 +8,7 @@
 
 mod arrays;
 mod barriers;
+mod batches;
 mod boxes;
 mod captures;
 mod contexts;
@@ -42,6 +43,7 @@ pub use barriers::*;
 mod textures;
 
 pub use arrays::*;
+pub use batches::*;
 pub use boxes::*;
 pub use captures::*;
 pub use contexts::*;

@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use super::body;
 use crate::context;
 use crate::error::{CuError, Result};
-use crate::memory::memory_map;
+use crate::handle::to_pointer;
+use crate::memory::{self, memory_map};
 use crate::memory_map::{Allocation, Origin};
 use crate::session::session;
 use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult};
@@ -52,6 +53,7 @@ fn value(
     };
     Ok(Some(match attribute {
         // CONTEXT
+        1 if allocation.outlives_context() => Value::Long(0),
         1 => Value::Long(context::by_number(allocation.context)?.addr() as u64),
         // MEMORY_TYPE
         2 => Value::Word(if is_host { TYPE_HOST } else { TYPE_DEVICE }),
@@ -61,8 +63,10 @@ fn value(
         4 => return Ok(allocation.for_host(address).map(Value::Long)),
         // IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
         10 | 15 => Value::Word(0),
-        // SYNC_MEMOPS, IS_MANAGED
-        6 | 8 => Value::Word(u32::from(allocation.is_managed())),
+        // SYNC_MEMOPS
+        6 => Value::Word(u32::from(allocation.synchronous || allocation.is_managed())),
+        // IS_MANAGED
+        8 => Value::Word(u32::from(allocation.is_managed())),
         // BUFFER_ID
         7 => Value::Long(allocation.id),
         // DEVICE_ORDINAL
@@ -73,10 +77,15 @@ fn value(
         12 | 18 => Value::Long(allocation.bytes),
         // MAPPED
         13 => Value::Word(u32::from(device.is_some())),
-        // ALLOWED_HANDLE_TYPES, MEMPOOL_HANDLE
-        14 | 17 => Value::Long(0),
+        // ALLOWED_HANDLE_TYPES
+        14 => Value::Long(0),
         // ACCESS_FLAGS
         16 => Value::Word(READ_WRITE),
+        // MEMPOOL_HANDLE
+        17 => Value::Long(match allocation.origin {
+            Origin::Pool { pool } => to_pointer(pool).addr() as u64,
+            _ => 0,
+        }),
         // MEMORY_BLOCK_ID
         20 => Value::Long(allocation.id),
         _ => return Err(CuError::INVALID_VALUE),
@@ -139,5 +148,24 @@ pub unsafe fn cuPointerGetAttributes(
             unsafe { value.write(place) };
         }
         Ok(())
+    }
+}
+
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the one attribute that can be set.
+const SYNC_MEMOPS: CUpointer_attribute = 6;
+
+pub unsafe fn cuPointerSetAttribute(
+    value: *const c_void,
+    attribute: CUpointer_attribute,
+    ptr: CUdeviceptr,
+) -> CUresult {
+    body! {
+        context::scope()?;
+        if value.is_null() || attribute != SYNC_MEMOPS {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: not null, so the word that the attribute is; it may have any alignment.
+        let wanted = unsafe { value.cast::<u32>().read_unaligned() };
+        memory::set_synchronous(ptr, wanted != 0)
     }
 }

@@ -66,6 +66,11 @@ fn registered_memory_is_reached_in_place_while_it_is_written() {
 }
 
 #[test]
+fn batches_of_copies_are_made_or_refused_as_a_whole() {
+    passes("static", "batches");
+}
+
+#[test]
 fn pools_allocate_in_the_order_of_streams() {
     passes("static", "pools");
 }

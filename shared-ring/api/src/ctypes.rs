@@ -237,6 +237,37 @@ pub struct CUmemAllocationProp {
     pub reserved: [u8; 4],
 }
 
+/// `CUmemcpyAttributes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUmemcpyAttributes {
+    pub srcAccessOrder: u32,
+    pub srcLocHint: CUmemLocation,
+    pub dstLocHint: CUmemLocation,
+    pub flags: u32,
+}
+
+/// `CUmemcpy3DOperand`: what the place is follows its type.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUmemcpy3DOperand {
+    pub kind: u32,
+    /// An address, row length, layer height and location hint; or an array and where in it.
+    pub place: [u64; 4],
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_MEMCPY3D_BATCH_OP {
+    pub src: CUmemcpy3DOperand,
+    pub dst: CUmemcpy3DOperand,
+    /// Elements, rows, layers.
+    pub extent: [usize; 3],
+    pub srcAccessOrder: u32,
+    pub flags: u32,
+}
+
 /// `CUmemPoolProps`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -291,6 +322,11 @@ mod tests {
         assert_eq!(size_of::<CUmemAllocationProp>(), 32);
         assert_eq!(offset_of!(CUmemAllocationProp, location), 8);
         assert_eq!(offset_of!(CUmemAllocationProp, usage), 26);
+        assert_eq!(size_of::<CUmemcpyAttributes>(), 24);
+        assert_eq!(offset_of!(CUmemcpyAttributes, flags), 20);
+        assert_eq!(size_of::<CUmemcpy3DOperand>(), 40);
+        assert_eq!(size_of::<CUDA_MEMCPY3D_BATCH_OP>(), 112);
+        assert_eq!(offset_of!(CUDA_MEMCPY3D_BATCH_OP, flags), 108);
         assert_eq!(size_of::<CUmemPoolProps>(), 88);
         assert_eq!(offset_of!(CUmemPoolProps, maxSize), 24);
         assert_eq!(offset_of!(CUmemPoolProps, reserved), 34);

@@ -1,0 +1,359 @@
+//! Batches of copies.
+//!
+//! Copies of a batch may be made in any order, so they are made one after the other.
+
+use wormhole_api::Handle;
+use wormhole_api::array::ArrayShape;
+use wormhole_api::handle::Array;
+
+use super::body;
+use crate::boxes::{Place, copy_box};
+use crate::copy::{Direction, Mode, check, copy};
+use crate::error::{CuError, Result};
+use crate::stream::{Target, target};
+use crate::types::{
+    CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemcpy3DOperand, CUmemcpyAttributes, CUresult,
+    CUstream, DefaultStream,
+};
+use crate::{array, context};
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
+const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
+const DURING_CALL: u32 = 2;
+/// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`, a hint.
+const KNOWN_FLAGS: u32 = 1;
+/// What is said where no copy of the batch is to blame.
+const NO_COPY: usize = usize::MAX;
+
+/// The arrays of a batch.
+struct Batch {
+    destinations: *const CUdeviceptr,
+    sources: *const CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+    attributes: *const CUmemcpyAttributes,
+    /// The first copy that each of the attributes is for.
+    firsts: *const usize,
+    number: usize,
+}
+
+impl Batch {
+    /// Whether the arrays are as the driver API documents them, and whether sources may be used again when
+    /// the call returns.
+    ///
+    /// # Safety
+    /// Arrays that are not null have as many elements as is said.
+    unsafe fn read_attributes(&self) -> Result<bool> {
+        let missing = self.destinations.is_null()
+            || self.sources.is_null()
+            || self.sizes.is_null()
+            || self.attributes.is_null()
+            || self.firsts.is_null();
+        if missing || self.count == 0 || self.number == 0 || self.number > self.count {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut during_call = false;
+        let mut least = 0;
+        for index in 0..self.number {
+            // SAFETY: as the caller promises.
+            let (attributes, first) = unsafe {
+                (
+                    self.attributes.add(index).read(),
+                    self.firsts.add(index).read(),
+                )
+            };
+            let in_order = if index == 0 {
+                first == 0
+            } else {
+                first >= least
+            };
+            let known =
+                ORDERS.contains(&attributes.srcAccessOrder) && attributes.flags & !KNOWN_FLAGS == 0;
+            if !in_order || first >= self.count || !known {
+                return Err(CuError::INVALID_VALUE);
+            }
+            least = first + 1;
+            during_call |= attributes.srcAccessOrder == DURING_CALL;
+        }
+        Ok(during_call)
+    }
+
+    /// Destination, source and bytes of a copy.
+    ///
+    /// # Safety
+    /// `index` is below the count, and the arrays were found to be there.
+    unsafe fn copy(&self, index: usize) -> (u64, u64, usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            (
+                self.destinations.add(index).read(),
+                self.sources.add(index).read(),
+                self.sizes.add(index).read(),
+            )
+        }
+    }
+
+    /// Makes the copies, none if one of them is not possible.
+    ///
+    /// # Safety
+    /// As of `cuMemcpyBatchAsync`.
+    unsafe fn run(&self, default: DefaultStream, stream: CUstream, failed: &mut usize) -> Result {
+        let (scope, target) = ordered(default, stream)?;
+        // SAFETY: as the caller promises.
+        let during_call = unsafe { self.read_attributes() }?;
+        for index in 0..self.count {
+            // SAFETY: below the count.
+            let (to, from, bytes) = unsafe { self.copy(index) };
+            let possible = check(to, bytes).and_then(|()| check(from, bytes));
+            if to == 0 || from == 0 || possible.is_err() {
+                *failed = index;
+                return Err(CuError::INVALID_VALUE);
+            }
+        }
+        for index in 0..self.count {
+            // SAFETY: below the count.
+            let (to, from, bytes) = unsafe { self.copy(index) };
+            // SAFETY: host memory among the ends is valid, as the caller promises.
+            unsafe {
+                copy(
+                    scope,
+                    target,
+                    Direction::Unified,
+                    (to, from),
+                    bytes,
+                    Mode::Asynchronous,
+                )
+            }?;
+        }
+        if during_call {
+            target.synchronize(scope)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// The stream of a batch, which must not be the legacy one.
+fn ordered(default: DefaultStream, stream: CUstream) -> Result<(context::Scope, Target)> {
+    let (scope, target) = target(default, stream)?;
+    if target.handle.is_legacy() {
+        Err(CuError::INVALID_VALUE)
+    } else {
+        Ok((scope, target))
+    }
+}
+
+pub unsafe fn cuMemcpyBatchAsync_v2(
+    default: DefaultStream,
+    dsts: *const CUdeviceptr,
+    srcs: *const CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+    attrs: *const CUmemcpyAttributes,
+    attrsIdxs: *const usize,
+    numAttrs: usize,
+    hStream: CUstream,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe {
+        cuMemcpyBatchAsync(
+            default,
+            dsts,
+            srcs,
+            sizes,
+            count,
+            attrs,
+            attrsIdxs,
+            numAttrs,
+            std::ptr::null_mut(),
+            hStream,
+        )
+    }
+}
+
+pub unsafe fn cuMemcpyBatchAsync(
+    default: DefaultStream,
+    dsts: *const CUdeviceptr,
+    srcs: *const CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+    attrs: *const CUmemcpyAttributes,
+    attrsIdxs: *const usize,
+    numAttrs: usize,
+    failIdx: *mut usize,
+    hStream: CUstream,
+) -> CUresult {
+    let batch = Batch {
+        destinations: dsts,
+        sources: srcs,
+        sizes,
+        count,
+        attributes: attrs,
+        firsts: attrsIdxs,
+        number: numAttrs,
+    };
+    body! {
+        let mut failed = NO_COPY;
+        // SAFETY: as the caller promises.
+        let outcome = unsafe { batch.run(default, hStream, &mut failed) };
+        if outcome.is_err() {
+            // SAFETY: as the caller promises.
+            unsafe { super::put_if_wanted(failIdx, failed) };
+        }
+        outcome
+    }
+}
+
+/// `CU_MEMCPY_OPERAND_TYPE_POINTER` and `_ARRAY`.
+const OPERAND_POINTER: u32 = 1;
+const OPERAND_ARRAY: u32 = 2;
+
+/// An array that is an end of a copy.
+fn array_of(operand: &CUmemcpy3DOperand) -> Result<Option<(Handle<Array>, ArrayShape)>> {
+    match operand.kind {
+        OPERAND_POINTER => Ok(None),
+        OPERAND_ARRAY => array::find(to_handle(operand.place[0])).map(Some),
+        _ => Err(CuError::INVALID_VALUE),
+    }
+}
+
+/// What a program passes for an array.
+fn to_handle(value: u64) -> CUarray {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(value).unwrap_or(0))
+}
+
+/// Where one end lies. Sizes of operands count elements, whose bytes are `element`.
+fn place(
+    operand: &CUmemcpy3DOperand,
+    array: Option<(Handle<Array>, ArrayShape)>,
+    element: u64,
+    extent: [u64; 3],
+) -> Option<Place> {
+    let [first, second, third, fourth] = operand.place;
+    if let Some((array, shape)) = array {
+        let origin = [second.checked_mul(element)?, third, fourth];
+        return Some(Place::Array {
+            array,
+            shape,
+            origin,
+        });
+    }
+    let [width, height, _] = extent;
+    let pitch = match second {
+        0 => width,
+        elements => elements.checked_mul(element)?,
+    };
+    let rows = match third {
+        0 => height,
+        rows => rows,
+    };
+    (pitch >= width && rows >= height && first != 0).then_some(Place::Memory {
+        start: first,
+        pitch,
+        rows,
+        device: false,
+    })
+}
+
+/// The ends of a copy, destination first, and its extent in bytes, rows and layers.
+fn described(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<((Place, Place), [u64; 3])> {
+    let arrays = (array_of(&copy.dst)?, array_of(&copy.src)?);
+    let bytes = |array: Option<(_, ArrayShape)>| array.map(|(_, shape)| shape.texels().bytes());
+    let element = match (bytes(arrays.0), bytes(arrays.1)) {
+        (Some(to), Some(from)) if to != from => return Err(CuError::INVALID_VALUE),
+        (Some(element), _) | (None, Some(element)) => element,
+        (None, None) => 1,
+    };
+    let [width, height, depth] = copy.extent.map(|extent| extent as u64);
+    let width = width.checked_mul(element).ok_or(CuError::INVALID_VALUE)?;
+    let extent = [width, height, depth];
+    let known = ORDERS.contains(&copy.srcAccessOrder) && copy.flags & !KNOWN_FLAGS == 0;
+    if !known || extent.contains(&0) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let end = |operand, array| place(operand, array, element, extent).ok_or(CuError::INVALID_VALUE);
+    let (to, from) = (end(&copy.dst, arrays.0)?, end(&copy.src, arrays.1)?);
+    to.end(extent)?;
+    from.end(extent)?;
+    Ok(((to, from), extent))
+}
+
+/// Makes copies of boxes, none if one of them is not possible.
+///
+/// # Safety
+/// As of `cuMemcpy3DBatchAsync`.
+unsafe fn boxes(
+    default: DefaultStream,
+    stream: CUstream,
+    (copies, count): (*const CUDA_MEMCPY3D_BATCH_OP, usize),
+    flags: u64,
+    failed: &mut usize,
+) -> Result {
+    let (scope, target) = ordered(default, stream)?;
+    if copies.is_null() || count == 0 || flags != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let copy = |index: usize| {
+        // SAFETY: as the caller promises, the index being below the count.
+        unsafe { copies.add(index).read() }
+    };
+    for index in 0..count {
+        if let Err(error) = described(&copy(index)) {
+            *failed = index;
+            return Err(error);
+        }
+    }
+    let mut during_call = false;
+    for index in 0..count {
+        let copy = copy(index);
+        let (ends, extent) = described(&copy)?;
+        // SAFETY: host memory among the ends is valid, as the caller promises.
+        unsafe { copy_box(scope, target, ends, extent, Mode::Asynchronous) }?;
+        during_call |= copy.srcAccessOrder == DURING_CALL;
+    }
+    if during_call {
+        target.synchronize(scope)
+    } else {
+        Ok(())
+    }
+}
+
+pub unsafe fn cuMemcpy3DBatchAsync(
+    default: DefaultStream,
+    numOps: usize,
+    opList: *const CUDA_MEMCPY3D_BATCH_OP,
+    failIdx: *mut usize,
+    flags: u64,
+    hStream: CUstream,
+) -> CUresult {
+    body! {
+        let mut failed = NO_COPY;
+        // SAFETY: as the caller promises.
+        let outcome = unsafe { boxes(default, hStream, (opList, numOps), flags, &mut failed) };
+        if outcome.is_err() {
+            // SAFETY: as the caller promises.
+            unsafe { super::put_if_wanted(failIdx, failed) };
+        }
+        outcome
+    }
+}
+
+pub unsafe fn cuMemcpy3DBatchAsync_v2(
+    default: DefaultStream,
+    numOps: usize,
+    opList: *const CUDA_MEMCPY3D_BATCH_OP,
+    flags: u64,
+    hStream: CUstream,
+) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe {
+        cuMemcpy3DBatchAsync(
+            default,
+            numOps,
+            opList,
+            std::ptr::null_mut(),
+            flags,
+            hStream,
+        )
+    }
+}
