@@ -6,6 +6,11 @@
 
 #include "check.cuh"
 
+#if CUDART_VERSION < 13000
+#define cudaGraphGetEdges cudaGraphGetEdges_v2
+#define cudaGraphAddDependencies cudaGraphAddDependencies_v2
+#endif
+
 __global__ void add(int *values, int n, int amount) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) values[i] += amount;

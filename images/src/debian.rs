@@ -1,5 +1,5 @@
-//! Fetches kernel packages from Debian's archive, without root: apt runs on a state of its own and checks
-//! the archive's signatures as always.
+//! Fetches packages from Debian's archive, without root: apt runs on a state of its own and checks the
+//! archive's signatures as always.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ const SOURCES: [&str; 3] = [
 ];
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// A private state of apt below the folder of images.
+/// A private state of apt.
 #[derive(Debug)]
 pub struct Archive {
     folder: PathBuf,
@@ -33,17 +33,22 @@ pub struct Package {
 }
 
 impl Archive {
-    /// Asks the archive for its current index.
+    /// Asks the archive for its current index of kernels.
     pub fn update(images: &Path) -> Result<Self, ImageError> {
+        Self::of(images, &SOURCES)
+    }
+
+    /// As [`Archive::update`], of other parts of the archive. The state lies below `parent`.
+    fn of(parent: &Path, sources: &[&str]) -> Result<Self, ImageError> {
         if !Path::new(KEYRING).is_file() {
             return Err(ImageError::NoKeyring(KEYRING.into()));
         }
-        let folder = images.join("apt");
+        let folder = parent.join("apt");
         for part in ["lists/partial", "cache/archives/partial", "packages"] {
             let path = folder.join(part);
             fs::create_dir_all(&path).map_err(io("make", &path))?;
         }
-        let sources: String = SOURCES
+        let sources: String = sources
             .iter()
             .map(|source| format!("deb [arch=amd64 signed-by={KEYRING}] {source}\n"))
             .collect();
@@ -63,11 +68,18 @@ impl Archive {
             kernel,
             package: META_PACKAGE,
         })?;
+        let root = self.unpack(&package)?;
+        let release = package.trim_start_matches("linux-image-").to_owned();
+        Ok(Package { release, root })
+    }
+
+    /// Downloads and unpacks the newest version of a package, as below `/`.
+    fn unpack(&self, package: &str) -> Result<tempfile::TempDir, ImageError> {
         let downloads = self.folder.join("packages");
         // apt checks a file that is already there and downloads it only if it differs.
         self.apt(
             "apt-get",
-            &["--quiet", "download", &package],
+            &["--quiet", "download", package],
             Some(&downloads),
         )?;
         let prefix = format!("{package}_");
@@ -81,7 +93,7 @@ impl Archive {
             })
             .max_by_key(|path| fs::metadata(path).and_then(|data| data.modified()).ok())
             .ok_or_else(|| ImageError::Package {
-                package: package.clone(),
+                package: package.to_owned(),
                 what: "file after its download",
             })?;
 
@@ -92,8 +104,7 @@ impl Archive {
         let mut unpack = Command::new("dpkg-deb");
         unpack.arg("--extract").arg(&file).arg(root.path());
         run("dpkg-deb", "dpkg", "--extract", unpack)?;
-        let release = package.trim_start_matches("linux-image-").to_owned();
-        Ok(Package { release, root })
+        Ok(root)
     }
 
     fn apt(
@@ -128,6 +139,17 @@ impl Archive {
         }
         run(program, "apt", &args.join(" "), command)
     }
+}
+
+/// Downloads and unpacks the newest version of a package from a part of the archive, such as
+/// `http://deb.debian.org/debian trixie non-free`. Its files lie in the folder as below `/`; what apt needs and
+/// downloads is in `parent`.
+pub fn fetch_package(
+    parent: &Path,
+    source: &str,
+    package: &str,
+) -> Result<tempfile::TempDir, ImageError> {
+    Archive::of(parent, &[source])?.unpack(package)
 }
 
 /// The kernel package of a series that one of the meta package's versions depends on.

@@ -19,6 +19,7 @@ mod modules;
 mod overlay;
 mod taken;
 
+pub use debian::fetch_package;
 pub use emulated_host::EmulatedHost;
 pub use error::ImageError;
 pub use image::{

@@ -2,6 +2,7 @@
 
 mod bench;
 mod command;
+mod cuda12;
 mod demo;
 mod numba;
 mod programs;

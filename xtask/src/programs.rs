@@ -81,6 +81,27 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     Ok(programs)
 }
 
+/// The demo's programs: the name and the sources of each.
+pub fn demo(root: &Path) -> Result<Vec<(String, Vec<PathBuf>)>, Failure> {
+    let folder = root.join("programs");
+    let mut programs = Vec::new();
+    for source in files(&folder, "cu")? {
+        let name = source.file_stem().unwrap_or_default().to_string_lossy();
+        programs.push((name.into_owned(), vec![source]));
+    }
+    for name in UNITS {
+        programs.push((name.to_owned(), files(&folder.join(name), "cu")?));
+    }
+    Ok(programs)
+}
+
+/// Whether a file is older than one of those that it is made from.
+pub fn is_older(path: &Path, sources: &[PathBuf]) -> bool {
+    sources
+        .iter()
+        .any(|source| modified(path) < modified(source))
+}
+
 /// Builds a program with both kinds of runtime where it is older than its sources.
 fn ensure(
     toolkit: &Toolkit,
@@ -126,7 +147,7 @@ fn build_broken(toolkit: &Toolkit, root: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn compile(
+pub fn compile(
     toolkit: &Toolkit,
     sources: &[&Path],
     link: Link,
@@ -157,7 +178,7 @@ fn compile(
 }
 
 /// The files of a folder whose names end like this, in the order of their names.
-fn files(folder: &Path, end: &str) -> Result<Vec<PathBuf>, Failure> {
+pub fn files(folder: &Path, end: &str) -> Result<Vec<PathBuf>, Failure> {
     let entries = fs::read_dir(folder)
         .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
     let mut files: Vec<PathBuf> = entries

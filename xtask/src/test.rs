@@ -5,10 +5,20 @@ use std::time::Instant;
 
 use crate::command::{Failure, Run, cargo, step};
 use crate::tally::Tally;
-use crate::{setup, stage};
+use crate::{cuda12, setup, stage};
 
 /// Seconds that each fuzz target runs on top of its corpus.
 const FUZZ_SECONDS: u32 = 5;
+
+/// The PTX engine's tests of kernels that nvcc compiled.
+const KERNEL_TESTS: [&str; 6] = [
+    "halves",
+    "library",
+    "matrices",
+    "programs",
+    "synchronization",
+    "textures",
+];
 
 /// Runs all checks, prints the closing line, and tells whether all passed.
 pub fn test(root: &Path) -> Result<bool, Failure> {
@@ -41,6 +51,13 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
             .env("WORMHOLE_STAGE", &stage.prefix)
             .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
             .env("WORMHOLE_IMAGES", setup::images(root)),
+    )?;
+    total += suite(
+        "the PTX engine on kernels of CUDA 12",
+        cargo(root)
+            .args(["test", "--package", "wormhole-ptx", "--no-fail-fast"])
+            .args(KERNEL_TESTS.map(|name| format!("--test={name}")))
+            .env("WORMHOLE_KERNELS", cuda12::build_kernels(root)?),
     )?;
     total += suite(
         "ring models under loom",

@@ -22,6 +22,11 @@ pub struct Toolkit {
 }
 
 impl Toolkit {
+    /// A toolkit whose `bin` and `lib` are in this folder.
+    pub fn at(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
     pub fn nvcc(&self) -> PathBuf {
         self.folder.join("bin/nvcc")
     }
@@ -39,9 +44,7 @@ impl Toolkit {
 /// The toolkit in `root/target/cuda-toolkit`; installs it when it is not there yet.
 pub fn ensure(root: &Path) -> Result<Toolkit, Failure> {
     let folder = root.join("target/cuda-toolkit");
-    let toolkit = Toolkit {
-        folder: folder.join("nvidia/cu13"),
-    };
+    let toolkit = Toolkit::at(folder.join("nvidia/cu13"));
     let installed = folder.join("installed");
     let wanted = PACKAGES.join("\n");
     if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {

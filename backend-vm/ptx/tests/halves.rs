@@ -358,7 +358,7 @@ fn integers_are_packed_with_saturation() {
 
 /// How far a result may be from the exact one, in the last places of its format.
 fn check_functions(format: Format, kernel: &str) {
-    let device = Device::load(include_bytes!("kernels/halves.ptx"));
+    let device = Device::of("halves");
     let inputs: Vec<u16> = (0..64)
         .map(|i| format.nearest((f64::from(i) - 31.5) * 0.17, 0.0))
         .collect();
@@ -406,7 +406,7 @@ fn functions_that_nvcc_compiled() {
 
 #[test]
 fn a_dot_product_of_pairs() {
-    let device = Device::load(include_bytes!("kernels/halves.ptx"));
+    let device = Device::of("halves");
     let a: Vec<u16> = (0..512)
         .map(|i| F16.nearest(f64::from(i % 7 - 3), 0.0))
         .collect();

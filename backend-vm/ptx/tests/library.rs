@@ -12,7 +12,7 @@ use common::Device;
 use wormhole_ptx::LaunchConfig;
 
 fn library() -> Device {
-    Device::load(include_bytes!("kernels/library.ptx"))
+    Device::of("library")
 }
 
 #[test]

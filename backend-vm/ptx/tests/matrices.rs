@@ -78,7 +78,7 @@ impl Wmma {
         element: impl Fn(i32) -> T,
         sum: impl Fn(i32) -> C,
     ) {
-        let device = Device::load(include_bytes!("kernels/matrices.ptx"));
+        let device = Device::of("matrices");
         let (m, n, k) = self.shape;
         let (a, b, c) = (matrix(m * k, 1), matrix(k * n, 2), matrix(m * n, 3));
         let lies = |matrix: &[i32], columns, by_rows| {
@@ -124,7 +124,7 @@ fn wmma_multiplies_what_it_loads() {
 
 #[test]
 fn wmma_multiplies_unsigned_bytes_and_bits() {
-    let device = Device::load(include_bytes!("kernels/matrices.ptx"));
+    let device = Device::of("matrices");
     let byte = |value: i32| (value + 200) as u8;
     let widen = |values: &[i32]| -> Vec<i32> { values.iter().map(|value| value + 200).collect() };
     let (a, b, c) = (matrix(32 * 16, 1), matrix(16 * 8, 2), matrix(32 * 8, 3));
@@ -162,7 +162,7 @@ fn wmma_multiplies_unsigned_bytes_and_bits() {
 
 #[test]
 fn matrices_are_loaded_by_rows_that_lie_anywhere() {
-    let device = Device::load(include_bytes!("kernels/matrices.ptx"));
+    let device = Device::of("matrices");
     let (a, b) = (matrix(256, 1), matrix(128, 2));
     let (da, db) = (upload(&device, &a, half), upload(&device, &b, half));
     let d = device.memory.alloc(128 * 4);

@@ -10,7 +10,7 @@ use common::Device;
 use wormhole_ptx::{FaultKind, LaunchConfig};
 
 fn basics() -> Device {
-    Device::load(include_bytes!("kernels/basics.ptx"))
+    Device::of("basics")
 }
 
 #[test]

@@ -7,7 +7,7 @@ use common::eval::{eval, words};
 use wormhole_ptx::LaunchConfig;
 
 fn asynchronous() -> Device {
-    Device::load(include_bytes!("kernels/asynchronous.ptx"))
+    Device::of("asynchronous")
 }
 
 #[test]

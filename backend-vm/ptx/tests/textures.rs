@@ -32,7 +32,7 @@ impl Objects for Table {
 }
 
 fn device() -> Device {
-    Device::load(include_bytes!("kernels/textures.ptx"))
+    Device::of("textures")
 }
 
 /// A level whose rows lie one after another.

@@ -39,6 +39,11 @@ macro_rules! programs_pass {
             fn with_the_shared_runtime() {
                 super::passes("shared", stringify!($name));
             }
+
+            #[test]
+            fn of_cuda_12() {
+                super::passes("cuda12", stringify!($name));
+            }
         }
     )*};
 }

@@ -5,6 +5,7 @@
 
 pub mod eval;
 
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use wormhole_ptx::{
@@ -107,6 +108,17 @@ pub struct Device {
 }
 
 impl Device {
+    /// Loads what nvcc made of a file of kernels: what is kept beside it, or what another nvcc made, in the folder
+    /// that `WORMHOLE_KERNELS` names.
+    pub fn of(kernels: &str) -> Self {
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
+        let folder = std::env::var_os("WORMHOLE_KERNELS").map_or(kept, PathBuf::from);
+        let path = folder.join(kernels).with_extension("ptx");
+        let text =
+            std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self::load(&text)
+    }
+
     /// Loads an image and places its variables.
     pub fn load(image: &[u8]) -> Self {
         let module = Module::load(image).unwrap();
