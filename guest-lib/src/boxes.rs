@@ -16,7 +16,7 @@ use crate::stream::Target;
 type Extent = [u64; 3];
 
 /// Where a box lies.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Memory {
         /// Its first byte.

@@ -119,12 +119,9 @@ pub struct Info {
     pub plain: bool,
 }
 
-/// `cuThreadExchangeStreamCaptureMode`.
-pub fn exchange_mode(mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
-    if mode > RELAXED {
-        return Err(CuError::INVALID_VALUE);
-    }
-    Ok(MODE.replace(mode))
+/// `cuThreadExchangeStreamCaptureMode`, which natively takes and gives back any number.
+pub fn exchange_mode(mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+    MODE.replace(mode)
 }
 
 /// Refuses a potentially unsafe call while a capture forbids it, which the call ends.

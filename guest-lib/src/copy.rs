@@ -392,12 +392,13 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
         .checked_mul(height - 1)
         .and_then(|bytes| bytes.checked_add(row))
         .ok_or(CuError::INVALID_VALUE)?;
+    // What is there is asked when the graph is made executable.
+    if target.is_captured() {
+        return capture::fill(target, fill, mode);
+    }
     let (end, destination) = End::of(fill.destination, bytes)?;
     if end == End::Pageable {
         return Err(CuError::INVALID_VALUE);
-    }
-    if target.is_captured() {
-        return capture::fill(target, fill, mode);
     }
     let message = MemSet {
         destination: DevicePtr(destination),

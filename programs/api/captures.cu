@@ -1,4 +1,5 @@
 // What a capture forbids, what ends it, and with which codes.
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -152,8 +153,35 @@ static void modes() {
         return result;
     };
     during(1, CU_STREAM_CAPTURE_MODE_GLOBAL, 0, active, 0, __LINE__, relaxed);
+    // The mode of a thread is what it is told, whatever that is.
     CUstreamCaptureMode mode = static_cast<CUstreamCaptureMode>(3);
-    RETURNS(1, cuThreadExchangeStreamCaptureMode, &mode);
+    WORKS(cuThreadExchangeStreamCaptureMode, &mode);
+    HOLDS(mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+    WORKS(cuThreadExchangeStreamCaptureMode, &mode);
+    HOLDS(mode == static_cast<CUstreamCaptureMode>(3));
+}
+
+// Where a captured fill goes is asked when its graph is made executable, that of a copy at once. (cuDNN learns of the
+// grids of its kernels by capturing them with addresses of nothing.)
+static void addresses_of_nothing() {
+    const CUdeviceptr nowhere[] = {0, 0x1000, reinterpret_cast<CUdeviceptr>(malloc(64)), ~CUdeviceptr{0} << 47};
+    for (CUdeviceptr address : nowhere) {
+        CUgraph graph;
+        CUgraphExec executable;
+        size_t nodes = 0;
+        WORKS(cuStreamBeginCapture, other, CU_STREAM_CAPTURE_MODE_RELAXED);
+        WORKS(cuMemsetD8Async, address, 0, 64, other);
+        WORKS(cuMemsetD2D8Async, address, 128, 0, 64, 2, other);
+        RETURNS(1, cuMemcpyDtoDAsync, address, memory, 64, other);
+        RETURNS(1, cuMemcpyDtoDAsync, memory, address, 64, other);
+        WORKS(cuStreamEndCapture, other, &graph);
+        WORKS(cuGraphGetNodes, graph, nullptr, &nodes);
+        HOLDS(nodes == 2);
+        RETURNS(1, cuGraphInstantiate, &executable, graph, 0);
+        WORKS(cuGraphDestroy, graph);
+        RETURNS(1, cuMemsetD8Async, address, 0, 64, other);
+    }
+    free(reinterpret_cast<void *>(nowhere[2]));
 }
 
 // How captures end, and what becomes of their streams and events.
@@ -285,6 +313,7 @@ int main() {
     WORKS(cuStreamSynchronize, other);
     legality();
     modes();
+    addresses_of_nothing();
     ends();
     steered();
     // After all this, work goes on.

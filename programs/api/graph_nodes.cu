@@ -216,13 +216,19 @@ static void copies_fills_functions() {
     HOLDS(word(memory + 640) == 9 && word(memory + 2052) == 101 && word(memory + 1028) == 1);
     run_once(graph);
     HOLDS(word(memory) == 7 && called == 12 && word(memory + 1028) == 101);
-    // What cannot be set: other shapes, copies of several rows, other kinds of memory.
+    // What cannot be set: other shapes, other copies of several rows, other kinds of memory.
     CUDA_MEMSET_NODE_PARAMS wider = set;
     wider.width = 5;
     RETURNS(1, cuGraphExecMemsetNodeSetParams, made, fill, &wider, context);
     RETURNS(1, cuGraphExecMemsetNodeSetParams, made, row, &set, context);
-    RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, up, &copy, context);
-    CUDA_MEMCPY3D other = bytes;
+    WORKS(cuGraphExecMemcpyNodeSetParams, made, up, &copy, context);
+    CUDA_MEMCPY3D other = copy;
+    other.dstDevice += 128;
+    RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, up, &other, context);
+    other = copy;
+    other.Height = 1;
+    RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, up, &other, context);
+    other = bytes;
     other.srcMemoryType = CU_MEMORYTYPE_HOST;
     other.srcHost = source;
     RETURNS(1, cuGraphExecMemcpyNodeSetParams, made, line, &other, context);

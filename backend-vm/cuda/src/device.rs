@@ -351,6 +351,7 @@ impl Device for CudaDevice {
     }
 
     fn destroy_stream(&self, raw: RawStream) -> Result<()> {
+        self.forget_stream(raw);
         // SAFETY: the caller passes a live stream.
         unsafe { self.driver.cuStreamDestroy_v2(stream(raw)) }
     }

@@ -1,5 +1,6 @@
 //! Executable graphs, made of the driver's own nodes.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -9,8 +10,8 @@ use cudarc::driver::sys::{
 };
 use wormhole_api::ctypes::CUDA_MEMCPY3D;
 use wormhole_device::{
-    BoxCopy, CuError, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, MemoryOperation,
-    RawGraph, RawStream, Result,
+    BoxCopy, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
+    MemoryOperation, RawEvent, RawGraph, RawStream, Result,
 };
 
 use crate::arrays::described;
@@ -31,6 +32,12 @@ pub struct MemoryNodeParameters {
 pub struct Executable {
     executable: CUgraphExec,
     template: Template,
+    flags: u64,
+    disabled: HashSet<u32>,
+    /// Where it was launched last, while that stream lives.
+    last: Option<RawStream>,
+    /// What its next launch waits for: the launches of the graph that it has replaced.
+    after: Option<RawEvent>,
 }
 
 /// A graph of the driver, and its nodes by their places.
@@ -216,7 +223,75 @@ impl CudaDevice {
         }
     }
 
-    /// What is launched; the table is not held during the call.
+    /// Makes the driver's executable graph.
+    fn made_executable(&self, template: &Template, flags: u64) -> Result<CUgraphExec> {
+        let mut executable = ptr::null_mut();
+        // SAFETY: the template is live, the place is writable.
+        unsafe {
+            self.driver
+                .cuGraphInstantiateWithFlags(&raw mut executable, template.graph, flags)
+        }?;
+        Ok(executable)
+    }
+
+    /// Puts a new executable graph in the place of one that the driver cannot change.
+    fn replace(&self, raw: RawGraph, template: Template) -> Result<()> {
+        let (flags, disabled, last) = {
+            let graphs = locked(&self.graphs);
+            let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
+            (place.flags, place.disabled.clone(), place.last)
+        };
+        let executable = match self.made_executable(&template, flags) {
+            Ok(executable) => executable,
+            Err(error) => {
+                self.destroy_template(&template);
+                return Err(error);
+            }
+        };
+        for node in &disabled {
+            if let Some(node) = template.nodes.get(*node as usize) {
+                // SAFETY: both are live, and the node is one of the template that the graph was made from.
+                unsafe { self.driver.cuGraphNodeSetEnabled(executable, *node, 0) }?;
+            }
+        }
+        let after = last.and_then(|last| {
+            let event = self.create_event(DISABLE_TIMING).ok()?;
+            let _ = self.record_event(event, last, 0);
+            Some(event)
+        });
+        let new = Executable {
+            executable,
+            template,
+            flags,
+            disabled,
+            last,
+            after,
+        };
+        if let Some(old) = locked(&self.graphs).insert(raw.0, new) {
+            let _ = self.destroy_executable(&old);
+        }
+        Ok(())
+    }
+
+    /// Launches of it go on.
+    fn destroy_executable(&self, place: &Executable) -> Result<()> {
+        // SAFETY: the graph is live and destroyed once.
+        let destroyed = unsafe { self.driver.cuGraphExecDestroy(place.executable) };
+        self.destroy_template(&place.template);
+        if let Some(event) = place.after {
+            let _ = self.destroy_event(event);
+        }
+        destroyed
+    }
+
+    /// Forgets a stream that is about to be destroyed.
+    pub(crate) fn forget_stream(&self, stream: RawStream) {
+        for place in locked(&self.graphs).values_mut() {
+            place.last = place.last.filter(|last| *last != stream);
+        }
+    }
+
+    /// What is uploaded or updated; the table is not held during the call.
     fn executable(&self, raw: RawGraph) -> Result<CUgraphExec> {
         let graphs = locked(&self.graphs);
         let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
@@ -229,6 +304,10 @@ impl CudaDevice {
     }
 }
 
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`, `CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED`.
+const SHAPE_CHANGED: [u32; 2] = [2, 3];
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
 
@@ -245,20 +324,21 @@ fn line_or_box(copy: &BoxCopy) -> CUDA_MEMCPY3D {
 impl Graphs for CudaDevice {
     fn instantiate(&self, graph: &GraphDescription, flags: u64) -> Result<RawGraph> {
         let template = self.template(graph)?;
-        let mut executable = ptr::null_mut();
-        // SAFETY: the template is live, the place is writable.
-        let made = unsafe {
-            self.driver
-                .cuGraphInstantiateWithFlags(&raw mut executable, template.graph, flags)
+        let executable = match self.made_executable(&template, flags) {
+            Ok(executable) => executable,
+            Err(error) => {
+                self.destroy_template(&template);
+                return Err(error);
+            }
         };
-        if let Err(error) = made {
-            self.destroy_template(&template);
-            return Err(error);
-        }
         let raw = RawGraph(handle(executable));
         let entry = Executable {
             executable,
             template,
+            flags,
+            disabled: HashSet::new(),
+            last: None,
+            after: None,
         };
         locked(&self.graphs).insert(raw.0, entry);
         Ok(raw)
@@ -273,13 +353,28 @@ impl Graphs for CudaDevice {
             self.driver
                 .cuGraphExecUpdate_v2(executable, template.graph, info.as_mut_ptr())
         };
+        // SAFETY: the findings begin with a `CUgraphExecUpdateResult`, and were zeros before.
+        let result = unsafe { info.as_ptr().cast::<u32>().read() };
+        if updated == Err(CuError::GRAPH_EXEC_UPDATE_FAILURE) && !SHAPE_CHANGED.contains(&result) {
+            // Such as the addresses of a copy of several rows, which the driver does not change.
+            return self.replace(raw, template);
+        }
         // The nodes of the first template go on naming those of the executable graph.
         self.destroy_template(&template);
         updated
     }
 
     fn launch_graph(&self, raw: RawGraph, on: RawStream) -> Result<()> {
-        let executable = self.executable(raw)?;
+        let (executable, after) = {
+            let mut graphs = locked(&self.graphs);
+            let place = graphs.get_mut(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
+            place.last = Some(on);
+            (place.executable, place.after.take())
+        };
+        if let Some(event) = after {
+            self.wait_event(on, event, 0)?;
+            self.destroy_event(event)?;
+        }
         // SAFETY: the caller passes a live stream; the graph is live.
         unsafe { self.driver.cuGraphLaunch(executable, stream(on)) }
     }
@@ -292,15 +387,11 @@ impl Graphs for CudaDevice {
 
     fn destroy_graph(&self, raw: RawGraph) -> Result<()> {
         let removed = locked(&self.graphs).remove(&raw.0);
-        let place = removed.ok_or(CuError::INVALID_HANDLE)?;
-        // SAFETY: the graph is live and destroyed once; launches of it go on.
-        let destroyed = unsafe { self.driver.cuGraphExecDestroy(place.executable) };
-        self.destroy_template(&place.template);
-        destroyed
+        self.destroy_executable(&removed.ok_or(CuError::INVALID_HANDLE)?)
     }
 
     fn enable_node(&self, raw: RawGraph, node: u32, enabled: bool) -> Result<()> {
-        let (executable, node) = {
+        let (executable, handle) = {
             let graphs = locked(&self.graphs);
             let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
             let node = place.template.nodes.get(node as usize);
@@ -309,7 +400,15 @@ impl Graphs for CudaDevice {
         // SAFETY: the node is one of the template that the graph was made from.
         unsafe {
             self.driver
-                .cuGraphNodeSetEnabled(executable, node, u32::from(enabled))
+                .cuGraphNodeSetEnabled(executable, handle, u32::from(enabled))
+        }?;
+        if let Some(place) = locked(&self.graphs).get_mut(&raw.0) {
+            if enabled {
+                place.disabled.remove(&node);
+            } else {
+                place.disabled.insert(node);
+            }
         }
+        Ok(())
     }
 }

@@ -253,7 +253,7 @@ pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) 
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: not null, so readable and writable.
-        unsafe { mode.write(exchange_mode(mode.read())?) };
+        unsafe { mode.write(exchange_mode(mode.read())) };
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use wormhole_api::{
 };
 
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
-use super::work::{Work, is_row, may_become};
+use super::work::{Work, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle, with};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
@@ -455,11 +455,6 @@ impl Model {
         work: Work,
     ) -> Result {
         let old = self.executed(handle, node)?;
-        if let (Work::Copy(old), Work::Copy(new)) = (old, &work)
-            && !(is_row(old) && is_row(new))
-        {
-            return Err(CuError::INVALID_VALUE);
-        }
         if !may_become(old, &work) {
             return Err(CuError::INVALID_VALUE);
         }

@@ -238,7 +238,7 @@ impl Operations {
 }
 
 /// A copy of which the ends are known.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
     pub to: (End, Place),
     pub from: (End, Place),
@@ -261,10 +261,15 @@ impl Copy {
 }
 
 /// Whether the work of an executable node may become this (CUDA driver API, `cuGraphExecUpdate`): what it is
-/// done on stays the same kind of memory, and a fill of several rows keeps its shape.
+/// done on stays the same kind of memory, a fill of several rows keeps its shape, and a copy of several rows stays
+/// what it is.
 pub fn may_become(old: &Work, new: &Work) -> bool {
     match (old, new) {
         (Work::Kernel(old), Work::Kernel(new)) => old.is_cooperative() == new.is_cooperative(),
+        (Work::Copy(old), Work::Copy(new)) if !is_row(old) || !is_row(new) => matches!(
+            (Copy::read(old), Copy::read(new)),
+            (Ok(Some(old)), Ok(Some(new))) if old == new
+        ),
         (Work::Copy(old), Work::Copy(new)) => {
             (old.srcMemoryType, old.dstMemoryType) == (new.srcMemoryType, new.dstMemoryType)
                 && matches!((Copy::read(old), Copy::read(new)), (Ok(Some(old)), Ok(Some(new)))
@@ -283,8 +288,8 @@ fn is_device(end: End) -> bool {
     end == End::Device
 }
 
-/// Whether a copy is one row, as copies are that are set in an executable graph.
-pub fn is_row(copy: &CUDA_MEMCPY3D) -> bool {
+/// Whether a copy is one row.
+fn is_row(copy: &CUDA_MEMCPY3D) -> bool {
     copy.Height <= 1 && copy.Depth <= 1
 }
 

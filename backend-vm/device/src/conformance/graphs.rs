@@ -28,6 +28,10 @@ pub const CHECKS: &[Check] = &[
         run: update,
     },
     Check {
+        name: "an update changes where copies of several rows go, and leaves what is disabled so",
+        run: update_rows,
+    },
+    Check {
         name: "a disabled node does nothing until it is enabled",
         run: disable,
     },
@@ -262,6 +266,52 @@ fn update(device: &dyn Device) -> Outcome {
     host.half_word(RESULT).store(0, Ordering::Release);
     run(device, executable, stream)?;
     same("the word after failed updates", result(&host), 8)
+}
+
+fn update_rows(device: &dyn Device) -> Outcome {
+    let host = HostMemory::new(device, 1)?;
+    let memory = worked("allocate", device.allocate(4096))?;
+    let add_one = kernel(device, "add_one")?;
+    // Two rows of a word, of which the second is looked at.
+    let described = |value: u64, to: u64| {
+        let end = |address, pitch| BoxEnd::Memory {
+            address,
+            pitch,
+            rows: 2,
+        };
+        let rows = BoxCopy {
+            to: end(to, 64),
+            from: end(memory, 64),
+            extent: [4, 2, 1],
+        };
+        chain(vec![
+            fill(memory + 64, u32::try_from(value).unwrap_or(0)),
+            one_thread(&add_one, &[memory + 64]),
+            GraphNode::Copy(rows),
+            copy(host.address(RESULT), to + 64),
+        ])
+    };
+    let executable = instantiate(device, &described(3, memory + 1024))?;
+    let (one, other) = (new_stream(device)?, new_stream(device)?);
+    worked("enable_node", device.enable_node(executable, 1, false))?;
+    run(device, executable, one)?;
+    same("the word before the update", result(&host), 3)?;
+    for (round, stream) in [(1, one), (2, other), (3, one)] {
+        let to = memory + 1024 + round * 256;
+        let updated = device.update_graph(executable, &described(10 * round, to));
+        worked("update_graph", updated)?;
+        run(device, executable, stream)?;
+        same(
+            "the word after an update",
+            u64::from(result(&host)),
+            10 * round,
+        )?;
+    }
+    worked("enable_node", device.enable_node(executable, 1, true))?;
+    run(device, executable, other)?;
+    same("the word with the kernel", result(&host), 31)?;
+    worked("destroy_stream", device.destroy_stream(one))?;
+    worked("destroy_graph", device.destroy_graph(executable))
 }
 
 fn disable(device: &dyn Device) -> Outcome {
