@@ -52,6 +52,8 @@ mod managed;
 mod memory;
 mod memory_map;
 mod module;
+#[cfg(feature = "mutants")]
+mod mutants;
 mod output;
 mod pool;
 mod registration;

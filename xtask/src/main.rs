@@ -4,6 +4,7 @@ mod bench;
 mod command;
 mod cuda12;
 mod demo;
+mod mutants;
 mod numba;
 mod programs;
 mod setup;
@@ -40,6 +41,11 @@ enum Action {
         /// Only tests that match this, as of pytest's `-k`.
         filter: Option<String>,
     },
+    /// For each function of the driver API, find a test that notices when it does nothing.
+    Mutants {
+        /// Only functions whose names contain this, also those that have a test; otherwise those that have none yet.
+        filter: Option<String>,
+    },
     /// Measure, and print ratios of one run.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -56,6 +62,7 @@ fn main() -> ExitCode {
         Action::Demo { programs } => demo::demo(&root, &programs),
         Action::Test => test::test(&root),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
+        Action::Mutants { filter } => mutants::mutants(&root, filter.as_deref()),
         Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
     };
     match outcome {

@@ -1,8 +1,11 @@
 //! Prints the coverage page.
 
+use std::path::Path;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../api");
-    let table = wormhole_idl::load(folder.as_ref())?;
-    print!("{}", wormhole_idl::coverage(&table));
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../api"));
+    let table = wormhole_idl::load(folder)?;
+    let tested = wormhole_idl::Tested::load(&folder.join("tested.txt"))?;
+    print!("{}", wormhole_idl::coverage(&table, &tested));
     Ok(())
 }

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::table::{Class, Function, FunctionBody, Table};
+use crate::tested::Tested;
 
 /// The coverage page, in Markdown.
 #[must_use]
-pub fn coverage(table: &Table) -> String {
+pub fn coverage(table: &Table, tested: &Tested) -> String {
     let mut out = String::from(
-        "# The driver API: what is served\n\nGenerated from `shared-ring/api/driver.idl`: `cargo run -p wormhole-idl --example coverage > docs/api-coverage.md`.\n\n",
+        "# The driver API: what is served\n\nGenerated from `shared-ring/api/driver.idl` and `tested.txt`: `cargo run -p wormhole-idl --example coverage > docs/api-coverage.md`.\n\n",
     );
     summary(&mut out, table);
-    served(&mut out, table);
+    served(&mut out, table, tested);
     unsupported(&mut out, table);
     attributes(&mut out, table);
     messages(&mut out, table);
@@ -61,8 +62,8 @@ fn summary(out: &mut String, table: &Table) {
     );
 }
 
-fn served(out: &mut String, table: &Table) {
-    out.push_str("## Served\n\n\"Symbol\" and \"since\" are what `cuGetProcAddress` is asked for.\n\n| function | symbol | since | class | messages |\n|---|---|---|---|---|\n");
+fn served(out: &mut String, table: &Table, tested: &Tested) {
+    out.push_str("## Served\n\n\"Symbol\" and \"since\" are what `cuGetProcAddress` is asked for. \"Tested by\" is a test that fails when the function returns success and does nothing (`cargo xtask mutants`).\n\n| function | symbol | since | class | messages | tested by |\n|---|---|---|---|---|---|\n");
     for function in &table.functions {
         let Some((base, forwarded)) = table.forwarded(function) else {
             continue;
@@ -87,9 +88,10 @@ fn served(out: &mut String, table: &Table) {
         };
         let _ = writeln!(
             out,
-            "| {} | {symbol} | {since} | {class} | {} |",
+            "| {} | {symbol} | {since} | {class} | {} | {} |",
             function.name,
-            forwarded.messages.join(", ")
+            forwarded.messages.join(", "),
+            tested.by(&function.name).unwrap_or_default()
         );
     }
     out.push('\n');

@@ -12,7 +12,8 @@ use crate::table::{Direction, Forwarded, Function, FunctionBody, Parameter, Tabl
 /// - `crate::runtime::enter(usize)` at each call, with the function's index in `FUNCTIONS`;
 /// - `crate::runtime::tracing() -> bool`, and when it is true
 ///   `crate::runtime::trace(usize, core::fmt::Arguments, CUresult)` after the call;
-/// - `crate::runtime::unsupported(usize) -> CUresult`.
+/// - `crate::runtime::unsupported(usize) -> CUresult`;
+/// - with the feature `mutants`, `crate::mutants::returns_at_once(usize) -> bool`.
 #[must_use]
 pub fn exports(table: &Table) -> String {
     let mut out = String::new();
@@ -58,7 +59,8 @@ fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
     if let Some(code) = forwarded.returns {
         let _ = writeln!(
             out,
-            "/// Returns a constant.\n{head}\npub extern \"C\" fn {name}() -> CUresult {{\n    crate::runtime::enter({index});\n    {code}\n}}\n"
+            "/// Returns a constant.\n{head}\npub extern \"C\" fn {name}() -> CUresult {{\n{}    crate::runtime::enter({index});\n    {code}\n}}\n",
+            mutant(index)
         );
         return;
     }
@@ -69,8 +71,9 @@ fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
         .collect();
     let _ = writeln!(
         out,
-        "/// CUDA driver API.\n///\n/// # Safety\n/// The caller keeps the contract of `{name}`.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n    crate::runtime::enter({index});",
-        parameters.join(", ")
+        "/// CUDA driver API.\n///\n/// # Safety\n/// The caller keeps the contract of `{name}`.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n{}    crate::runtime::enter({index});",
+        parameters.join(", "),
+        mutant(index)
     );
     let per_thread = matches!(function.body, FunctionBody::PerThread(_));
     let _ = writeln!(
@@ -80,6 +83,13 @@ fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
         arguments(forwarded, per_thread),
         trace(forwarded)
     );
+}
+
+/// The lines by which a function can be made to do nothing, to see which test notices.
+fn mutant(index: usize) -> String {
+    format!(
+        "    #[cfg(feature = \"mutants\")]\n    if crate::mutants::returns_at_once({index}) {{\n        return 0;\n    }}\n"
+    )
 }
 
 fn arguments(forwarded: &Forwarded, per_thread: bool) -> String {

@@ -15,6 +15,7 @@ mod nvml;
 mod parse;
 mod round_trips;
 mod table;
+mod tested;
 
 pub use coverage::coverage;
 pub use exports::{exports, signatures};
@@ -25,3 +26,4 @@ pub use nvml::{Nvml, NvmlError, nvml_coverage, nvml_exports, nvml_tables};
 pub use parse::{ParseError, parse};
 pub use round_trips::round_trips;
 pub use table::*;
+pub use tested::Tested;

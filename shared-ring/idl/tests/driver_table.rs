@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use wormhole_idl::{FunctionBody, Table, coverage, exports, load, parse, protocol_hash};
+use wormhole_idl::{FunctionBody, Table, Tested, coverage, exports, load, parse, protocol_hash};
 
 fn read(path: &str) -> String {
     let path = format!("{}/{path}", env!("CARGO_MANIFEST_DIR"));
@@ -12,6 +12,11 @@ fn read(path: &str) -> String {
 
 fn table() -> Table {
     load(concat!(env!("CARGO_MANIFEST_DIR"), "/../api").as_ref()).expect("the table")
+}
+
+fn tested() -> Tested {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../api/tested.txt");
+    Tested::load(path.as_ref()).expect("the tests of functions")
 }
 
 #[test]
@@ -142,9 +147,23 @@ fn any_change_to_what_crosses_the_ring_changes_the_hash() {
 }
 
 #[test]
+fn only_functions_that_are_served_have_tests() {
+    let (table, tested) = (table(), tested());
+    let text = read("../api/tested.txt");
+    assert_eq!(text, tested.text(&table), "in the order of the table");
+    for function in &table.functions {
+        assert!(
+            tested.by(&function.name).is_none() || table.forwarded(function).is_some(),
+            "{} is not served",
+            function.name
+        );
+    }
+}
+
+#[test]
 fn the_coverage_page_is_up_to_date() {
     assert!(
-        coverage(&table()) == read("../../docs/api-coverage.md"),
+        coverage(&table(), &tested()) == read("../../docs/api-coverage.md"),
         "run: cargo run -p wormhole-idl --example coverage > docs/api-coverage.md"
     );
 }

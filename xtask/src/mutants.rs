@@ -1,0 +1,298 @@
+//! `cargo xtask mutants`: for each function of the driver API that is served, a test that fails when the function
+//! returns success and does nothing.
+//!
+//! The tests are first run as they are, to see which functions each of them calls. Then, for each function, those
+//! that call it are run with the function doing nothing, until one fails. What is found goes to
+//! `shared-ring/api/tested.txt`, function by function, so that a run that was broken off goes on where it was, and
+//! `docs/api-coverage.md` tells it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::command::{Failure, Run, cargo, step};
+use crate::stage::{self, Stage};
+
+/// Tests of the staged installation that say nothing about single functions, or that take the machine.
+const LEFT_OUT: [&str; 3] = ["guest::", "guest_kill::", "gpu::"];
+/// How much longer than as it is a test may take before it has failed.
+const SLOWER: u32 = 5;
+/// What a test may take at least.
+const LEAST: Duration = Duration::from_secs(15);
+/// Tests at a time.
+const LANES: usize = 2;
+
+/// A test of libtest's kind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Test {
+    /// As the coverage page calls it.
+    label: String,
+    binary: PathBuf,
+    name: String,
+}
+
+/// What a test did when nothing was wrong.
+#[derive(Clone, Debug)]
+struct Record {
+    test: Test,
+    took: Duration,
+    calls: BTreeSet<String>,
+}
+
+/// Finds tests for the functions whose names contain `filter`, or for those that have none yet; tells whether each has
+/// one.
+pub fn mutants(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
+    let folder = root.join("target/mutants");
+    let lanes = stages(root, &folder)?;
+    let table = wormhole_idl::load(&root.join("shared-ring/api"))
+        .map_err(|error| Failure::new(error.to_string()))?;
+    let names: Vec<String> = table
+        .functions
+        .iter()
+        .map(|function| function.name.clone())
+        .collect();
+    let tests = tests(root, &folder)?;
+    step(&format!("seeing what each of {} tests calls", tests.len()));
+    let records = recorded(&tests, &names, &lanes, root, &folder)?;
+
+    let path = root.join("shared-ring/api/tested.txt");
+    let known =
+        wormhole_idl::Tested::load(&path).map_err(|error| Failure::new(error.to_string()))?;
+    let wanted: Vec<&str> = match filter {
+        Some(filter) => table
+            .functions
+            .iter()
+            .filter(|function| table.forwarded(function).is_some())
+            .map(|function| function.name.as_str())
+            .filter(|name| name.contains(filter))
+            .collect(),
+        None => known.missing(&table).collect(),
+    };
+    step(&format!(
+        "{} functions do nothing, one by one",
+        wanted.len()
+    ));
+    let known = Mutex::new(known);
+    let next = Mutex::new(wanted.into_iter());
+    let uncaught = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for lane in &lanes {
+            scope.spawn(|| {
+                while let Some(name) = taken(&next) {
+                    let Some(test) = catcher(name, &records, lane, root) else {
+                        eprintln!("xtask: no test notices that {name} does nothing");
+                        locked(&uncaught).push(name);
+                        continue;
+                    };
+                    println!("{name}: {}", test.label);
+                    let mut known = locked(&known);
+                    known.set(name, &test.label);
+                    if let Err(error) = fs::write(&path, known.text(&table)) {
+                        eprintln!("xtask: cannot write {}: {error}", path.display());
+                    }
+                }
+            });
+        }
+    });
+    let uncaught = uncaught.into_inner().unwrap_or_default();
+    println!(
+        "mutants: {} functions are noticed by no test",
+        uncaught.len()
+    );
+    Ok(uncaught.is_empty())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn taken<'a>(next: &Mutex<impl Iterator<Item = &'a str>>) -> Option<&'a str> {
+    locked(next).next()
+}
+
+/// One installation for each lane, with the library whose functions can be told to do nothing. Tests look for what a
+/// run left behind by its installation's folder, so lanes have one each.
+fn stages(root: &Path, folder: &Path) -> Result<Vec<Stage>, Failure> {
+    let stage = stage::stage(root)?;
+    cargo(root)
+        .args(["build", "--release", "--package", "wormhole-guest"])
+        .args(["--features", "mutants"])
+        .env("CARGO_TARGET_DIR", folder)
+        .check()?;
+    (0..LANES)
+        .map(|lane| {
+            let prefix = folder.join(format!("stage-{lane}"));
+            for part in ["bin", "lib/wormhole"] {
+                for entry in entries(&stage.prefix.join(part))? {
+                    let name = entry.file_name().unwrap_or_default();
+                    let is_library = name.to_string_lossy().starts_with("libcuda.so");
+                    let built = folder.join("release/libcuda.so");
+                    let from = if is_library { &built } else { &entry };
+                    stage::place(from, &prefix.join(part).join(name))?;
+                }
+            }
+            Ok(Stage { prefix })
+        })
+        .collect()
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let entries = fs::read_dir(folder)
+        .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
+    Ok(entries.flatten().map(|entry| entry.path()).collect())
+}
+
+/// Builds the tests and lists them.
+fn tests(root: &Path, folder: &Path) -> Result<Vec<Test>, Failure> {
+    let whole = cargo(root).args(["test", "--no-run", "--message-format=json"]);
+    let whole = whole.args(["--package", "wormhole", "--test", "runs"]);
+    let library = cargo(root)
+        .args(["test", "--no-run", "--message-format=json"])
+        .args(["--package", "wormhole-guest", "--features", "mutants"])
+        .env("CARGO_TARGET_DIR", folder);
+    let mut tests = Vec::new();
+    for (run, prefix) in [(whole, "hypervisor/tests"), (library, "guest-lib/tests")] {
+        let (status, output) = run.output()?;
+        if !status.success() {
+            return Err(Failure::new("the tests cannot be built"));
+        }
+        for (target, binary) in executables(&output) {
+            let (_, list) = Run::new(&binary).args(["--list"]).output()?;
+            let names = list.lines().filter_map(|line| line.strip_suffix(": test"));
+            tests.extend(
+                names
+                    .filter(|name| !LEFT_OUT.iter().any(|start| name.starts_with(start)))
+                    .map(|name| Test {
+                        label: format!("{prefix}/{target} {name}"),
+                        binary: binary.clone(),
+                        name: name.to_owned(),
+                    }),
+            );
+        }
+    }
+    Ok(tests)
+}
+
+/// Names and paths of the test executables that cargo tells of.
+fn executables(messages: &str) -> Vec<(String, PathBuf)> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|message| {
+            let path = message.get("executable")?.as_str()?;
+            let name = message.get("target")?.get("name")?.as_str()?;
+            Some((name.to_owned(), path.into()))
+        })
+        .collect()
+}
+
+/// Runs every test that is not recorded yet.
+fn recorded(
+    tests: &[Test],
+    names: &[String],
+    lanes: &[Stage],
+    root: &Path,
+    folder: &Path,
+) -> Result<Vec<Record>, Failure> {
+    let next = Mutex::new(tests.iter());
+    let records = Mutex::new(Vec::new());
+    let failure = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for (index, lane) in lanes.iter().enumerate() {
+            let calls = folder.join(format!("called-{index}"));
+            let (next, records, failure) = (&next, &records, &failure);
+            scope.spawn(move || {
+                loop {
+                    let Some(test) = locked(next).next() else {
+                        return;
+                    };
+                    match record(test, names, lane, root, &calls) {
+                        Ok(Some(record)) => locked(records).push(record),
+                        Ok(None) => eprintln!("xtask: {} fails as it is", test.label),
+                        Err(failed) => *locked(failure) = Some(failed),
+                    }
+                }
+            });
+        }
+    });
+    if let Some(failed) = failure.into_inner().unwrap_or_default() {
+        return Err(failed);
+    }
+    Ok(records.into_inner().unwrap_or_default())
+}
+
+/// Runs a test as it is; `None` if it fails.
+fn record(
+    test: &Test,
+    names: &[String],
+    lane: &Stage,
+    root: &Path,
+    calls: &Path,
+) -> Result<Option<Record>, Failure> {
+    let unusable =
+        |error: std::io::Error| Failure::new(format!("cannot use {}: {error}", calls.display()));
+    fs::write(calls, vec![0; names.len()]).map_err(unusable)?;
+    let start = Instant::now();
+    let environment = ("WORMHOLE_CALLED", calls.as_os_str().to_owned());
+    let passed = passes(test, lane, root, environment, Duration::from_secs(200))?;
+    let bytes = fs::read(calls).map_err(unusable)?;
+    let called = names.iter().zip(bytes).filter(|(_, byte)| *byte == 1);
+    let record = Record {
+        test: test.clone(),
+        took: start.elapsed(),
+        calls: called.map(|(name, _)| name.clone()).collect(),
+    };
+    Ok(passed.then_some(record))
+}
+
+/// The first test that fails when a function does nothing. Quick ones come first, and those about bad arguments last:
+/// they say least about what the function is for.
+fn catcher<'a>(name: &str, records: &'a [Record], lane: &Stage, root: &Path) -> Option<&'a Test> {
+    let mut candidates: Vec<&Record> = records
+        .iter()
+        .filter(|record| record.calls.contains(name))
+        .collect();
+    candidates.sort_by_key(|record| (record.test.name.contains("bad_input"), record.took));
+    candidates
+        .into_iter()
+        .find(|record| {
+            let limit = LEAST.max(record.took * SLOWER);
+            let environment = ("WORMHOLE_MUTANT", name.into());
+            matches!(
+                passes(&record.test, lane, root, environment, limit),
+                Ok(false)
+            )
+        })
+        .map(|record| &record.test)
+}
+
+/// Runs one test; one that takes longer than `limit` has failed.
+fn passes(
+    test: &Test,
+    lane: &Stage,
+    root: &Path,
+    environment: (&str, std::ffi::OsString),
+    limit: Duration,
+) -> Result<bool, Failure> {
+    let seconds = limit.as_secs().to_string();
+    let status = Command::new("timeout")
+        .args(["--kill-after=5", &seconds])
+        .arg(&test.binary)
+        .args(["--exact", &test.name])
+        .env("WORMHOLE_STAGE", &lane.prefix)
+        .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
+        .env("WORMHOLE_IMAGES", root.join("target/images"))
+        .env(environment.0, environment.1)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    let status =
+        status.map_err(|error| Failure::new(format!("cannot run {}: {error}", test.label)))?;
+    Ok(status.success())
+}
