@@ -30,6 +30,7 @@ mod barrier;
 mod boxes;
 mod calls;
 mod capture;
+mod compiled_code;
 mod context;
 mod copy;
 mod counts;

@@ -6,6 +6,7 @@
 //! and what callers make of the answers. A table that is not here is refused as the native driver refuses
 //! an unknown one.
 
+mod compilations;
 mod consistency;
 mod storage;
 
@@ -15,6 +16,9 @@ use std::ptr;
 
 use wormhole_api::handle::Module as ModuleKind;
 
+use self::compilations::{
+    ask_compilation, find_compilation, forget_question, free_compilation, keep_compilation,
+};
 pub use self::storage::{Destructor, Storage};
 use crate::context::{self, Context};
 use crate::device::attribute;
@@ -107,6 +111,14 @@ tables! {
     MODULE_FUNCTIONS[99] = {
         7 => visit_functions,
     }
+    /// Asked for by NVRTC, which compiles the same again each time without it.
+    COMPILATIONS[7] = {
+        1 => ask_compilation,
+        2 => forget_question,
+        3 => find_compilation,
+        4 => keep_compilation,
+        6 => free_compilation,
+    }
 }
 
 /// The table with an identifier.
@@ -121,6 +133,7 @@ pub fn find(id: &[u8; 16]) -> Option<*const c_void> {
         0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2 => STREAM_OBJECTS.start(),
         0x1734_dc26_800d_4745_8726_c0f1_e7dd_8bca => OPAQUE_OBJECTS.start(),
         0x6e16_3fbe_b958_444d_835c_e182_aff1_991e => MODULE_FUNCTIONS.start(),
+        0xda91_51d3_3ae6_cc41_a5c0_4f26_d533_e328 => COMPILATIONS.start(),
         _ => return None,
     })
 }
@@ -418,6 +431,7 @@ mod tests {
             STREAM_OBJECTS: 93, [4, 39, 51];
             OPAQUE_OBJECTS: 17, [];
             MODULE_FUNCTIONS: 99, [7];
+            COMPILATIONS: 7, [1, 2, 3, 4, 6];
         }
     }
 
