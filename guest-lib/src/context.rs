@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use wormhole_api::Handle;
 use wormhole_api::handle::Context as ContextKind;
 
+use crate::core_dump;
 use crate::error::{CuError, Result};
 use crate::export_tables::Storage;
 use crate::handle::{self, Table};
@@ -261,7 +262,11 @@ pub fn retain_primary() -> Result<CUcontext> {
     permitted()?;
     let (context, handle) = primary_context()?;
     context.retained.fetch_add(1, Ordering::AcqRel);
-    context.active.store(true, Ordering::Release);
+    if !context.active.swap(true, Ordering::AcqRel)
+        && let Some(identity) = identity(handle)
+    {
+        core_dump::begin(identity);
+    }
     Ok(handle)
 }
 
@@ -296,6 +301,9 @@ pub fn create(flags: u32) -> Result<CUcontext> {
         context.active.store(true, Ordering::Release);
     })?;
     let pointer = handle::to_pointer(handle);
+    if let Some(identity) = identity(pointer) {
+        core_dump::begin(identity);
+    }
     push(pointer)?;
     Ok(pointer)
 }

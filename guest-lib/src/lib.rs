@@ -33,6 +33,7 @@ mod capture;
 mod compiled_code;
 mod context;
 mod copy;
+mod core_dump;
 mod counts;
 mod device;
 mod error;

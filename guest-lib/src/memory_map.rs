@@ -132,7 +132,7 @@ impl MemoryMap {
                 origin,
                 id,
                 context,
-                synchronous: false,
+                synchronous: origin == Origin::Managed,
             },
         );
     }

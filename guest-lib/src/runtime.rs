@@ -8,6 +8,7 @@ use wormhole_api::{Class, FUNCTIONS};
 use crate::counts;
 use crate::error::CuError;
 use crate::log::{self, Level};
+use crate::session::session;
 use crate::types::CUresult;
 
 /// Counts a call of the function with this index in the table.
@@ -47,6 +48,27 @@ pub fn unsupported(index: usize) -> CUresult {
         log::error!("{} is not supported: {reason}", function.name);
     }
     CuError::NOT_SUPPORTED.0
+}
+
+/// No result.
+///
+/// # Safety
+/// `place` is null or writable.
+pub unsafe fn clear<T>(place: *mut T) {
+    if !place.is_null() {
+        // SAFETY: not null, so writable.
+        unsafe { place.write_bytes(0, 1) };
+    }
+}
+
+/// A function that fails in the same way whatever it is asked, as natively.
+#[cold]
+pub fn refuse(index: usize, code: CUresult) -> CUresult {
+    enter(index);
+    match session() {
+        Ok(_) => code,
+        Err(error) => error.0,
+    }
 }
 
 /// At least as many as there are functions; checked by a test.

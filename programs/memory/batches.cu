@@ -168,6 +168,14 @@ int main() {
     CHECK(cudaMemcpy(back.data(), device, 4 * size, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < 4 * size; ++i) expect(back[i] == 7, "nothing is copied");
     sizes[3] = size;
+    sizes[1] = 0;
+    refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "an empty copy");
+    sizes[1] = size - 1;
+    attributes[0].srcLocHint.type = cudaMemLocationTypeDevice;
+    attributes[0].srcLocHint.id = 99;
+    refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "no such device");
+    attributes[0].srcLocHint = {};
+    refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, 0), "the legacy stream");
     refused(cudaMemcpyBatchAsync(to, from, sizes, 0, attributes, firsts, 1, stream), "no copies");
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 0, stream), "no attributes");
     size_t late[1] = {1};

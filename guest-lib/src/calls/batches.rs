@@ -7,15 +7,17 @@ use wormhole_api::array::ArrayShape;
 use wormhole_api::handle::Array;
 
 use super::body;
+use super::devices::device;
+use crate::array;
 use crate::boxes::{Place, copy_box};
+use crate::context::Scope;
 use crate::copy::{Direction, Mode, check, copy};
 use crate::error::{CuError, Result};
 use crate::stream::{Target, target};
 use crate::types::{
-    CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemcpy3DOperand, CUmemcpyAttributes, CUresult,
-    CUstream, DefaultStream,
+    CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemLocation, CUmemcpy3DOperand,
+    CUmemcpyAttributes, CUresult, CUstream, DefaultStream, LOCATION_DEVICE,
 };
-use crate::{array, context};
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
 const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
@@ -24,6 +26,17 @@ const DURING_CALL: u32 = 2;
 const KNOWN_FLAGS: u32 = 1;
 /// What is said where no copy of the batch is to blame.
 const NO_COPY: usize = usize::MAX;
+
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`, the greatest.
+const LOCATIONS: u32 = 4;
+
+/// Whether a hint names a place that there is.
+fn is_place(hint: CUmemLocation) -> bool {
+    match hint.r#type {
+        LOCATION_DEVICE => device(hint.id).is_ok(),
+        kind => kind <= LOCATIONS,
+    }
+}
 
 /// The arrays of a batch.
 struct Batch {
@@ -67,8 +80,10 @@ impl Batch {
             } else {
                 first >= least
             };
-            let known =
-                ORDERS.contains(&attributes.srcAccessOrder) && attributes.flags & !KNOWN_FLAGS == 0;
+            let known = ORDERS.contains(&attributes.srcAccessOrder)
+                && attributes.flags & !KNOWN_FLAGS == 0
+                && is_place(attributes.srcLocHint)
+                && is_place(attributes.dstLocHint);
             if !in_order || first >= self.count || !known {
                 return Err(CuError::INVALID_VALUE);
             }
@@ -97,15 +112,14 @@ impl Batch {
     ///
     /// # Safety
     /// As of `cuMemcpyBatchAsync`.
-    unsafe fn run(&self, default: DefaultStream, stream: CUstream, failed: &mut usize) -> Result {
-        let (scope, target) = ordered(default, stream)?;
+    unsafe fn run(&self, scope: Scope, target: Target, failed: &mut usize) -> Result {
         // SAFETY: as the caller promises.
         let during_call = unsafe { self.read_attributes() }?;
         for index in 0..self.count {
             // SAFETY: below the count.
             let (to, from, bytes) = unsafe { self.copy(index) };
             let possible = check(to, bytes).and_then(|()| check(from, bytes));
-            if to == 0 || from == 0 || possible.is_err() {
+            if bytes == 0 || to == 0 || from == 0 || possible.is_err() {
                 *failed = index;
                 return Err(CuError::INVALID_VALUE);
             }
@@ -134,7 +148,7 @@ impl Batch {
 }
 
 /// The stream of a batch, which must not be the legacy one.
-fn ordered(default: DefaultStream, stream: CUstream) -> Result<(context::Scope, Target)> {
+fn ordered(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> {
     let (scope, target) = target(default, stream)?;
     if target.handle.is_legacy() {
         Err(CuError::INVALID_VALUE)
@@ -193,13 +207,12 @@ pub unsafe fn cuMemcpyBatchAsync(
         number: numAttrs,
     };
     body! {
+        let (scope, target) = ordered(default, hStream)?;
         let mut failed = NO_COPY;
         // SAFETY: as the caller promises.
-        let outcome = unsafe { batch.run(default, hStream, &mut failed) };
-        if outcome.is_err() {
-            // SAFETY: as the caller promises.
-            unsafe { super::put_if_wanted(failIdx, failed) };
-        }
+        let outcome = unsafe { batch.run(scope, target, &mut failed) };
+        // SAFETY: as the caller promises.
+        unsafe { super::put_if_wanted(failIdx, failed) };
         outcome
     }
 }
@@ -283,13 +296,12 @@ fn described(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<((Place, Place), [u64; 3])
 /// # Safety
 /// As of `cuMemcpy3DBatchAsync`.
 unsafe fn boxes(
-    default: DefaultStream,
-    stream: CUstream,
+    scope: Scope,
+    target: Target,
     (copies, count): (*const CUDA_MEMCPY3D_BATCH_OP, usize),
     flags: u64,
     failed: &mut usize,
 ) -> Result {
-    let (scope, target) = ordered(default, stream)?;
     if copies.is_null() || count == 0 || flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
@@ -327,13 +339,12 @@ pub unsafe fn cuMemcpy3DBatchAsync(
     hStream: CUstream,
 ) -> CUresult {
     body! {
+        let (scope, target) = ordered(default, hStream)?;
         let mut failed = NO_COPY;
         // SAFETY: as the caller promises.
-        let outcome = unsafe { boxes(default, hStream, (opList, numOps), flags, &mut failed) };
-        if outcome.is_err() {
-            // SAFETY: as the caller promises.
-            unsafe { super::put_if_wanted(failIdx, failed) };
-        }
+        let outcome = unsafe { boxes(scope, target, (opList, numOps), flags, &mut failed) };
+        // SAFETY: as the caller promises.
+        unsafe { super::put_if_wanted(failIdx, failed) };
         outcome
     }
 }

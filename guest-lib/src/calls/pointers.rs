@@ -64,7 +64,7 @@ fn value(
         // IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
         10 | 15 => Value::Word(0),
         // SYNC_MEMOPS
-        6 => Value::Word(u32::from(allocation.synchronous || allocation.is_managed())),
+        6 => Value::Word(u32::from(allocation.synchronous)),
         // IS_MANAGED
         8 => Value::Word(u32::from(allocation.is_managed())),
         // BUFFER_ID

@@ -76,6 +76,11 @@ fn batches_of_copies_are_made_or_refused_as_a_whole() {
 }
 
 #[test]
+fn functions_of_old_versions_are_as_natively() {
+    passes("static", "old_versions");
+}
+
+#[test]
 fn pools_allocate_in_the_order_of_streams() {
     passes("static", "pools");
 }

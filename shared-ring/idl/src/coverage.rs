@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::table::{Class, Function, FunctionBody, Table};
+use crate::table::{Class, Forwarded, Function, FunctionBody, Table};
 use crate::tested::Tested;
 
 /// The coverage page, in Markdown.
@@ -84,6 +84,10 @@ fn served(out: &mut String, table: &Table, tested: &Tested) {
         };
         let class = match &function.body {
             FunctionBody::Same(_) => format!("as {}", base.name),
+            FunctionBody::Forwarded(Forwarded {
+                returns: Some(code),
+                ..
+            }) => format!("returns {code}"),
             _ => forwarded.class.name().to_lowercase(),
         };
         let _ = writeln!(

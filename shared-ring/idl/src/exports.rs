@@ -13,6 +13,8 @@ use crate::table::{Direction, Forwarded, Function, FunctionBody, Parameter, Tabl
 /// - `crate::runtime::tracing() -> bool`, and when it is true
 ///   `crate::runtime::trace(usize, core::fmt::Arguments, CUresult)` after the call;
 /// - `crate::runtime::unsupported(usize) -> CUresult`;
+/// - for a plain return code `crate::runtime::clear(*mut T)`, unsafe, for every result, and then
+///   `crate::runtime::refuse(usize, CUresult) -> CUresult`;
 /// - with the feature `mutants`, `crate::mutants::returns_at_once(usize) -> bool`.
 #[must_use]
 pub fn exports(table: &Table) -> String {
@@ -56,19 +58,26 @@ fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
         );
         return;
     };
-    if let Some(code) = forwarded.returns {
-        let _ = writeln!(
-            out,
-            "/// Returns a constant.\n{head}\npub extern \"C\" fn {name}() -> CUresult {{\n{}    crate::runtime::enter({index});\n    {code}\n}}\n",
-            mutant(index)
-        );
-        return;
-    }
     let parameters: Vec<String> = forwarded
         .parameters
         .iter()
         .map(|parameter| format!("{}: {}", parameter.name, rust_type(parameter)))
         .collect();
+    if let Some(code) = forwarded.returns {
+        let results = forwarded.parameters.iter();
+        let cleared: String = results
+            .map(|result| {
+                format!("    // SAFETY: as the caller promises.\n    unsafe {{ crate::runtime::clear({}) }};\n", result.name)
+            })
+            .collect();
+        let _ = writeln!(
+            out,
+            "/// CUDA driver API: always this code, and no results.\n///\n/// # Safety\n/// Results have a place, or none.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n{}{cleared}    crate::runtime::refuse({index}, {code})\n}}\n",
+            parameters.join(", "),
+            mutant(index)
+        );
+        return;
+    }
     let _ = writeln!(
         out,
         "/// CUDA driver API.\n///\n/// # Safety\n/// The caller keeps the contract of `{name}`.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n{}    crate::runtime::enter({index});",

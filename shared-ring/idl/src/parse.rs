@@ -28,7 +28,8 @@
 //!
 //! CLASS is `local record request fence`. `stream`: the function depends on the default stream, and may have
 //! a `per-thread` variant. CTYPE is a C type passed by value (`in`) or pointed at (`out`, `inout`); with
-//! `[LENGTH]` it is pointed at in any direction. `string` is NUL-terminated.
+//! `[LENGTH]` it is pointed at in any direction. `string` is NUL-terminated. `returns`: always this code, and its
+//! results, the only parameters that it has, are zero.
 
 mod functions;
 

@@ -150,6 +150,12 @@ fn check_body(table: &Table, function: &Function) -> Result<(), String> {
             Ok(())
         }
         FunctionBody::Forwarded(forwarded) => {
+            let results = |parameter: &Parameter| {
+                parameter.direction == Direction::Out && parameter.length.is_none()
+            };
+            if forwarded.returns.is_some() && !forwarded.parameters.iter().all(results) {
+                return Err(format!("{name} is refused: only its results are told"));
+            }
             for message in &forwarded.messages {
                 if !table
                     .messages

@@ -1,0 +1,36 @@
+//! Functions of CUDA 3.1, with addresses and sizes of 32 bits, as contexts with 64-bit addresses serve them. What
+//! they refuse always is in the table.
+
+use super::devices::device;
+use super::{body, put};
+use crate::context;
+use crate::error::CuError;
+use crate::runtime::clear;
+use crate::types::{CUdevice, CUresult};
+
+/// More than fits is the most that does.
+pub unsafe fn cuDeviceTotalMem(bytes: *mut u32, dev: CUdevice) -> CUresult {
+    body! {
+        // SAFETY: as the caller promises.
+        unsafe { clear(bytes) };
+        let total = device(dev)?.total_memory;
+        // SAFETY: as the caller promises.
+        unsafe { put(bytes, u32::try_from(total).unwrap_or(u32::MAX)) }
+    }
+}
+
+/// Nothing is asked, or nothing is known.
+pub unsafe fn cuMemGetAddressRange(pbase: *mut u32, psize: *mut u32, _dptr: u32) -> CUresult {
+    body! {
+        context::scope()?;
+        if pbase.is_null() && psize.is_null() {
+            return Ok(());
+        }
+        // SAFETY: as the caller promises.
+        unsafe {
+            clear(pbase);
+            clear(psize);
+        }
+        Err(CuError::INVALID_CONTEXT)
+    }
+}

@@ -1,0 +1,223 @@
+//! What programs say about core dumps of the device: kept, and told again. A dump would be made where the device's
+//! driver is, so none can be asked for.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{CuError, Result};
+
+/// `CUcoredumpSettings`.
+const ENABLE_ON_EXCEPTION: u32 = 1;
+const TRIGGER_HOST: u32 = 2;
+const LIGHTWEIGHT: u32 = 3;
+const ENABLE_USER_TRIGGER: u32 = 4;
+const FILE: u32 = 5;
+const PIPE: u32 = 6;
+const GENERATION_FLAGS: u32 = 7;
+
+/// `CU_COREDUMP_LIGHTWEIGHT_FLAGS` and `CU_COREDUMP_SKIP_ABORT`.
+const LIGHTWEIGHT_FLAGS: u32 = 0x2F;
+const SKIP_ABORT: u32 = 0x10;
+
+/// Bytes of a name, with its end.
+const NAME_BYTES: usize = 1024;
+
+/// Whose setting it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    Process,
+    /// A context, by its identity.
+    Context(u64),
+}
+
+/// A setting as it is told: a boolean, a number, or a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    Bool(bool),
+    Word(u32),
+    Name(Vec<u8>),
+}
+
+impl Value {
+    /// Bytes of a place for it.
+    pub const fn bytes(&self) -> usize {
+        match self {
+            Self::Bool(_) => 1,
+            Self::Word(_) => 4,
+            Self::Name(_) => NAME_BYTES,
+        }
+    }
+
+    /// What is written to a place of `bytes` bytes: names are cut or filled, others fit exactly.
+    pub fn place(&self, bytes: usize) -> Result<Vec<u8>> {
+        let own = match self {
+            Self::Bool(value) => vec![u8::from(*value)],
+            Self::Word(value) => value.to_ne_bytes().to_vec(),
+            Self::Name(name) => {
+                let mut place = name.clone();
+                place.resize(bytes.min(NAME_BYTES), 0);
+                return Ok(place);
+            }
+        };
+        if own.len() == bytes {
+            Ok(own)
+        } else {
+            Err(CuError::INVALID_VALUE)
+        }
+    }
+
+    /// The same kind of value out of what a program has set it to.
+    pub fn read(&self, place: &[u8]) -> Result<Self> {
+        match self {
+            Self::Bool(_) => match place {
+                [value] => Ok(Self::Bool(*value != 0)),
+                _ => Err(CuError::INVALID_VALUE),
+            },
+            Self::Word(_) => place
+                .try_into()
+                .map(|word| Self::Word(u32::from_ne_bytes(word)))
+                .map_err(|_| CuError::INVALID_VALUE),
+            Self::Name(_) if place.len() <= NAME_BYTES => {
+                let end = place.iter().position(|byte| *byte == 0);
+                Ok(Self::Name(place[..end.unwrap_or(place.len())].to_vec()))
+            }
+            Self::Name(_) => Err(CuError::INVALID_VALUE),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Settings {
+    flags: u32,
+    file: Vec<u8>,
+    pipe: Vec<u8>,
+}
+
+impl Settings {
+    fn get(&self, setting: u32, of: Of) -> Result<Value> {
+        Ok(match setting {
+            ENABLE_ON_EXCEPTION => Value::Bool(false),
+            TRIGGER_HOST => Value::Bool(self.flags & SKIP_ABORT == 0),
+            LIGHTWEIGHT => Value::Bool(self.flags & LIGHTWEIGHT_FLAGS == LIGHTWEIGHT_FLAGS),
+            ENABLE_USER_TRIGGER if of == Of::Process => Value::Bool(false),
+            FILE => Value::Name(self.file.clone()),
+            PIPE if of == Of::Process => Value::Name(self.pipe.clone()),
+            GENERATION_FLAGS => Value::Word(self.flags),
+            _ => return Err(CuError::INVALID_VALUE),
+        })
+    }
+
+    fn set(&mut self, setting: u32, value: Value) -> Result {
+        let mut mask = |mask: u32, on: bool| {
+            self.flags = if on {
+                self.flags | mask
+            } else {
+                self.flags & !mask
+            };
+        };
+        match (setting, value) {
+            (ENABLE_ON_EXCEPTION | ENABLE_USER_TRIGGER, Value::Bool(true)) => {
+                return Err(CuError::NOT_SUPPORTED);
+            }
+            (TRIGGER_HOST, Value::Bool(on)) => mask(SKIP_ABORT, !on),
+            (LIGHTWEIGHT, Value::Bool(on)) => mask(LIGHTWEIGHT_FLAGS, on),
+            (FILE, Value::Name(name)) => self.file = name,
+            (PIPE, Value::Name(name)) => self.pipe = name,
+            (GENERATION_FLAGS, Value::Word(flags)) => self.flags = flags,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Settings of the process, and of contexts whose settings are not those of a fresh process.
+#[derive(Debug, Default)]
+struct All {
+    process: Settings,
+    contexts: HashMap<u64, Settings>,
+}
+
+impl All {
+    fn of(&self, of: Of) -> Settings {
+        match of {
+            Of::Process => self.process.clone(),
+            Of::Context(identity) => self.contexts.get(&identity).cloned().unwrap_or_default(),
+        }
+    }
+}
+
+static ALL: LazyLock<Mutex<All>> = LazyLock::new(Mutex::default);
+
+fn all() -> MutexGuard<'static, All> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A context begins with what the process has set.
+pub fn begin(identity: u64) {
+    let mut all = all();
+    if all.process != Settings::default() {
+        let inherited = all.process.clone();
+        all.contexts.insert(identity, inherited);
+    }
+}
+
+pub fn get(of: Of, setting: u32) -> Result<Value> {
+    all().of(of).get(setting, of)
+}
+
+/// Sets what is not null; the other calls find out whether there is such a setting.
+pub fn set(of: Of, setting: u32, value: Value) -> Result {
+    let mut all = all();
+    let mut settings = all.of(of);
+    settings.set(setting, value)?;
+    match of {
+        Of::Process => all.process = settings,
+        Of::Context(identity) => drop(all.contexts.insert(identity, settings)),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_say_the_same_as_the_settings_they_replace() {
+        let mut settings = Settings::default();
+        let mine = Of::Context(1);
+        assert_eq!(settings.get(TRIGGER_HOST, mine), Ok(Value::Bool(true)));
+        settings.set(LIGHTWEIGHT, Value::Bool(true)).unwrap();
+        assert_eq!(settings.get(GENERATION_FLAGS, mine), Ok(Value::Word(0x2F)));
+        settings.set(TRIGGER_HOST, Value::Bool(false)).unwrap();
+        assert_eq!(settings.get(GENERATION_FLAGS, mine), Ok(Value::Word(0x3F)));
+        settings.set(GENERATION_FLAGS, Value::Word(0x1F)).unwrap();
+        assert_eq!(settings.get(LIGHTWEIGHT, mine), Ok(Value::Bool(false)));
+        assert_eq!(settings.get(TRIGGER_HOST, mine), Ok(Value::Bool(false)));
+    }
+
+    #[test]
+    fn contexts_begin_with_the_settings_of_the_process_and_keep_their_own() {
+        let (before, after) = (Of::Context(u64::MAX - 1), Of::Context(u64::MAX));
+        let name = |text: &str| Value::Name(text.into());
+        set(Of::Process, FILE, name("core")).unwrap();
+        begin(u64::MAX);
+        assert_eq!(get(before, FILE), Ok(name("")));
+        assert_eq!(get(after, FILE), Ok(name("core")));
+        set(after, FILE, name("mine")).unwrap();
+        assert_eq!(get(after, FILE), Ok(name("mine")));
+        assert_eq!(get(Of::Process, FILE), Ok(name("core")));
+        assert_eq!(get(after, PIPE), Err(CuError::INVALID_VALUE));
+        set(Of::Process, FILE, name("")).unwrap();
+    }
+
+    #[test]
+    fn names_are_cut_and_filled_and_others_fit() {
+        let name = Value::Name(b"abc".to_vec());
+        assert_eq!(name.place(2), Ok(b"ab".to_vec()));
+        assert_eq!(name.place(5), Ok(b"abc\0\0".to_vec()));
+        assert_eq!(name.read(b"de\0f"), Ok(Value::Name(b"de".to_vec())));
+        assert!(name.read(&[b'a'; 3000]).is_err());
+        assert_eq!(Value::Word(0).place(8), Err(CuError::INVALID_VALUE));
+        assert_eq!(Value::Bool(false).read(&[2]), Ok(Value::Bool(true)));
+    }
+}
