@@ -40,6 +40,23 @@ static void narrow(CUdevice device) {
     HOLDS(call("cuMemcpyHtoD", 4096u, (void *)bytes, 16u) == wide);
     HOLDS(call("cuMemsetD2D32", 4096u, 16u, 1u, 4u, 4u) == wide);
     HOLDS(call("cuMemcpy2D", (void *)nullptr) == wide);
+    first = second = seven;
+    HOLDS(call("cuMemHostGetDevicePointer", &first, (void *)bytes, 0u) == wide && first == 0);
+    first = second = seven;
+    HOLDS(call("cuModuleGetGlobal", &first, &second, nullptr, "x") == wide && first == 0 && second == 0);
+    // The others give nothing back.
+    for (const char *name :
+         {"cuArray3DCreate", "cuArrayCreate", "cuMemFree", "cuMemcpy2DAsync", "cuMemcpy2DUnaligned", "cuMemcpy3D",
+          "cuMemcpy3DAsync", "cuMemcpyAtoA", "cuMemcpyAtoD", "cuMemcpyAtoH", "cuMemcpyAtoHAsync", "cuMemcpyDtoA",
+          "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoA",
+          "cuMemcpyHtoAAsync", "cuMemcpyHtoDAsync", "cuMemsetD16", "cuMemsetD2D16", "cuMemsetD2D8", "cuMemsetD32",
+          "cuMemsetD8", "cuTexRefSetAddress2D"}) {
+        HOLDS(call(name, nullptr, nullptr, nullptr, nullptr, nullptr) == wide);
+    }
+    for (const char *name : {"cuTexRefSetAddress", "cuTexRefGetAddress"}) {
+        first = seven;
+        HOLDS(call(name, &first, nullptr) == wide && first == 0);
+    }
     // The same names, asked for by version, are these functions until CUDA 3.2.
     void *found = nullptr;
     WORKS(cuGetProcAddress, "cuMemAlloc", &found, 2000, 0, nullptr);
@@ -139,7 +156,10 @@ static void others(CUdevice device) {
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuFlushGPUDirectRDMAWrites, target, (CUflushGPUDirectRDMAWritesScope)150);
-    HOLDS(call("cuProfilerInitialize", "none", "none", 0) == CUDA_ERROR_NOT_SUPPORTED);
+    for (const char *name : {"cuProfilerInitialize", "cuMemGetAttribute", "cuMemGetAttribute_v2",
+                             "cuMemBatchDecompressAsync", "cuMemBatchDecompressAsync_ptsz"}) {
+        HOLDS(call(name, nullptr, nullptr, 0) == CUDA_ERROR_NOT_SUPPORTED);
+    }
 }
 
 int main() {
