@@ -241,6 +241,42 @@ fn a_device_is_what_the_backend_says() {
 }
 
 #[test]
+fn nvidia_smi_finds_its_table() {
+    let _alone = alone();
+    device();
+    let ask = |id: u128| {
+        let (mut table, mut id) = (std::ptr::null::<usize>(), id.to_be_bytes());
+        let arguments = [address(&mut table), address(&mut id)];
+        (call("nvmlInternalGetExportTable", arguments), table)
+    };
+    let id = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4;
+    let (code, table) = ask(id);
+    assert_eq!(code, OK);
+    // SAFETY: a table says its size in its first word; the others are addresses of functions.
+    let words = unsafe { std::slice::from_raw_parts(table, *table / 8) };
+    assert_eq!(words.len(), 270);
+    let call_slot = |slot: usize, arguments: [u64; 3]| {
+        // SAFETY: as above; the functions take what is passed, or less.
+        unsafe {
+            let function: extern "C" fn(u64, u64, u64) -> nvmlReturn_t =
+                std::mem::transmute(words[slot] as *const ());
+            function(arguments[0], arguments[1], arguments[2])
+        }
+    };
+    let mut bus = [0xffu8; 16];
+    assert_eq!(call_slot(81, [0, address(&mut bus), 0]), OK);
+    assert_eq!(&bus[..13], b"0001:AB:02.0\0");
+    assert_eq!(call_slot(81, [0, 0, 0]), INVALID);
+    assert_eq!(call_slot(81, [9, address(&mut bus), 0]), INVALID);
+    assert_eq!(call_slot(26, [0; 3]), OK);
+    for slot in (1..270).filter(|slot| ![26, 81].contains(slot)) {
+        assert_eq!(call_slot(slot, [0; 3]), NOT_SUPPORTED);
+    }
+    assert_eq!(ask(id + 1).0, NOT_FOUND);
+    assert_eq!(call("nvmlInternalGetExportTable", [0, 0]), INVALID);
+}
+
+#[test]
 fn a_device_is_found_by_its_names() {
     let _alone = alone();
     let device = device();

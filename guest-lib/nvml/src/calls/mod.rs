@@ -5,6 +5,7 @@
 mod devices;
 mod events;
 mod fields;
+mod internal;
 mod memory;
 mod system;
 mod topology;
@@ -14,6 +15,7 @@ use std::ffi::{CStr, c_char};
 pub use self::devices::*;
 pub use self::events::*;
 pub use self::fields::*;
+pub use self::internal::nvmlInternalGetExportTable;
 pub use self::memory::*;
 pub use self::system::*;
 pub use self::topology::*;

@@ -1,0 +1,68 @@
+//! The table of internal functions that `nvidia-smi` asks for, and without which it refuses to work: its size and
+//! what is called of it are as observed on the native library of driver 580, from outside.
+
+use std::ffi::{c_char, c_void};
+use std::ptr;
+
+use nvml_wrapper_sys::bindings::nvmlReturn_t;
+
+use super::put;
+use crate::error::{NvmlError, Result};
+use crate::library::{Age, library};
+use crate::view::Place;
+
+const ID: u128 = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4;
+const WORDS: usize = 270;
+
+/// Addresses of functions; word 0 is the size in bytes.
+#[repr(transparent)]
+struct Table([*const c_void; WORDS]);
+
+// SAFETY: the words are constants.
+unsafe impl Sync for Table {}
+
+static TABLE: Table = {
+    let mut words = [unused as *const c_void; WORDS];
+    words[0] = ptr::without_provenance(WORDS * size_of::<usize>());
+    words[26] = tell as *const c_void;
+    words[81] = bus_id as *const c_void;
+    Table(words)
+};
+
+extern "C" fn unused() -> nvmlReturn_t {
+    NvmlError::NOT_SUPPORTED.0
+}
+
+/// A message for the native library's own log, formatted as `printf` does: of no use to anybody here.
+extern "C" fn tell() -> nvmlReturn_t {
+    0
+}
+
+/// Where the device of an index is on its bus, as `0000:00:06.0`.
+unsafe extern "C" fn bus_id(index: u32, place: *mut [c_char; 16]) -> nvmlReturn_t {
+    let answer = || {
+        let library = library();
+        let view = library.view(library.device(library.handle(index)?)?, Age::Any)?;
+        let Place {
+            domain,
+            bus,
+            device,
+        } = view.place().ok_or(NvmlError::NOT_SUPPORTED)?;
+        let text = super::characters(&format!("{domain:04X}:{bus:02X}:{device:02X}.0"));
+        // SAFETY: null, or room for a legacy bus id, as `nvmlPciInfo_t` has it.
+        unsafe { put(place, text) }
+    };
+    let answered: Result = answer();
+    answered.err().map_or(0, |error| error.0)
+}
+
+pub unsafe fn nvmlInternalGetExportTable(place: *mut *const c_void, id: *const [u8; 16]) -> Result {
+    library().check()?;
+    // SAFETY: null, or an identifier of the program's.
+    let id = unsafe { id.as_ref() }.ok_or(NvmlError::INVALID_ARGUMENT)?;
+    if u128::from_be_bytes(*id) != ID {
+        return Err(NvmlError::NOT_FOUND);
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, (&raw const TABLE.0).cast()) }
+}
