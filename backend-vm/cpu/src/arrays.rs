@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use wormhole_device::array::{CUBEMAP, LAYERED};
 use wormhole_device::{
     ArrayShape, CuError, Format, RawArray, RawMipmap, Resource, Result, Sampling, Texels, View,
 };
@@ -328,7 +329,15 @@ impl Arrays {
         Ok(Image {
             channel: channel(first.texels().format),
             channels: first.texels().channels(),
+            dimensions: match first.extent() {
+                [_, 0, _] => 1,
+                [_, _, 0] => 2,
+                _ if first.has_layers() => 2,
+                _ => 3,
+            },
             layers,
+            layered: first.flags() & LAYERED != 0,
+            cubes: first.flags() & CUBEMAP != 0,
             levels: placed.iter().map(Placed::level).collect::<Result<_>>()?,
         })
     }
@@ -339,7 +348,10 @@ fn plane(address: u64, texels: Texels, [width, height]: [u64; 2], pitch: u64) ->
     Ok(Image {
         channel: channel(texels.format),
         channels: texels.channels(),
+        dimensions: if height > 1 { 2 } else { 1 },
         layers: 1,
+        layered: false,
+        cubes: false,
         levels: vec![Level {
             address,
             extent: [number(width)?, number(height)?, 1],
@@ -443,6 +455,7 @@ fn texture(image: Image, sampling: &Sampling) -> Result<Texture> {
         normalized: flags & Sampling::NORMALIZED != 0,
         as_floats: flags & Sampling::READ_AS_INTEGER == 0,
         srgb: flags & Sampling::SRGB != 0,
+        seamless: flags & Sampling::SEAMLESS != 0,
         border: sampling.border,
         level_bias: sampling.level_bias,
         level_clamp: sampling.level_clamp,

@@ -51,10 +51,11 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// `CU_TRSF_READ_AS_INTEGER`, `_NORMALIZED_COORDINATES`, `_SRGB`.
+    /// `CU_TRSF_READ_AS_INTEGER`, `_NORMALIZED_COORDINATES`, `_SRGB`, `_SEAMLESS_CUBEMAP`.
     pub const READ_AS_INTEGER: u32 = 0x01;
     pub const NORMALIZED: u32 = 0x02;
     pub const SRGB: u32 = 0x10;
+    pub const SEAMLESS: u32 = 0x40;
     /// `CU_TR_ADDRESS_MODE_*`.
     pub const WRAP: u32 = 0;
     pub const CLAMP: u32 = 1;

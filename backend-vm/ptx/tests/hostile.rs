@@ -39,6 +39,7 @@ impl Objects for Everything {
             normalized: handle & 16 == 0,
             as_floats: true,
             srgb: true,
+            seamless: false,
             border: [5; 4],
             level_bias: f32::NAN,
             level_clamp: [-1.0, f32::INFINITY],
@@ -75,7 +76,10 @@ fn run_all(text: &str) -> usize {
     let objects = Everything(Image {
         channel: ChannelType::Unsigned8,
         channels: 4,
+        dimensions: 2,
         layers: 3,
+        layered: true,
+        cubes: false,
         levels: vec![level; 2],
     });
     let mut ended = 0;

@@ -65,15 +65,18 @@ impl Answer {
     }
 }
 
-/// The kernel and the operands of a form in 64 bits.
+/// The kernel, the operands and the image of a form in 64 bits.
 #[must_use]
 pub fn digest(form: &Form) -> u64 {
     let values = rows(form).into_iter().flatten();
+    let object = form.object.map(|object| object.digest().to_le_bytes());
+    let object = object.into_iter().flatten();
     hash(
         kernel::text(form)
             .into_bytes()
             .into_iter()
-            .chain(values.flat_map(u64::to_le_bytes)),
+            .chain(values.flat_map(u64::to_le_bytes))
+            .chain(object),
     )
 }
 

@@ -22,7 +22,7 @@ pub enum Outcome {
         within: usize,
         differing: Vec<Difference>,
     },
-    /// Neither device takes it.
+    /// Neither device takes it, or it fails on both and in the same way.
     Refused,
     /// Nothing is kept for this form as it is now.
     NoAnswer,
@@ -40,7 +40,9 @@ pub fn compare(form: &Form, kept: Option<&Answer>, found: &Answer) -> Outcome {
         (Ok(kept), Ok(found)) if kept.len() == form.rows && found.len() == form.rows => {
             (kept, found)
         }
-        (Err(_), Err(_)) => return Outcome::Refused,
+        (Err(kept), Err(found)) if kept == found || !kept.starts_with("faulted") => {
+            return Outcome::Refused;
+        }
         (kept, found) => {
             let say = |results: &Result<Vec<Vec<u64>>, String>| match results {
                 Ok(rows) => format!("{} rows", rows.len()),

@@ -1,5 +1,6 @@
 //! Instruction forms.
 
+use crate::object::Object;
 use crate::operands::Class;
 
 /// Rows of a form unless it says otherwise: four warps.
@@ -111,6 +112,8 @@ pub struct Form {
     pub body: String,
     pub rows: usize,
     pub check: Check,
+    /// The texture or surface behind the handle `%h`.
+    pub object: Option<Object>,
 }
 
 impl Form {
@@ -123,6 +126,7 @@ impl Form {
             body,
             rows: ROWS,
             check: Check::Exact,
+            object: None,
         }
     }
 
@@ -136,6 +140,14 @@ impl Form {
     #[must_use]
     pub fn rows(self, rows: usize) -> Self {
         Self { rows, ..self }
+    }
+
+    #[must_use]
+    pub fn with(self, object: Object) -> Self {
+        Self {
+            object: Some(object),
+            ..self
+        }
     }
 
     #[must_use]

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::form::Form;
+use crate::object::Object;
 
 /// The kernel's name in its module.
 pub const NAME: &str = "form";
@@ -43,7 +44,12 @@ pub fn text(form: &Form) -> String {
             let _ = writeln!(loads, "ld.global.{ty} %i{i}, [%in+{at}];");
         }
     }
-    for (i, &bits) in form.outputs.iter().enumerate() {
+    // What is written to a surface needs no storing.
+    let stored = match form.object {
+        Some(Object::Written(_)) => &[],
+        _ => form.outputs.as_slice(),
+    };
+    for (i, &bits) in stored.iter().enumerate() {
         let at = 8 * i;
         if bits == 1 {
             let _ = writeln!(declared, ".reg .pred %o{i}; .reg .b32 %y{i};");
@@ -57,7 +63,7 @@ pub fn text(form: &Form) -> String {
             let _ = writeln!(stores, "st.global.{ty} [%out+{at}], %o{i};");
         }
     }
-    let (inputs, outputs) = (8 * form.inputs.len(), 8 * form.outputs.len());
+    let (inputs, outputs) = (8 * form.inputs.len(), 8 * stored.len());
     let warps = PRIVATE * 128;
     let shared = if form.body.contains("%s") || form.body.contains("%b") {
         format!(
@@ -69,11 +75,18 @@ mad.lo.u32 %s, %t, {PRIVATE}, %b;"
     } else {
         String::new()
     };
+    let (parameter, handle) = match form.object {
+        Some(_) => (
+            ", .param .u64 object",
+            ".reg .b64 %h; ld.param.u64 %h, [object];\n",
+        ),
+        None => ("", ""),
+    };
     format!(
         ".version 8.7
 .target sm_90
 .address_size 64
-.visible .entry {NAME}(.param .u64 operands, .param .u64 results, .param .u64 scratch)
+.visible .entry {NAME}(.param .u64 operands, .param .u64 results, .param .u64 scratch{parameter})
 {{
 .reg .b32 %t, %wi;
 .reg .b64 %in, %out, %m, %w;
@@ -88,7 +101,7 @@ shr.u32 %wi, %t, 5;
 mad.wide.u32 %w, %wi, {WARP}, %w;
 add.s64 %w, %w, {warps};
 {shared}
-{loads}{body}
+{handle}{loads}{body}
 {stores}ret;
 }}
 ",

@@ -38,6 +38,16 @@ const FLUSHED: &str =
 const EMULATED: &str =
     "the GPU's driver emulates video instructions and saturates other than the PTX ISA says";
 
+const WEIGHTS: &str = "how rounding spreads over the weights of eight texels, or of two levels of them, is not specified";
+const CORNERS: &str =
+    "how the three texels around a cube's corner share its weight is not specified";
+const CURVE: &str =
+    "the GPU's table of the sRGB curve has eight bits, of which the last is not always the nearest";
+const SIGNED: &str = "how sums of signed bytes round in their last bit is not specified";
+const GRADIENTS: &str = "the level of detail that suits gradients is approximated";
+const DIRECTIONS: &str =
+    "a direction of no length meets no face, and one that meets two texels' edge either of them";
+
 /// What is as good as the kept answer.
 pub const LATITUDE: &[Known] = &[
     rows("bits", "bfi.b64", counts, COUNTS),
@@ -109,6 +119,38 @@ pub const LATITUDE: &[Known] = &[
         "mma.sync.aligned.m8n8k4.col.row.f32.f16.f16.f32",
         zeros,
         "the sign of a sum of zeros is not specified",
+    ),
+    rows(
+        "tex",
+        "tex.3d.v4.f32.f32 linear mirror normalized",
+        |_, d| near(d, 1.0),
+        WEIGHTS,
+    ),
+    rows("tex-level", "tex.3d.", |_, d| near(d, 1.0), WEIGHTS),
+    rows("tex-level", "tex.base.3d.", |_, d| near(d, 1.0), WEIGHTS),
+    rows("tex-level", "tex.level.3d.", |_, d| near(d, 1.0), WEIGHTS),
+    rows("tex-level", "tex.grad.", |_, _| true, GRADIENTS),
+    rows("tex-level", "tex.base.cube.", edge, DIRECTIONS),
+    rows("tex-level", "tex.level.cube.", edge, DIRECTIONS),
+    rows("tex-cube", "tex.cube.v4.f32.f32 linear", edge, DIRECTIONS),
+    rows(
+        "tex-cube",
+        "tex.cube.v4.f32.f32 linear",
+        |_, d| near(d, 0.5),
+        CORNERS,
+    ),
+    rows(
+        "tex-cube",
+        "tex.acube.v4.f32.f32 linear",
+        |_, d| near(d, 0.5),
+        CORNERS,
+    ),
+    rows("tex-format", "tex.2d.v4.f32.f32 of u8", curved, CURVE),
+    rows(
+        "tex-format",
+        "tex.2d.v4.f32.f32 of s8",
+        |_, d| near(d, 1.5 / 32_767.0),
+        SIGNED,
     ),
     rows("video", "vadd.", saturated, EMULATED),
     rows("video", "vsub.", saturated, EMULATED),
@@ -196,6 +238,42 @@ fn taken_as_signed(form: &Form, difference: &Difference) -> bool {
         && difference.operands[words..]
             .iter()
             .any(|word| word >> 31 == 1)
+}
+
+/// Whether the results, as singles, are no farther apart.
+fn near(difference: &Difference, distance: f64) -> bool {
+    let results = difference.kept.iter().zip(&difference.found);
+    results
+        .map(|(&kept, &found)| (Format::F32.value(kept) - Format::F32.value(found)).abs())
+        .all(|apart| apart <= distance)
+}
+
+/// Whether a form reads colours with a curve, and none is farther away than a few steps of eight bits.
+fn curved(form: &Form, difference: &Difference) -> bool {
+    form.name.contains("sRGB")
+        && difference
+            .kept
+            .iter()
+            .zip(&difference.found)
+            .all(|(&kept, &found)| {
+                let (kept, found) = (Format::F32.value(kept), Format::F32.value(found));
+                (kept - found).abs() <= kept.abs() / 32.0
+            })
+}
+
+/// Whether the direction is none, or meets a face where two texels of an image of eight do.
+fn edge(_: &Form, difference: &Difference) -> bool {
+    let direction: Vec<f64> = difference.operands[..3]
+        .iter()
+        .map(|&bits| Format::F32.value(bits))
+        .collect();
+    let major = direction.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
+    let place = |x: &f64| (x / major + 1.0) * 4.0;
+    major == 0.0
+        || direction
+            .iter()
+            .filter(|x| x.abs() < major)
+            .any(|x| (place(x) - place(x).round()).abs() < 1e-4)
 }
 
 fn saturated(form: &Form, _: &Difference) -> bool {

@@ -31,6 +31,15 @@ pub enum Class {
     FiniteBytes,
     /// A small integer.
     SmallInt,
+    /// An integer from the first on, so many of them, times the step.
+    Index { first: i8, count: u8, step: u8 },
+    /// A place in an image of so many texels, or a little or far outside, in 1/512 of a texel; divided by the
+    /// image's extent if it is normalized.
+    Coordinate { extent: u8, normalized: bool },
+    /// A component of a direction, or of steps between neighbours, from -2 to 2 in 1/64.
+    Direction,
+    /// A level of detail, from -1 to 7 in 1/512.
+    Detail,
 }
 
 impl Class {
@@ -47,7 +56,11 @@ impl Class {
             | Self::SmallPair(_)
             | Self::UnitPair(_)
             | Self::FiniteBytes
-            | Self::SmallInt => 32,
+            | Self::SmallInt
+            | Self::Index { .. }
+            | Self::Coordinate { .. }
+            | Self::Direction
+            | Self::Detail => 32,
         }
     }
 
@@ -88,6 +101,44 @@ impl Class {
                 0x8000_0000,
                 0xffff_ffff,
             ],
+            Self::Coordinate { extent, normalized } => {
+                let far = f32::from(extent);
+                let edges = [
+                    0.0,
+                    -0.0,
+                    0.5,
+                    1.0,
+                    far - 0.5,
+                    far,
+                    -0.5,
+                    0.25,
+                    far - 0.25,
+                    far + 0.25,
+                    -0.25,
+                    far.next_down(),
+                    -far,
+                    2.0 * far - 0.5,
+                    -2.0 * far - 0.5,
+                    0.5_f32.next_down(),
+                    1.5 + 1.0 / 1024.0,
+                    1e6,
+                    -1e6,
+                    1e30,
+                    f32::INFINITY,
+                    f32::NEG_INFINITY,
+                    f32::NAN,
+                ];
+                let scale = if normalized { far } else { 1.0 };
+                edges.iter().map(|x| single(x / scale)).collect()
+            }
+            Self::Direction => [0.0, 1.0, -1.0, 0.5, -0.5, 0.25]
+                .iter()
+                .map(|x| single(*x))
+                .collect(),
+            Self::Detail => [0.0, 1.0, 0.5, 0.25, 0.75, -1.0, 2.5, 9.0, f32::NAN]
+                .iter()
+                .map(|x| single(*x))
+                .collect(),
             _ => Vec::new(),
         }
     }
@@ -127,8 +178,28 @@ impl Class {
             // The exponent's highest bit is 0.
             Self::FiniteBytes => random.next() >> 32 & 0xbfbf_bfbf,
             Self::SmallInt => random.below(32),
+            Self::Index { first, count, step } => {
+                let index = i64::from(first) + random.below(u64::from(count)).cast_signed();
+                (index * i64::from(step)).cast_unsigned() & 0xffff_ffff
+            }
+            Self::Coordinate { extent, normalized } => {
+                let parts = 512 * 3 * u64::from(extent);
+                let x = steps(random.below(parts), 512.0) - f32::from(extent);
+                single(if normalized { x / f32::from(extent) } else { x })
+            }
+            Self::Direction => single(steps(random.below(257), 64.0) - 2.0),
+            Self::Detail => single(steps(random.below(8 * 512), 512.0) - 1.0),
         }
     }
+}
+
+fn single(x: f32) -> u64 {
+    u64::from(x.to_bits())
+}
+
+/// A small number of parts.
+fn steps(count: u64, parts: f32) -> f32 {
+    f32::from(u16::try_from(count).unwrap_or(u16::MAX)) / parts
 }
 
 fn integer_edges(bits: u32) -> Vec<u64> {
@@ -283,10 +354,14 @@ fn unit(format: Format, random: &mut Random) -> u64 {
 
 /// The generator SplitMix64.
 #[derive(Debug)]
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -3,11 +3,13 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wormhole_device::{CuError, Device, Fill, ImageKind, Jit, Launch, RawStream};
+use wormhole_device::{CuError, Device, Fill, ImageKind, Jit, Launch, RawFunction, RawStream};
 
 use crate::form::Form;
 use crate::kernel;
+use crate::object::Object;
 use crate::operands;
+use crate::place::Placed;
 
 /// Bytes for operands, and as many for results.
 const BYTES: usize = 64 << 10;
@@ -61,19 +63,34 @@ impl<'d> Runner<'d> {
         let answer = device
             .function(module, kernel::NAME)
             .map_err(Failure::Refused)
-            .and_then(|function| {
-                self.launch(form, function.function)
-                    .map_err(Failure::Faulted)
-            });
+            .and_then(|function| self.run_with_object(form, function.function));
         // Of a dead context nothing can be unloaded.
         let _ = device.unload(module);
         answer
     }
 
+    fn run_with_object(
+        &self,
+        form: &Form,
+        function: RawFunction,
+    ) -> Result<Vec<Vec<u64>>, Failure> {
+        let placed = match &form.object {
+            Some(object) => Some(Placed::new(self.device, object).map_err(Failure::Refused)?),
+            None => None,
+        };
+        let launched = self.launch(form, function, placed.as_ref());
+        // Of a dead context nothing can be freed.
+        if let (Ok(_), Some(placed)) = (&launched, &placed) {
+            placed.free(self.device).map_err(Failure::Faulted)?;
+        }
+        launched.map_err(Failure::Faulted)
+    }
+
     fn launch(
         &self,
         form: &Form,
-        function: wormhole_device::RawFunction,
+        function: RawFunction,
+        object: Option<&Placed>,
     ) -> wormhole_device::Result<Vec<Vec<u64>>> {
         let device = self.device;
         let rows = operands::rows(form);
@@ -102,6 +119,7 @@ impl<'d> Runner<'d> {
         }
         let parameters: Vec<u8> = [self.operands, self.results, self.scratch]
             .iter()
+            .chain(object.map(|object| &object.handle))
             .flat_map(|address| address.to_le_bytes())
             .collect();
         device.launch(&Launch {
@@ -113,6 +131,12 @@ impl<'d> Runner<'d> {
             attributes: &[],
             parameters: &parameters,
         })?;
+        if let (Some(Object::Written(picture)), Some(placed)) = (&form.object, object) {
+            let bytes = placed.read(device, picture, self.results)?;
+            device.copy(self.host.address(), self.results, bytes, STREAM)?;
+            device.synchronize()?;
+            return Ok(self.pieces(form, usize::try_from(bytes).unwrap_or(BYTES)));
+        }
         device.copy(self.host.address(), self.results, taken as u64, STREAM)?;
         device.synchronize()?;
         Ok((0..rows.len())
@@ -123,6 +147,26 @@ impl<'d> Runner<'d> {
                     .collect()
             })
             .collect())
+    }
+}
+
+impl Runner<'_> {
+    /// An image's bytes as the results of rows.
+    fn pieces(&self, form: &Form, bytes: usize) -> Vec<Vec<u64>> {
+        let widths = || form.outputs.iter().map(|&bits| bits as usize / 8);
+        let row: usize = widths().sum();
+        assert_eq!(row * form.rows, bytes, "{}: rows and image", form.name);
+        let mut at = 0;
+        let mut next = |width: usize| {
+            let bytes = (at..at + width).rev();
+            at += width;
+            bytes.fold(0, |value, at| {
+                value << 8 | self.host.word(at / 8) >> (at % 8 * 8) & 0xff
+            })
+        };
+        (0..form.rows)
+            .map(|_| widths().map(&mut next).collect())
+            .collect()
     }
 }
 

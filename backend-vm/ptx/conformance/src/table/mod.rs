@@ -9,6 +9,8 @@ mod half;
 mod integer;
 mod matrix;
 mod memory;
+mod surface;
+mod texture;
 mod video;
 mod warp;
 
@@ -39,6 +41,15 @@ const GROUPS: &[Lister] = &[
     ("video", video::forms),
     ("mma", matrix::fragments),
     ("wmma", matrix::tiles),
+    ("tex", texture::modes),
+    ("tex-cube", texture::cubes),
+    ("tex-format", texture::formats),
+    ("tex-level", texture::levels),
+    ("tld4", texture::gathers),
+    ("txq", texture::queries),
+    ("suld", surface::loads),
+    ("sust", surface::stores),
+    ("sured", surface::reductions),
 ];
 
 /// All groups.

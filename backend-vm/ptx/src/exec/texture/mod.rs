@@ -2,8 +2,11 @@
 //!
 //! Images are device memory like any other: rows of texels, slices of rows.
 
+mod cube;
+mod filter;
 mod sample;
 mod surface;
+mod texel;
 
 use std::sync::Arc;
 
@@ -71,8 +74,13 @@ pub struct Image {
     pub channel: ChannelType,
     /// Channels of a texel: 1, 2 or 4.
     pub channels: u32,
+    /// How many dimensions a layer or a face has.
+    pub dimensions: u32,
     /// Layers, faces of cubes counted as such; 1 if it is not layered.
     pub layers: u32,
+    /// Whether it is layered, and whether it is made of cubes.
+    pub layered: bool,
+    pub cubes: bool,
     /// Its levels of detail, the finest first; at least one.
     pub levels: Vec<Level>,
 }
@@ -115,6 +123,8 @@ pub struct Texture {
     pub as_floats: bool,
     /// Whether unsigned bytes hold colours with the sRGB curve, which reading undoes.
     pub srgb: bool,
+    /// Whether filtering a cube goes on beyond the edges of its faces.
+    pub seamless: bool,
     /// The border's channels, as bits.
     pub border: [u32; 4],
     /// What is added to levels of detail.
@@ -203,11 +213,11 @@ pub(super) fn query(
             (&texture.image, texture.normalized)
         };
         let level = levels.map_or(0, |row| word(&row, lane) as usize);
-        let [width, height, depth] = image.levels.get(level).map_or([0; 3], |level| level.extent);
+        let extent = image.levels.get(level).map_or([0; 3], |level| level.extent);
         let value = match args.query {
-            Query::Width => width,
-            Query::Height => height,
-            Query::Depth => depth,
+            Query::Width => extent[0],
+            Query::Height => height(image, extent, args.surface),
+            Query::Depth => depth(image, extent, args.surface),
             Query::Layers => image.layers,
             Query::Levels => u32::try_from(image.levels.len()).unwrap_or(u32::MAX),
             Query::Normalized => u32::from(normalized),
@@ -215,4 +225,24 @@ pub(super) fn query(
         frame.rows[args.dest as usize][lane] = u64::from(value);
     }
     Ok(())
+}
+
+/// What `.height` says. Of layers of lines it is how many there are.
+fn height(image: &Image, extent: [u32; 3], surface: bool) -> u32 {
+    match (image.dimensions, image.layered) {
+        (1, true) => image.layers,
+        (1, false) if surface => 0,
+        _ => extent[1],
+    }
+}
+
+/// What `.depth` says. Of layers it is how many there are: of a surface, faces count as such.
+fn depth(image: &Image, extent: [u32; 3], surface: bool) -> u32 {
+    match image.dimensions {
+        3 => extent[2],
+        2 if image.cubes && surface => image.layers,
+        2 if image.cubes && image.layered => image.layers / cube::FACES,
+        2 if image.layered => image.layers,
+        _ => 0,
+    }
 }

@@ -1,0 +1,162 @@
+//! Images on a device.
+
+use wormhole_device::{
+    ArrayShape, BoxCopy, BoxEnd, CuError, Device, RawArray, RawMipmap, RawStream, Resource, Result,
+    Texels,
+};
+
+use crate::object::{Object, Picture, Source};
+
+const STREAM: RawStream = RawStream::LEGACY;
+
+/// What holds the texels.
+#[derive(Debug)]
+enum Holder {
+    Array(RawArray),
+    Mipmap(RawMipmap),
+    Memory(u64),
+}
+
+/// An image on a device, and the object that shows it.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    holder: Holder,
+    is_texture: bool,
+    /// What kernels are given.
+    pub handle: u64,
+}
+
+impl Placed {
+    pub fn new(device: &dyn Device, object: &Object) -> Result<Self> {
+        let picture = object.picture();
+        let (holder, resource) = hold(device, picture)?;
+        let (is_texture, handle) = match (object, &holder) {
+            (Object::Texture(_, sampling), _) => {
+                (true, device.create_texture(&resource, sampling, None)?)
+            }
+            (_, Holder::Array(array)) => (false, device.create_surface(*array)?),
+            _ => return Err(CuError::INVALID_VALUE),
+        };
+        Ok(Self {
+            holder,
+            is_texture,
+            handle,
+        })
+    }
+
+    pub fn free(&self, device: &dyn Device) -> Result<()> {
+        if self.is_texture {
+            device.destroy_texture(self.handle)?;
+        } else {
+            device.destroy_surface(self.handle)?;
+        }
+        match self.holder {
+            Holder::Array(array) => device.destroy_array(array),
+            Holder::Mipmap(mipmap) => device.destroy_mipmap(mipmap),
+            Holder::Memory(address) => device.free(address),
+        }
+    }
+
+    /// Copies the texels into device memory and says how many bytes they are.
+    pub fn read(&self, device: &dyn Device, picture: &Picture, to: u64) -> Result<u64> {
+        let Holder::Array(array) = self.holder else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        let (memory, extent) = ends(picture, 0, to);
+        device.copy_box(
+            &BoxCopy {
+                to: memory,
+                from: whole(array),
+                extent,
+            },
+            STREAM,
+        )?;
+        Ok(extent.iter().product())
+    }
+}
+
+fn whole(array: RawArray) -> BoxEnd {
+    BoxEnd::Array {
+        array,
+        origin: [0; 3],
+    }
+}
+
+/// A level's bytes in memory, and the box that they are.
+fn ends(picture: &Picture, level: u32, address: u64) -> (BoxEnd, [u64; 3]) {
+    let [_, rows, slices] = picture.extent_of(level);
+    let pitch = picture.pitch(level);
+    let memory = BoxEnd::Memory {
+        address,
+        pitch,
+        rows,
+    };
+    (memory, [pitch, rows, slices])
+}
+
+/// Device memory that holds a level.
+fn upload(device: &dyn Device, picture: &Picture, level: u32) -> Result<u64> {
+    let bytes = picture.contents(level);
+    let address = device.allocate(bytes.len() as u64)?;
+    device.write(address, &bytes, STREAM)?;
+    Ok(address)
+}
+
+fn fill(device: &dyn Device, picture: &Picture, level: u32, array: RawArray) -> Result<()> {
+    let address = upload(device, picture, level)?;
+    let (memory, extent) = ends(picture, level, address);
+    device.copy_box(
+        &BoxCopy {
+            to: whole(array),
+            from: memory,
+            extent,
+        },
+        STREAM,
+    )?;
+    device.free(address)
+}
+
+fn hold(device: &dyn Device, picture: &Picture) -> Result<(Holder, Resource)> {
+    let number = picture.format as u32;
+    let texels = Texels::new(number, picture.channels).map_err(|error| CuError(error.0))?;
+    let [width, height, _] = picture.extent;
+    let shape = || {
+        ArrayShape::new(picture.extent, number, picture.channels, picture.flags)
+            .map_err(|error| CuError(error.0))
+    };
+    Ok(match picture.source {
+        Source::Array { levels: 1 } => {
+            let array = device.create_array(&shape()?)?;
+            fill(device, picture, 0, array)?;
+            (Holder::Array(array), Resource::Array(array))
+        }
+        Source::Array { levels } => {
+            let mipmap = device.create_mipmap(&shape()?, levels)?;
+            for level in 0..levels {
+                fill(device, picture, level, device.mipmap_level(mipmap, level)?)?;
+            }
+            (Holder::Mipmap(mipmap), Resource::Mipmap(mipmap))
+        }
+        Source::Linear => {
+            let address = upload(device, picture, 0)?;
+            let bytes = picture.pitch(0);
+            let resource = Resource::Linear {
+                address,
+                texels,
+                bytes,
+            };
+            (Holder::Memory(address), resource)
+        }
+        Source::Rows => {
+            let address = upload(device, picture, 0)?;
+            let resource = Resource::Rows {
+                address,
+                texels,
+                width,
+                height,
+                pitch: picture.pitch(0),
+            };
+            (Holder::Memory(address), resource)
+        }
+    })
+}
