@@ -1,4 +1,4 @@
-//! Which device a backend serves.
+//! Which devices a backend serves.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,19 +6,25 @@ use std::str::FromStr;
 use crate::sandbox::Profile;
 
 /// What workers execute on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
-    /// PTX on the CPU.
-    Cpu,
-    /// A device of the NVIDIA driver, by its number.
-    Cuda(u32),
+    /// PTX on the CPU, by so many devices: from 1 to [`MOST`].
+    Cpu(u8),
+    /// Devices of the NVIDIA driver, by their numbers, each once: from 1 to [`MOST`], in the order in which programs
+    /// see them.
+    Cuda(Vec<u32>),
 }
+
+/// The most devices of a tenant.
+pub const MOST: usize = 64;
+
+const _: () = assert!(MOST <= wormhole_device::DeviceSet::MOST);
 
 impl DeviceChoice {
     /// The system calls that a worker on this device needs.
-    pub fn profile(self) -> Profile {
+    pub fn profile(&self) -> Profile {
         match self {
-            Self::Cpu => Profile::Cpu,
+            Self::Cpu(_) => Profile::Cpu,
             Self::Cuda(_) => Profile::Cuda,
         }
     }
@@ -27,30 +33,54 @@ impl DeviceChoice {
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Cpu(1) => f.write_str("cpu"),
+            Self::Cpu(count) => write!(f, "cpu:{count}"),
+            Self::Cuda(ordinals) => {
+                for (at, ordinal) in ordinals.iter().enumerate() {
+                    let comma = if at > 0 { "," } else { "" };
+                    write!(f, "{comma}cuda:{ordinal}")?;
+                }
+                Ok(())
+            }
         }
     }
 }
 
 /// A text that names no device.
 #[derive(Debug, thiserror::Error)]
-#[error("\"{0}\" is no device: say cpu, or cuda:N with the number of a GPU")]
+#[error(
+    "\"{0}\" is no device: say cpu, cpu:N for N devices of the CPU, or cuda:N with the number of a GPU, several with \
+     commas between them; {MOST} at most"
+)]
 pub struct UnknownDevice(String);
 
 impl FromStr for DeviceChoice {
     type Err = UnknownDevice;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            None if text == "cpu" => Ok(Self::Cpu),
-            None if text == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", ordinal)) => ordinal
-                .parse()
-                .map(Self::Cuda)
-                .map_err(|_| UnknownDevice(text.to_owned())),
-            _ => Err(UnknownDevice(text.to_owned())),
+        let unknown = || UnknownDevice(text.to_owned());
+        if let Some(rest) = text.strip_prefix("cpu") {
+            let count = match rest.strip_prefix(':') {
+                Some(count) => count.parse().map_err(|_| unknown())?,
+                None if rest.is_empty() => 1,
+                None => return Err(unknown()),
+            };
+            let known = (1..=MOST).contains(&usize::from(count));
+            return known.then_some(Self::Cpu(count)).ok_or_else(unknown);
         }
+        let mut ordinals = Vec::new();
+        for name in text.split(',') {
+            let ordinal = match name.split_once(':') {
+                None if name == "cuda" => 0,
+                Some(("cuda", ordinal)) => ordinal.parse().map_err(|_| unknown())?,
+                _ => return Err(unknown()),
+            };
+            if ordinals.contains(&ordinal) || ordinals.len() == MOST {
+                return Err(unknown());
+            }
+            ordinals.push(ordinal);
+        }
+        Ok(Self::Cuda(ordinals))
     }
 }
 
@@ -61,13 +91,31 @@ mod tests {
     #[test]
     fn a_device_is_read_as_it_is_written() {
         for device in [
-            DeviceChoice::Cpu,
-            DeviceChoice::Cuda(0),
-            DeviceChoice::Cuda(7),
+            DeviceChoice::Cpu(1),
+            DeviceChoice::Cpu(2),
+            DeviceChoice::Cuda(vec![0]),
+            DeviceChoice::Cuda(vec![7, 0, 3]),
         ] {
             assert_eq!(device.to_string().parse::<DeviceChoice>().unwrap(), device);
         }
-        for wrong in ["gpu", "cuda:", "cuda:-1", "cpu:0", ""] {
+        assert_eq!(
+            "cuda".parse::<DeviceChoice>().unwrap().to_string(),
+            "cuda:0"
+        );
+        let wrong = [
+            "gpu",
+            "cuda:",
+            "cuda:-1",
+            "cpu:0",
+            "cpu:65",
+            "cpu2",
+            "cpu,cpu",
+            "cpu,cuda:0",
+            "cuda:0,cuda:0",
+            "cuda:0,",
+            "",
+        ];
+        for wrong in wrong {
             assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
         }
     }

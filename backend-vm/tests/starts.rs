@@ -78,7 +78,7 @@ fn worker(mut stub: Stub) {
 fn impatient_supervisor() {
     let workers = std::env::args_os().next_back().unwrap();
     supervisor::run(supervisor::Options {
-        device: DeviceChoice::Cpu,
+        device: DeviceChoice::Cpu(1),
         workers: vec![workers.into()],
         listener: None,
         // SAFETY: the test put the stream there, and nothing else here uses the number.

@@ -1,26 +1,29 @@
 //! Contexts: primary ones, those that programs create, and each thread's stack of them.
 //!
-//! The worker has one CUDA context; contexts of a program are kept apart here. Every answer about them
-//! is local.
+//! The worker has one CUDA context of each device; contexts of a program are kept apart here. Every answer about
+//! them is local.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use wormhole_api::Handle;
 use wormhole_api::handle::Context as ContextKind;
 
 use crate::core_dump;
+use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::export_tables::Storage;
 use crate::handle::{self, Table};
-use crate::session::{self, Session};
+use crate::session::{self, OnDevice, Session};
 use crate::types::CUcontext;
 
 /// What is known of a context.
 #[derive(Debug, Default)]
 pub struct Context {
+    /// The device's number for the program.
+    device: AtomicUsize,
     /// `CU_CTX_*` flags.
     pub flags: AtomicU32,
     pub cache_config: AtomicU32,
@@ -33,7 +36,8 @@ pub struct Context {
 }
 
 static CONTEXTS: Table<ContextKind, Context> = Table::new();
-static PRIMARY: OnceLock<Result<Handle<ContextKind>>> = OnceLock::new();
+/// The primary contexts by device, minted before all others: each has its device's number.
+static PRIMARY: OnceLock<Result<Vec<Handle<ContextKind>>>> = OnceLock::new();
 
 thread_local! {
     /// The context on top of this thread's stack; null for none.
@@ -47,12 +51,17 @@ thread_local! {
 /// The session and the context that a call is made in.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
-    pub session: &'static Session,
+    pub session: OnDevice,
     /// Which context, by its number: what is made in it goes with it.
     pub context: u32,
 }
 
 impl Context {
+    /// The device's number for the program.
+    pub fn device(&self) -> usize {
+        self.device.load(Ordering::Relaxed)
+    }
+
     /// Context-local storage; made when first used.
     pub fn storage(&self) -> &Storage {
         let storage = self.storage.load(Ordering::Acquire);
@@ -114,14 +123,22 @@ impl Context {
     }
 }
 
-/// The handle of the device's primary context, whether it is active or not.
-pub fn primary() -> Result<Handle<ContextKind>> {
-    *PRIMARY.get_or_init(|| CONTEXTS.mint(|_| {}))
+/// The handle of a device's primary context, whether it is active or not.
+pub fn primary(device: usize) -> Result<Handle<ContextKind>> {
+    let minted = PRIMARY.get_or_init(|| {
+        let mint =
+            |device| CONTEXTS.mint(|context| context.device.store(device, Ordering::Relaxed));
+        (0..MOST).map(mint).collect()
+    });
+    match minted {
+        Ok(handles) => handles.get(device).copied().ok_or(CuError::INVALID_DEVICE),
+        Err(error) => Err(*error),
+    }
 }
 
-/// The primary context and what a program holds for it.
-pub fn primary_context() -> Result<(&'static Context, CUcontext)> {
-    let handle = primary()?;
+/// A device's primary context and what a program holds for it.
+pub fn primary_context(device: usize) -> Result<(&'static Context, CUcontext)> {
+    let handle = primary(device)?;
     let context = CONTEXTS.get(handle).ok_or(CuError::UNKNOWN)?;
     Ok((context, handle::to_pointer(handle)))
 }
@@ -149,7 +166,7 @@ pub fn current() -> CUcontext {
     let current = CURRENT.get();
     if current.is_null() && FORBIDDEN.get() {
         // Calls that set a context first then fail at the call itself, with its own code.
-        return primary_context().map_or(current, |(_, handle)| handle);
+        return primary_context(0).map_or(current, |(_, handle)| handle);
     }
     current
 }
@@ -162,9 +179,36 @@ pub fn scope() -> Result<Scope> {
     if current.is_null() {
         return Err(no_context());
     }
-    let (_, handle) = find_active(current)?;
-    let context = handle.key().map_or(0, |key| key.index);
-    Ok(Scope { session, context })
+    let (context, handle) = find_active(current)?;
+    Ok(scope_in(session, context, handle))
+}
+
+/// The session and a context.
+#[inline]
+pub fn scope_in(
+    session: &'static Session,
+    context: &Context,
+    handle: Handle<ContextKind>,
+) -> Scope {
+    Scope {
+        session: session.on(context.device()),
+        context: handle.key().map_or(0, |key| key.index),
+    }
+}
+
+/// The number of the device that the context with a number is of.
+pub fn device_of(number: u32) -> Option<usize> {
+    let mut all = CONTEXTS.live();
+    let found = all.find(|(handle, _)| handle.key().is_some_and(|key| key.index == number));
+    found.map(|(_, context)| context.device())
+}
+
+/// The session and the context with a number, whether it lives or not.
+pub fn scope_numbered(session: &'static Session, number: u32) -> Scope {
+    Scope {
+        session: session.on(device_of(number).unwrap_or(0)),
+        context: number,
+    }
 }
 
 #[cold]
@@ -189,11 +233,25 @@ fn permitted() -> Result {
 /// need no context.
 pub fn scope_or_primary() -> Result<Scope> {
     match scope() {
-        Err(CuError::INVALID_CONTEXT) => Ok(Scope {
-            session: session::session()?,
-            context: 0,
-        }),
+        Err(CuError::INVALID_CONTEXT) => Ok(primary_scope(session::session()?, 0)),
         scope => scope,
+    }
+}
+
+/// As [`scope_or_primary`], for what is about a device whatever the context.
+pub fn on_device(device: usize) -> Result<Scope> {
+    let scope = scope_or_primary()?;
+    Ok(Scope {
+        session: scope.session.session().on(device),
+        ..scope
+    })
+}
+
+/// The session and a device's primary context.
+pub fn primary_scope(session: &'static Session, device: usize) -> Scope {
+    Scope {
+        session: session.on(device),
+        context: u32::try_from(device).unwrap_or(0),
     }
 }
 
@@ -212,11 +270,11 @@ pub fn identity(context: CUcontext) -> Option<u64> {
     Some(u64::from(key.generation) << 32 | u64::from(key.index))
 }
 
-/// Whether a context that the program created is active.
-pub fn others_active() -> bool {
+/// Whether any other context is active than a device's primary one.
+pub fn others_active(device: usize) -> bool {
     CONTEXTS
         .live()
-        .any(|(handle, context)| Ok(handle) != primary() && context.is_active())
+        .any(|(handle, context)| Ok(handle) != primary(device) && context.is_active())
 }
 
 /// Replaces the top of the calling thread's stack; null takes it off.
@@ -257,10 +315,10 @@ pub fn pop() -> Result<CUcontext> {
     Ok(top)
 }
 
-/// Makes one more user of the primary context.
-pub fn retain_primary() -> Result<CUcontext> {
+/// Makes one more user of a primary context.
+pub fn retain_primary(device: usize) -> Result<CUcontext> {
     permitted()?;
-    let (context, handle) = primary_context()?;
+    let (context, handle) = primary_context(device)?;
     context.retained.fetch_add(1, Ordering::AcqRel);
     if !context.active.swap(true, Ordering::AcqRel)
         && let Some(identity) = identity(handle)
@@ -271,8 +329,8 @@ pub fn retain_primary() -> Result<CUcontext> {
 }
 
 /// One user less; true when it was the last, and the context is to be torn down.
-pub fn release_primary() -> Result<bool> {
-    let (context, _) = primary_context()?;
+pub fn release_primary(device: usize) -> Result<bool> {
+    let (context, _) = primary_context(device)?;
     let before = context
         .retained
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
@@ -283,18 +341,19 @@ pub fn release_primary() -> Result<bool> {
 }
 
 /// Makes a primary context inactive, with nobody retaining it.
-pub fn deactivate_primary() -> Result {
-    let (context, _) = primary_context()?;
+pub fn deactivate_primary(device: usize) -> Result {
+    let (context, _) = primary_context(device)?;
     context.retained.store(0, Ordering::Release);
     context.active.store(false, Ordering::Release);
     Ok(())
 }
 
 /// A context of the program's own; it becomes the calling thread's current one.
-pub fn create(flags: u32) -> Result<CUcontext> {
-    // The primary context's number, 0, is taken before any other.
-    primary()?;
+pub fn create(device: usize, flags: u32) -> Result<CUcontext> {
+    // The primary contexts' numbers are taken before any other.
+    primary(device)?;
     let handle = CONTEXTS.mint(|context| {
+        context.device.store(device, Ordering::Relaxed);
         context.flags.store(flags, Ordering::Relaxed);
         context.cache_config.store(0, Ordering::Relaxed);
         context.attached.store(0, Ordering::Relaxed);
@@ -311,7 +370,7 @@ pub fn create(flags: u32) -> Result<CUcontext> {
 /// Ends a context that [`create`] made.
 pub fn destroy(context: CUcontext) -> Result {
     let (facts, handle) = find_active(context)?;
-    if handle == primary()? {
+    if handle == primary(facts.device())? {
         return Err(CuError::INVALID_CONTEXT);
     }
     facts.active.store(false, Ordering::Release);
@@ -330,9 +389,9 @@ mod tests {
 
     #[test]
     fn the_stack_of_a_thread_gives_back_what_was_covered() {
-        let outer = create(0).unwrap();
+        let outer = create(0, 0).unwrap();
         assert_eq!(current(), outer);
-        let inner = create(4).unwrap();
+        let inner = create(0, 4).unwrap();
         assert_eq!(current(), inner);
         assert_eq!(pop().unwrap(), inner);
         assert_eq!(current(), outer);
@@ -348,7 +407,7 @@ mod tests {
 
     #[test]
     fn other_threads_have_stacks_of_their_own() {
-        let mine = create(0).unwrap();
+        let mine = create(0, 0).unwrap();
         let theirs = std::thread::spawn(|| current().is_null()).join().unwrap();
         assert!(theirs);
         destroy(mine).unwrap();
@@ -362,7 +421,7 @@ mod tests {
             assert_eq!((key.addr(), value.addr()), (0x10, 0x20));
             CALLED.fetch_add(1, Ordering::Relaxed);
         }
-        let context = create(0).unwrap();
+        let context = create(0, 0).unwrap();
         find(context)
             .unwrap()
             .0

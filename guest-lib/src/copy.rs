@@ -14,6 +14,7 @@ use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 use crate::output;
+use crate::peer;
 use crate::session::session;
 use crate::stream::{Cover, Target};
 
@@ -131,6 +132,25 @@ pub unsafe fn copy(
     if target.is_captured() {
         return capture::copy(target, direction, given, bytes, mode);
     }
+    let places = (destination, source);
+    peer::in_order(scope, target, [destination, source], || {
+        // SAFETY: as the caller promises.
+        unsafe { hand_over(scope, target, ends, places, bytes, mode) }
+    })
+}
+
+/// Copies between ends that were looked up.
+///
+/// # Safety
+/// An end that is host memory is valid for the copy.
+unsafe fn hand_over(
+    scope: Scope,
+    target: Target,
+    ends: (End, End),
+    (destination, source): (u64, u64),
+    bytes: usize,
+    mode: Mode,
+) -> Result {
     match ends {
         // From host to host every copy is synchronous (CUDA driver API, "API synchronization behavior").
         (End::Pageable | End::Pinned, End::Pageable | End::Pinned) => {
@@ -154,7 +174,7 @@ pub unsafe fn copy(
             unsafe { upload(scope, target, destination, host_pointer(source), bytes) }
         }
         (to, from) => {
-            submit(scope, target, destination, source, length)?;
+            submit(scope, target, destination, source, bytes as u64)?;
             let with_host = to == End::Pinned || from == End::Pinned;
             if mode == Mode::Synchronous && with_host {
                 target.synchronize(scope)

@@ -1,4 +1,4 @@
-//! What the guest says of the device: fetched once, then answered from here.
+//! What the guest says of its devices: fetched once, then answered from here.
 //!
 //! Attributes are promises: what this driver does not offer is reported as absent, whatever the device
 //! itself could do.
@@ -44,11 +44,14 @@ const PLACES: usize = {
     greatest.cast_unsigned() as usize + 1
 };
 
-/// The device of this process.
+/// The most devices that a process has.
+pub const MOST: usize = 64;
+
+/// A device of this process.
 #[derive(Debug)]
 pub struct Device {
-    /// Devices that the program sees: one, or none.
-    pub count: u32,
+    /// Its number for the backend.
+    pub number: u16,
     pub driver_version: i32,
     pub total_memory: u64,
     pub uuid: [u8; 16],
@@ -58,22 +61,8 @@ pub struct Device {
     attributes: [i32; PLACES],
 }
 
-impl Default for Device {
-    fn default() -> Self {
-        Self {
-            count: 0,
-            driver_version: 0,
-            total_memory: 0,
-            uuid: [0; 16],
-            priorities: (0, 0),
-            name: CString::default(),
-            attributes: [0; PLACES],
-        }
-    }
-}
-
 impl Device {
-    pub fn new(reply: &DeviceDescribeReply<'_>) -> Self {
+    pub fn new(number: u16, reply: &DeviceDescribeReply<'_>) -> Self {
         let mut attributes = [0; PLACES];
         let given = reply
             .attributes
@@ -97,8 +86,7 @@ impl Device {
             .filter(|byte| *byte != 0)
             .collect();
         Self {
-            // A session has one device, however many the backend offers.
-            count: reply.devices.min(1),
+            number,
             driver_version: reply.driver_version,
             total_memory: reply.total_memory,
             uuid: reply.uuid,
@@ -145,19 +133,55 @@ impl Device {
     }
 }
 
-/// Whether `CUDA_VISIBLE_DEVICES` lets a program see the one device: by its number, or by the start of its
-/// UUID. The list ends at the first entry that names no device.
-pub fn is_visible(list: Option<&str>, uuid: &[u8; 16]) -> bool {
-    let Some(list) = list else { return true };
-    let first = list.split(',').next().unwrap_or_default().trim();
+/// The devices that `CUDA_VISIBLE_DEVICES` lets a program see, in its order, by where they are among those there
+/// are: named by their numbers, or all by the starts of their UUIDs (CUDA C++ programming guide, "CUDA environment
+/// variables"). The list ends at the first entry that names no device; one that names a device twice names none. How
+/// numbers are read, and what becomes of a repetition, is as PyTorch found it (`torch/cuda/__init__.py`,
+/// `_parse_visible_devices`).
+pub fn visible(list: &str, uuids: &[[u8; 16]]) -> Vec<usize> {
+    let by_name = list.starts_with(NAME_START);
+    let mut seen = Vec::new();
+    for entry in list.split(',') {
+        let found = if by_name {
+            by_uuid(entry, uuids)
+        } else {
+            leading_number(entry).filter(|number| *number < uuids.len())
+        };
+        let Some(found) = found else { break };
+        if seen.contains(&found) {
+            return Vec::new();
+        }
+        seen.push(found);
+    }
+    seen
+}
+
+const NAME_START: &str = "GPU-";
+
+/// The one device whose UUID begins so.
+fn by_uuid(start: &str, uuids: &[[u8; 16]]) -> Option<usize> {
+    let start = start.trim();
+    let fits = |uuid: &[u8; 16]| start.len() > NAME_START.len() && name(uuid).starts_with(start);
+    let mut found = (0..uuids.len()).filter(|at| fits(&uuids[*at]));
+    found.next().filter(|_| found.next().is_none())
+}
+
+fn name(uuid: &[u8; 16]) -> String {
     let [a, b, c, d, e] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| {
         uuid[range]
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect::<String>()
     });
-    let name = format!("GPU-{a}-{b}-{c}-{d}-{e}");
-    first == "0" || first.len() > 4 && name.starts_with(first)
+    format!("{NAME_START}{a}-{b}-{c}-{d}-{e}")
+}
+
+/// The number that a text begins with, as C's `strtoul` reads it.
+fn leading_number(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let digits = text.strip_prefix('+').unwrap_or(text);
+    let end = digits.find(|c: char| !c.is_ascii_digit());
+    digits[..end.unwrap_or(digits.len())].parse().ok()
 }
 
 /// Copies a string with its terminator into a buffer of `length` bytes, cut where it does not fit.
@@ -187,7 +211,7 @@ mod tests {
     use super::*;
 
     fn device(attributes: &[Attribute]) -> Device {
-        Device::new(&DeviceDescribeReply {
+        let reply = DeviceDescribeReply {
             devices: 1,
             driver_version: 13000,
             total_memory: 1 << 30,
@@ -196,7 +220,8 @@ mod tests {
             greatest_priority: -5,
             name: b"Test GPU",
             attributes: Items::new(attributes),
-        })
+        };
+        Device::new(0, &reply)
     }
 
     #[test]
@@ -238,21 +263,35 @@ mod tests {
     }
 
     #[test]
-    fn a_program_sees_the_device_that_its_list_names() {
-        let uuid = *b"\x12\x34\x56\x78\x9a\xbc\xde\xf0\x01\x02\x03\x04\x05\x06\x07\x08";
-        let visible = |list| is_visible(list, &uuid);
-        assert!(visible(None));
-        for list in [
-            "0",
-            "0,1",
-            " 0 ",
-            "GPU-1234",
-            "GPU-12345678-9abc-def0-0102-030405060708",
-        ] {
-            assert!(visible(Some(list)), "{list}");
-        }
-        for list in ["", "-1", "1", "1,0", "GPU-", "GPU-99"] {
-            assert!(!visible(Some(list)), "{list}");
+    fn a_program_sees_the_devices_that_its_list_names_in_its_order() {
+        let first = *b"\x12\x34\x56\x78\x9a\xbc\xde\xf0\x01\x02\x03\x04\x05\x06\x07\x08";
+        let second = *b"\x12\x35\x56\x78\x9a\xbc\xde\xf0\x01\x02\x03\x04\x05\x06\x07\x08";
+        let third = [0xff; 16];
+        let cases: [(&str, &[usize]); 21] = [
+            ("0", &[0]),
+            ("2,0", &[2, 0]),
+            (" 1 , +2 ", &[1, 2]),
+            ("0,3,1", &[0]),
+            ("0,-1,1", &[0]),
+            ("1gpu,2", &[1, 2]),
+            ("0,0", &[]),
+            ("", &[]),
+            ("-1", &[]),
+            ("7", &[]),
+            ("NoDevFiles", &[]),
+            ("99999999999999999999999", &[]),
+            ("GPU-1234", &[0]),
+            ("GPU-12345678-9abc-def0-0102-030405060708", &[0]),
+            ("GPU-f,GPU-1235", &[2, 1]),
+            ("GPU-12", &[]),
+            ("GPU-", &[]),
+            ("GPU-f,GPU-99,GPU-1234", &[2]),
+            ("GPU-f,GPU-ff", &[]),
+            ("GPU-f,0", &[2]),
+            ("0,GPU-f", &[0]),
+        ];
+        for (list, seen) in cases {
+            assert_eq!(visible(list, &[first, second, third]), seen, "{list:?}");
         }
     }
 

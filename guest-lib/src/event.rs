@@ -1,7 +1,7 @@
 //! Events. One that has once been queried or waited for gets a fence at each record from then on, so
 //! that asking again costs no round trip; the others cost the device nothing.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use wormhole_api::handle::{Event as EventKind, Stream as StreamKind};
@@ -32,8 +32,9 @@ const UNFENCED: u64 = 1;
 #[derive(Debug, Default)]
 pub struct Event {
     flags: AtomicU32,
-    /// The context it belongs to.
+    /// The context it belongs to, and its device's number for the program.
     context: AtomicU32,
+    device: AtomicUsize,
     /// It was queried or waited for once.
     asked: AtomicBool,
     /// It was last recorded in a capture.
@@ -80,6 +81,9 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
     let handle = EVENTS.mint(|event| {
         event.flags.store(flags, Ordering::Relaxed);
         event.context.store(scope.context, Ordering::Relaxed);
+        event
+            .device
+            .store(scope.session.ordinal(), Ordering::Relaxed);
         event.asked.store(false, Ordering::Relaxed);
         event.captured.store(false, Ordering::Relaxed);
         event.state.store(NEVER, Ordering::Relaxed);
@@ -126,6 +130,9 @@ pub fn forget_all(scope: Scope) {
 pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Result {
     let (handle, facts) = find(event)?;
     let stream = target.handle;
+    if facts.device.load(Ordering::Relaxed) != target.device(scope) {
+        return Err(CuError::INVALID_HANDLE);
+    }
     if target.is_captured() {
         let external = flags & EXTERNAL != 0;
         capture::record(target, handle, external)?;

@@ -3,16 +3,17 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use wormhole_api::handle::Function as FunctionKind;
+use wormhole_api::handle::{Function as FunctionKind, Library as LibraryKind};
 use wormhole_api::{
     Attribute, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
     Occupancy, Parameter,
 };
 
-use crate::context::{self, Scope};
+use crate::context::{self, Scope, primary_scope};
+use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::{legacy, module};
@@ -111,6 +112,11 @@ impl Drop for Agreed {
 #[derive(Debug)]
 pub struct Function {
     pub owner: Owner,
+    /// The device that it is on: its number for the program.
+    pub device: usize,
+    /// The same kernel of the same library on other devices, by their numbers and as on the wire; 0 for what was not
+    /// looked up.
+    elsewhere: OnceLock<Box<[AtomicU64; MOST]>>,
     pub name: CString,
     pub parameters: Box<[Parameter]>,
     /// Where the last of them ends in the packed buffer.
@@ -184,13 +190,29 @@ fn refresh(
     handle: Handle<FunctionKind>,
     function: &'static Function,
 ) -> Result<(Handle<FunctionKind>, &'static Function)> {
-    module::refresh_function(context::scope_or_primary()?, handle, function)?;
+    let session = context::scope_or_primary()?.session.session();
+    module::refresh_function(primary_scope(session, function.device), handle, function)?;
     Ok((handle, facts(handle)?))
+}
+
+/// The function that a program names, on the device of a scope: a library's kernel is on all devices. What is on its
+/// own alone is found there.
+#[inline]
+pub fn find_on(
+    scope: Scope,
+    function: *mut c_void,
+) -> Result<(Handle<FunctionKind>, &'static Function)> {
+    let (handle, facts) = find(function)?;
+    if facts.device == scope.session.ordinal() {
+        return Ok((handle, facts));
+    }
+    facts.find_elsewhere(scope, handle)
 }
 
 impl Function {
     pub fn new(
         owner: Owner,
+        device: usize,
         name: CString,
         parameters: &Items<'_, Parameter>,
         attributes: &Items<'_, Attribute>,
@@ -200,6 +222,8 @@ impl Function {
         let ends = ends.map(|parameter| parameter.offset as usize + parameter.size as usize);
         let function = Self {
             owner,
+            device,
+            elsewhere: OnceLock::new(),
             name,
             parameter_bytes: ends.max().unwrap_or(0),
             parameters,
@@ -214,6 +238,32 @@ impl Function {
             function.keep(attribute.id, attribute.value);
         }
         function
+    }
+
+    fn find_elsewhere(
+        &'static self,
+        scope: Scope,
+        handle: Handle<FunctionKind>,
+    ) -> Result<(Handle<FunctionKind>, &'static Self)> {
+        let library = match self.owner {
+            Owner::Library(library) if module::original(library)? == library => library,
+            _ => return Ok((handle, self)),
+        };
+        let places = self
+            .elsewhere
+            .get_or_init(|| Box::new([const { AtomicU64::new(0) }; MOST]));
+        let place = &places[scope.session.ordinal()];
+        // One that is not there any more is looked up again.
+        if let Some(known) = Handle::<FunctionKind>::from_wire(place.load(Ordering::Acquire))
+            && let Ok(found) = find(handle::to_pointer(known))
+        {
+            return Ok(found);
+        }
+        let there = primary_scope(scope.session.session(), scope.session.ordinal());
+        let found = module::function_there::<LibraryKind>(there, library, &self.name)?;
+        let (handle, facts) = find(found)?;
+        place.store(handle.to_wire(), Ordering::Release);
+        Ok((handle, facts))
     }
 
     fn keep(&self, attribute: i32, value: i32) {

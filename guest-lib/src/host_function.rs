@@ -108,7 +108,7 @@ pub struct NodeWords {
 
 impl NodeWords {
     pub fn take(scope: Scope) -> Result<Self> {
-        start(scope.session)?;
+        start(scope.session.session())?;
         if let Some(free) = queue().free_nodes.pop() {
             return Ok(free);
         }
@@ -215,7 +215,7 @@ pub fn launch(scope: Scope, target: Target, function: Function) -> Result {
             _ => Err(capture::refuse(target, CuError::STREAM_CAPTURE_UNSUPPORTED)),
         };
     }
-    start(scope.session)?;
+    start(scope.session.session())?;
     let last = take_word(scope)?;
     let done = Done {
         value: last.value + 1,

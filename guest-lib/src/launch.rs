@@ -13,6 +13,7 @@ use crate::context::Scope;
 use crate::device::{Device, attribute as device_attribute};
 use crate::error::{CuError, Result};
 use crate::function::{self, Configuration, Function, attribute};
+use crate::handle;
 use crate::stream::Target;
 use crate::types::{CUlaunchAttribute, CUstreamAttrValue};
 
@@ -332,9 +333,13 @@ pub unsafe fn launch(
     attributes: &Attributes,
     arguments: Arguments,
 ) -> Result {
-    let (handle, facts) = function::find(function)?;
+    let (handle, facts) = function::find_on(scope, function)?;
+    if facts.device != target.device(scope) {
+        return Err(CuError::INVALID_HANDLE);
+    }
     check(scope, facts, &shape)?;
     if target.is_captured() {
+        let function = handle::to_pointer(handle);
         let add = |packed: &[u8]| capture::kernel(target, function, shape, attributes, packed);
         // SAFETY: as the caller promises.
         return unsafe { with_parameters(facts, arguments, add) };

@@ -57,6 +57,7 @@ mod module;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod output;
+mod peer;
 mod pool;
 mod registration;
 mod runtime;

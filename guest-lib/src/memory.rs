@@ -125,7 +125,7 @@ pub fn free_host(scope: Scope, address: u64) -> Result {
 /// Gives arena back that is out of the map. It is used again only when nothing that was handed to the device
 /// can still reach it.
 fn free_in_arena(scope: Scope, allocation: &Allocation) -> Result {
-    let waited = stream::synchronize_all(scope);
+    let waited = stream::synchronize_devices(scope);
     if waited.is_ok() {
         scope.session.free_arena(allocation.base);
     }
@@ -150,7 +150,7 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     if memory_map().overlaps(address, bytes) {
         return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
     }
-    let placed = registration::place(scope.session, address, bytes);
+    let placed = registration::place(&scope.session, address, bytes);
     let device = placed.map_err(|registration::NotMapped| CuError::INVALID_VALUE)?;
     if device.is_none() && flags & DEVICEMAP != 0 {
         log::error_once!(
@@ -193,8 +193,8 @@ pub fn unregister(scope: Scope, address: u64) -> Result {
     let is_alias =
         |allocation: &Allocation| allocation.origin == Origin::RegisteredAlias { host: address };
     memory_map().remove(device, is_alias)?;
-    stream::synchronize_all(scope)?;
-    registration::release(scope.session, address);
+    stream::synchronize_devices(scope)?;
+    registration::release(&scope.session, address);
     Ok(())
 }
 
@@ -223,7 +223,7 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
         }
         Origin::Registered { device, .. } => {
             if device.is_some() {
-                registration::release(scope.session, allocation.base);
+                registration::release(&scope.session, allocation.base);
             }
         }
     }

@@ -8,6 +8,7 @@ use wormhole_api::Handle;
 use wormhole_api::handle::{Memory, Pool};
 
 use crate::error::{CuError, Result};
+use crate::{context, pool, virtual_memory};
 
 /// What a piece of memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,15 @@ impl Allocation {
 
     pub fn is_mapped(&self) -> bool {
         matches!(self.origin, Origin::Mapped { .. })
+    }
+
+    /// The number of the device that it is of, for the program.
+    pub fn device(&self) -> Option<usize> {
+        Some(match self.origin {
+            Origin::Pool { pool } => pool::device_of(pool),
+            Origin::Mapped { memory } => virtual_memory::device_of(memory),
+            _ => context::device_of(self.context)?,
+        })
     }
 
     pub fn is_registered(&self) -> bool {

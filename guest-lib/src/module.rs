@@ -1,6 +1,6 @@
 //! Modules and libraries: images that were loaded, and what has been looked up in them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,8 +33,9 @@ pub struct Image {
 
 #[derive(Debug, Default)]
 struct Contents {
-    /// The context it was loaded in.
+    /// The context it was loaded in, and its device's number for the program.
     context: u32,
+    device: usize,
     functions: HashMap<CString, Handle<FunctionKind>>,
     globals: HashMap<CString, (u64, u64)>,
     /// The module of a library (`cuLibraryGetModule`).
@@ -46,6 +47,10 @@ struct Contents {
     source: Option<Source>,
     /// The worker has forgotten it in a reset.
     stale: bool,
+    /// Libraries are for all devices: the same one on others, by their numbers.
+    elsewhere: BTreeMap<usize, usize>,
+    /// Of such a one: what it is a copy of.
+    original: Option<usize>,
 }
 
 /// An image that can be sent again.
@@ -134,7 +139,9 @@ macro_rules! loadable {
                     name: name.to_bytes(),
                 };
                 scope.session.request(&message, |reply| {
-                    Function::new(owner, name.to_owned(), &reply.parameters, &reply.attributes)
+                    let device = scope.session.ordinal();
+                    let (parameters, attributes) = (&reply.parameters, &reply.attributes);
+                    Function::new(owner, device, name.to_owned(), parameters, attributes)
                 })
             }
 
@@ -179,6 +186,13 @@ pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Im
 fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
     let (handle, image) = find::<K>(pointer)?;
     let mut contents = image.contents();
+    if contents.device != scope.session.ordinal()
+        && contents.original.is_none()
+        && let Some(source) = contents.source.clone()
+    {
+        return there::<K>(scope, pointer, &mut contents, source);
+    }
+    let scope = contents.own(scope);
     if contents.stale
         && let Some(source) = contents.source.clone()
     {
@@ -186,6 +200,31 @@ fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, 
         contents.stale = false;
     }
     Ok((handle, image))
+}
+
+/// A library on another device than the one that it was loaded on, where it is loaded when it is first used.
+fn there<K: Loadable>(
+    scope: Scope,
+    original: *mut c_void,
+    contents: &mut Contents,
+    source: Source,
+) -> Result<(Handle<K>, &'static Image)> {
+    let device = scope.session.ordinal();
+    if let Some(copy) = contents.elsewhere.get(&device) {
+        return fresh::<K>(scope, std::ptr::with_exposed_provenance_mut(*copy));
+    }
+    let (keep, logs) = (Some(source.clone()), &mut Logs::default());
+    let copy = source.with(|bytes| load::<K>(scope, bytes, keep, &jit::NONE, logs))?;
+    let (handle, image) = find::<K>(copy)?;
+    image.contents().original = Some(original.expose_provenance());
+    contents.elsewhere.insert(device, copy.expose_provenance());
+    Ok((handle, image))
+}
+
+/// The library that a program loaded, of one that may be its copy on a further device.
+pub fn original(library: *mut c_void) -> Result<*mut c_void> {
+    let original = find::<LibraryKind>(library)?.1.contents().original;
+    Ok(original.map_or(library, std::ptr::with_exposed_provenance_mut))
 }
 
 /// An image in the arena; behind it there is room for the compiler's texts.
@@ -239,10 +278,11 @@ pub fn load<K: Loadable>(
     jit: &Jit,
     logs: &mut Logs,
 ) -> Result<*mut c_void> {
-    let context = scope.context;
+    let (context, device) = (scope.context, scope.session.ordinal());
     let handle = K::table().mint(|image| {
         *image.contents() = Contents {
             context,
+            device,
             source,
             ..Contents::default()
         };
@@ -262,11 +302,17 @@ pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
     let (handle, _) = find::<K>(pointer)?;
     let image = K::table().retire(handle).ok_or(CuError::INVALID_HANDLE)?;
     let contents = std::mem::take(&mut *image.contents());
-    let sent = if contents.stale {
+    let mut sent = if contents.stale {
         Ok(())
     } else {
-        K::unload(scope, handle)
+        K::unload(contents.own(scope), handle)
     };
+    for copy in contents.elsewhere.values() {
+        sent = sent.and(unload::<K>(
+            scope,
+            std::ptr::with_exposed_provenance_mut(*copy),
+        ));
+    }
     contents.forget();
     if let Some(module) = contents.module
         && let Some(image) = ModuleKind::table().retire(module)
@@ -331,6 +377,17 @@ pub fn refresh_function(scope: Scope, handle: Handle<FunctionKind>, facts: &Func
 }
 
 impl Contents {
+    /// The scope, for the image's own device.
+    fn own(&self, scope: Scope) -> Scope {
+        if self.device == scope.session.ordinal() {
+            return scope;
+        }
+        Scope {
+            session: scope.session.session().on(self.device),
+            context: self.context,
+        }
+    }
+
     fn forget(&self) {
         for function in self.functions.values() {
             function::forget(*function);
@@ -348,9 +405,21 @@ pub fn function<K: Loadable>(
     pointer: *mut c_void,
     name: &CStr,
 ) -> Result<*mut c_void> {
+    // A library's kernels go by those of the device that it was loaded on.
+    let scope = find::<K>(pointer)?.1.contents().own(scope);
+    function_there::<K>(scope, pointer, name)
+}
+
+/// A function by its name, of the device that the scope is about.
+pub fn function_there<K: Loadable>(
+    scope: Scope,
+    pointer: *mut c_void,
+    name: &CStr,
+) -> Result<*mut c_void> {
     let (handle, image) = fresh::<K>(scope, pointer)?;
     // Held during the request, so that two threads do not look the same name up twice.
     let mut contents = image.contents();
+    let scope = contents.own(scope);
     if let Some(function) = contents.functions.get(name) {
         return Ok(handle::to_pointer(*function));
     }
@@ -404,6 +473,7 @@ pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> R
     if let Some(known) = contents.globals.get(name) {
         return Ok(*known);
     }
+    let scope = contents.own(scope);
     let (address, bytes) = K::global(scope, handle, name)?;
     memory_map().insert(address, bytes, Origin::Global, scope.context);
     contents.globals.insert(name.to_owned(), (address, bytes));
@@ -420,6 +490,8 @@ pub fn of_library(scope: Scope, pointer: *mut c_void) -> Result<*mut c_void> {
     let new = ModuleKind::table().mint(|image| {
         *image.contents() = Contents {
             library: Some(library),
+            context: scope.context,
+            device: scope.session.ordinal(),
             ..Contents::default()
         };
     })?;

@@ -1,16 +1,18 @@
 //! Memory pools and stream-ordered allocation.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::handle::{Pool as PoolKind, Stream};
 use wormhole_api::{
-    DevicePtr, Handle, PoolAlloc, PoolCreate, PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute,
-    PoolSetAttribute, PoolTrim,
+    Access, DevicePtr, Handle, PoolAlloc, PoolCreate, PoolDefault, PoolDestroy, PoolFree,
+    PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim,
 };
 
 use crate::capture;
 use crate::context::Scope;
+use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::log;
@@ -26,13 +28,17 @@ const RELEASE_THRESHOLD: u32 = 4;
 #[derive(Debug, Default)]
 pub struct Pool {
     threshold: AtomicU64,
+    /// The device that it is of: its number for the program.
+    device: AtomicUsize,
+    /// What other devices may do with its memory.
+    accesses: Mutex<BTreeMap<usize, Access>>,
 }
 
 static POOLS: Table<PoolKind, Pool> = Table::new();
-/// The device's default pool, once somebody asked for it.
-static DEFAULT: Mutex<Option<Handle<PoolKind>>> = Mutex::new(None);
-/// The pool that `cuMemAllocAsync` takes from, as on the wire; 0 for the default one.
-static CURRENT: AtomicU64 = AtomicU64::new(0);
+/// The devices' default pools, once somebody asked for them.
+static DEFAULT: Mutex<[Option<Handle<PoolKind>>; MOST]> = Mutex::new([None; MOST]);
+/// The pools that `cuMemAllocAsync` takes from, by device and as on the wire; 0 for the default one.
+static CURRENT: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 /// The stream on which memory was freed that a pool may have to give back when the stream is synchronized, as on
 /// the wire; 0 for none.
 static RELEASE_DUE: AtomicU64 = AtomicU64::new(0);
@@ -77,8 +83,50 @@ pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
     let _ = RELEASE_DUE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, several);
 }
 
-fn mint() -> Result<Handle<PoolKind>> {
-    POOLS.mint(|pool| pool.threshold.store(0, Ordering::Relaxed))
+fn mint(scope: Scope) -> Result<Handle<PoolKind>> {
+    POOLS.mint(|pool| {
+        pool.threshold.store(0, Ordering::Relaxed);
+        pool.device
+            .store(scope.session.ordinal(), Ordering::Relaxed);
+        pool.accesses().clear();
+    })
+}
+
+impl Pool {
+    fn accesses(&self) -> MutexGuard<'_, BTreeMap<usize, Access>> {
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The number of a pool's device for the program.
+pub fn device_of(pool: Handle<PoolKind>) -> usize {
+    POOLS
+        .get(pool)
+        .map_or(0, |pool| pool.device.load(Ordering::Relaxed))
+}
+
+/// What a device may do with a pool's memory.
+pub fn access(pool: Handle<PoolKind>, device: usize) -> Access {
+    if device == device_of(pool) {
+        return Access::ReadWrite;
+    }
+    let known = POOLS
+        .get(pool)
+        .and_then(|pool| pool.accesses().get(&device).copied());
+    known.unwrap_or(Access::None)
+}
+
+/// `cuMemPoolSetAccess`, for another device than the pool's.
+pub fn set_access(scope: Scope, pool: Handle<PoolKind>, device: usize, access: Access) -> Result {
+    let facts = POOLS.get(pool).ok_or(CuError::INVALID_VALUE)?;
+    let message = PoolSetAccess {
+        pool,
+        peer: scope.session.session().on(device).number(),
+        access,
+    };
+    scope.session.request(&message, |()| ())?;
+    facts.accesses().insert(device, access);
+    Ok(())
 }
 
 fn forget(pool: Handle<PoolKind>) {
@@ -90,10 +138,11 @@ fn forget(pool: Handle<PoolKind>) {
 /// The device's default pool.
 pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
     let mut default = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    let default = &mut default[scope.session.ordinal()];
     if let Some(pool) = *default {
         return Ok(pool);
     }
-    let new = mint()?;
+    let new = mint(scope)?;
     if let Err(error) = scope.session.request(&PoolDefault { new }, |()| ()) {
         forget(new);
         return Err(error);
@@ -103,19 +152,25 @@ pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
 }
 
 fn is_default(pool: Handle<PoolKind>) -> bool {
-    *DEFAULT.lock().unwrap_or_else(PoisonError::into_inner) == Some(pool)
+    let default = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    default.contains(&Some(pool))
 }
 
 /// The pool that `cuMemAllocAsync` takes from.
 pub fn current(scope: Scope) -> Result<Handle<PoolKind>> {
-    match Handle::from_wire(CURRENT.load(Ordering::Acquire)) {
+    match Handle::from_wire(CURRENT[scope.session.ordinal()].load(Ordering::Acquire)) {
         Some(pool) => Ok(pool),
         None => default_pool(scope),
     }
 }
 
-pub fn set_current(pool: Handle<PoolKind>) {
-    CURRENT.store(pool.to_wire(), Ordering::Release);
+/// Makes a pool of a device its current one.
+pub fn set_current(device: usize, pool: Handle<PoolKind>) -> Result {
+    if device != device_of(pool) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    CURRENT[device].store(pool.to_wire(), Ordering::Release);
+    Ok(())
 }
 
 /// A pool by what a program passed.
@@ -129,7 +184,7 @@ pub fn find(pool: CUmemoryPool) -> Result<Handle<PoolKind>> {
 
 /// `cuMemPoolCreate`.
 pub fn create(scope: Scope, handle_types: u32, most: u64) -> Result<Handle<PoolKind>> {
-    let new = mint()?;
+    let new = mint(scope)?;
     let message = PoolCreate {
         new,
         handle_types,
@@ -149,9 +204,10 @@ pub fn destroy(scope: Scope, pool: Handle<PoolKind>) -> Result {
     if is_default(pool) {
         return Err(CuError::INVALID_VALUE);
     }
+    let current = &CURRENT[device_of(pool)];
     POOLS.retire(pool).ok_or(CuError::INVALID_VALUE)?;
     // Whoever was faster has set another one.
-    let _ = CURRENT.compare_exchange(pool.to_wire(), 0, Ordering::AcqRel, Ordering::Relaxed);
+    let _ = current.compare_exchange(pool.to_wire(), 0, Ordering::AcqRel, Ordering::Relaxed);
     let destroyed = scope.session.request(&PoolDestroy { pool }, |()| ());
     POOLS.recycle(pool);
     destroyed

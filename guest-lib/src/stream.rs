@@ -5,8 +5,8 @@
 
 mod hold_back;
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use wormhole_api::handle::Stream as StreamKind;
@@ -14,6 +14,7 @@ use wormhole_api::{Fence, FenceWrite, Handle, StreamCreate, StreamDestroy, Strea
 
 use self::hold_back::BATCHES;
 use crate::context::{self, Scope};
+use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::session::FenceLine;
@@ -31,8 +32,9 @@ pub struct Stream {
     pub priority: AtomicI32,
     /// `cuStreamGetId`.
     pub id: AtomicU64,
-    /// The context it belongs to.
+    /// The context it belongs to, and its device's number for the program.
     pub context: AtomicU32,
+    device: AtomicUsize,
     /// Pieces of work handed over so far. Counted after each was written to the ring.
     work: AtomicU64,
     /// Kernels among them: work that can fault.
@@ -82,47 +84,61 @@ struct Covered {
 }
 
 static STREAMS: Table<StreamKind, Stream> = Table::new();
-static LEGACY: Stream = Stream {
-    flags: AtomicU32::new(0),
-    priority: AtomicI32::new(0),
-    id: AtomicU64::new(STREAM_LEGACY),
-    context: AtomicU32::new(0),
-    work: AtomicU64::new(0),
-    launches: AtomicU64::new(0),
-    complete: AtomicU64::new(0),
-    launches_complete: AtomicU64::new(0),
-    captured: AtomicU32::new(0),
-    timeline: Mutex::new(Timeline {
-        line: None,
-        covered: 0,
-        launches_covered: 0,
-        batches: [None; BATCHES],
-    }),
-    attributes: Mutex::new(StreamAttributes::NEW),
-};
+/// The legacy streams, by device.
+static LEGACY: [Stream; MOST] = [const { Stream::legacy() }; MOST];
+
+impl Stream {
+    const fn legacy() -> Self {
+        Self {
+            flags: AtomicU32::new(0),
+            priority: AtomicI32::new(0),
+            id: AtomicU64::new(STREAM_LEGACY),
+            context: AtomicU32::new(0),
+            device: AtomicUsize::new(0),
+            work: AtomicU64::new(0),
+            launches: AtomicU64::new(0),
+            complete: AtomicU64::new(0),
+            launches_complete: AtomicU64::new(0),
+            captured: AtomicU32::new(0),
+            timeline: Mutex::new(Timeline {
+                line: None,
+                covered: 0,
+                launches_covered: 0,
+                batches: [None; BATCHES],
+            }),
+            attributes: Mutex::new(StreamAttributes::NEW),
+        }
+    }
+}
 /// Identities of streams; 1 is the legacy one's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(STREAM_PER_THREAD + 1);
 
-/// The stream behind handle 2 in one thread, destroyed with it.
-struct PerThread(Cell<Option<Handle<StreamKind>>>);
+/// The streams behind handle 2 in one thread, one for each context, destroyed with it.
+struct PerThread {
+    /// The one that was used last, and its context.
+    last: Cell<Option<(u32, Handle<StreamKind>)>>,
+    all: RefCell<Vec<(u32, Handle<StreamKind>)>>,
+}
 
 impl Drop for PerThread {
     fn drop(&mut self) {
-        if let (Some(handle), Ok(session)) = (self.0.get(), crate::session::session()) {
+        let Ok(session) = crate::session::session() else {
+            return;
+        };
+        for (context, handle) in self.all.take() {
             // The thread ends: there is nobody left to tell of a failure.
-            let _ = destroy(
-                Scope {
-                    session,
-                    context: 0,
-                },
-                handle,
-            );
+            let _ = destroy(context::scope_numbered(session, context), handle);
         }
     }
 }
 
 thread_local! {
-    static PER_THREAD: PerThread = const { PerThread(Cell::new(None)) };
+    static PER_THREAD: PerThread = const {
+        PerThread {
+            last: Cell::new(None),
+            all: RefCell::new(Vec::new()),
+        }
+    };
 }
 
 /// Makes a stream.
@@ -139,6 +155,9 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
             .id
             .store(NEXT_ID.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         stream.context.store(scope.context, Ordering::Relaxed);
+        stream
+            .device
+            .store(scope.session.ordinal(), Ordering::Relaxed);
         stream.captured.store(0, Ordering::Relaxed);
         // Held until all is forgotten: see `Covered::complete`.
         let mut timeline = stream.timeline();
@@ -189,10 +208,16 @@ pub fn all_of(scope: Scope) -> impl Iterator<Item = Target> {
         .live()
         .filter(move |(_, stream)| stream.context.load(Ordering::Relaxed) == scope.context)
         .map(|(handle, stream)| Target { handle, stream });
-    minted.chain([Target {
+    minted.chain([legacy(scope)])
+}
+
+/// The legacy stream of the scope's device.
+#[inline]
+pub fn legacy(scope: Scope) -> Target {
+    Target {
         handle: Handle::LEGACY,
-        stream: &LEGACY,
-    }])
+        stream: &LEGACY[scope.session.ordinal()],
+    }
 }
 
 /// Those of them whose work is not known to be complete.
@@ -236,15 +261,17 @@ pub fn forget_all(scope: Scope) {
             STREAMS.recycle(handle);
         }
     }
-    *LEGACY.timeline() = Timeline::default();
-    *LEGACY.attributes() = StreamAttributes::NEW;
-    for count in [
-        &LEGACY.work,
-        &LEGACY.launches,
-        &LEGACY.complete,
-        &LEGACY.launches_complete,
-    ] {
-        count.store(0, Ordering::Relaxed);
+    for legacy in &LEGACY {
+        *legacy.timeline() = Timeline::default();
+        *legacy.attributes() = StreamAttributes::NEW;
+        for count in [
+            &legacy.work,
+            &legacy.launches,
+            &legacy.complete,
+            &legacy.launches_complete,
+        ] {
+            count.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -252,10 +279,7 @@ pub fn forget_all(scope: Scope) {
 #[inline]
 pub fn resolve(scope: Scope, default: DefaultStream, stream: CUstream) -> Result<Target> {
     match (stream.addr() as u64, default) {
-        (0, DefaultStream::Legacy) | (STREAM_LEGACY, _) => Ok(Target {
-            handle: Handle::LEGACY,
-            stream: &LEGACY,
-        }),
+        (0, DefaultStream::Legacy) | (STREAM_LEGACY, _) => Ok(legacy(scope)),
         (0, DefaultStream::PerThread) | (STREAM_PER_THREAD, _) => per_thread(scope),
         _ => {
             let handle = handle::from_pointer(stream).ok_or(CuError::INVALID_HANDLE)?;
@@ -272,14 +296,27 @@ pub fn minted(stream: CUstream) -> Result<Handle<StreamKind>> {
 
 fn per_thread(scope: Scope) -> Result<Target> {
     PER_THREAD
-        .try_with(|PerThread(cell)| {
-            if let Some(handle) = cell.get()
+        .try_with(|streams| {
+            if let Some((context, handle)) = streams.last.get()
+                && context == scope.context
                 && let Some(stream) = STREAMS.get(handle)
             {
                 return Ok(Target { handle, stream });
             }
-            let handle = create(scope, 0, 0)?;
-            cell.set(Some(handle));
+            let mut all = streams.all.borrow_mut();
+            // Those of contexts that are gone went with them.
+            all.retain(|(_, handle)| STREAMS.get(*handle).is_some());
+            let known = all.iter().find(|(context, _)| *context == scope.context);
+            let found = match known {
+                Some(found) => *found,
+                None => {
+                    let made = (scope.context, create(scope, 0, 0)?);
+                    all.push(made);
+                    made
+                }
+            };
+            streams.last.set(Some(found));
+            let (_, handle) = found;
             let stream = STREAMS.get(handle).ok_or(CuError::UNKNOWN)?;
             Ok(Target { handle, stream })
         })
@@ -318,6 +355,14 @@ impl Stream {
         Ok(())
     }
 
+    fn is_on(&self, scope: Scope) -> bool {
+        self.device.load(Ordering::Relaxed) == scope.session.ordinal()
+    }
+
+    fn is_blocking_on(&self, scope: Scope) -> bool {
+        self.is_blocking() && self.is_on(scope)
+    }
+
     pub fn is_blocking(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & STREAM_NON_BLOCKING == 0
     }
@@ -350,6 +395,16 @@ impl Covered {
 }
 
 impl Target {
+    /// The number of its device for the program, for a call of this scope.
+    #[inline]
+    pub fn device(self, scope: Scope) -> usize {
+        if self.handle.is_legacy() {
+            scope.session.ordinal()
+        } else {
+            self.stream.device.load(Ordering::Relaxed)
+        }
+    }
+
     /// Whether its work becomes nodes of a graph. Of the legacy stream: whether using it would be a dependency
     /// on a stream of which that is so.
     #[inline]
@@ -364,9 +419,10 @@ impl Target {
             .captured
             .swap(captured.into(), Ordering::Release);
         if self.stream.is_blocking() && (before != 0) != captured {
+            let legacy = &LEGACY[self.stream.device.load(Ordering::Relaxed)];
             match captured {
-                true => LEGACY.captured.fetch_add(1, Ordering::Release),
-                false => LEGACY.captured.fetch_sub(1, Ordering::Release),
+                true => legacy.captured.fetch_add(1, Ordering::Release),
+                false => legacy.captured.fetch_sub(1, Ordering::Release),
             };
         }
     }
@@ -431,7 +487,7 @@ impl Target {
         scope.session.alive()?;
         if self.handle.is_legacy() {
             // A fence in the legacy stream comes after the work of all blocking streams.
-            let others = blocking_work();
+            let others = blocking_work(scope);
             if !others.is_empty() {
                 let cover = self.fence_now(scope)?;
                 self.wait(scope, cover)?;
@@ -500,7 +556,7 @@ impl Target {
         let others = self.handle.is_legacy()
             && STREAMS
                 .live()
-                .any(|(_, stream)| stream.is_blocking() && stream.may_fault());
+                .any(|(_, stream)| stream.is_blocking_on(scope) && stream.may_fault());
         if self.stream.may_fault() || others {
             self.synchronize(scope)
         } else {
@@ -509,11 +565,11 @@ impl Target {
     }
 }
 
-/// The work of blocking streams that is not known to be complete.
-fn blocking_work() -> Vec<Covered> {
+/// The work of the device's blocking streams that is not known to be complete.
+fn blocking_work(scope: Scope) -> Vec<Covered> {
     STREAMS
         .live()
-        .filter(|(_, stream)| stream.is_blocking() && stream.is_dirty())
+        .filter(|(_, stream)| stream.is_blocking_on(scope) && stream.is_dirty())
         .map(|(handle, stream)| Covered {
             handle,
             work: stream.work.load(Ordering::Acquire),
@@ -522,7 +578,7 @@ fn blocking_work() -> Vec<Covered> {
         .collect()
 }
 
-/// Waits for all work of the process (`cuCtxSynchronize`): streams without new work are not visited.
+/// Waits for all work of the scope's device (`cuCtxSynchronize`): streams without new work are not visited.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
     if scope.session.has_device_output() || pool::take_release_due(None) {
@@ -530,14 +586,11 @@ pub fn synchronize_all(scope: Scope) -> Result {
     }
     scope.session.alive()?;
     let mut covers = Vec::new();
-    let legacy = Target {
-        handle: Handle::LEGACY,
-        stream: &LEGACY,
-    };
     let minted = STREAMS
         .live()
+        .filter(|(_, stream)| stream.is_on(scope))
         .map(|(handle, stream)| Target { handle, stream });
-    for target in minted.chain([legacy]) {
+    for target in minted.chain([legacy(scope)]) {
         if target.stream.is_dirty()
             && let Some(cover) = target.cover(scope)?
         {
@@ -547,6 +600,16 @@ pub fn synchronize_all(scope: Scope) -> Result {
     covers
         .into_iter()
         .try_for_each(|(target, cover)| target.wait(scope, cover))
+}
+
+/// Waits for all work of all devices: for what their streams may name without belonging to one of them.
+pub fn synchronize_devices(scope: Scope) -> Result {
+    let session = scope.session.session();
+    let others = (0..session.devices().len()).filter(|device| *device != scope.session.ordinal());
+    let waited = synchronize_all(scope);
+    others.fold(waited, |waited, device| {
+        waited.and(synchronize_all(context::primary_scope(session, device)))
+    })
 }
 
 /// The scope of the calling thread and the stream that a call names.

@@ -4,7 +4,7 @@
 //! at the call; the worker checks it again.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use wormhole_api::handle::Memory as MemoryKind;
@@ -24,6 +24,8 @@ use crate::types::CUmemGenericAllocationHandle;
 /// Mappable memory. It lives while a handle or a mapping does.
 #[derive(Debug, Default)]
 pub struct Memory {
+    /// The device that it is of: its number for the program.
+    device: AtomicUsize,
     bytes: AtomicU64,
     handle_types: AtomicU32,
     /// How often it was created or retained and not released.
@@ -32,6 +34,11 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// The number of its device for the program.
+    pub fn device(&self) -> usize {
+        self.device.load(Ordering::Relaxed)
+    }
+
     /// `CUmemAllocationHandleType`s that it can be exported as.
     pub fn handle_types(&self) -> u32 {
         self.handle_types.load(Ordering::Relaxed)
@@ -48,8 +55,8 @@ pub struct Granularity {
 /// Reserved ranges: start and bytes.
 type Reserved = BTreeMap<u64, u64>;
 
-/// What the device may do with each mapping, by its start.
-static ACCESSES: Mutex<BTreeMap<u64, Access>> = Mutex::new(BTreeMap::new());
+/// What devices may do with each mapping, by its start and the device's number.
+static ACCESSES: Mutex<BTreeMap<(u64, usize), Access>> = Mutex::new(BTreeMap::new());
 static MEMORIES: Table<MemoryKind, Memory> = Table::new();
 /// Held while anything changes.
 static RESERVED: Mutex<Reserved> = Mutex::new(BTreeMap::new());
@@ -58,7 +65,7 @@ fn reserved() -> MutexGuard<'static, Reserved> {
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn accesses() -> MutexGuard<'static, BTreeMap<u64, Access>> {
+fn accesses() -> MutexGuard<'static, BTreeMap<(u64, usize), Access>> {
     ACCESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -140,6 +147,9 @@ pub fn unreserve(scope: Scope, address: u64, bytes: u64) -> Result {
 pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGenericAllocationHandle> {
     granular(scope, bytes)?;
     let new = MEMORIES.mint(|memory| {
+        memory
+            .device
+            .store(scope.session.ordinal(), Ordering::Relaxed);
         memory.bytes.store(bytes, Ordering::Relaxed);
         memory.handle_types.store(handle_types, Ordering::Relaxed);
         memory.handles.store(1, Ordering::Relaxed);
@@ -228,7 +238,6 @@ pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocatio
     scope.session.request(&message, |()| ())?;
     facts.mappings.fetch_add(1, Ordering::AcqRel);
     let origin = Origin::Mapped { memory: handle };
-    accesses().insert(address, Access::None);
     memory_map().insert(address, bytes, origin, scope.context);
     Ok(())
 }
@@ -273,7 +282,8 @@ pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
     }
     let mut outcome = Ok(());
     for mapping in mappings {
-        accesses().remove(&mapping.base);
+        let all = (mapping.base, 0)..=(mapping.base, usize::MAX);
+        accesses().extract_if(all, |_, _| true).for_each(drop);
         if let Origin::Mapped { memory } = mapping.origin
             && let Some(facts) = MEMORIES.get(memory)
         {
@@ -284,7 +294,7 @@ pub fn unmap(scope: Scope, address: u64, bytes: u64) -> Result {
     outcome
 }
 
-/// `cuMemSetAccess`.
+/// `cuMemSetAccess`, for the scope's device.
 pub fn set_access(scope: Scope, address: u64, bytes: u64, access: Access) -> Result {
     let _changing = reserved();
     let mappings = filled(address, bytes)?;
@@ -297,15 +307,20 @@ pub fn set_access(scope: Scope, address: u64, bytes: u64, access: Access) -> Res
     // What is said of a mapping changes elsewhere than in the map, in which copies go on finding it meanwhile.
     let mut accesses = accesses();
     for mapping in mappings {
-        accesses.insert(mapping.base, access);
+        accesses.insert((mapping.base, scope.session.ordinal()), access);
     }
     Ok(())
 }
 
-/// What the device may do with a mapping.
-pub fn access(address: u64) -> Result<Access> {
+/// What a device may do with a mapping.
+pub fn access(address: u64, device: usize) -> Result<Access> {
     let mapping = memory_map().find(address).filter(Allocation::is_mapped);
-    mapping
-        .and_then(|mapping| accesses().get(&mapping.base).copied())
-        .ok_or(CuError::INVALID_VALUE)
+    let mapping = mapping.ok_or(CuError::INVALID_VALUE)?;
+    let known = accesses().get(&(mapping.base, device)).copied();
+    Ok(known.unwrap_or(Access::None))
+}
+
+/// The number of the device that memory is of.
+pub fn device_of(memory: Handle<MemoryKind>) -> usize {
+    MEMORIES.get(memory).map_or(0, Memory::device)
 }

@@ -30,11 +30,12 @@ fn config(cases: u32) -> ProptestConfig {
 
 fn heads() -> impl Strategy<Value = RecordHead> {
     let slots = prop_oneof![Just(None), (0_u16..128).prop_map(SlotIndex::new)];
-    (any::<u16>(), any::<u16>(), slots, any::<u64>()).prop_map(
-        |(message, flags, slot, sequence)| RecordHead {
+    (any::<[u16; 3]>(), slots, any::<u64>()).prop_map(
+        |([message, flags, device], slot, sequence)| RecordHead {
             message,
             flags,
             slot,
+            device,
             sequence,
         },
     )

@@ -71,6 +71,7 @@ fn a_record_keeps_every_field() {
         message: 7,
         flags: 0x8001,
         slot: SlotIndex::new(127),
+        device: 5,
         sequence: u64::MAX - 1,
     };
     session

@@ -30,18 +30,31 @@ pub const TEXTURE_PITCH_ALIGNMENT: u32 = 32;
 /// Least and greatest stream priority.
 pub const PRIORITIES: (i32, i32) = (0, -5);
 
+/// A UUID of version 8 (RFC 9562, section 5.8) that spells the first device's name.
+const UUID: [u8; 16] = *b"wormho\x80e\x80cpudev0";
+/// What differs from device to device: each is on a bus of its own.
+const PCI_BUS_ID: i32 = 33;
+const MULTI_GPU_BOARD_GROUP_ID: i32 = 85;
 const CUDA_VERSION: i32 = 13_000;
 const L2_BYTES: u32 = 4 << 20;
 
-/// Describes a device with `memory` bytes and one multiprocessor for each of `processors`.
-pub fn describe(memory: u64, processors: u32) -> Description {
+/// Describes a device with `memory` bytes and one multiprocessor for each of `processors`, by its number among
+/// those of the process: below 64.
+pub fn describe(memory: u64, processors: u32, number: u8) -> Description {
+    let mut attributes = attributes(processors);
+    for (id, value) in &mut attributes {
+        if matches!(*id, PCI_BUS_ID | MULTI_GPU_BOARD_GROUP_ID) {
+            *value = number.into();
+        }
+    }
+    let mut uuid = UUID;
+    uuid[15] += number;
     Description {
         name: format!("Wormhole CPU device ({})", processor_name()),
-        // A UUID of version 8 (RFC 9562, section 5.8) that spells the device's name.
-        uuid: *b"wormho\x80e\x80cpudev0",
+        uuid,
         total_memory: memory,
         driver_version: CUDA_VERSION,
-        attributes: attributes(processors),
+        attributes,
         stream_priorities: PRIORITIES,
     }
 }

@@ -5,7 +5,7 @@ mod kernels;
 use std::fs;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use std::thread;
 
 use wormhole_device::{
@@ -21,6 +21,7 @@ use crate::arrays::Arrays;
 use crate::boxes;
 use crate::description::describe;
 use crate::event::Events;
+use crate::family::Family;
 use crate::graph::Executables;
 use crate::kernel::{Kernel, Surroundings};
 use crate::limits::Limits;
@@ -41,7 +42,7 @@ const FALLBACK_MEMORY: u64 = 1 << 30;
 /// How to open the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Bytes of device memory; half of the host's memory if not given.
+    /// Bytes of memory of each device; together half of the host's memory if not given.
     pub memory: Option<u64>,
 }
 
@@ -58,7 +59,25 @@ pub struct CpuDevice {
     pools: Pools,
     multiprocessors: u32,
     processors: usize,
-    context: RwLock<Arc<Context>>,
+    context: Arc<RwLock<Arc<Context>>>,
+    /// The others of its process.
+    pub(crate) siblings: OnceLock<Vec<Sibling>>,
+}
+
+/// Another device of the process.
+#[derive(Debug)]
+pub(crate) struct Sibling {
+    context: Weak<RwLock<Arc<Context>>>,
+    /// Held, because work of this device may reach it.
+    _memory: Arc<Memory>,
+}
+
+impl Sibling {
+    pub(crate) fn context(&self) -> Option<Arc<Context>> {
+        let context = self.context.upgrade()?;
+        let current = context.read().unwrap_or_else(PoisonError::into_inner);
+        Some(Arc::clone(&current))
+    }
 }
 
 /// What a reset replaces.
@@ -95,28 +114,52 @@ impl Context {
 }
 
 impl CpuDevice {
-    /// Opens the device. Each one opened is a device of its own.
+    /// Opens the device. Each one opened is a device of its own, that knows of no other.
     pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
         let bytes = options.memory.unwrap_or_else(|| host_memory() / 2);
+        Self::with_memory(bytes, 0)
+    }
+
+    /// Opens several devices, at most 64, that know each other and share the processors.
+    pub fn open_several(options: &Options, count: u8) -> std::result::Result<Vec<Self>, OpenError> {
+        let bytes = options
+            .memory
+            .unwrap_or_else(|| host_memory() / 2 / u64::from(count.max(1)));
+        let devices = (0..count)
+            .map(|number| Self::with_memory(bytes, number))
+            .collect::<std::result::Result<Vec<_>, _>>()?;
+        let memories: Vec<_> = devices.iter().map(|one| Arc::clone(&one.memory)).collect();
+        Family::join(&memories);
+        for (number, device) in devices.iter().enumerate() {
+            let others = devices.iter().enumerate();
+            let others = others.filter(|(other, _)| *other != number);
+            let siblings = others.map(|(_, other)| Sibling {
+                context: Arc::downgrade(&other.context),
+                _memory: Arc::clone(&other.memory),
+            });
+            // Just opened, so never set before.
+            let _ = device.siblings.set(siblings.collect());
+        }
+        Ok(devices)
+    }
+
+    fn with_memory(bytes: u64, number: u8) -> std::result::Result<Self, OpenError> {
         let memory = Arc::new(Memory::new(bytes)?);
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let multiprocessors = u32::try_from(processors).unwrap_or(u32::MAX);
         Ok(Self {
-            description: describe(bytes, multiprocessors),
+            description: describe(bytes, multiprocessors, number),
             pools: Pools::new(Arc::clone(&memory)),
             memory,
             multiprocessors,
             processors,
-            context: RwLock::new(Arc::new(Context::new())),
+            context: Arc::new(RwLock::new(Arc::new(Context::new()))),
+            siblings: OnceLock::new(),
         })
     }
 
     fn current(&self) -> Arc<Context> {
         Arc::clone(&self.context.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(crate) fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     pub(crate) fn pools(&self) -> &Pools {
@@ -436,7 +479,10 @@ impl Device for CpuDevice {
         if flags & !EXTERNAL != 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        let point = context.events.point(event)?;
+        let point = match context.events.point(event) {
+            Err(CuError::INVALID_HANDLE) => return self.wait_for_sibling(&context, stream, event),
+            point => point?,
+        };
         context
             .scheduler
             .submit_after(stream, point, Box::new(|| Ok(())))
@@ -586,6 +632,7 @@ impl Device for CpuDevice {
         current.scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
         self.pools.abandon();
         self.memory.clear();
+        self.memory.family().forget();
         *current = Arc::new(Context::new());
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Events: a point in a stream, and the time at which it was reached.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -27,7 +28,6 @@ struct Record {
 #[derive(Debug, Default)]
 struct Slab {
     events: HashMap<u64, Event>,
-    next: u64,
 }
 
 /// The events of one context.
@@ -47,10 +47,10 @@ impl Events {
         if flags & !KNOWN_FLAGS != 0 || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
             return Err(CuError::INVALID_VALUE);
         }
-        let mut slab = self.lock();
-        slab.next += 1;
-        let id = slab.next;
-        slab.events.insert(
+        // No two events of a process are called the same, whatever device they are of.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.lock().events.insert(
             id,
             Event {
                 timing: flags & DISABLE_TIMING == 0,

@@ -7,11 +7,12 @@
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use wormhole_device::{CuError, Result};
 
 use crate::aperture::{Aperture, ApertureError, to_usize};
+use crate::family::{Accesses, Family};
 use crate::holes::Holes;
 use crate::virtual_memory::VirtualBooks;
 
@@ -48,6 +49,8 @@ impl Owner {
 struct Block {
     bytes: u64,
     owner: Owner,
+    /// What kernels of other devices may do with a pool's memory.
+    accesses: Accesses,
 }
 
 /// What is done with memory.
@@ -76,29 +79,38 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    /// The allocation, registration or mapped range that holds all of `bytes` bytes at `address`.
-    fn find(&self, address: u64, bytes: u64) -> Option<Range> {
+    /// The allocation that holds all of `bytes` bytes at `address`.
+    fn allocation(&self, address: u64, bytes: u64) -> Option<(Range, &Block)> {
         let end = address.checked_add(bytes)?;
-        let allocated = self
-            .live
-            .range(..=address)
-            .next_back()
-            .map(|(at, block)| (*at, block.bytes));
-        let registered = self
-            .registered
-            .range(..=address)
-            .next_back()
-            .map(|(at, size)| (*at, *size));
-        allocated
-            .into_iter()
-            .chain(registered)
+        let (&start, block) = self.live.range(..=address).next_back()?;
+        let range = Range {
+            start,
+            bytes: block.bytes,
+            writable: true,
+        };
+        (end <= start + block.bytes).then_some((range, block))
+    }
+
+    /// The registration or the mapped range that holds it, which all devices of a process share.
+    fn shared(&self, address: u64, bytes: u64, device: usize) -> Option<Range> {
+        let end = address.checked_add(bytes)?;
+        let registered = self.registered.range(..=address).next_back();
+        registered
             .map(|(start, bytes)| Range {
-                start,
-                bytes,
+                start: *start,
+                bytes: *bytes,
                 writable: true,
             })
-            .chain(self.virtual_memory.find(address))
+            .into_iter()
+            .chain(self.virtual_memory.find(address, device))
             .find(|range| end <= range.start + range.bytes)
+    }
+
+    /// What kernels of other devices may do with a pool's memory.
+    pub fn set_accesses(&mut self, address: u64, accesses: Accesses) {
+        if let Some(block) = self.live.get_mut(&address) {
+            block.accesses = accesses;
+        }
     }
 }
 
@@ -108,6 +120,7 @@ pub struct Memory {
     aperture: Aperture,
     limit: u64,
     books: RwLock<Books>,
+    family: Family,
 }
 
 impl Memory {
@@ -132,7 +145,12 @@ impl Memory {
             aperture,
             limit,
             books,
+            family: Family::default(),
         })
+    }
+
+    pub(crate) fn family(&self) -> &Family {
+        &self.family
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Books> {
@@ -181,7 +199,14 @@ impl Memory {
             return Err(CuError::OUT_OF_MEMORY);
         }
         books.used += bytes;
-        books.live.insert(address, Block { bytes, owner });
+        books.live.insert(
+            address,
+            Block {
+                bytes,
+                owner,
+                accesses: Accesses::default(),
+            },
+        );
         Ok(address)
     }
 
@@ -261,22 +286,95 @@ impl Memory {
         known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
     }
 
-    /// What the range lies in, all of it.
+    /// What the range lies in, all of it, if kernels of this device may reach it.
     pub fn region(&self, address: u64, bytes: u64) -> Option<Range> {
-        self.read().find(address, bytes)
+        let device = self.family.number();
+        let own = {
+            let books = self.read();
+            let allocation = books.allocation(address, bytes).map(|(range, _)| range);
+            allocation.or_else(|| books.shared(address, bytes, device))
+        };
+        own.or_else(|| self.region_of_peers(address, bytes))
     }
 
-    /// `Ok` if all of the range lies in one allocation, one registration or mapped memory, and may be used so.
+    #[cold]
+    fn region_of_peers(&self, address: u64, bytes: u64) -> Option<Range> {
+        let device = self.family.number();
+        if let Some(first) = self.family.first()
+            && let Some(range) = first.read().shared(address, bytes, device)
+        {
+            return Some(range);
+        }
+        self.family.others().find_map(|(number, peer)| {
+            let books = peer.read();
+            let (mut range, block) = books.allocation(address, bytes)?;
+            if block.owner == Owner::Pool {
+                range.writable = block.accesses.allows(device, Use::Write);
+                return block.accesses.allows(device, Use::Read).then_some(range);
+            }
+            self.family.reaches(number).then_some(range)
+        })
+    }
+
+    /// As [`Memory::check`], of memory that is not this device's own.
+    #[cold]
+    fn check_peers(&self, address: u64, bytes: u64, intent: Use) -> Result<()> {
+        if let Some(first) = self.family.first() {
+            match first.check_own(address, bytes, intent, self.family.number()) {
+                Err(CuError::INVALID_VALUE) => {}
+                found => return found,
+            }
+        }
+        let found = self
+            .family
+            .others()
+            .any(|(_, peer)| peer.read().allocation(address, bytes).is_some());
+        if found {
+            Ok(())
+        } else {
+            Err(CuError::INVALID_VALUE)
+        }
+    }
+
+    fn check_own(&self, address: u64, bytes: u64, intent: Use, device: usize) -> Result<()> {
+        let books = self.read();
+        let allocation = books.allocation(address, bytes).map(|(range, _)| range);
+        match allocation.or_else(|| books.shared(address, bytes, device)) {
+            Some(range) if range.writable || intent == Use::Read => Ok(()),
+            None if !books.virtual_memory.maps(address, bytes) => Err(CuError::INVALID_VALUE),
+            _ => Err(CuError::ILLEGAL_ADDRESS),
+        }
+    }
+
+    /// The memory that keeps what all devices of the process share.
+    pub(crate) fn shared(self: &Arc<Self>) -> Arc<Self> {
+        self.family.first().unwrap_or_else(|| Arc::clone(self))
+    }
+
+    /// Counts memory as in use, or says that there is none left.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<()> {
+        let mut books = self.write();
+        if bytes > self.limit - books.used {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        books.used += bytes;
+        Ok(())
+    }
+
+    pub(crate) fn discharge(&self, bytes: u64) {
+        self.write().used -= bytes;
+    }
+
+    /// `Ok` if all of the range lies in one allocation, one registration or mapped memory, and may be used so. Copies
+    /// and the like take allocations of every device of the process.
     ///
     /// # Errors
     /// `CUDA_ERROR_ILLEGAL_ADDRESS` for mapped memory that does not allow that use, `CUDA_ERROR_INVALID_VALUE`
     /// for everything else.
     pub fn check(&self, address: u64, bytes: u64, intent: Use) -> Result<()> {
-        let books = self.read();
-        match books.find(address, bytes) {
-            Some(range) if range.writable || intent == Use::Read => Ok(()),
-            None if !books.virtual_memory.maps(address, bytes) => Err(CuError::INVALID_VALUE),
-            _ => Err(CuError::ILLEGAL_ADDRESS),
+        match self.check_own(address, bytes, intent, self.family.number()) {
+            Err(CuError::INVALID_VALUE) => self.check_peers(address, bytes, intent),
+            checked => checked,
         }
     }
 }

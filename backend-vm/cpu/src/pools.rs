@@ -8,8 +8,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use wormhole_device::{CuError, PoolProperties, RawPool, RawStream, Result, pool_attribute};
+use wormhole_device::{
+    Access, CuError, PoolProperties, RawPool, RawStream, Result, pool_attribute,
+};
 
+use crate::family::Accesses;
 use crate::holes::Holes;
 use crate::memory::{ALIGNMENT, Memory, Owner};
 use crate::scheduler::{Point, Scheduler};
@@ -45,6 +48,8 @@ struct Pool {
     most: u64,
     /// By attribute: whether memory of other streams may be used again.
     reuse: BTreeMap<u32, u64>,
+    /// What kernels of other devices may do with its memory.
+    accesses: Accesses,
     /// The program has destroyed it; it goes with its last allocation.
     destroyed: bool,
 }
@@ -57,6 +62,7 @@ impl Pool {
             pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES,
         ];
         Self {
+            accesses: Accesses::default(),
             chunks: BTreeMap::new(),
             holes: Holes::default(),
             freed: Vec::new(),
@@ -112,6 +118,7 @@ impl Pool {
             return Err(CuError::OUT_OF_MEMORY);
         }
         let start = memory.allocate(chunk, Owner::Pool)?;
+        memory.write().set_accesses(start, self.accesses);
         self.chunks.insert(start, chunk);
         self.holes.put(start, chunk);
         self.reserved += chunk;
@@ -249,6 +256,18 @@ impl Pools {
         let pool = state.pool(pool)?;
         pool.settle(scheduler);
         pool.release(keep, &self.memory);
+        Ok(())
+    }
+
+    /// What kernels of another device may do with the pool's memory, what it holds and what it will.
+    pub fn set_access(&self, pool: RawPool, device: usize, access: Access) -> Result<()> {
+        let mut state = self.state();
+        let pool = state.pool(pool)?;
+        pool.accesses.set(device, access);
+        let mut books = self.memory.write();
+        for start in pool.chunks.keys() {
+            books.set_accesses(*start, pool.accesses);
+        }
         Ok(())
     }
 

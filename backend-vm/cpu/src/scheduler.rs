@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use wormhole_device::{CuError, RawStream, Result};
 
@@ -360,6 +361,27 @@ impl Scheduler {
                 .unwrap_or_else(PoisonError::into_inner);
             state.waiters -= 1;
         }
+    }
+
+    /// Waits for all points, for work of another scheduler: until that is to stop.
+    pub fn wait_for_other(&self, points: &[Point], stopped: impl Fn() -> bool) -> Result<()> {
+        /// How soon it is noticed that the other is to stop, which nothing tells.
+        const LOOK: Duration = Duration::from_millis(1);
+        let mut state = self.shared.lock();
+        while !points.iter().all(|point| state.reached(*point)) {
+            self.alive()?;
+            if stopped() {
+                break;
+            }
+            state.waiters += 1;
+            (state, _) = self
+                .shared
+                .progressed
+                .wait_timeout(state, LOOK)
+                .unwrap_or_else(PoisonError::into_inner);
+            state.waiters -= 1;
+        }
+        Ok(())
     }
 
     /// Stops everything that runs or waits and returns when no thread of this context is left. Calls

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use wormhole_device::{Access, CuError, Granularity, RawMemory, Result};
 
 use crate::aperture::Shared;
-use crate::memory::{Memory, Range};
+use crate::family::Accesses;
+use crate::memory::{Memory, Range, Use};
 
 /// What sizes and addresses are multiples of: as on the GPUs there are.
 const GRANULARITY: u64 = 2 << 20;
@@ -18,6 +19,8 @@ const GRANULARITY: u64 = 2 << 20;
 #[derive(Debug)]
 struct Physical {
     home: Shared,
+    /// The device whose memory it is, by number.
+    device: usize,
     mappings: usize,
     /// No handle names it any more: it goes with its last mapping.
     released: bool,
@@ -27,7 +30,7 @@ struct Physical {
 struct Mapping {
     bytes: u64,
     memory: u64,
-    access: Access,
+    accesses: Accesses,
 }
 
 /// What is reserved, made and mapped.
@@ -41,21 +44,25 @@ pub struct VirtualBooks {
 }
 
 impl VirtualBooks {
-    /// The largest range around an address that mappings of equal access fill.
-    pub fn find(&self, address: u64) -> Option<Range> {
+    /// The largest range around an address that mappings fill with which a device may do the same.
+    pub fn find(&self, address: u64, device: usize) -> Option<Range> {
+        let may = |mapping: &Mapping| {
+            [Use::Read, Use::Write].map(|intent| mapping.accesses.allows(device, intent))
+        };
         let (&start, mapping) = self.mappings.range(..=address).next_back()?;
-        if mapping.access == Access::None || address - start >= mapping.bytes {
+        let [readable, writable] = may(mapping);
+        if !readable || address - start >= mapping.bytes {
             return None;
         }
         let (mut from, mut to) = (start, start + mapping.bytes);
         for (&before, other) in self.mappings.range(..start).rev() {
-            if before + other.bytes != from || other.access != mapping.access {
+            if before + other.bytes != from || may(other) != may(mapping) {
                 break;
             }
             from = before;
         }
         for (&behind, other) in self.mappings.range(to..) {
-            if behind != to || other.access != mapping.access {
+            if behind != to || may(other) != may(mapping) {
                 break;
             }
             to += other.bytes;
@@ -63,7 +70,7 @@ impl VirtualBooks {
         Some(Range {
             start: from,
             bytes: to - from,
-            writable: mapping.access == Access::ReadWrite,
+            writable,
         })
     }
 
@@ -109,15 +116,15 @@ impl VirtualBooks {
         before.is_some_and(|(start, mapping)| start + mapping.bytes > address)
     }
 
-    /// Forgets memory that nothing names or maps: its bytes.
-    fn sweep(&mut self, memory: u64) -> u64 {
+    /// Forgets memory that nothing names or maps: its device and its bytes.
+    fn sweep(&mut self, memory: u64) -> Option<(usize, u64)> {
         match self.memories.get(&memory) {
             Some(physical) if physical.released && physical.mappings == 0 => {
-                let bytes = physical.home.bytes();
+                let swept = (physical.device, physical.home.bytes());
                 self.memories.remove(&memory);
-                bytes
+                Some(swept)
             }
-            _ => 0,
+            _ => None,
         }
     }
 }
@@ -158,23 +165,23 @@ impl Memory {
         Ok(())
     }
 
-    pub fn create_memory(&self, bytes: u64) -> Result<RawMemory> {
+    /// Memory of a device, which may be another than the one that keeps account.
+    pub fn create_memory(&self, owner: &Self, bytes: u64) -> Result<RawMemory> {
         if bytes == 0 || !is_granular(bytes) {
             return Err(CuError::INVALID_VALUE);
         }
-        let mut books = self.write();
-        if bytes > self.limit() - books.used {
-            return Err(CuError::OUT_OF_MEMORY);
-        }
+        owner.charge(bytes)?;
         let home = Shared::new(bytes).map_err(|error| {
             tracing::warn!(%error, bytes, "the system gives no mappable memory");
+            owner.discharge(bytes);
             CuError::OUT_OF_MEMORY
         })?;
-        books.used += bytes;
+        let mut books = self.write();
         let books = &mut books.virtual_memory;
         books.next += 1;
         let physical = Physical {
             home,
+            device: owner.family().number(),
             mappings: 0,
             released: false,
         };
@@ -189,8 +196,20 @@ impl Memory {
             _ => return Err(CuError::INVALID_HANDLE),
         }
         let swept = books.virtual_memory.sweep(memory.0);
-        books.used -= swept;
+        drop(books);
+        self.swept(swept);
         Ok(())
+    }
+
+    /// Gives the bytes of memory that is gone back to its device.
+    fn swept(&self, swept: impl IntoIterator<Item = (usize, u64)>) {
+        for (device, bytes) in swept {
+            if device == self.family().number() {
+                self.discharge(bytes);
+            } else if let Some(owner) = self.family().member(device) {
+                owner.discharge(bytes);
+            }
+        }
     }
 
     pub fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
@@ -218,7 +237,7 @@ impl Memory {
         let mapping = Mapping {
             bytes,
             memory: memory.0,
-            access: Access::None,
+            accesses: Accesses::default(),
         };
         books.mappings.insert(address, mapping);
         Ok(())
@@ -227,6 +246,7 @@ impl Memory {
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
         let mut books = self.write();
         let starts = books.virtual_memory.filled(address, bytes)?;
+        let mut swept = Vec::new();
         for start in starts {
             let Some(mapping) = books.virtual_memory.mappings.get(&start).copied() else {
                 continue;
@@ -241,18 +261,25 @@ impl Memory {
             if let Some(physical) = books.virtual_memory.memories.get_mut(&mapping.memory) {
                 physical.mappings -= 1;
             }
-            let swept = books.virtual_memory.sweep(mapping.memory);
-            books.used -= swept;
+            swept.extend(books.virtual_memory.sweep(mapping.memory));
         }
+        drop(books);
+        self.swept(swept);
         Ok(())
     }
 
-    pub fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
+    pub fn set_access(
+        &self,
+        address: u64,
+        bytes: u64,
+        device: usize,
+        access: Access,
+    ) -> Result<()> {
         let mut books = self.write();
         let books = &mut books.virtual_memory;
         for start in books.filled(address, bytes)? {
             if let Some(mapping) = books.mappings.get_mut(&start) {
-                mapping.access = access;
+                mapping.accesses.set(device, access);
             }
         }
         Ok(())
@@ -268,34 +295,37 @@ impl wormhole_device::VirtualMemory for crate::CpuDevice {
     }
 
     fn reserve(&self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
-        self.memory().reserve(bytes, alignment, hint)
+        self.memory.shared().reserve(bytes, alignment, hint)
     }
 
     fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
-        self.memory().unreserve(address, bytes)
+        self.memory.shared().unreserve(address, bytes)
     }
 
     fn create_memory(&self, bytes: u64, _handle_types: u32) -> Result<RawMemory> {
         self.context()?;
-        self.memory().create_memory(bytes)
+        self.memory.shared().create_memory(&self.memory, bytes)
     }
 
     fn release_memory(&self, memory: RawMemory) -> Result<()> {
-        self.memory().release_memory(memory)
+        self.memory.shared().release_memory(memory)
     }
 
     fn map(&self, address: u64, bytes: u64, memory: RawMemory) -> Result<()> {
         self.context()?;
-        self.memory().map(address, bytes, memory)
+        self.memory.shared().map(address, bytes, memory)
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        self.memory().unmap(address, bytes)
+        self.memory.shared().unmap(address, bytes)
     }
 
     fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
         self.context()?;
-        self.memory().set_access(address, bytes, access)
+        let device = self.memory.family().number();
+        self.memory
+            .shared()
+            .set_access(address, bytes, device, access)
     }
 }
 
@@ -319,7 +349,7 @@ mod tests {
     fn one_memory_is_seen_at_two_addresses_and_outlives_its_handle() {
         let memory = memory();
         let base = memory.reserve(8 * UNIT, 0, 0).expect("reserve");
-        let made = memory.create_memory(UNIT).expect("create");
+        let made = memory.create_memory(&memory, UNIT).expect("create");
         assert_eq!(memory.info().0, (64 << 20) - UNIT);
         memory.map(base, UNIT, made).expect("map");
         memory.map(base + 4 * UNIT, UNIT, made).expect("map again");
@@ -350,17 +380,17 @@ mod tests {
         let memory = memory();
         let base = memory.reserve(4 * UNIT, 0, 0).expect("reserve");
         for index in 0..3 {
-            let made = memory.create_memory(UNIT).expect("create");
+            let made = memory.create_memory(&memory, UNIT).expect("create");
             memory.map(base + index * UNIT, UNIT, made).expect("map");
         }
         let read = |address, bytes| memory.check(address, bytes, Use::Read);
         let write = |address, bytes| memory.check(address, bytes, Use::Write);
         assert_eq!(read(base, 1), Err(CuError::ILLEGAL_ADDRESS));
         memory
-            .set_access(base, 2 * UNIT, Access::ReadWrite)
+            .set_access(base, 2 * UNIT, 0, Access::ReadWrite)
             .expect("access");
         memory
-            .set_access(base + 2 * UNIT, UNIT, Access::Read)
+            .set_access(base + 2 * UNIT, UNIT, 0, Access::Read)
             .expect("access");
         assert_eq!(read(base + UNIT - 8, 16), Ok(()));
         assert_eq!(write(base, 2 * UNIT), Ok(()));
@@ -368,7 +398,7 @@ mod tests {
         assert_eq!(write(base + 2 * UNIT, 1), Err(CuError::ILLEGAL_ADDRESS));
         assert_eq!(read(base + 3 * UNIT, 1), Err(CuError::INVALID_VALUE));
         assert_eq!(read(base + 3 * UNIT - 8, 16), Err(CuError::INVALID_VALUE));
-        assert!(memory.set_access(base, 4 * UNIT, Access::Read).is_err());
+        assert!(memory.set_access(base, 4 * UNIT, 0, Access::Read).is_err());
         assert!(memory.unmap(base + UNIT, 4 * UNIT).is_err());
         memory.unmap(base, 3 * UNIT).expect("unmap all");
         let gone = memory.check(base, 1, Use::Read);
@@ -380,7 +410,7 @@ mod tests {
         let memory = memory();
         let base = memory.reserve(2 * UNIT, 1 << 30, 0).expect("reserve");
         assert!(base.is_multiple_of(1 << 30));
-        let two = memory.create_memory(2 * UNIT).expect("create");
+        let two = memory.create_memory(&memory, 2 * UNIT).expect("create");
         assert!(
             memory.map(base + UNIT, 2 * UNIT, two).is_err(),
             "past the end"
@@ -391,8 +421,11 @@ mod tests {
         assert!(memory.map(base, 2 * UNIT, two).is_err(), "mapped already");
         assert!(memory.reserve(UNIT + 1, 0, 0).is_err());
         assert!(memory.reserve(UNIT, 3, 0).is_err());
-        assert!(memory.create_memory(1).is_err());
-        assert_eq!(memory.create_memory(64 << 20), Err(CuError::OUT_OF_MEMORY));
+        assert!(memory.create_memory(&memory, 1).is_err());
+        assert_eq!(
+            memory.create_memory(&memory, 64 << 20),
+            Err(CuError::OUT_OF_MEMORY)
+        );
     }
 
     #[test]

@@ -125,6 +125,9 @@ entry_points! {
     fn cuDevicePrimaryCtxReset_v2(device: i32);
     fn cuCtxSetCurrent(context: CUcontext);
     fn cuCtxSynchronize();
+    fn cuDeviceGetP2PAttribute(value: *mut i32, attribute: u32, source: i32, destination: i32);
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32);
+    fn cuCtxDisablePeerAccess(peer: CUcontext);
     fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut i32);
     fn cuCtxGetLimit(value: *mut usize, limit: u32);
     fn cuCtxSetLimit(limit: u32, value: usize);
@@ -136,6 +139,7 @@ entry_points! {
     fn cuMemPoolDestroy(pool: CUmemoryPool);
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void);
+    fn cuMemPoolSetAccess(pool: CUmemoryPool, descriptions: *const CUmemAccessDesc, count: usize);
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void);
     fn cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: CUmemoryPool, stream: CUstream);
     fn cuMemFreeAsync(address: u64, stream: CUstream);

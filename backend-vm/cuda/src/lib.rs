@@ -21,6 +21,7 @@ mod graph;
 mod image;
 mod jit;
 mod open;
+mod peers;
 mod pools;
 mod stream_memory;
 mod virtual_memory;

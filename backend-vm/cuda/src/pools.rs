@@ -10,7 +10,7 @@ use wormhole_device::{CuError, PoolProperties, Pools, RawPool, RawStream, Result
 
 use crate::device::{CudaDevice, handle, size, stream};
 
-fn pool(pool: RawPool) -> CUmemoryPool {
+pub fn pool(pool: RawPool) -> CUmemoryPool {
     ptr::with_exposed_provenance_mut(size(pool.0))
 }
 

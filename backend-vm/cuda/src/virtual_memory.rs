@@ -1,12 +1,13 @@
 //! Virtual memory management of the driver.
 
 use cudarc::driver::sys::{
-    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 use wormhole_device::{Access, Granularity, RawMemory, Result, VirtualMemory};
 
 use crate::device::{CudaDevice, size};
+use crate::peers::access_of;
 
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM` and `_RECOMMENDED`.
 const MINIMUM: u32 = 0;
@@ -104,14 +105,7 @@ impl VirtualMemory for CudaDevice {
     }
 
     fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
-        let description = CUmemAccessDesc {
-            location: self.location(),
-            flags: match access {
-                Access::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
-                Access::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
-                Access::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-            },
-        };
+        let description = access_of(self.ordinal(), access);
         // SAFETY: one description; the driver checks the range.
         unsafe {
             self.driver()

@@ -24,10 +24,14 @@ mod arrays;
 pub mod conformance;
 mod graphs;
 mod kernels;
+mod peers;
 mod pools;
+mod set;
 mod virtual_memory;
 
+pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
+pub use set::DeviceSet;
 pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
 
 mod stream_memory;
@@ -62,6 +66,8 @@ impl CuError {
     pub const NOT_FOUND: Self = Self(500);
     pub const NOT_READY: Self = Self(600);
     pub const ILLEGAL_ADDRESS: Self = Self(700);
+    pub const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
+    pub const PEER_ACCESS_NOT_ENABLED: Self = Self(705);
     pub const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub const LAUNCH_OUT_OF_RESOURCES: Self = Self(701);
     pub const ASSERT: Self = Self(710);
@@ -250,9 +256,9 @@ pub struct DeviceOutput {
     pub stderr: Vec<u8>,
 }
 
-/// An accelerator with one context.
+/// An accelerator with one context, or several of them ([`DeviceSet`]).
 pub trait Device:
-    Arrays + Graphs + Kernels + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
+    Arrays + Graphs + Kernels + Peers + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
 {
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;

@@ -22,7 +22,8 @@ struct Arguments {
     /// A Unix socket to accept tenants on.
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
-    /// What to execute on: cpu, or cuda:N for the N-th GPU by PCI address.
+    /// What to execute on: cpu, cpu:N for N devices of the CPU, or cuda:N for the N-th GPU by PCI address, several
+    /// with commas between them in the order in which programs see them.
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
     /// Directories that hold worker executables.

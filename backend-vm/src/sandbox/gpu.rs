@@ -1,6 +1,6 @@
-//! Which device files belong to one GPU.
+//! Which device files belong to a worker's GPUs.
 //!
-//! A worker sees one GPU: the driver passes over those whose device files are missing. GPU number N is the
+//! A worker sees its GPUs only: the driver passes over those whose device files are missing. GPU number N is the
 //! N-th by PCI address, as CUDA counts under `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that the number can be found
 //! without the driver's library: in `/proc/driver/nvidia/gpus` (NVIDIA driver README, "Using the /proc File
 //! System Interface").
@@ -42,24 +42,80 @@ pub enum GpuError {
     },
 }
 
-/// One GPU, as its worker is to see it.
+/// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gpu {
+struct Gpu {
     minor: u32,
     /// Not known before the driver has used the GPU once.
     uuid: Option<String>,
 }
 
-impl Gpu {
-    /// GPU number `ordinal` of this system, counted by PCI address among those that have a device file. None
-    /// where there is no NVIDIA driver at all.
+/// GPUs, as their worker is to see them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpus {
+    /// In the order in which programs see them, with their numbers.
+    chosen: Vec<(u32, Gpu)>,
+}
+
+impl Gpus {
+    /// The GPUs of this system with these numbers, counted by PCI address among those that have a device file.
+    /// None where there is no NVIDIA driver at all.
     ///
     /// # Errors
     /// What the driver says of its GPUs cannot be read or understood, or there are fewer.
-    pub fn find(ordinal: u32) -> Result<Option<Self>, GpuError> {
-        Self::find_below(Path::new("/"), ordinal)
+    pub fn find(ordinals: &[u32]) -> Result<Option<Self>, GpuError> {
+        Self::find_below(Path::new("/"), ordinals)
     }
 
+    fn find_below(root: &Path, ordinals: &[u32]) -> Result<Option<Self>, GpuError> {
+        let mut chosen = Vec::new();
+        for &ordinal in ordinals {
+            match Gpu::find_below(root, ordinal)? {
+                Some(gpu) => chosen.push((ordinal, gpu)),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(Self { chosen }))
+    }
+
+    /// The device files their user needs; not every driver has all of them.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let own = self.chosen.iter().map(|(_, gpu)| gpu.file());
+        SHARED.iter().map(PathBuf::from).chain(own).collect()
+    }
+
+    /// What makes the driver count as is done here and see these GPUs only.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut variables = vec![("CUDA_DEVICE_ORDER".into(), "PCI_BUS_ID".into())];
+        if let Some(uuids) = self.uuids() {
+            variables.push(("CUDA_VISIBLE_DEVICES".into(), uuids.join(",").into()));
+        }
+        variables
+    }
+
+    /// Their numbers for the driver that sees these GPUs only.
+    pub fn ordinals(&self) -> Vec<u32> {
+        if self.uuids().is_some() {
+            return (0..).take(self.chosen.len()).collect();
+        }
+        let before = |ordinal: u32| {
+            let before = self.chosen.iter().filter(|(other, _)| *other < ordinal);
+            u32::try_from(before.count()).unwrap_or(u32::MAX)
+        };
+        self.chosen
+            .iter()
+            .map(|(ordinal, _)| before(*ordinal))
+            .collect()
+    }
+
+    /// Their names, if the driver knows all of them.
+    fn uuids(&self) -> Option<Vec<&str>> {
+        let mut gpus = self.chosen.iter();
+        gpus.by_ref().map(|(_, gpu)| gpu.uuid.as_deref()).collect()
+    }
+}
+
+impl Gpu {
     fn find_below(root: &Path, ordinal: u32) -> Result<Option<Self>, GpuError> {
         if !root.join(CONTROL).exists() {
             return Ok(None);
@@ -114,19 +170,8 @@ impl Gpu {
             })
     }
 
-    /// The device files its user needs; not every driver has all of them.
-    pub fn files(&self) -> Vec<PathBuf> {
-        let own = PathBuf::from(format!("/dev/nvidia{}", self.minor));
-        SHARED.iter().map(PathBuf::from).chain([own]).collect()
-    }
-
-    /// What makes the driver count as is done here and see this GPU only, as number 0.
-    pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let mut variables = vec![("CUDA_DEVICE_ORDER".into(), "PCI_BUS_ID".into())];
-        if let Some(uuid) = &self.uuid {
-            variables.push(("CUDA_VISIBLE_DEVICES".into(), uuid.into()));
-        }
-        variables
+    fn file(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/nvidia{}", self.minor))
     }
 }
 
@@ -216,14 +261,54 @@ mod tests {
             ],
             &[0, 1],
         );
-        let first = Gpu::find_below(root.path(), 0).unwrap().unwrap();
+        let find = |ordinals: &[u32]| Gpus::find_below(root.path(), ordinals).unwrap().unwrap();
+        let first = find(&[0]);
         assert!(first.files().contains(&"/dev/nvidia1".into()));
         assert!(!first.files().contains(&"/dev/nvidia0".into()));
         let order = ("CUDA_DEVICE_ORDER".into(), "PCI_BUS_ID".into());
         assert_eq!(first.environment(), std::slice::from_ref(&order));
-        let second = Gpu::find_below(root.path(), 1).unwrap().unwrap();
+        let second = find(&[1]);
         let visible = ("CUDA_VISIBLE_DEVICES".into(), UUID.into());
         assert_eq!(second.environment(), [order, visible]);
+        assert_eq!((first.ordinals(), second.ordinals()), (vec![0], vec![0]));
+    }
+
+    #[test]
+    fn several_gpus_are_seen_in_the_order_in_which_they_were_chosen() {
+        const OTHER: &str = "GPU-76543210-89ab-cdef-0123-456789abcdef";
+        let at = |bus: u32| format!("0000:{bus:02x}:00.0");
+        let system = |uuids: [&str; 3]| {
+            let gpus = uuids.map(|uuid| information("0", uuid, "No"));
+            let minors = ["0", "1", "2"].map(|minor| format!("Device Minor: \t {minor}\n"));
+            let texts = gpus.iter().zip(&minors);
+            let texts: Vec<String> = texts
+                .map(|(text, minor)| text.replace("Device Minor: \t 0\n", minor))
+                .collect();
+            let addresses: Vec<String> = (4..7).map(at).collect();
+            let gpus: Vec<(&str, String)> =
+                addresses.iter().map(String::as_str).zip(texts).collect();
+            system(&gpus, &[0, 1, 2])
+        };
+        let known = system([UUID, UNKNOWN, OTHER]);
+        let gpus = Gpus::find_below(known.path(), &[2, 0]).unwrap().unwrap();
+        let visible = (
+            "CUDA_VISIBLE_DEVICES".into(),
+            format!("{OTHER},{UUID}").into(),
+        );
+        assert!(gpus.environment().contains(&visible));
+        assert_eq!(gpus.ordinals(), [0, 1]);
+        let files = gpus.files();
+        for (file, shown) in [
+            ("/dev/nvidia0", true),
+            ("/dev/nvidia1", false),
+            ("/dev/nvidia2", true),
+        ] {
+            assert_eq!(files.contains(&file.into()), shown, "{file}");
+        }
+        // Of unknown names the driver counts those that it is shown.
+        let gpus = Gpus::find_below(known.path(), &[2, 1]).unwrap().unwrap();
+        assert_eq!((gpus.ordinals(), gpus.environment().len()), (vec![1, 0], 1));
+        assert!(Gpus::find_below(known.path(), &[0, 3]).is_err());
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod seccomp;
 mod spawn;
 
 pub use self::cgroup::{CgroupError, Cgroups};
-pub use self::gpu::{Gpu, GpuError};
+pub use self::gpu::{GpuError, Gpus};
 pub use self::seccomp::Profile;
 pub(crate) use self::spawn::null_device;
 pub use self::spawn::{

@@ -56,7 +56,7 @@ pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::workers::Executables;
 pub use self::workers::ExecutablesError;
 use crate::device::DeviceChoice;
-use crate::sandbox::{self, Cgroups, Confinement, Gpu, GpuError, Isolation, Profile};
+use crate::sandbox::{self, Cgroups, Confinement, GpuError, Gpus, Isolation, Profile};
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -169,18 +169,18 @@ struct Supervisor {
 }
 
 /// What a worker for `device` calls it, the device files it needs, and in `environment` what shows it no
-/// other. Without a driver there is nothing to show: the worker will say what is missing.
+/// others. Without a driver there is nothing to show: the worker will say what is missing.
 fn shown(
     device: DeviceChoice,
     environment: &mut Vec<(OsString, OsString)>,
 ) -> Result<(DeviceChoice, Vec<PathBuf>), GpuError> {
-    let DeviceChoice::Cuda(ordinal) = device else {
+    let DeviceChoice::Cuda(ordinals) = &device else {
         return Ok((device, Vec::new()));
     };
-    Ok(match Gpu::find(ordinal)? {
-        Some(gpu) => {
-            environment.extend(gpu.environment());
-            (DeviceChoice::Cuda(0), gpu.files())
+    Ok(match Gpus::find(ordinals)? {
+        Some(gpus) => {
+            environment.extend(gpus.environment());
+            (DeviceChoice::Cuda(gpus.ordinals()), gpus.files())
         }
         None => (device, Vec::new()),
     })
@@ -226,7 +226,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         .filter(|(name, _)| name == "LD_LIBRARY_PATH")
         .flat_map(|(_, value)| std::env::split_paths(value).collect::<Vec<_>>())
         .collect();
-    let (device, device_files) = match shown(options.device, &mut environment) {
+    let (device, device_files) = match shown(options.device.clone(), &mut environment) {
         Ok((device, files)) => (Ok(device), files),
         Err(error) => (Err(crate::chain(&error)), Vec::new()),
     };
@@ -252,7 +252,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let scrubber = Scrubber::new().map_err(SupervisorError::Scrubber)?;
     let sampler = match options.device {
         DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
-        DeviceChoice::Cpu => None,
+        DeviceChoice::Cpu(_) => None,
     };
     let supervisor = Supervisor {
         device,

@@ -143,7 +143,7 @@ impl Supervisor {
 
     fn order_worker(&mut self, start: Start) -> Result<(), (Start, String)> {
         let device = match &self.device {
-            Ok(device) => *device,
+            Ok(device) => device.clone(),
             Err(reason) => return Err((start, reason.clone())),
         };
         let Some(program) = self.executables.get(start.hash) else {

@@ -1,16 +1,29 @@
-//! What a worker tells the supervisor of its device.
+//! What a worker tells the supervisor of its devices.
 
 use std::fmt::Write as _;
 
-use wormhole_device::Description;
+use wormhole_device::{Description, Device};
 use wormhole_ring::control::facts;
 
 /// The `CUdevice_attribute`s that NVML asks for as well: CLOCK_RATE, COMPUTE_MODE, ECC_ENABLED, PCI_BUS_ID,
 /// PCI_DEVICE_ID, GLOBAL_MEMORY_BUS_WIDTH, PCI_DOMAIN_ID and the compute capability.
 const ATTRIBUTES: [i32; 9] = [13, 20, 32, 33, 34, 37, 50, 75, 76];
 
-/// The device in facts.
-pub fn text(device: &Description) -> String {
+/// What a device, or each of several, says of itself.
+pub fn all(device: &dyn Device) -> Vec<&Description> {
+    match device.members() {
+        [] => vec![device.describe()],
+        members => members.iter().map(|member| member.describe()).collect(),
+    }
+}
+
+/// The devices in facts, an empty line between them.
+pub fn text(device: &dyn Device) -> String {
+    let texts: Vec<String> = all(device).into_iter().map(one).collect();
+    texts.join("\n")
+}
+
+fn one(device: &Description) -> String {
     let mut text = String::new();
     // A line break in the name would begin another fact.
     let name: String = device
@@ -50,7 +63,7 @@ mod tests {
             attributes: vec![(33, 4), (1, 1024)],
             stream_priorities: (0, 0),
         };
-        let text = text(&device);
+        let text = one(&device);
         assert_eq!(facts::get(&text, facts::NAME), Some("GPUmemory.total=1"));
         assert_eq!(facts::number(&text, facts::TOTAL_MEMORY), Some(7));
         assert_eq!(

@@ -157,10 +157,13 @@ impl Executor {
                 let Some(result) = error.result() else {
                     return Err(Broken::Record(error));
                 };
-                return self.refuse(head, &error, result);
+                return self.refuse(head, error, result);
             }
         };
         counters.message(head.message);
+        if let Err(result) = self.session.select(head.device) {
+            return self.refuse(head, "a message is for a device that is not there", result);
+        }
         let info = request.info();
         // The slots bound what can wait on the job threads.
         if head.slot.is_none() && info.kind != Kind::Record {
@@ -210,7 +213,7 @@ impl Executor {
     fn refuse(
         &mut self,
         head: RecordHead,
-        error: &DecodeError,
+        error: impl std::fmt::Display,
         result: CuResult,
     ) -> Result<(), Broken> {
         match head.slot {
@@ -253,8 +256,10 @@ impl Executor {
                 Event::Finished {
                     slot,
                     sequence,
+                    on,
                     finish,
                 } => {
+                    self.session.select_again(on);
                     let Answer { result, payload } = finish(&mut self.session);
                     self.session.count_memory();
                     self.answer(slot, sequence, result, &payload);

@@ -24,6 +24,8 @@ type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
 struct Task {
     slot: SlotIndex,
     sequence: u64,
+    /// The device that is the thread's current one meanwhile.
+    on: usize,
     job: Job,
 }
 
@@ -59,7 +61,7 @@ impl Jobs {
         self.linger = linger;
     }
 
-    /// Runs `job` on the thread of `slot`.
+    /// Runs `job` on the thread of `slot`, for the device with the number `on`.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` when the thread cannot be started.
@@ -67,6 +69,7 @@ impl Jobs {
         &mut self,
         slot: SlotIndex,
         sequence: u64,
+        on: usize,
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
     ) -> Result<(), CuError> {
         let index = usize::from(slot.get());
@@ -78,6 +81,7 @@ impl Jobs {
         let task = Task {
             slot,
             sequence,
+            on,
             job: Box::new(job),
         };
         sender.send(task).map_err(|_| CuError::UNKNOWN)
@@ -104,10 +108,13 @@ fn start(
             tracing::warn!("the device cannot be used from the thread of slot {index}: {error}");
         }
         while let Some(task) = next(&receiver, linger) {
+            // The number was looked at when the request was taken.
+            let _ = device.select(task.on);
             let finish = (task.job)(device.as_ref());
             notifier.send(Event::Finished {
                 slot: task.slot,
                 sequence: task.sequence,
+                on: task.on,
                 finish,
             });
         }

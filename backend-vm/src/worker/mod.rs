@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use wormhole_api::PROTOCOL_HASH;
-use wormhole_device::{CuError, Device};
+use wormhole_device::{CuError, Device, DeviceSet};
 use wormhole_ring::control::{ArenaRun, Grant, Message, Refusal};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
@@ -145,6 +145,7 @@ enum Order {
 /// When no session can be served, and when the supervisor breaks the protocol.
 pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
     let socket = Arc::new(socket);
+    let linger = linger(&choice);
     let device = match open(choice) {
         Ok(device) => device,
         Err(error) => {
@@ -161,7 +162,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
             return Err(error);
         }
     };
-    run_on(device, linger(choice), socket)
+    run_on(device, linger, socket)
 }
 
 /// Serves one session on a device that was opened in the calling thread, from start to end: the process's
@@ -184,7 +185,7 @@ pub fn run_on(
     };
     reports.send(&Message::Ready {
         protocol_hash: PROTOCOL_HASH,
-        device: &description::text(device.describe()),
+        device: &description::text(device.as_ref()),
     })?;
     let grant = match supervisor.receive() {
         Ok(Order::Assign(grant)) => grant,
@@ -222,9 +223,9 @@ struct Served {
 
 /// How long the executor stays awake without work. A device that executes on this machine's processors
 /// needs them itself.
-fn linger(choice: DeviceChoice) -> Duration {
+fn linger(choice: &DeviceChoice) -> Duration {
     match choice {
-        DeviceChoice::Cpu => Duration::ZERO,
+        DeviceChoice::Cpu(_) => Duration::ZERO,
         DeviceChoice::Cuda(_) => Duration::from_millis(2),
     }
 }
@@ -426,31 +427,47 @@ fn register(
         .map_err(|error| WorkerError::Register { address, error })
 }
 
-/// Opens the device, with the address bands reserved before.
+/// Opens the devices, with the address bands reserved before.
 fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
     reserve_band()?;
-    let failed = |reason: String| WorkerError::Device {
+    let opened = match &choice {
+        DeviceChoice::Cpu(count) => open_cpu(*count),
+        DeviceChoice::Cuda(ordinals) => open_cuda(ordinals),
+    };
+    let mut devices = opened.map_err(|reason| WorkerError::Device {
         device: choice,
         reason,
+    })?;
+    Ok(match devices.len() {
+        1 => devices.swap_remove(0),
+        _ => Arc::new(DeviceSet::new(devices)),
+    })
+}
+
+fn open_cpu(count: u8) -> Result<Vec<Arc<dyn Device>>, String> {
+    use wormhole_cpu_device::{CpuDevice, Options};
+    let devices = CpuDevice::open_several(&Options::default(), count);
+    let devices = devices.map_err(|error| crate::chain(&error))?.into_iter();
+    Ok(devices
+        .map(|device| Arc::new(device) as Arc<dyn Device>)
+        .collect())
+}
+
+fn open_cuda(ordinals: &[u32]) -> Result<Vec<Arc<dyn Device>>, String> {
+    use wormhole_cuda_device::{CudaDevice, Options};
+    wormhole_cuda_device::reserve_bands().map_err(|error| crate::chain(&error))?;
+    wormhole_cuda_device::capture_output().map_err(|error| crate::chain(&error))?;
+    let open = |&ordinal| {
+        let options = Options {
+            ordinal,
+            ..Default::default()
+        };
+        match CudaDevice::open(&options) {
+            Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
+            Err(error) => Err(crate::chain(&error)),
+        }
     };
-    match choice {
-        DeviceChoice::Cpu => {
-            wormhole_cpu_device::CpuDevice::open(&wormhole_cpu_device::Options::default())
-                .map(|device| Arc::new(device) as Arc<dyn Device>)
-                .map_err(|error| failed(crate::chain(&error)))
-        }
-        DeviceChoice::Cuda(ordinal) => {
-            wormhole_cuda_device::reserve_bands().map_err(|error| failed(crate::chain(&error)))?;
-            wormhole_cuda_device::capture_output().map_err(|error| failed(crate::chain(&error)))?;
-            let options = wormhole_cuda_device::Options {
-                ordinal,
-                ..Default::default()
-            };
-            wormhole_cuda_device::CudaDevice::open(&options)
-                .map(|device| Arc::new(device) as Arc<dyn Device>)
-                .map_err(|error| failed(crate::chain(&error)))
-        }
-    }
+    ordinals.iter().map(open).collect()
 }
 
 /// The stream to the supervisor that this process was started with.

@@ -123,11 +123,12 @@ impl Watcher {
         self.shared.expecting.load(Ordering::Relaxed)
     }
 
-    /// Forgets every stream but `legacy`, whose fences will not come, and keeps the thread from the device.
-    pub fn pause(&self, legacy: &StreamObject) -> Pause {
+    /// Forgets every stream but the `legacy` ones, whose fences will not come, and keeps the thread from the device.
+    pub fn pause(&self, legacy: &[Arc<StreamObject>]) -> Pause {
         *locked(&self.shared.pauses) += 1;
-        locked(&self.shared.streams).retain(|raw, _| *raw == legacy.raw);
-        legacy.expect_nothing();
+        let kept = |raw: &RawStream| legacy.iter().any(|stream| stream.raw == *raw);
+        locked(&self.shared.streams).retain(|raw, _| kept(raw));
+        legacy.iter().for_each(|stream| stream.expect_nothing());
         Pause {
             shared: Arc::clone(&self.shared),
         }

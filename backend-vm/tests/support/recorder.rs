@@ -14,9 +14,9 @@ use std::time::Instant;
 use wormhole_device::{
     Access, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
     GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput,
-    LoadedFunction, LoadedModule, MemoryOperation, Parameter, PoolProperties, Pools, RawEvent,
-    RawFunction, RawGraph, RawMemory, RawModule, RawPool, RawStream, Result, StreamMemory,
-    VirtualMemory,
+    LoadedFunction, LoadedModule, MemoryOperation, Parameter, Peer, Peers, PoolProperties, Pools,
+    RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawPool, RawStream, Result,
+    StreamMemory, VirtualMemory,
 };
 
 use super::backend::PATIENCE;
@@ -241,6 +241,28 @@ impl StreamMemory for Recorder {
         self.check(stream.0)?;
         self.enter(attribute.id);
         Ok(())
+    }
+}
+
+/// There is one device.
+impl Peers for Recorder {
+    fn as_peer(&self) -> Peer {
+        Peer {
+            ordinal: 0,
+            context: 0,
+        }
+    }
+    fn peer_attribute(&self, _: Peer, _: u32) -> Result<i32> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn enable_peer(&self, _: Peer) -> Result<()> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn disable_peer(&self, _: Peer) -> Result<()> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn set_pool_access(&self, pool: RawPool, _: Peer, _: Access) -> Result<()> {
+        self.check(pool.0)
     }
 }
 

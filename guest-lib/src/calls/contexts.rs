@@ -7,21 +7,21 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit};
 
-use super::devices::device;
+use super::devices::ordinal;
 use super::{body, put, put_if_wanted};
-use crate::context::{self, Scope};
+use crate::context::{self, Scope, primary_scope};
 use crate::error::{CuError, Result};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
-use crate::{array, capture, event, graph, host_function, memory, module, stream, texture};
+use crate::{array, capture, event, graph, host_function, memory, module, peer, stream, texture};
 
 /// What `cuCtxGetApiVersion` says of contexts of this interface.
 const API_VERSION: u32 = 3020;
 /// The greatest `CUfunc_cache`.
 const CACHE_CONFIGS: CUfunc_cache = 3;
 
-/// Limits that have been asked for.
-static LIMITS: LazyLock<Mutex<HashMap<CUlimit, u64>>> = LazyLock::new(Mutex::default);
+/// Limits that have been asked for, by device.
+static LIMITS: LazyLock<Mutex<HashMap<(usize, CUlimit), u64>>> = LazyLock::new(Mutex::default);
 
 /// The current context, or error 201.
 pub(super) fn current() -> Result<&'static context::Context> {
@@ -46,11 +46,8 @@ fn named(ctx: CUcontext) -> Result<(CUcontext, &'static context::Context)> {
 /// The session and the context that a program names, where null is the current one.
 pub(super) fn scope_of(ctx: CUcontext) -> Result<Scope> {
     let (ctx, _) = named(ctx)?;
-    let (_, handle) = context::find_active(ctx)?;
-    Ok(Scope {
-        session: session()?,
-        context: handle.key().map_or(0, |key| key.index),
-    })
+    let (context, handle) = context::find_active(ctx)?;
+    Ok(context::scope_in(session()?, context, handle))
 }
 
 pub unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
@@ -87,12 +84,12 @@ pub unsafe fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> CUresult {
 
 pub unsafe fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
     body! {
-        device(dev)?;
+        let device = ordinal(dev)?;
         if pctx.is_null() || flags & !CTX_FLAGS_MASK != 0 {
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: as the caller promises.
-        unsafe { put(pctx, context::create(flags)?) }
+        unsafe { put(pctx, context::create(device, flags)?) }
     }
 }
 
@@ -128,11 +125,12 @@ pub unsafe fn cuCtxCreate_v4(
 pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
     body! {
         let session = session()?;
-        let (_, handle) = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
-        let scope = Scope { session, context: handle.key().map_or(0, |key| key.index) };
+        let found = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
+        let scope = context::scope_in(session, found.0, found.1);
         // Native waits for the context's work; its memory and modules go with it.
-        let waited = stream::synchronize_all(scope);
+        let waited = stream::synchronize_devices(scope);
         context::destroy(ctx)?;
+        peer::forget(scope);
         graph::executable::destroy_of(scope);
         stream::destroy_of(scope);
         event::destroy_of(scope);
@@ -146,17 +144,17 @@ pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
 
 pub unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
     body! {
-        current()?;
+        let ordinal = current()?.device();
         // SAFETY: as the caller promises.
-        unsafe { put(device, 0) }
+        unsafe { put(device, super::devices::named(ordinal)) }
     }
 }
 
 pub unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) -> CUresult {
     body! {
-        named(ctx)?;
+        let ordinal = named(ctx)?.1.device();
         // SAFETY: as the caller promises.
-        unsafe { put(device, 0) }
+        unsafe { put(device, super::devices::named(ordinal)) }
     }
 }
 
@@ -222,7 +220,8 @@ pub unsafe fn cuCtxGetStreamPriorityRange(
 pub unsafe fn cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) -> CUresult {
     body! {
         let scope = context::scope()?;
-        let known = LIMITS.lock().unwrap_or_else(PoisonError::into_inner).get(&limit).copied();
+        let key = (scope.session.ordinal(), limit);
+        let known = LIMITS.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
         let value = match known {
             Some(value) => value,
             None => ask_limit(scope, limit)?,
@@ -239,7 +238,7 @@ fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
     LIMITS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .insert(limit, value);
+        .insert((scope.session.ordinal(), limit), value);
     Ok(value)
 }
 
@@ -249,7 +248,8 @@ pub unsafe fn cuCtxSetLimit(limit: CUlimit, value: usize) -> CUresult {
         capture::check_call()?;
         let message = ContextSetLimit { limit, value: value as u64 };
         let value = scope.session.request(&message, |reply| reply.value)?;
-        LIMITS.lock().unwrap_or_else(PoisonError::into_inner).insert(limit, value);
+        let key = (scope.session.ordinal(), limit);
+        LIMITS.lock().unwrap_or_else(PoisonError::into_inner).insert(key, value);
         Ok(())
     }
 }
@@ -272,53 +272,51 @@ pub unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
 
 pub unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
     body! {
-        device(dev)?;
+        let device = ordinal(dev)?;
         if pctx.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
-        let (primary, _) = context::primary_context()?;
+        let (primary, _) = context::primary_context(device)?;
         if let (false, Some(fault)) = (primary.is_active(), session()?.fault()) {
             return Err(fault);
         }
         // SAFETY: as the caller promises.
-        unsafe { put(pctx, context::retain_primary()?) }
+        unsafe { put(pctx, context::retain_primary(device)?) }
     }
 }
 
 pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
     body! {
-        device(dev)?;
-        if context::release_primary()? { reset_primary() } else { Ok(()) }
+        let device = ordinal(dev)?;
+        if context::release_primary(device)? { reset_primary(device) } else { Ok(()) }
     }
 }
 
 pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
     body! {
-        device(dev)?;
-        reset_primary()
+        reset_primary(ordinal(dev)?)
     }
 }
 
-/// Ends everything in the primary context. After a fault it does not bring the device back, as is documented:
+/// Ends everything in a device's primary context. After a fault it does not bring the device back, as is documented:
 /// "To continue using CUDA, the process must be terminated and relaunched" (CUDA driver API, `CUresult`, errors
 /// 700 to 719). The reset itself succeeds; then the context is a destroyed one, and a new one cannot be had: so
 /// does driver 580 on an H200.
-fn reset_primary() -> Result {
+fn reset_primary(device: usize) -> Result {
     let session = session()?;
-    let (facts, handle) = context::primary_context()?;
+    let (facts, handle) = context::primary_context(device)?;
     if !facts.is_active() {
         return Ok(());
     }
-    let scope = Scope {
-        session,
-        context: 0,
-    };
+    let scope = primary_scope(session, device);
     // Fences that are still to be written would be lost with their streams.
-    let waited = stream::synchronize_all(scope);
+    let waited = stream::synchronize_devices(scope);
     facts.clear(handle);
-    context::deactivate_primary()?;
-    if context::others_active() {
-        // The worker's context is shared with contexts that the program created and still uses.
+    context::deactivate_primary(device)?;
+    if context::others_active(device) {
+        // The worker's context is shared with contexts that the program created and still uses, and its reset is that
+        // of all devices.
+        peer::forget(scope);
         graph::executable::destroy_of(scope);
         stream::destroy_of(scope);
         event::destroy_of(scope);
@@ -330,12 +328,13 @@ fn reset_primary() -> Result {
     }
     let reset = match session.fault() {
         Some(_) => Ok(()),
-        None => waited.and_then(|()| session.request(&ContextReset {}, |()| ())),
+        None => waited.and_then(|()| scope.session.request(&ContextReset {}, |()| ())),
     };
     LIMITS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .clear();
+    peer::forget_all();
     capture::forget_all();
     // Before the graphs: the words of their nodes, which name what is to be called, go to new graphs.
     host_function::forget_all();
@@ -355,8 +354,7 @@ pub unsafe fn cuDevicePrimaryCtxGetState(
     active: *mut i32,
 ) -> CUresult {
     body! {
-        device(dev)?;
-        let (context, _) = context::primary_context()?;
+        let (context, _) = context::primary_context(ordinal(dev)?)?;
         // SAFETY: as the caller promises.
         unsafe {
             put_if_wanted(flags, context.flags.load(Ordering::Relaxed));
@@ -368,11 +366,11 @@ pub unsafe fn cuDevicePrimaryCtxGetState(
 
 pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
     body! {
-        device(dev)?;
+        let device = ordinal(dev)?;
         if flags & !CTX_FLAGS_MASK != 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        let (context, _) = context::primary_context()?;
+        let (context, _) = context::primary_context(device)?;
         context.flags.store(flags, Ordering::Relaxed);
         Ok(())
     }

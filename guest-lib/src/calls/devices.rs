@@ -11,37 +11,42 @@ use crate::types::{
     CUuuid,
 };
 
-/// The one device there is.
-const DEVICE: CUdevice = 0;
-
 /// The device that a program names.
 #[inline]
 pub fn device(device: CUdevice) -> Result<&'static Device> {
-    let session = session()?;
-    if device == DEVICE {
-        Ok(session.device())
-    } else {
-        Err(CuError::INVALID_DEVICE)
-    }
+    let devices = session()?.devices();
+    let found = usize::try_from(device).ok().and_then(|at| devices.get(at));
+    found.ok_or(CuError::INVALID_DEVICE)
+}
+
+/// The number of the device that a program names.
+#[inline]
+pub fn ordinal(device: CUdevice) -> Result<usize> {
+    let count = session()?.devices().len();
+    let number = usize::try_from(device).ok();
+    number
+        .filter(|number| *number < count)
+        .ok_or(CuError::INVALID_DEVICE)
+}
+
+/// What a program calls a device.
+pub fn named(ordinal: usize) -> CUdevice {
+    CUdevice::try_from(ordinal).unwrap_or(-1)
 }
 
 pub unsafe fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> CUresult {
     body! {
-        let count = session()?.device().count;
-        if u32::try_from(ordinal).is_ok_and(|ordinal| ordinal < count) {
-            // SAFETY: as the caller promises.
-            unsafe { put(device, ordinal) }
-        } else {
-            Err(CuError::INVALID_DEVICE)
-        }
+        self::ordinal(ordinal)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(device, ordinal) }
     }
 }
 
 pub unsafe fn cuDeviceGetCount(count: *mut i32) -> CUresult {
     body! {
-        let devices = session()?.device().count;
+        let devices = session()?.devices().len();
         // SAFETY: as the caller promises.
-        unsafe { put(count, i32::try_from(devices).unwrap_or(0)) }
+        unsafe { put(count, named(devices)) }
     }
 }
 
@@ -69,19 +74,21 @@ pub unsafe fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: i32, dev: CUdevice
 
 pub unsafe fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) -> CUresult {
     body! {
-        let own = session()?.device().pci_bus_id();
+        let devices = session()?.devices();
         // SAFETY: as the caller promises.
         let asked = unsafe { string(pciBusId) }?.to_string_lossy().to_ascii_uppercase();
-        // The domain and the function may be left out.
-        let short = own.split_once(':').map_or("", |(_, rest)| rest);
-        let plain = |text: &str| text.trim_end_matches(".0").to_owned();
-        if [plain(&own), plain(short)].contains(&plain(&asked)) {
-            // SAFETY: as the caller promises.
-            unsafe { put(dev, DEVICE) }
-        } else {
-            Err(CuError::INVALID_DEVICE)
-        }
+        let found = devices.iter().position(|device| is_at(&device.pci_bus_id(), &asked));
+        let found = found.ok_or(CuError::INVALID_DEVICE)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(dev, named(found)) }
     }
+}
+
+/// Whether a device's address is the one that was asked for, of which the domain and the function may be left out.
+fn is_at(own: &str, asked: &str) -> bool {
+    let short = own.split_once(':').map_or("", |(_, rest)| rest);
+    let plain = |text: &str| text.trim_end_matches(".0").to_owned();
+    [plain(own), plain(short)].contains(&plain(asked))
 }
 
 pub unsafe fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) -> CUresult {
@@ -158,55 +165,6 @@ pub unsafe fn cuDeviceGetExecAffinitySupport(
     }
 }
 
-pub unsafe fn cuDeviceCanAccessPeer(
-    canAccessPeer: *mut i32,
-    dev: CUdevice,
-    peerDev: CUdevice,
-) -> CUresult {
-    body! {
-        device(dev)?;
-        device(peerDev)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(canAccessPeer, 0) }
-    }
-}
-
-/// A device is no peer of its own.
-pub unsafe fn cuDeviceGetP2PAttribute(
-    value: *mut i32,
-    _attrib: u32,
-    srcDevice: CUdevice,
-    dstDevice: CUdevice,
-) -> CUresult {
-    body! {
-        session()?;
-        if value.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        device(srcDevice)?;
-        device(dstDevice)?;
-        Err(CuError::INVALID_DEVICE)
-    }
-}
-
-pub unsafe fn cuDeviceGetP2PAtomicCapabilities(
-    capabilities: *mut u32,
-    operations: *const CUatomicOperation,
-    count: u32,
-    srcDevice: CUdevice,
-    dstDevice: CUdevice,
-) -> CUresult {
-    body! {
-        session()?;
-        if capabilities.is_null() || operations.is_null() || count == 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        device(srcDevice)?;
-        device(dstDevice)?;
-        Err(CuError::INVALID_DEVICE)
-    }
-}
-
 /// `CU_ATOMIC_CAPABILITY_*`.
 mod capability {
     pub const SIGNED: u32 = 1;
@@ -242,18 +200,35 @@ pub unsafe fn cuDeviceGetHostAtomicCapabilities(
         if capabilities.is_null() || operations.is_null() || count == 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        let device = device(dev)?;
-        // SAFETY: the program vouches for that many operations.
-        let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
-        let known = |operation: &CUatomicOperation| ATOMICS.get(*operation as usize).copied();
-        let Some(found) = operations.iter().map(known).collect::<Option<Vec<u32>>>() else {
-            return Err(CuError::INVALID_VALUE);
-        };
-        let native = device.value(attribute::HOST_NATIVE_ATOMIC_SUPPORTED) != 0;
-        for (index, capability) in found.into_iter().enumerate() {
-            // SAFETY: and for as many places.
-            unsafe { capabilities.add(index).write(if native { capability } else { 0 }) };
-        }
-        Ok(())
+        let native = device(dev)?.value(attribute::HOST_NATIVE_ATOMIC_SUPPORTED) != 0;
+        // SAFETY: the program vouches for that many operations and places.
+        unsafe { tell_atomics(capabilities, operations, count, native) }
     }
+}
+
+/// Says what is atomic where atomic operations are native.
+///
+/// # Safety
+/// There are `count` operations, and as many places.
+pub(super) unsafe fn tell_atomics(
+    capabilities: *mut u32,
+    operations: *const CUatomicOperation,
+    count: u32,
+    native: bool,
+) -> Result {
+    // SAFETY: as the caller promises.
+    let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
+    let known = |operation: &CUatomicOperation| ATOMICS.get(*operation as usize).copied();
+    let Some(found) = operations.iter().map(known).collect::<Option<Vec<u32>>>() else {
+        return Err(CuError::INVALID_VALUE);
+    };
+    for (index, capability) in found.into_iter().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe {
+            capabilities
+                .add(index)
+                .write(if native { capability } else { 0 })
+        };
+    }
+    Ok(())
 }

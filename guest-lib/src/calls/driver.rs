@@ -30,17 +30,18 @@ pub unsafe fn cuInit(Flags: u32) -> CUresult {
             return Err(CuError::INVALID_VALUE);
         }
         let session = session::initialise()?;
-        if session.device().count == 0 { Err(CuError::NO_DEVICE) } else { Ok(()) }
+        if session.devices().is_empty() { Err(CuError::NO_DEVICE) } else { Ok(()) }
     }
 }
 
 /// What `cuDriverGetVersion` says: no more than this library and the host's driver both have.
 pub fn driver_version() -> i32 {
     match session::session() {
-        Ok(session) if session.device().driver_version > 0 => {
-            VERSION.min(session.device().driver_version)
-        }
-        _ => VERSION,
+        Ok(session) => match session.devices().first() {
+            Some(device) if device.driver_version > 0 => VERSION.min(device.driver_version),
+            _ => VERSION,
+        },
+        Err(_) => VERSION,
     }
 }
 

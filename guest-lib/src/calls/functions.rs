@@ -2,37 +2,56 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::devices::device;
+use super::devices::ordinal;
 use super::{body, put, put_if_wanted};
+use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::function::{self, Owner};
+use crate::handle::to_pointer;
+use crate::module;
 use crate::types::{
     CUdevice, CUfunc_cache, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUkernel,
     CUlibrary, CUmodule, CUresult,
 };
-use crate::{context, module};
 
 /// `CU_FUNCTION_LOADING_STATE_LOADED`.
 const LOADED: CUfunctionLoadingState = 1;
 
+/// The calling thread's scope, for a device that a program names.
+fn on_device(dev: CUdevice) -> Result<Scope> {
+    let device = ordinal(dev)?;
+    let scope = context::scope()?;
+    Ok(Scope {
+        session: scope.session.session().on(device),
+        ..scope
+    })
+}
+
 /// # Safety
 /// `place` is null or writable.
-unsafe fn attribute(place: *mut i32, id: CUfunction_attribute, function: *mut c_void) -> Result {
-    let scope = context::scope()?;
-    let (handle, facts) = function::find(function)?;
+unsafe fn attribute(
+    scope: Scope,
+    place: *mut i32,
+    id: CUfunction_attribute,
+    function: *mut c_void,
+) -> Result {
+    let (handle, facts) = function::find_on(scope, function)?;
     // SAFETY: as the caller promises.
     unsafe { put(place, facts.attribute(scope, handle, id)?) }
 }
 
-fn set_attribute(function: *mut c_void, id: CUfunction_attribute, value: i32) -> Result {
-    let scope = context::scope()?;
-    let (handle, facts) = function::find(function)?;
+fn set_attribute(
+    scope: Scope,
+    function: *mut c_void,
+    id: CUfunction_attribute,
+    value: i32,
+) -> Result {
+    let (handle, facts) = function::find_on(scope, function)?;
     facts.set_attribute(scope, handle, id, value)
 }
 
-fn set_cache_config(function: *mut c_void, config: CUfunc_cache) -> Result {
-    let scope = context::scope()?;
-    let (handle, facts) = function::find(function)?;
+fn set_cache_config(scope: Scope, function: *mut c_void, config: CUfunc_cache) -> Result {
+    let (handle, facts) = function::find_on(scope, function)?;
     facts.set_cache_config(scope, handle, config)
 }
 
@@ -68,7 +87,7 @@ pub unsafe fn cuFuncGetAttribute(
     hfunc: CUfunction,
 ) -> CUresult {
     // SAFETY: as the caller promises.
-    body! { unsafe { attribute(pi, attrib, hfunc) } }
+    body! { unsafe { attribute(context::scope()?, pi, attrib, hfunc) } }
 }
 
 pub unsafe fn cuFuncSetAttribute(
@@ -76,11 +95,11 @@ pub unsafe fn cuFuncSetAttribute(
     attrib: CUfunction_attribute,
     value: i32,
 ) -> CUresult {
-    body! { set_attribute(hfunc, attrib, value) }
+    body! { set_attribute(context::scope()?, hfunc, attrib, value) }
 }
 
 pub unsafe fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> CUresult {
-    body! { set_cache_config(hfunc, config) }
+    body! { set_cache_config(context::scope()?, hfunc, config) }
 }
 
 pub unsafe fn cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) -> CUresult {
@@ -129,9 +148,9 @@ pub unsafe fn cuKernelGetAttribute(
     dev: CUdevice,
 ) -> CUresult {
     body! {
-        device(dev)?;
+        let scope = on_device(dev)?;
         // SAFETY: as the caller promises.
-        unsafe { attribute(pi, attrib, kernel) }
+        unsafe { attribute(scope, pi, attrib, kernel) }
     }
 }
 
@@ -142,8 +161,7 @@ pub unsafe fn cuKernelSetAttribute(
     dev: CUdevice,
 ) -> CUresult {
     body! {
-        device(dev)?;
-        set_attribute(kernel, attrib, val)
+        set_attribute(on_device(dev)?, kernel, attrib, val)
     }
 }
 
@@ -153,17 +171,15 @@ pub unsafe fn cuKernelSetCacheConfig(
     dev: CUdevice,
 ) -> CUresult {
     body! {
-        device(dev)?;
-        set_cache_config(kernel, config)
+        set_cache_config(on_device(dev)?, kernel, config)
     }
 }
 
 pub unsafe fn cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) -> CUresult {
     body! {
-        context::scope()?;
-        function::find(kernel)?;
+        let (function, _) = function::find_on(context::scope()?, kernel)?;
         // SAFETY: as the caller promises.
-        unsafe { put(pFunc, kernel) }
+        unsafe { put(pFunc, to_pointer(function)) }
     }
 }
 
@@ -171,7 +187,7 @@ pub unsafe fn cuKernelGetLibrary(pLib: *mut CUlibrary, kernel: CUkernel) -> CUre
     body! {
         match function::find(kernel)?.1.owner {
             // SAFETY: as the caller promises.
-            Owner::Library(library) => unsafe { put(pLib, library) },
+            Owner::Library(library) => unsafe { put(pLib, module::original(library)?) },
             Owner::Module(_) => Err(CuError::INVALID_HANDLE),
         }
     }

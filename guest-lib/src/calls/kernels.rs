@@ -100,7 +100,7 @@ pub unsafe fn cuOccupancyAvailableDynamicSMemPerBlock(
         if dynamicSmemSize.is_null() || numBlocks <= 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        let (function, _) = function::find(func)?;
+        let (function, _) = function::find_on(scope, func)?;
         let message = AvailableShared { function, blocks: numBlocks, block: blockSize };
         let bytes = scope.session.request(&message, |reply| reply.bytes)?;
         // SAFETY: as the caller promises.
@@ -120,7 +120,7 @@ unsafe fn clusters(
     if place.is_null() || config.is_null() || function.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let (function, _) = function::find(function)?;
+    let (function, _) = function::find_on(scope, function)?;
     // SAFETY: not null, so a configuration.
     let config = unsafe { config.read() };
     let list = match config.numAttrs as usize {

@@ -16,7 +16,7 @@ fn blocks(
     shared: usize,
     flags: u32,
 ) -> Result<i32> {
-    let (handle, facts) = function::find(function)?;
+    let (handle, facts) = function::find_on(scope, function)?;
     let block = u32::try_from(block)
         .ok()
         .filter(|block| *block > 0)
@@ -92,7 +92,7 @@ pub unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
 ) -> CUresult {
     body! {
         let scope = context::scope()?;
-        let (handle, facts) = function::find(func)?;
+        let (handle, facts) = function::find_on(scope, func)?;
         let device = scope.session.device();
         let warp = device.value(device_attribute::WARP_SIZE).max(1);
         let greatest = facts.attribute(scope, handle, attribute::MAX_THREADS_PER_BLOCK)?;

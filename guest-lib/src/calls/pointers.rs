@@ -70,7 +70,7 @@ fn value(
         // BUFFER_ID
         7 => Value::Long(allocation.id),
         // DEVICE_ORDINAL
-        9 => Value::Word(0),
+        9 => Value::Word(device_of(allocation)),
         // RANGE_START_ADDR, MAPPING_BASE_ADDR
         11 | 19 => Value::Long(allocation.base),
         // RANGE_SIZE, MAPPING_SIZE
@@ -90,6 +90,14 @@ fn value(
         20 => Value::Long(allocation.id),
         _ => return Err(CuError::INVALID_VALUE),
     }))
+}
+
+/// The number of the device that an allocation is of; of what belongs to no context, where the memory is.
+fn device_of(allocation: &Allocation) -> u32 {
+    let device = allocation.device().map(u32::try_from);
+    device
+        .and_then(std::result::Result::ok)
+        .unwrap_or(NO_DEVICE)
 }
 
 /// What is said of an address that CUDA knows nothing of.

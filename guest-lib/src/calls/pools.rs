@@ -2,12 +2,12 @@
 
 use std::ffi::c_void;
 
-use wormhole_api::Handle;
 use wormhole_api::handle::Pool;
+use wormhole_api::{Access, Handle};
 
-use super::devices::device;
+use super::devices::ordinal;
 use super::{body, put};
-use crate::context::{self, Scope};
+use crate::context::{self, Scope, on_device};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::pool;
@@ -15,7 +15,7 @@ use crate::stream::target;
 use crate::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationType, CUmemLocation,
     CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult, CUstream, DefaultStream,
-    LOCATION_DEVICE, MEMORY_PINNED, PROT_READ_WRITE,
+    LOCATION_DEVICE, MEMORY_PINNED,
 };
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -85,9 +85,10 @@ pub unsafe fn cuMemFreeAsync(
 /// `place` is null or writable.
 unsafe fn give(
     place: *mut CUmemoryPool,
+    device: usize,
     find: impl FnOnce(Scope) -> Result<Handle<Pool>>,
 ) -> Result {
-    let scope = context::scope_or_primary()?;
+    let scope = on_device(device)?;
     if place.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -97,40 +98,39 @@ unsafe fn give(
 
 pub unsafe fn cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) -> CUresult {
     body! {
-        device(dev)?;
+        let device = ordinal(dev)?;
         // SAFETY: as the caller promises.
-        unsafe { give(pool_out, pool::default_pool) }
+        unsafe { give(pool_out, device, pool::default_pool) }
     }
 }
 
 pub unsafe fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) -> CUresult {
     body! {
-        device(dev)?;
+        let device = ordinal(dev)?;
         // SAFETY: as the caller promises.
-        unsafe { give(pool, pool::current) }
+        unsafe { give(pool, device, pool::current) }
     }
 }
 
 pub unsafe fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) -> CUresult {
     body! {
-        device(dev)?;
-        pool::set_current(pool::find(pool)?);
-        Ok(())
+        let device = ordinal(dev)?;
+        pool::set_current(device, pool::find(pool)?)
     }
 }
 
-/// Sees to it that a location and a type of allocation are those that there are pools for.
+/// The device of a location, if there are pools for it and the type of allocation.
 ///
 /// # Safety
 /// `location` is null or points to a location.
-unsafe fn located(location: *const CUmemLocation, kind: CUmemAllocationType) -> Result {
+unsafe fn located(location: *const CUmemLocation, kind: CUmemAllocationType) -> Result<usize> {
     if location.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
     // SAFETY: not null, so a location.
     let location = unsafe { location.read() };
     match (location.r#type, kind) {
-        (LOCATION_DEVICE, MEMORY_PINNED) => device(location.id).map(drop),
+        (LOCATION_DEVICE, MEMORY_PINNED) => ordinal(location.id),
         (LOCATION_DEVICE, _) => Err(CuError::NOT_SUPPORTED),
         // Pools of host memory: the attributes say that there are none.
         (2 | 3, MEMORY_PINNED) => Err(CuError::NOT_SUPPORTED),
@@ -145,8 +145,8 @@ pub unsafe fn cuMemGetDefaultMemPool(
 ) -> CUresult {
     // SAFETY: as the caller promises.
     body! { unsafe {
-        located(location, allocType)?;
-        give(pool_out, pool::default_pool)
+        let device = located(location, allocType)?;
+        give(pool_out, device, pool::default_pool)
     } }
 }
 
@@ -157,8 +157,8 @@ pub unsafe fn cuMemGetMemPool(
 ) -> CUresult {
     // SAFETY: as the caller promises.
     body! { unsafe {
-        located(location, allocType)?;
-        give(pool, pool::current)
+        let device = located(location, allocType)?;
+        give(pool, device, pool::current)
     } }
 }
 
@@ -169,9 +169,8 @@ pub unsafe fn cuMemSetMemPool(
 ) -> CUresult {
     body! {
         // SAFETY: as the caller promises.
-        unsafe { located(location, allocType) }?;
-        pool::set_current(pool::find(pool)?);
-        Ok(())
+        let device = unsafe { located(location, allocType) }?;
+        pool::set_current(device, pool::find(pool)?)
     }
 }
 
@@ -180,7 +179,7 @@ pub unsafe fn cuMemPoolCreate(
     poolProps: *const CUmemPoolProps,
 ) -> CUresult {
     body! {
-        let scope = context::scope_or_primary()?;
+        context::scope_or_primary()?;
         if pool.is_null() || poolProps.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
@@ -194,11 +193,11 @@ pub unsafe fn cuMemPoolCreate(
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: of this very function.
-        unsafe { located(&raw const wanted.location, wanted.allocType) }?;
+        let device = unsafe { located(&raw const wanted.location, wanted.allocType) }?;
         if wanted.handleTypes & !FILE_DESCRIPTOR != 0 {
             return Err(CuError::NOT_SUPPORTED);
         }
-        let made = pool::create(scope, wanted.handleTypes, wanted.maxSize as u64)?;
+        let made = pool::create(on_device(device)?, wanted.handleTypes, wanted.maxSize as u64)?;
         // SAFETY: as the caller promises.
         unsafe { put(pool, to_pointer(made)) }
     }
@@ -265,8 +264,8 @@ pub unsafe fn cuMemPoolSetAccess(
     count: usize,
 ) -> CUresult {
     body! {
-        context::scope_or_primary()?;
-        pool::find(pool)?;
+        let scope = context::scope_or_primary()?;
+        let pool = pool::find(pool)?;
         if count == 0 {
             return Ok(());
         }
@@ -279,9 +278,12 @@ pub unsafe fn cuMemPoolSetAccess(
             if wanted.location.r#type != LOCATION_DEVICE {
                 return Err(CuError::INVALID_VALUE);
             }
-            device(wanted.location.id)?;
-            // The device that a pool lies on keeps its access.
-            if wanted.flags != PROT_READ_WRITE {
+            let device = ordinal(wanted.location.id)?;
+            let access = Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)?;
+            if device != pool::device_of(pool) {
+                pool::set_access(scope, pool, device, access)?;
+            } else if access != Access::ReadWrite {
+                // The device that a pool lies on keeps its access.
                 return Err(CuError::INVALID_VALUE);
             }
         }
@@ -296,7 +298,7 @@ pub unsafe fn cuMemPoolGetAccess(
 ) -> CUresult {
     body! {
         context::scope_or_primary()?;
-        pool::find(memPool)?;
+        let pool = pool::find(memPool)?;
         if flags.is_null() || location.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
@@ -305,8 +307,8 @@ pub unsafe fn cuMemPoolGetAccess(
         if location.r#type != LOCATION_DEVICE {
             return Err(CuError::INVALID_VALUE);
         }
-        device(location.id)?;
+        let access = pool::access(pool, ordinal(location.id)?);
         // SAFETY: as the caller promises.
-        unsafe { put(flags, PROT_READ_WRITE) }
+        unsafe { put(flags, access.to_wire()) }
     }
 }

@@ -8,7 +8,6 @@ use super::contexts::{cuCtxDestroy_v2, current};
 use super::{body, put};
 use crate::device::attribute;
 use crate::error::CuError;
-use crate::session::session;
 use crate::types::{
     CTX_FLAGS_KEPT, CTX_FLAGS_MASK, CTX_SCHED_MASK, CUcontext, CUexecAffinityParam,
     CUexecAffinityType, CUfunction, CUresult, CUsharedconfig,
@@ -65,14 +64,14 @@ pub unsafe fn cuCtxGetExecAffinity(
     kind: CUexecAffinityType,
 ) -> CUresult {
     body! {
-        current()?;
+        let scope = context::scope()?;
         if pExecAffinity.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
         if kind != SM_COUNT {
             return Err(CuError::UNSUPPORTED_EXEC_AFFINITY);
         }
-        let processors = session()?.device().value(attribute::MULTIPROCESSOR_COUNT);
+        let processors = scope.session.device().value(attribute::MULTIPROCESSOR_COUNT);
         let affinity = CUexecAffinityParam { r#type: SM_COUNT, smCount: processors.cast_unsigned() };
         // SAFETY: as the caller promises.
         unsafe { put(pExecAffinity, affinity) }

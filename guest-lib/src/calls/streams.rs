@@ -3,6 +3,7 @@
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use super::devices::named;
 use super::{body, put, put_if_wanted};
 use crate::error::{CuError, Result};
 use crate::stream::{self, Target, target};
@@ -112,7 +113,11 @@ pub unsafe fn cuStreamGetDevice(
     hStream: CUstream,
     device: *mut CUdevice,
 ) -> CUresult {
-    body! { about(default, hStream, device, |_| 0) }
+    body! {
+        let (scope, target) = target(default, hStream)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(device, named(target.device(scope))) }
+    }
 }
 
 pub unsafe fn cuStreamGetCtx(

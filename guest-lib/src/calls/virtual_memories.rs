@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use wormhole_api::Access;
 
-use super::devices::device;
+use super::devices::{named, ordinal};
 use super::{body, put};
-use crate::context;
+use crate::context::{self, on_device};
 use crate::error::{CuError, Result};
 use crate::types::{
     CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
@@ -55,7 +55,7 @@ unsafe fn offered(properties: *const CUmemAllocationProp) -> Result<CUmemAllocat
         return Err(CuError::INVALID_VALUE);
     }
     match wanted.location.r#type {
-        LOCATION_DEVICE => device(wanted.location.id)?,
+        LOCATION_DEVICE => ordinal(wanted.location.id)?,
         // Host memory: the attributes say that there is none.
         2..=4 => return Err(CuError::NOT_SUPPORTED),
         _ => return Err(CuError::INVALID_VALUE),
@@ -78,12 +78,13 @@ pub unsafe fn cuMemCreate(
     flags: u64,
 ) -> CUresult {
     body! {
-        let scope = context::scope_or_primary()?;
+        context::scope_or_primary()?;
         if handle.is_null() || flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: as the caller promises.
         let wanted = unsafe { offered(prop) }?;
+        let scope = on_device(ordinal(wanted.location.id)?)?;
         let made = memory::create(scope, size as u64, wanted.requestedHandleTypes)?;
         // SAFETY: as the caller promises.
         unsafe { put(handle, made) }
@@ -141,7 +142,7 @@ pub unsafe fn cuMemGetAllocationPropertiesFromHandle(
             requestedHandleTypes: memory.handle_types(),
             location: CUmemLocation {
                 r#type: LOCATION_DEVICE,
-                id: 0,
+                id: named(memory.device()),
             },
             win32HandleMetaData: std::ptr::null_mut(),
             compressionType: 0,
@@ -185,7 +186,7 @@ pub unsafe fn cuMemSetAccess(
     count: usize,
 ) -> CUresult {
     body! {
-        let scope = context::scope_or_primary()?;
+        context::scope_or_primary()?;
         if desc.is_null() || count == 0 {
             return Err(CuError::INVALID_VALUE);
         }
@@ -195,7 +196,7 @@ pub unsafe fn cuMemSetAccess(
             if wanted.location.r#type != LOCATION_DEVICE {
                 return Err(CuError::INVALID_VALUE);
             }
-            device(wanted.location.id)?;
+            let scope = on_device(ordinal(wanted.location.id)?)?;
             let access = Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)?;
             memory::set_access(scope, ptr, size as u64, access)?;
         }
@@ -218,8 +219,7 @@ pub unsafe fn cuMemGetAccess(
         if location.r#type != LOCATION_DEVICE {
             return Err(CuError::INVALID_VALUE);
         }
-        device(location.id)?;
-        let access = memory::access(ptr)?;
+        let access = memory::access(ptr, ordinal(location.id)?)?;
         // SAFETY: as the caller promises.
         unsafe { put(flags, access.to_wire().into()) }
     }

@@ -163,9 +163,9 @@ extern "C" fn succeed() -> CUresult {
 
 /// The handle of the primary context, without making it active.
 unsafe extern "C" fn primary_context(place: *mut CUcontext, device: CUdevice) -> CUresult {
-    code(calls::device(device).and_then(|_| {
+    code(calls::ordinal(device).and_then(|device| {
         // SAFETY: as the caller promises.
-        unsafe { put(place, context::primary_context()?.1) }
+        unsafe { put(place, context::primary_context(device)?.1) }
     }))
 }
 
@@ -308,7 +308,6 @@ unsafe extern "C" fn check_consistency(
     result: *mut [u64; 2],
 ) -> CUresult {
     code(session().and_then(|session| {
-        let device = session.device();
         // SAFETY: takes no argument and cannot fail.
         let thread = unsafe { libc::pthread_self() };
         let process = consistency::Process {
@@ -325,7 +324,7 @@ unsafe extern "C" fn check_consistency(
             check_function: (check_consistency as *const c_void).addr() as u64,
             unix_seconds,
         };
-        let devices = (0..device.count).map(|_| consistency::Device {
+        let devices = session.devices().iter().map(|device| consistency::Device {
             uuid: device.uuid,
             pci_domain: device.value(attribute::PCI_DOMAIN_ID),
             pci_bus: device.value(attribute::PCI_BUS_ID),

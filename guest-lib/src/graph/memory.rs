@@ -18,6 +18,8 @@ use crate::session::session;
 pub struct GraphMemory {
     pub address: u64,
     pub bytes: u64,
+    /// The device that it is of.
+    device: usize,
 }
 
 static USED: AtomicU64 = AtomicU64::new(0);
@@ -39,7 +41,11 @@ impl GraphMemory {
         memory_map().insert(address, bytes, Origin::Graph, scope.context);
         let used = USED.fetch_add(bytes, Ordering::Relaxed) + bytes;
         HIGH.fetch_max(used, Ordering::Relaxed);
-        Ok(Arc::new(Self { address, bytes }))
+        Ok(Arc::new(Self {
+            address,
+            bytes,
+            device: scope.session.ordinal(),
+        }))
     }
 
     /// Frees the memory if nobody else has it.
@@ -56,7 +62,7 @@ impl GraphMemory {
                 address: DevicePtr(memory.address),
             };
             // There is nobody left to tell: a failure ends the session and shows at the next call.
-            let _ = session.request(&message, |()| ());
+            let _ = session.on(memory.device).request(&message, |()| ());
         }
     }
 }

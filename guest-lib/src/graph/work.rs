@@ -13,6 +13,7 @@ use crate::context::Scope;
 use crate::copy::End;
 use crate::error::{CuError, Result};
 use crate::function::{self, Owner};
+use crate::handle;
 use crate::launch::{Arguments, COOPERATIVE, Shape, check, with_parameters};
 use crate::stream_memory;
 use crate::types::{
@@ -139,7 +140,12 @@ impl Kernel {
             function => function,
         };
         // A function that is none is a value of the parameters here.
-        let (_, facts) = function::find(function).map_err(|_| CuError::INVALID_VALUE)?;
+        let found = function::find_on(scope, function);
+        let (handle, facts) = found.map_err(|_| CuError::INVALID_VALUE)?;
+        let function = match facts.device == scope.session.ordinal() {
+            true => handle::to_pointer(handle),
+            false => function,
+        };
         let shape = Shape {
             grid: [first.gridDimX, first.gridDimY, first.gridDimZ],
             block: [first.blockDimX, first.blockDimY, first.blockDimZ],

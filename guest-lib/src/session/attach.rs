@@ -24,7 +24,7 @@ use super::control::{ChannelError, Control};
 use super::extents::Extents;
 use super::fences::Stock;
 use super::mapping::Window;
-use crate::device::{Device, attribute, is_visible};
+use crate::device::{Device, MOST, attribute, visible};
 use crate::error::CuError;
 use crate::log;
 use crate::registration::can_hold_writers;
@@ -193,23 +193,37 @@ fn map(
         kept,
         end_logged: Once::new(),
         device_output: AtomicBool::new(false),
-        device: Device::default(),
+        devices: Vec::new(),
     })
 }
 
 fn describe(mut session: Session) -> Result<Session, AttachError> {
-    let device = session
-        .request(&DeviceDescribe { ordinal: 0 }, |reply| Device::new(&reply))
-        .map_err(AttachError::Describe)?;
-    session.device = device;
-    if !session.has_pages() || !can_hold_writers() {
-        // Registered memory is copied from and to, and the device cannot reach it.
-        session.device.lacks(attribute::HOST_REGISTER_SUPPORTED);
+    let mut devices: Vec<Option<Device>> = Vec::new();
+    loop {
+        let number = u16::try_from(devices.len()).unwrap_or(u16::MAX);
+        let ask = DeviceDescribe {
+            ordinal: number.into(),
+        };
+        let described = session.ask(0, &ask, |reply| {
+            (Device::new(number, &reply), reply.devices as usize)
+        });
+        let (mut device, count) = described.map_err(AttachError::Describe)?;
+        if !session.has_pages() || !can_hold_writers() {
+            // Registered memory is copied from and to, and the device cannot reach it.
+            device.lacks(attribute::HOST_REGISTER_SUPPORTED);
+        }
+        devices.push(Some(device));
+        if devices.len() >= count.min(MOST) {
+            break;
+        }
     }
-    let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    if !is_visible(list.as_deref(), &session.device.uuid) {
-        session.device.count = 0;
-    }
+    let uuids: Vec<_> = devices.iter().flatten().map(|device| device.uuid).collect();
+    let seen = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => visible(&list, &uuids),
+        Err(_) => (0..devices.len()).collect(),
+    };
+    let seen = seen.into_iter().filter_map(|at| devices[at].take());
+    session.devices = seen.collect();
     Ok(session)
 }
 

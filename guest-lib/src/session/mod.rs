@@ -49,7 +49,45 @@ pub struct Session {
     end_logged: Once,
     /// A loaded image prints or asserts: synchronizations are requests from then on.
     device_output: AtomicBool,
-    device: Device,
+    /// Those that the program sees, by their numbers for it.
+    devices: Vec<Device>,
+}
+
+/// The session, for what is about one of its devices.
+#[derive(Clone, Copy, Debug)]
+pub struct OnDevice {
+    session: &'static Session,
+    ordinal: u16,
+    /// The device's number for the backend.
+    number: u16,
+}
+
+impl std::ops::Deref for OnDevice {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        self.session
+    }
+}
+
+impl OnDevice {
+    /// The device's number for the program.
+    pub fn ordinal(self) -> usize {
+        self.ordinal.into()
+    }
+
+    /// The device's number for the backend.
+    pub fn number(self) -> u32 {
+        self.number.into()
+    }
+
+    pub fn device(self) -> &'static Device {
+        &self.session.devices[self.ordinal()]
+    }
+
+    pub fn session(self) -> &'static Session {
+        self.session
+    }
 }
 
 static SESSION: WipedPointer<Session> = WipedPointer::new();
@@ -136,8 +174,20 @@ extern "C" fn at_exit() {
 }
 
 impl Session {
-    pub fn device(&self) -> &Device {
-        &self.device
+    /// The devices that the program sees.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The session for one of its devices, which exists.
+    #[inline]
+    pub fn on(&'static self, ordinal: usize) -> OnDevice {
+        let number = self.devices.get(ordinal).map_or(0, |device| device.number);
+        OnDevice {
+            session: self,
+            ordinal: u16::try_from(ordinal).unwrap_or(0),
+            number,
+        }
     }
 
     /// Whether a range is kept for device memory, so that nothing of the program lies there.

@@ -7,24 +7,24 @@ use wormhole_ring::ring::{PushError, RecordHead};
 use wormhole_ring::status::EndCause;
 use wormhole_ring::sync::Ordering;
 
-use super::Session;
+use super::{OnDevice, Session};
 use crate::error::{CuError, Result};
 use crate::log;
 
 /// Answers up to this size are read into a small buffer.
 const SMALL: usize = 256;
 
-impl Session {
+impl OnDevice {
     /// Writes a message that nobody waits for.
     #[inline]
-    pub fn record<M: Message>(&self, message: &M) -> Result {
+    pub fn record<M: Message>(self, message: &M) -> Result {
         self.alive()?;
-        self.send(RecordHead::record(M::ID), message)
+        self.send(RecordHead::record(M::ID).on(self.number), message)
     }
 
     /// Sends a message and waits until it has been executed; `read` gets the answer.
     pub fn request<M: Message, R>(
-        &self,
+        self,
         message: &M,
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R> {
@@ -34,7 +34,19 @@ impl Session {
 
     /// A request that is sent even though the context is dead: the worker still answers.
     pub fn request_after_end<M: Message, R>(
+        self,
+        message: &M,
+        read: impl FnOnce(M::Reply<'_>) -> R,
+    ) -> Result<R> {
+        self.ask(self.number, message, read)
+    }
+}
+
+impl Session {
+    /// A request about the device with this number for the backend.
+    pub(super) fn ask<M: Message, R>(
         &self,
+        device: u16,
         message: &M,
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R> {
@@ -43,7 +55,7 @@ impl Session {
             None => self.wait(|| self.free_slots.take())?,
         };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let head = RecordHead::request(M::ID, slot.index, sequence);
+        let head = RecordHead::request(M::ID, slot.index, sequence).on(device);
         self.send(head, message)?;
         let polled = self.wait_for_answer(|| self.slots.poll(slot.index, sequence).transpose());
         let polled = match polled {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use wormhole_backend::device::DeviceChoice;
 use wormhole_monitor::KvmAbility;
 
 use crate::backend::BackendError;
@@ -87,7 +88,8 @@ pub struct Options {
     /// Where the backend runs.
     #[arg(long, value_enum, default_value = "host")]
     placement: Placement,
-    /// The device that executes: `cpu`, or `cuda:N` for the machine's N-th GPU.
+    /// The devices that execute: `cpu`, `cpu:N` for N devices of the CPU, or `cuda:N` for the machine's N-th GPU;
+    /// several GPUs with commas between them, in the order in which programs see them.
     #[arg(long, default_value = "cpu", value_parser = device)]
     device: String,
     /// What the guest VM runs on.
@@ -123,15 +125,10 @@ pub struct Options {
 }
 
 fn device(text: &str) -> Result<String, String> {
-    let known = text == "cpu"
-        || text
-            .strip_prefix("cuda:")
-            .is_some_and(|ordinal| ordinal.parse::<u32>().is_ok());
-    if known {
-        Ok(text.to_owned())
-    } else {
-        Err("the device is `cpu` or `cuda:N`".to_owned())
-    }
+    let devices = text.parse::<DeviceChoice>();
+    devices
+        .map(|devices| devices.to_string())
+        .map_err(|error| error.to_string())
 }
 
 #[derive(Debug, thiserror::Error)]

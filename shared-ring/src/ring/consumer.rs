@@ -141,6 +141,7 @@ impl Consumer {
             message: wire.message,
             flags: wire.flags,
             slot,
+            device: wire.device,
             sequence: wire.sequence,
         }))
     }

@@ -130,7 +130,8 @@ impl Producer {
             message: head.message,
             flags: head.flags,
             slot: head.slot.map_or(SlotIndex::NONE_WIRE, SlotIndex::get),
-            pad: [0; 3],
+            device: head.device,
+            pad: [0; 2],
             body_len,
             sequence: head.sequence,
         };

@@ -11,6 +11,8 @@ pub struct RecordHead {
     pub flags: u16,
     /// Where the answer goes; `None` for a record nobody waits for.
     pub slot: Option<SlotIndex>,
+    /// The device that the message is for, by its number in the session.
+    pub device: u16,
     /// The number that the answer carries.
     pub sequence: u64,
 }
@@ -23,6 +25,7 @@ impl RecordHead {
             message,
             flags: 0,
             slot: None,
+            device: 0,
             sequence: 0,
         }
     }
@@ -34,8 +37,15 @@ impl RecordHead {
             message,
             flags: 0,
             slot: Some(slot),
+            device: 0,
             sequence,
         }
+    }
+
+    /// The same for another device than the first.
+    #[must_use]
+    pub const fn on(self, device: u16) -> Self {
+        Self { device, ..self }
     }
 }
 
@@ -47,8 +57,9 @@ pub(super) struct WireHead {
     pub(super) flags: u16,
     /// [`SlotIndex::NONE_WIRE`] or the index of an answer slot.
     pub(super) slot: u16,
+    pub(super) device: u16,
     /// 0.
-    pub(super) pad: [u16; 3],
+    pub(super) pad: [u16; 2],
     /// Bytes of the body, at most [`layout::MAX_BODY`].
     pub(super) body_len: u32,
     pub(super) sequence: u64,

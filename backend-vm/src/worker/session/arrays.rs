@@ -31,9 +31,9 @@ struct HeldMipmap {
 pub(super) struct Held {
     arrays: Slab<Array, Arc<ArrayObject>>,
     mipmaps: Slab<Mipmap, HeldMipmap>,
-    /// The device's own values for them.
-    textures: HashSet<u64>,
-    surfaces: HashSet<u64>,
+    /// The devices' own values for them, with the device's number.
+    textures: HashSet<(usize, u64)>,
+    surfaces: HashSet<(usize, u64)>,
 }
 
 impl Held {
@@ -56,7 +56,7 @@ impl Held {
 }
 
 /// Room for one more texture or surface.
-fn has_room(objects: &HashSet<u64>) -> Result<(), CuResult> {
+fn has_room(objects: &HashSet<(usize, u64)>) -> Result<(), CuResult> {
     if objects.len() < OBJECTS as usize {
         Ok(())
     } else {
@@ -300,14 +300,14 @@ impl Session {
                 made
             },
             |session, texture| {
-                session.arrays.textures.insert(texture);
+                session.arrays.textures.insert((session.on, texture));
                 Answer::reply(&TextureCreateReply { texture })
             },
         )
     }
 
     pub(super) fn destroy_texture(&mut self, texture: u64) -> Result<(), CuResult> {
-        if !self.arrays.textures.remove(&texture) {
+        if !self.arrays.textures.remove(&(self.on, texture)) {
             return Err(self.invalid_handle());
         }
         self.done(self.device.destroy_texture(texture))
@@ -333,14 +333,14 @@ impl Session {
                 made
             },
             |session, surface| {
-                session.arrays.surfaces.insert(surface);
+                session.arrays.surfaces.insert((session.on, surface));
                 Answer::reply(&SurfaceCreateReply { surface })
             },
         )
     }
 
     pub(super) fn destroy_surface(&mut self, surface: u64) -> Result<(), CuResult> {
-        if !self.arrays.surfaces.remove(&surface) {
+        if !self.arrays.surfaces.remove(&(self.on, surface)) {
             return Err(self.invalid_handle());
         }
         self.done(self.device.destroy_surface(surface))

@@ -528,6 +528,7 @@ impl Session {
             self.device_memory.insert(address, bytes);
         }
         let watcher = self.watcher.pause(&self.legacy);
+        let on = self.on;
         let (notifier, sequence) = (self.notifier.clone(), call.sequence);
         self.registrar.run(Task::new(move |registrations| {
             let result = registrations.reset();
@@ -544,6 +545,7 @@ impl Session {
             notifier.send(Event::Finished {
                 slot,
                 sequence,
+                on,
                 finish: Box::new(finish),
             });
         }));

@@ -26,6 +26,7 @@ mod kernels;
 mod launch;
 mod memory;
 mod output;
+mod peers;
 mod pools;
 mod service;
 mod stream_memory;
@@ -48,6 +49,7 @@ use self::graphs::GraphObject;
 use self::output::PendingOutput;
 use self::pools::PoolObject;
 use self::virtual_memory::{MemoryObject, VirtualMemory};
+use super::description;
 use super::jobs::Jobs;
 use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
 use super::ranges::Ranges;
@@ -82,6 +84,8 @@ pub enum Event {
     Finished {
         slot: SlotIndex,
         sequence: u64,
+        /// The device that it is about.
+        on: usize,
         finish: Finish,
     },
     /// A run of arena is mapped and registered.
@@ -140,7 +144,10 @@ pub struct Session {
     counters: Counters,
     /// Where the session segment lies, for the device and here.
     base: u64,
-    legacy: Arc<StreamObject>,
+    /// The current device: its number, among those of the session.
+    on: usize,
+    /// The legacy streams, by device.
+    legacy: Vec<Arc<StreamObject>>,
     streams: wormhole_api::handle::Slab<Stream, Arc<StreamObject>>,
     events: wormhole_api::handle::Slab<EventKind, Arc<EventObject>>,
     modules: wormhole_api::handle::Slab<Module, ImageObject>,
@@ -175,7 +182,7 @@ pub struct Session {
     /// Room for the memory operations of a message.
     memory_operations: Vec<MemoryOperation>,
     output: PendingOutput,
-    description: service::Described,
+    descriptions: Vec<service::Described>,
     /// A reset is wanted or under way: nothing else may touch the device.
     resetting: bool,
     /// The reset that waits for jobs to end.
@@ -196,13 +203,21 @@ impl Session {
         base: u64,
     ) -> Self {
         let slab = OBJECTS;
-        let legacy = Arc::new(StreamObject::new(RawStream::LEGACY));
-        watcher.watch(&legacy);
+        let descriptions: Vec<_> = description::all(device.as_ref())
+            .into_iter()
+            .map(service::Described::new)
+            .collect();
+        let legacy: Vec<_> = (0..)
+            .take(descriptions.len())
+            .map(|number| Arc::new(StreamObject::new(RawStream::legacy_of(number))))
+            .collect();
+        legacy.iter().for_each(|stream| watcher.watch(stream));
         Self {
             jobs: Jobs::new(Arc::clone(&device), notifier.clone()),
             notifier,
             registrar,
-            description: service::Described::new(device.describe()),
+            descriptions,
+            on: 0,
             device,
             watcher,
             status,
@@ -249,6 +264,29 @@ impl Session {
 
     pub fn status(&self) -> &Status {
         &self.status
+    }
+
+    /// Makes the device that a message is for the current one.
+    #[inline]
+    pub fn select(&mut self, device: u16) -> Result<(), CuResult> {
+        let number = usize::from(device);
+        if number == self.on {
+            return Ok(());
+        }
+        if number >= self.legacy.len() {
+            return Err(to_result(CuError::INVALID_DEVICE));
+        }
+        self.select_again(number);
+        Ok(())
+    }
+
+    /// The same, for one that was the current one before.
+    pub fn select_again(&mut self, number: usize) {
+        if number != self.on {
+            self.on = number;
+            // There are as many as there are legacy streams.
+            let _ = self.device.select(number);
+        }
     }
 
     /// Lets the supervisor know how much device memory the process holds.
@@ -346,7 +384,7 @@ impl Session {
         let Some(slot) = call.slot else {
             return Outcome::Failed(CuResult::INVALID_VALUE);
         };
-        match self.jobs.run(slot, call.sequence, job) {
+        match self.jobs.run(slot, call.sequence, self.on, job) {
             Ok(()) => {
                 self.jobs_running += 1;
                 Outcome::Deferred

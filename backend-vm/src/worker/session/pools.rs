@@ -91,7 +91,7 @@ impl Session {
     }
 
     /// A job that uses a pool.
-    fn ask_pool<R, T: Send + 'static>(
+    pub(super) fn ask_pool<R, T: Send + 'static>(
         &mut self,
         call: &Call,
         handle: Handle<Pool>,
@@ -111,7 +111,7 @@ impl Session {
         handle: Handle<Pool>,
         keep: u64,
     ) -> Outcome<()> {
-        let streams = self.streams.values().chain([&self.legacy]);
+        let streams = self.streams.values().chain([&self.legacy[self.on]]);
         let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
         self.ask_pool(
             call,

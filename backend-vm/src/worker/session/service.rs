@@ -18,6 +18,8 @@ use wormhole_api::{
     TensorMapEncode, TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply, TextureCreate,
     TextureCreateReply, TextureDestroy,
 };
+// Several devices.
+use wormhole_api::{PeerAttribute, PeerAttributeReply, PeerDisable, PeerEnable, PoolSetAccess};
 // Pools and virtual memory.
 use wormhole_api::{
     AddressFree, AddressReserve, AddressReserveReply, MemCreate, MemGranularity,
@@ -75,10 +77,10 @@ const MOST_PRINTF: u64 = 64 << 20;
 const MALLOC_HEAP_SIZE: u32 = 2;
 
 /// Whether a limit may be raised to a value: `CUDA_ERROR_OUT_OF_MEMORY` if not.
-fn within_bounds(limit: u32, value: u64, description: &Description) -> wormhole_device::Result<()> {
+fn within_bounds(limit: u32, value: u64, memory: u64) -> wormhole_device::Result<()> {
     let most = match limit {
         PRINTF_FIFO_SIZE => MOST_PRINTF,
-        MALLOC_HEAP_SIZE => description.total_memory,
+        MALLOC_HEAP_SIZE => memory,
         _ => return Ok(()),
     };
     if value <= most {
@@ -96,13 +98,16 @@ impl Service for Session {
         _: &Call,
         message: &DeviceDescribe,
     ) -> Outcome<DeviceDescribeReply<'s>> {
-        if message.ordinal >= self.description.reply.devices {
+        let devices = u32::try_from(self.descriptions.len()).unwrap_or(u32::MAX);
+        let found = usize::try_from(message.ordinal);
+        let Some(found) = found.ok().and_then(|at| self.descriptions.get(at)) else {
             return Outcome::Failed(to_result(CuError::INVALID_DEVICE));
-        }
+        };
         Outcome::Done(DeviceDescribeReply {
-            name: &self.description.name,
-            attributes: Items::new(&self.description.attributes),
-            ..self.description.reply
+            devices,
+            name: &found.name,
+            attributes: Items::new(&found.attributes),
+            ..found.reply
         })
     }
 
@@ -168,6 +173,26 @@ impl Service for Session {
 
     fn pool_free(&mut self, _: &Call, message: &PoolFree) -> Outcome<()> {
         self.free_async(message).into()
+    }
+
+    fn peer_attribute(
+        &mut self,
+        call: &Call,
+        message: &PeerAttribute,
+    ) -> Outcome<PeerAttributeReply> {
+        Session::peer_attribute(self, call, message.peer, message.attribute)
+    }
+
+    fn peer_enable(&mut self, call: &Call, message: &PeerEnable) -> Outcome<()> {
+        self.enable_peer(call, message.peer)
+    }
+
+    fn peer_disable(&mut self, call: &Call, message: &PeerDisable) -> Outcome<()> {
+        self.disable_peer(call, message.peer)
+    }
+
+    fn pool_set_access(&mut self, call: &Call, message: &PoolSetAccess) -> Outcome<()> {
+        self.set_pool_access(call, message)
     }
 
     fn mem_granularity(&mut self, call: &Call, _: &MemGranularity) -> Outcome<MemGranularityReply> {
@@ -527,7 +552,9 @@ impl Service for Session {
         message: &ContextSetLimit,
     ) -> Outcome<ContextSetLimitReply> {
         let (limit, value) = (message.limit, message.value);
-        if let Err(error) = within_bounds(limit, value, self.device.describe()) {
+        if let Err(error) =
+            within_bounds(limit, value, self.descriptions[self.on].reply.total_memory)
+        {
             return Outcome::Failed(to_result(error));
         }
         self.ask(

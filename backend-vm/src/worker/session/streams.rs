@@ -17,7 +17,7 @@ impl Session {
     /// The stream behind a handle.
     pub(super) fn stream(&self, handle: Handle<Stream>) -> Result<&Arc<StreamObject>, CuResult> {
         if handle.is_legacy() {
-            return Ok(&self.legacy);
+            return Ok(&self.legacy[self.on]);
         }
         self.streams
             .get(handle)

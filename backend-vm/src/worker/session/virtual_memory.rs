@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::{
-    Access as ApiAccess, AddressReserve, AddressReserveReply, CuResult, DevicePtr, Handle,
-    MemCreate, MemGranularityReply, MemSetAccess, Memory, Outcome,
+    AddressReserve, AddressReserveReply, CuResult, DevicePtr, Handle, MemCreate,
+    MemGranularityReply, MemSetAccess, Memory, Outcome,
 };
-use wormhole_device::{Access, CuError, Device, RawMemory};
+use wormhole_device::{CuError, Device, RawMemory};
 
 use super::memory::in_bands;
+use super::peers::access;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::counters::Counter;
 
@@ -311,11 +312,7 @@ impl Session {
 
     pub(super) fn set_access(&mut self, call: &Call, message: &MemSetAccess) -> Outcome<()> {
         let (address, bytes) = (message.address.0, message.bytes);
-        let access = match message.access {
-            ApiAccess::None => Access::None,
-            ApiAccess::Read => Access::Read,
-            ApiAccess::ReadWrite => Access::ReadWrite,
-        };
+        let access = access(message.access);
         let starts = match self.begin_change(address, bytes) {
             Ok(starts) => starts,
             Err(error) => return Outcome::Failed(error),

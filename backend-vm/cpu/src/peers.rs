@@ -1,0 +1,96 @@
+//! What devices of one process have to do with each other.
+
+use std::sync::atomic::Ordering;
+
+use wormhole_device::{Access, CuError, Peer, Peers, RawEvent, RawPool, RawStream, Result};
+
+use crate::CpuDevice;
+use crate::device::{Context, Sibling};
+
+/// `CUdevice_P2PAttribute`: ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED; those that are 0 are PERFORMANCE_RANK,
+/// CUDA_ARRAY_ACCESS_SUPPORTED and ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED.
+const SUPPORTED: [u32; 2] = [2, 3];
+const ATTRIBUTES: std::ops::RangeInclusive<u32> = 1..=5;
+
+impl CpuDevice {
+    /// Makes a stream wait for an event of another device.
+    pub(crate) fn wait_for_sibling(
+        &self,
+        context: &Context,
+        stream: RawStream,
+        event: RawEvent,
+    ) -> Result<()> {
+        let siblings = self.siblings.get().map_or(&[][..], Vec::as_slice);
+        let found = siblings
+            .iter()
+            .filter_map(Sibling::context)
+            .find_map(|other| {
+                let point = other.events.point(event).ok()?;
+                Some((other, point))
+            });
+        let (other, point) = found.ok_or(CuError::INVALID_HANDLE)?;
+        let cancel = context.scheduler.cancel();
+        let work = move || {
+            let stopped = || cancel.load(Ordering::Acquire);
+            other.scheduler.wait_for_other(point.as_slice(), stopped)
+        };
+        context.scheduler.submit(stream, Box::new(work)).map(drop)
+    }
+
+    /// The number of another device.
+    fn number_of(&self, peer: Peer) -> Result<usize> {
+        let number = usize::try_from(peer.ordinal).map_err(|_| CuError::INVALID_DEVICE)?;
+        let family = self.memory.family();
+        if number == family.number() || family.member(number).is_none() {
+            return Err(CuError::INVALID_DEVICE);
+        }
+        Ok(number)
+    }
+}
+
+impl Peers for CpuDevice {
+    fn holds(&self, address: u64) -> bool {
+        let aperture = self.memory.aperture();
+        (aperture.start()..aperture.start() + aperture.bytes()).contains(&address)
+    }
+
+    fn as_peer(&self) -> Peer {
+        Peer {
+            ordinal: i32::try_from(self.memory.family().number()).unwrap_or(0),
+            context: 0,
+        }
+    }
+
+    fn peer_attribute(&self, peer: Peer, attribute: u32) -> Result<i32> {
+        self.number_of(peer)?;
+        if !ATTRIBUTES.contains(&attribute) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(SUPPORTED.contains(&attribute).into())
+    }
+
+    fn enable_peer(&self, peer: Peer) -> Result<()> {
+        let number = self.number_of(peer)?;
+        let family = self.memory.family();
+        if family.reaches(number) {
+            return Err(CuError::PEER_ACCESS_ALREADY_ENABLED);
+        }
+        family.set_reaches(number, true);
+        Ok(())
+    }
+
+    fn disable_peer(&self, peer: Peer) -> Result<()> {
+        let number = self.number_of(peer)?;
+        let family = self.memory.family();
+        if !family.reaches(number) {
+            return Err(CuError::PEER_ACCESS_NOT_ENABLED);
+        }
+        family.set_reaches(number, false);
+        Ok(())
+    }
+
+    fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()> {
+        let number = self.number_of(peer)?;
+        self.pools().set_access(pool, number, access)
+    }
+}

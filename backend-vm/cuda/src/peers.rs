@@ -1,0 +1,72 @@
+//! What the devices of one process have to do with each other.
+
+use std::ptr;
+
+use cudarc::driver::sys::{
+    CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType,
+};
+use wormhole_device::{Access, Peer, Peers, RawPool, Result};
+
+use crate::device::{CudaDevice, handle, size};
+use crate::pools::pool;
+
+fn context(peer: Peer) -> CUcontext {
+    ptr::with_exposed_provenance_mut(size(peer.context))
+}
+
+/// What a device may do, in the driver's terms.
+pub fn access_of(ordinal: i32, access: Access) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location: CUmemLocation {
+            type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: ordinal,
+        },
+        flags: match access {
+            Access::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            Access::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+            Access::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        },
+    }
+}
+
+impl Peers for CudaDevice {
+    fn as_peer(&self) -> Peer {
+        Peer {
+            ordinal: self.ordinal(),
+            context: handle(self.handle()),
+        }
+    }
+
+    fn peer_attribute(&self, peer: Peer, attribute: u32) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: the pointer is good; the driver checks the numbers.
+        unsafe {
+            self.driver().cuDeviceGetP2PAttribute(
+                &raw mut value,
+                attribute,
+                self.ordinal(),
+                peer.ordinal,
+            )
+        }?;
+        Ok(value)
+    }
+
+    fn enable_peer(&self, peer: Peer) -> Result<()> {
+        // SAFETY: the peer's context is retained as long as its device's object lives.
+        unsafe { self.driver().cuCtxEnablePeerAccess(context(peer), 0) }
+    }
+
+    fn disable_peer(&self, peer: Peer) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.driver().cuCtxDisablePeerAccess(context(peer)) }
+    }
+
+    fn set_pool_access(&self, raw: RawPool, peer: Peer, access: Access) -> Result<()> {
+        let description = access_of(peer.ordinal, access);
+        // SAFETY: the pool exists, and there is one description.
+        unsafe {
+            self.driver()
+                .cuMemPoolSetAccess(pool(raw), &raw const description, 1)
+        }
+    }
+}

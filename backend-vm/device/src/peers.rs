@@ -1,0 +1,50 @@
+//! Several devices in one process, and what they have to do with each other.
+
+use std::sync::Arc;
+
+use crate::{Access, CuError, Device, RawPool, Result};
+
+/// What a device is to the others of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number, as those of its kind count.
+    pub ordinal: i32,
+    /// Its context, where the driver has one.
+    pub context: u64,
+}
+
+/// What is between devices. An object may stand for several ([`crate::DeviceSet`]): every thread then has a
+/// current device, as CUDA's threads have a current context, on which all is done that names no object of one.
+///
+/// Whatever a device is handed with a stream may name memory of its peers: copies need no access.
+pub trait Peers {
+    /// The devices that it stands for; none if it is one itself.
+    fn members(&self) -> &[Arc<dyn Device>] {
+        &[]
+    }
+
+    /// Makes one of several devices the calling thread's current one.
+    fn select(&self, number: usize) -> Result<()> {
+        match number {
+            0 => Ok(()),
+            _ => Err(CuError::INVALID_DEVICE),
+        }
+    }
+
+    /// Whether an address may be of this device's own memory.
+    fn holds(&self, _address: u64) -> bool {
+        true
+    }
+
+    /// What [`Peers::enable_peer`] and the like of another device are to be given for this one.
+    fn as_peer(&self) -> Peer;
+
+    /// `cuDeviceGetP2PAttribute`, from this device to another.
+    fn peer_attribute(&self, peer: Peer, attribute: u32) -> Result<i32>;
+    /// Kernels of this device may reach the peer's allocations, those of pools excepted (`cuCtxEnablePeerAccess`).
+    fn enable_peer(&self, peer: Peer) -> Result<()>;
+    /// Ends that; waits for nothing.
+    fn disable_peer(&self, peer: Peer) -> Result<()>;
+    /// What kernels of the peer may do with memory of a pool of this device (`cuMemPoolSetAccess`).
+    fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()>;
+}

@@ -1,0 +1,141 @@
+//! Which contexts reach the memory of which: native keeps that by context, the worker by device.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wormhole_api::{PeerDisable, PeerEnable};
+
+use crate::context::{Scope, primary_scope};
+use crate::error::{CuError, Result};
+use crate::event;
+use crate::memory::memory_map;
+use crate::stream::{Target, legacy};
+use crate::types::EVENT_DISABLE_TIMING;
+
+/// Hands a copy to a stream. One of the legacy stream that names memory of other devices comes after what was handed
+/// to these before, and before what is handed to them later (CUDA C++ programming guide, "Peer-to-peer memory copy").
+pub fn in_order(
+    scope: Scope,
+    target: Target,
+    addresses: [u64; 2],
+    copy: impl FnOnce() -> Result,
+) -> Result {
+    if scope.session.devices().len() == 1 || !target.handle.is_legacy() {
+        return copy();
+    }
+    let own = scope.session.ordinal();
+    let others = addresses.into_iter().filter_map(device_of);
+    let others: BTreeSet<usize> = others.filter(|device| *device != own).collect();
+    let others = others.iter().map(|&device| {
+        let scope = primary_scope(scope.session.session(), device);
+        (scope, legacy(scope))
+    });
+    for other in others.clone() {
+        follow((scope, target), other)?;
+    }
+    copy()?;
+    for other in others {
+        follow(other, (scope, target))?;
+    }
+    Ok(())
+}
+
+/// Work that is handed to a stream from now on comes after what another one has.
+fn follow((scope, target): (Scope, Target), (before, other): (Scope, Target)) -> Result {
+    let event = event::create(before, EVENT_DISABLE_TIMING)?;
+    let ordered =
+        event::record(before, event, other, 0).and_then(|()| event::wait(scope, target, event, 0));
+    ordered.and(event::destroy(before, event))
+}
+
+/// The number of the device whose memory lies at an address.
+fn device_of(address: u64) -> Option<usize> {
+    let allocation = memory_map().find(address)?;
+    if allocation.for_device(address).is_some() {
+        return None;
+    }
+    allocation.device()
+}
+
+/// A context that reaches another's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Pair {
+    context: u32,
+    device: usize,
+    peer: u32,
+    peer_device: usize,
+}
+
+impl Pair {
+    fn new(scope: Scope, peer: Scope) -> Self {
+        Self {
+            context: scope.context,
+            device: scope.session.ordinal(),
+            peer: peer.context,
+            peer_device: peer.session.ordinal(),
+        }
+    }
+
+    fn is_of_devices(&self, other: &Self) -> bool {
+        (self.device, self.peer_device) == (other.device, other.peer_device)
+    }
+}
+
+static PAIRS: Mutex<BTreeSet<Pair>> = Mutex::new(BTreeSet::new());
+
+fn pairs() -> MutexGuard<'static, BTreeSet<Pair>> {
+    PAIRS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The scope's context reaches the peer's memory from now on.
+pub fn enable(scope: Scope, peer: Scope) -> Result {
+    let pair = Pair::new(scope, peer);
+    // Held during the request, so that the worker is told of each pair of devices once.
+    let mut pairs = pairs();
+    if pairs.contains(&pair) {
+        return Err(CuError::PEER_ACCESS_ALREADY_ENABLED);
+    }
+    if !pairs.iter().any(|known| known.is_of_devices(&pair)) {
+        let peer = peer.session.number();
+        scope.session.request(&PeerEnable { peer }, |()| ())?;
+    }
+    pairs.insert(pair);
+    Ok(())
+}
+
+/// It does not any more.
+pub fn disable(scope: Scope, peer: Scope) -> Result {
+    end(scope, |pair| *pair == Pair::new(scope, peer))?
+        .then_some(())
+        .ok_or(CuError::PEER_ACCESS_NOT_ENABLED)
+}
+
+/// Ends pairs; whether there were any.
+fn end(scope: Scope, ends: impl Fn(&Pair) -> bool) -> Result<bool> {
+    let mut pairs = pairs();
+    let ended: Vec<Pair> = pairs.iter().filter(|pair| ends(pair)).copied().collect();
+    let session = scope.session.session();
+    for pair in &ended {
+        pairs.remove(pair);
+        if !pairs.iter().any(|known| known.is_of_devices(pair)) {
+            let peer = session.on(pair.peer_device).number();
+            session
+                .on(pair.device)
+                .request(&PeerDisable { peer }, |()| ())?;
+        }
+    }
+    Ok(!ended.is_empty())
+}
+
+/// A context goes.
+pub fn forget(scope: Scope) {
+    // A failure ends the session and shows at the next call.
+    let _ = end(scope, |pair| {
+        pair.context == scope.context || pair.peer == scope.context
+    });
+}
+
+/// The worker has reset its contexts.
+pub fn forget_all() {
+    pairs().clear();
+}
