@@ -62,6 +62,8 @@ pub enum Counter {
     SlotBusy = 29,
     /// A request came without a slot for its answer.
     NoSlot = 30,
+    /// A message is for a device that is not there.
+    NoDevice = 31,
 }
 
 impl Counter {
@@ -84,6 +86,7 @@ impl Counter {
         (Self::ExcludedValue, "record: excluded value"),
         (Self::SlotBusy, "slot busy"),
         (Self::NoSlot, "request without a slot"),
+        (Self::NoDevice, "device that is not there"),
     ];
 }
 

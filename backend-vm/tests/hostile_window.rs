@@ -382,6 +382,11 @@ fn directed(attack: &mut Attack, reason: Counter) {
             slot: 1,
             ..attack.record::<StreamQuery>()
         },
+        Counter::NoDevice => Entry {
+            slot: 1,
+            device: 2,
+            ..attack.record::<StreamQuery>()
+        },
         Counter::InvalidAddresses => {
             let mut entry = copy;
             entry.body[..8].copy_from_slice(&12345u64.to_le_bytes());
@@ -475,7 +480,7 @@ fn directed(attack: &mut Attack, reason: Counter) {
 
 #[test]
 fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
-    let mut backend = Backend::with_window(128);
+    let mut backend = Backend::with_devices(128, "cpu:2");
     let stop = Arc::new(AtomicBool::new(false));
     let checked = Arc::new(AtomicU64::new(0));
     let honest = backend.connect().open();
@@ -493,7 +498,8 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
             Counter::InvalidHandles
             | Counter::InvalidAddresses
             | Counter::HandleType
-            | Counter::ExcludedValue => drop(attack.guest.wait(1, attack.sequence)),
+            | Counter::ExcludedValue
+            | Counter::NoDevice => drop(attack.guest.wait(1, attack.sequence)),
             _ => drop(attack.guest.wait_for_status()),
         }
         drop(attack);
@@ -522,6 +528,9 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
             // A record without a slot that fails is its session's end.
             if SlotIndex::new(entry.slot).is_some() || !random.one_in(4) {
                 entry.slot = slot_of(round);
+            }
+            if random.one_in(4) {
+                entry.device = 1;
             }
             if !random.one_in(4) {
                 mutate(&mut entry, &random);

@@ -1,8 +1,10 @@
 //! The checks that every device must pass.
 
+use std::sync::Arc;
+
 use wormhole_cpu_device::{CpuDevice, Options};
-use wormhole_device::Device;
-use wormhole_device::conformance::checks;
+use wormhole_device::conformance::{checks, peer_checks};
+use wormhole_device::{Device, DeviceSet};
 
 #[test]
 fn every_check_of_the_conformance_suite_holds() {
@@ -13,6 +15,28 @@ fn every_check_of_the_conformance_suite_holds() {
                 memory: Some(256 << 20),
             })
             .expect("open");
+            device.bind_thread().expect("bind");
+            let sentence = (check.run)(&device).err()?;
+            Some(format!("{}: {sentence}", check.name))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// What one device keeps two keep as well, and what is between them besides.
+#[test]
+fn every_check_holds_for_one_of_two_devices() {
+    let failures: Vec<String> = checks()
+        .iter()
+        .chain(&peer_checks())
+        .filter_map(|check| {
+            let options = Options {
+                memory: Some(256 << 20),
+            };
+            let devices = CpuDevice::open_several(&options, 2).expect("open");
+            let devices = devices.into_iter();
+            let devices = devices.map(|device| Arc::new(device) as Arc<dyn Device>);
+            let device = DeviceSet::new(devices.collect());
             device.bind_thread().expect("bind");
             let sentence = (check.run)(&device).err()?;
             Some(format!("{}: {sentence}", check.name))

@@ -162,6 +162,7 @@ impl Executor {
         };
         counters.message(head.message);
         if let Err(result) = self.session.select(head.device) {
+            self.session.counters().add(Counter::NoDevice, 1);
             return self.refuse(head, "a message is for a device that is not there", result);
         }
         let info = request.info();

@@ -11,6 +11,7 @@ use super::random::Random;
 pub struct Entry {
     pub message: u16,
     pub slot: u16,
+    pub device: u16,
     pub body: Vec<u8>,
     /// Given instead of the right one.
     pub body_len: Option<u32>,
@@ -80,7 +81,8 @@ impl Writer {
         self.cursor += bytes as u64;
         self.set_word(session::TAIL, self.cursor);
         let body_len = entry.body_len.unwrap_or(entry.body.len() as u32);
-        let heads = u64::from(entry.message) | u64::from(entry.slot) << 32;
+        let heads =
+            u64::from(entry.message) | u64::from(entry.slot) << 32 | u64::from(entry.device) << 48;
         self.set_word(place + 8, heads);
         self.set_word(place + 16, u64::from(body_len) << 32);
         self.set_word(place + 24, sequence);
@@ -124,6 +126,7 @@ pub fn mutate(entry: &mut Entry, random: &Random) {
             12 => entry.units = Some(random.below(128) as u64),
             13 => entry.lap = Some(random.below(3) as u32),
             14 => entry.pad = true,
+            15 if random.one_in(2) => entry.device = random.below(4) as u16,
             _ => entry.slot = random.below(4) as u16,
         }
     }

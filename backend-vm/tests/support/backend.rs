@@ -141,7 +141,12 @@ impl Backend {
 
     /// A supervisor on the CPU device with a window of `segments` segments attached.
     pub fn with_window(segments: u64) -> Self {
-        let mut backend = Self::start(Workers::built(), &[]);
+        Self::with_devices(segments, "cpu")
+    }
+
+    /// The same, on these devices.
+    pub fn with_devices(segments: u64, devices: &str) -> Self {
+        let mut backend = Self::start(Workers::built(), &["--device", devices]);
         backend.attach(segments, Attach::default()).unwrap();
         backend
     }

@@ -10,11 +10,12 @@ use wormhole_api::{
     LibraryLoad, LibraryUnload, Link, LinkInput, MemAlloc, MemCopy, MemCreate, MemFree, MemGetInfo,
     MemGranularity, MemMap, MemRelease, MemSet, MemSetAccess, MemUnmap, MemWrite, Memory,
     MemoryOperation, Message, Mipmap, MipmapCreate, MipmapDestroy, MipmapGetLevel, Module,
-    ModuleGetFunction, ModuleGetGlobal, ModuleKernels, ModuleLoad, ModuleUnload, Occupancy, Pool,
-    PoolAlloc, PoolCreate, PoolDefault, PoolDestroy, PoolFree, PoolGetAttribute, PoolSetAttribute,
-    PoolTrim, ResetPersistingL2, Stream, StreamCreate, StreamDestroy, StreamMemory, StreamQuery,
-    StreamSetAttribute, StreamWaitEvent, SurfaceCreate, SurfaceDestroy, Synchronize, TakeOutput,
-    TensorMapEncode, TensorMapMode, TensorMapReplace, TextureCreate, TextureDestroy, TextureSource,
+    ModuleGetFunction, ModuleGetGlobal, ModuleKernels, ModuleLoad, ModuleUnload, Occupancy,
+    PeerAttribute, PeerDisable, PeerEnable, Pool, PoolAlloc, PoolCreate, PoolDefault, PoolDestroy,
+    PoolFree, PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim, ResetPersistingL2,
+    Stream, StreamCreate, StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute,
+    StreamWaitEvent, SurfaceCreate, SurfaceDestroy, Synchronize, TakeOutput, TensorMapEncode,
+    TensorMapMode, TensorMapReplace, TextureCreate, TextureDestroy, TextureSource,
 };
 
 use super::attack::Entry;
@@ -73,6 +74,7 @@ pub fn entry<M: Message>(message: &M) -> Entry {
             Kind::Record => 0xFFFF,
             Kind::Request | Kind::Blocking => M::ID % 128,
         },
+        device: 0,
         body: message.encode(|parts| parts.concat()).unwrap(),
         body_len: None,
         units: None,
@@ -91,6 +93,7 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         kernels(things),
         arrays(things, guest),
         pools(things, guest),
+        peers(things),
         virtual_memory(things, guest),
         grammar_graphs::graphs(things, guest),
         device(),
@@ -450,6 +453,40 @@ fn arrays(things: &Things, guest: &mut Guest) -> Vec<Entry> {
             from_rows: height,
             stream,
         }),
+    ]
+}
+
+/// Of two devices: right ones, and one that is no peer of its own.
+fn peers(things: &Things) -> Vec<Entry> {
+    let set = |peer| PoolSetAccess {
+        pool: things.pool,
+        peer,
+        access: Access::ReadWrite,
+    };
+    vec![
+        entry(&PeerAttribute {
+            peer: 1,
+            attribute: 2,
+        }),
+        entry(&PeerEnable { peer: 1 }),
+        entry(&PeerEnable { peer: 0 }),
+        entry(&PeerDisable { peer: 1 }),
+        entry(&set(1)),
+        entry(&set(0)),
+        // The other device's memory, and a copy that it makes.
+        Entry {
+            device: 1,
+            ..entry(&MemAlloc { bytes: 4096 })
+        },
+        Entry {
+            device: 1,
+            ..entry(&MemCopy {
+                destination: things.device,
+                source: DevicePtr(things.device.0 + 8192),
+                bytes: 4096,
+                stream: Handle::LEGACY,
+            })
+        },
     ]
 }
 

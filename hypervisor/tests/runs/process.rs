@@ -7,9 +7,15 @@ use crate::waiters::are_released_after_detection;
 
 /// Runs one program and checks that it verified its own results and left nothing behind.
 fn passes(link: &str, name: &str) {
+    passes_on("cpu", link, name);
+}
+
+/// The same on these devices.
+fn passes_on(devices: &str, link: &str, name: &str) {
     let _alone = alone();
     let path = program(link, name);
-    let run = finish(wormhole(&["run", "--placement", "process", "--"]).arg(path));
+    let run =
+        finish(wormhole(&["run", "--placement", "process", "--device", devices, "--"]).arg(path));
     assert!(
         run.status.success(),
         "{name}: {:?}\n{}\n{}",
@@ -98,6 +104,20 @@ fn nvml_tells_of_the_tenants_own_memory_and_processes() {
 #[test]
 fn boxes_are_copied_between_all_kinds_of_memory() {
     passes("static", "boxes");
+}
+
+#[test]
+fn several_devices_reach_each_other() {
+    passes_on("cpu:2", "static", "peers");
+    passes_on("cpu:3", "shared", "peers");
+}
+
+/// A program that was written for one device finds its own among several.
+#[test]
+fn programs_for_one_device_run_on_one_of_several() {
+    for name in ["vector_add", "pools", "virtual_memory", "contexts"] {
+        passes_on("cpu:2", "static", name);
+    }
 }
 
 /// As Python's bindings for CUDA do, with a toolkit's folder in the user's own path.

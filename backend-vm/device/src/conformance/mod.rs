@@ -12,11 +12,14 @@ mod launches;
 mod linking;
 mod memory;
 mod modules;
+mod peers;
 mod pools;
 mod questions;
 mod stream_memory;
 mod streams;
 mod virtual_memory;
+
+pub use peers::peer_checks;
 
 use std::fmt::Debug;
 use std::io;

@@ -1,0 +1,377 @@
+// Several devices in one process: copies between their memories, kernels that reach a peer's, streams and events of
+// each, threads with devices of their own. Needs two devices.
+#include "../api/driver.cuh"
+#include "../check.cuh"
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+__device__ int counter;
+__constant__ int offset;
+
+__global__ void fill(int *values, int count, int factor) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) values[i] = i * factor + offset;
+}
+
+__global__ void add(const int *from, int *to, int count) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) to[i] += from[i];
+}
+
+__global__ void count_up() { atomicAdd(&counter, 1); }
+
+__global__ void late_fill(volatile int *gate, int *values, int count) {
+    if (threadIdx.x == 0) {
+        while (*gate == 0) {
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) values[i] = i + 7;
+}
+
+#define EXPECT(what)                                                        \
+    do {                                                                    \
+        if (!(what)) {                                                      \
+            std::printf("FAIL %s:%d: %s\n", __FILE__, __LINE__, #what);     \
+            std::exit(1);                                                   \
+        }                                                                   \
+    } while (0)
+
+// The call is an error, which is also the last one.
+#define REFUSED(call, code)                     \
+    do {                                        \
+        EXPECT((call) == (code));               \
+        EXPECT(cudaGetLastError() == (code));   \
+    } while (0)
+
+constexpr int COUNT = 1 << 16;
+constexpr size_t BYTES = COUNT * sizeof(int);
+constexpr int BLOCKS = COUNT / 256;
+
+static void expect_all(const int *device_values, int factor, int plus) {
+    std::vector<int> host(COUNT);
+    CHECK(cudaMemcpy(host.data(), device_values, BYTES, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < COUNT; ++i) {
+        if (host[i] != i * factor + plus) {
+            std::printf("FAIL element %d is %d, not %d\n", i, host[i], i * factor + plus);
+            std::exit(1);
+        }
+    }
+}
+
+static void descriptions(int count) {
+    std::vector<cudaDeviceProp> all(count);
+    for (int i = 0; i < count; ++i) {
+        CHECK(cudaGetDeviceProperties(&all[i], i));
+        char bus[32];
+        CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, i));
+        int found = -1;
+        CHECK(cudaDeviceGetByPCIBusId(&found, bus));
+        EXPECT(found == i);
+        for (int j = 0; j < i; ++j) {
+            EXPECT(std::memcmp(&all[i].uuid, &all[j].uuid, sizeof all[i].uuid) != 0);
+            EXPECT(all[i].pciBusID != all[j].pciBusID || all[i].pciDeviceID != all[j].pciDeviceID ||
+                   all[i].pciDomainID != all[j].pciDomainID);
+        }
+    }
+    int device;
+    REFUSED(cudaSetDevice(count), cudaErrorInvalidDevice);
+    CHECK(cudaGetDevice(&device));
+    EXPECT(device == 0);
+}
+
+static void copies(int *const values[2]) {
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        const int plus = device + 1;
+        CHECK(cudaMemcpyToSymbol(offset, &plus, sizeof plus));
+        fill<<<BLOCKS, 256>>>(values[device], COUNT, device + 2);
+        CHECK(cudaGetLastError());
+    }
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        expect_all(values[device], device + 2, device + 1);
+        cudaPointerAttributes attributes;
+        CHECK(cudaPointerGetAttributes(&attributes, values[1 - device]));
+        EXPECT(attributes.type == cudaMemoryTypeDevice && attributes.device == 1 - device);
+    }
+    // A constant is each device's own.
+    int offsets[2];
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        CHECK(cudaMemcpyFromSymbol(&offsets[device], offset, sizeof offset));
+    }
+    EXPECT(offsets[0] == 1 && offsets[1] == 2);
+
+    // Copies need no access, and come after what either device was given before.
+    CHECK(cudaSetDevice(1));
+    fill<<<BLOCKS, 256>>>(values[1], COUNT, 9);
+    CHECK(cudaGetLastError());
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaMemcpyPeer(values[0], 0, values[1], 1, BYTES));
+    expect_all(values[0], 9, 2);
+    fill<<<BLOCKS, 256>>>(values[0], COUNT, 11);
+    CHECK(cudaGetLastError());
+    CHECK(cudaMemcpy(values[1], values[0], BYTES, cudaMemcpyDefault));
+    CHECK(cudaSetDevice(1));
+    expect_all(values[1], 11, 1);
+
+    cudaStream_t stream;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(cudaMemsetAsync(values[1], 0, BYTES, stream));
+    CHECK(cudaMemcpyPeerAsync(values[0], 0, values[1], 1, BYTES, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    expect_all(values[0], 0, 0);
+    CHECK(cudaStreamDestroy(stream));
+    REFUSED(cudaMemcpyPeer(values[0], 0, values[1], 64, BYTES), cudaErrorInvalidDevice);
+
+    cudaMemcpy3DPeerParms box = {};
+    box.dstDevice = 1;
+    box.dstPtr = make_cudaPitchedPtr(values[1], 256 * sizeof(int), 256, COUNT / 256);
+    box.srcDevice = 0;
+    box.srcPtr = make_cudaPitchedPtr(values[0], 256 * sizeof(int), 256, COUNT / 256);
+    box.extent = make_cudaExtent(256 * sizeof(int), COUNT / 256, 1);
+    CHECK(cudaSetDevice(0));
+    fill<<<BLOCKS, 256>>>(values[0], COUNT, 5);
+    CHECK(cudaGetLastError());
+    CHECK(cudaMemcpy3DPeer(&box));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaSetDevice(1));
+    expect_all(values[1], 5, 1);
+}
+
+static void peers(int *const values[2]) {
+    for (int device = 0; device < 2; ++device) {
+        int can = -1;
+        CHECK(cudaDeviceCanAccessPeer(&can, device, 1 - device));
+        EXPECT(can == 1);
+        CHECK(cudaDeviceCanAccessPeer(&can, device, device));
+        EXPECT(can == 0);
+        int supported = -1;
+        CHECK(cudaDeviceGetP2PAttribute(&supported, cudaDevP2PAttrAccessSupported, device, 1 - device));
+        EXPECT(supported == 1);
+        REFUSED(cudaDeviceGetP2PAttribute(&supported, cudaDevP2PAttrAccessSupported, device, device),
+                cudaErrorInvalidDevice);
+    }
+    CHECK(cudaSetDevice(0));
+    REFUSED(cudaDeviceDisablePeerAccess(1), cudaErrorPeerAccessNotEnabled);
+    CHECK(cudaDeviceEnablePeerAccess(1, 0));
+    REFUSED(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessAlreadyEnabled);
+    REFUSED(cudaDeviceEnablePeerAccess(1, 1), cudaErrorInvalidValue);
+
+    // The first device's kernels read and write the second's memory.
+    CHECK(cudaSetDevice(1));
+    fill<<<BLOCKS, 256>>>(values[1], COUNT, 3);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaSetDevice(0));
+    fill<<<BLOCKS, 256>>>(values[0], COUNT, 4);
+    add<<<BLOCKS, 256>>>(values[1], values[0], COUNT);
+    CHECK(cudaGetLastError());
+    expect_all(values[0], 7, 3);
+    add<<<BLOCKS, 256>>>(values[0], values[1], COUNT);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaSetDevice(1));
+    expect_all(values[1], 10, 5);
+
+    // What is allocated later is reached too.
+    int *later;
+    CHECK(cudaMalloc(&later, BYTES));
+    CHECK(cudaSetDevice(0));
+    fill<<<BLOCKS, 256>>>(later, COUNT, 6);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    expect_all(later, 6, 1);
+    CHECK(cudaFree(later));
+    CHECK(cudaDeviceDisablePeerAccess(1));
+    REFUSED(cudaDeviceDisablePeerAccess(1), cudaErrorPeerAccessNotEnabled);
+}
+
+static void events(int *const values[2]) {
+    int *gate;
+    CHECK(cudaHostAlloc(&gate, sizeof *gate, cudaHostAllocPortable | cudaHostAllocMapped));
+    *gate = 0;
+    cudaStream_t streams[2];
+    cudaEvent_t events[2];
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        CHECK(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking));
+        CHECK(cudaEventCreate(&events[device]));
+        int found = -1;
+        CHECK(cudaStreamGetDevice(streams[device], &found));
+        EXPECT(found == device);
+    }
+    late_fill<<<1, 256, 0, streams[1]>>>(gate, values[1], COUNT);
+    CHECK(cudaGetLastError());
+    CHECK(cudaEventRecord(events[1], streams[1]));
+    // The first device's stream waits for the second's event, whose device need not be the current one.
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaStreamWaitEvent(streams[0], events[1], 0));
+    CHECK(cudaMemcpyPeerAsync(values[0], 0, values[1], 1, BYTES, streams[0]));
+    EXPECT(cudaStreamQuery(streams[0]) == cudaErrorNotReady);
+    EXPECT(cudaEventQuery(events[1]) == cudaErrorNotReady);
+    REFUSED(cudaEventRecord(events[1], streams[0]), cudaErrorInvalidResourceHandle);
+    REFUSED(cudaEventRecord(events[0], streams[1]), cudaErrorInvalidResourceHandle);
+    *static_cast<volatile int *>(gate) = 1;
+    CHECK(cudaStreamSynchronize(streams[0]));
+    expect_all(values[0], 1, 7);
+    CHECK(cudaEventSynchronize(events[1]));
+    CHECK(cudaEventRecord(events[0], streams[0]));
+    CHECK(cudaEventSynchronize(events[0]));
+    float milliseconds;
+    REFUSED(cudaEventElapsedTime(&milliseconds, events[1], events[0]), cudaErrorInvalidResourceHandle);
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaEventDestroy(events[device]));
+        CHECK(cudaStreamDestroy(streams[device]));
+    }
+    CHECK(cudaFreeHost(gate));
+}
+
+// Every thread has a device, a default stream and a symbol of its own.
+static void threads() {
+    std::vector<std::thread> all;
+    for (int number = 0; number < 4; ++number) {
+        all.emplace_back([number] {
+            int device = -1;
+            CHECK(cudaGetDevice(&device));
+            EXPECT(device == 0);
+            CHECK(cudaSetDevice(number % 2));
+            for (int round = 0; round < 50; ++round) {
+                count_up<<<1, 32, 0, cudaStreamPerThread>>>();
+                CHECK(cudaGetLastError());
+            }
+            CHECK(cudaStreamSynchronize(cudaStreamPerThread));
+            CHECK(cudaSetDevice(1 - number % 2));
+            count_up<<<1, 1, 0, cudaStreamPerThread>>>();
+            CHECK(cudaGetLastError());
+            CHECK(cudaStreamSynchronize(cudaStreamPerThread));
+        });
+    }
+    for (std::thread &thread : all) thread.join();
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        int value = -1;
+        CHECK(cudaMemcpyFromSymbol(&value, counter, sizeof value));
+        EXPECT(value == 2 * 50 * 32 + 2);
+    }
+}
+
+static void pools() {
+    cudaMemPool_t of[2];
+    for (int device = 0; device < 2; ++device) CHECK(cudaDeviceGetDefaultMemPool(&of[device], device));
+    EXPECT(of[0] != of[1]);
+    cudaMemLocation first = {};
+    first.type = cudaMemLocationTypeDevice;
+    first.id = 0;
+    cudaMemAccessFlags flags;
+    CHECK(cudaMemPoolGetAccess(&flags, of[1], &first));
+    EXPECT(flags == cudaMemAccessFlagsProtNone);
+    cudaMemAccessDesc description = {};
+    description.location = first;
+    description.flags = cudaMemAccessFlagsProtReadWrite;
+    CHECK(cudaMemPoolSetAccess(of[1], &description, 1));
+    CHECK(cudaMemPoolGetAccess(&flags, of[1], &first));
+    EXPECT(flags == cudaMemAccessFlagsProtReadWrite);
+
+    CHECK(cudaSetDevice(1));
+    int *values;
+    CHECK(cudaMallocAsync(&values, BYTES, nullptr));
+    CHECK(cudaStreamSynchronize(nullptr));
+    cudaPointerAttributes attributes;
+    CHECK(cudaPointerGetAttributes(&attributes, values));
+    EXPECT(attributes.device == 1);
+    CHECK(cudaSetDevice(0));
+    fill<<<BLOCKS, 256>>>(values, COUNT, 8);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    expect_all(values, 8, 1);
+    CHECK(cudaFreeAsync(values, nullptr));
+    CHECK(cudaDeviceSynchronize());
+}
+
+// Memory of one device, mapped for both.
+static void mappings() {
+    CUmemAllocationProp wanted = {};
+    wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    wanted.location.id = 1;
+    size_t unit;
+    WORKS(cuMemGetAllocationGranularity, &unit, &wanted, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    CUmemGenericAllocationHandle memory;
+    WORKS(cuMemCreate, &memory, unit, &wanted, 0);
+    CUdeviceptr address;
+    WORKS(cuMemAddressReserve, &address, unit, 0, 0, 0);
+    WORKS(cuMemMap, address, unit, 0, memory, 0);
+    CUmemAccessDesc both[2] = {};
+    for (int device = 0; device < 2; ++device) {
+        both[device].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        both[device].location.id = device;
+        both[device].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    }
+    WORKS(cuMemSetAccess, address, unit, both, 1);
+    unsigned long long access;
+    WORKS(cuMemGetAccess, &access, &both[1].location, address);
+    EXPECT(access == 0);
+    WORKS(cuMemSetAccess, address, unit, both, 2);
+    WORKS(cuMemGetAccess, &access, &both[1].location, address);
+    EXPECT(access == 3);
+    int ordinal = -1;
+    WORKS(cuPointerGetAttribute, &ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
+    EXPECT(ordinal == 1);
+    int *const values = reinterpret_cast<int *>(address);
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        fill<<<BLOCKS, 256>>>(values, COUNT, 12 + device);
+        CHECK(cudaGetLastError());
+        CHECK(cudaDeviceSynchronize());
+        expect_all(values, 12 + device, device + 1);
+    }
+    WORKS(cuMemUnmap, address, unit);
+    WORKS(cuMemRelease, memory);
+    WORKS(cuMemAddressFree, address, unit);
+}
+
+// A reset of one device leaves the other's memory alone.
+static void resets(int *const values[2]) {
+    CHECK(cudaSetDevice(0));
+    fill<<<BLOCKS, 256>>>(values[0], COUNT, 2);
+    CHECK(cudaGetLastError());
+    CHECK(cudaSetDevice(1));
+    CHECK(cudaDeviceReset());
+    CHECK(cudaSetDevice(0));
+    expect_all(values[0], 2, 1);
+    CHECK(cudaSetDevice(1));
+    int *fresh;
+    CHECK(cudaMalloc(&fresh, BYTES));
+    fill<<<BLOCKS, 256>>>(fresh, COUNT, 3);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaFree(fresh));
+}
+
+int main() {
+    int count = 0;
+    CHECK(cudaGetDeviceCount(&count));
+    if (count < 2) {
+        std::printf("FAIL two devices are needed, there is %d\n", count);
+        return 1;
+    }
+    descriptions(count);
+    int *values[2];
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        CHECK(cudaMalloc(&values[device], BYTES));
+    }
+    copies(values);
+    peers(values);
+    events(values);
+    threads();
+    pools();
+    mappings();
+    resets(values);
+    std::printf("PASS peers: %d devices\n", count);
+    return 0;
+}
