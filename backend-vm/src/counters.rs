@@ -11,16 +11,16 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::memory;
+use crate::{device, memory};
 
 /// Bytes of the page.
 pub const PAGE_BYTES: usize = 4096;
 /// Words before the counts by message.
 const FIRST_MESSAGE: usize = 64;
-/// The word that says how many bytes of device memory the process holds.
-const DEVICE_MEMORY: usize = 32;
+/// The words that say how many bytes of each device's memory the process holds.
+const DEVICE_MEMORY: usize = PAGE_BYTES / 8 - device::MOST;
 /// Messages that are counted one by one.
-pub const MESSAGES: usize = PAGE_BYTES / 8 - FIRST_MESSAGE;
+pub const MESSAGES: usize = DEVICE_MEMORY - FIRST_MESSAGE;
 
 /// A number that a worker keeps. The discriminant is its word in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,13 @@ impl Counts {
     /// How often each message was executed: id and count, those that occurred.
     pub fn messages(&self) -> impl Iterator<Item = (u16, u64)> {
         (0u16..)
-            .zip(self.words.iter().skip(FIRST_MESSAGE).copied())
+            .zip(
+                self.words
+                    .iter()
+                    .skip(FIRST_MESSAGE)
+                    .take(MESSAGES)
+                    .copied(),
+            )
             .filter(|(_, count)| *count > 0)
     }
 }
@@ -131,12 +137,12 @@ impl CountersFile {
         &self.file
     }
 
-    /// How many bytes of device memory the worker says its process holds.
-    pub fn device_memory(&self) -> u64 {
+    /// How many bytes of a device's memory the worker says its process holds; the devices are those of the tenant, by
+    /// number.
+    pub fn device_memory(&self, device: usize) -> u64 {
         let mut bytes = [0u8; 8];
-        let read = self
-            .file
-            .read_exact_at(&mut bytes, 8 * DEVICE_MEMORY as u64);
+        let word = DEVICE_MEMORY + device.min(device::MOST - 1);
+        let read = self.file.read_exact_at(&mut bytes, 8 * word as u64);
         read.map_or(0, |()| u64::from_le_bytes(bytes))
     }
 
@@ -189,9 +195,12 @@ impl Counters {
         }
     }
 
-    /// How many bytes of device memory the process holds by now.
-    pub fn set_device_memory(&self, bytes: u64) {
-        self.word(DEVICE_MEMORY).store(bytes, Ordering::Relaxed);
+    /// How many bytes of a device's memory the process holds by now.
+    pub fn set_device_memory(&self, device: usize, bytes: u64) {
+        if device < device::MOST {
+            self.word(DEVICE_MEMORY + device)
+                .store(bytes, Ordering::Relaxed);
+        }
     }
 
     #[inline]
@@ -226,9 +235,12 @@ mod tests {
         let counts = file.read();
         assert_eq!(counts.get(Counter::Requests), 2);
         assert_eq!(counts.messages().collect::<Vec<_>>(), [(33, 2)]);
-        counters.set_device_memory(1 << 40);
-        counters.set_device_memory(4096);
-        assert_eq!(file.device_memory(), 4096);
+        counters.set_device_memory(0, 1 << 40);
+        counters.set_device_memory(0, 4096);
+        counters.set_device_memory(device::MOST - 1, 7);
+        counters.set_device_memory(device::MOST, 9);
+        let memory = [0, 1, device::MOST - 1].map(|device| file.device_memory(device));
+        assert_eq!(memory, [4096, 0, 7]);
         assert_eq!(file.read().messages().count(), 1);
     }
 

@@ -40,6 +40,17 @@ pub fn in_order(
     Ok(())
 }
 
+/// What is handed to any of these streams from now on comes after what all of them have.
+pub fn meet(streams: &[(Scope, Target)]) -> Result {
+    for (index, stream) in streams.iter().enumerate() {
+        let others = streams.iter().enumerate();
+        for (_, other) in others.filter(|(number, _)| *number != index) {
+            follow(*stream, *other)?;
+        }
+    }
+    Ok(())
+}
+
 /// Work that is handed to a stream from now on comes after what another one has.
 fn follow((scope, target): (Scope, Target), (before, other): (Scope, Target)) -> Result {
     let event = event::create(before, EVENT_DISABLE_TIMING)?;

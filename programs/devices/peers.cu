@@ -82,6 +82,47 @@ static void descriptions(int count) {
     EXPECT(device == 0);
 }
 
+// NVML counts the same devices in the same order, and says the same of what reaches what.
+static void nvml(int count) {
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    EXPECT(library);
+    const auto find = [library](const char *name) {
+        void *found = dlsym(library, name);
+        EXPECT(found);
+        return found;
+    };
+    using Handle = void *;
+    const auto initialise = reinterpret_cast<int (*)()>(find("nvmlInit_v2"));
+    const auto devices = reinterpret_cast<int (*)(unsigned *)>(find("nvmlDeviceGetCount_v2"));
+    const auto by_index = reinterpret_cast<int (*)(unsigned, Handle *)>(find("nvmlDeviceGetHandleByIndex_v2"));
+    const auto by_bus = reinterpret_cast<int (*)(const char *, Handle *)>(find("nvmlDeviceGetHandleByPciBusId_v2"));
+    const auto uuid = reinterpret_cast<int (*)(Handle, char *, unsigned)>(find("nvmlDeviceGetUUID"));
+    const auto status = reinterpret_cast<int (*)(Handle, Handle, int, int *)>(find("nvmlDeviceGetP2PStatus"));
+    EXPECT(initialise() == 0);
+    unsigned counted;
+    EXPECT(devices(&counted) == 0 && counted == static_cast<unsigned>(count));
+    std::vector<Handle> handles(count);
+    for (int i = 0; i < count; ++i) {
+        EXPECT(by_index(i, &handles[i]) == 0);
+        cudaDeviceProp properties;
+        CHECK(cudaGetDeviceProperties(&properties, i));
+        char bus[32], name[96], expected[96];
+        CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, i));
+        Handle found;
+        EXPECT(by_bus(bus, &found) == 0 && found == handles[i]);
+        EXPECT(uuid(handles[i], name, sizeof name) == 0);
+        char *end = expected + std::snprintf(expected, sizeof expected, "GPU-");
+        for (int byte = 0; byte < 16; ++byte) {
+            const bool dash = byte == 4 || byte == 6 || byte == 8 || byte == 10;
+            end += std::snprintf(end, 4, "%s%02x", dash ? "-" : "",
+                                 static_cast<unsigned char>(properties.uuid.bytes[byte]));
+        }
+        EXPECT(std::strcmp(name, expected) == 0);
+    }
+    int reached = -1;
+    EXPECT(status(handles[0], handles[1], 0, &reached) == 0 && reached == 0);
+}
+
 static void copies(int *const values[2]) {
     for (int device = 0; device < 2; ++device) {
         CHECK(cudaSetDevice(device));
@@ -334,6 +375,110 @@ static void mappings() {
     WORKS(cuMemAddressFree, address, unit);
 }
 
+__global__ void sample(cudaTextureObject_t texture, int *values, int width) {
+    values[threadIdx.x] = tex1Dfetch<int>(texture, threadIdx.x) * width;
+}
+
+__global__ void sample_array(cudaTextureObject_t texture, float *values, int width) {
+    values[threadIdx.x] = tex2D<float>(texture, threadIdx.x % width, threadIdx.x / width);
+}
+
+// What belongs to a context is of the device that was current: graphs, arrays, textures, limits, memory's amounts.
+static void of_the_second(int *const values[2]) {
+    CHECK(cudaSetDevice(1));
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    fill<<<BLOCKS, 256, 0, stream>>>(values[1], COUNT, 21);
+    add<<<BLOCKS, 256, 0, stream>>>(values[1], values[1], COUNT);
+    cudaGraph_t graph;
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t executable;
+    // Whatever is current when it is made, a graph is of the device of its kernels.
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CHECK(cudaSetDevice(1));
+    for (int round = 0; round < 3; ++round) CHECK(cudaGraphLaunch(executable, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    expect_all(values[1], 42, 4);
+    CHECK(cudaGraphExecDestroy(executable));
+    CHECK(cudaGraphDestroy(graph));
+
+    cudaResourceDesc resource = {};
+    resource.resType = cudaResourceTypeLinear;
+    resource.res.linear.devPtr = values[1];
+    resource.res.linear.desc = cudaCreateChannelDesc<int>();
+    resource.res.linear.sizeInBytes = BYTES;
+    cudaTextureDesc reading = {};
+    cudaTextureObject_t linear;
+    CHECK(cudaCreateTextureObject(&linear, &resource, &reading, nullptr));
+    int *sampled;
+    CHECK(cudaMalloc(&sampled, 32 * sizeof(int)));
+    sample<<<1, 32, 0, stream>>>(linear, sampled, 2);
+    CHECK(cudaGetLastError());
+    int found[32];
+    CHECK(cudaMemcpyAsync(found, sampled, sizeof found, cudaMemcpyDeviceToHost, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    for (int i = 0; i < 32; ++i) EXPECT(found[i] == 2 * (42 * i + 4));
+    CHECK(cudaDestroyTextureObject(linear));
+
+    cudaArray_t array;
+    const cudaChannelFormatDesc channel = cudaCreateChannelDesc<float>();
+    CHECK(cudaMallocArray(&array, &channel, 8, 4));
+    float texels[32];
+    for (int i = 0; i < 32; ++i) texels[i] = i * 0.5f;
+    CHECK(cudaMemcpy2DToArray(array, 0, 0, texels, 32, 32, 4, cudaMemcpyHostToDevice));
+    resource.resType = cudaResourceTypeArray;
+    resource.res.array.array = array;
+    CHECK(cudaCreateTextureObject(&linear, &resource, &reading, nullptr));
+    sample_array<<<1, 32, 0, stream>>>(linear, reinterpret_cast<float *>(sampled), 8);
+    CHECK(cudaGetLastError());
+    float floats[32];
+    CHECK(cudaMemcpyAsync(floats, sampled, sizeof floats, cudaMemcpyDeviceToHost, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    for (int i = 0; i < 32; ++i) EXPECT(floats[i] == texels[i]);
+    CHECK(cudaDestroyTextureObject(linear));
+    CHECK(cudaFreeArray(array));
+    CHECK(cudaFree(sampled));
+    CHECK(cudaStreamDestroy(stream));
+
+    size_t stacks[2], free_before[2], free_after[2], total;
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        CHECK(cudaDeviceGetLimit(&stacks[device], cudaLimitStackSize));
+        CHECK(cudaMemGetInfo(&free_before[device], &total));
+    }
+    CHECK(cudaSetDevice(1));
+    CHECK(cudaDeviceSetLimit(cudaLimitStackSize, stacks[1] + 1024));
+    size_t larger;
+    CHECK(cudaDeviceGetLimit(&larger, cudaLimitStackSize));
+    EXPECT(larger >= stacks[1] + 1024);
+    void *large;
+    CHECK(cudaMalloc(&large, 64 << 20));
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        CHECK(cudaMemGetInfo(&free_after[device], &total));
+    }
+    EXPECT(free_before[1] - free_after[1] >= 64 << 20 && free_after[0] == free_before[0]);
+    size_t untouched;
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaDeviceGetLimit(&untouched, cudaLimitStackSize));
+    EXPECT(untouched == stacks[0]);
+    // Memory is freed from any device.
+    CHECK(cudaFree(large));
+
+    int *managed;
+    CHECK(cudaMallocManaged(&managed, BYTES));
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        fill<<<BLOCKS, 256>>>(managed, COUNT, 30 + device);
+        CHECK(cudaGetLastError());
+        CHECK(cudaDeviceSynchronize());
+        EXPECT(managed[5] == 5 * (30 + device) + device + 1);
+    }
+    CHECK(cudaFree(managed));
+}
+
 // A reset of one device leaves the other's memory alone.
 static void resets(int *const values[2]) {
     CHECK(cudaSetDevice(0));
@@ -360,6 +505,7 @@ int main() {
         return 1;
     }
     descriptions(count);
+    nvml(count);
     int *values[2];
     for (int device = 0; device < 2; ++device) {
         CHECK(cudaSetDevice(device));
@@ -371,6 +517,7 @@ int main() {
     threads();
     pools();
     mappings();
+    of_the_second(values);
     resets(values);
     std::printf("PASS peers: %d devices\n", count);
     return 0;

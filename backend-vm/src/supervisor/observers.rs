@@ -171,7 +171,7 @@ impl Supervisor {
             }
             let bytes = sample
                 .and_then(|sample| sample.processes.get(&session.worker_pid).copied())
-                .unwrap_or_else(|| session.counters.device_memory());
+                .unwrap_or_else(|| session.counters.device_memory(device));
             used = used.saturating_add(bytes);
             if let Some(pid) = session.process {
                 let _ = writeln!(text, "{}={pid} {bytes}", facts::PROCESS);

@@ -1,6 +1,7 @@
 //! What a worker tells the supervisor of its devices.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use wormhole_device::{Description, Device};
 use wormhole_ring::control::facts;
@@ -19,8 +20,25 @@ pub fn all(device: &dyn Device) -> Vec<&Description> {
 
 /// The devices in facts, an empty line between them.
 pub fn text(device: &dyn Device) -> String {
-    let texts: Vec<String> = all(device).into_iter().map(one).collect();
-    texts.join("\n")
+    let texts = all(device).into_iter().enumerate();
+    let texts = texts.map(|(number, described)| one(described) + &peers(device.members(), number));
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+/// Whose memory a device of several reaches.
+fn peers(members: &[Arc<dyn Device>], number: usize) -> String {
+    /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
+    const ACCESS_SUPPORTED: u32 = 2;
+    let mut text = String::new();
+    for (other, peer) in members.iter().enumerate() {
+        let reached = |own: &Arc<dyn Device>| {
+            other != number && own.peer_attribute(peer.as_peer(), ACCESS_SUPPORTED) == Ok(1)
+        };
+        if members.get(number).is_some_and(reached) {
+            let _ = writeln!(text, "{}={other}", facts::PEER);
+        }
+    }
+    text
 }
 
 fn one(device: &Description) -> String {

@@ -1,13 +1,16 @@
 //! Kernel launches.
 
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
 use super::body;
-use crate::error::CuError;
+use crate::context::Scope;
+use crate::error::{CuError, Result};
 use crate::function;
 use crate::launch::{Arguments, Attributes, Shape, launch};
+use crate::peer;
 use crate::session::session;
-use crate::stream::target;
+use crate::stream::{Target, target};
 use crate::types::{
     CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUresult, CUstream, DefaultStream,
     STREAM_PER_THREAD,
@@ -67,44 +70,65 @@ pub unsafe fn cuLaunchCooperativeKernel(
     }
 }
 
-/// One launch for each device, of which there is one.
+/// One launch for each of several devices, on a stream of each. They begin when the work before all of them is
+/// complete, and the work behind any begins when all are, unless the program says that it sees to that itself.
 pub unsafe fn cuLaunchCooperativeKernelMultiDevice(
     launchParamsList: *const CUDA_LAUNCH_PARAMS,
     numDevices: u32,
     flags: u32,
 ) -> CUresult {
-    // CU_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC and _NO_POST_LAUNCH_SYNC.
-    const FLAGS: u32 = 3;
+    const NO_PRE_LAUNCH_SYNC: u32 = 1;
+    const NO_POST_LAUNCH_SYNC: u32 = 2;
     body! {
-        session()?;
-        if launchParamsList.is_null() || numDevices != 1 || flags & !FLAGS != 0 {
+        let devices = session()?.devices().len();
+        let known = flags & !(NO_PRE_LAUNCH_SYNC | NO_POST_LAUNCH_SYNC) == 0;
+        let count = usize::try_from(numDevices).unwrap_or(usize::MAX);
+        if launchParamsList.is_null() || !(1..=devices).contains(&count) || !known {
             return Err(CuError::INVALID_VALUE);
         }
-        // SAFETY: not null, so one launch.
-        let one = unsafe { launchParamsList.read() };
-        function::find(one.function)?;
-        // A default stream would be that of one device.
-        if one.hStream.addr() as u64 <= STREAM_PER_THREAD {
-            return Err(CuError::INVALID_VALUE);
+        // SAFETY: not null, so as many launches.
+        let launches = unsafe { std::slice::from_raw_parts(launchParamsList, count) };
+        let targets = launches.iter().map(stream_of).collect::<Result<Vec<_>>>()?;
+        let on = |(scope, target): &(Scope, Target)| target.device(*scope);
+        for (index, target) in targets.iter().enumerate() {
+            if targets[..index].iter().any(|other| on(other) == on(target)) {
+                return Err(CuError::INVALID_VALUE);
+            }
         }
-        // SAFETY: as the caller promises.
-        let code = unsafe {
-            cuLaunchCooperativeKernel(
-                DefaultStream::Legacy,
-                one.function,
-                one.gridDimX,
-                one.gridDimY,
-                one.gridDimZ,
-                one.blockDimX,
-                one.blockDimY,
-                one.blockDimZ,
-                one.sharedMemBytes,
-                one.hStream,
-                one.kernelParams,
-            )
-        };
-        if code == 0 { Ok(()) } else { Err(CuError(code)) }
+        if flags & NO_PRE_LAUNCH_SYNC == 0 {
+            peer::meet(&targets)?;
+        }
+        for (one, (scope, target)) in launches.iter().zip(&targets) {
+            let shape = Shape {
+                grid: [one.gridDimX, one.gridDimY, one.gridDimZ],
+                block: [one.blockDimX, one.blockDimY, one.blockDimZ],
+                shared: one.sharedMemBytes,
+            };
+            let arguments = Arguments { values: one.kernelParams, extra: std::ptr::null_mut() };
+            let attributes = Attributes::cooperative();
+            // SAFETY: as the caller promises.
+            unsafe { launch(*scope, *target, one.function, shape, &attributes, arguments) }?;
+        }
+        if flags & NO_POST_LAUNCH_SYNC == 0 {
+            peer::meet(&targets)?;
+        }
+        Ok(())
     }
+}
+
+/// The stream of one of several launches, which is no default one, with its device's scope.
+fn stream_of(one: &CUDA_LAUNCH_PARAMS) -> Result<(Scope, Target)> {
+    function::find(one.function)?;
+    // A default stream would be that of one device.
+    if one.hStream.addr() as u64 <= STREAM_PER_THREAD {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let (scope, target) = target(DefaultStream::Legacy, one.hStream)?;
+    let scope = Scope {
+        session: scope.session.session().on(target.device(scope)),
+        context: target.stream.context.load(Ordering::Relaxed),
+    };
+    Ok((scope, target))
 }
 
 pub unsafe fn cuLaunchKernelEx(

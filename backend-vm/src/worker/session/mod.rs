@@ -291,10 +291,18 @@ impl Session {
 
     /// Lets the supervisor know how much device memory the process holds.
     pub fn count_memory(&self) {
+        let members = self.device.members();
+        if !members.is_empty() && self.device.own_memory().is_some() {
+            for (number, member) in members.iter().enumerate() {
+                let bytes = member.own_memory().unwrap_or(0);
+                self.counters.set_device_memory(number, bytes);
+            }
+            return;
+        }
         let counted = self.device.own_memory();
         let bytes =
             counted.unwrap_or_else(|| self.device_memory.bytes() + self.virtual_memory.bytes());
-        self.counters.set_device_memory(bytes);
+        self.counters.set_device_memory(0, bytes);
     }
 
     /// Whether a fence is outstanding, for which the guest may be waiting.

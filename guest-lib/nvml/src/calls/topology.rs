@@ -4,7 +4,7 @@ use nvml_wrapper_sys::bindings::*;
 
 use super::{put, version};
 use crate::error::{NvmlError, Result};
-use crate::library::library;
+use crate::library::{Age, library};
 
 /// Of two devices the numbers, if both exist.
 fn both(device: nvmlDevice_t, other: nvmlDevice_t) -> Result<(u32, u32)> {
@@ -44,19 +44,29 @@ pub unsafe fn nvmlDeviceGetTopologyNearestGpus(
     unsafe { put(count, 0) }
 }
 
-/// Devices of a tenant reach each other as `cuDeviceCanAccessPeer` says; through NVML none is offered more.
+/// Devices of a tenant read and write each other's memory as `cuDeviceCanAccessPeer` says; of what they are connected
+/// by NVML tells nothing.
 pub unsafe fn nvmlDeviceGetP2PStatus(
     device: nvmlDevice_t,
     other: nvmlDevice_t,
     index: nvmlGpuP2PCapsIndex_t,
     place: *mut nvmlGpuP2PStatus_t,
 ) -> Result {
-    both(device, other)?;
+    let (device, other) = both(device, other)?;
     if index >= nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_UNKNOWN {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
+    let access = [
+        nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_READ,
+        nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_WRITE,
+    ];
+    let status = if access.contains(&index) && library().view(device, Age::Any)?.reaches(other) {
+        nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK
+    } else {
+        nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED
+    };
     // SAFETY: passed on to the caller.
-    unsafe { put(place, nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED) }
+    unsafe { put(place, status) }
 }
 
 /// A guest has no part in the host's fabric.
