@@ -1,7 +1,8 @@
-//! Runs the checks that every device must pass on a device of this machine's driver.
+//! Runs the checks that every device must pass on a device of this machine's driver; with several, on one of them, and
+//! the checks of what is between them as well.
 //!
 //! ```text
-//! selftest [--ordinal N] [FILTER]
+//! selftest [--ordinal N[,N...]] [FILTER]
 //! ```
 //! Each check runs in a process of its own, since a fault ends a context for good. Exits with 0 when all
 //! hold, 1 when one does not, 2 when there is no usable device.
@@ -9,34 +10,35 @@
 use std::error::Error;
 use std::io::Write;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
 
 use wormhole_cuda_device::{CudaDevice, Options, capture_output, reserve_bands};
-use wormhole_device::Device;
-use wormhole_device::conformance::checks;
+use wormhole_device::conformance::{Check, checks, peer_checks};
+use wormhole_device::{Device, DeviceSet};
 
 const FAILED: u8 = 1;
 const UNUSABLE: u8 = 2;
 
 fn main() -> ExitCode {
-    let mut options = Options::default();
+    let mut ordinals = vec![0];
     let mut filter = String::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--check" => return check(&options, &arguments.next().unwrap_or_default()),
-            "--describe" => return describe(&options),
-            "--ordinal" => match arguments.next().map(|text| text.parse()) {
-                Some(Ok(ordinal)) => options.ordinal = ordinal,
-                _ => {
-                    eprintln!("--ordinal takes a number");
+            "--check" => return check(&ordinals, &arguments.next().unwrap_or_default()),
+            "--describe" => return describe(&ordinals),
+            "--ordinal" => match read(&arguments.next().unwrap_or_default()) {
+                Some(read) => ordinals = read,
+                None => {
+                    eprintln!("--ordinal takes numbers with commas between them");
                     return ExitCode::from(UNUSABLE);
                 }
             },
             _ => filter = argument,
         }
     }
-    match all(&options, &filter) {
+    match all(&ordinals, &filter) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("a check cannot be started: {error}");
@@ -45,11 +47,51 @@ fn main() -> ExitCode {
     }
 }
 
+fn read(text: &str) -> Option<Vec<u32>> {
+    text.split(',')
+        .map(|ordinal| ordinal.parse().ok())
+        .collect()
+}
+
+/// The checks for so many devices.
+fn checks_for(ordinals: &[u32]) -> Vec<Check> {
+    let mut all = checks();
+    if ordinals.len() > 1 {
+        all.extend(peer_checks());
+    }
+    all
+}
+
+/// A device, or a set of several.
+fn open(ordinals: &[u32]) -> Result<Arc<dyn Device>, String> {
+    let open = |&ordinal| {
+        let options = Options {
+            ordinal,
+            ..Options::default()
+        };
+        match CudaDevice::open(&options) {
+            Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
+            Err(error) => Err(chain(&error)),
+        }
+    };
+    let mut devices = ordinals.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    if devices.len() == 1 {
+        return Ok(devices.remove(0));
+    }
+    let set = DeviceSet::new(devices);
+    match set.bind_thread() {
+        Ok(()) => Ok(Arc::new(set)),
+        Err(error) => Err(chain(&error)),
+    }
+}
+
 /// Runs all checks whose names contain `filter`, each in a child.
-fn all(options: &Options, filter: &str) -> std::io::Result<ExitCode> {
+fn all(ordinals: &[u32], filter: &str) -> std::io::Result<ExitCode> {
+    let names: Vec<String> = ordinals.iter().map(u32::to_string).collect();
+    let names = names.join(",");
     let child = |arguments: &[&str]| {
         Command::new(std::env::current_exe()?)
-            .args(["--ordinal", &options.ordinal.to_string()])
+            .args(["--ordinal", &names])
             .args(arguments)
             .stdin(Stdio::null())
             .status()
@@ -58,7 +100,10 @@ fn all(options: &Options, filter: &str) -> std::io::Result<ExitCode> {
         return Ok(ExitCode::from(UNUSABLE));
     }
     let (mut passed, mut failed) = (0, 0);
-    for check in checks().iter().filter(|check| check.name.contains(filter)) {
+    for check in checks_for(ordinals)
+        .iter()
+        .filter(|check| check.name.contains(filter))
+    {
         let status = child(&["--check", check.name])?;
         match status.code() {
             Some(0) => passed += 1,
@@ -73,25 +118,27 @@ fn all(options: &Options, filter: &str) -> std::io::Result<ExitCode> {
     Ok(ExitCode::from(if failed == 0 { 0 } else { FAILED }))
 }
 
-fn describe(options: &Options) -> ExitCode {
-    match CudaDevice::open(options) {
-        Ok(device) => {
-            let description = device.describe();
-            println!(
-                "{}, {} MiB, CUDA {}, {} attributes, stream priorities {:?}",
-                description.name,
-                description.total_memory >> 20,
-                description.driver_version,
-                description.attributes.len(),
-                description.stream_priorities,
-            );
-            ExitCode::SUCCESS
-        }
+fn describe(ordinals: &[u32]) -> ExitCode {
+    let device = match open(ordinals) {
+        Ok(device) => device,
         Err(error) => {
-            eprintln!("{}", chain(&error));
-            ExitCode::from(UNUSABLE)
+            eprintln!("{error}");
+            return ExitCode::from(UNUSABLE);
         }
+    };
+    let members = device.members().iter().map(|member| member.describe());
+    let one = device.members().is_empty().then(|| device.describe());
+    for description in members.chain(one) {
+        println!(
+            "{}, {} MiB, CUDA {}, {} attributes, stream priorities {:?}",
+            description.name,
+            description.total_memory >> 20,
+            description.driver_version,
+            description.attributes.len(),
+            description.stream_priorities,
+        );
     }
+    ExitCode::SUCCESS
 }
 
 /// An error and its causes.
@@ -106,8 +153,11 @@ fn chain(error: &dyn Error) -> String {
 }
 
 /// Runs one check in this process.
-fn check(options: &Options, name: &str) -> ExitCode {
-    let Some(check) = checks().into_iter().find(|check| check.name == name) else {
+fn check(ordinals: &[u32], name: &str) -> ExitCode {
+    let Some(check) = checks_for(ordinals)
+        .into_iter()
+        .find(|check| check.name == name)
+    else {
         eprintln!("there is no check {name:?}");
         return ExitCode::from(UNUSABLE);
     };
@@ -122,12 +172,10 @@ fn check(options: &Options, name: &str) -> ExitCode {
             return ExitCode::from(UNUSABLE);
         }
     };
-    let outcome = CudaDevice::open(options)
-        .map_err(|error| chain(&error))
-        .and_then(|device| {
-            let start = Instant::now();
-            (check.run)(&device).map(|()| start.elapsed())
-        });
+    let outcome = open(ordinals).and_then(|device| {
+        let start = Instant::now();
+        (check.run)(device.as_ref()).map(|()| start.elapsed())
+    });
     let (line, code) = match outcome {
         Ok(time) => (
             format!("ok      {name} ({} ms)", time.as_millis()),

@@ -179,17 +179,16 @@ fn current_devices(device: &dyn Device) -> Outcome {
 fn copies(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
     let pages = [page(device, FIRST)?, page(device, SECOND)?];
-    for (by, from, to) in [(FIRST, 0, 1), (SECOND, 0, 1), (FIRST, 1, 0), (SECOND, 1, 0)] {
-        let value = 0x100 + u32::from(by) * 16 + u32::from(to == 1);
-        worked("fill", device.fill(fill(pages[from], value), legacy(by)))?;
+    for (by, from, to) in [(0, 0, 1), (1, 0, 1), (0, 1, 0), (1, 1, 0)] {
+        let numbers = [FIRST, SECOND];
+        let (value, owner, by) = (0x100 + by * 16 + to, numbers[from], numbers[by as usize]);
+        let (from, to) = (pages[from], pages[to as usize]);
+        worked("fill", device.fill(fill(from, value), legacy(owner)))?;
+        worked("synchronize", device.synchronize_stream(legacy(owner)))?;
         let bytes = PAGE as u64;
-        let copied = device.copy(pages[to], pages[from], bytes, legacy(by));
+        let copied = device.copy(to, from, bytes, legacy(by));
         worked("copy", copied)?;
-        same(
-            "what was copied",
-            word(device, &host, pages[to], by)?,
-            value,
-        )?;
+        same("what was copied", word(device, &host, to, by)?, value)?;
     }
     worked(
         "write",
@@ -371,6 +370,8 @@ fn pools_across(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
     select(device, SECOND)?;
     let pool = worked("pool", device.default_pool())?;
+    let access = Access::ReadWrite;
+    worked("access", device.set_pool_access(pool, peer(FIRST), access))?;
     select(device, FIRST)?;
     let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
     let made = device.allocate_async(pool, PAGE as u64, stream);
