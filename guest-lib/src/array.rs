@@ -61,6 +61,13 @@ pub fn find_mipmap(mipmap: CUmipmappedArray) -> Result<Handle<MipmapKind>> {
     known_mipmap(mipmap).map(|(handle, _)| handle)
 }
 
+/// The same, and its shape.
+pub fn find_mipmap_shape(mipmap: CUmipmappedArray) -> Result<(Handle<MipmapKind>, ArrayShape)> {
+    let (handle, facts) = known_mipmap(mipmap)?;
+    let shape = locked(facts).as_ref().map(|facts| facts.shape);
+    Ok((handle, shape.ok_or(CuError::INVALID_HANDLE)?))
+}
+
 fn mint(array: Array) -> Result<Handle<ArrayKind>> {
     ARRAYS.mint(|facts| *locked(facts) = Some(array))
 }

@@ -59,6 +59,7 @@ mod mutants;
 mod output;
 mod peer;
 mod pool;
+mod reference;
 mod registration;
 mod runtime;
 mod session;

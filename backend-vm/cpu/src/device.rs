@@ -224,7 +224,7 @@ impl CpuDevice {
     }
 
     /// Waits until all work of the context is complete, as calls do that take memory away.
-    fn idle(&self) -> Result<Arc<Context>> {
+    pub(crate) fn idle(&self) -> Result<Arc<Context>> {
         let context = self.context()?;
         context
             .scheduler

@@ -28,6 +28,7 @@ mod module;
 mod output;
 mod peers;
 mod pools;
+mod references;
 mod scheduler;
 mod stream_memory;
 mod virtual_memory;

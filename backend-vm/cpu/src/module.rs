@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use wormhole_device::{CuError, LoadedFunction, LoadedModule, RawFunction, RawModule, Result};
-use wormhole_ptx::{DeviceHeap, Program};
+use wormhole_ptx::{DeviceHeap, Program, Reference};
 
 use crate::kernel::Kernel;
 use crate::limits::Limits;
@@ -155,12 +155,26 @@ impl Modules {
         Ok(program.module().kernel_names().map(str::to_owned).collect())
     }
 
-    /// Address and size of a variable.
+    /// Address and size of a variable. References have no address for programs.
     pub fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
+        let slab = self.lock();
+        let program = &slab.module(module)?.program;
+        let kinds = [Reference::Texture, Reference::Surface, Reference::Sampler];
+        if kinds
+            .iter()
+            .any(|kind| program.reference(name, *kind).is_some())
+        {
+            return Err(CuError::INVALID_VALUE);
+        }
+        program.variable(name).ok_or(CuError::NOT_FOUND)
+    }
+
+    /// Address of a reference.
+    pub fn reference(&self, module: RawModule, name: &str, kind: Reference) -> Result<u64> {
         self.lock()
             .module(module)?
             .program
-            .variable(name)
+            .reference(name, kind)
             .ok_or(CuError::NOT_FOUND)
     }
 

@@ -193,7 +193,7 @@ impl CudaDevice {
         attribute(COMPUTE_CAPABILITY_MAJOR) * 10 + attribute(COMPUTE_CAPABILITY_MINOR)
     }
 
-    fn image(&self, module: RawModule) -> Result<Loaded> {
+    pub(crate) fn image(&self, module: RawModule) -> Result<Loaded> {
         locked(&self.images).get(module)
     }
 

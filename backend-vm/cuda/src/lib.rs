@@ -23,6 +23,7 @@ mod jit;
 mod open;
 mod peers;
 mod pools;
+mod references;
 mod stream_memory;
 mod virtual_memory;
 mod wrapper;

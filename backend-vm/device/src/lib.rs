@@ -26,11 +26,13 @@ mod graphs;
 mod kernels;
 mod peers;
 mod pools;
+mod references;
 mod set;
 mod virtual_memory;
 
 pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
+pub use references::{ReferenceKind, References};
 pub use set::DeviceSet;
 pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
 
@@ -258,7 +260,17 @@ pub struct DeviceOutput {
 
 /// An accelerator with one context, or several of them ([`DeviceSet`]).
 pub trait Device:
-    Arrays + Graphs + Kernels + Peers + Pools + StreamMemory + VirtualMemory + Send + Sync + fmt::Debug
+    Arrays
+    + Graphs
+    + Kernels
+    + Peers
+    + Pools
+    + References
+    + StreamMemory
+    + VirtualMemory
+    + Send
+    + Sync
+    + fmt::Debug
 {
     /// Makes the context current in the calling thread. Called once by each thread that uses the device.
     fn bind_thread(&self) -> Result<()>;

@@ -11,8 +11,8 @@ use crate::{
     EncodedTensorMap, Fill, Granularity, GraphDescription, GraphNode, Graphs, ImageKind, Jit,
     Kernels, Launch, LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, MemoryOperation,
     Peer, Peers, PoolProperties, Pools, RawArray, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawMipmap, RawModule, RawPool, RawStream, Resource, Result, Sampling, StreamMemory, TensorMap,
-    View, VirtualMemory,
+    RawMipmap, RawModule, RawPool, RawStream, ReferenceKind, References, Resource, Result,
+    Sampling, StreamMemory, TensorMap, View, VirtualMemory,
 };
 
 /// Where a handle of a set says which device it is of. No device has handles that reach up there.
@@ -87,6 +87,15 @@ fn own<T: Tagged>(handle: T, number: usize) -> Result<T> {
     } else {
         Err(CuError::INVALID_HANDLE)
     }
+}
+
+/// What a texture of that device reads, if all of it is the device's own.
+fn own_resource(resource: &Resource, number: usize) -> Result<Resource> {
+    Ok(match *resource {
+        Resource::Array(array) => Resource::Array(own(array, number)?),
+        Resource::Mipmap(mipmap) => Resource::Mipmap(own(mipmap, number)?),
+        memory => memory,
+    })
 }
 
 impl DeviceSet {
@@ -699,12 +708,7 @@ impl Arrays for DeviceSet {
         sampling: &Sampling,
         view: Option<&View>,
     ) -> Result<u64> {
-        let number = self.current();
-        let resource = match *resource {
-            Resource::Array(array) => Resource::Array(own(array, number)?),
-            Resource::Mipmap(mipmap) => Resource::Mipmap(own(mipmap, number)?),
-            memory => memory,
-        };
+        let resource = own_resource(resource, self.current())?;
         self.here()?.create_texture(&resource, sampling, view)
     }
 
@@ -725,5 +729,31 @@ impl Arrays for DeviceSet {
     fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
         let (number, device, stream) = self.at(stream)?;
         device.copy_box(&self.box_copy(copy, number)?, stream)
+    }
+}
+
+impl References for DeviceSet {
+    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceKind) -> Result<()> {
+        let (device, module) = self.of(module)?;
+        device.find_reference(module, name, kind)
+    }
+
+    fn bind_texture(
+        &self,
+        module: RawModule,
+        name: &str,
+        resource: Option<&Resource>,
+        sampling: &Sampling,
+    ) -> Result<()> {
+        let (number, device, module) = self.at(module)?;
+        let resource = resource
+            .map(|resource| own_resource(resource, number))
+            .transpose()?;
+        device.bind_texture(module, name, resource.as_ref(), sampling)
+    }
+
+    fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()> {
+        let (number, device, module) = self.at(module)?;
+        device.bind_surface(module, name, own(array, number)?)
     }
 }

@@ -33,3 +33,4 @@ pub use exec::{
     Texture, launch,
 };
 pub use module::{Kernel, Module, ModuleVariable, Program};
+pub use parse::ast::Reference;

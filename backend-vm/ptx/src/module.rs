@@ -7,7 +7,7 @@ use crate::decode::{self, KernelCode, ModuleSymbol, ParamLayout, Source};
 use crate::error::{KernelError, LoadError};
 use crate::image::{Found, find_ptx};
 use crate::limits::MAX_BLOCK_THREADS;
-use crate::parse::ast::{Ast, Function, InitValue, Linkage, Space, Tuning, Type};
+use crate::parse::ast::{Ast, Function, InitValue, Linkage, Reference, Space, Tuning, Type};
 use crate::parse::{ParseError, parse_body, parse_function, parse_module};
 
 /// A scalar of a variable's initialiser, ready for its address to be known.
@@ -28,6 +28,7 @@ pub struct ModuleVariable {
     align: u64,
     constant: bool,
     managed: bool,
+    reference: Option<Reference>,
     element: u32,
     init: Vec<(u64, Initial)>,
 }
@@ -57,6 +58,11 @@ impl ModuleVariable {
     #[must_use]
     pub fn is_managed(&self) -> bool {
         self.managed
+    }
+    /// What it refers to, if it is a reference: its value is the handle of the object that is bound to it.
+    #[must_use]
+    pub fn reference(&self) -> Option<Reference> {
+        self.reference
     }
 }
 
@@ -206,6 +212,7 @@ impl Module {
                         align: u64::from(variable.align),
                         constant: variable.space == Space::Const,
                         managed: variable.managed,
+                        reference: variable.reference,
                         element: variable.ty.bytes(),
                         init: Vec::new(),
                     });
@@ -331,6 +338,14 @@ impl Program {
     pub fn variable(&self, name: &str) -> Option<(u64, u64)> {
         let &index = self.module.variable_names.get(name)?;
         Some((self.addresses[index], self.module.variables[index].size))
+    }
+
+    /// The address of the reference `name`, if it is one of this kind.
+    #[must_use]
+    pub fn reference(&self, name: &str, kind: Reference) -> Option<u64> {
+        let &index = self.module.variable_names.get(name)?;
+        let is_wanted = self.module.variables[index].reference == Some(kind);
+        is_wanted.then_some(self.addresses[index])
     }
 
     /// Calls `write(offset, bytes)` for every stretch of the variable `index` that its initialiser

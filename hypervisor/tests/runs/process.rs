@@ -87,6 +87,11 @@ fn functions_of_old_versions_are_as_natively() {
 }
 
 #[test]
+fn references_of_modules_are_read_and_written() {
+    passes("static", "references");
+}
+
+#[test]
 fn pools_allocate_in_the_order_of_streams() {
     passes("static", "pools");
 }

@@ -66,7 +66,7 @@ pub const CHECKS: &[Check] = &[
 
 const LEGACY: RawStream = RawStream::LEGACY;
 const UNSIGNED8: u32 = 0x01;
-const UNSIGNED32: u32 = 0x03;
+pub(super) const UNSIGNED32: u32 = 0x03;
 const SINGLE: u32 = 0x20;
 
 /// Kernels that read textures at coordinates that lie in memory, one thread each, and one that writes a
@@ -165,12 +165,17 @@ const KERNELS: &str = r"
 }
 ";
 
-fn shape(extent: [u64; 3], format: u32, channels: u32, flags: u32) -> Result<ArrayShape, String> {
+pub(super) fn shape(
+    extent: [u64; 3],
+    format: u32,
+    channels: u32,
+    flags: u32,
+) -> Result<ArrayShape, String> {
     ArrayShape::new(extent, format, channels, flags)
         .map_err(|error| format!("{extent:?} is no shape: {error:?}"))
 }
 
-fn memory(address: u64, pitch: u64, rows: u64) -> BoxEnd {
+pub(super) fn memory(address: u64, pitch: u64, rows: u64) -> BoxEnd {
     BoxEnd::Memory {
         address,
         pitch,
@@ -178,23 +183,23 @@ fn memory(address: u64, pitch: u64, rows: u64) -> BoxEnd {
     }
 }
 
-fn of(array: RawArray, origin: [u64; 3]) -> BoxEnd {
+pub(super) fn of(array: RawArray, origin: [u64; 3]) -> BoxEnd {
     BoxEnd::Array { array, origin }
 }
 
-fn copy(device: &dyn Device, to: BoxEnd, from: BoxEnd, extent: [u64; 3]) -> Outcome {
+pub(super) fn copy(device: &dyn Device, to: BoxEnd, from: BoxEnd, extent: [u64; 3]) -> Outcome {
     let copy = BoxCopy { to, from, extent };
     worked("copy of a box", device.copy_box(&copy, LEGACY))
 }
 
 /// Device memory that holds these bytes.
-fn upload(device: &dyn Device, bytes: &[u8]) -> Result<u64, String> {
+pub(super) fn upload(device: &dyn Device, bytes: &[u8]) -> Result<u64, String> {
     let address = worked("allocate", device.allocate(bytes.len() as u64))?;
     worked("write", device.write(address, bytes, LEGACY))?;
     Ok(address)
 }
 
-fn download(device: &dyn Device, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
+pub(super) fn download(device: &dyn Device, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
     let host = HostMemory::new(device, bytes.div_ceil(PAGE))?;
     let copied = device.copy(host.address(0), address, bytes as u64, LEGACY);
     worked("copy", copied)?;
@@ -319,7 +324,7 @@ fn order(device: &dyn Device) -> Outcome {
 }
 
 /// Points, clamped, without normalised coordinates, as floats where that can be.
-const POINTS: Sampling = Sampling {
+pub(super) const POINTS: Sampling = Sampling {
     address_modes: [Sampling::CLAMP; 3],
     filter: Sampling::POINT,
     level_filter: Sampling::POINT,

@@ -15,6 +15,7 @@ mod modules;
 mod peers;
 mod pools;
 mod questions;
+mod references;
 mod stream_memory;
 mod streams;
 mod virtual_memory;
@@ -54,6 +55,7 @@ pub fn checks() -> Vec<Check> {
         linking::CHECKS,
         modules::CHECKS,
         questions::CHECKS,
+        references::CHECKS,
         faults::CHECKS,
         graphs::CHECKS,
         pools::CHECKS,

@@ -168,6 +168,17 @@ pub struct InitItem<'a> {
     pub value: InitValue<'a>,
 }
 
+/// What an opaque variable refers to (PTX ISA 5.3): an object that is bound to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reference {
+    /// `.texref`
+    Texture,
+    /// `.surfref`
+    Surface,
+    /// `.samplerref`
+    Sampler,
+}
+
 /// A variable: name, type and shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Variable<'a> {
@@ -189,6 +200,8 @@ pub struct Variable<'a> {
     pub linkage: Linkage,
     /// Whether `.attribute(.managed)` was written.
     pub managed: bool,
+    /// What it refers to, if it is a reference.
+    pub reference: Option<Reference>,
     /// `Some(n)` for `%r<n>`: registers `%r0` to `%r(n-1)`.
     pub range: Option<u32>,
     /// From its name to the end of its initialiser, in bytes of the text.

@@ -1,6 +1,6 @@
 //! Declarations of variables: names, shapes and initialisers.
 
-use super::ast::{InitItem, InitValue, Space, Type, Variable};
+use super::ast::{InitItem, InitValue, Reference, Space, Type, Variable};
 use super::lexer::{Lexer, Token};
 use super::{ParseError, skip_attribute};
 use crate::limits::{MAX_INITIALISER_BYTES, MAX_NESTING, MAX_VARIABLE_BYTES};
@@ -12,6 +12,7 @@ struct Shape {
     vector: u32,
     align: Option<u32>,
     managed: bool,
+    reference: Option<Reference>,
 }
 
 /// Parses the declaration that follows a state space, up to its `;`.
@@ -84,11 +85,17 @@ fn shape(lexer: &mut Lexer<'_>) -> Result<Shape, ParseError> {
             ".v8" => vector = 8,
             // A sampler, texture or surface reference is an opaque 64-bit handle.
             ".texref" | ".samplerref" | ".surfref" => {
+                let reference = match word {
+                    ".texref" => Reference::Texture,
+                    ".surfref" => Reference::Surface,
+                    _ => Reference::Sampler,
+                };
                 return Ok(Shape {
                     ty: Type::B64,
                     vector,
                     align,
                     managed,
+                    reference: Some(reference),
                 });
             }
             ".u8" | ".b8" | ".s8" | ".u16" | ".s16" | ".b16" | ".u32" | ".s32" | ".b32"
@@ -111,6 +118,7 @@ fn shape(lexer: &mut Lexer<'_>) -> Result<Shape, ParseError> {
                     vector,
                     align,
                     managed,
+                    reference: None,
                 });
             }
             found => return Err(lexer.unexpected("a type", Token::Word(found))),
@@ -145,6 +153,7 @@ fn declarator<'a>(
         init: Vec::new(),
         linkage: super::Linkage::Local,
         managed: shape.managed,
+        reference: shape.reference,
         range: None,
         span: start..lexer.end(),
         line,

@@ -64,6 +64,17 @@ fn has_room(objects: &HashSet<(usize, u64)>) -> Result<(), CuResult> {
     }
 }
 
+/// What a texture is to read, as messages have it.
+pub(super) struct Wanted {
+    pub source: TextureSource,
+    pub array: Option<Handle<Array>>,
+    pub mipmap: Option<Handle<Mipmap>>,
+    pub memory: u64,
+    pub format: u32,
+    pub channels: u32,
+    pub size: [u64; 3],
+}
+
 /// What is held by a graph, and by jobs while a texture is made of it.
 pub(super) enum Used {
     Array(Arc<ArrayObject>),
@@ -73,7 +84,7 @@ pub(super) enum Used {
 
 impl Used {
     /// Nobody is to hear of a failure: what is let go of has no handle any more.
-    fn let_go(self, device: &dyn Device) {
+    pub(super) fn let_go(self, device: &dyn Device) {
         let gone = match self {
             Self::Array(array) => let_go_of_array(array, device),
             Self::Mipmap(mipmap) => let_go_of_mipmap(mipmap, device),
@@ -221,24 +232,24 @@ impl Session {
 
     /// What a texture reads, if it is the session's. Of memory only the start is looked at, as the driver does:
     /// beyond it, texels are read as by any kernel.
-    fn resource(&self, message: &TextureCreate) -> Result<(Resource, Used), CuResult> {
-        let address = message.memory.0;
-        let texels = || Texels::new(message.format, message.channels);
+    pub(super) fn resource(&self, wanted: &Wanted) -> Result<(Resource, Used), CuResult> {
+        let address = wanted.memory;
+        let texels = || Texels::new(wanted.format, wanted.channels);
         let missing = || self.invalid_handle();
-        Ok(match message.source {
+        Ok(match wanted.source {
             TextureSource::Array => {
-                let array = Arc::clone(self.array(message.array.ok_or_else(missing)?)?);
+                let array = Arc::clone(self.array(wanted.array.ok_or_else(missing)?)?);
                 (Resource::Array(array.raw), Used::Array(array))
             }
             TextureSource::Mipmap => {
-                let held = message
+                let held = wanted
                     .mipmap
                     .and_then(|handle| self.arrays.mipmaps.get(handle));
                 let mipmap = Arc::clone(&held.ok_or_else(missing)?.object);
                 (Resource::Mipmap(mipmap.raw), Used::Mipmap(mipmap))
             }
             TextureSource::Linear => {
-                let (texels, [bytes, ..]) = (texels()?, message.size);
+                let (texels, [bytes, ..]) = (texels()?, wanted.size);
                 self.place(address, 1)?;
                 let resource = Resource::Linear {
                     address,
@@ -248,7 +259,7 @@ impl Session {
                 (resource, Used::Memory)
             }
             TextureSource::Rows => {
-                let (texels, [width, height, pitch]) = (texels()?, message.size);
+                let (texels, [width, height, pitch]) = (texels()?, wanted.size);
                 self.place(address, 1)?;
                 let resource = Resource::Rows {
                     address,
@@ -270,7 +281,16 @@ impl Session {
         if let Err(error) = has_room(&self.arrays.textures) {
             return Outcome::Failed(error);
         }
-        let (resource, used) = match self.resource(message) {
+        let wanted = Wanted {
+            source: message.source,
+            array: message.array,
+            mipmap: message.mipmap,
+            memory: message.memory.0,
+            format: message.format,
+            channels: message.channels,
+            size: message.size,
+        };
+        let (resource, used) = match self.resource(&wanted) {
             Ok(found) => found,
             Err(error) => return Outcome::Failed(error),
         };

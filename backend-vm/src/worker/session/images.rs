@@ -444,7 +444,7 @@ impl Session {
     }
 
     /// An image and a name in it, for a job.
-    fn named(
+    pub(super) fn named(
         &mut self,
         handle: ImageHandle,
         name: &[u8],

@@ -28,6 +28,7 @@ mod memory;
 mod output;
 mod peers;
 mod pools;
+mod references;
 mod service;
 mod stream_memory;
 mod streams;

@@ -31,6 +31,7 @@ use wormhole_api::{
     GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
     GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
 };
+use wormhole_api::{ReferenceBindSurface, ReferenceBindTexture, ReferenceFind};
 use wormhole_device::{CuError, Description};
 
 use super::images::{ImageHandle, Incoming};
@@ -599,6 +600,26 @@ impl Service for Session {
 
     fn mipmap_get_level(&mut self, _: &Call, message: &MipmapGetLevel) -> Outcome<()> {
         self.get_level(message).into()
+    }
+
+    fn reference_find(&mut self, call: &Call, message: &ReferenceFind<'_>) -> Outcome<()> {
+        self.find_reference(call, message)
+    }
+
+    fn reference_bind_texture(
+        &mut self,
+        call: &Call,
+        message: &ReferenceBindTexture<'_>,
+    ) -> Outcome<()> {
+        self.bind_texture(call, message)
+    }
+
+    fn reference_bind_surface(
+        &mut self,
+        call: &Call,
+        message: &ReferenceBindSurface<'_>,
+    ) -> Outcome<()> {
+        self.bind_surface(call, message)
     }
 
     fn texture_create(

@@ -1,0 +1,60 @@
+//! Texture and surface references: the value of such a variable is the handle of an object.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wormhole_device::{RawArray, RawModule, ReferenceKind, References, Resource, Result, Sampling};
+use wormhole_ptx::Reference;
+
+use crate::device::{Context, CpuDevice};
+use crate::memory::pointer;
+
+fn address(context: &Context, module: RawModule, name: &str, kind: ReferenceKind) -> Result<u64> {
+    let kind = match kind {
+        ReferenceKind::Texture => Reference::Texture,
+        ReferenceKind::Surface => Reference::Surface,
+    };
+    context.modules.reference(module, name, kind)
+}
+
+/// Gives a reference another object. Nothing that was launched reads it any more.
+fn exchange(context: &Context, address: u64, object: u64) {
+    // SAFETY: a module's variable of eight bytes, aligned as any allocation.
+    let value = unsafe { AtomicU64::from_ptr(pointer(address).cast()) };
+    // Nothing was bound, or the program has written there itself.
+    let _ = context
+        .arrays
+        .destroy_object(value.swap(object, Ordering::AcqRel));
+}
+
+impl References for CpuDevice {
+    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceKind) -> Result<()> {
+        address(self.context()?.as_ref(), module, name, kind).map(drop)
+    }
+
+    fn bind_texture(
+        &self,
+        module: RawModule,
+        name: &str,
+        resource: Option<&Resource>,
+        sampling: &Sampling,
+    ) -> Result<()> {
+        let context = self.idle()?;
+        let address = address(&context, module, name, ReferenceKind::Texture)?;
+        let object = match resource {
+            Some(resource) => {
+                let arrays = &context.arrays;
+                arrays.create_texture(resource, sampling, None, &self.memory)?
+            }
+            None => 0,
+        };
+        exchange(&context, address, object);
+        Ok(())
+    }
+
+    fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()> {
+        let context = self.idle()?;
+        let address = address(&context, module, name, ReferenceKind::Surface)?;
+        exchange(&context, address, context.arrays.create_surface(array)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,32 @@
+//! References of the device that remembers: every module has every one, and binding is entered.
+
+use wormhole_device::{RawArray, RawModule, ReferenceKind, References, Resource, Result, Sampling};
+
+use super::recorder::Recorder;
+
+impl References for Recorder {
+    fn find_reference(&self, module: RawModule, _: &str, _: ReferenceKind) -> Result<()> {
+        self.arrive("find_reference");
+        self.check(module.0)
+    }
+    fn bind_texture(
+        &self,
+        module: RawModule,
+        _: &str,
+        resource: Option<&Resource>,
+        _: &Sampling,
+    ) -> Result<()> {
+        self.arrive("bind_texture");
+        match resource {
+            Some(Resource::Array(array)) => self.check(array.0)?,
+            Some(Resource::Mipmap(mipmap)) => self.check(mipmap.0)?,
+            Some(Resource::Linear { .. } | Resource::Rows { .. }) | None => {}
+        }
+        self.check(module.0)
+    }
+    fn bind_surface(&self, module: RawModule, _: &str, array: RawArray) -> Result<()> {
+        self.arrive("bind_surface");
+        self.check(array.0)?;
+        self.check(module.0)
+    }
+}
