@@ -131,24 +131,31 @@ impl Functions {
 
     fn set_resource(&self, reference: Reference, resource: Option<&Resource>) -> Result<()> {
         let mut offset = 0;
-        // SAFETY: the reference lives, and what it is to read: the caller passes arrays that live.
-        check(match resource.copied() {
-            None => unsafe { (self.cuTexRefSetAddress_v2)(&raw mut offset, reference, 0, 0) },
-            Some(Resource::Array(array)) => unsafe {
-                (self.cuTexRefSetArray)(reference, pointer(array.0), OVERRIDE_FORMAT)
-            },
-            Some(Resource::Mipmap(mipmap)) => unsafe {
-                (self.cuTexRefSetMipmappedArray)(reference, pointer(mipmap.0), OVERRIDE_FORMAT)
-            },
+        match resource.copied() {
+            None => {
+                let offset = &raw mut offset;
+                // SAFETY: the reference lives, and the pointer is good.
+                check(unsafe { (self.cuTexRefSetAddress_v2)(offset, reference, 0, 0) })
+            }
+            Some(Resource::Array(array)) => {
+                let array = pointer(array.0);
+                // SAFETY: the reference lives, and the caller passes an array that does.
+                check(unsafe { (self.cuTexRefSetArray)(reference, array, OVERRIDE_FORMAT) })
+            }
+            Some(Resource::Mipmap(mipmap)) => {
+                let (set, mipmap) = (self.cuTexRefSetMipmappedArray, pointer(mipmap.0));
+                // SAFETY: the reference lives, and the caller passes an array that does.
+                check(unsafe { set(reference, mipmap, OVERRIDE_FORMAT) })
+            }
             Some(Resource::Linear {
                 address,
                 texels,
                 bytes,
             }) => {
                 self.set_format(reference, texels)?;
-                unsafe {
-                    (self.cuTexRefSetAddress_v2)(&raw mut offset, reference, address, size(bytes))
-                }
+                let (set, offset) = (self.cuTexRefSetAddress_v2, &raw mut offset);
+                // SAFETY: the reference lives, the pointer is good, and memory is reached by kernels only.
+                check(unsafe { set(offset, reference, address, size(bytes)) })
             }
             Some(Resource::Rows {
                 address,
@@ -163,11 +170,11 @@ impl Functions {
                     Format: texels.format as u32,
                     NumChannels: texels.channels(),
                 };
-                unsafe {
-                    (self.cuTexRefSetAddress2D_v3)(reference, &raw const rows, address, size(pitch))
-                }
+                let set = self.cuTexRefSetAddress2D_v3;
+                // SAFETY: as above; the description is good.
+                check(unsafe { set(reference, &raw const rows, address, size(pitch)) })
             }
-        })
+        }
     }
 }
 
