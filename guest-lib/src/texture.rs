@@ -1,7 +1,7 @@
 //! Texture and surface objects: what a program described is known here, what kernels are given is the
 //! device's own value.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::{
@@ -9,7 +9,7 @@ use wormhole_api::{
 };
 
 use crate::array;
-use crate::context::Scope;
+use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::types::{
     CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUsurfObject, CUtexObject,
@@ -38,14 +38,25 @@ struct Surface {
 
 #[derive(Debug, Default)]
 struct Objects {
-    textures: HashMap<CUtexObject, Texture>,
-    surfaces: HashMap<CUsurfObject, Surface>,
+    /// By the devices' own values, of which two devices may have the same, and the device's number.
+    textures: BTreeMap<(CUtexObject, usize), Texture>,
+    surfaces: BTreeMap<(CUsurfObject, usize), Surface>,
 }
 
 static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
 
 fn objects() -> MutexGuard<'static, Objects> {
     OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where an object is that a program names: with the current device, or with another that has it.
+fn place<T>(objects: &BTreeMap<(u64, usize), T>, object: u64) -> Option<(u64, usize)> {
+    let own = context::scope_or_primary().map_or(0, |scope| scope.session.ordinal());
+    let mut all = objects.range((object, 0)..=(object, usize::MAX));
+    match objects.contains_key(&(object, own)) {
+        true => Some((object, own)),
+        false => all.next().map(|(place, _)| *place),
+    }
 }
 
 /// The handle in the first word of a resource.
@@ -125,22 +136,34 @@ pub fn create(
         sampling: *sampling,
         view: view.copied(),
     };
-    objects().textures.insert(texture, facts);
+    let place = (texture, scope.session.ordinal());
+    objects().textures.insert(place, facts);
     Ok(texture)
 }
 
 /// `cuTexObjectDestroy`. What is no texture is none afterwards either: native says success.
 pub fn destroy(scope: Scope, texture: CUtexObject) -> Result {
-    if objects().textures.remove(&texture).is_none() {
+    let place = place(&objects().textures, texture);
+    match place {
+        Some(place) => destroy_at(scope, place),
+        None => scope.session.alive(),
+    }
+}
+
+fn destroy_at(scope: Scope, place: (CUtexObject, usize)) -> Result {
+    if objects().textures.remove(&place).is_none() {
         return scope.session.alive();
     }
-    scope.session.record(&TextureDestroy { texture })
+    let (texture, device) = place;
+    let there = scope.session.session().on(device);
+    there.record(&TextureDestroy { texture })
 }
 
 /// What a texture was described as.
 pub fn find(texture: CUtexObject) -> Result<Texture> {
-    let found = objects().textures.get(&texture).copied();
-    found.ok_or(CuError::INVALID_VALUE)
+    let objects = objects();
+    let found = place(&objects.textures, texture).and_then(|place| objects.textures.get(&place));
+    found.copied().ok_or(CuError::INVALID_VALUE)
 }
 
 /// `cuSurfObjectCreate`.
@@ -156,21 +179,33 @@ pub fn create_surface(scope: Scope, resource: &CUDA_RESOURCE_DESC) -> Result<CUs
         context: scope.context,
         resource: *resource,
     };
-    objects().surfaces.insert(surface, facts);
+    let place = (surface, scope.session.ordinal());
+    objects().surfaces.insert(place, facts);
     Ok(surface)
 }
 
 /// `cuSurfObjectDestroy`; as of textures.
 pub fn destroy_surface(scope: Scope, surface: CUsurfObject) -> Result {
-    if objects().surfaces.remove(&surface).is_none() {
+    let place = place(&objects().surfaces, surface);
+    match place {
+        Some(place) => destroy_surface_at(scope, place),
+        None => scope.session.alive(),
+    }
+}
+
+fn destroy_surface_at(scope: Scope, place: (CUsurfObject, usize)) -> Result {
+    if objects().surfaces.remove(&place).is_none() {
         return scope.session.alive();
     }
-    scope.session.record(&SurfaceDestroy { surface })
+    let (surface, device) = place;
+    let there = scope.session.session().on(device);
+    there.record(&SurfaceDestroy { surface })
 }
 
 /// What a surface was described as.
 pub fn find_surface(surface: CUsurfObject) -> Result<CUDA_RESOURCE_DESC> {
-    let found = objects().surfaces.get(&surface).copied();
+    let objects = objects();
+    let found = place(&objects.surfaces, surface).and_then(|place| objects.surfaces.get(&place));
     Ok(found.ok_or(CuError::INVALID_VALUE)?.resource)
 }
 
@@ -194,10 +229,10 @@ pub fn destroy_of(scope: Scope) {
     };
     // The context goes; what somebody else destroys at the same time is gone too.
     for texture in textures {
-        let _ = destroy(scope, texture);
+        let _ = destroy_at(scope, texture);
     }
     for surface in surfaces {
-        let _ = destroy_surface(scope, surface);
+        let _ = destroy_surface_at(scope, surface);
     }
 }
 

@@ -100,10 +100,13 @@ static void nvml(int count) {
     const auto status = reinterpret_cast<int (*)(Handle, Handle, int, int *)>(find("nvmlDeviceGetP2PStatus"));
     EXPECT(initialise() == 0);
     unsigned counted;
-    EXPECT(devices(&counted) == 0 && counted == static_cast<unsigned>(count));
+    EXPECT(devices(&counted) == 0 && counted >= static_cast<unsigned>(count));
+    // NVML passes over the list of visible devices, of which each number has one digit here.
+    const char *visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    EXPECT(visible || counted == static_cast<unsigned>(count));
     std::vector<Handle> handles(count);
     for (int i = 0; i < count; ++i) {
-        EXPECT(by_index(i, &handles[i]) == 0);
+        EXPECT(by_index(visible ? visible[2 * i] - '0' : i, &handles[i]) == 0);
         cudaDeviceProp properties;
         CHECK(cudaGetDeviceProperties(&properties, i));
         char bus[32], name[96], expected[96];
@@ -401,6 +404,17 @@ static void of_the_second(int *const values[2]) {
     for (int round = 0; round < 3; ++round) CHECK(cudaGraphLaunch(executable, stream));
     CHECK(cudaStreamSynchronize(stream));
     expect_all(values[1], 42, 4);
+    // In the place of the other device's stream.
+    cudaStream_t other;
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    CHECK(cudaMemsetAsync(values[1], 0, BYTES, other));
+    CHECK(cudaGraphLaunch(executable, other));
+    CHECK(cudaMemcpyAsync(values[0], values[1], BYTES, cudaMemcpyDefault, other));
+    CHECK(cudaStreamSynchronize(other));
+    CHECK(cudaStreamDestroy(other));
+    expect_all(values[0], 42, 4);
+    CHECK(cudaSetDevice(1));
     CHECK(cudaGraphExecDestroy(executable));
     CHECK(cudaGraphDestroy(graph));
 
@@ -438,6 +452,22 @@ static void of_the_second(int *const values[2]) {
     CHECK(cudaStreamSynchronize(stream));
     for (int i = 0; i < 32; ++i) EXPECT(floats[i] == texels[i]);
     CHECK(cudaDestroyTextureObject(linear));
+    // From an array of one device to one of the other.
+    cudaArray_t theirs;
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaMallocArray(&theirs, &channel, 8, 4));
+    cudaMemcpy3DPeerParms box = {};
+    box.srcArray = array;
+    box.srcDevice = 1;
+    box.dstArray = theirs;
+    box.dstDevice = 0;
+    box.extent = make_cudaExtent(8, 4, 1);
+    CHECK(cudaMemcpy3DPeer(&box));
+    float returned[32];
+    CHECK(cudaMemcpy2DFromArray(returned, 32, theirs, 0, 0, 32, 4, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < 32; ++i) EXPECT(returned[i] == texels[i]);
+    CHECK(cudaFreeArray(theirs));
+    CHECK(cudaSetDevice(1));
     CHECK(cudaFreeArray(array));
     CHECK(cudaFree(sampled));
     CHECK(cudaStreamDestroy(stream));
@@ -479,6 +509,54 @@ static void of_the_second(int *const values[2]) {
     CHECK(cudaFree(managed));
 }
 
+// Contexts that the program makes are of the device that it names.
+static void contexts() {
+    CUcontext primary, made, found;
+    CUdevice device;
+    WORKS(cuDevicePrimaryCtxRetain, &primary, 0);
+    WORKS(cuCtxCreate, &made, nullptr, 0, 1);
+    WORKS(cuCtxGetDevice, &device);
+    HOLDS(device == 1);
+    CUdeviceptr address;
+    WORKS(cuMemAlloc, &address, BYTES);
+    WORKS(cuPointerGetAttribute, &found, CU_POINTER_ATTRIBUTE_CONTEXT, address);
+    HOLDS(found == made);
+    CUstream stream;
+    CUevent event;
+    WORKS(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    WORKS(cuEventCreate, &event, 0);
+    WORKS(cuStreamGetCtx, stream, &found);
+    HOLDS(found == made);
+    WORKS(cuCtxEnablePeerAccess, primary, 0);
+    RETURNS(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, cuCtxEnablePeerAccess, primary, 0);
+    RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuCtxEnablePeerAccess, nullptr, 0);
+    WORKS(cuCtxPushCurrent, primary);
+    WORKS(cuCtxGetDevice, &device);
+    HOLDS(device == 0);
+    // Each direction is enabled by itself.
+    RETURNS(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, cuCtxDisablePeerAccess, made);
+    CUdeviceptr own;
+    WORKS(cuMemAlloc, &own, BYTES);
+    WORKS(cuMemsetD32, own, 77, COUNT);
+    WORKS(cuMemcpyPeer, address, made, own, primary, BYTES);
+    WORKS(cuMemcpyPeerAsync, own, primary, address, made, BYTES, stream);
+    WORKS(cuEventRecord, event, stream);
+    WORKS(cuStreamWaitEvent, nullptr, event, 0);
+    unsigned word = 0;
+    WORKS(cuMemcpyDtoH, &word, address + 4 * (COUNT - 1), sizeof word);
+    HOLDS(word == 77);
+    RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuMemcpyPeer, address, nullptr, own, primary, BYTES);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemcpyPeer, address, made, own, primary, BYTES + 1024);
+    WORKS(cuMemFree, own);
+    WORKS(cuCtxPopCurrent, &found);
+    HOLDS(found == primary);
+    WORKS(cuCtxDestroy, made);
+    WORKS(cuCtxPushCurrent, primary);
+    RETURNS(CUDA_ERROR_INVALID_CONTEXT, cuMemcpyPeer, own, made, own, primary, 64);
+    WORKS(cuCtxPopCurrent, &found);
+    WORKS(cuDevicePrimaryCtxRelease, 0);
+}
+
 // A reset of one device leaves the other's memory alone.
 static void resets(int *const values[2]) {
     CHECK(cudaSetDevice(0));
@@ -518,6 +596,7 @@ int main() {
     pools();
     mappings();
     of_the_second(values);
+    contexts();
     resets(values);
     std::printf("PASS peers: %d devices\n", count);
     return 0;

@@ -4,6 +4,7 @@
 //! of. Kernels find textures and surfaces in [`Objects`]; a launch takes those that are there when it is made.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wormhole_device::array::{CUBEMAP, LAYERED};
@@ -81,8 +82,6 @@ impl Placed {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// The number that was given out last: none is given twice.
-    last: u64,
     arrays: HashMap<u64, Array>,
     mipmaps: HashMap<u64, Mipmap>,
     /// Textures and surfaces that exist, and what they read: the number of an array or a mipmapped one, 0 for
@@ -91,12 +90,13 @@ struct Table {
     objects: Arc<Objects>,
 }
 
-impl Table {
-    fn number(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
+/// A number that is not given twice in the process, whatever device it is for.
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
+impl Table {
     /// Nothing reads this array any more.
     fn forget_source(&mut self, source: u64) {
         let handles = self
@@ -144,7 +144,7 @@ impl Arrays {
         let owner = Owner::internal();
         let address = memory.allocate(level_bytes(shape), owner)?;
         let mut table = self.table();
-        let raw = table.number();
+        let raw = next_number();
         let array = Array {
             shape: *shape,
             address,
@@ -183,7 +183,7 @@ impl Arrays {
         let levels = shapes
             .into_iter()
             .map(|shape| {
-                let raw = table.number();
+                let raw = next_number();
                 let array = Array {
                     shape,
                     address: at,
@@ -194,7 +194,7 @@ impl Arrays {
                 RawArray(raw)
             })
             .collect();
-        let raw = table.number();
+        let raw = next_number();
         let mipmap = Mipmap {
             address,
             owner,
@@ -284,7 +284,7 @@ impl Arrays {
         }
         let texture = texture(image, sampling)?;
         let mut table = self.table();
-        let handle = table.number();
+        let handle = next_number();
         table.sources.insert(handle, source);
         let objects = Arc::make_mut(&mut table.objects);
         objects.textures.insert(handle, Arc::new(texture));
@@ -294,7 +294,7 @@ impl Arrays {
     pub fn create_surface(&self, array: RawArray) -> Result<u64> {
         let image = self.image(&[array])?;
         let mut table = self.table();
-        let handle = table.number();
+        let handle = next_number();
         table.sources.insert(handle, array.0);
         let objects = Arc::make_mut(&mut table.objects);
         objects.surfaces.insert(handle, Arc::new(image));

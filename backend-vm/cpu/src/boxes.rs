@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use wormhole_device::{BoxCopy, BoxEnd, CuError, Result, array};
+use wormhole_device::{BoxCopy, BoxEnd, CuError, RawArray, Result, array};
 
 use crate::aperture::to_usize;
-use crate::arrays::Arrays;
+use crate::arrays::Placed;
 use crate::memory::{Memory, Use, pointer};
 use crate::scheduler::Work;
 
@@ -24,7 +24,7 @@ impl Laid {
         intent: Use,
         extent: [u64; 3],
         memory: &Memory,
-        arrays: &Arrays,
+        find: &dyn Fn(RawArray) -> Result<Placed>,
     ) -> Result<Self> {
         match *end {
             BoxEnd::Memory {
@@ -41,7 +41,7 @@ impl Laid {
                 })
             }
             BoxEnd::Array { array, origin } => {
-                let placed = arrays.find(array)?;
+                let placed = find(array)?;
                 if !placed.shape.holds(origin, extent) {
                     return Err(CuError::INVALID_VALUE);
                 }
@@ -62,11 +62,15 @@ impl Laid {
     }
 }
 
-/// The work that a copy is.
-pub fn work(copy: &BoxCopy, memory: &Arc<Memory>, arrays: &Arrays) -> Result<Work> {
+/// The work that a copy is, with arrays that `find` knows.
+pub fn work(
+    copy: &BoxCopy,
+    memory: &Arc<Memory>,
+    find: &dyn Fn(RawArray) -> Result<Placed>,
+) -> Result<Work> {
     let extent = copy.extent;
-    let to = Laid::new(&copy.to, Use::Write, extent, memory, arrays)?;
-    let from = Laid::new(&copy.from, Use::Read, extent, memory, arrays)?;
+    let to = Laid::new(&copy.to, Use::Write, extent, memory, find)?;
+    let from = Laid::new(&copy.from, Use::Read, extent, memory, find)?;
     let memory = Arc::clone(memory);
     Ok(Box::new(move || {
         let _mapped = memory;

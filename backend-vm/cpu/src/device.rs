@@ -18,7 +18,6 @@ use wormhole_ptx::LoadError;
 
 use crate::aperture::{ApertureError, to_usize};
 use crate::arrays::Arrays;
-use crate::boxes;
 use crate::description::describe;
 use crate::event::Events;
 use crate::family::Family;
@@ -687,7 +686,7 @@ impl wormhole_device::Arrays for CpuDevice {
 
     fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
         let context = self.context()?;
-        let work = boxes::work(copy, &self.memory, &context.arrays)?;
+        let work = self.copy_work(&context, copy)?;
         context.scheduler.submit(stream, work).map(drop)
     }
 }

@@ -12,7 +12,6 @@ use wormhole_device::{
     MemoryOperation, RawEvent, RawGraph, RawStream, Result,
 };
 
-use crate::boxes;
 use crate::device::{Context, CpuDevice, extent, run_fill};
 use crate::event::Events;
 use crate::kernel::{Kernel, Surroundings};
@@ -287,7 +286,7 @@ impl CpuDevice {
         {
             match &node.step {
                 Step::Copy(copy) => {
-                    let work = boxes::work(copy, &self.memory, &context.arrays).map_err(gone)?;
+                    let work = self.copy_work(context, copy).map_err(gone)?;
                     copies.insert(index, Mutex::new(Some(work)));
                 }
                 Step::Fill(fill) => self
@@ -316,7 +315,7 @@ impl CpuDevice {
                 }
             }
             GraphNode::Copy(copy) => {
-                boxes::work(copy, &self.memory, &context.arrays).map(drop)?;
+                self.copy_work(context, copy).map(drop)?;
                 Step::Copy(*copy)
             }
             GraphNode::Fill(fill) => {

@@ -2,10 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
-use wormhole_device::{Access, CuError, Peer, Peers, RawEvent, RawPool, RawStream, Result};
+use wormhole_device::{
+    Access, BoxCopy, CuError, Peer, Peers, RawEvent, RawPool, RawStream, Result,
+};
 
 use crate::CpuDevice;
+use crate::boxes;
 use crate::device::{Context, Sibling};
+use crate::scheduler::Work;
 
 /// `CUdevice_P2PAttribute`: ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED; those that are 0 are PERFORMANCE_RANK,
 /// CUDA_ARRAY_ACCESS_SUPPORTED and ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED.
@@ -35,6 +39,20 @@ impl CpuDevice {
             other.scheduler.wait_for_other(point.as_slice(), stopped)
         };
         context.scheduler.submit(stream, Box::new(work)).map(drop)
+    }
+
+    /// The work that a copy of a box is, between memory and arrays of every device.
+    pub(crate) fn copy_work(&self, context: &Context, copy: &BoxCopy) -> Result<Work> {
+        let siblings = || self.siblings.get().map_or(&[][..], Vec::as_slice).iter();
+        let find = |array| {
+            let own = context.arrays.find(array);
+            let mut others = siblings().filter_map(Sibling::context);
+            own.or_else(|error| {
+                let found = others.find_map(|other| other.arrays.find(array).ok());
+                found.ok_or(error)
+            })
+        };
+        boxes::work(copy, &self.memory, &find)
     }
 
     /// The number of another device.

@@ -19,6 +19,10 @@ use crate::{
 const NUMBER_SHIFT: u32 = 56;
 const RAW: u64 = (1 << NUMBER_SHIFT) - 1;
 
+/// `CU_EVENT_DISABLE_TIMING` and `CU_STREAM_NON_BLOCKING`.
+const DISABLE_TIMING: u32 = 2;
+const NON_BLOCKING: u32 = 1;
+
 thread_local! {
     /// The set that the calling thread selected a device of, and the device's number.
     static CURRENT: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
@@ -167,26 +171,49 @@ impl DeviceSet {
         (1..self.members.len()).try_for_each(|number| self.on(number)?.synchronize())
     }
 
-    /// A box's end, for a device whose streams take arrays of its own only.
-    fn end(&self, end: BoxEnd, number: usize) -> Result<BoxEnd> {
-        Ok(match end {
+    /// The copy in the devices' own terms: like memory, arrays may be of any of them.
+    fn box_copy(copy: &BoxCopy) -> BoxCopy {
+        let end = |end| match end {
             BoxEnd::Array { array, origin } => BoxEnd::Array {
-                array: own(array, number)?,
+                array: RawArray::raw(array),
                 origin,
             },
             memory @ BoxEnd::Memory { .. } => memory,
-        })
-    }
-
-    fn box_copy(&self, copy: &BoxCopy, number: usize) -> Result<BoxCopy> {
-        Ok(BoxCopy {
-            to: self.end(copy.to, number)?,
-            from: self.end(copy.from, number)?,
+        };
+        BoxCopy {
+            to: end(copy.to),
+            from: end(copy.from),
             extent: copy.extent,
-        })
+        }
     }
 
-    /// The graph in the terms of the device that it is of: that of its first kernel.
+    /// Work of one device in the place of a stream of another: `work` is handed the stream that stands for it.
+    fn in_place_of(
+        &self,
+        stream: RawStream,
+        number: usize,
+        work: impl FnOnce(&dyn Device, RawStream) -> Result<()>,
+    ) -> Result<()> {
+        let (waiting, own) = self.of(stream)?;
+        let before = waiting.create_event(DISABLE_TIMING)?;
+        waiting.record_event(before, own, 0)?;
+        let device = self.on(number)?;
+        let after = device.create_event(DISABLE_TIMING)?;
+        let there = device.create_stream(NON_BLOCKING, 0)?;
+        let done = device
+            .wait_event(there, before, 0)
+            .and_then(|()| work(device, there))
+            .and_then(|()| device.record_event(after, there, 0));
+        device.destroy_stream(there)?;
+        let (waiting, own) = self.of(stream)?;
+        let waited = done.and_then(|()| waiting.wait_event(own, after, 0));
+        waiting.destroy_event(before)?;
+        self.on(number)?.destroy_event(after)?;
+        waited
+    }
+
+    /// The graph in the terms of the device that it is of: that of its first kernel. Kernels and events of others are
+    /// not supported.
     fn graph(&self, graph: &GraphDescription) -> Result<(usize, GraphDescription)> {
         let first = graph.nodes.iter().find_map(|node| match node {
             GraphNode::Kernel(kernel) => Some(kernel.function.number()),
@@ -197,12 +224,17 @@ impl DeviceSet {
             Ok(match node {
                 GraphNode::Kernel(kernel) => {
                     let mut kernel = kernel.clone();
-                    kernel.function = own(kernel.function, number)?;
+                    kernel.function =
+                        own(kernel.function, number).map_err(|_| CuError::NOT_SUPPORTED)?;
                     GraphNode::Kernel(kernel)
                 }
-                GraphNode::Copy(copy) => GraphNode::Copy(self.box_copy(copy, number)?),
-                GraphNode::RecordEvent(event) => GraphNode::RecordEvent(own(*event, number)?),
-                GraphNode::WaitEvent(event) => GraphNode::WaitEvent(event.raw()),
+                GraphNode::Copy(copy) => GraphNode::Copy(Self::box_copy(copy)),
+                GraphNode::RecordEvent(event) => {
+                    GraphNode::RecordEvent(own(*event, number).map_err(|_| CuError::NOT_SUPPORTED)?)
+                }
+                GraphNode::WaitEvent(event) => {
+                    GraphNode::WaitEvent(own(*event, number).map_err(|_| CuError::NOT_SUPPORTED)?)
+                }
                 other => other.clone(),
             })
         });
@@ -585,21 +617,15 @@ impl Pools for DeviceSet {
     }
 
     /// Memory of another device is freed there, behind the work of the stream.
-    fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
-        let (number, device, stream) = self.at(stream)?;
+    fn free_async(&self, address: u64, whole: RawStream) -> Result<()> {
+        let (number, device, stream) = self.at(whole)?;
         let holder = self.holder(address, number);
         if holder == number {
             return device.free_async(address, stream);
         }
-        const DISABLE_TIMING: u32 = 2;
-        let event = device.create_event(DISABLE_TIMING)?;
-        device.record_event(event, stream, 0)?;
-        let other = self.on(holder)?;
-        let freed = other
-            .wait_event(RawStream::LEGACY, event, 0)
-            .and_then(|()| other.free_async(address, RawStream::LEGACY));
-        self.on(number)?.destroy_event(event)?;
-        freed
+        self.in_place_of(whole, holder, |device, stream| {
+            device.free_async(address, stream)
+        })
     }
 }
 
@@ -654,14 +680,27 @@ impl Graphs for DeviceSet {
             .update_graph(own(executable, number)?, &graph)
     }
 
-    fn launch_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
-        let (number, device, stream) = self.at(stream)?;
-        device.launch_graph(own(executable, number)?, stream)
+    /// The stream may be of another device.
+    fn launch_graph(&self, executable: RawGraph, whole: RawStream) -> Result<()> {
+        let (number, device, stream) = self.at(whole)?;
+        let raw = executable.raw();
+        if number == executable.number() {
+            return device.launch_graph(raw, stream);
+        }
+        self.in_place_of(whole, executable.number(), |device, stream| {
+            device.launch_graph(raw, stream)
+        })
     }
 
-    fn upload_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
-        let (number, device, stream) = self.at(stream)?;
-        device.upload_graph(own(executable, number)?, stream)
+    fn upload_graph(&self, executable: RawGraph, whole: RawStream) -> Result<()> {
+        let (number, device, stream) = self.at(whole)?;
+        let raw = executable.raw();
+        if number == executable.number() {
+            return device.upload_graph(raw, stream);
+        }
+        self.in_place_of(whole, executable.number(), |device, stream| {
+            device.upload_graph(raw, stream)
+        })
     }
 
     fn destroy_graph(&self, executable: RawGraph) -> Result<()> {
@@ -727,8 +766,8 @@ impl Arrays for DeviceSet {
     }
 
     fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
-        let (number, device, stream) = self.at(stream)?;
-        device.copy_box(&self.box_copy(copy, number)?, stream)
+        let (device, stream) = self.of(stream)?;
+        device.copy_box(&Self::box_copy(copy), stream)
     }
 }
 

@@ -12,10 +12,18 @@ fn passes(link: &str, name: &str) {
 
 /// The same on these devices.
 fn passes_on(devices: &str, link: &str, name: &str) {
+    passes_with(devices, None, link, name);
+}
+
+/// The same where the program sees these of them only.
+fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) {
     let _alone = alone();
     let path = program(link, name);
-    let run =
-        finish(wormhole(&["run", "--placement", "process", "--device", devices, "--"]).arg(path));
+    let mut run = wormhole(&["run", "--placement", "process", "--device", devices, "--"]);
+    if let Some(visible) = visible {
+        run.env("CUDA_VISIBLE_DEVICES", visible);
+    }
+    let run = finish(run.arg(path));
     assert!(
         run.status.success(),
         "{name}: {:?}\n{}\n{}",
@@ -115,6 +123,8 @@ fn boxes_are_copied_between_all_kinds_of_memory() {
 fn several_devices_reach_each_other() {
     passes_on("cpu:2", "static", "peers");
     passes_on("cpu:3", "shared", "peers");
+    // The last is passed over, and the first is the second.
+    passes_with("cpu:3", Some("1,0"), "static", "peers");
 }
 
 /// A program that was written for one device finds its own among several.

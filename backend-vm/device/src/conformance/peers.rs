@@ -4,11 +4,11 @@
 
 use super::{
     Check, HostMemory, NON_BLOCKING, ONE_THREAD, Outcome, PAGE, eventually, holds, in_bands,
-    kernel, launch, same, worked,
+    kernel, launch, pack, same, worked,
 };
 use crate::{
-    Access, CuError, Device, Fill, LoadedFunction, MemoryOperation, MemoryOperationKind, Peer,
-    RawStream, condition,
+    Access, ArrayShape, BoxCopy, BoxEnd, CuError, Device, Fill, GraphDescription, GraphKernel,
+    GraphNode, LoadedFunction, MemoryOperation, MemoryOperationKind, Peer, RawStream, condition,
 };
 
 /// What two devices of one process must keep.
@@ -44,6 +44,14 @@ const CHECKS: &[Check] = &[
     Check {
         name: "objects of two devices do not go together",
         run: mixtures,
+    },
+    Check {
+        name: "arrays of two devices are copied to each other",
+        run: arrays,
+    },
+    Check {
+        name: "a graph is launched in the place of another device's stream",
+        run: graphs,
     },
     Check {
         name: "registered memory is every device's",
@@ -318,6 +326,87 @@ fn mixtures(device: &dyn Device) -> Outcome {
         device.elapsed(event, own).map(drop),
         refused,
     )
+}
+
+fn arrays(device: &dyn Device) -> Outcome {
+    const ROW: u64 = 64;
+    const ROWS: u64 = 8;
+    /// `CU_AD_FORMAT_UNSIGNED_INT8`.
+    const BYTE: u32 = 1;
+    let host = HostMemory::new(device, 1)?;
+    let shape = ArrayShape::new([ROW, ROWS, 0], BYTE, 1, 0);
+    let shape = shape.map_err(|error| format!("a shape: {error:?}"))?;
+    let make = |number| {
+        select(device, number)?;
+        worked("array", device.create_array(&shape))
+    };
+    let arrays = [make(FIRST)?, make(SECOND)?];
+    let in_array = |array| BoxEnd::Array {
+        array,
+        origin: [0; 3],
+    };
+    let in_host = |address| BoxEnd::Memory {
+        address,
+        pitch: ROW,
+        rows: ROWS,
+    };
+    let half = PAGE / 2;
+    let pattern: Vec<u8> = (0..ROW * ROWS).map(|at| (at % 251) as u8).collect();
+    for (index, bytes) in pattern.as_chunks::<4>().0.iter().enumerate() {
+        let word = u32::from_ne_bytes(*bytes);
+        host.half_word(index)
+            .store(word, std::sync::atomic::Ordering::Release);
+    }
+    let steps = [
+        (in_array(arrays[0]), in_host(host.address(0))),
+        (in_array(arrays[1]), in_array(arrays[0])),
+        (in_host(host.address(half)), in_array(arrays[1])),
+    ];
+    for (to, from) in steps {
+        let copy = BoxCopy {
+            to,
+            from,
+            extent: [ROW, ROWS, 1],
+        };
+        worked("copy", device.copy_box(&copy, legacy(FIRST)))?;
+    }
+    worked("synchronize", device.synchronize_stream(legacy(FIRST)))?;
+    same(
+        "what came back",
+        host.read(half + pattern.len())[half..].to_vec(),
+        pattern,
+    )?;
+    for array in arrays {
+        worked("destroy", device.destroy_array(array))?;
+    }
+    Ok(())
+}
+
+fn graphs(device: &dyn Device) -> Outcome {
+    let host = HostMemory::new(device, 1)?;
+    let store = store(device, SECOND)?;
+    let theirs = page(device, SECOND)?;
+    let description = GraphDescription {
+        nodes: vec![GraphNode::Kernel(GraphKernel {
+            function: store.function,
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Vec::new(),
+            parameters: pack(&store, &[theirs, 77]),
+        })],
+        edges: Vec::new(),
+    };
+    select(device, FIRST)?;
+    let graph = worked("instantiate", device.instantiate(&description, 0))?;
+    let stream = worked("stream", device.create_stream(NON_BLOCKING, 0))?;
+    worked("launch", device.launch_graph(graph, stream))?;
+    worked("copy", device.copy(host.address(0), theirs, 4, stream))?;
+    worked("synchronize", device.synchronize_stream(stream))?;
+    let found = host.half_word(0).load(std::sync::atomic::Ordering::Acquire);
+    same("the word", found, 77)?;
+    worked("destroy", device.destroy_graph(graph))?;
+    worked("destroy", device.destroy_stream(stream))
 }
 
 fn registered(device: &dyn Device) -> Outcome {
