@@ -91,6 +91,15 @@ fn programs_pass_on_linux_6_12() {
     all_programs_pass("6.12");
 }
 
+#[test]
+fn a_guest_sees_all_devices_of_its_tenant() {
+    let _alone = alone();
+    let peers = program("static", "peers");
+    let run = finish(wormhole(&["run", "--device", "cpu:2", "--"]).arg(peers));
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    assert!(run.stdout.contains("PASS peers: 2"), "{}", run.stdout);
+}
+
 /// What launching adds to a guest's exits: less than one in twenty, where a call that trapped would add one.
 #[test]
 fn launches_of_a_guest_make_no_exits() {
