@@ -164,6 +164,9 @@ fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
     let load = ModuleLoad {
         log: DevicePtr(0),
         log_bytes: 0,
+        place: DevicePtr(0),
+        place_bytes: 0,
+        keep: 0,
         options: Items::new(&[]),
         new: served.guest.mint(),
         image: DevicePtr(served.address(4)),
@@ -177,6 +180,9 @@ fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
     let load = ModuleLoad {
         log: DevicePtr(0),
         log_bytes: 0,
+        place: DevicePtr(0),
+        place_bytes: 0,
+        keep: 0,
         options: Items::new(&[]),
         new: served.guest.mint(),
         ..load

@@ -66,6 +66,9 @@ impl Ready {
         ModuleLoad {
             log: DevicePtr(0),
             log_bytes: 0,
+            place: DevicePtr(0),
+            place_bytes: 0,
+            keep: 0,
             options: Items::new(&[]),
             new,
             image: DevicePtr(self.image.as_ptr().expose_provenance() as u64),
@@ -245,6 +248,9 @@ fn what_a_guest_may_make_a_worker_hold_is_bounded() {
     let load = ModuleLoad {
         log: DevicePtr(0),
         log_bytes: 0,
+        place: DevicePtr(0),
+        place_bytes: 0,
+        keep: 0,
         options: Items::new(&[]),
         new: handle(2),
         image: DevicePtr(address),
@@ -262,6 +268,9 @@ fn what_a_guest_may_make_a_worker_hold_is_bounded() {
         &ModuleLoad {
             log: DevicePtr(0),
             log_bytes: 0,
+            place: DevicePtr(0),
+            place_bytes: 0,
+            keep: 0,
             options: Items::new(&[]),
             bytes: 4 << 30,
             ..load

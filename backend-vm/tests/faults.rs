@@ -40,6 +40,9 @@ fn load(guest: &mut Guest) -> Handle<Module> {
     let answer = guest.call(&ModuleLoad {
         log: DevicePtr(0),
         log_bytes: 0,
+        place: DevicePtr(0),
+        place_bytes: 0,
+        keep: 0,
         options: Items::new(&[]),
         new: module,
         image: DevicePtr(guest.arena[0].address),

@@ -65,6 +65,9 @@ impl Ready {
             bytes: 64,
             log: DevicePtr(0),
             log_bytes: 0,
+            place: DevicePtr(0),
+            place_bytes: 0,
+            keep: 0,
             options: Items::new(&[]),
         };
         assert_eq!(self.status(&load), 0);

@@ -80,6 +80,9 @@ fn prepare(guest: &mut Guest) -> Things {
         guest.call(&ModuleLoad {
             log: DevicePtr(0),
             log_bytes: 0,
+            place: DevicePtr(0),
+            place_bytes: 0,
+            keep: 0,
             options: Items::new(&[]),
             new: things.module,
             image,
@@ -88,6 +91,9 @@ fn prepare(guest: &mut Guest) -> Things {
         guest.call(&LibraryLoad {
             log: DevicePtr(0),
             log_bytes: 0,
+            place: DevicePtr(0),
+            place_bytes: 0,
+            keep: 0,
             options: Items::new(&[]),
             new: things.library,
             image,

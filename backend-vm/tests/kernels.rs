@@ -46,6 +46,9 @@ fn ready() -> Ready {
         bytes: 64,
         log: DevicePtr(0),
         log_bytes: 0,
+        place: DevicePtr(0),
+        place_bytes: 0,
+        keep: 0,
         options: Items::new(&[]),
     };
     ready.served.call(0, 1, &load);

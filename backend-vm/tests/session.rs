@@ -355,6 +355,9 @@ fn arena_that_a_busy_session_returns_goes_to_another_when_the_device_lets_go() {
     let load = ModuleLoad {
         log: DevicePtr(0),
         log_bytes: 0,
+        place: DevicePtr(0),
+        place_bytes: 0,
+        keep: 0,
         options: Items::new(&[]),
         new: module,
         image: DevicePtr(guest.arena[0].address),

@@ -115,6 +115,17 @@ pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     Ok(address)
 }
 
+/// Memory for the managed variables of an image, and where the variables go. They do not start where the memory
+/// does, so that a program cannot free one.
+pub fn allocate_variables(scope: Scope, bytes: u64) -> Result<(u64, u64)> {
+    let bytes = bytes
+        .checked_add(HOST_ALIGN)
+        .ok_or(CuError::OUT_OF_MEMORY)?;
+    let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
+    memory_map().insert(address, bytes, Origin::Managed, scope.context);
+    Ok((address, address + HOST_ALIGN))
+}
+
 /// `cuMemFreeHost`.
 pub fn free_host(scope: Scope, address: u64) -> Result {
     capture::check_call()?;

@@ -19,7 +19,7 @@ use crate::error::{CuError, Result};
 use crate::function::{self, Function, Owner};
 use crate::handle::{self, Table};
 use crate::jit::{self, Jit, Logs};
-use crate::memory::memory_map;
+use crate::memory::{self, memory_map};
 use crate::memory_map::Origin;
 
 /// Bit 0 of what a load answers: the image prints or asserts.
@@ -45,6 +45,8 @@ struct Contents {
     /// Where a library's image is: libraries outlive a reset of the context, so the worker may have to
     /// load them again.
     source: Option<Source>,
+    /// Its managed variables, which the copies of a library share with it.
+    managed: Option<Variables>,
     /// The worker has forgotten it in a reset.
     stale: bool,
     /// Libraries are for all devices: the same one on others, by their numbers.
@@ -88,7 +90,8 @@ pub trait Loadable: HandleKind + 'static {
     fn table() -> &'static Table<Self, Image>
     where
         Self: Sized;
-    fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<u32>;
+    /// Flags, and the bytes of the place that managed variables need; the image is loaded if they need none.
+    fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<(u32, u64)>;
     fn unload(scope: Scope, handle: Handle<Self>) -> Result;
     fn function(
         scope: Scope,
@@ -110,16 +113,21 @@ macro_rules! loadable {
                 &TABLE
             }
 
-            fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<u32> {
+            fn load(scope: Scope, new: Handle<Self>, image: &Sent<'_>) -> Result<(u32, u64)> {
                 let message = $load {
                     new,
                     image: DevicePtr(image.address),
                     bytes: image.bytes,
                     log: DevicePtr(image.address + image.bytes),
                     log_bytes: image.log_bytes,
+                    place: DevicePtr(image.place.0),
+                    place_bytes: image.place.1,
+                    keep: u32::from(image.keep),
                     options: Items::new(image.options),
                 };
-                scope.session.request(&message, |reply| reply.flags)
+                scope
+                    .session
+                    .request(&message, |reply| (reply.flags, reply.managed))
             }
 
             fn unload(scope: Scope, $image: Handle<Self>) -> Result {
@@ -184,6 +192,15 @@ pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Im
 
 /// A live module or library that the worker knows.
 fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
+    fresh_with(scope, pointer, None)
+}
+
+/// The same, of a copy that is to share managed variables.
+fn fresh_with<K: Loadable>(
+    scope: Scope,
+    pointer: *mut c_void,
+    shared: Option<Variables>,
+) -> Result<(Handle<K>, &'static Image)> {
     let (handle, image) = find::<K>(pointer)?;
     let mut contents = image.contents();
     if contents.device != scope.session.ordinal()
@@ -196,7 +213,9 @@ fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, 
     if contents.stale
         && let Some(source) = contents.source.clone()
     {
-        source.with(|bytes| send::<K>(scope, handle, bytes, &jit::NONE, &mut Logs::default()))?;
+        let mut logs = Logs::default();
+        contents.managed =
+            source.with(|bytes| send::<K>(scope, handle, bytes, &jit::NONE, &mut logs, shared))?;
         contents.stale = false;
     }
     Ok((handle, image))
@@ -211,10 +230,11 @@ fn there<K: Loadable>(
 ) -> Result<(Handle<K>, &'static Image)> {
     let device = scope.session.ordinal();
     if let Some(copy) = contents.elsewhere.get(&device) {
-        return fresh::<K>(scope, std::ptr::with_exposed_provenance_mut(*copy));
+        let copy = std::ptr::with_exposed_provenance_mut(*copy);
+        return fresh_with::<K>(scope, copy, contents.managed);
     }
-    let (keep, logs) = (Some(source.clone()), &mut Logs::default());
-    let copy = source.with(|bytes| load::<K>(scope, bytes, keep, &jit::NONE, logs))?;
+    let (keep, logs, shared) = (Some(source.clone()), &mut Logs::default(), contents.managed);
+    let copy = source.with(|bytes| load_with::<K>(scope, bytes, keep, &jit::NONE, logs, shared))?;
     let (handle, image) = find::<K>(copy)?;
     image.contents().original = Some(original.expose_provenance());
     contents.elsewhere.insert(device, copy.expose_provenance());
@@ -233,17 +253,33 @@ pub struct Sent<'a> {
     address: u64,
     bytes: u64,
     log_bytes: u64,
+    /// Where its managed variables go: address and bytes.
+    place: (u64, u64),
+    /// They have values already.
+    keep: bool,
     options: &'a [JitOption],
 }
 
-/// Sends an image to the worker through the arena; gives what the compiler told in any case.
+/// The managed variables of an image.
+#[derive(Clone, Copy, Debug)]
+struct Variables {
+    /// Where their memory starts.
+    memory: u64,
+    /// Where they do.
+    place: u64,
+    bytes: u64,
+}
+
+/// Sends an image to the worker through the arena; gives what the compiler told in any case, and the managed variables:
+/// those of the library that it is a copy of, or new ones.
 fn send<K: Loadable>(
     scope: Scope,
     handle: Handle<K>,
     image: &[u8],
     jit: &Jit,
     logs: &mut Logs,
-) -> Result {
+    shared: Option<Variables>,
+) -> Result<Option<Variables>> {
     let log_bytes = jit.log_bytes();
     let total = image.len() + 2 * log_bytes;
     let buffer = scope.session.allocate_arena(total as u64, 16)?;
@@ -254,20 +290,54 @@ fn send<K: Loadable>(
         place.copy_from_nonoverlapping(image.as_ptr(), image.len());
         place.add(image.len()).write_bytes(0, 2 * log_bytes);
     }
-    let sent = Sent {
+    let mut sent = Sent {
         address: buffer,
         bytes: image.len() as u64,
         log_bytes: log_bytes as u64,
+        place: (0, 0),
+        keep: shared.is_some(),
         options: jit.options(),
     };
-    let loaded = K::load(scope, handle, &sent);
+    let mut managed = shared;
+    let mut loaded = K::load(scope, handle, &sent);
+    if let Ok((_, bytes @ 1..)) = loaded {
+        loaded = variables(scope, bytes, shared).and_then(|found| {
+            managed = Some(found);
+            sent.place = (found.place, found.bytes);
+            K::load(scope, handle, &sent)
+        });
+    }
     // SAFETY: as above, and the worker has answered or is gone.
     *logs = unsafe { Logs::at(place.add(image.len()), log_bytes) };
     scope.session.free_arena(buffer);
-    if loaded? & USES_OUTPUT != 0 {
-        scope.session.set_device_output();
+    match loaded {
+        Ok((flags, _)) => {
+            if flags & USES_OUTPUT != 0 {
+                scope.session.set_device_output();
+            }
+            Ok(managed)
+        }
+        Err(error) => {
+            if let Some(found) = managed
+                && shared.is_none()
+            {
+                let _ = memory::free(scope, found.memory);
+            }
+            Err(error)
+        }
     }
-    Ok(())
+}
+
+fn variables(scope: Scope, bytes: u64, shared: Option<Variables>) -> Result<Variables> {
+    if let Some(shared) = shared {
+        return Ok(shared);
+    }
+    let (memory, place) = memory::allocate_variables(scope, bytes)?;
+    Ok(Variables {
+        memory,
+        place,
+        bytes,
+    })
 }
 
 /// Loads an image; gives its handle. A library's image can be sent again.
@@ -278,6 +348,17 @@ pub fn load<K: Loadable>(
     jit: &Jit,
     logs: &mut Logs,
 ) -> Result<*mut c_void> {
+    load_with::<K>(scope, image, source, jit, logs, None)
+}
+
+fn load_with<K: Loadable>(
+    scope: Scope,
+    image: &[u8],
+    source: Option<Source>,
+    jit: &Jit,
+    logs: &mut Logs,
+    shared: Option<Variables>,
+) -> Result<*mut c_void> {
     let (context, device) = (scope.context, scope.session.ordinal());
     let handle = K::table().mint(|image| {
         *image.contents() = Contents {
@@ -287,8 +368,13 @@ pub fn load<K: Loadable>(
             ..Contents::default()
         };
     })?;
-    match send(scope, handle, image, jit, logs) {
-        Ok(()) => Ok(handle::to_pointer(handle)),
+    match send(scope, handle, image, jit, logs, shared) {
+        Ok(managed) => {
+            if let Some(image) = K::table().get(handle) {
+                image.contents().managed = managed;
+            }
+            Ok(handle::to_pointer(handle))
+        }
         Err(error) => {
             K::table().retire(handle);
             K::table().recycle(handle);
@@ -314,6 +400,12 @@ pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
         ));
     }
     contents.forget();
+    if let Some(variables) = contents.managed
+        && contents.original.is_none()
+    {
+        // A reset of the context has freed them already.
+        let _ = memory::free(scope, variables.memory);
+    }
     if let Some(module) = contents.module
         && let Some(image) = ModuleKind::table().retire(module)
     {
@@ -348,6 +440,7 @@ pub fn forget_all() {
     for (_, image) in LibraryKind::table().live() {
         let mut contents = image.contents();
         contents.stale = true;
+        contents.managed = None;
         contents.module = None;
         contents.globals.clear();
         for function in contents.functions.values() {
@@ -475,9 +568,17 @@ pub fn global<K: Loadable>(scope: Scope, pointer: *mut c_void, name: &CStr) -> R
     }
     let scope = contents.own(scope);
     let (address, bytes) = K::global(scope, handle, name)?;
-    memory_map().insert(address, bytes, Origin::Global, scope.context);
+    if contents.managed.is_none() || !is_managed(address) {
+        memory_map().insert(address, bytes, Origin::Global, scope.context);
+    }
     contents.globals.insert(name.to_owned(), (address, bytes));
     Ok((address, bytes))
+}
+
+/// Whether there is managed memory at an address.
+pub fn is_managed(address: u64) -> bool {
+    let found = memory_map().find(address);
+    found.is_some_and(|allocation| allocation.is_managed())
 }
 
 /// The module of a library.

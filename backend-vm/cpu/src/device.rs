@@ -10,8 +10,8 @@ use std::thread;
 
 use wormhole_device::{
     ArrayShape, BoxCopy, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
-    LinkInput, LoadedFunction, LoadedModule, RawArray, RawEvent, RawFunction, RawMipmap, RawModule,
-    RawStream, Resource, Result, Sampling, View,
+    LinkInput, LoadedFunction, Loading, ManagedPlace, RawArray, RawEvent, RawFunction, RawMipmap,
+    RawModule, RawStream, Resource, Result, Sampling, View,
 };
 
 use wormhole_ptx::LoadError;
@@ -545,10 +545,16 @@ impl Device for CpuDevice {
         linker::link(inputs).map_err(|error| refused("a link", &error, jit))
     }
 
-    fn load(&self, image: &[u8], _kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule> {
+    fn load(
+        &self,
+        image: &[u8],
+        _kind: ImageKind,
+        jit: &mut Jit,
+        place: Option<ManagedPlace>,
+    ) -> Result<Loading> {
         let loaded = wormhole_ptx::Module::load(image);
         let loaded = loaded.map_err(|error| refused("an image", &error, jit))?;
-        self.context()?.modules.load(loaded, &self.memory)
+        self.context()?.modules.load(loaded, &self.memory, place)
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {

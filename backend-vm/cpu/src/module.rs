@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use wormhole_device::{CuError, LoadedFunction, LoadedModule, RawFunction, RawModule, Result};
+use wormhole_device::{
+    CuError, Layout, LoadedFunction, LoadedModule, Loading, ManagedPlace, RawFunction, RawModule,
+    Result,
+};
 use wormhole_ptx::{DeviceHeap, Program, Reference};
 
 use crate::kernel::Kernel;
@@ -65,8 +68,34 @@ impl Modules {
         self.slab.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a module in: its variables get memory and their first values.
-    pub fn load(&self, loaded: wormhole_ptx::Module, memory: &Arc<Memory>) -> Result<LoadedModule> {
+    /// Takes a module in: its variables get memory and their first values, managed ones in `place`.
+    pub fn load(
+        &self,
+        loaded: wormhole_ptx::Module,
+        memory: &Arc<Memory>,
+        place: Option<ManagedPlace>,
+    ) -> Result<Loading> {
+        let mut layout = Layout::default();
+        let mut offsets = Vec::new();
+        for variable in loaded.variables() {
+            let offset = if variable.is_managed() {
+                layout.add(variable.size(), variable.align())
+            } else {
+                (variable.align() <= ALIGNMENT).then_some(0)
+            };
+            offsets.push(offset.ok_or_else(|| {
+                let name = variable.name();
+                tracing::warn!(
+                    variable = name,
+                    "an image is refused: a variable's alignment"
+                );
+                CuError::NOT_SUPPORTED
+            })?);
+        }
+        let managed = place.and_then(|place| layout.start_in(place)).unwrap_or(0);
+        if managed == 0 && layout.bytes() > 0 {
+            return Ok(Loading::NeedsPlace(layout.bytes()));
+        }
         let uses_output = loaded.may_print();
         let owner = Owner::internal();
         let mut variables = Variables {
@@ -74,23 +103,31 @@ impl Modules {
             memory: Arc::clone(memory),
             addresses: Vec::new(),
         };
-        for variable in loaded.variables() {
-            if variable.is_managed() || variable.align() > ALIGNMENT {
-                tracing::warn!(
-                    variable = variable.name(),
-                    "an image is refused: it has a managed variable, or one of unknown alignment"
-                );
-                return Err(CuError::NOT_SUPPORTED);
-            }
-            variables
-                .addresses
-                .push(memory.allocate(variable.size().max(1), owner)?);
-        }
-        let program = loaded.link(variables.addresses.clone());
-        for (index, address) in variables.addresses.iter().enumerate() {
-            program.write_initial(index, |offset, bytes| {
-                write(memory, address + offset, bytes)
+        let mut addresses = Vec::new();
+        for (variable, offset) in loaded.variables().iter().zip(offsets) {
+            addresses.push(if variable.is_managed() {
+                managed + offset
+            } else {
+                let address = memory.allocate(variable.size().max(1), owner)?;
+                variables.addresses.push(address);
+                address
             });
+        }
+        let program = loaded.link(addresses.clone());
+        let mut initial = Vec::new();
+        let shared = program.module().variables().iter();
+        for (index, (variable, address)) in shared.zip(addresses).enumerate() {
+            if variable.is_managed() {
+                // What the place held before is not the program's.
+                let bytes = usize::try_from(variable.size()).map_err(|_| CuError::OUT_OF_MEMORY)?;
+                let mut values = vec![0; bytes];
+                program.write_initial(index, |offset, bytes| put(&mut values, offset, bytes));
+                initial.push((address, values));
+            } else {
+                program.write_initial(index, |offset, bytes| {
+                    write(memory, address + offset, bytes)
+                });
+            }
         }
         let mut slab = self.lock();
         let number = slab.number();
@@ -100,10 +137,11 @@ impl Modules {
             functions: HashMap::new(),
         };
         slab.modules.insert(number, module);
-        Ok(LoadedModule {
+        Ok(Loading::Done(LoadedModule {
             module: RawModule(number),
             uses_output,
-        })
+            initial,
+        }))
     }
 
     /// `Ok` if there is such a module.
@@ -196,6 +234,15 @@ impl Modules {
             Some(Arc::new(DeviceHeap::new(start, bytes)))
         };
         self.heap.get_or_init(make).clone()
+    }
+}
+
+/// Puts some of a variable's first values where they belong; what lies outside is left out.
+fn put(values: &mut [u8], offset: u64, bytes: &[u8]) {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    let end = start.saturating_add(bytes.len());
+    if let Some(place) = values.get_mut(start..end) {
+        place.copy_from_slice(bytes);
     }
 }
 

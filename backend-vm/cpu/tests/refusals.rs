@@ -38,10 +38,18 @@ fn device() -> CpuDevice {
     .expect("open")
 }
 
+fn load(device: &CpuDevice, text: &str) -> Result<RawModule, CuError> {
+    let loaded = device.load(
+        text.as_bytes(),
+        ImageKind::Module,
+        &mut Jit::default(),
+        None,
+    )?;
+    Ok(loaded.done()?.module)
+}
+
 fn store(device: &CpuDevice, address: u64) -> Result<(), CuError> {
-    let module = device
-        .load(STORE.as_bytes(), ImageKind::Module, &mut Jit::default())?
-        .module;
+    let module = load(device, STORE)?;
     let function = device.function(module, "store")?.function;
     device.launch(&Launch {
         function,
@@ -193,10 +201,7 @@ AGAIN:
 }
 ";
     let device = device();
-    let module = device
-        .load(FOREVER.as_bytes(), ImageKind::Module, &mut Jit::default())
-        .expect("load")
-        .module;
+    let module = load(&device, FOREVER).expect("load");
     let function = device
         .function(module, "forever")
         .expect("function")
@@ -246,8 +251,7 @@ fn host_memory_that_a_dead_context_lets_go_of_is_in_use_no_more() {
     // SAFETY: the pages are never freed.
     unsafe { device.register(pages.address(), BYTES as u64) }.expect("register");
     let [filled, faulty] = [(); 2].map(|()| device.create_stream(1, 0).expect("a stream"));
-    let module = device.load(FAULT.as_bytes(), ImageKind::Module, &mut Jit::default());
-    let module = module.expect("an image").module;
+    let module = load(&device, FAULT).expect("an image");
     let function = device.function(module, "fault").expect("a kernel").function;
     // Byte by byte, so that it takes a while.
     let fill = Fill {

@@ -12,12 +12,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
     CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
-    LoadedFunction, LoadedModule, Parameter, RawEvent, RawFunction, RawModule, RawStream, Result,
+    LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent, RawFunction,
+    RawModule, RawStream, Result,
 };
 
 use crate::driver::Driver;
 use crate::graph::Executable;
-use crate::image::{Images, Loaded, check, terminated, uses_output};
+use crate::image::{Facts, Images, Loaded, best_code, check, is_machine_code, terminated};
+use crate::managed::Code;
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::wrapper::Wrapper;
 use crate::{capture, jit};
@@ -195,6 +197,64 @@ impl CudaDevice {
 
     pub(crate) fn image(&self, module: RawModule) -> Result<Loaded> {
         locked(&self.images).get(module)
+    }
+
+    /// Loads an image without managed variables.
+    fn load_plain(
+        &self,
+        image: &[u8],
+        kind: ImageKind,
+        jit: &mut Jit,
+        uses_output: bool,
+    ) -> Result<LoadedModule> {
+        let image = terminated(image);
+        let wrapper = Wrapper::of(&image);
+        let data = match &wrapper {
+            Some(wrapper) => wrapper.as_ptr(),
+            None => image.as_ptr().cast::<c_void>(),
+        };
+        let mut options = jit::Options::new(jit);
+        let (count, keys, values) = (options.count(), options.keys(), options.values());
+        let loaded = match kind {
+            ImageKind::Module => {
+                let mut module = ptr::null_mut();
+                // SAFETY: the image is an ELF, a fat binary, a wrapper of several or a C string; the driver
+                // copies it. The options have buffers of their own.
+                let loaded = unsafe {
+                    self.driver
+                        .cuModuleLoadDataEx(&raw mut module, data, count, keys, values)
+                };
+                loaded.map(|()| Loaded::Module(module))
+            }
+            ImageKind::Library => {
+                let mut library = ptr::null_mut();
+                let (none, no_values) = (ptr::null_mut(), ptr::null_mut());
+                // SAFETY: as above; without CU_LIBRARY_BINARY_IS_PRESERVED the driver copies the image.
+                let loaded = unsafe {
+                    self.driver.cuLibraryLoadData(
+                        &raw mut library,
+                        data,
+                        keys,
+                        values,
+                        count,
+                        none,
+                        no_values,
+                        0,
+                    )
+                };
+                loaded.map(|()| Loaded::Library(library))
+            }
+        };
+        options.finish(jit);
+        let loaded = loaded?;
+        if uses_output {
+            self.uses_output.store(true, Ordering::Relaxed);
+        }
+        Ok(LoadedModule {
+            module: locked(&self.images).insert(loaded),
+            uses_output,
+            initial: Vec::new(),
+        })
     }
 
     fn parameters(&self, function: CUfunction) -> Vec<Parameter> {
@@ -435,57 +495,53 @@ impl Device for CudaDevice {
         self.with_link(inputs, jit, |state| self.complete(state))
     }
 
-    fn load(&self, image: &[u8], kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule> {
+    fn load(
+        &self,
+        image: &[u8],
+        kind: ImageKind,
+        jit: &mut Jit,
+        place: Option<ManagedPlace>,
+    ) -> Result<Loading> {
         check(image)?;
-        let uses_output =
-            self.uses_output.load(Ordering::Relaxed) || uses_output(image, self.arch());
-        let image = terminated(image);
-        let wrapper = Wrapper::of(&image);
-        let data = match &wrapper {
-            Some(wrapper) => wrapper.as_ptr(),
-            None => image.as_ptr().cast::<c_void>(),
-        };
-        let mut options = jit::Options::new(jit);
-        let (count, keys, values) = (options.count(), options.keys(), options.values());
-        let loaded = match kind {
-            ImageKind::Module => {
-                let mut module = ptr::null_mut();
-                // SAFETY: the image is an ELF, a fat binary, a wrapper of several or a C string; the driver
-                // copies it. The options have buffers of their own.
-                let loaded = unsafe {
-                    self.driver
-                        .cuModuleLoadDataEx(&raw mut module, data, count, keys, values)
-                };
-                loaded.map(|()| Loaded::Module(module))
-            }
-            ImageKind::Library => {
-                let mut library = ptr::null_mut();
-                let (none, no_values) = (ptr::null_mut(), ptr::null_mut());
-                // SAFETY: as above; without CU_LIBRARY_BINARY_IS_PRESERVED the driver copies the image.
-                let loaded = unsafe {
-                    self.driver.cuLibraryLoadData(
-                        &raw mut library,
-                        data,
-                        keys,
-                        values,
-                        count,
-                        none,
-                        no_values,
-                        0,
-                    )
-                };
-                loaded.map(|()| Loaded::Library(library))
-            }
-        };
-        options.finish(jit);
-        let loaded = loaded?;
-        if uses_output {
-            self.uses_output.store(true, Ordering::Relaxed);
+        let facts = Facts::of(image, self.arch());
+        let uses_output = facts.uses_output || self.uses_output.load(Ordering::Relaxed);
+        if !facts.is_managed {
+            return Ok(Loading::Done(self.load_plain(
+                image,
+                kind,
+                jit,
+                uses_output,
+            )?));
         }
-        Ok(LoadedModule {
-            module: locked(&self.images).insert(loaded),
-            uses_output,
-        })
+        let code = best_code(image, self.arch()).ok_or(CuError::NO_BINARY_FOR_GPU)?;
+        let code = if is_machine_code(&code) {
+            code.into_owned()
+        } else {
+            let (kind, name) = (LinkInput::PTX, "managed variables");
+            let data = &code;
+            self.link(&[LinkInput { kind, name, data }], jit)?
+        };
+        let Some(code) = Code::read(code)? else {
+            // The word was in a comment, or the linker has found no use for the variables.
+            return Ok(Loading::Done(self.load_plain(
+                image,
+                kind,
+                jit,
+                uses_output,
+            )?));
+        };
+        let bytes = code.bytes();
+        let placed = match place {
+            Some(place) => code.place(place)?,
+            None => None,
+        };
+        let Some(placed) = placed else {
+            return Ok(Loading::NeedsPlace(bytes));
+        };
+        let mut loaded = self.load_plain(&placed.image, kind, jit, uses_output)?;
+        locked(&self.images).set_managed(loaded.module, placed.globals);
+        loaded.initial = placed.initial;
+        Ok(Loading::Done(loaded))
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {
@@ -526,6 +582,9 @@ impl Device for CudaDevice {
     }
 
     fn global(&self, module: RawModule, name: &str) -> Result<(u64, u64)> {
+        if let Some(managed) = locked(&self.images).managed(module, name) {
+            return Ok(managed);
+        }
         let name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
         let (mut address, mut bytes) = (0, 0);
         let (to, size) = (&raw mut address, &raw mut bytes);

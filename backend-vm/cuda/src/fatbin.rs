@@ -20,7 +20,11 @@ pub fn chosen(image: &[u8], arch: u32) -> Option<Vec<Entry<'_>>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::image::uses_output;
+    use crate::image::Facts;
+
+    fn uses_output(image: &[u8], arch: u32) -> bool {
+        Facts::of(image, arch).uses_output
+    }
 
     const PTX: u16 = 1;
     const ELF: u16 = 2;

@@ -9,6 +9,7 @@ use wormhole_device::{CuError, RawModule, Result};
 use wormhole_fatbin::is_fatbin;
 
 use crate::fatbin;
+use crate::managed::{self, Globals};
 
 const ELF: &[u8] = b"\x7fELF";
 /// Nothing larger is decompressed.
@@ -28,6 +29,8 @@ unsafe impl Send for Loaded {}
 #[derive(Debug, Default)]
 pub struct Images {
     loaded: HashMap<u64, Loaded>,
+    /// Managed variables.
+    managed: HashMap<u64, Globals>,
     next: u64,
 }
 
@@ -37,6 +40,18 @@ impl Images {
         self.next += 1;
         self.loaded.insert(self.next, image);
         RawModule(self.next)
+    }
+
+    /// Keeps where the managed variables of an image are.
+    pub fn set_managed(&mut self, module: RawModule, variables: Globals) {
+        self.managed.insert(module.0, variables);
+    }
+
+    /// Address and size of a managed variable.
+    pub fn managed(&self, module: RawModule, name: &str) -> Option<(u64, u64)> {
+        let variables = self.managed.get(&module.0)?;
+        let (_, found) = variables.iter().find(|(known, _)| known == name)?;
+        Some(*found)
     }
 
     /// Finds an image.
@@ -49,11 +64,13 @@ impl Images {
 
     /// Forgets an image.
     pub fn remove(&mut self, module: RawModule) -> Result<Loaded> {
+        self.managed.remove(&module.0);
         self.loaded.remove(&module.0).ok_or(CuError::INVALID_HANDLE)
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
+        self.managed.clear();
         self.loaded.clear();
     }
 }
@@ -100,19 +117,69 @@ fn elf_extent(image: &[u8]) -> Option<u64> {
     Some(programs.max(sections))
 }
 
-/// Whether what the driver would load from an image, on a device of compute capability `arch` (90 for
-/// 9.0), imports `vprintf` or `__assertfail`. Errs on the side of yes.
-pub fn uses_output(image: &[u8], arch: u32) -> bool {
-    if is_fatbin(image) {
-        fatbin::chosen(image, arch).is_none_or(|entries| {
-            entries.iter().any(|entry| {
-                let code = entry.unpack(MAX_BYTES).ok();
-                code.is_none_or(|code| imports_output(&code))
-            })
-        })
-    } else {
-        imports_output(image)
+/// What must be known of an image before it is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// It imports `vprintf` or `__assertfail`. Errs on the side of yes.
+    pub uses_output: bool,
+    /// It has managed variables.
+    pub is_managed: bool,
+}
+
+impl Facts {
+    const UNKNOWN: Self = Self {
+        uses_output: true,
+        is_managed: false,
+    };
+
+    fn of_code(code: &[u8]) -> Self {
+        Self {
+            uses_output: imports_output(code),
+            is_managed: if code.starts_with(ELF) {
+                managed::are_in(code)
+            } else {
+                memmem::find(code, b".managed").is_some()
+            },
+        }
     }
+
+    /// What holds of an image that is loaded on a device of compute capability `arch` (90 for 9.0).
+    pub fn of(image: &[u8], arch: u32) -> Self {
+        if !is_fatbin(image) {
+            return Self::of_code(image);
+        }
+        let Some(entries) = fatbin::chosen(image, arch) else {
+            return Self::UNKNOWN;
+        };
+        let facts = entries.iter().map(|entry| match entry.unpack(MAX_BYTES) {
+            Ok(code) => Self::of_code(&code),
+            Err(_) => Self::UNKNOWN,
+        });
+        facts.fold(Self::default(), |all, one| Self {
+            uses_output: all.uses_output || one.uses_output,
+            is_managed: all.is_managed || one.is_managed,
+        })
+    }
+}
+
+/// The code of an image that a device of compute capability `arch` runs: machine code, or PTX.
+pub fn best_code(image: &[u8], arch: u32) -> Option<Cow<'_, [u8]>> {
+    if !is_fatbin(image) {
+        return Some(Cow::Borrowed(image));
+    }
+    // The first is linked of all that follow it.
+    let linked = *wormhole_fatbin::fatbins(image).ok()?.first()?;
+    let entries = fatbin::chosen(linked, arch)?;
+    let best = entries
+        .iter()
+        .filter(|entry| entry.architecture() <= arch)
+        .max_by_key(|entry| entry.architecture())?;
+    best.unpack(MAX_BYTES).ok()
+}
+
+/// Whether code is machine code.
+pub fn is_machine_code(code: &[u8]) -> bool {
+    code.starts_with(ELF)
 }
 
 /// PTX names what it calls; an ELF image has it in its string table.
@@ -161,9 +228,12 @@ mod tests {
 
     #[test]
     fn plain_images_are_searched() {
-        assert!(uses_output(b"call (r), vprintf, (a, b);", 90));
-        assert!(uses_output(b"\x7fELF...\0__assertfail\0", 90));
-        assert!(!uses_output(b"\x7fELF...\0printer\0", 90));
+        let uses_output = |image: &[u8]| Facts::of(image, 90).uses_output;
+        assert!(uses_output(b"call (r), vprintf, (a, b);"));
+        assert!(uses_output(b"\x7fELF...\0__assertfail\0"));
+        assert!(!uses_output(b"\x7fELF...\0printer\0"));
+        assert!(!Facts::of(b"\x7fELF...\0printer\0", 90).is_managed);
+        assert!(Facts::of(b".global .attribute(.managed) .b32 x;", 90).is_managed);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod fatbin;
 mod graph;
 mod image;
 mod jit;
+mod managed;
 mod open;
 mod peers;
 mod pools;

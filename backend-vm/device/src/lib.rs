@@ -24,6 +24,7 @@ mod arrays;
 pub mod conformance;
 mod graphs;
 mod kernels;
+mod managed;
 mod peers;
 mod pools;
 mod references;
@@ -43,6 +44,7 @@ use std::fmt;
 pub use arrays::{Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, Resource, Sampling, View};
 pub use graphs::{GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, RawGraph};
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
+pub use managed::{Layout, ManagedPlace};
 pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory, condition};
 pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
 
@@ -168,6 +170,26 @@ pub struct LoadedModule {
     /// The image, or one that was loaded before it, imports `vprintf` or `__assertfail`: synchronizations may bring
     /// text.
     pub uses_output: bool,
+    /// The first values of its managed variables: bytes, and where they go.
+    pub initial: Vec<(u64, Vec<u8>)>,
+}
+
+/// What became of a load.
+#[derive(Clone, Debug)]
+pub enum Loading {
+    Done(LoadedModule),
+    /// Nothing was loaded: the image has managed variables, which need a place of so many bytes.
+    NeedsPlace(u64),
+}
+
+impl Loading {
+    /// The module of an image that is known to have no managed variables.
+    pub fn done(self) -> Result<LoadedModule> {
+        match self {
+            Self::Done(loaded) => Ok(loaded),
+            Self::NeedsPlace(_) => Err(CuError::NOT_SUPPORTED),
+        }
+    }
 }
 
 /// One kernel parameter: where it lies in the packed parameter buffer (`cuFuncGetParamInfo`), in bytes.
@@ -337,8 +359,15 @@ pub trait Device:
     /// Links the inputs into one image that can be loaded (`cuLinkComplete`); the texts as for
     /// [`Device::try_link`].
     fn link(&self, inputs: &[LinkInput<'_>], jit: &mut Jit) -> Result<Vec<u8>>;
-    /// Loads an image; the texts as for [`Device::try_link`].
-    fn load(&self, image: &[u8], kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule>;
+    /// Loads an image; the texts as for [`Device::try_link`]. Its managed variables lie in `place`, which is
+    /// registered host memory.
+    fn load(
+        &self,
+        image: &[u8],
+        kind: ImageKind,
+        jit: &mut Jit,
+        place: Option<ManagedPlace>,
+    ) -> Result<Loading>;
     fn unload(&self, module: RawModule) -> Result<()>;
     fn function(&self, module: RawModule, name: &str) -> Result<LoadedFunction>;
     /// Address and size of a global variable.

@@ -9,10 +9,10 @@ use wormhole_api::array::ArrayShape;
 use crate::{
     Access, Arrays, BoxCopy, BoxEnd, ClusterLaunch, CuError, Description, Device, DeviceOutput,
     EncodedTensorMap, Fill, Granularity, GraphDescription, GraphNode, Graphs, ImageKind, Jit,
-    Kernels, Launch, LaunchAttribute, LinkInput, LoadedFunction, LoadedModule, MemoryOperation,
-    Peer, Peers, PoolProperties, Pools, RawArray, RawEvent, RawFunction, RawGraph, RawMemory,
-    RawMipmap, RawModule, RawPool, RawStream, ReferenceKind, References, Resource, Result,
-    Sampling, StreamMemory, TensorMap, View, VirtualMemory,
+    Kernels, Launch, LaunchAttribute, LinkInput, LoadedFunction, Loading, ManagedPlace,
+    MemoryOperation, Peer, Peers, PoolProperties, Pools, RawArray, RawEvent, RawFunction, RawGraph,
+    RawMemory, RawMipmap, RawModule, RawPool, RawStream, ReferenceKind, References, Resource,
+    Result, Sampling, StreamMemory, TensorMap, View, VirtualMemory,
 };
 
 /// Where a handle of a set says which device it is of. No device has handles that reach up there.
@@ -445,10 +445,18 @@ impl Device for DeviceSet {
         self.here()?.link(inputs, jit)
     }
 
-    fn load(&self, image: &[u8], kind: ImageKind, jit: &mut Jit) -> Result<LoadedModule> {
-        let mut loaded = self.here()?.load(image, kind, jit)?;
-        loaded.module = loaded.module.of(self.current())?;
-        Ok(loaded)
+    fn load(
+        &self,
+        image: &[u8],
+        kind: ImageKind,
+        jit: &mut Jit,
+        place: Option<ManagedPlace>,
+    ) -> Result<Loading> {
+        let mut loading = self.here()?.load(image, kind, jit, place)?;
+        if let Loading::Done(loaded) = &mut loading {
+            loaded.module = loaded.module.of(self.current())?;
+        }
+        Ok(loading)
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {

@@ -231,6 +231,9 @@ fn code(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         entry(&ModuleLoad {
             log: DevicePtr(0),
             log_bytes: 0,
+            place: DevicePtr(0),
+            place_bytes: 0,
+            keep: 0,
             options: Items::new(&[]),
             new: new_module,
             image,
@@ -267,6 +270,9 @@ fn code(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         entry(&LibraryLoad {
             log: DevicePtr(0),
             log_bytes: 0,
+            place: DevicePtr(0),
+            place_bytes: 0,
+            keep: 0,
             options: Items::new(&[]),
             new: new_library,
             image,

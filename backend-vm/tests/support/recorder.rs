@@ -14,9 +14,9 @@ use std::time::Instant;
 use wormhole_device::{
     Access, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
     GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput,
-    LoadedFunction, LoadedModule, MemoryOperation, Parameter, Peer, Peers, PoolProperties, Pools,
-    RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawPool, RawStream, Result,
-    StreamMemory, VirtualMemory,
+    LoadedFunction, LoadedModule, Loading, ManagedPlace, MemoryOperation, Parameter, Peer, Peers,
+    PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawPool,
+    RawStream, Result, StreamMemory, VirtualMemory,
 };
 
 use super::backend::PATIENCE;
@@ -384,12 +384,19 @@ impl Device for Recorder {
         self.arrive("link");
         Ok(Vec::new())
     }
-    fn load(&self, _: &[u8], _: ImageKind, _: &mut Jit) -> Result<LoadedModule> {
+    fn load(
+        &self,
+        _: &[u8],
+        _: ImageKind,
+        _: &mut Jit,
+        _: Option<ManagedPlace>,
+    ) -> Result<Loading> {
         self.arrive("load");
-        Ok(LoadedModule {
+        Ok(Loading::Done(LoadedModule {
             module: RawModule(self.make()),
             uses_output: false,
-        })
+            initial: Vec::new(),
+        }))
     }
     fn unload(&self, module: RawModule) -> Result<()> {
         self.arrive("unload");

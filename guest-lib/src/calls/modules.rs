@@ -241,6 +241,30 @@ pub unsafe fn cuLibraryGetGlobal(
     body! { unsafe { global::<LibraryKind>(dptr, bytes, library, name) } }
 }
 
+/// Needs no current context: the runtime asks before it makes one current.
+pub unsafe fn cuLibraryGetManaged(
+    dptr: *mut CUdeviceptr,
+    bytes: *mut usize,
+    library: CUlibrary,
+    name: *const c_char,
+) -> CUresult {
+    body! {
+        let scope = context::scope_or_primary()?;
+        // SAFETY: as the caller promises.
+        let name = unsafe { string(name) }?;
+        let (address, length) = module::global::<LibraryKind>(scope, library, name)?;
+        if !module::is_managed(address) {
+            return Err(CuError::NOT_FOUND);
+        }
+        // SAFETY: as the caller promises.
+        unsafe {
+            put_if_wanted(dptr, address);
+            put_if_wanted(bytes, usize::try_from(length).unwrap_or(usize::MAX));
+        }
+        Ok(())
+    }
+}
+
 pub unsafe fn cuLibraryGetModule(pMod: *mut CUmodule, library: CUlibrary) -> CUresult {
     body! {
         let scope = context::scope()?;

@@ -417,7 +417,13 @@ impl Executor {
                     address: wormhole_api::DevicePtr(APERTURE_HIGH.0),
                 },
             ),
-            Request::ModuleLoad(_) => self.answer(head, &ModuleLoadReply { flags: 0 }),
+            Request::ModuleLoad(_) => self.answer(
+                head,
+                &ModuleLoadReply {
+                    flags: 0,
+                    managed: 0,
+                },
+            ),
             Request::ModuleGetFunction(_) => self.answer(
                 head,
                 &ModuleGetFunctionReply {
@@ -446,7 +452,13 @@ impl Executor {
                 }
                 self.answer(head, &LinkReply { bytes: 8 * bytes });
             }
-            Request::LibraryLoad(_) => self.answer(head, &LibraryLoadReply { flags: 0 }),
+            Request::LibraryLoad(_) => self.answer(
+                head,
+                &LibraryLoadReply {
+                    flags: 0,
+                    managed: 0,
+                },
+            ),
             Request::LibraryGetKernel(_) => self.answer(
                 head,
                 &LibraryGetKernelReply {

@@ -65,6 +65,13 @@ macro_rules! programs_pass {
 demo_programs!(programs_pass);
 
 #[test]
+fn managed_variables_are_reached_by_both_sides() {
+    passes("static", "managed_variables");
+    passes("shared", "managed_variables");
+    passes_on("cpu:2", "static", "managed_variables");
+}
+
+#[test]
 fn managed_memory_is_reached_by_both_sides() {
     passes("static", "managed");
 }

@@ -226,3 +226,54 @@ pub const TALKING: &str = r#"
     ret;
 }
 "#;
+
+/// Managed variables, and others.
+pub const MANAGED: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .global .attribute(.managed) .align 4 .u32 first = 5;
+.visible .global .attribute(.managed) .align 8 .u64 second[3] = {1, 2, 3};
+.visible .global .attribute(.managed) .align 4 .u32 unset[100];
+.visible .global .align 4 .u32 own = 7;
+.visible .global .align 8 .u64 pointer = generic(first);
+
+// first += own; own += 1; second[1] += 10; unset[99] = *pointer
+.visible .entry use()
+{
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<4>;
+    ld.global.u32 %r1, [first];
+    ld.global.u32 %r2, [own];
+    add.u32 %r1, %r1, %r2;
+    st.global.u32 [first], %r1;
+    add.u32 %r2, %r2, 1;
+    st.global.u32 [own], %r2;
+    ld.global.u64 %rd1, [second+8];
+    add.u64 %rd1, %rd1, 10;
+    st.global.u64 [second+8], %rd1;
+    ld.global.u64 %rd2, [pointer];
+    ld.u32 %r3, [%rd2];
+    st.global.u32 [unset+396], %r3;
+    ret;
+}
+";
+
+/// A managed variable and no other.
+pub const MANAGED_ALONE: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .global .attribute(.managed) .align 4 .u32 alone = 3;
+
+.visible .entry use()
+{
+    .reg .b32 %r<2>;
+    ld.global.u32 %r1, [alone];
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [alone], %r1;
+    ret;
+}
+";

@@ -1,7 +1,8 @@
 //! Links, and what compiler and linker tell.
 
 use super::{
-    Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, same, worked,
+    Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load_image, same,
+    worked,
 };
 use crate::{CuError, Device, ImageKind, Jit, LinkInput, RawStream, Result};
 
@@ -106,8 +107,7 @@ fn link(device: &dyn Device, texts: &[&str]) -> (Result<Vec<u8>>, String) {
 /// What the kernel `use` of a link stores.
 fn stored(device: &dyn Device, texts: &[&str]) -> std::result::Result<u32, String> {
     let image = worked("link", link(device, texts).0)?;
-    let loaded = device.load(&image, ImageKind::Module, &mut Jit::default());
-    let module = worked("load", loaded)?;
+    let module = load_image(device, &image, ImageKind::Module)?;
     let kernel = function(device, &module, "use")?;
     let host = HostMemory::new(device, 1)?;
     let arguments = [host.address(0)];
@@ -191,7 +191,7 @@ fn kinds(device: &dyn Device) -> Outcome {
 fn told(device: &dyn Device) -> Outcome {
     let nonsense = text("this is no PTX\n");
     let mut jit = jit();
-    let loaded = device.load(nonsense.as_bytes(), ImageKind::Module, &mut jit);
+    let loaded = device.load(nonsense.as_bytes(), ImageKind::Module, &mut jit, None);
     same("loading", loaded.err(), Some(CuError::INVALID_PTX))?;
     let told = String::from_utf8_lossy(&jit.errors).into_owned();
     holds("the line is told", told.contains("line 4"))
@@ -207,10 +207,7 @@ fn linked(device: &dyn Device) -> Outcome {
             data,
         };
         let image = worked("link", device.link(&[input], &mut Jit::default()))?;
-        let library = worked(
-            "load",
-            device.load(&image, ImageKind::Library, &mut Jit::default()),
-        )?;
+        let library = load_image(device, &image, ImageKind::Library)?;
         let bump = function(device, &library, "bump")?;
         worked("launch", launch(device, LEGACY, &bump, ONE_THREAD, &[]))?;
         let (counter, _) = worked("global", device.global(library.module, "counter"))?;

@@ -28,8 +28,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Device, ImageKind, Jit, Launch, LaunchAttribute, LoadedFunction, LoadedModule, RawStream,
-    Result,
+    Device, ImageKind, Jit, Launch, LaunchAttribute, LoadedFunction, LoadedModule, Loading,
+    RawStream, Result,
 };
 
 /// What a check finds: nothing, or a sentence.
@@ -110,6 +110,14 @@ impl<'a> HostMemory<'a> {
         self.start.expose_provenance() as u64 + offset as u64
     }
 
+    /// Writes a byte at an address of this memory.
+    fn set_byte(&self, address: u64, byte: u8) {
+        let offset = usize::try_from(address - self.address(0)).unwrap_or(usize::MAX);
+        assert!(offset < self.bytes);
+        // SAFETY: inside the mapping, which nobody else writes at this time.
+        unsafe { self.start.add(offset).write_volatile(byte) };
+    }
+
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!((index + 1) * 8 <= self.bytes);
         // SAFETY: in bounds and aligned; the memory is accessed through atomics only.
@@ -179,10 +187,17 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
 }
 
 fn load(device: &dyn Device, text: &str) -> std::result::Result<LoadedModule, String> {
-    worked(
-        "load",
-        device.load(text.as_bytes(), ImageKind::Module, &mut Jit::default()),
-    )
+    load_image(device, text.as_bytes(), ImageKind::Module)
+}
+
+/// Loads an image that has no managed variables.
+fn load_image(
+    device: &dyn Device,
+    image: &[u8],
+    kind: ImageKind,
+) -> std::result::Result<LoadedModule, String> {
+    let loaded = device.load(image, kind, &mut Jit::default(), None);
+    worked("load", loaded.and_then(Loading::done))
 }
 
 fn function(

@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load, same, worked,
+    Check, HostMemory, ONE_THREAD, Outcome, function, holds, kernels, launch, load, load_image,
+    same, worked,
 };
-use crate::{CuError, Device, ImageKind, Jit, RawStream};
+use crate::{CuError, Device, ImageKind, Jit, LoadedModule, Loading, ManagedPlace, RawStream};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -27,6 +28,10 @@ pub const CHECKS: &[Check] = &[
     Check {
         name: "a library is loaded like a module",
         run: library,
+    },
+    Check {
+        name: "managed variables lie where they are told to",
+        run: managed,
     },
     Check {
         name: "an image that is none is refused",
@@ -107,14 +112,7 @@ fn unloaded(device: &dyn Device) -> Outcome {
 }
 
 fn library(device: &dyn Device) -> Outcome {
-    let library = worked(
-        "load",
-        device.load(
-            kernels::PLAIN.as_bytes(),
-            ImageKind::Library,
-            &mut Jit::default(),
-        ),
-    )?;
+    let library = load_image(device, kernels::PLAIN.as_bytes(), ImageKind::Library)?;
     let bump = function(device, &library, "bump")?;
     worked("launch", launch(device, LEGACY, &bump, ONE_THREAD, &[]))?;
     let (counter, _) = worked("global", device.global(library.module, "counter"))?;
@@ -122,10 +120,83 @@ fn library(device: &dyn Device) -> Outcome {
     worked("unload", device.unload(library.module))
 }
 
+/// Loads an image with managed variables; the bytes that they need.
+fn load_managed(
+    device: &dyn Device,
+    text: &str,
+    kind: ImageKind,
+    host: &HostMemory<'_>,
+) -> Result<(LoadedModule, u64), String> {
+    let load = |place| device.load(text.as_bytes(), kind, &mut Jit::default(), place);
+    let Loading::NeedsPlace(bytes) = worked("load without a place", load(None))? else {
+        return Err("the image was loaded without a place for its managed variables".to_owned());
+    };
+    let address = host.address(0);
+    let small = ManagedPlace {
+        address,
+        bytes: bytes - 1,
+    };
+    holds(
+        "a place that is too small is refused",
+        matches!(load(Some(small)), Ok(Loading::NeedsPlace(needed)) if needed == bytes),
+    )?;
+    let loaded = load(Some(ManagedPlace { address, bytes })).and_then(Loading::done);
+    let loaded = worked("load", loaded)?;
+    for (address, values) in &loaded.initial {
+        // As a worker does.
+        for (index, byte) in values.iter().enumerate() {
+            host.set_byte(*address + index as u64, *byte);
+        }
+    }
+    Ok((loaded, bytes))
+}
+
+fn managed(device: &dyn Device) -> Outcome {
+    for kind in [ImageKind::Module, ImageKind::Library] {
+        let host = HostMemory::new(device, 1)?;
+        let (module, bytes) = load_managed(device, kernels::MANAGED, kind, &host)?;
+        holds("the bytes are enough", bytes >= 4 + 24 + 400)?;
+        let mut offsets = Vec::new();
+        for (name, size) in [("first", 4), ("second", 24), ("unset", 400)] {
+            let (address, bytes) = worked("global", device.global(module.module, name))?;
+            same(name, bytes, size)?;
+            let offset = address.wrapping_sub(host.address(0));
+            holds("it lies in its place", offset + size <= 4096)?;
+            offsets.push(usize::try_from(offset).unwrap_or(0));
+        }
+        let word = |variable: usize, index: usize| {
+            let place = host.half_word(offsets[variable] / 4 + index);
+            place.load(Ordering::Acquire)
+        };
+        same("first before", word(0, 0), 5)?;
+        same("second[2] before", word(1, 4), 3)?;
+        same("unset before", word(2, 99), 0)?;
+        let (own, _) = worked("global", device.global(module.module, "own"))?;
+        same("a variable of the device", read(device, own)?, 7)?;
+        let kernel = function(device, &module, "use")?;
+        for (first, second) in [(12, 12), (20, 22)] {
+            worked("launch", launch(device, LEGACY, &kernel, ONE_THREAD, &[]))?;
+            worked("synchronize", device.synchronize_stream(LEGACY))?;
+            same("first", word(0, 0), first)?;
+            same("second[1]", word(1, 2), second)?;
+            same("what the pointer leads to", word(2, 99), first)?;
+        }
+        worked("unload", device.unload(module.module))?;
+        let (module, _) = load_managed(device, kernels::MANAGED_ALONE, kind, &host)?;
+        let kernel = function(device, &module, "use")?;
+        worked("launch", launch(device, LEGACY, &kernel, ONE_THREAD, &[]))?;
+        worked("synchronize", device.synchronize_stream(LEGACY))?;
+        let (address, _) = worked("global", device.global(module.module, "alone"))?;
+        same("a variable alone", read(device, address)?, 4)?;
+        worked("unload", device.unload(module.module))?;
+    }
+    Ok(())
+}
+
 fn garbage(device: &dyn Device) -> Outcome {
     let text = b".version 7.0\n.target sm_70\n.address_size 64\nthis is no PTX\n";
     let result = device
-        .load(text, ImageKind::Module, &mut Jit::default())
+        .load(text, ImageKind::Module, &mut Jit::default(), None)
         .err();
     same("nonsense", result, Some(CuError::INVALID_PTX))
 }

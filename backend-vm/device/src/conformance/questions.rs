@@ -2,9 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Check, HostMemory, Outcome, function, holds, kernel, kernels, load, same, worked};
+use super::{
+    Check, HostMemory, Outcome, function, holds, kernel, kernels, load, load_image, same, worked,
+};
 use crate::{
-    ClusterLaunch, CuError, Device, ImageKind, Jit, Launch, RawFunction, RawStream, TensorMap,
+    ClusterLaunch, CuError, Device, ImageKind, Launch, RawFunction, RawStream, TensorMap,
     TensorMapMode,
 };
 
@@ -49,10 +51,7 @@ fn attribute(device: &dyn Device, id: i32) -> i32 {
 fn names(device: &dyn Device) -> Outcome {
     let expected = kernels::PLAIN.matches(".entry ").count();
     for kind in [ImageKind::Module, ImageKind::Library] {
-        let image = worked(
-            "load",
-            device.load(kernels::PLAIN.as_bytes(), kind, &mut Jit::default()),
-        )?;
+        let image = load_image(device, kernels::PLAIN.as_bytes(), kind)?;
         let names = worked("names", device.kernel_names(image.module))?;
         same("how many", names.len(), expected)?;
         for name in ["store", "saxpy", "fall"] {

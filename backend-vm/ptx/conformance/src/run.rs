@@ -3,7 +3,9 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wormhole_device::{CuError, Device, Fill, ImageKind, Jit, Launch, RawFunction, RawStream};
+use wormhole_device::{
+    CuError, Device, Fill, ImageKind, Jit, Launch, Loading, RawFunction, RawStream,
+};
 
 use crate::form::Form;
 use crate::kernel;
@@ -57,7 +59,13 @@ impl<'d> Runner<'d> {
         let device = self.device;
         let text = kernel::text(form);
         let module = device
-            .load(text.as_bytes(), ImageKind::Module, &mut Jit::default())
+            .load(
+                text.as_bytes(),
+                ImageKind::Module,
+                &mut Jit::default(),
+                None,
+            )
+            .and_then(Loading::done)
             .map_err(Failure::Refused)?
             .module;
         let answer = device

@@ -9,7 +9,7 @@ use wormhole_api::{
     Parameter, is_plain_jit_option,
 };
 use wormhole_device::{
-    CuError, Device, ImageKind, Jit, LinkInput, LoadedFunction, LoadedModule, RawFunction,
+    CuError, Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
     RawModule,
 };
 
@@ -42,6 +42,10 @@ pub(super) struct Incoming<'a> {
     pub bytes: u64,
     pub log: u64,
     pub log_bytes: u64,
+    /// Where its managed variables go.
+    pub place: ManagedPlace,
+    /// They have values already.
+    pub keep: bool,
     pub options: &'a Items<'a, JitOption>,
 }
 
@@ -125,7 +129,12 @@ impl Session {
         new: ImageHandle,
         image: &Incoming<'_>,
     ) -> Outcome<R> {
-        let Incoming { address, bytes, .. } = *image;
+        let Incoming {
+            address,
+            bytes,
+            keep,
+            ..
+        } = *image;
         let mut compiler = match self.compiler(image.log, image.log_bytes, image.options) {
             Ok(compiler) => compiler,
             Err(error) => return Outcome::Failed(error),
@@ -139,6 +148,10 @@ impl Session {
         if bytes > IMAGE_BYTES - self.image_bytes {
             return Outcome::Failed(CuResult::OUT_OF_MEMORY);
         }
+        let place = (image.place.bytes != 0).then_some(image.place);
+        if place.is_some_and(|place| !self.extents.contains(place.address, place.bytes)) {
+            return Outcome::Failed(self.invalid_address());
+        }
         let reader = Arc::clone(&self.readers);
         let outcome = self.defer(call, move |device: &dyn Device| {
             // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
@@ -147,9 +160,17 @@ impl Session {
                 ImageHandle::Module(_) => ImageKind::Module,
                 ImageHandle::Library(_) => ImageKind::Library,
             };
-            let loaded = device.load(&image, kind, &mut compiler.jit);
+            let loaded = device.load(&image, kind, &mut compiler.jit, place);
             // SAFETY: as above.
             unsafe { compiler.tell() };
+            if let Ok(Loading::Done(loaded)) = &loaded
+                && !keep
+            {
+                for (address, values) in &loaded.initial {
+                    // SAFETY: as above: the device puts them into the place, which lies in an extent as well.
+                    unsafe { memory::copy_in(*address, values) };
+                }
+            }
             drop(reader);
             drop(image);
             Box::new(move |session: &mut Session| {
@@ -243,13 +264,14 @@ impl Session {
         Ok(Compiler { jit, log })
     }
 
-    fn loaded(
-        &mut self,
-        new: ImageHandle,
-        loaded: wormhole_device::Result<LoadedModule>,
-    ) -> Answer {
+    fn loaded(&mut self, new: ImageHandle, loaded: wormhole_device::Result<Loading>) -> Answer {
+        let answer = |flags, managed| match new {
+            ImageHandle::Module(_) => Answer::reply(&ModuleLoadReply { flags, managed }),
+            ImageHandle::Library(_) => Answer::reply(&LibraryLoadReply { flags, managed }),
+        };
         let loaded = match loaded {
-            Ok(loaded) => loaded,
+            Ok(Loading::Done(loaded)) => loaded,
+            Ok(Loading::NeedsPlace(bytes)) => return answer(0, bytes),
             Err(error) => return Answer::failed(self.failed(error)),
         };
         let image = Loaded { raw: loaded.module };
@@ -259,10 +281,7 @@ impl Session {
             return Answer::failed(error);
         }
         let flags = if loaded.uses_output { USES_OUTPUT } else { 0 };
-        match new {
-            ImageHandle::Module(_) => Answer::reply(&ModuleLoadReply { flags }),
-            ImageHandle::Library(_) => Answer::reply(&LibraryLoadReply { flags }),
-        }
+        answer(flags, 0)
     }
 
     fn enter_image(&mut self, new: ImageHandle, image: ImageObject) -> Result<(), CuResult> {

@@ -32,7 +32,7 @@ use wormhole_api::{
     GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
 };
 use wormhole_api::{ReferenceBindSurface, ReferenceBindTexture, ReferenceFind};
-use wormhole_device::{CuError, Description};
+use wormhole_device::{CuError, Description, ManagedPlace};
 
 use super::images::{ImageHandle, Incoming};
 use super::{Answer, Call, Session, to_result};
@@ -300,6 +300,11 @@ impl Service for Session {
             bytes: message.bytes,
             log: message.log.0,
             log_bytes: message.log_bytes,
+            place: ManagedPlace {
+                address: message.place.0,
+                bytes: message.place_bytes,
+            },
+            keep: message.keep != 0,
             options: &message.options,
         };
         self.load(call, ImageHandle::Module(message.new), &image)
@@ -340,6 +345,11 @@ impl Service for Session {
             bytes: message.bytes,
             log: message.log.0,
             log_bytes: message.log_bytes,
+            place: ManagedPlace {
+                address: message.place.0,
+                bytes: message.place_bytes,
+            },
+            keep: message.keep != 0,
             options: &message.options,
         };
         self.load(call, ImageHandle::Library(message.new), &image)

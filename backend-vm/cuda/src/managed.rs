@@ -1,0 +1,425 @@
+//! Managed variables of machine code (`__managed__`).
+//!
+//! The driver places such variables where only the host's process reaches them. So an image that has some is loaded
+//! with their addresses in it, which are in memory that the guest and the device share: what refers to them are
+//! entries of a bank of constants, or pointers among other variables, each with a relocation of 64 bits (ELF-64
+//! object file format; the flag of managed symbols and the kind of relocation as found in what `nvcc` 13 writes, and
+//! that the driver takes such an image was measured on an H200).
+//!
+//! The image comes from a guest: every offset is checked, and there is no unsafe code.
+
+use std::collections::{BTreeMap, HashMap};
+
+use wormhole_device::{CuError, Layout, ManagedPlace, Result};
+use wormhole_fatbin::fields::{u16_at, u32_at, u64_at, usize_at};
+
+/// Section types (`sh_type`).
+const SYMBOLS: u32 = 2;
+const RELOCATIONS: u32 = 4;
+const NO_BITS: u32 = 8;
+/// A data object (`st_info`).
+const OBJECT: u8 = 1;
+/// In `st_other`: the variable is managed.
+const MANAGED: u8 = 4;
+/// The relocation of an address of 64 bits.
+const ADDRESS: u32 = 2;
+
+const SECTION_BYTES: usize = 64;
+const SYMBOL_BYTES: usize = 24;
+const RELOCATION_BYTES: usize = 24;
+
+/// Bytes of all variables of one image.
+const MAX_BYTES: u64 = 1 << 40;
+
+/// A section header, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+struct Section {
+    /// Where the header itself is.
+    header: usize,
+    kind: u32,
+    offset: usize,
+    bytes: usize,
+    link: u32,
+    info: u32,
+    alignment: u64,
+}
+
+/// A managed variable.
+#[derive(Clone, Debug)]
+pub struct Variable {
+    pub name: String,
+    pub bytes: u64,
+    /// Its offset in the place.
+    offset: u64,
+    /// Where the image has its first values; zeros if nowhere.
+    values: Option<usize>,
+}
+
+/// Machine code with managed variables.
+#[derive(Debug)]
+pub struct Code {
+    image: Vec<u8>,
+    sections: Vec<Section>,
+    /// Where the symbols start.
+    symbols: usize,
+    /// By their symbols.
+    variables: HashMap<usize, Variable>,
+    /// Where the image has first values of theirs, by where they start: where they end.
+    values: BTreeMap<usize, usize>,
+    layout: Layout,
+}
+
+/// Whether machine code has managed variables.
+pub fn are_in(image: &[u8]) -> bool {
+    read(image).is_some_and(|found| !found.1.is_empty())
+}
+
+fn sections(image: &[u8]) -> Option<Vec<Section>> {
+    let start = usize_at(image, 40)?;
+    let count = usize::from(u16_at(image, 60)?);
+    (0..count)
+        .map(|index| {
+            let header = index
+                .checked_mul(SECTION_BYTES)
+                .and_then(|offset| offset.checked_add(start))?;
+            let at = |offset: usize| header.checked_add(offset);
+            Some(Section {
+                header,
+                kind: u32_at(image, at(4)?)?,
+                offset: usize_at(image, at(24)?)?,
+                bytes: usize_at(image, at(32)?)?,
+                link: u32_at(image, at(40)?)?,
+                info: u32_at(image, at(44)?)?,
+                alignment: u64_at(image, at(48)?)?,
+            })
+        })
+        .collect()
+}
+
+/// The sections, where the symbols start, and for each managed variable its symbol's number and place.
+type Found = (Vec<Section>, Vec<usize>, usize);
+
+fn read(image: &[u8]) -> Option<Found> {
+    let sections = sections(image)?;
+    let table = sections.iter().find(|section| section.kind == SYMBOLS)?;
+    let mut managed = Vec::new();
+    for symbol in 0..table.bytes / SYMBOL_BYTES {
+        let at = table
+            .offset
+            .checked_add(symbol.checked_mul(SYMBOL_BYTES)?)?;
+        let facts = image.get(at..at.checked_add(SYMBOL_BYTES)?)?;
+        let is_defined = u16_at(facts, 6)? != 0;
+        if facts[4] & 0xf == OBJECT && facts[5] & MANAGED != 0 && is_defined {
+            managed.push(symbol);
+        }
+    }
+    let symbols = table.offset;
+    Some((sections, managed, symbols))
+}
+
+impl Code {
+    /// Nothing if the image has no managed variables.
+    pub fn read(image: Vec<u8>) -> Result<Option<Self>> {
+        match read(&image) {
+            Some((sections, managed, symbols)) if !managed.is_empty() => {
+                let mut code = Self {
+                    image,
+                    sections,
+                    symbols,
+                    variables: HashMap::new(),
+                    values: BTreeMap::new(),
+                    layout: Layout::default(),
+                };
+                for symbol in managed {
+                    let variable = code.variable(symbol).ok_or(CuError::INVALID_IMAGE)?;
+                    code.variables.insert(symbol, variable);
+                }
+                if code.layout.bytes() > MAX_BYTES {
+                    return Err(CuError::OUT_OF_MEMORY);
+                }
+                Ok(Some(code))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn variable(&mut self, symbol: usize) -> Option<Variable> {
+        let at = self.symbols + symbol * SYMBOL_BYTES;
+        let names = self.sections.iter().find(|section| section.kind == SYMBOLS);
+        let names = self.section(names?.link)?;
+        let name = names
+            .offset
+            .checked_add(usize::try_from(u32_at(&self.image, at)?).ok()?)?;
+        let name = self.image.get(name..)?.split(|byte| *byte == 0).next()?;
+        let section = self.section(u32::from(u16_at(&self.image, at + 6)?))?;
+        let (value, bytes) = (
+            usize_at(&self.image, at + 8)?,
+            u64_at(&self.image, at + 16)?,
+        );
+        let values = if section.kind == NO_BITS {
+            None
+        } else {
+            let start = section.offset.checked_add(value)?;
+            let end = start.checked_add(usize::try_from(bytes).ok()?)?;
+            self.image.get(start..end)?;
+            self.values.insert(start, end);
+            Some(start)
+        };
+        Some(Variable {
+            name: String::from_utf8(name.to_vec()).ok()?,
+            bytes,
+            offset: self.layout.add(bytes, section.alignment.max(1))?,
+            values,
+        })
+    }
+
+    fn section(&self, index: u32) -> Option<Section> {
+        self.sections.get(usize::try_from(index).ok()?).copied()
+    }
+
+    /// Bytes that the variables need.
+    pub fn bytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+
+    /// The image with the variables at their addresses, the variables by their names, addresses and sizes, and
+    /// their first values. Nothing if the place does not hold them.
+    pub fn place(mut self, place: ManagedPlace) -> Result<Option<Placed>> {
+        let Some(start) = self.layout.start_in(place) else {
+            return Ok(None);
+        };
+        for section in self.sections.clone() {
+            if section.kind == RELOCATIONS {
+                self.relocate(section, start).ok_or_else(|| {
+                    tracing::warn!(
+                        "an image is refused: code refers to its managed variables in an unknown way"
+                    );
+                    CuError::NOT_SUPPORTED
+                })?;
+            }
+        }
+        let mut placed = Placed::default();
+        for (symbol, variable) in self.variables {
+            let address = start + variable.offset;
+            let bytes = usize::try_from(variable.bytes).map_err(|_| CuError::OUT_OF_MEMORY)?;
+            let values = match variable.values {
+                Some(start) => self.image.get(start..start + bytes).map(<[u8]>::to_vec),
+                None => Some(vec![0; bytes]),
+            };
+            let values = values.ok_or(CuError::INVALID_IMAGE)?;
+            placed.initial.push((address, values));
+            let global = (variable.name, (address, variable.bytes));
+            placed.globals.push(global);
+            // The driver has no place to find for it then.
+            self.image[self.symbols + symbol * SYMBOL_BYTES + 5] &= !MANAGED;
+        }
+        placed.image = self.image;
+        Ok(Some(placed))
+    }
+
+    /// Writes addresses where relocations ask for them, and takes those relocations out.
+    fn relocate(&mut self, table: Section, start: u64) -> Option<()> {
+        let target = self.section(table.info)?;
+        let mut kept = 0;
+        for entry in 0..table.bytes / RELOCATION_BYTES {
+            let at = table.offset.checked_add(entry * RELOCATION_BYTES)?;
+            let bytes: [u8; RELOCATION_BYTES] = self
+                .image
+                .get(at..at.checked_add(RELOCATION_BYTES)?)?
+                .try_into()
+                .ok()?;
+            let symbol = usize::try_from(u32_at(&bytes, 12)?).ok()?;
+            // What a variable's first values are must be known now.
+            let place = target.offset.checked_add(usize_at(&bytes, 0)?)?;
+            if target.kind != NO_BITS && self.values_hold(place) {
+                return None;
+            }
+            let Some(variable) = self.variables.get(&symbol) else {
+                let to = table.offset + kept * RELOCATION_BYTES;
+                self.image[to..to + RELOCATION_BYTES].copy_from_slice(&bytes);
+                kept += 1;
+                continue;
+            };
+            if u32_at(&bytes, 8)? != ADDRESS {
+                return None;
+            }
+            let address = (start + variable.offset).wrapping_add(u64_at(&bytes, 16)?);
+            let place = self.image.get_mut(place..place.checked_add(8)?)?;
+            place.copy_from_slice(&address.to_le_bytes());
+        }
+        let bytes = (kept * RELOCATION_BYTES) as u64;
+        let size = self.image.get_mut(table.header + 32..table.header + 40)?;
+        size.copy_from_slice(&bytes.to_le_bytes());
+        Some(())
+    }
+
+    /// Whether an offset of the image is among the first values of a managed variable.
+    fn values_hold(&self, at: usize) -> bool {
+        let before = self.values.range(..=at).next_back();
+        before.is_some_and(|(_, end)| at < *end)
+    }
+}
+
+/// Variables by name: address and size.
+pub type Globals = Vec<(String, (u64, u64))>;
+
+/// An image whose managed variables have their addresses.
+#[derive(Debug, Default)]
+pub struct Placed {
+    pub image: Vec<u8>,
+    pub globals: Globals,
+    /// First values, and where they go.
+    pub initial: Vec<(u64, Vec<u8>)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROGRAM_BITS: u32 = 1;
+    const STRINGS: u32 = 3;
+    const START: u64 = 0x7000_0000_0000;
+
+    /// An image with a managed variable `x` of 8 bytes that begins with 5, one `y` of 16 bytes without values, and a
+    /// variable `z` of the device; a bank of constants holds the addresses of `x + 4`, `z` and `y`.
+    fn image(relocation: u32, at_values: bool) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        let mut headers = vec![vec![0; SECTION_BYTES]];
+        let mut section = |kind: u32, content: &[u8], link: u32, info: u32| {
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+            let mut header = vec![0; SECTION_BYTES];
+            header[4..8].copy_from_slice(&kind.to_le_bytes());
+            header[24..32].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+            header[32..40].copy_from_slice(&(content.len() as u64).to_le_bytes());
+            header[40..44].copy_from_slice(&link.to_le_bytes());
+            header[44..48].copy_from_slice(&info.to_le_bytes());
+            header[48..56].copy_from_slice(&8_u64.to_le_bytes());
+            headers.push(header);
+            if kind != NO_BITS {
+                bytes.extend_from_slice(content);
+            }
+        };
+        let symbol = |name: u32, other: u8, section: u16, value: u64, size: u64| {
+            let mut symbol = name.to_le_bytes().to_vec();
+            symbol.extend_from_slice(&[OBJECT, other]);
+            symbol.extend_from_slice(&section.to_le_bytes());
+            symbol.extend_from_slice(&value.to_le_bytes());
+            symbol.extend_from_slice(&size.to_le_bytes());
+            symbol
+        };
+        let entry = |at: u64, symbol: u32, kind: u32, addend: u64| {
+            let info = u64::from(symbol) << 32 | u64::from(kind);
+            [at, info, addend].map(u64::to_le_bytes).concat()
+        };
+        let symbols = [
+            vec![0; SYMBOL_BYTES],
+            symbol(1, MANAGED, 3, 8, 8),
+            symbol(3, MANAGED, 4, 0, 16),
+            symbol(5, 0, 3, 0, 8),
+        ];
+        let entries = [
+            entry(0, 1, relocation, 4),
+            entry(8, 3, ADDRESS, 0),
+            entry(16, 2, ADDRESS, 0),
+        ];
+        section(SYMBOLS, &symbols.concat(), 2, 0);
+        section(STRINGS, b"\0x\0y\0z\0", 0, 0);
+        section(
+            PROGRAM_BITS,
+            &[7_u64, 5].map(u64::to_le_bytes).concat(),
+            0,
+            0,
+        );
+        section(NO_BITS, &[0; 16], 0, 0);
+        section(PROGRAM_BITS, &[0xff; 24], 0, 0);
+        section(RELOCATIONS, &entries.concat(), 1, 5);
+        if at_values {
+            section(RELOCATIONS, &entry(12, 3, ADDRESS, 0), 1, 3);
+        }
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let start = bytes.len() as u64;
+        bytes[40..48].copy_from_slice(&start.to_le_bytes());
+        bytes[60..62].copy_from_slice(&u16::try_from(headers.len()).unwrap().to_le_bytes());
+        bytes.extend(headers.concat());
+        bytes
+    }
+
+    fn place(bytes: u64) -> ManagedPlace {
+        ManagedPlace {
+            address: START,
+            bytes,
+        }
+    }
+
+    #[test]
+    fn what_refers_to_managed_variables_gets_their_addresses() {
+        let code = Code::read(image(ADDRESS, false)).unwrap().unwrap();
+        assert_eq!(code.bytes(), 24);
+        let placed = code.place(place(24)).unwrap().unwrap();
+        let mut globals = placed.globals.clone();
+        globals.sort();
+        let (x, y) = (globals[0].1.0, globals[1].1.0);
+        assert_eq!(globals[0], ("x".to_owned(), (x, 8)));
+        assert_eq!(globals[1], ("y".to_owned(), (y, 16)));
+        assert!(
+            [x, y]
+                .iter()
+                .all(|address| (START..START + 24).contains(address))
+        );
+        let mut initial = placed.initial.clone();
+        initial.sort();
+        let mut expected = vec![(x, 5_u64.to_le_bytes().to_vec()), (y, vec![0; 16])];
+        expected.sort();
+        assert_eq!(initial, expected);
+        let (sections, managed, symbols) = read(&placed.image).unwrap();
+        assert_eq!((managed, are_in(&placed.image)), (vec![], false));
+        assert_eq!(symbols, sections[1].offset);
+        let bank = sections[5].offset;
+        assert_eq!(u64_at(&placed.image, bank), Some(x + 4));
+        assert_eq!(u64_at(&placed.image, bank + 8), Some(u64::MAX));
+        assert_eq!(u64_at(&placed.image, bank + 16), Some(y));
+        // What refers to the variable of the device is left to the driver.
+        assert_eq!(sections[6].bytes, RELOCATION_BYTES);
+        let left = sections[6].offset;
+        assert_eq!(u64_at(&placed.image, left), Some(8));
+        assert_eq!(u32_at(&placed.image, left + 12), Some(3));
+    }
+
+    #[test]
+    fn a_place_that_is_too_small_is_none() {
+        let code = |bytes| {
+            let code = Code::read(image(ADDRESS, false)).unwrap().unwrap();
+            code.place(place(bytes)).unwrap().is_some()
+        };
+        assert!(code(24) && !code(23));
+    }
+
+    #[test]
+    fn what_cannot_be_known_is_refused() {
+        for image in [image(56, false), image(ADDRESS, true)] {
+            let code = Code::read(image).unwrap().unwrap();
+            let placed = code.place(place(24));
+            assert_eq!(placed.err(), Some(CuError::NOT_SUPPORTED));
+        }
+        assert!(matches!(Code::read(b"\x7fELF".to_vec()), Ok(None)));
+    }
+
+    #[test]
+    fn damaged_images_do_no_harm() {
+        let whole = image(ADDRESS, true);
+        let try_it = |image: Vec<u8>| {
+            if let Ok(Some(code)) = Code::read(image) {
+                let bytes = code.bytes();
+                let _ = code.place(place(bytes));
+            }
+        };
+        for length in 0..whole.len() {
+            try_it(whole[..length].to_vec());
+            for value in [0, 1, 0x7f, 0xff] {
+                let mut damaged = whole.clone();
+                damaged[length] = value;
+                try_it(damaged);
+            }
+        }
+    }
+}
