@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include <unistd.h>
+
 template <typename... Arguments>
 static int call(const char *name, Arguments... arguments) {
     return reinterpret_cast<int (*)(Arguments...)>(driver_function(name))(arguments...);
@@ -44,6 +46,9 @@ static void narrow(CUdevice device) {
     HOLDS(call("cuMemHostGetDevicePointer", &first, (void *)bytes, 0u) == wide && first == 0);
     first = second = seven;
     HOLDS(call("cuModuleGetGlobal", &first, &second, nullptr, "x") == wide && first == 0 && second == 0);
+    for (const char *name : {"cuArrayGetDescriptor", "cuArray3DGetDescriptor"}) {
+        HOLDS(call(name, bytes, nullptr) == CUDA_ERROR_INVALID_HANDLE);
+    }
     // The others give nothing back.
     for (const char *name :
          {"cuArray3DCreate", "cuArrayCreate", "cuMemFree", "cuMemcpy2DAsync", "cuMemcpy2DUnaligned", "cuMemcpy3D",
@@ -152,6 +157,20 @@ static void others(CUdevice device) {
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuDeviceGetNvSciSyncAttributes, list, device, 4);
     RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetNvSciSyncAttributes, list, 99, 1);
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuDeviceGetNvSciSyncAttributes, list, device, 3);
+    for (const char *name :
+         {"cuDestroyExternalMemory", "cuDestroyExternalSemaphore", "cuSignalExternalSemaphoresAsync",
+          "cuSignalExternalSemaphoresAsync_ptsz", "cuWaitExternalSemaphoresAsync",
+          "cuWaitExternalSemaphoresAsync_ptsz", "cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"}) {
+        HOLDS(call(name, nullptr, nullptr, nullptr) == CUDA_ERROR_INVALID_VALUE);
+    }
+    CUprocessState state;
+    WORKS(cuCheckpointProcessGetState, getpid(), &state);
+    HOLDS(state == CU_PROCESS_STATE_RUNNING);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuCheckpointProcessGetState, getpid(), nullptr);
+    RETURNS(CUDA_ERROR_OPERATING_SYSTEM, cuCheckpointProcessGetState, -1, &state);
+    RETURNS(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessUnlock, getpid(), nullptr);
+    RETURNS(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessRestore, getpid(), nullptr);
+    RETURNS(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessCheckpoint, getpid(), nullptr);
     const auto target = CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);

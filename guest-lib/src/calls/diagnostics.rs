@@ -9,7 +9,8 @@ use super::{body, put};
 use crate::context;
 use crate::core_dump::{self, Of};
 use crate::error::{CuError, Result};
-use crate::types::{CUdevice, CUresult};
+use crate::stream::target;
+use crate::types::{CUdevice, CUresult, CUstream, DefaultStream};
 
 /// The current context's settings.
 fn mine() -> Result<Of> {
@@ -165,5 +166,18 @@ pub unsafe fn cuFlushGPUDirectRDMAWrites(target: u32, scope: u32) -> CUresult {
         } else {
             Err(CuError::INVALID_VALUE)
         }
+    }
+}
+
+/// No array is without memory of its own, so there is none to map memory to.
+pub unsafe fn cuMemMapArrayAsync(
+    default: DefaultStream,
+    _mapInfoList: *const c_void,
+    _count: u32,
+    hStream: CUstream,
+) -> CUresult {
+    body! {
+        target(default, hStream)?;
+        Err(CuError::INVALID_VALUE)
     }
 }

@@ -1,12 +1,14 @@
 //! Functions of CUDA 3.1, with addresses and sizes of 32 bits, as contexts with 64-bit addresses serve them. What
 //! they refuse always is in the table.
 
+use std::ffi::c_void;
+
 use super::devices::device;
 use super::{body, put};
-use crate::context;
 use crate::error::CuError;
 use crate::runtime::clear;
-use crate::types::{CUdevice, CUresult};
+use crate::types::{CUarray, CUdevice, CUresult};
+use crate::{array, context};
 
 /// More than fits is the most that does.
 pub unsafe fn cuDeviceTotalMem(bytes: *mut u32, dev: CUdevice) -> CUresult {
@@ -33,4 +35,18 @@ pub unsafe fn cuMemGetAddressRange(pbase: *mut u32, psize: *mut u32, _dptr: u32)
         }
         Err(CuError::INVALID_CONTEXT)
     }
+}
+
+/// Only what is no array is told from what is one.
+pub unsafe fn cuArrayGetDescriptor(_pArrayDescriptor: *mut c_void, hArray: CUarray) -> CUresult {
+    body! {
+        context::scope()?;
+        array::find(hArray)?;
+        Err(CuError::INVALID_CONTEXT)
+    }
+}
+
+pub unsafe fn cuArray3DGetDescriptor(pArrayDescriptor: *mut c_void, hArray: CUarray) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { cuArrayGetDescriptor(pArrayDescriptor, hArray) }
 }

@@ -1,0 +1,54 @@
+//! Checkpoints of processes. A process shares its memory with a worker that no checkpoint holds, so none is ever
+//! locked for one.
+
+use std::ffi::c_void;
+
+use super::{body, put};
+use crate::error::{CuError, Result};
+use crate::types::CUresult;
+
+/// `CU_PROCESS_STATE_RUNNING`.
+const RUNNING: u32 = 0;
+
+/// Whether a process is this one. What others do with CUDA is not known here.
+fn this(pid: i32) -> Result {
+    if u32::try_from(pid).is_ok_and(|pid| pid == std::process::id()) {
+        return Ok(());
+    }
+    // SAFETY: signal 0 is sent to nobody.
+    let exists = pid > 0 && unsafe { libc::kill(pid, 0) } == 0;
+    Err(if exists {
+        CuError::NOT_SUPPORTED
+    } else {
+        CuError::OPERATING_SYSTEM
+    })
+}
+
+pub unsafe fn cuCheckpointProcessGetState(pid: i32, state: *mut u32) -> CUresult {
+    body! {
+        if state.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        this(pid)?;
+        // SAFETY: as the caller promises.
+        unsafe { put(state, RUNNING) }
+    }
+}
+
+/// For a process that is locked, which none is.
+pub unsafe fn cuCheckpointProcessUnlock(pid: i32, _args: *const c_void) -> CUresult {
+    body! {
+        this(pid)?;
+        Err(CuError::ILLEGAL_STATE)
+    }
+}
+
+pub unsafe fn cuCheckpointProcessCheckpoint(pid: i32, args: *const c_void) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { cuCheckpointProcessUnlock(pid, args) }
+}
+
+pub unsafe fn cuCheckpointProcessRestore(pid: i32, args: *const c_void) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { cuCheckpointProcessUnlock(pid, args) }
+}
