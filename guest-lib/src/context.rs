@@ -198,6 +198,10 @@ pub fn scope_in(
 
 /// The number of the device that the context with a number is of.
 pub fn device_of(number: u32) -> Option<usize> {
+    // A primary context has its device's.
+    if let Some(device) = usize::try_from(number).ok().filter(|number| *number < MOST) {
+        return Some(device);
+    }
     let mut all = CONTEXTS.live();
     let found = all.find(|(handle, _)| handle.key().is_some_and(|key| key.index == number));
     found.map(|(_, context)| context.device())
@@ -257,6 +261,9 @@ pub fn primary_scope(session: &'static Session, device: usize) -> Scope {
 
 /// What a program holds for the context with a number.
 pub fn by_number(number: u32) -> Result<CUcontext> {
+    if let Some(device) = usize::try_from(number).ok().filter(|number| *number < MOST) {
+        return primary(device).map(handle::to_pointer);
+    }
     CONTEXTS
         .live()
         .find(|(handle, _)| handle.key().is_some_and(|key| key.index == number))
