@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+__managed__ int managed_total = 5;
 __device__ int counter;
 __constant__ int offset;
 
@@ -19,6 +20,8 @@ __global__ void add(const int *from, int *to, int count) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) to[i] += from[i];
 }
+
+__global__ void add_to_total(int value) { managed_total += value; }
 
 __global__ void count_up() { atomicAdd(&counter, 1); }
 
@@ -507,6 +510,15 @@ static void of_the_second(int *const values[2]) {
         EXPECT(managed[5] == 5 * (30 + device) + device + 1);
     }
     CHECK(cudaFree(managed));
+
+    // A managed variable is one for all devices.
+    for (int device = 0; device < 2; ++device) {
+        CHECK(cudaSetDevice(device));
+        add_to_total<<<1, 1>>>(10 + device);
+        CHECK(cudaGetLastError());
+        CHECK(cudaDeviceSynchronize());
+    }
+    EXPECT(managed_total == 5 + 10 + 11);
 }
 
 // Contexts that the program makes are of the device that it names.
@@ -523,7 +535,7 @@ static void contexts() {
     HOLDS(found == made);
     CUstream stream;
     CUevent event;
-    WORKS(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    WORKS(cuStreamCreate, &stream, CU_STREAM_DEFAULT);
     WORKS(cuEventCreate, &event, 0);
     WORKS(cuStreamGetCtx, stream, &found);
     HOLDS(found == made);
@@ -539,6 +551,7 @@ static void contexts() {
     WORKS(cuMemAlloc, &own, BYTES);
     WORKS(cuMemsetD32, own, 77, COUNT);
     WORKS(cuMemcpyPeer, address, made, own, primary, BYTES);
+    // Behind the copy before, which is in the default streams of both devices.
     WORKS(cuMemcpyPeerAsync, own, primary, address, made, BYTES, stream);
     WORKS(cuEventRecord, event, stream);
     WORKS(cuStreamWaitEvent, nullptr, event, 0);
