@@ -521,6 +521,56 @@ static void of_the_second(int *const values[2]) {
     EXPECT(managed_total == 5 + 10 + 11);
 }
 
+// Kernels of both devices, which begin when what was before them on either is done.
+static void cooperative(int *const values[2]) {
+    int supported[2];
+    int *gate;
+    CHECK(cudaHostAlloc(&gate, sizeof *gate, cudaHostAllocPortable | cudaHostAllocMapped));
+    *gate = 0;
+    cudaStream_t streams[2];
+    CUDA_LAUNCH_PARAMS launches[2] = {};
+    int count = COUNT, factors[2] = {17, 18};
+    void *arguments[2][3];
+    for (int device = 0; device < 2; ++device) {
+        WORKS(cuDeviceGetAttribute, &supported[device], CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, device);
+        CHECK(cudaSetDevice(device));
+        CHECK(cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking));
+        cudaFunction_t function;
+        CHECK(cudaGetFuncBySymbol(&function, reinterpret_cast<const void *>(fill)));
+        CHECK(cudaMemset(values[device], 0, BYTES));
+        arguments[device][0] = const_cast<int **>(&values[device]);
+        arguments[device][1] = &count;
+        arguments[device][2] = &factors[device];
+        CUDA_LAUNCH_PARAMS &launch = launches[device];
+        launch.function = function;
+        // As many blocks as are resident at a time; the rest stays 0.
+        launch.gridDimX = launch.gridDimY = launch.gridDimZ = 1;
+        launch.blockDimX = 256;
+        launch.blockDimY = launch.blockDimZ = 1;
+        launch.hStream = streams[device];
+        launch.kernelParams = arguments[device];
+    }
+    CHECK(cudaDeviceSynchronize());
+    if (supported[0] && supported[1]) {
+        RETURNS(CUDA_ERROR_INVALID_VALUE, cuLaunchCooperativeKernelMultiDevice, launches, 3, 0);
+        CHECK(cudaSetDevice(0));
+        late_fill<<<1, 256, 0, streams[0]>>>(gate, values[0], COUNT);
+        CHECK(cudaGetLastError());
+        WORKS(cuLaunchCooperativeKernelMultiDevice, launches, 2, 0);
+        EXPECT(cudaStreamQuery(streams[1]) == cudaErrorNotReady);
+        *static_cast<volatile int *>(gate) = 1;
+        for (int device = 0; device < 2; ++device) {
+            CHECK(cudaStreamSynchronize(streams[device]));
+            int found[2];
+            CHECK(cudaMemcpy(found, values[device] + 255, sizeof found, cudaMemcpyDefault));
+            EXPECT(found[0] == 255 * factors[device] + device + 1);
+            EXPECT(found[1] == (device == 0 ? 256 + 7 : 0));
+        }
+    }
+    for (cudaStream_t stream : streams) CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaFreeHost(gate));
+}
+
 // Contexts that the program makes are of the device that it names.
 static void contexts() {
     CUcontext primary, made, found;
@@ -609,6 +659,7 @@ int main() {
     pools();
     mappings();
     of_the_second(values);
+    cooperative(values);
     contexts();
     resets(values);
     std::printf("PASS peers: %d devices\n", count);

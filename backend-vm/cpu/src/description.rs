@@ -119,6 +119,7 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (93, 1),                                    // CAN_USE_64_BIT_STREAM_MEM_OPS_V1
         (94, 1),                                    // CAN_USE_STREAM_WAIT_VALUE_NOR_V1
         (95, 1),                                    // COOPERATIVE_LAUNCH
+        (96, 1),                                    // COOPERATIVE_MULTI_DEVICE_LAUNCH
         (97, signed(SHARED_PER_BLOCK_OPTIN)),       // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         (99, 1),                                    // HOST_REGISTER_SUPPORTED
         (102, 1),                                   // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
