@@ -8,8 +8,13 @@ use crate::sandbox::Profile;
 /// What workers execute on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
-    /// PTX on the CPU, by so many devices: from 1 to [`MOST`].
-    Cpu(u8),
+    /// PTX on the CPU.
+    Cpu {
+        /// So many devices: from 1 to [`MOST`].
+        count: u8,
+        /// Whether kernels are checked for races and uninitialised shared memory.
+        check: bool,
+    },
     /// Devices of the NVIDIA driver, by their numbers, each once: from 1 to [`MOST`], in the order in which programs
     /// see them.
     Cuda(Vec<u32>),
@@ -24,7 +29,7 @@ impl DeviceChoice {
     /// The system calls that a worker on this device needs.
     pub fn profile(&self) -> Profile {
         match self {
-            Self::Cpu(_) => Profile::Cpu,
+            Self::Cpu { .. } => Profile::Cpu,
             Self::Cuda(_) => Profile::Cuda,
         }
     }
@@ -33,8 +38,13 @@ impl DeviceChoice {
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cpu(1) => f.write_str("cpu"),
-            Self::Cpu(count) => write!(f, "cpu:{count}"),
+            Self::Cpu { count, check } => {
+                f.write_str("cpu")?;
+                if *count != 1 {
+                    write!(f, ":{count}")?;
+                }
+                f.write_str(if *check { ",check" } else { "" })
+            }
             Self::Cuda(ordinals) => {
                 for (at, ordinal) in ordinals.iter().enumerate() {
                     let comma = if at > 0 { "," } else { "" };
@@ -49,7 +59,8 @@ impl fmt::Display for DeviceChoice {
 /// A text that names no device.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "\"{0}\" is no device: say cpu, cpu:N for N devices of the CPU, or cuda:N with the number of a GPU, several with \
+    "\"{0}\" is no device: say cpu, cpu:N for N devices of the CPU, either with ,check to have kernels checked, or \
+     cuda:N with the number of a GPU, several with \
      commas between them; {MOST} at most"
 )]
 pub struct UnknownDevice(String);
@@ -60,13 +71,19 @@ impl FromStr for DeviceChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let unknown = || UnknownDevice(text.to_owned());
         if let Some(rest) = text.strip_prefix("cpu") {
+            let (rest, check) = match rest.strip_suffix(",check") {
+                Some(rest) => (rest, true),
+                None => (rest, false),
+            };
             let count = match rest.strip_prefix(':') {
                 Some(count) => count.parse().map_err(|_| unknown())?,
                 None if rest.is_empty() => 1,
                 None => return Err(unknown()),
             };
             let known = (1..=MOST).contains(&usize::from(count));
-            return known.then_some(Self::Cpu(count)).ok_or_else(unknown);
+            return known
+                .then_some(Self::Cpu { count, check })
+                .ok_or_else(unknown);
         }
         let mut ordinals = Vec::new();
         for name in text.split(',') {
@@ -88,11 +105,17 @@ impl FromStr for DeviceChoice {
 mod tests {
     use super::*;
 
+    fn cpu(count: u8, check: bool) -> DeviceChoice {
+        DeviceChoice::Cpu { count, check }
+    }
+
     #[test]
     fn a_device_is_read_as_it_is_written() {
         for device in [
-            DeviceChoice::Cpu(1),
-            DeviceChoice::Cpu(2),
+            cpu(1, false),
+            cpu(2, false),
+            cpu(1, true),
+            cpu(3, true),
             DeviceChoice::Cuda(vec![0]),
             DeviceChoice::Cuda(vec![7, 0, 3]),
         ] {

@@ -78,7 +78,10 @@ fn worker(mut stub: Stub) {
 fn impatient_supervisor() {
     let workers = std::env::args_os().next_back().unwrap();
     supervisor::run(supervisor::Options {
-        device: DeviceChoice::Cpu(1),
+        device: DeviceChoice::Cpu {
+            count: 1,
+            check: false,
+        },
         workers: vec![workers.into()],
         listener: None,
         // SAFETY: the test put the stream there, and nothing else here uses the number.

@@ -43,6 +43,9 @@ const FALLBACK_MEMORY: u64 = 1 << 30;
 pub struct Options {
     /// Bytes of memory of each device; together half of the host's memory if not given.
     pub memory: Option<u64>,
+    /// Whether kernels are checked for races and uninitialised shared memory; what is found goes to the log and
+    /// to the program's standard error.
+    pub check: bool,
 }
 
 /// Why the device cannot be opened.
@@ -58,6 +61,7 @@ pub struct CpuDevice {
     pools: Pools,
     multiprocessors: u32,
     processors: usize,
+    check: bool,
     context: Arc<RwLock<Arc<Context>>>,
     /// The others of its process.
     pub(crate) siblings: OnceLock<Vec<Sibling>>,
@@ -116,7 +120,7 @@ impl CpuDevice {
     /// Opens the device. Each one opened is a device of its own, that knows of no other.
     pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
         let bytes = options.memory.unwrap_or_else(|| host_memory() / 2);
-        Self::with_memory(bytes, 0)
+        Self::with_memory(bytes, 0, options.check)
     }
 
     /// Opens several devices, at most 64, that know each other and share the processors.
@@ -125,7 +129,7 @@ impl CpuDevice {
             .memory
             .unwrap_or_else(|| host_memory() / 2 / u64::from(count.max(1)));
         let devices = (0..count)
-            .map(|number| Self::with_memory(bytes, number))
+            .map(|number| Self::with_memory(bytes, number, options.check))
             .collect::<std::result::Result<Vec<_>, _>>()?;
         let memories: Vec<_> = devices.iter().map(|one| Arc::clone(&one.memory)).collect();
         Family::join(&memories);
@@ -142,7 +146,7 @@ impl CpuDevice {
         Ok(devices)
     }
 
-    fn with_memory(bytes: u64, number: u8) -> std::result::Result<Self, OpenError> {
+    fn with_memory(bytes: u64, number: u8, check: bool) -> std::result::Result<Self, OpenError> {
         let memory = Arc::new(Memory::new(bytes)?);
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let multiprocessors = u32::try_from(processors).unwrap_or(u32::MAX);
@@ -152,6 +156,7 @@ impl CpuDevice {
             memory,
             multiprocessors,
             processors,
+            check,
             context: Arc::new(RwLock::new(Arc::new(Context::new()))),
             siblings: OnceLock::new(),
         })
@@ -218,6 +223,7 @@ impl CpuDevice {
             cancel: context.scheduler.cancel(),
             heap,
             printed: context.limits.printf(),
+            check: self.check,
             threads: self.processors,
         }
     }
@@ -554,7 +560,12 @@ impl Device for CpuDevice {
     ) -> Result<Loading> {
         let loaded = wormhole_ptx::Module::load(image);
         let loaded = loaded.map_err(|error| refused("an image", &error, jit))?;
-        self.context()?.modules.load(loaded, &self.memory, place)
+        let mut loading = self.context()?.modules.load(loaded, &self.memory, place)?;
+        if let Loading::Done(module) = &mut loading {
+            // The checker may have something to say of any kernel.
+            module.uses_output |= self.check;
+        }
+        Ok(loading)
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {

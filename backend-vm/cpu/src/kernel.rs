@@ -56,6 +56,8 @@ pub struct Surroundings {
     pub heap: Option<Arc<DeviceHeap>>,
     /// Bytes of printed text that are kept between synchronizations.
     pub printed: u64,
+    /// Whether kernels are checked.
+    pub check: bool,
     /// Threads of the host that one kernel may use.
     pub threads: usize,
 }
@@ -181,6 +183,7 @@ impl Kernel {
                 heap: around.heap.as_deref(),
                 objects: Some(&*around.objects),
                 cancel: Some(&around.cancel),
+                check: around.check,
                 threads: around.threads,
             };
             let result = wormhole_ptx::launch(&self.code, &config, &memory, &output);
@@ -226,5 +229,11 @@ impl wormhole_ptx::Output for Printer<'_> {
 
     fn assertion(&self, text: &[u8]) {
         self.output.complain(text);
+    }
+
+    fn finding(&self, sentence: &str) {
+        tracing::warn!("checker: {sentence}");
+        self.output
+            .complain(format!("wormhole: checker: {sentence}\n").as_bytes());
     }
 }

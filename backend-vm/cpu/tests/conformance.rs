@@ -13,6 +13,7 @@ fn every_check_of_the_conformance_suite_holds() {
         .filter_map(|check| {
             let device = CpuDevice::open(&Options {
                 memory: Some(256 << 20),
+                ..Default::default()
             })
             .expect("open");
             device.bind_thread().expect("bind");
@@ -32,6 +33,7 @@ fn every_check_holds_for_one_of_two_devices() {
         .filter_map(|check| {
             let options = Options {
                 memory: Some(256 << 20),
+                ..Default::default()
             };
             let devices = CpuDevice::open_several(&options, 2).expect("open");
             let devices = devices.into_iter();

@@ -34,6 +34,7 @@ const FAULT: &str = "
 fn device() -> CpuDevice {
     CpuDevice::open(&Options {
         memory: Some(64 << 20),
+        ..Default::default()
     })
     .expect("open")
 }

@@ -252,7 +252,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let scrubber = Scrubber::new().map_err(SupervisorError::Scrubber)?;
     let sampler = match options.device {
         DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
-        DeviceChoice::Cpu(_) => None,
+        DeviceChoice::Cpu { .. } => None,
     };
     let supervisor = Supervisor {
         device,

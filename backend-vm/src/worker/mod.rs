@@ -225,7 +225,7 @@ struct Served {
 /// needs them itself.
 fn linger(choice: &DeviceChoice) -> Duration {
     match choice {
-        DeviceChoice::Cpu(_) => Duration::ZERO,
+        DeviceChoice::Cpu { .. } => Duration::ZERO,
         DeviceChoice::Cuda(_) => Duration::from_millis(2),
     }
 }
@@ -431,7 +431,7 @@ fn register(
 fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
     reserve_band()?;
     let opened = match &choice {
-        DeviceChoice::Cpu(count) => open_cpu(*count),
+        DeviceChoice::Cpu { count, check } => open_cpu(*count, *check),
         DeviceChoice::Cuda(ordinals) => open_cuda(ordinals),
     };
     let mut devices = opened.map_err(|reason| WorkerError::Device {
@@ -444,9 +444,13 @@ fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
     })
 }
 
-fn open_cpu(count: u8) -> Result<Vec<Arc<dyn Device>>, String> {
+fn open_cpu(count: u8, check: bool) -> Result<Vec<Arc<dyn Device>>, String> {
     use wormhole_cpu_device::{CpuDevice, Options};
-    let devices = CpuDevice::open_several(&Options::default(), count);
+    let options = Options {
+        check,
+        ..Options::default()
+    };
+    let devices = CpuDevice::open_several(&options, count);
     let devices = devices.map_err(|error| crate::chain(&error))?.into_iter();
     Ok(devices
         .map(|device| Arc::new(device) as Arc<dyn Device>)

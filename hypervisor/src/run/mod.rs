@@ -89,7 +89,8 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "host")]
     placement: Placement,
     /// The devices that execute: `cpu`, `cpu:N` for N devices of the CPU, or `cuda:N` for the machine's N-th GPU;
-    /// several GPUs with commas between them, in the order in which programs see them.
+    /// several GPUs with commas between them, in the order in which programs see them. `cpu,check` looks for races and
+    /// uninitialised memory in kernels' shared memory, and tells the program's standard error.
     #[arg(long, default_value = "cpu", value_parser = device)]
     device: String,
     /// What the guest VM runs on.

@@ -142,6 +142,60 @@ fn programs_for_one_device_run_on_one_of_several() {
     }
 }
 
+/// Runs a program under the checker of the CPU device; what that said.
+fn checked(name: &str) -> Vec<String> {
+    let _alone = alone();
+    let path = program("static", name);
+    let command = [
+        "run",
+        "--placement",
+        "process",
+        "--device",
+        "cpu,check",
+        "--",
+    ];
+    let run = finish(wormhole(&command).arg(path));
+    assert!(
+        run.status.success(),
+        "{name}: {}\n{}",
+        run.stdout,
+        run.stderr
+    );
+    assert!(
+        run.stdout.contains(&format!("PASS {name}")),
+        "{}",
+        run.stdout
+    );
+    let lines = run.stderr.lines();
+    let said = lines.filter_map(|line| line.strip_prefix("wormhole: checker: "));
+    said.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_checker_tells_a_program_of_its_races() {
+    let said = checked("race");
+    let has = |kernel: &str, word: &str| {
+        let mut lines = said.iter().filter(|line| line.contains(kernel));
+        lines.any(|line| line.starts_with(word))
+    };
+    assert!(
+        has("reverse", "race: ") && has("sum", "uninitialised: "),
+        "{said:#?}"
+    );
+    assert!(!has("sum", "race: "), "{said:#?}");
+}
+
+macro_rules! programs_are_clean {
+    ($($name:ident)*) => {
+        #[test]
+        fn the_checker_finds_nothing_in_the_demo() {
+            $(assert_eq!(checked(stringify!($name)), Vec::<String>::new(), stringify!($name));)*
+        }
+    };
+}
+
+demo_programs!(programs_are_clean);
+
 /// As Python's bindings for CUDA do, with a toolkit's folder in the user's own path.
 #[test]
 fn the_driver_is_opened_by_either_of_its_names() {

@@ -148,6 +148,7 @@ fn run_group(options: &Options, name: &str) -> Result<()> {
     let device: Box<dyn Device> = if options.device == "cpu" {
         Box::new(CpuDevice::open(&wormhole_cpu_device::Options {
             memory: Some(256 << 20),
+            ..Default::default()
         })?)
     } else {
         Box::new(CudaDevice::open(&wormhole_cuda_device::Options {

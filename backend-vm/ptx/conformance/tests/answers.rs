@@ -71,6 +71,7 @@ fn kept(group: &str) -> HashMap<String, Answer> {
 fn device() -> CpuDevice {
     let device = CpuDevice::open(&Options {
         memory: Some(64 << 20),
+        ..Default::default()
     })
     .expect("open");
     device.bind_thread().expect("bind");

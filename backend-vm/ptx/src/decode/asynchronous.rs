@@ -5,7 +5,9 @@
 
 use super::arith::exactly;
 use super::function::Lowering;
-use super::insn::{AddressSpace, BulkCopy, Copy, MbarrierAction, MbarrierArgs, Op, Place};
+use super::insn::{
+    AddressSpace, BulkCopy, Copy, CopyGroup, MbarrierAction, MbarrierArgs, Op, Place,
+};
 use super::memory::advisory;
 use super::modifiers::Modifiers;
 use super::{Reject, malformed};
@@ -21,14 +23,19 @@ impl<'a> Lowering<'a, '_, '_> {
     ) -> Result<bool, Reject> {
         match name {
             "cp" if m.take("async") => {
-                if m.take("commit_group") || m.take("wait_all") {
-                    m.take("bulk");
-                    self.emit(Op::Nothing);
+                if m.take("commit_group") {
+                    let bulk = m.take("bulk");
+                    self.group(bulk, CopyGroup::Commit);
+                } else if m.take("wait_all") {
+                    self.group(false, CopyGroup::Wait { but: None });
                 } else if m.take("wait_group") {
-                    m.take("bulk");
+                    let bulk = m.take("bulk");
                     m.take("read");
-                    exactly::<1>(operands)?;
-                    self.emit(Op::Nothing);
+                    let [Operand::Int(but)] = operands else {
+                        return malformed("a count of groups is not constant");
+                    };
+                    let but = Some(u32::try_from(*but).unwrap_or(u32::MAX));
+                    self.group(bulk, CopyGroup::Wait { but });
                 } else if m.take("mbarrier") {
                     self.arrive_when_copied(m, operands)?;
                 } else if m.take("bulk") {
@@ -41,6 +48,15 @@ impl<'a> Lowering<'a, '_, '_> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Groups of bulk copies end at once.
+    fn group(&mut self, bulk: bool, group: CopyGroup) {
+        self.emit(if bulk {
+            Op::Nothing
+        } else {
+            Op::CopyGroup(group)
+        });
     }
 
     /// An address in shared memory: by its modifiers or, without, a generic one.
@@ -171,8 +187,8 @@ impl<'a> Lowering<'a, '_, '_> {
         if !m.take("arrive") {
             return Err(Reject::Unsupported);
         }
+        self.emit(Op::CopiesArrive(Box::new(place)));
         if !m.take("noinc") {
-            self.emit(Op::Nothing);
             return Ok(());
         }
         let one = self.constant(1)?;

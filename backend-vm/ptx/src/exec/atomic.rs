@@ -223,6 +223,9 @@ fn target<'m>(
         let kind = FaultKind::Misaligned { address, bytes };
         return Err(lane_fault(kind, lane));
     }
+    if spaces.watch.is_some() {
+        spaces.watch_atomic(lane, space, address, atomic.size);
+    }
     let target = spaces.atomic_target(space, lane, address, atomic.size);
     target.map_err(|kind| lane_fault(kind, lane))
 }

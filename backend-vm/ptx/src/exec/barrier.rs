@@ -7,7 +7,7 @@ const NAMED: usize = 16;
 /// The barrier of the cluster, which is the block alone.
 pub(super) const CLUSTER: usize = NAMED;
 /// All of them.
-const COUNT: usize = NAMED + 1;
+pub(super) const COUNT: usize = NAMED + 1;
 
 /// What a reduction at a barrier came to.
 #[derive(Debug, Clone, Copy, Default)]

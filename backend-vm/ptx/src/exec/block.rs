@@ -1,6 +1,7 @@
 //! A block: its warps take turns on one thread of the host.
 
 use super::barrier::Barriers;
+use super::check::Checker;
 use super::global::Global;
 use super::launch::Launch;
 use super::special::now;
@@ -28,6 +29,7 @@ pub(super) struct Block {
     shared: Vec<u8>,
     warps: Vec<Warp>,
     barriers: Barriers,
+    checker: Option<Box<Checker>>,
 }
 
 impl Block {
@@ -39,6 +41,7 @@ impl Block {
             shared: vec![0; launch.shared_bytes],
             warps: warps.collect::<Result<_, _>>()?,
             barriers: Barriers::new(launch.threads()),
+            checker: checker(launch),
         })
     }
 
@@ -46,6 +49,7 @@ impl Block {
     pub(super) fn restart(&mut self, launch: &Launch<'_>, number: u64) -> Result<(), FaultKind> {
         self.index = launch.block_index(number);
         self.barriers = Barriers::new(launch.threads());
+        self.checker = checker(launch);
         for warp in &mut self.warps {
             warp.restart(launch, launch.lanes(warp.index))?;
         }
@@ -64,6 +68,7 @@ impl Block {
             global,
             shared: &mut self.shared,
             barriers: &mut self.barriers,
+            checker: self.checker.as_deref_mut(),
             block: self.index,
         };
         for _ in 0..rounds {
@@ -106,4 +111,9 @@ impl Block {
         }
         Ok(Progress::Ready)
     }
+}
+
+/// The checker of a block, if the launch is checked.
+fn checker(launch: &Launch<'_>) -> Option<Box<Checker>> {
+    launch.config.check.then(|| Box::new(Checker::new(launch)))
 }

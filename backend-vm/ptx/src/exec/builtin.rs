@@ -96,7 +96,7 @@ fn one(
     let launch = cx.launch;
     match function {
         Builtin::Vprintf => {
-            let mut spaces = Warp::spaces(&mut warp.local, cx);
+            let mut spaces = Warp::spaces(&mut warp.local, cx, (warp.index, 0));
             let (printed, count) = printf::format(&mut spaces, lane, args[0], args[1])?;
             launch.output.printf(&printed);
             Ok(count)
@@ -118,7 +118,7 @@ fn one(
         }
         Builtin::AssertFail => {
             let (block, index) = (cx.block, warp.index);
-            let mut spaces = Warp::spaces(&mut warp.local, cx);
+            let mut spaces = Warp::spaces(&mut warp.local, cx, (warp.index, 0));
             let mut line = text(&mut spaces, lane, args[1])?;
             #[expect(
                 clippy::cast_possible_truncation,

@@ -244,7 +244,7 @@ impl Warp {
     }
 
     /// Serves waiting groups whose members have all come or ended; whether any was served.
-    pub(super) fn resolve_collectives(&mut self, cx: &Context<'_, '_>) -> bool {
+    pub(super) fn resolve_collectives(&mut self, cx: &mut Context<'_, '_>) -> bool {
         for first in 0..self.groups.len() {
             let Wait::Collective { members } = self.groups[first].wait else {
                 continue;
@@ -272,6 +272,9 @@ impl Warp {
                 }
             }
             let (out, holds) = compute(args.kind, &gathered.inputs(), lanes);
+            if let Some(checker) = &mut cx.checker {
+                checker.meet(self.index, lanes, |_| members);
+            }
             for &index in &together {
                 let group = self.groups[index];
                 if let Some(args) = args_at(cx, group.pc) {

@@ -1,10 +1,11 @@
 //! Copies between global and shared memory: `cp.async` and `cp.async.bulk`.
 
+use super::check::Checker;
 use super::frame::Frame;
 use super::mbarrier::complete_bytes;
 use super::memory::{LaneFault, Lanes, Spaces};
 use super::step::{lane_fault, pred, word};
-use crate::decode::insn::{BulkCopy, Copy, Place};
+use crate::decode::insn::{BulkCopy, Copy, CopyGroup, Place};
 use crate::error::FaultKind;
 
 /// The unit of bulk copies: their addresses and sizes are multiples of it.
@@ -18,6 +19,9 @@ pub(super) fn execute(
     mask: u32,
 ) -> Result<(), LaneFault> {
     let (from, to) = (copy.source.addresses(frame), copy.dest.addresses(frame));
+    if let Some(watch) = &mut spaces.watch {
+        watch.asynchronous = true;
+    }
     let ignored = copy.ignore.map_or(0, |source| pred(frame, source));
     for lane in Lanes(mask) {
         let wanted = match copy.source_bytes {
@@ -103,6 +107,9 @@ pub(super) fn execute_bulk(
 ) -> Result<(), LaneFault> {
     let (from, to) = (copy.source.addresses(frame), copy.dest.addresses(frame));
     let barriers = copy.barrier.map(|barrier| barrier.addresses(frame));
+    if let Some(watch) = &mut spaces.watch {
+        watch.asynchronous = true;
+    }
     let sizes = &frame.rows[copy.bytes as usize];
     for lane in Lanes(mask) {
         let bytes = word(sizes, lane);
@@ -126,8 +133,23 @@ pub(super) fn execute_bulk(
             to = to.wrapping_add(u64::from(BULK));
         }
         if let (Some(place), Some(addresses)) = (&copy.barrier, &barriers) {
+            if spaces.watch.is_some() {
+                spaces.watch_copies(lane, place.space, addresses[lane]);
+            }
             complete_bytes(spaces, place, lane, addresses[lane], bytes)?;
         }
     }
     Ok(())
+}
+
+/// Tells the checker, if there is one, of groups of copies.
+pub(super) fn watch_group(checker: Option<&mut Checker>, group: CopyGroup, warp: u32, mask: u32) {
+    let Some(checker) = checker else { return };
+    for lane in Lanes(mask) {
+        let thread = warp * 32 + u32::try_from(lane).unwrap_or(0);
+        match group {
+            CopyGroup::Commit => checker.commit_copies(thread),
+            CopyGroup::Wait { but } => checker.wait_for_copies(thread, but),
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::block::{Block, Progress};
+use super::check::Findings;
 use super::global::Global;
 use super::special::now;
 use super::{GlobalMemory, LaunchConfig, Output};
@@ -40,6 +41,8 @@ pub(super) struct Launch<'a> {
     /// Blocks that one thread of the host begins before it ends one.
     resident: usize,
     stop: AtomicBool,
+    /// What the checker found.
+    pub findings: Findings,
 }
 
 impl Launch<'_> {
@@ -194,6 +197,7 @@ pub fn launch(
         shared_bytes: usize::try_from(shared).unwrap_or(0),
         resident: (RESIDENT_BYTES / block_bytes.max(1)).clamp(1, RESIDENT),
         stop: AtomicBool::new(false),
+        findings: Findings::default(),
     };
     let queue = Queue {
         next: AtomicU64::new(0),

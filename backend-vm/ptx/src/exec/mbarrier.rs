@@ -147,6 +147,11 @@ pub(super) fn execute(
             state.complete();
             state.word()
         };
+        let at = (args.place.space, addresses[lane]);
+        let is_test = matches!(args.action, MbarrierAction::Test { .. });
+        if spaces.watch.is_some() && !is_test {
+            spaces.watch_mbarrier(lane, at, &args.action, false);
+        }
         let old = update(spaces, &args.place, lane, addresses[lane], new)?;
         if let MbarrierAction::Test { parity, .. } = args.action {
             let waited_for = if parity {
@@ -154,7 +159,11 @@ pub(super) fn execute(
             } else {
                 State::of(operands[lane]).phase
             };
-            complete |= u32::from(State::of(old).phase != waited_for) << lane;
+            let over = State::of(old).phase != waited_for;
+            complete |= u32::from(over) << lane;
+            if spaces.watch.is_some() {
+                spaces.watch_mbarrier(lane, at, &args.action, over);
+            }
         }
         if let Some(dest) = args.dest {
             frame.rows[dest as usize][lane] = old;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use super::check::{Kind, Watch};
 use super::frame::{Frame, Local};
 use super::global::{Global, Word, all_within, within};
 use super::{LOCAL_WINDOW, PARAM_WINDOW, Region, SHARED_WINDOW};
@@ -41,6 +42,8 @@ pub(super) struct Spaces<'w, 'a> {
     pub shared: &'w mut [u8],
     pub local: &'w mut Local,
     pub params: &'w [u8],
+    /// Whom accesses are told, if anybody.
+    pub watch: Option<Watch<'w>>,
 }
 
 /// An address, resolved to a space.
@@ -113,7 +116,11 @@ impl Spaces<'_, '_> {
         address: u64,
     ) -> Result<T, FaultKind> {
         let size = T::BYTES as usize;
-        Ok(match self.place(space, lane, address, T::BYTES, false)? {
+        let place = self.place(space, lane, address, T::BYTES, false)?;
+        if self.watch.is_some() {
+            self.watch_element(lane, (space, address), Kind::Read, &[0; 8][..size]);
+        }
+        Ok(match place {
             // SAFETY: `translate` found the aligned bytes inside a region that stays valid.
             Place::Global(at) => unsafe { T::read(at) },
             Place::Shared(at) => T::of(&self.shared[at..at + size]),
@@ -149,7 +156,12 @@ impl Spaces<'_, '_> {
         value: T,
     ) -> Result<(), FaultKind> {
         let size = T::BYTES as usize;
-        match self.place(space, lane, address, T::BYTES, true)? {
+        let place = self.place(space, lane, address, T::BYTES, true)?;
+        if self.watch.is_some() {
+            let bytes = value.put().to_le_bytes();
+            self.watch_element(lane, (space, address), Kind::Write, &bytes[..size]);
+        }
+        match place {
             // SAFETY: `translate` found the aligned bytes inside a writable region that stays valid.
             Place::Global(at) => unsafe { value.write(at) },
             Place::Shared(at) => value.store(&mut self.shared[at..at + size]),
@@ -170,6 +182,11 @@ impl Spaces<'_, '_> {
         access: &Access,
         mask: u32,
     ) -> Result<(), LaneFault> {
+        if self.watch.is_some() {
+            self.watch_access(frame, access, mask, Kind::Read);
+            // The elements of this load are told of.
+            self.watch = None;
+        }
         match (access.size, access.signed) {
             (1, false) => self.load_as::<u8>(frame, access, mask),
             (1, true) => self.load_as::<i8>(frame, access, mask),
@@ -308,6 +325,9 @@ impl Spaces<'_, '_> {
         access: &Access,
         mask: u32,
     ) -> Result<(), LaneFault> {
+        if self.watch.is_some() {
+            self.watch_access(frame, access, mask, Kind::Write);
+        }
         if access.order.release {
             fence(Ordering::SeqCst);
         }

@@ -25,6 +25,7 @@ mod barrier;
 mod block;
 mod builtin;
 mod call;
+mod check;
 mod collective;
 mod copy;
 mod frame;
@@ -133,6 +134,8 @@ pub trait Output: Sync {
     fn printf(&self, text: &[u8]);
     /// The line that a failed assertion prints, with its newline.
     fn assertion(&self, text: &[u8]);
+    /// A sentence about something that the checker found ([`LaunchConfig::check`]).
+    fn finding(&self, sentence: &str);
 }
 
 /// How a kernel is launched.
@@ -159,6 +162,9 @@ pub struct LaunchConfig<'a> {
     pub objects: Option<&'a dyn Objects>,
     /// Ends the launch when it becomes true.
     pub cancel: Option<&'a AtomicBool>,
+    /// Whether races between the threads of a block and reads of what nobody has written are looked for
+    /// in shared memory.
+    pub check: bool,
     /// Threads of the host to use at most.
     pub threads: usize,
 }
@@ -176,6 +182,7 @@ impl Default for LaunchConfig<'_> {
             heap: None,
             objects: None,
             cancel: None,
+            check: false,
             threads: 1,
         }
     }

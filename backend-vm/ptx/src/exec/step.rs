@@ -119,11 +119,13 @@ impl Warp {
                     if access.order.strong {
                         self.count += POLL;
                     }
-                    let loaded = Self::spaces(&mut self.local, cx).load(frame, access, mask);
+                    let loaded = Self::spaces(&mut self.local, cx, (self.index, pc))
+                        .load(frame, access, mask);
                     loaded.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
                 Op::Store(access) => {
-                    let stored = Self::spaces(&mut self.local, cx).store(frame, access, mask);
+                    let stored = Self::spaces(&mut self.local, cx, (self.index, pc))
+                        .store(frame, access, mask);
                     stored.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
                 Op::SetPredicate {
@@ -211,7 +213,7 @@ impl Warp {
                 Op::Carry(carry) => add_with_carry(frame, carry, mask),
                 Op::Atomic(operation) => {
                     let done = atomic::execute(
-                        &mut Self::spaces(&mut self.local, cx),
+                        &mut Self::spaces(&mut self.local, cx, (self.index, pc)),
                         frame,
                         operation,
                         mask,
@@ -230,18 +232,30 @@ impl Warp {
                     );
                 }
                 Op::Nothing => {}
+                Op::CopyGroup(copies) => {
+                    copy::watch_group(cx.checker.as_deref_mut(), *copies, self.index, mask);
+                }
+                Op::CopiesArrive(place) => {
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
+                    if spaces.watch.is_some() {
+                        let addresses = place.addresses(frame);
+                        for lane in Lanes(mask) {
+                            spaces.watch_copies(lane, place.space, addresses[lane]);
+                        }
+                    }
+                }
                 Op::Copy(copy) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
                     let copied = copy::execute(&mut spaces, frame, copy, mask);
                     copied.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
                 Op::BulkCopy(copy) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
                     let copied = copy::execute_bulk(&mut spaces, frame, copy, mask);
                     copied.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
                 Op::Matrix(matrix) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
                     let done = matrix::execute(&mut spaces, frame, matrix, mask);
                     done.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
@@ -258,7 +272,7 @@ impl Warp {
                     done.map_err(|fault| self.fault(cx, pc, fault))?;
                 }
                 Op::Mbarrier(args) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx);
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
                     let done = mbarrier::execute(&mut spaces, frame, args, mask);
                     let early = done.map_err(|fault| self.fault(cx, pc, fault))?;
                     if early != 0 {
@@ -287,6 +301,10 @@ impl Warp {
                     if !self.collective(args, &group, pc, mask, rest) {
                         return Ok(());
                     }
+                    if let Some(checker) = &mut cx.checker {
+                        let members = &self.frames.get(group.frame).rows[args.members as usize];
+                        checker.meet(self.index, mask, |lane| word(members, lane));
+                    }
                 }
                 Op::Barrier(barrier) => {
                     if let Some(wait) = self.arrive(cx, barrier, &group, pc, mask)? {
@@ -296,6 +314,10 @@ impl Warp {
                 }
                 Op::ClusterArrive => {
                     let generation = cx.barriers.arrive_at_cluster(mask.count_ones());
+                    if let Some(checker) = &mut cx.checker {
+                        checker.arrive(CLUSTER, self.index, mask, false);
+                        checker.settle(CLUSTER, cx.barriers);
+                    }
                     for lane in Lanes(mask) {
                         self.cluster[lane] = generation;
                     }
@@ -305,6 +327,9 @@ impl Warp {
                     let early = Lanes(mask)
                         .filter(|&lane| self.cluster[lane] == generation)
                         .fold(0, |early, lane| early | 1 << lane);
+                    if let Some(checker) = &mut cx.checker {
+                        checker.leave(CLUSTER, self.index, mask & !early);
+                    }
                     if early != 0 {
                         let id = CLUSTER;
                         self.part(&group, pc, early, Wait::Barrier { id, generation });
@@ -416,6 +441,10 @@ impl Warp {
             .barriers
             .arrive(id, expected, mask.count_ones(), holds, whole);
         let (id, generation) = arrived.map_err(|kind| self.fault(cx, pc, first(kind, mask)))?;
+        if let Some(checker) = &mut cx.checker {
+            checker.arrive(id, self.index, mask, barrier.kind != BarrierKind::Arrive);
+            checker.settle(id, cx.barriers);
+        }
         Ok(if barrier.kind == BarrierKind::Arrive {
             None
         } else {

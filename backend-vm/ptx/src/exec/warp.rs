@@ -1,6 +1,7 @@
 //! A warp: its frames, and the groups into which its lanes have parted.
 
 use super::barrier::Barriers;
+use super::check::{Checker, Watch};
 use super::frame::{FrameId, Frames, Local, NO_FRAME};
 use super::global::Global;
 use super::launch::Launch;
@@ -55,6 +56,7 @@ pub(super) struct Context<'w, 'a> {
     pub global: &'w mut Global<'a>,
     pub shared: &'w mut [u8],
     pub barriers: &'w mut Barriers,
+    pub checker: Option<&'w mut Checker>,
     /// The block's index in each dimension.
     pub block: [u32; 3],
 }
@@ -120,12 +122,21 @@ impl Warp {
     pub(super) fn spaces<'w, 'a>(
         local: &'w mut Local,
         cx: &'w mut Context<'_, 'a>,
+        (warp, pc): (u32, Pc),
     ) -> Spaces<'w, 'a> {
         Spaces {
             global: cx.global,
             shared: cx.shared,
             local,
             params: cx.launch.config.params,
+            watch: cx.checker.as_deref_mut().map(|checker| Watch {
+                checker,
+                launch: cx.launch,
+                block: cx.block,
+                warp,
+                pc,
+                asynchronous: false,
+            }),
         }
     }
 
@@ -219,7 +230,7 @@ impl Warp {
     }
 
     /// Makes groups ready whose wait is over.
-    fn wake(&mut self, cx: &Context<'_, '_>) {
+    fn wake(&mut self, cx: &mut Context<'_, '_>) {
         let mut now = None;
         for index in 0..self.groups.len() {
             let group = self.groups[index];
@@ -228,6 +239,10 @@ impl Warp {
                     let done = cx.barriers.generation(id) != generation;
                     if done {
                         self.barrier_result(cx, group, id);
+                        if let Some(checker) = &mut cx.checker {
+                            checker.settle(id, cx.barriers);
+                            checker.leave(id, self.index, group.mask);
+                        }
                     }
                     done
                 }

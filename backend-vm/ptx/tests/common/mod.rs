@@ -97,6 +97,11 @@ impl Output for Printed {
     fn assertion(&self, text: &[u8]) {
         self.0.lock().unwrap().extend_from_slice(text);
     }
+    fn finding(&self, sentence: &str) {
+        let mut text = self.0.lock().unwrap();
+        text.extend_from_slice(sentence.as_bytes());
+        text.push(b'\n');
+    }
 }
 
 /// A module, its memory and its output.

@@ -25,6 +25,15 @@ pub(crate) struct BulkCopy {
     pub barrier: Option<Place>,
 }
 
+/// What is said of groups of copies. They are made at once: only the checker has groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopyGroup {
+    /// Those since the last group are one.
+    Commit,
+    /// Waits for all groups but so many, or for all copies.
+    Wait { but: Option<u32> },
+}
+
 /// What an `mbarrier` instruction does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MbarrierAction {

@@ -8,7 +8,7 @@ mod asynchronous;
 mod matrix;
 mod texture;
 
-pub(crate) use asynchronous::{BulkCopy, Copy, MbarrierAction, MbarrierArgs};
+pub(crate) use asynchronous::{BulkCopy, Copy, CopyGroup, MbarrierAction, MbarrierArgs};
 pub(crate) use matrix::{BitProduct, Element, Fragment, Matrix, Multiply, Tiles};
 pub(crate) use texture::{
     Boundary, Detail, Geometry, Query, QueryArgs, SampleArgs, SurfaceAction, SurfaceArgs, TexelType,
@@ -443,6 +443,10 @@ pub(crate) enum Op {
     FallOff,
     /// `prefetch`, `discard` and others without effect here.
     Nothing,
+    /// Groups of `cp.async`.
+    CopyGroup(CopyGroup),
+    /// Copies so far arrive at an `mbarrier` when they are done, which they are.
+    CopiesArrive(Box<Place>),
 }
 
 /// A decoded instruction.
