@@ -8,7 +8,7 @@ use wormhole_api::{
     ArrayCreate, ArrayDestroy, Handle, MipmapCreate, MipmapDestroy, MipmapGetLevel,
 };
 
-use crate::context::Scope;
+use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::types::{CUarray, CUmipmappedArray};
@@ -39,7 +39,7 @@ fn locked<T>(facts: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn known(array: CUarray) -> Result<(Handle<ArrayKind>, Array)> {
-    let handle = handle::from_pointer(array).ok_or(CuError::INVALID_HANDLE)?;
+    let handle = handle::from_pointer(array).ok_or_else(|| handle::refusal(array))?;
     let facts = ARRAYS.get(handle).and_then(|facts| *locked(facts));
     Ok((handle, facts.ok_or(CuError::INVALID_HANDLE)?))
 }
@@ -66,6 +66,14 @@ pub fn find_mipmap_shape(mipmap: CUmipmappedArray) -> Result<(Handle<MipmapKind>
     let (handle, facts) = known_mipmap(mipmap)?;
     let shape = locked(facts).as_ref().map(|facts| facts.shape);
     Ok((handle, shape.ok_or(CuError::INVALID_HANDLE)?))
+}
+
+/// The scope of the calling thread, or else of the array.
+pub fn scope(array: CUarray) -> Result<Scope> {
+    if array.is_null() {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    context::scope_or(|| Ok(known(array)?.1.context))
 }
 
 fn mint(array: Array) -> Result<Handle<ArrayKind>> {

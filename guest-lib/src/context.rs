@@ -242,6 +242,16 @@ pub fn scope_or_primary() -> Result<Scope> {
     }
 }
 
+/// The calling thread's scope, or that of the context with a number where the thread has none: for calls that name
+/// something which belongs to a context.
+#[inline]
+pub fn scope_or(number: impl FnOnce() -> Result<u32>) -> Result<Scope> {
+    match scope() {
+        Err(CuError::INVALID_CONTEXT) => Ok(scope_numbered(session::session()?, number()?)),
+        scope => scope,
+    }
+}
+
 /// As [`scope_or_primary`], for what is about a device whatever the context.
 pub fn on_device(device: usize) -> Result<Scope> {
     let scope = scope_or_primary()?;

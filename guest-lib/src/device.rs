@@ -15,6 +15,7 @@ pub mod attribute {
     pub const MAX_BLOCK_DIM_X: i32 = 2;
     pub const MAX_GRID_DIM_X: i32 = 5;
     pub const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 8;
+    pub const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: i32 = 97;
     pub const TOTAL_CONSTANT_MEMORY: i32 = 9;
     pub const WARP_SIZE: i32 = 10;
     pub const MAX_PITCH: i32 = 11;

@@ -11,7 +11,7 @@ use wormhole_api::{
 };
 
 use crate::capture;
-use crate::context::Scope;
+use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::pool;
@@ -53,8 +53,16 @@ struct EventFence {
 static EVENTS: Table<EventKind, Event> = Table::new();
 
 fn find(event: CUevent) -> Result<(Handle<EventKind>, &'static Event)> {
-    let handle = handle::from_pointer(event).ok_or(CuError::INVALID_HANDLE)?;
+    let handle = handle::from_pointer(event).ok_or_else(|| handle::refusal(event))?;
     Ok((handle, EVENTS.get(handle).ok_or(CuError::INVALID_HANDLE)?))
+}
+
+/// The scope of the calling thread, or else of the event.
+pub fn scope(event: CUevent) -> Result<Scope> {
+    if event.is_null() {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    context::scope_or(|| Ok(find(event)?.1.context.load(Ordering::Relaxed)))
 }
 
 /// Whether there is such an event.
@@ -140,6 +148,10 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
             facts.captured.store(true, Ordering::Release);
         }
         return Ok(());
+    }
+    // Outside of captures there is nothing that it would be external to.
+    if flags & EXTERNAL != 0 {
+        return Err(CuError::ILLEGAL_STATE);
     }
     facts.leave_capture(handle);
     if facts.asked.load(Ordering::Relaxed) {

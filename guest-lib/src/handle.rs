@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use wormhole_api::handle::{GENERATIONS, Handle, HandleKind, INDICES, Key};
+use wormhole_api::handle::{ALIGNMENT, BAND_SIZE, GENERATIONS, Handle, HandleKind, INDICES, Key};
 use wormhole_ring::layout::HANDLE_BASE;
 
 use crate::error::{CuError, Result};
@@ -28,6 +28,18 @@ pub fn to_pointer<K: HandleKind>(handle: Handle<K>) -> *mut std::ffi::c_void {
 #[inline]
 pub fn from_pointer<K: HandleKind>(pointer: *mut std::ffi::c_void) -> Option<Handle<K>> {
     Handle::from_pointer(HANDLE_BASE, pointer.addr() as u64)
+}
+
+/// What is wrong with what should be a stream, an event or an array. Natively each knows its context, and what
+/// stands in another object at that place is no context that is alive.
+#[cold]
+pub fn refusal(pointer: *mut std::ffi::c_void) -> CuError {
+    let offset = (pointer.addr() as u64).wrapping_sub(HANDLE_BASE);
+    if offset < BAND_SIZE && offset.is_multiple_of(ALIGNMENT) {
+        CuError::CONTEXT_IS_DESTROYED
+    } else {
+        CuError::INVALID_HANDLE
+    }
 }
 
 /// One entry: its generation, with [`LIVE`], and the facts of whoever lives there.

@@ -94,6 +94,14 @@ impl Limits {
 }
 
 impl Shape {
+    /// Whether it asks for more shared memory than the function may have, but no more than there is.
+    #[cold]
+    fn needs_more_shared(&self, device: &Device, function: &Function) -> bool {
+        let most = device.value(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+        self.shared > Limits::of(device, function).shared
+            && u32::try_from(most).is_ok_and(|most| self.shared <= most)
+    }
+
     /// Checks what the native driver checks at the call, with its codes.
     fn check(&self, limits: &Limits) -> Result {
         let within = |sizes: [u32; 3], limits: [u32; 3]| {
@@ -337,7 +345,15 @@ pub unsafe fn launch(
     if facts.device != target.device(scope) {
         return Err(CuError::INVALID_HANDLE);
     }
-    check(scope, facts, &shape)?;
+    if let Err(error) = check(scope, facts, &shape) {
+        let device = scope.session.device();
+        return Err(
+            match attributes.cooperative && shape.needs_more_shared(device, facts) {
+                true => CuError::COOPERATIVE_LAUNCH_TOO_LARGE,
+                false => error,
+            },
+        );
+    }
     if target.is_captured() {
         let function = handle::to_pointer(handle);
         let add = |packed: &[u8]| capture::kernel(target, function, shape, attributes, packed);

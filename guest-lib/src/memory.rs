@@ -95,10 +95,17 @@ pub fn free(scope: Scope, address: u64) -> Result {
 
 /// `cuMemHostAlloc`.
 pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
-    if bytes == 0 || flags & !HOST_FLAGS != 0 {
+    if flags & !HOST_FLAGS != 0 {
         return Err(CuError::INVALID_VALUE);
     }
     capture::check_call()?;
+    // Natively nothing is allocated for nothing.
+    if bytes == 0 {
+        return Ok(0);
+    }
+    if i64::try_from(bytes).is_err() {
+        return Err(CuError::OUT_OF_MEMORY);
+    }
     let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
     memory_map().insert(address, bytes, Origin::Host { flags }, scope.context);
     Ok(address)
@@ -109,6 +116,7 @@ pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     if bytes == 0 || !ATTACH.contains(&flags) {
         return Err(CuError::INVALID_VALUE);
     }
+    scope.session.alive()?;
     capture::check_call()?;
     let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
     memory_map().insert(address, bytes, Origin::Managed, scope.context);
@@ -129,6 +137,9 @@ pub fn allocate_variables(scope: Scope, bytes: u64) -> Result<(u64, u64)> {
 /// `cuMemFreeHost`.
 pub fn free_host(scope: Scope, address: u64) -> Result {
     capture::check_call()?;
+    if address == 0 {
+        return scope.session.alive();
+    }
     let allocation = memory_map().remove(address, Allocation::is_host)?;
     free_in_arena(scope, &allocation)
 }
@@ -155,7 +166,10 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     }
     capture::check_call()?;
     let _registering = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
-    if find_host(address).is_ok_and(|found| found.is_host()) {
+    if memory_map()
+        .find(address)
+        .is_some_and(|found| !found.is_registered())
+    {
         return Err(CuError::INVALID_VALUE);
     }
     if memory_map().overlaps(address, bytes) {
@@ -188,7 +202,11 @@ pub fn unregister(scope: Scope, address: u64) -> Result {
     let removed = memory_map().remove(address, Allocation::is_registered);
     let registered = removed.map_err(|_| {
         // Memory that is the device's in another way is told from memory that is not.
-        if address == 0 || find_host(address).is_ok() {
+        if address == 0
+            || memory_map()
+                .find(address)
+                .is_some_and(|found| !found.is_alias())
+        {
             CuError::INVALID_VALUE
         } else {
             CuError::HOST_MEMORY_NOT_REGISTERED

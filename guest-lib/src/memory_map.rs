@@ -75,6 +75,10 @@ impl Allocation {
         })
     }
 
+    pub fn is_alias(&self) -> bool {
+        matches!(self.origin, Origin::RegisteredAlias { .. })
+    }
+
     pub fn is_registered(&self) -> bool {
         matches!(self.origin, Origin::Registered { .. })
     }

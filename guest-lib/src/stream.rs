@@ -282,7 +282,7 @@ pub fn resolve(scope: Scope, default: DefaultStream, stream: CUstream) -> Result
         (0, DefaultStream::Legacy) | (STREAM_LEGACY, _) => Ok(legacy(scope)),
         (0, DefaultStream::PerThread) | (STREAM_PER_THREAD, _) => per_thread(scope),
         _ => {
-            let handle = handle::from_pointer(stream).ok_or(CuError::INVALID_HANDLE)?;
+            let handle = handle::from_pointer(stream).ok_or_else(|| handle::refusal(stream))?;
             let stream = STREAMS.get(handle).ok_or(CuError::INVALID_HANDLE)?;
             Ok(Target { handle, stream })
         }
@@ -291,7 +291,7 @@ pub fn resolve(scope: Scope, default: DefaultStream, stream: CUstream) -> Result
 
 /// The handle of a stream that a program may destroy.
 pub fn minted(stream: CUstream) -> Result<Handle<StreamKind>> {
-    handle::from_pointer(stream).ok_or(CuError::INVALID_HANDLE)
+    handle::from_pointer(stream).ok_or_else(|| handle::refusal(stream))
 }
 
 fn per_thread(scope: Scope) -> Result<Target> {
@@ -612,10 +612,19 @@ pub fn synchronize_devices(scope: Scope) -> Result {
     })
 }
 
-/// The scope of the calling thread and the stream that a call names.
+/// The number of the context that a stream belongs to, which needs no current one; the default streams do.
+fn owner(stream: CUstream) -> Result<u32> {
+    if stream.addr() as u64 <= STREAM_PER_THREAD {
+        return Err(CuError::INVALID_CONTEXT);
+    }
+    let target = existing(minted(stream)?)?;
+    Ok(target.stream.context.load(Ordering::Relaxed))
+}
+
+/// The scope of the calling thread, or else of the stream, and the stream that a call names.
 #[inline]
 pub fn target(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> {
-    let scope = context::scope()?;
+    let scope = context::scope_or(|| owner(stream))?;
     let target = resolve(scope, default, stream)?;
     Ok((scope, target))
 }

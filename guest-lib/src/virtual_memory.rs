@@ -55,6 +55,9 @@ pub struct Granularity {
 /// Reserved ranges: start and bytes.
 type Reserved = BTreeMap<u64, u64>;
 
+/// Where a reservation is wished must be a multiple of this.
+const PAGE: u64 = 4096;
+
 /// What devices may do with each mapping, by its start and the device's number.
 static ACCESSES: Mutex<BTreeMap<(u64, usize), Access>> = Mutex::new(BTreeMap::new());
 static MEMORIES: Table<MemoryKind, Memory> = Table::new();
@@ -98,6 +101,10 @@ fn granular(scope: Scope, bytes: u64) -> Result {
 pub fn reserve(scope: Scope, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
     granular(scope, bytes)?;
     if alignment != 0 && !alignment.is_power_of_two() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let pinned = memory_map().find(hint).is_some_and(|found| found.is_host());
+    if !hint.is_multiple_of(PAGE) || pinned {
         return Err(CuError::INVALID_VALUE);
     }
     let mut reserved = reserved();
@@ -223,12 +230,15 @@ pub fn retain(address: u64) -> Result<CUmemGenericAllocationHandle> {
 pub fn map(scope: Scope, address: u64, bytes: u64, memory: CUmemGenericAllocationHandle) -> Result {
     let reserved = reserved();
     let (handle, facts) = find(memory)?;
+    // The driver maps whole allocations only.
+    if bytes != 0 && facts.bytes.load(Ordering::Relaxed) != bytes {
+        return Err(CuError::NOT_SUPPORTED);
+    }
     let end = address.checked_add(bytes).ok_or(CuError::INVALID_VALUE)?;
     let around = reserved.range(..=address).next_back();
     let inside = around.is_some_and(|(start, length)| end <= start + length);
     let aligned = address.is_multiple_of(granularity(scope)?.minimum);
-    let whole = facts.bytes.load(Ordering::Relaxed) == bytes;
-    if !inside || !aligned || !whole || memory_map().overlaps(address, bytes) {
+    if bytes == 0 || !inside || !aligned || memory_map().overlaps(address, bytes) {
         return Err(CuError::INVALID_VALUE);
     }
     let message = MemMap {

@@ -371,10 +371,7 @@ fn what_is_no_memory_of_the_programs_is_refused() {
         assert_eq!(register(place, 1, 8), 801, "for reading only");
         assert_eq!(register(std::ptr::without_provenance_mut(0x10000), 1, 0), 1);
         let device = usize::try_from(device).expect("64 bits");
-        assert_eq!(
-            register(std::ptr::without_provenance_mut(device), 1, 0),
-            712
-        );
+        assert_eq!(register(std::ptr::without_provenance_mut(device), 1, 0), 1);
         // SAFETY: nothing is registered.
         assert_eq!(unsafe { cuMemHostUnregister(place) }, 713);
     });

@@ -9,8 +9,8 @@ use crate::stage::place;
 use crate::toolchain::Toolkit;
 
 /// Folders below `programs/` that hold programs.
-const FOLDERS: [&str; 9] = [
-    "", "api", "devices", "exits", "faults", "lives", "memory", "nvml", "order",
+const FOLDERS: [&str; 10] = [
+    "", "api", "devices", "exits", "faults", "input", "lives", "memory", "nvml", "order",
 ];
 
 /// Folders below `programs/` whose sources are the translation units of one program, linked as device code.

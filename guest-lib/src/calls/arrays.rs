@@ -7,6 +7,7 @@ use wormhole_api::array::ArrayShape;
 use super::devices::device;
 use super::{body, put};
 use crate::error::{CuError, Result};
+use crate::session::session;
 use crate::types::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUdevice, CUmipmappedArray, CUresult,
 };
@@ -80,7 +81,7 @@ pub unsafe fn cuArray3DGetDescriptor_v2(
     hArray: CUarray,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        array::scope(hArray)?.session.alive()?;
         let (_, shape) = array::find(hArray)?;
         // SAFETY: as the caller promises.
         unsafe { put(pArrayDescriptor, descriptor(&shape)) }
@@ -92,7 +93,7 @@ pub unsafe fn cuArrayGetDescriptor_v2(
     hArray: CUarray,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        array::scope(hArray)?.session.alive()?;
         let (_, shape) = array::find(hArray)?;
         let whole = descriptor(&shape);
         let flat = CUDA_ARRAY_DESCRIPTOR {
@@ -107,7 +108,10 @@ pub unsafe fn cuArrayGetDescriptor_v2(
 }
 
 pub unsafe fn cuArrayDestroy(hArray: CUarray) -> CUresult {
-    body! { array::destroy(context::scope()?, hArray) }
+    body! {
+        session()?;
+        array::destroy(array::scope(hArray)?, hArray)
+    }
 }
 
 pub unsafe fn cuArrayGetPlane(

@@ -108,6 +108,10 @@ unsafe fn plane(
     }
     // SAFETY: not null, so a description.
     let wanted = unsafe { description.read() };
+    // Nothing is copied, whatever its ends.
+    if wanted.WidthInBytes == 0 || wanted.Height == 0 {
+        return target(default, stream)?.0.session.alive();
+    }
     let to = Described {
         kind: wanted.dstMemoryType,
         host: address(wanted.dstHost),

@@ -68,6 +68,9 @@ pub unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
 pub unsafe fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
     body! {
         session()?;
+        if ctx.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         context::push(ctx)
     }
 }
@@ -144,6 +147,9 @@ pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
 
 pub unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
     body! {
+        if device.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let ordinal = current()?.device();
         // SAFETY: as the caller promises.
         unsafe { put(device, super::devices::named(ordinal)) }
@@ -152,6 +158,9 @@ pub unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
 
 pub unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) -> CUresult {
     body! {
+        if device.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let ordinal = named(ctx)?.1.device();
         // SAFETY: as the caller promises.
         unsafe { put(device, super::devices::named(ordinal)) }
@@ -207,7 +216,9 @@ pub unsafe fn cuCtxGetStreamPriorityRange(
     greatestPriority: *mut i32,
 ) -> CUresult {
     body! {
-        let (least, greatest) = context::scope()?.session.device().priorities;
+        let session = context::scope()?.session;
+        session.alive()?;
+        let (least, greatest) = session.device().priorities;
         // SAFETY: as the caller promises.
         unsafe {
             put_if_wanted(leastPriority, least);
@@ -264,7 +275,10 @@ pub unsafe fn cuCtxSynchronize() -> CUresult {
 
 pub unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
     body! {
-        let scope = scope_of(ctx)?;
+        let scope = scope_of(ctx).map_err(|error| match error {
+            CuError::INVALID_CONTEXT if !ctx.is_null() => CuError::CONTEXT_IS_DESTROYED,
+            error => error,
+        })?;
         capture::check_context()?;
         stream::synchronize_all(scope)
     }
@@ -354,13 +368,15 @@ pub unsafe fn cuDevicePrimaryCtxGetState(
     active: *mut i32,
 ) -> CUresult {
     body! {
+        if flags.is_null() || active.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let (context, _) = context::primary_context(ordinal(dev)?)?;
         // SAFETY: as the caller promises.
         unsafe {
-            put_if_wanted(flags, context.flags.load(Ordering::Relaxed));
-            put_if_wanted(active, i32::from(context.is_active()));
+            put(flags, context.flags.load(Ordering::Relaxed))?;
+            put(active, i32::from(context.is_active()))
         }
-        Ok(())
     }
 }
 

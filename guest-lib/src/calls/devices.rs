@@ -56,6 +56,9 @@ pub unsafe fn cuDeviceGetAttribute(
     dev: CUdevice,
 ) -> CUresult {
     body! {
+        if pi.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let value = device(dev)?.attribute(attrib)?;
         // SAFETY: as the caller promises.
         unsafe { put(pi, value) }

@@ -20,8 +20,9 @@ const FOUND: CUdriverProcAddressQueryResult = 0;
 const NO_SYMBOL: CUdriverProcAddressQueryResult = 1;
 const OLD_VERSION: CUdriverProcAddressQueryResult = 2;
 
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`; beside it there is one for the legacy stream.
 const PER_THREAD: u64 = 2;
+const FLAGS: u64 = 3;
 
 pub unsafe fn cuInit(Flags: u32) -> CUresult {
     body! {
@@ -46,12 +47,16 @@ pub fn driver_version() -> i32 {
 }
 
 pub unsafe fn cuDriverGetVersion(driverVersion: *mut i32) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { put(driverVersion, driver_version()) } }
+    body! {
+        session::not_ended()?;
+        // SAFETY: as the caller promises.
+        unsafe { put(driverVersion, driver_version()) }
+    }
 }
 
 pub unsafe fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> CUresult {
     body! {
+        session::not_ended()?;
         let name = CuError(error).name();
         // SAFETY: as the caller promises.
         unsafe { put(pStr, name.map_or(ptr::null(), |name| name.as_ptr())) }?;
@@ -61,6 +66,7 @@ pub unsafe fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> CUres
 
 pub unsafe fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) -> CUresult {
     body! {
+        session::not_ended()?;
         let text = CuError(error).text();
         // SAFETY: as the caller promises.
         unsafe { put(pStr, text.map_or(ptr::null(), |text| text.as_ptr())) }?;
@@ -110,6 +116,10 @@ pub unsafe fn cuGetProcAddress_v2(
     symbolFound: *mut CUdriverProcAddressQueryResult,
 ) -> CUresult {
     body! {
+        session::not_ended()?;
+        if flags & !FLAGS != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
         // SAFETY: as the caller promises.
         let symbol = unsafe { string(symbol) }?;
         let found = address(symbol.to_bytes(), driverVersion, flags);
@@ -127,6 +137,7 @@ pub unsafe fn cuGetExportTable(
     pExportTableId: *const CUuuid,
 ) -> CUresult {
     body! {
+        session::not_ended()?;
         if pExportTableId.is_null() {
             return Err(CuError::INVALID_VALUE);
         }

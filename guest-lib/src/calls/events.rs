@@ -18,7 +18,7 @@ pub unsafe fn cuEventCreate(phEvent: *mut CUevent, Flags: u32) -> CUresult {
 }
 
 pub unsafe fn cuEventDestroy_v2(hEvent: CUevent) -> CUresult {
-    body! { event::destroy(context::scope()?, hEvent) }
+    body! { event::destroy(event::scope(hEvent)?, hEvent) }
 }
 
 pub unsafe fn cuEventRecord(
@@ -46,11 +46,11 @@ pub unsafe fn cuEventRecordWithFlags(
 }
 
 pub unsafe fn cuEventQuery(hEvent: CUevent) -> CUresult {
-    body! { event::query(context::scope()?, hEvent) }
+    body! { event::query(event::scope(hEvent)?, hEvent) }
 }
 
 pub unsafe fn cuEventSynchronize(hEvent: CUevent) -> CUresult {
-    body! { event::synchronize(context::scope()?, hEvent) }
+    body! { event::synchronize(event::scope(hEvent)?, hEvent) }
 }
 
 pub unsafe fn cuEventElapsedTime_v2(
@@ -59,7 +59,11 @@ pub unsafe fn cuEventElapsedTime_v2(
     hEnd: CUevent,
 ) -> CUresult {
     body! {
-        let milliseconds = event::elapsed(context::scope()?, hStart, hEnd)?;
+        let scope = event::scope(hStart)?;
+        if pMilliseconds.is_null() {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        let milliseconds = event::elapsed(scope, hStart, hEnd)?;
         // SAFETY: as the caller promises.
         unsafe { put(pMilliseconds, milliseconds) }
     }

@@ -19,12 +19,16 @@ const LOADED: CUfunctionLoadingState = 1;
 
 /// The calling thread's scope, for a device that a program names.
 fn on_device(dev: CUdevice) -> Result<Scope> {
-    let device = ordinal(dev)?;
-    let scope = context::scope()?;
-    Ok(Scope {
-        session: scope.session.session().on(device),
-        ..scope
-    })
+    context::on_device(ordinal(dev)?)
+}
+
+/// Null is no function, also before there is a session.
+fn named(function: *mut c_void) -> Result {
+    if function.is_null() {
+        Err(CuError::INVALID_HANDLE)
+    } else {
+        Ok(())
+    }
 }
 
 /// # Safety
@@ -86,8 +90,16 @@ pub unsafe fn cuFuncGetAttribute(
     attrib: CUfunction_attribute,
     hfunc: CUfunction,
 ) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { attribute(context::scope()?, pi, attrib, hfunc) } }
+    body! {
+        if pi.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        named(hfunc)?;
+        let scope = context::scope_or_primary()?;
+        scope.session.alive()?;
+        // SAFETY: as the caller promises.
+        unsafe { attribute(scope, pi, attrib, hfunc) }
+    }
 }
 
 pub unsafe fn cuFuncSetAttribute(
@@ -95,11 +107,11 @@ pub unsafe fn cuFuncSetAttribute(
     attrib: CUfunction_attribute,
     value: i32,
 ) -> CUresult {
-    body! { set_attribute(context::scope()?, hfunc, attrib, value) }
+    body! { set_attribute(context::scope_or_primary()?, hfunc, attrib, value) }
 }
 
 pub unsafe fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> CUresult {
-    body! { set_cache_config(context::scope()?, hfunc, config) }
+    body! { set_cache_config(context::scope_or_primary()?, hfunc, config) }
 }
 
 pub unsafe fn cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) -> CUresult {
@@ -148,6 +160,7 @@ pub unsafe fn cuKernelGetAttribute(
     dev: CUdevice,
 ) -> CUresult {
     body! {
+        named(kernel)?;
         let scope = on_device(dev)?;
         // SAFETY: as the caller promises.
         unsafe { attribute(scope, pi, attrib, kernel) }
@@ -161,6 +174,7 @@ pub unsafe fn cuKernelSetAttribute(
     dev: CUdevice,
 ) -> CUresult {
     body! {
+        named(kernel)?;
         set_attribute(on_device(dev)?, kernel, attrib, val)
     }
 }
@@ -177,7 +191,13 @@ pub unsafe fn cuKernelSetCacheConfig(
 
 pub unsafe fn cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) -> CUresult {
     body! {
-        let (function, _) = function::find_on(context::scope()?, kernel)?;
+        if pFunc.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        named(kernel)?;
+        let scope = context::scope()?;
+        scope.session.alive()?;
+        let (function, _) = function::find_on(scope, kernel)?;
         // SAFETY: as the caller promises.
         unsafe { put(pFunc, to_pointer(function)) }
     }

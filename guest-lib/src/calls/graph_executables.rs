@@ -164,7 +164,7 @@ fn update(executable: CUgraphExec, graph: CUgraph) -> (Result, CUgraphExecUpdate
         errorFromNode: std::ptr::null_mut(),
     };
     let mut done = || {
-        let scope = context::scope()?;
+        let scope = context::scope_or_primary()?;
         scope.session.alive()?;
         let (executable, graph) = (executable::handle(executable)?, graph_handle(graph)?);
         with(|model| {

@@ -209,6 +209,7 @@ pub unsafe fn cuGraphGetNodes(
     numNodes: *mut usize,
 ) -> CUresult {
     body! {
+        session()?;
         let graph = graph_handle(hGraph)?;
         // SAFETY: as the caller promises.
         unsafe { tell_nodes(nodes, numNodes, |model| Ok(model.graph(graph)?.nodes.clone())) }

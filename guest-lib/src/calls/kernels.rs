@@ -6,11 +6,14 @@ use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
 use wormhole_api::{AvailableShared, ClusterOccupancy, ClusterQuestion};
 
 use super::{body, put};
+use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::launch::Attributes;
 use crate::module::{self, Loadable};
-use crate::types::{CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, CUresult};
-use crate::{context, function};
+use crate::types::{
+    CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, CUresult, DefaultStream,
+};
+use crate::{context, function, stream};
 
 /// # Safety
 /// `place` is null or writable.
@@ -116,13 +119,27 @@ unsafe fn clusters(
     config: *const CUlaunchConfig,
     question: ClusterQuestion,
 ) -> Result {
-    let scope = context::scope()?;
     if place.is_null() || config.is_null() || function.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
+    let scope = context::scope()?;
     let (function, _) = function::find_on(scope, function)?;
     // SAFETY: not null, so a configuration.
     let config = unsafe { config.read() };
+    stream::resolve(scope, DefaultStream::Legacy, config.hStream)?;
+    let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+    let most = |axis| {
+        scope
+            .session
+            .device()
+            .value(attribute::MAX_GRID_DIM_X + axis)
+    };
+    if (0..)
+        .zip(grid)
+        .any(|(axis, size)| i64::from(size) > i64::from(most(axis)))
+    {
+        return Err(CuError::INVALID_VALUE);
+    }
     let list = match config.numAttrs as usize {
         0 => &[],
         _ if config.attrs.is_null() => return Err(CuError::INVALID_VALUE),
@@ -133,7 +150,7 @@ unsafe fn clusters(
     let message = ClusterOccupancy {
         function,
         question,
-        grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+        grid,
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         shared: config.sharedMemBytes,
         attributes: attributes.items(),

@@ -24,10 +24,10 @@ const LOCATION_HOST_NUMA_CURRENT: u32 = 4;
 
 pub unsafe fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) -> CUresult {
     body! {
-        let scope = context::scope()?;
         if dptr.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
+        let scope = context::scope()?;
         let address = memory::allocate_managed(scope, bytesize as u64, flags)?;
         // SAFETY: as the caller promises.
         unsafe { put(dptr, address) }

@@ -38,7 +38,7 @@ pub unsafe fn cuMemAllocPitch_v2(
             return Err(CuError::INVALID_VALUE);
         }
         let pitch = (WidthInBytes as u64).checked_next_multiple_of(PITCH).ok_or(CuError::INVALID_VALUE)?;
-        let bytes = pitch.checked_mul(Height as u64).ok_or(CuError::INVALID_VALUE)?;
+        let bytes = pitch.checked_mul(Height as u64).ok_or(CuError::OUT_OF_MEMORY)?;
         // SAFETY: as the caller promises.
         unsafe {
             put(dptr, memory::allocate(scope, bytes)?)?;
@@ -71,7 +71,7 @@ pub unsafe fn cuMemGetAddressRange_v2(
     dptr: CUdeviceptr,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        context::scope()?.session.alive()?;
         let allocation = memory_map().find(dptr).ok_or(CuError::NOT_FOUND)?;
         // SAFETY: as the caller promises.
         unsafe {
@@ -105,7 +105,7 @@ pub unsafe fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> CUresu
 }
 
 pub unsafe fn cuMemFreeHost(p: *mut c_void) -> CUresult {
-    body! { memory::free_host(context::scope()?, address_of(p)) }
+    body! { memory::free_host(context::scope_or_primary()?, address_of(p)) }
 }
 
 pub unsafe fn cuMemHostGetDevicePointer_v2(
@@ -114,7 +114,7 @@ pub unsafe fn cuMemHostGetDevicePointer_v2(
     Flags: u32,
 ) -> CUresult {
     body! {
-        context::scope()?;
+        context::scope()?.session.alive()?;
         if Flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }
@@ -130,7 +130,7 @@ pub unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) 
 }
 
 pub unsafe fn cuMemHostUnregister(p: *mut c_void) -> CUresult {
-    body! { memory::unregister(context::scope()?, address_of(p)) }
+    body! { memory::unregister(context::scope_or_primary()?, address_of(p)) }
 }
 
 /// All page-locked memory is mapped and portable, so that is what the flags say.

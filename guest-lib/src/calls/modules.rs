@@ -112,10 +112,13 @@ unsafe fn function<K: Loadable>(
     image: *mut c_void,
     name: *const c_char,
 ) -> Result {
-    let scope = context::scope_or_primary()?;
-    if place.is_null() {
+    if place.is_null() || name.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
+    if image.is_null() {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    let scope = context::scope_or_primary()?;
     // SAFETY: as the caller promises.
     unsafe { put(place, module::function::<K>(scope, image, string(name)?)?) }
 }
@@ -129,6 +132,10 @@ unsafe fn global<K: Loadable>(
     name: *const c_char,
 ) -> Result {
     let scope = context::scope()?;
+    // SAFETY: as the caller promises.
+    if unsafe { string(name) }?.is_empty() {
+        return Err(CuError::INVALID_VALUE);
+    }
     // SAFETY: as the caller promises.
     let (found, length) = module::global::<K>(scope, image, unsafe { string(name) }?)?;
     // SAFETY: as the caller promises.
@@ -161,6 +168,25 @@ pub unsafe fn cuModuleGetGlobal_v2(
 /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the image stays where it is until the library is unloaded. The other
 /// option is for host code that is registered with a library, which has no meaning across the window.
 const BINARY_IS_PRESERVED: CUlibraryOption = 1;
+const HOST_TABLE: CUlibraryOption = 0;
+
+/// Whether a table of the program's own functions is asked for that is not there.
+///
+/// # Safety
+/// `options` and `values` have `count` elements, or are null.
+unsafe fn lacks_table(
+    options: *const CUlibraryOption,
+    values: *mut *mut c_void,
+    count: u32,
+) -> bool {
+    (0..count as usize).any(|index| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            options.add(index).read() == HOST_TABLE
+                && (values.is_null() || values.add(index).read().is_null())
+        }
+    })
+}
 
 /// # Safety
 /// `options` has `count` elements.
@@ -176,11 +202,21 @@ pub unsafe fn cuLibraryLoadData(
     jitOptionsValues: *mut *mut c_void,
     numJitOptions: u32,
     libraryOptions: *const CUlibraryOption,
-    _libraryOptionValues: *mut *mut c_void,
+    libraryOptionValues: *mut *mut c_void,
     numLibraryOptions: u32,
 ) -> CUresult {
     body! {
+        if library.is_null() || code.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let scope = context::scope_or_primary()?;
+        if libraryOptions.is_null() && numLibraryOptions != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        if unsafe { lacks_table(libraryOptions, libraryOptionValues, numLibraryOptions) } {
+            return Err(CuError::INVALID_VALUE);
+        }
         // SAFETY: as the caller promises.
         let jit = unsafe { Jit::read(numJitOptions, jitOptions, jitOptionsValues) }?;
         // SAFETY: as the caller promises.
@@ -219,7 +255,12 @@ pub unsafe fn cuLibraryLoadFromFile(
 }
 
 pub unsafe fn cuLibraryUnload(library: CUlibrary) -> CUresult {
-    body! { module::unload::<LibraryKind>(context::scope_or_primary()?, library) }
+    body! {
+        if library.is_null() {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        module::unload::<LibraryKind>(context::scope_or_primary()?, library)
+    }
 }
 
 pub unsafe fn cuLibraryGetKernel(
@@ -237,8 +278,16 @@ pub unsafe fn cuLibraryGetGlobal(
     library: CUlibrary,
     name: *const c_char,
 ) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { global::<LibraryKind>(dptr, bytes, library, name) } }
+    body! {
+        if name.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if library.is_null() {
+            return Err(CuError::INVALID_HANDLE);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { global::<LibraryKind>(dptr, bytes, library, name) }
+    }
 }
 
 /// Needs no current context: the runtime asks before it makes one current.

@@ -137,7 +137,7 @@ pub unsafe fn cuPointerGetAttributes(
 ) -> CUresult {
     body! {
         session()?;
-        if attributes.is_null() || data.is_null() {
+        if attributes.is_null() || data.is_null() || numAttributes == 0 {
             return Err(CuError::INVALID_VALUE);
         }
         let allocation = memory_map().find(ptr);

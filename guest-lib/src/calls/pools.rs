@@ -20,6 +20,8 @@ use crate::types::{
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
+/// All there are: file descriptors, two of Windows, fabric.
+const HANDLE_TYPES: u32 = 0xF;
 /// The attributes that are 32-bit words; the others have 64 bits.
 const WORDS: std::ops::RangeInclusive<u32> = 1..=3;
 /// All attributes there are, of which the last four are statistics.
@@ -188,12 +190,16 @@ pub unsafe fn cuMemPoolCreate(
         let plain = wanted.allocType == MEMORY_PINNED
             && wanted.usage == 0
             && wanted.reserved == [0; 54]
-            && wanted.win32SecurityAttributes.is_null();
+            && wanted.handleTypes & !HANDLE_TYPES == 0;
         if !plain {
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: of this very function.
-        let device = unsafe { located(&raw const wanted.location, wanted.allocType) }?;
+        let device = unsafe { located(&raw const wanted.location, wanted.allocType) };
+        let device = device.map_err(|error| match error {
+            CuError::INVALID_DEVICE => CuError::INVALID_VALUE,
+            error => error,
+        })?;
         if wanted.handleTypes & !FILE_DESCRIPTOR != 0 {
             return Err(CuError::NOT_SUPPORTED);
         }

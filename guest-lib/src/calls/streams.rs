@@ -21,10 +21,10 @@ pub unsafe fn cuStreamCreateWithPriority(
     priority: i32,
 ) -> CUresult {
     body! {
-        let scope = context::scope()?;
         if phStream.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
+        let scope = context::scope()?;
         let stream = stream::create(scope, flags, priority)?;
         // SAFETY: as the caller promises.
         unsafe { put(phStream, handle::to_pointer(stream)) }

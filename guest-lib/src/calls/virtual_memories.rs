@@ -16,6 +16,8 @@ use crate::virtual_memory as memory;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
+/// All `CUmemAllocationHandleType`s: file descriptors, two of Windows, fabric.
+const HANDLE_TYPES: u32 = 0xF;
 /// `CU_MEM_ALLOCATION_COMP_GENERIC`, a hint.
 const COMPRESSIBLE: u8 = 1;
 
@@ -51,7 +53,10 @@ unsafe fn offered(properties: *const CUmemAllocationProp) -> Result<CUmemAllocat
     }
     // SAFETY: not null, so properties.
     let wanted = unsafe { properties.read() };
-    if wanted.r#type != MEMORY_PINNED || wanted.compressionType > COMPRESSIBLE {
+    let unknown = wanted.requestedHandleTypes & !HANDLE_TYPES != 0
+        || !wanted.win32HandleMetaData.is_null()
+        || wanted.reserved != [0; 4];
+    if wanted.r#type != MEMORY_PINNED || wanted.compressionType > COMPRESSIBLE || unknown {
         return Err(CuError::INVALID_VALUE);
     }
     match wanted.location.r#type {
@@ -62,8 +67,7 @@ unsafe fn offered(properties: *const CUmemAllocationProp) -> Result<CUmemAllocat
     };
     let known = wanted.requestedHandleTypes & !FILE_DESCRIPTOR == 0
         && wanted.gpuDirectRDMACapable == 0
-        && wanted.usage == 0
-        && wanted.win32HandleMetaData.is_null();
+        && wanted.usage == 0;
     if known {
         Ok(wanted)
     } else {
@@ -117,8 +121,10 @@ pub unsafe fn cuMemGetAllocationGranularity(
 ) -> CUresult {
     body! {
         let scope = context::scope_or_primary()?;
-        // SAFETY: as the caller promises.
-        unsafe { offered(prop) }?;
+        // What it is asked for is all one.
+        if prop.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let known = memory::granularity(scope)?;
         let bytes = match option {
             0 => known.minimum,
@@ -196,7 +202,8 @@ pub unsafe fn cuMemSetAccess(
             if wanted.location.r#type != LOCATION_DEVICE {
                 return Err(CuError::INVALID_VALUE);
             }
-            let scope = on_device(ordinal(wanted.location.id)?)?;
+            let device = ordinal(wanted.location.id).map_err(|_| CuError::INVALID_VALUE)?;
+            let scope = on_device(device)?;
             let access = Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)?;
             memory::set_access(scope, ptr, size as u64, access)?;
         }

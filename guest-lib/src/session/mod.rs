@@ -107,6 +107,15 @@ pub fn session() -> Result<&'static Session> {
     }
 }
 
+/// Fails once the exit handlers have run: for calls that need no session.
+pub fn not_ended() -> Result {
+    if ENDING.load(Ordering::Relaxed) {
+        Err(CuError::DEINITIALIZED)
+    } else {
+        Ok(())
+    }
+}
+
 #[cold]
 fn no_session() -> CuError {
     if ENDING.load(Ordering::Relaxed) {

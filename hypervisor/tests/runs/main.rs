@@ -1,6 +1,7 @@
 //! The staged `wormhole`, run as a user runs it: at `process` placement, in guest VMs, on a GPU, with
 //! every party killed in the middle of a run, and where it has to refuse.
 
+mod bad_input;
 mod gpu;
 mod guest;
 mod guest_kill;

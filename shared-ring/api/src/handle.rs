@@ -20,6 +20,8 @@ pub const BAND_SIZE: u64 = 1 << 42;
 const TYPE_SHIFT: u32 = 38;
 const INDEX_SHIFT: u32 = 18;
 const GENERATION_SHIFT: u32 = 6;
+/// Handles are multiples of this.
+pub const ALIGNMENT: u64 = 1 << GENERATION_SHIFT;
 /// Indices are below this.
 pub const INDICES: u32 = 1 << (TYPE_SHIFT - INDEX_SHIFT);
 /// Generations are below this and wrap.

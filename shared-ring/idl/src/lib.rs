@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
 mod coverage;
 mod exports;
 mod functions;
@@ -17,6 +18,7 @@ mod round_trips;
 mod table;
 mod tested;
 
+pub use calls::calls;
 pub use coverage::coverage;
 pub use exports::{exports, signatures};
 pub use functions::functions;
