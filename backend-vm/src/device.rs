@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use wormhole_device::DeviceSet;
+use wormhole_ring::layout::MOST_DEVICES;
+
 use crate::sandbox::Profile;
 
 /// What workers execute on.
@@ -21,9 +24,9 @@ pub enum DeviceChoice {
 }
 
 /// The most devices of a tenant.
-pub const MOST: usize = 64;
+pub const MOST: usize = MOST_DEVICES;
 
-const _: () = assert!(MOST <= wormhole_device::DeviceSet::MOST);
+const _: () = assert!(MOST <= DeviceSet::MOST);
 
 impl DeviceChoice {
     /// The system calls that a worker on this device needs.
@@ -130,7 +133,7 @@ mod tests {
             "cuda:",
             "cuda:-1",
             "cpu:0",
-            "cpu:65",
+            "cpu:17",
             "cpu2",
             "cpu,cpu",
             "cpu,cuda:0",

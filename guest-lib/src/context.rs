@@ -160,6 +160,13 @@ pub fn find_active(context: CUcontext) -> Result<(&'static Context, Handle<Conte
     }
 }
 
+/// A context that is named beside the current one, while it may be used. One that is gone is told from what is none.
+pub fn find_peer(context: CUcontext) -> Result<(&'static Context, Handle<ContextKind>)> {
+    let handle = handle::from_pointer(context).ok_or(CuError::INVALID_CONTEXT)?;
+    let found = CONTEXTS.get(handle).filter(|context| context.is_active());
+    Ok((found.ok_or(CuError::CONTEXT_IS_DESTROYED)?, handle))
+}
+
 /// What the calling thread holds as its current context; null for none.
 #[inline]
 pub fn current() -> CUcontext {

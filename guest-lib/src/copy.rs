@@ -420,6 +420,7 @@ pub fn fill(scope: Scope, target: Target, fill: Fill, mode: Mode) -> Result {
     if end == End::Pageable {
         return Err(CuError::INVALID_VALUE);
     }
+    peer::check(scope, target, destination)?;
     let message = MemSet {
         destination: DevicePtr(destination),
         pitch,

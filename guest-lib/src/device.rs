@@ -6,6 +6,7 @@
 use std::ffi::{CString, c_char};
 
 use wormhole_api::{ATTRIBUTES, DeviceDescribeReply};
+use wormhole_ring::layout::MOST_DEVICES;
 
 use crate::error::{CuError, Result};
 
@@ -46,7 +47,7 @@ const PLACES: usize = {
 };
 
 /// The most devices that a process has.
-pub const MOST: usize = 64;
+pub const MOST: usize = MOST_DEVICES;
 
 /// A device of this process.
 #[derive(Debug)]

@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use wormhole_api::{PeerDisable, PeerEnable};
+use wormhole_api::{Access, PeerDisable, PeerEnable};
 
 use crate::context::{Scope, primary_scope};
 use crate::error::{CuError, Result};
-use crate::event;
 use crate::memory::memory_map;
+use crate::memory_map::Origin;
 use crate::stream::{Target, legacy};
 use crate::types::EVENT_DISABLE_TIMING;
+use crate::{event, pool, virtual_memory};
 
 /// Hands a copy to a stream. One of the legacy stream that names memory of other devices comes after what was handed
 /// to these before, and before what is handed to them later (CUDA C++ programming guide, "Peer-to-peer memory copy").
@@ -66,6 +67,33 @@ fn device_of(address: u64) -> Option<usize> {
         return None;
     }
     allocation.device()
+}
+
+/// Refuses work of a stream at memory of another device that the stream's does not reach. Copies reach all memory.
+pub fn check(scope: Scope, target: Target, address: u64) -> Result {
+    if scope.session.devices().len() == 1 {
+        return Ok(());
+    }
+    let device = target.device(scope);
+    let Some(allocation) = memory_map().find(address) else {
+        return Ok(());
+    };
+    let Some(owner) = allocation.device().filter(|owner| *owner != device) else {
+        return Ok(());
+    };
+    let reached = match allocation.origin {
+        _ if allocation.for_device(address).is_some() => true,
+        Origin::Pool { pool } => pool::access(pool, device) == Access::ReadWrite,
+        Origin::Mapped { .. } => virtual_memory::access(address, device) == Ok(Access::ReadWrite),
+        _ => pairs()
+            .iter()
+            .any(|pair| (pair.device, pair.peer_device) == (device, owner)),
+    };
+    if reached {
+        Ok(())
+    } else {
+        Err(CuError::INVALID_VALUE)
+    }
 }
 
 /// A context that reaches another's memory.

@@ -602,6 +602,13 @@ pub fn synchronize_all(scope: Scope) -> Result {
         .try_for_each(|(target, cover)| target.wait(scope, cover))
 }
 
+/// The scope of a stream that a program made, without a current context.
+pub fn scope_of(stream: CUstream) -> Result<Scope> {
+    let stream = minted(stream).map_err(|_| CuError::INVALID_CONTEXT)?;
+    let context = existing(stream)?.stream.context.load(Ordering::Relaxed);
+    Ok(context::scope_numbered(crate::session::session()?, context))
+}
+
 /// Waits for all work of all devices: for what their streams may name without belonging to one of them.
 pub fn synchronize_devices(scope: Scope) -> Result {
     let session = scope.session.session();

@@ -8,6 +8,7 @@ use crate::capture;
 use crate::context::Scope;
 use crate::copy::End;
 use crate::error::{CuError, Result};
+use crate::peer;
 use crate::stream::Target;
 use crate::types::{CUstreamAttrValue, CUstreamBatchMemOpParams};
 
@@ -94,6 +95,9 @@ pub fn read(parameters: &CUstreamBatchMemOpParams) -> Result<MemoryOperation> {
 pub fn send(scope: Scope, target: Target, operations: &[MemoryOperation]) -> Result {
     if target.is_captured() {
         return capture::memory(target, operations);
+    }
+    for operation in operations {
+        peer::check(scope, target, operation.address)?;
     }
     for part in operations.chunks(MESSAGE) {
         scope.session.record(&StreamMemory {

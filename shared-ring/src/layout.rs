@@ -114,3 +114,6 @@ const _: () = {
         "offsets in the window are 64 bits wide"
     );
 };
+
+/// The most devices of a tenant: what is said of all of them fits a control message.
+pub const MOST_DEVICES: usize = 16;

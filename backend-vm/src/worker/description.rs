@@ -10,6 +10,9 @@ use wormhole_ring::control::facts;
 /// PCI_DEVICE_ID, GLOBAL_MEMORY_BUS_WIDTH, PCI_DOMAIN_ID and the compute capability.
 const ATTRIBUTES: [i32; 9] = [13, 20, 32, 33, 34, 37, 50, 75, 76];
 
+/// Most characters of a name, as NVML has room for them.
+const NAME: usize = 95;
+
 /// What a device, or each of several, says of itself.
 pub fn all(device: &dyn Device) -> Vec<&Description> {
     match device.members() {
@@ -29,16 +32,15 @@ pub fn text(device: &dyn Device) -> String {
 fn peers(members: &[Arc<dyn Device>], number: usize) -> String {
     /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
     const ACCESS_SUPPORTED: u32 = 2;
-    let mut text = String::new();
-    for (other, peer) in members.iter().enumerate() {
-        let reached = |own: &Arc<dyn Device>| {
-            other != number && own.peer_attribute(peer.as_peer(), ACCESS_SUPPORTED) == Ok(1)
-        };
-        if members.get(number).is_some_and(reached) {
-            let _ = writeln!(text, "{}={other}", facts::PEER);
-        }
-    }
-    text
+    let Some(own) = members.get(number) else {
+        return String::new();
+    };
+    let others = members.iter().enumerate();
+    let reached = others.filter(|(other, peer)| {
+        *other != number && own.peer_attribute(peer.as_peer(), ACCESS_SUPPORTED) == Ok(1)
+    });
+    let reached: Vec<String> = reached.map(|(other, _)| other.to_string()).collect();
+    format!("{}={}\n", facts::PEERS, reached.join(" "))
 }
 
 fn one(device: &Description) -> String {
@@ -48,7 +50,7 @@ fn one(device: &Description) -> String {
         .name
         .chars()
         .filter(|c| !c.is_control())
-        .take(200)
+        .take(NAME)
         .collect();
     let uuid: String = device
         .uuid
@@ -90,5 +92,30 @@ mod tests {
         );
         assert_eq!(facts::number(&text, "attribute.33"), Some(4));
         assert_eq!(facts::get(&text, "attribute.1"), None);
+    }
+
+    #[test]
+    fn what_is_said_of_all_devices_fits_a_message() {
+        use wormhole_ring::control::{MAX_FRAME, Message};
+
+        use crate::device::MOST;
+
+        let device = Description {
+            name: "n".repeat(300),
+            uuid: [0xff; 16],
+            total_memory: u64::MAX,
+            driver_version: i32::MIN,
+            attributes: ATTRIBUTES.map(|id| (id, i32::MIN)).to_vec(),
+            stream_priorities: (0, 0),
+        };
+        let numbers: Vec<String> = (1..MOST).map(|other| other.to_string()).collect();
+        let peers = format!("{}={}\n", facts::PEERS, numbers.join(" "));
+        let text = vec![one(&device) + &peers; MOST].join("\n");
+        let message = Message::Ready {
+            protocol_hash: 1,
+            device: &text,
+        };
+        let encoded = message.encode(&mut [0; MAX_FRAME]);
+        assert!(encoded.is_ok(), "{} bytes: {encoded:?}", text.len());
     }
 }

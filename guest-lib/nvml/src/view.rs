@@ -87,8 +87,8 @@ impl View {
 
     /// Whether the device reaches the memory of another one of the tenant's, by its number.
     pub fn reaches(&self, other: u32) -> bool {
-        let mut peers = facts::all(&self.facts).filter(|(name, _)| *name == facts::PEER);
-        peers.any(|(_, number)| number.parse() == Ok(other))
+        let peers = self.text(facts::PEERS).unwrap_or_default();
+        peers.split(' ').any(|number| number.parse() == Ok(other))
     }
 
     pub fn uuid(&self) -> Option<String> {
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!((view.host("nvmlA", 3), view.host("nvmlB", 0)), (None, None));
         assert_eq!((view.field(83), view.field(8)), (Some("4,9"), None));
         assert_eq!(view.place().unwrap().bus, 171);
-        let peers = View::new(format!("{FACTS}peer=2\npeer=x\n"));
+        let peers = View::new(format!("{FACTS}peers=x 2\n"));
         assert_eq!([1, 2].map(|other| peers.reaches(other)), [false, true]);
         let processes: Vec<_> = view.processes().iter().map(|process| process.pid).collect();
         assert_eq!(processes, [7, 9]);

@@ -3,20 +3,21 @@
 use wormhole_api::PeerAttribute;
 
 use super::contexts::{current, scope_of};
-use super::copies::{cuMemcpyDtoD_v2, cuMemcpyDtoDAsync_v2};
+use super::copies::NO_STREAM;
 use super::devices::{ordinal, tell_atomics};
 use super::{body, put};
 use crate::context;
+use crate::copy::{Direction, Mode, copy};
 use crate::error::{CuError, Result};
 use crate::peer;
 use crate::session::session;
+use crate::stream;
 use crate::types::{
     CUatomicOperation, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, DefaultStream,
 };
 
-/// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`, `_NATIVE_ATOMIC_SUPPORTED`.
+/// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
 const ACCESS_SUPPORTED: u32 = 2;
-const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
 
 /// What the host's driver says of two different devices.
 fn attribute(from: usize, to: usize, attribute: u32) -> Result<i32> {
@@ -66,6 +67,7 @@ pub unsafe fn cuDeviceGetP2PAttribute(
     }
 }
 
+/// None: so says driver 580 of two H200s, whatever the attribute says.
 pub unsafe fn cuDeviceGetP2PAtomicCapabilities(
     capabilities: *mut u32,
     operations: *const CUatomicOperation,
@@ -82,18 +84,15 @@ pub unsafe fn cuDeviceGetP2PAtomicCapabilities(
         if from == to {
             return Err(CuError::INVALID_DEVICE);
         }
-        let native = attribute(from, to, NATIVE_ATOMIC_SUPPORTED)? != 0;
         // SAFETY: the program vouches for that many operations and places.
-        unsafe { tell_atomics(capabilities, operations, count, native) }
+        unsafe { tell_atomics(capabilities, operations, count, false) }
     }
 }
 
-/// Sees to it that both contexts of a copy are there.
+/// Sees to it that the contexts of a copy are there. Null stands for whichever is meant: the addresses say it.
 fn check(contexts: [CUcontext; 2]) -> Result {
-    for ctx in contexts {
-        context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
-    }
-    Ok(())
+    let mut named = contexts.into_iter().filter(|ctx| !ctx.is_null());
+    named.try_for_each(|ctx| context::find_peer(ctx).map(drop))
 }
 
 pub unsafe fn cuMemcpyPeer(
@@ -107,9 +106,11 @@ pub unsafe fn cuMemcpyPeer(
     body! {
         current()?;
         check([dstContext, srcContext])?;
+        let scope = context::scope()?;
+        let target = stream::resolve(scope, default, NO_STREAM)?;
+        let (places, mode) = ((dstDevice, srcDevice), Mode::Synchronous);
         // SAFETY: neither end is memory of the program's own.
-        let code = unsafe { cuMemcpyDtoD_v2(default, dstDevice, srcDevice, ByteCount) };
-        result_of(code)
+        unsafe { copy(scope, target, Direction::DeviceToDevice, places, ByteCount, mode) }
     }
 }
 
@@ -123,20 +124,13 @@ pub unsafe fn cuMemcpyPeerAsync(
     hStream: CUstream,
 ) -> CUresult {
     body! {
-        current()?;
         check([dstContext, srcContext])?;
-        // SAFETY: as above.
-        let code =
-            unsafe { cuMemcpyDtoDAsync_v2(default, dstDevice, srcDevice, ByteCount, hStream) };
-        result_of(code)
-    }
-}
-
-fn result_of(code: CUresult) -> Result {
-    if code == 0 {
-        Ok(())
-    } else {
-        Err(CuError(code))
+        // The stream says where the copy is made, and needs no current context for that.
+        let scope = context::scope().or_else(|_| stream::scope_of(hStream))?;
+        let target = stream::resolve(scope, default, hStream)?;
+        let (places, mode) = ((dstDevice, srcDevice), Mode::Asynchronous);
+        // SAFETY: neither end is memory of the program's own.
+        unsafe { copy(scope, target, Direction::DeviceToDevice, places, ByteCount, mode) }
     }
 }
 
@@ -144,7 +138,7 @@ fn result_of(code: CUresult) -> Result {
 pub unsafe fn cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: u32) -> CUresult {
     body! {
         current()?;
-        let (facts, _) = context::find_active(peerContext).map_err(|_| CuError::INVALID_CONTEXT)?;
+        let (facts, _) = context::find_peer(peerContext)?;
         if Flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }
@@ -159,7 +153,7 @@ pub unsafe fn cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: u32) -> CUres
 pub unsafe fn cuCtxDisablePeerAccess(peerContext: CUcontext) -> CUresult {
     body! {
         current()?;
-        context::find_active(peerContext).map_err(|_| CuError::INVALID_CONTEXT)?;
+        context::find_peer(peerContext)?;
         peer::disable(context::scope()?, scope_of(peerContext)?)
     }
 }

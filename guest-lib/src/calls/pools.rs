@@ -285,12 +285,15 @@ pub unsafe fn cuMemPoolSetAccess(
                 return Err(CuError::INVALID_VALUE);
             }
             let device = ordinal(wanted.location.id)?;
-            let access = Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)?;
+            let access = match Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)? {
+                Access::Read => return Err(CuError::NOT_SUPPORTED),
+                access => access,
+            };
             if device != pool::device_of(pool) {
                 pool::set_access(scope, pool, device, access)?;
             } else if access != Access::ReadWrite {
                 // The device that a pool lies on keeps its access.
-                return Err(CuError::INVALID_VALUE);
+                return Err(CuError::INVALID_DEVICE);
             }
         }
         Ok(())
@@ -313,7 +316,8 @@ pub unsafe fn cuMemPoolGetAccess(
         if location.r#type != LOCATION_DEVICE {
             return Err(CuError::INVALID_VALUE);
         }
-        let access = pool::access(pool, ordinal(location.id)?);
+        let device = ordinal(location.id).map_err(|_| CuError::INVALID_VALUE)?;
+        let access = pool::access(pool, device);
         // SAFETY: as the caller promises.
         unsafe { put(flags, access.to_wire()) }
     }

@@ -226,7 +226,8 @@ pub unsafe fn cuMemGetAccess(
         if location.r#type != LOCATION_DEVICE {
             return Err(CuError::INVALID_VALUE);
         }
-        let access = memory::access(ptr, ordinal(location.id)?)?;
+        let device = ordinal(location.id).map_err(|_| CuError::INVALID_VALUE)?;
+        let access = memory::access(ptr, device)?;
         // SAFETY: as the caller promises.
         unsafe { put(flags, access.to_wire().into()) }
     }

@@ -30,8 +30,8 @@ pub const PCI_ID: &str = "pci.id";
 pub const PCI_SUBSYSTEM: &str = "pci.subsystem";
 /// A process of the tenant: its number in the guest and the bytes of device memory that it holds.
 pub const PROCESS: &str = "process";
-/// A device of the tenant whose memory this one reaches: its number.
-pub const PEER: &str = "peer";
+/// The devices of the tenant whose memory this one reaches: their numbers, with spaces between them.
+pub const PEERS: &str = "peers";
 /// Before the number of a `CUdevice_attribute`.
 pub const ATTRIBUTE: &str = "attribute.";
 /// Before the name of a function of NVML: what the host's answers, call by call with spaces between them.
