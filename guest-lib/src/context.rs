@@ -374,6 +374,13 @@ pub fn deactivate_primary(device: usize) -> Result {
 
 /// A context of the program's own; it becomes the calling thread's current one.
 pub fn create(device: usize, flags: u32) -> Result<CUcontext> {
+    let pointer = create_aside(device, flags)?;
+    push(pointer)?;
+    Ok(pointer)
+}
+
+/// The same, current in no thread.
+pub fn create_aside(device: usize, flags: u32) -> Result<CUcontext> {
     // The primary contexts' numbers are taken before any other.
     primary(device)?;
     let handle = CONTEXTS.mint(|context| {
@@ -387,8 +394,15 @@ pub fn create(device: usize, flags: u32) -> Result<CUcontext> {
     if let Some(identity) = identity(pointer) {
         core_dump::begin(identity);
     }
-    push(pointer)?;
     Ok(pointer)
+}
+
+/// Ends a context that stays known, as one that is destroyed.
+pub fn deactivate(context: CUcontext) -> Result {
+    let (facts, _) = find_active(context)?;
+    facts.active.store(false, Ordering::Release);
+    facts.clear(context);
+    Ok(())
 }
 
 /// Ends a context that [`create`] made.

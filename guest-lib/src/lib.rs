@@ -42,6 +42,7 @@ mod export_tables;
 mod exports;
 mod function;
 mod graph;
+mod green;
 mod handle;
 mod host_function;
 mod image;

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use wormhole_api::handle::Stream as StreamKind;
-use wormhole_api::{Fence, FenceWrite, Handle, StreamCreate, StreamDestroy, StreamQuery};
+use wormhole_api::{
+    Fence, FenceWrite, GreenStream, Handle, StreamCreate, StreamDestroy, StreamQuery,
+};
 
 use self::hold_back::BATCHES;
 use crate::context::{self, Scope};
@@ -23,7 +25,7 @@ use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
     STREAM_PER_THREAD,
 };
-use crate::{barrier, capture, output, pool};
+use crate::{barrier, capture, green, output, pool};
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -173,12 +175,23 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         drop(timeline);
         *stream.attributes() = StreamAttributes::NEW;
     })?;
-    let message = StreamCreate {
-        new: handle,
-        flags,
-        priority,
+    let made = match green::of(scope.context) {
+        Some(green) => scope.session.request(
+            &GreenStream {
+                new: handle,
+                green,
+                flags,
+                priority,
+            },
+            |()| (),
+        ),
+        None => scope.session.record(&StreamCreate {
+            new: handle,
+            flags,
+            priority,
+        }),
     };
-    if let Err(error) = scope.session.record(&message) {
+    if let Err(error) = made {
         STREAMS.retire(handle);
         STREAMS.recycle(handle);
         return Err(error);

@@ -22,6 +22,7 @@ use crate::description::describe;
 use crate::event::Events;
 use crate::family::Family;
 use crate::graph::Executables;
+use crate::green_contexts::Greens;
 use crate::kernel::{Kernel, Surroundings};
 use crate::limits::Limits;
 use crate::linker;
@@ -90,6 +91,7 @@ pub(crate) struct Context {
     pub events: Events,
     pub modules: Modules,
     pub graphs: Executables,
+    pub greens: Greens,
     limits: Limits,
     pub arrays: Arrays,
     output: Arc<Output>,
@@ -102,6 +104,7 @@ impl Context {
             events: Events::default(),
             modules: Modules::default(),
             graphs: Executables::default(),
+            greens: Greens::default(),
             limits: Limits::default(),
             arrays: Arrays::default(),
             output: Arc::default(),
@@ -160,6 +163,10 @@ impl CpuDevice {
             context: Arc::new(RwLock::new(Arc::new(Context::new()))),
             siblings: OnceLock::new(),
         })
+    }
+
+    pub(crate) fn multiprocessor_count(&self) -> u32 {
+        self.multiprocessors
     }
 
     fn current(&self) -> Arc<Context> {

@@ -17,6 +17,7 @@ mod device;
 mod event;
 mod family;
 mod graph;
+mod green_contexts;
 mod holes;
 mod image_limits;
 mod kernel;

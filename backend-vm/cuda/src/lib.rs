@@ -18,6 +18,7 @@ mod device;
 mod driver;
 mod fatbin;
 mod graph;
+mod green_contexts;
 mod image;
 mod jit;
 mod managed;

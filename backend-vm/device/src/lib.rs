@@ -23,6 +23,7 @@ mod arrays;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod graphs;
+mod green_contexts;
 mod kernels;
 mod managed;
 mod peers;
@@ -31,6 +32,7 @@ mod references;
 mod set;
 mod virtual_memory;
 
+pub use green_contexts::{GreenContexts, Multiprocessors, RawGreen, Split};
 pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
 pub use references::{ReferenceKind, References};
@@ -84,6 +86,7 @@ impl CuError {
     pub const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
     pub const NOT_SUPPORTED: Self = Self(801);
     pub const GRAPH_EXEC_UPDATE_FAILURE: Self = Self(910);
+    pub const INVALID_RESOURCE_CONFIGURATION: Self = Self(915);
     pub const UNKNOWN: Self = Self(999);
 }
 
@@ -284,6 +287,7 @@ pub struct DeviceOutput {
 pub trait Device:
     Arrays
     + Graphs
+    + GreenContexts
     + Kernels
     + Peers
     + Pools

@@ -8,11 +8,12 @@ use wormhole_api::array::ArrayShape;
 
 use crate::{
     Access, Arrays, BoxCopy, BoxEnd, ClusterLaunch, CuError, Description, Device, DeviceOutput,
-    EncodedTensorMap, Fill, Granularity, GraphDescription, GraphNode, Graphs, ImageKind, Jit,
-    Kernels, Launch, LaunchAttribute, LinkInput, LoadedFunction, Loading, ManagedPlace,
-    MemoryOperation, Peer, Peers, PoolProperties, Pools, RawArray, RawEvent, RawFunction, RawGraph,
-    RawMemory, RawMipmap, RawModule, RawPool, RawStream, ReferenceKind, References, Resource,
-    Result, Sampling, StreamMemory, TensorMap, View, VirtualMemory,
+    EncodedTensorMap, Fill, Granularity, GraphDescription, GraphNode, Graphs, GreenContexts,
+    ImageKind, Jit, Kernels, Launch, LaunchAttribute, LinkInput, LoadedFunction, Loading,
+    ManagedPlace, MemoryOperation, Multiprocessors, Peer, Peers, PoolProperties, Pools, RawArray,
+    RawEvent, RawFunction, RawGraph, RawGreen, RawMemory, RawMipmap, RawModule, RawPool, RawStream,
+    ReferenceKind, References, Resource, Result, Sampling, Split, StreamMemory, TensorMap, View,
+    VirtualMemory,
 };
 
 /// Where a handle of a set says which device it is of. No device has handles that reach up there.
@@ -68,7 +69,8 @@ macro_rules! tagged {
     )*};
 }
 
-tagged!(RawStream RawEvent RawModule RawFunction RawArray RawMipmap RawGraph RawPool RawMemory);
+tagged!(RawStream RawEvent RawModule RawFunction RawArray RawMipmap RawGraph RawGreen RawPool
+    RawMemory);
 
 impl RawStream {
     /// The legacy default stream of one of several devices.
@@ -802,5 +804,36 @@ impl References for DeviceSet {
     fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()> {
         let (number, device, module) = self.at(module)?;
         device.bind_surface(module, name, own(array, number)?)
+    }
+}
+
+impl GreenContexts for DeviceSet {
+    /// Of the current device, if none is named.
+    fn multiprocessors(&self, green: Option<RawGreen>) -> Result<Multiprocessors> {
+        match green {
+            Some(green) => {
+                let (device, green) = self.of(green)?;
+                device.multiprocessors(Some(green))
+            }
+            None => self.here()?.multiprocessors(None),
+        }
+    }
+
+    fn split(&self, from: &Multiprocessors, flags: u32, least: u32, groups: u32) -> Result<Split> {
+        self.here()?.split(from, flags, least, groups)
+    }
+
+    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreen> {
+        self.here()?.create_green(parts)?.of(self.current())
+    }
+
+    fn destroy_green(&self, green: RawGreen) -> Result<()> {
+        let (device, green) = self.of(green)?;
+        device.destroy_green(green)
+    }
+
+    fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream> {
+        let (number, device, green) = self.at(green)?;
+        device.green_stream(green, flags, priority)?.of(number)
     }
 }

@@ -13,6 +13,7 @@ mod grammar_graphs;
 pub mod guest;
 pub mod random;
 pub mod recorded_arrays;
+pub mod recorded_green_contexts;
 pub mod recorded_references;
 pub mod recorder;
 pub mod served;

@@ -13,7 +13,9 @@ use crate::context::{self, Scope, primary_scope};
 use crate::error::{CuError, Result};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
-use crate::{array, capture, event, graph, host_function, memory, module, peer, stream, texture};
+use crate::{
+    array, capture, event, graph, green, host_function, memory, module, peer, stream, texture,
+};
 
 /// What `cuCtxGetApiVersion` says of contexts of this interface.
 const API_VERSION: u32 = 3020;
@@ -130,6 +132,9 @@ pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
         let session = session()?;
         let found = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
         let scope = context::scope_in(session, found.0, found.1);
+        if green::of(scope.context).is_some() {
+            return Err(CuError::INVALID_CONTEXT);
+        }
         // Native waits for the context's work; its memory and modules go with it.
         let waited = stream::synchronize_devices(scope);
         context::destroy(ctx)?;

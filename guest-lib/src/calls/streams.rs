@@ -8,7 +8,7 @@ use super::{body, put, put_if_wanted};
 use crate::error::{CuError, Result};
 use crate::stream::{self, Target, target};
 use crate::types::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUresult, CUstream, DefaultStream};
-use crate::{capture, context, event, handle};
+use crate::{capture, context, event, green, handle};
 
 pub unsafe fn cuStreamCreate(phStream: *mut CUstream, Flags: u32) -> CUresult {
     // SAFETY: as the caller promises.
@@ -143,9 +143,25 @@ pub unsafe fn cuStreamGetCtx_v2(
     pctx: *mut CUcontext,
     pGreenCtx: *mut CUgreenCtx,
 ) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        put_if_wanted(pGreenCtx, ptr::null_mut());
-        cuStreamGetCtx(default, hStream, pctx)
+    body! {
+        let (scope, target) = target(default, hStream)?;
+        let number = target.stream.context.load(Ordering::Relaxed);
+        let green = (!target.handle.is_legacy()).then(|| green::of(number)).flatten();
+        if green.is_none() {
+            // SAFETY: as the caller promises.
+            unsafe { put_if_wanted(pGreenCtx, ptr::null_mut()) };
+            // SAFETY: as the caller promises.
+            return match unsafe { cuStreamGetCtx(default, hStream, pctx) } {
+                0 => Ok(()),
+                code => Err(CuError(code)),
+            };
+        }
+        // Beside its own context a stream is told to belong to the primary one.
+        let (_, primary) = context::primary_context(target.device(scope))?;
+        // SAFETY: as the caller promises.
+        unsafe {
+            put_if_wanted(pGreenCtx, context::by_number(number)?);
+            put(pctx, primary)
+        }
     }
 }

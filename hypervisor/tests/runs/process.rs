@@ -107,6 +107,11 @@ fn references_of_modules_are_read_and_written() {
 }
 
 #[test]
+fn green_contexts_have_their_part_and_their_streams() {
+    passes("static", "green_contexts");
+}
+
+#[test]
 fn pools_allocate_in_the_order_of_streams() {
     passes("static", "pools");
 }

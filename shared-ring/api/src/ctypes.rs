@@ -268,6 +268,18 @@ pub struct CUDA_MEMCPY3D_BATCH_OP {
     pub flags: u32,
 }
 
+/// `CUdevResource`: multiprocessors, and words that only the driver reads.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUdevResource {
+    pub r#type: u32,
+    pub padding: [u32; 23],
+    pub smCount: u32,
+    pub minSmPartitionSize: u32,
+    pub smCoscheduledAlignment: u32,
+    pub rest: [u32; 9],
+}
+
 /// `CUmemPoolProps`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -327,6 +339,8 @@ mod tests {
         assert_eq!(size_of::<CUmemcpy3DOperand>(), 40);
         assert_eq!(size_of::<CUDA_MEMCPY3D_BATCH_OP>(), 112);
         assert_eq!(offset_of!(CUDA_MEMCPY3D_BATCH_OP, flags), 108);
+        assert_eq!(size_of::<CUdevResource>(), 144);
+        assert_eq!(offset_of!(CUdevResource, smCount), 96);
         assert_eq!(size_of::<CUmemPoolProps>(), 88);
         assert_eq!(offset_of!(CUmemPoolProps, maxSize), 24);
         assert_eq!(offset_of!(CUmemPoolProps, reserved), 34);

@@ -7,6 +7,7 @@
 mod arrays;
 mod faults;
 mod graphs;
+mod green_contexts;
 mod kernels;
 mod launches;
 mod linking;
@@ -58,6 +59,7 @@ pub fn checks() -> Vec<Check> {
         references::CHECKS,
         faults::CHECKS,
         graphs::CHECKS,
+        green_contexts::CHECKS,
         pools::CHECKS,
         virtual_memory::CHECKS,
     ]

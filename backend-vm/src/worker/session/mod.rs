@@ -21,6 +21,7 @@
 
 mod arrays;
 mod graphs;
+mod green_contexts;
 mod images;
 mod kernels;
 mod launch;
@@ -155,6 +156,7 @@ pub struct Session {
     libraries: wormhole_api::handle::Slab<Library, ImageObject>,
     functions: wormhole_api::handle::Slab<Function, FunctionObject>,
     arrays: arrays::Held,
+    greens: green_contexts::Greens,
     graphs: wormhole_api::handle::Slab<Graph, GraphObject>,
     /// Bytes that the descriptions of graphs take.
     graph_bytes: usize,
@@ -231,6 +233,7 @@ impl Session {
             libraries: wormhole_api::handle::Slab::new(slab),
             functions: wormhole_api::handle::Slab::new(slab),
             arrays: arrays::Held::new(slab),
+            greens: green_contexts::Greens::default(),
             graphs: wormhole_api::handle::Slab::new(slab),
             graph_bytes: 0,
             graveyard: Graveyard::default(),

@@ -31,6 +31,10 @@ use wormhole_api::{
     GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
     GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
 };
+use wormhole_api::{
+    GreenCreate, GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy, GreenSplit,
+    GreenSplitReply, GreenStream,
+};
 use wormhole_api::{ReferenceBindSurface, ReferenceBindTexture, ReferenceFind};
 use wormhole_device::{CuError, Description, ManagedPlace};
 
@@ -610,6 +614,38 @@ impl Service for Session {
 
     fn mipmap_get_level(&mut self, _: &Call, message: &MipmapGetLevel) -> Outcome<()> {
         self.get_level(message).into()
+    }
+
+    fn green_describe(
+        &mut self,
+        call: &Call,
+        message: &GreenDescribe,
+    ) -> Outcome<GreenDescribeReply> {
+        self.describe_green(call, message.green)
+    }
+
+    fn green_split<'s>(
+        &'s mut self,
+        call: &Call,
+        message: &GreenSplit,
+    ) -> Outcome<GreenSplitReply<'s>> {
+        self.split_green(call, message)
+    }
+
+    fn green_create(
+        &mut self,
+        call: &Call,
+        message: &GreenCreate<'_>,
+    ) -> Outcome<GreenCreateReply> {
+        self.create_green(call, message)
+    }
+
+    fn green_destroy(&mut self, call: &Call, message: &GreenDestroy) -> Outcome<()> {
+        self.destroy_green(call, message.green)
+    }
+
+    fn green_stream(&mut self, call: &Call, message: &GreenStream) -> Outcome<()> {
+        self.create_green_stream(call, message)
     }
 
     fn reference_find(&mut self, call: &Call, message: &ReferenceFind<'_>) -> Outcome<()> {

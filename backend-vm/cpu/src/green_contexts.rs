@@ -1,0 +1,118 @@
+//! Green contexts: parts of the multiprocessors that the device says it has. Processors are given to whoever has
+//! work, so that work of a part may run on more, as on a GPU it may.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use wormhole_device::{
+    CuError, Device, GreenContexts, Multiprocessors, RawGreen, RawStream, Result, Split,
+};
+
+use crate::device::CpuDevice;
+
+/// Multiprocessors that go together, and with `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING`.
+const TOGETHER: u32 = 8;
+const APART: u32 = 2;
+/// `CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING` and `_MAX_POTENTIAL_CLUSTER_SIZE`, which exclude each other.
+const IGNORE_COSCHEDULING: u32 = 1;
+const BOTH: u32 = 3;
+
+/// The green contexts: how many multiprocessors each has.
+#[derive(Debug, Default)]
+pub struct Greens(Mutex<(u64, HashMap<u64, u32>)>);
+
+impl Greens {
+    fn count(&self, green: RawGreen) -> Result<u32> {
+        let greens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = greens.1.get(&green.0).copied();
+        found.ok_or(CuError::INVALID_CONTEXT)
+    }
+}
+
+/// Multiprocessors that can be split.
+fn whole(count: u32) -> Multiprocessors {
+    let unit = TOGETHER.min(count);
+    Multiprocessors {
+        count,
+        least: unit,
+        alignment: unit,
+        described: [0; 18],
+    }
+}
+
+/// What a split makes.
+fn part(count: u32) -> Multiprocessors {
+    Multiprocessors {
+        least: 0,
+        alignment: 0,
+        ..whole(count)
+    }
+}
+
+impl GreenContexts for CpuDevice {
+    fn multiprocessors(&self, green: Option<RawGreen>) -> Result<Multiprocessors> {
+        let context = self.context()?;
+        let count = match green {
+            Some(green) => context.greens.count(green)?,
+            None => self.multiprocessor_count(),
+        };
+        Ok(whole(count))
+    }
+
+    fn split(&self, from: &Multiprocessors, flags: u32, least: u32, groups: u32) -> Result<Split> {
+        self.context()?;
+        if flags & BOTH == BOTH {
+            return Err(CuError::INVALID_VALUE);
+        }
+        if from.least == 0 || least > from.count {
+            return Err(CuError::INVALID_RESOURCE_CONFIGURATION);
+        }
+        let unit = if flags & IGNORE_COSCHEDULING != 0 {
+            APART
+        } else {
+            TOGETHER
+        };
+        let size = least.max(1).next_multiple_of(unit).min(from.count);
+        let possible = from.count / size;
+        let made = possible.min(groups);
+        let left = from.count - made * size;
+        Ok(Split {
+            possible,
+            groups: vec![part(size); made as usize],
+            rest: (groups != 0 && left != 0).then(|| part(left)),
+        })
+    }
+
+    fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreen> {
+        let context = self.context()?;
+        let count = match parts {
+            [] => self.multiprocessor_count(),
+            parts => parts.iter().map(|part| part.count).sum(),
+        };
+        let mut greens = context
+            .greens
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        greens.0 += 1;
+        let number = greens.0;
+        greens.1.insert(number, count);
+        Ok(RawGreen(number))
+    }
+
+    fn destroy_green(&self, green: RawGreen) -> Result<()> {
+        let context = self.context()?;
+        let mut greens = context
+            .greens
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let gone = greens.1.remove(&green.0);
+        gone.map(drop).ok_or(CuError::INVALID_CONTEXT)
+    }
+
+    fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream> {
+        self.context()?.greens.count(green)?;
+        self.create_stream(flags, priority)
+    }
+}

@@ -1,0 +1,205 @@
+//! Green contexts: contexts of the program whose streams run on some of the multiprocessors of their device.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use wormhole_api::{
+    GreenCreate, GreenDescribe, GreenDestroy, GreenPart, GreenPartNumber, GreenSplit, Items,
+};
+
+use crate::context::Scope;
+use crate::error::{CuError, Result};
+use crate::types::CUdevResource;
+
+/// `CU_DEV_RESOURCE_TYPE_SM`.
+pub const MULTIPROCESSORS: u32 = 1;
+
+/// What a program was told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    device: usize,
+    known: Known,
+}
+
+/// As the worker knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    number: u32,
+    count: u32,
+    least: u32,
+    alignment: u32,
+}
+
+impl From<GreenPart> for Known {
+    fn from(part: GreenPart) -> Self {
+        Self {
+            number: part.number,
+            count: part.count,
+            least: part.least,
+            alignment: part.alignment,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Greens {
+    parts: Vec<Part>,
+    /// Of devices and of green contexts, by device and the worker's number of the green context.
+    whole: HashMap<(usize, u32), usize>,
+    /// What green contexts are made of.
+    descriptions: Vec<Vec<usize>>,
+    /// The worker's numbers of the green contexts, by the contexts' numbers.
+    contexts: HashMap<u32, u32>,
+}
+
+static GREENS: LazyLock<Mutex<Greens>> = LazyLock::new(Mutex::default);
+/// There is one, so that streams may be theirs.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+fn greens() -> MutexGuard<'static, Greens> {
+    GREENS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Greens {
+    fn enter(&mut self, part: Part) -> usize {
+        self.parts.push(part);
+        self.parts.len() - 1
+    }
+
+    /// Tells a program of a part; its place is in words that only the driver reads.
+    fn told(&self, index: usize) -> CUdevResource {
+        let mut told = CUdevResource {
+            r#type: 0,
+            padding: [0; 23],
+            smCount: 0,
+            minSmPartitionSize: 0,
+            smCoscheduledAlignment: 0,
+            rest: [0; 9],
+        };
+        if let Some(part) = self.parts.get(index) {
+            told.r#type = MULTIPROCESSORS;
+            told.padding[0] = u32::try_from(index + 1).unwrap_or(0);
+            told.smCount = part.known.count;
+            told.minSmPartitionSize = part.known.least;
+            told.smCoscheduledAlignment = part.known.alignment;
+        }
+        told
+    }
+
+    /// The part that a program names.
+    fn find(&self, named: &CUdevResource) -> Result<(usize, Part)> {
+        if named.r#type != MULTIPROCESSORS {
+            return Err(CuError::INVALID_RESOURCE_TYPE);
+        }
+        let index = (named.padding[0] as usize).checked_sub(1);
+        let found = index.and_then(|index| Some((index, *self.parts.get(index)?)));
+        found
+            .filter(|(_, part)| part.known.count == named.smCount)
+            .ok_or(CuError::INVALID_RESOURCE_CONFIGURATION)
+    }
+}
+
+/// The worker's number of a context that is a green one.
+#[inline]
+pub fn of(context: u32) -> Option<u32> {
+    if ANY.load(Ordering::Acquire) {
+        greens().contexts.get(&context).copied()
+    } else {
+        None
+    }
+}
+
+/// All multiprocessors of the scope's device, or of its context if that is a green one.
+pub fn describe(scope: Scope) -> Result<CUdevResource> {
+    let device = scope.session.ordinal();
+    let green = of(scope.context).unwrap_or(0);
+    let known = greens().whole.get(&(device, green)).copied();
+    if let Some(index) = known {
+        return Ok(greens().told(index));
+    }
+    let known = scope
+        .session
+        .request(&GreenDescribe { green }, |reply| Known {
+            number: reply.number,
+            count: reply.count,
+            least: reply.least,
+            alignment: reply.alignment,
+        })?;
+    let mut greens = greens();
+    let index = greens.enter(Part { device, known });
+    greens.whole.insert((device, green), index);
+    Ok(greens.told(index))
+}
+
+/// Groups of at least `least` multiprocessors, at most `groups` of them; how many there would be; and the rest.
+pub fn split(
+    scope: Scope,
+    input: &CUdevResource,
+    (flags, least): (u32, u32),
+    groups: u32,
+) -> Result<(Vec<CUdevResource>, u32, CUdevResource)> {
+    let (_, part) = greens().find(input)?;
+    let message = GreenSplit {
+        part: part.known.number,
+        flags,
+        least,
+        groups,
+    };
+    let session = scope.session.session().on(part.device);
+    let (possible, rest, parts) = session.request(&message, |reply| {
+        let parts: Vec<Known> = reply.parts.iter().map(Known::from).collect();
+        (reply.possible, reply.rest != 0, parts)
+    })?;
+    let mut greens = greens();
+    let indices: Vec<usize> = parts
+        .into_iter()
+        .map(|known| greens.enter(Part { known, ..part }))
+        .collect();
+    let (groups, left) = indices.split_at(indices.len() - usize::from(rest && !indices.is_empty()));
+    let groups = groups.iter().map(|index| greens.told(*index)).collect();
+    // Nothing left is a resource of no type.
+    let left = greens.told(left.first().copied().unwrap_or(usize::MAX));
+    Ok((groups, possible, left))
+}
+
+/// `cuDevResourceGenerateDesc`: what a program holds for a description.
+pub fn generate(resources: &[CUdevResource]) -> Result<usize> {
+    let mut greens = greens();
+    let parts = resources
+        .iter()
+        .map(|resource| greens.find(resource).map(|(index, _)| index))
+        .collect::<Result<Vec<_>>>()?;
+    greens.descriptions.push(parts);
+    Ok(greens.descriptions.len() * 16)
+}
+
+/// Makes a context of the program a green one, of what is described, or of the whole device.
+pub fn create(scope: Scope, description: usize) -> Result {
+    let numbers: Vec<GreenPartNumber> = if description == 0 {
+        Vec::new()
+    } else {
+        let greens = greens();
+        let index = (description / 16).checked_sub(1);
+        let parts = index.and_then(|index| greens.descriptions.get(index));
+        let parts = parts.ok_or(CuError::INVALID_VALUE)?;
+        let number = |index: &usize| GreenPartNumber {
+            number: greens.parts[*index].known.number,
+        };
+        parts.iter().map(number).collect()
+    };
+    let parts = Items::new(&numbers);
+    let green = scope
+        .session
+        .request(&GreenCreate { parts }, |reply| reply.green)?;
+    greens().contexts.insert(scope.context, green);
+    ANY.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Destroys what is behind a green context.
+pub fn destroy(scope: Scope) -> Result {
+    let green = greens().contexts.remove(&scope.context);
+    let green = green.ok_or(CuError::INVALID_CONTEXT)?;
+    scope.session.request(&GreenDestroy { green }, |()| ())
+}
