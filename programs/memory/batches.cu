@@ -80,7 +80,7 @@ static void boxes(cudaStream_t stream) {
     refused(cudaMemcpy3DBatchAsync(0, copies, 0, stream), "no copies");
     CHECK(cudaStreamSynchronize(stream));
     CHECK(cudaMemcpy(plain.data(), device, 4, cudaMemcpyDeviceToHost));
-    expect(plain[0] == 0x07070707, "nothing is copied");
+    expect(plain[0] == 0x07070707, "no box is copied");
     CHECK(cudaFree(device));
     CHECK(cudaFreeArray(image));
 }
@@ -166,7 +166,7 @@ int main() {
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "past the end");
     CHECK(cudaStreamSynchronize(stream));
     CHECK(cudaMemcpy(back.data(), device, 4 * size, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < 4 * size; ++i) expect(back[i] == 7, "nothing is copied");
+    for (size_t i = 0; i < 4 * size; ++i) expect(back[i] == 7, "no range is copied");
     sizes[3] = size;
     sizes[1] = 0;
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "an empty copy");

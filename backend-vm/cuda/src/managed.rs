@@ -21,8 +21,8 @@ const NO_BITS: u32 = 8;
 const OBJECT: u8 = 1;
 /// In `st_other`: the variable is managed.
 const MANAGED: u8 = 4;
-/// The relocation of an address of 64 bits.
-const ADDRESS: u32 = 2;
+/// Relocations of 64 bits: an address of global memory, and the same as a generic one.
+const ADDRESSES: [u32; 2] = [2, 4];
 
 const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
@@ -117,6 +117,28 @@ fn read(image: &[u8]) -> Option<Found> {
     Some((sections, managed, symbols))
 }
 
+/// One entry of a table of relocations.
+#[derive(Clone, Copy, Debug)]
+struct Relocation {
+    /// In the section that is relocated.
+    offset: usize,
+    kind: u32,
+    symbol: usize,
+    addend: u64,
+}
+
+impl Relocation {
+    fn read(image: &[u8], at: usize) -> Option<Self> {
+        let entry = image.get(at..at.checked_add(RELOCATION_BYTES)?)?;
+        Some(Self {
+            offset: usize_at(entry, 0)?,
+            kind: u32_at(entry, 8)?,
+            symbol: usize::try_from(u32_at(entry, 12)?).ok()?,
+            addend: u64_at(entry, 16)?,
+        })
+    }
+}
+
 impl Code {
     /// Nothing if the image has no managed variables.
     pub fn read(image: Vec<u8>) -> Result<Option<Self>> {
@@ -190,12 +212,7 @@ impl Code {
         };
         for section in self.sections.clone() {
             if section.kind == RELOCATIONS {
-                self.relocate(section, start).ok_or_else(|| {
-                    tracing::warn!(
-                        "an image is refused: code refers to its managed variables in an unknown way"
-                    );
-                    CuError::NOT_SUPPORTED
-                })?;
+                self.relocate(section, start)?;
             }
         }
         let mut placed = Placed::default();
@@ -218,39 +235,42 @@ impl Code {
     }
 
     /// Writes addresses where relocations ask for them, and takes those relocations out.
-    fn relocate(&mut self, table: Section, start: u64) -> Option<()> {
-        let target = self.section(table.info)?;
+    fn relocate(&mut self, table: Section, start: u64) -> Result<()> {
+        let damaged = CuError::INVALID_IMAGE;
+        let target = self.section(table.info).ok_or(damaged)?;
         let mut kept = 0;
         for entry in 0..table.bytes / RELOCATION_BYTES {
-            let at = table.offset.checked_add(entry * RELOCATION_BYTES)?;
-            let bytes: [u8; RELOCATION_BYTES] = self
-                .image
-                .get(at..at.checked_add(RELOCATION_BYTES)?)?
-                .try_into()
-                .ok()?;
-            let symbol = usize::try_from(u32_at(&bytes, 12)?).ok()?;
+            let at = table.offset + entry * RELOCATION_BYTES;
+            let relocation = Relocation::read(&self.image, at).ok_or(damaged)?;
+            let place = target.offset.checked_add(relocation.offset);
+            let place = place.ok_or(damaged)?;
             // What a variable's first values are must be known now.
-            let place = target.offset.checked_add(usize_at(&bytes, 0)?)?;
             if target.kind != NO_BITS && self.values_hold(place) {
-                return None;
+                tracing::warn!("an image is refused: a managed variable begins with an address");
+                return Err(CuError::NOT_SUPPORTED);
             }
-            let Some(variable) = self.variables.get(&symbol) else {
+            let Some(variable) = self.variables.get(&relocation.symbol) else {
                 let to = table.offset + kept * RELOCATION_BYTES;
-                self.image[to..to + RELOCATION_BYTES].copy_from_slice(&bytes);
+                self.image.copy_within(at..at + RELOCATION_BYTES, to);
                 kept += 1;
                 continue;
             };
-            if u32_at(&bytes, 8)? != ADDRESS {
-                return None;
+            if !ADDRESSES.contains(&relocation.kind) {
+                let (name, kind) = (&variable.name, relocation.kind);
+                tracing::warn!(
+                    "an image is refused: it refers to the managed variable {name} by a relocation of kind {kind}"
+                );
+                return Err(CuError::NOT_SUPPORTED);
             }
-            let address = (start + variable.offset).wrapping_add(u64_at(&bytes, 16)?);
-            let place = self.image.get_mut(place..place.checked_add(8)?)?;
+            let address = (start + variable.offset).wrapping_add(relocation.addend);
+            let end = place.checked_add(8).ok_or(damaged)?;
+            let place = self.image.get_mut(place..end).ok_or(damaged)?;
             place.copy_from_slice(&address.to_le_bytes());
         }
         let bytes = (kept * RELOCATION_BYTES) as u64;
-        let size = self.image.get_mut(table.header + 32..table.header + 40)?;
-        size.copy_from_slice(&bytes.to_le_bytes());
-        Some(())
+        let size = self.image.get_mut(table.header + 32..table.header + 40);
+        size.ok_or(damaged)?.copy_from_slice(&bytes.to_le_bytes());
+        Ok(())
     }
 
     /// Whether an offset of the image is among the first values of a managed variable.
@@ -278,6 +298,8 @@ mod tests {
 
     const PROGRAM_BITS: u32 = 1;
     const STRINGS: u32 = 3;
+    const GLOBAL: u32 = ADDRESSES[0];
+    const GENERIC: u32 = ADDRESSES[1];
     const START: u64 = 0x7000_0000_0000;
 
     /// An image with a managed variable `x` of 8 bytes that begins with 5, one `y` of 16 bytes without values, and a
@@ -319,8 +341,8 @@ mod tests {
         ];
         let entries = [
             entry(0, 1, relocation, 4),
-            entry(8, 3, ADDRESS, 0),
-            entry(16, 2, ADDRESS, 0),
+            entry(8, 3, GLOBAL, 0),
+            entry(16, 2, GENERIC, 0),
         ];
         section(SYMBOLS, &symbols.concat(), 2, 0);
         section(STRINGS, b"\0x\0y\0z\0", 0, 0);
@@ -334,7 +356,7 @@ mod tests {
         section(PROGRAM_BITS, &[0xff; 24], 0, 0);
         section(RELOCATIONS, &entries.concat(), 1, 5);
         if at_values {
-            section(RELOCATIONS, &entry(12, 3, ADDRESS, 0), 1, 3);
+            section(RELOCATIONS, &entry(12, 3, GLOBAL, 0), 1, 3);
         }
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let start = bytes.len() as u64;
@@ -353,7 +375,7 @@ mod tests {
 
     #[test]
     fn what_refers_to_managed_variables_gets_their_addresses() {
-        let code = Code::read(image(ADDRESS, false)).unwrap().unwrap();
+        let code = Code::read(image(GLOBAL, false)).unwrap().unwrap();
         assert_eq!(code.bytes(), 24);
         let placed = code.place(place(24)).unwrap().unwrap();
         let mut globals = placed.globals.clone();
@@ -388,7 +410,7 @@ mod tests {
     #[test]
     fn a_place_that_is_too_small_is_none() {
         let code = |bytes| {
-            let code = Code::read(image(ADDRESS, false)).unwrap().unwrap();
+            let code = Code::read(image(GLOBAL, false)).unwrap().unwrap();
             code.place(place(bytes)).unwrap().is_some()
         };
         assert!(code(24) && !code(23));
@@ -396,7 +418,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_known_is_refused() {
-        for image in [image(56, false), image(ADDRESS, true)] {
+        for image in [image(56, false), image(GLOBAL, true)] {
             let code = Code::read(image).unwrap().unwrap();
             let placed = code.place(place(24));
             assert_eq!(placed.err(), Some(CuError::NOT_SUPPORTED));
@@ -406,7 +428,7 @@ mod tests {
 
     #[test]
     fn damaged_images_do_no_harm() {
-        let whole = image(ADDRESS, true);
+        let whole = image(GLOBAL, true);
         let try_it = |image: Vec<u8>| {
             if let Ok(Some(code)) = Code::read(image) {
                 let bytes = code.bytes();
