@@ -45,7 +45,10 @@ static void narrow(CUdevice device) {
     first = second = seven;
     HOLDS(call("cuMemHostGetDevicePointer", &first, (void *)bytes, 0u) == wide && first == 0);
     first = second = seven;
-    HOLDS(call("cuModuleGetGlobal", &first, &second, nullptr, "x") == wide && first == 0 && second == 0);
+    CUmodule module;
+    WORKS(cuModuleLoadData, &module, PTX);
+    HOLDS(call("cuModuleGetGlobal", &first, &second, module, "x") == wide && first == 0 && second == 0);
+    WORKS(cuModuleUnload, module);
     for (const char *name : {"cuArrayGetDescriptor", "cuArray3DGetDescriptor"}) {
         HOLDS(call(name, bytes, nullptr) == CUDA_ERROR_INVALID_HANDLE);
     }

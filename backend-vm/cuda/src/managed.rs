@@ -2,9 +2,9 @@
 //!
 //! The driver places such variables where only the host's process reaches them. So an image that has some is loaded
 //! with their addresses in it, which are in memory that the guest and the device share: what refers to them are
-//! entries of a bank of constants, or pointers among other variables, each with a relocation of 64 bits (ELF-64
-//! object file format; the flag of managed symbols and the kind of relocation as found in what `nvcc` 13 writes, and
-//! that the driver takes such an image was measured on an H200).
+//! entries of a bank of constants, pointers among other variables, or instructions, each with a relocation (ELF-64
+//! object file format; the flag of managed symbols and the kinds of relocations as found in what `nvcc` 13 and the
+//! driver's own compiler write, and that the driver takes such an image was measured on an H200).
 //!
 //! The image comes from a guest: every offset is checked, and there is no unsafe code.
 
@@ -21,8 +21,12 @@ const NO_BITS: u32 = 8;
 const OBJECT: u8 = 1;
 /// In `st_other`: the variable is managed.
 const MANAGED: u8 = 4;
-/// Relocations of 64 bits: an address of global memory, and the same as a generic one.
-const ADDRESSES: [u32; 2] = [2, 4];
+/// Kinds of relocations: 64 bits of an address of global memory, and of the same as a generic one.
+const ADDRESS: u32 = 2;
+const GENERIC_ADDRESS: u32 = 4;
+/// The low and the high 32 bits of an address, in the upper half of an instruction's first eight bytes.
+const LOW_HALF: u32 = 0x38;
+const HIGH_HALF: u32 = 0x39;
 
 const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
@@ -255,17 +259,25 @@ impl Code {
                 kept += 1;
                 continue;
             };
-            if !ADDRESSES.contains(&relocation.kind) {
-                let (name, kind) = (&variable.name, relocation.kind);
-                tracing::warn!(
-                    "an image is refused: it refers to the managed variable {name} by a relocation of kind {kind}"
-                );
-                return Err(CuError::NOT_SUPPORTED);
-            }
-            let address = (start + variable.offset).wrapping_add(relocation.addend);
-            let end = place.checked_add(8).ok_or(damaged)?;
+            let address = (start + variable.offset)
+                .wrapping_add(relocation.addend)
+                .to_le_bytes();
+            let (inside, bytes) = match relocation.kind {
+                ADDRESS | GENERIC_ADDRESS => (0, &address[..]),
+                LOW_HALF => (4, &address[..4]),
+                HIGH_HALF => (4, &address[4..]),
+                kind => {
+                    let name = &variable.name;
+                    tracing::warn!(
+                        "an image is refused: it refers to the managed variable {name} by a relocation of kind {kind}"
+                    );
+                    return Err(CuError::NOT_SUPPORTED);
+                }
+            };
+            let place = place.checked_add(inside).ok_or(damaged)?;
+            let end = place.checked_add(bytes.len()).ok_or(damaged)?;
             let place = self.image.get_mut(place..end).ok_or(damaged)?;
-            place.copy_from_slice(&address.to_le_bytes());
+            place.copy_from_slice(bytes);
         }
         let bytes = (kept * RELOCATION_BYTES) as u64;
         let size = self.image.get_mut(table.header + 32..table.header + 40);
@@ -298,8 +310,6 @@ mod tests {
 
     const PROGRAM_BITS: u32 = 1;
     const STRINGS: u32 = 3;
-    const GLOBAL: u32 = ADDRESSES[0];
-    const GENERIC: u32 = ADDRESSES[1];
     const START: u64 = 0x7000_0000_0000;
 
     /// An image with a managed variable `x` of 8 bytes that begins with 5, one `y` of 16 bytes without values, and a
@@ -341,8 +351,8 @@ mod tests {
         ];
         let entries = [
             entry(0, 1, relocation, 4),
-            entry(8, 3, GLOBAL, 0),
-            entry(16, 2, GENERIC, 0),
+            entry(8, 3, ADDRESS, 0),
+            entry(16, 2, GENERIC_ADDRESS, 0),
         ];
         section(SYMBOLS, &symbols.concat(), 2, 0);
         section(STRINGS, b"\0x\0y\0z\0", 0, 0);
@@ -356,7 +366,7 @@ mod tests {
         section(PROGRAM_BITS, &[0xff; 24], 0, 0);
         section(RELOCATIONS, &entries.concat(), 1, 5);
         if at_values {
-            section(RELOCATIONS, &entry(12, 3, GLOBAL, 0), 1, 3);
+            section(RELOCATIONS, &entry(12, 3, ADDRESS, 0), 1, 3);
         }
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let start = bytes.len() as u64;
@@ -375,7 +385,7 @@ mod tests {
 
     #[test]
     fn what_refers_to_managed_variables_gets_their_addresses() {
-        let code = Code::read(image(GLOBAL, false)).unwrap().unwrap();
+        let code = Code::read(image(ADDRESS, false)).unwrap().unwrap();
         assert_eq!(code.bytes(), 24);
         let placed = code.place(place(24)).unwrap().unwrap();
         let mut globals = placed.globals.clone();
@@ -408,9 +418,22 @@ mod tests {
     }
 
     #[test]
+    fn halves_of_addresses_go_into_instructions() {
+        for (kind, shift) in [(LOW_HALF, 0), (HIGH_HALF, 32)] {
+            let code = Code::read(image(kind, false)).unwrap().unwrap();
+            let placed = code.place(place(24)).unwrap().unwrap();
+            let x = placed.globals.iter().find(|(name, _)| name == "x").unwrap();
+            let bank = sections(&placed.image).unwrap()[5].offset;
+            let half = u32::try_from((x.1.0 + 4) >> shift & 0xffff_ffff).unwrap();
+            assert_eq!(u32_at(&placed.image, bank), Some(u32::MAX));
+            assert_eq!(u32_at(&placed.image, bank + 4), Some(half));
+        }
+    }
+
+    #[test]
     fn a_place_that_is_too_small_is_none() {
         let code = |bytes| {
-            let code = Code::read(image(GLOBAL, false)).unwrap().unwrap();
+            let code = Code::read(image(ADDRESS, false)).unwrap().unwrap();
             code.place(place(bytes)).unwrap().is_some()
         };
         assert!(code(24) && !code(23));
@@ -418,7 +441,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_known_is_refused() {
-        for image in [image(56, false), image(GLOBAL, true)] {
+        for image in [image(99, false), image(ADDRESS, true)] {
             let code = Code::read(image).unwrap().unwrap();
             let placed = code.place(place(24));
             assert_eq!(placed.err(), Some(CuError::NOT_SUPPORTED));
@@ -428,7 +451,7 @@ mod tests {
 
     #[test]
     fn damaged_images_do_no_harm() {
-        let whole = image(GLOBAL, true);
+        let whole = image(ADDRESS, true);
         let try_it = |image: Vec<u8>| {
             if let Ok(Some(code)) = Code::read(image) {
                 let bytes = code.bytes();
