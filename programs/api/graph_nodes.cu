@@ -254,7 +254,7 @@ static void copies_fills_functions() {
 
 static void events_and_words() {
     CUgraph graph;
-    CUgraphNode record, wait, words, told;
+    CUgraphNode record, wait, words;
     CUevent one, other, event;
     WORKS(cuEventCreate, &one, 0);
     WORKS(cuEventCreate, &other, 0);
