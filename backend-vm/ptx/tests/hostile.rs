@@ -39,7 +39,7 @@ impl Objects for Everything {
             normalized: handle & 16 == 0,
             as_floats: true,
             srgb: true,
-            seamless: false,
+            seamless: handle & 8 == 0,
             border: [5; 4],
             level_bias: f32::NAN,
             level_clamp: [-1.0, f32::INFINITY],
@@ -50,8 +50,8 @@ impl Objects for Everything {
     }
 }
 
-/// Runs every kernel of a module once; returns how many ran to their end.
-fn run_all(text: &str) -> usize {
+/// Runs every kernel of a module once, under the checker or not; returns how many ran to their end.
+fn run_all(text: &str, check: bool) -> usize {
     let Ok(module) = Module::from_ptx(text) else {
         return 0;
     };
@@ -77,9 +77,10 @@ fn run_all(text: &str) -> usize {
         channel: ChannelType::Unsigned8,
         channels: 4,
         dimensions: 2,
-        layers: 3,
+        // Of cubes, when they are checked.
+        layers: if check { 12 } else { 3 },
         layered: true,
-        cubes: false,
+        cubes: check,
         levels: vec![level; 2],
     });
     let mut ended = 0;
@@ -107,6 +108,7 @@ fn run_all(text: &str) -> usize {
                 heap: Some(&heap),
                 objects: Some(&objects),
                 cancel: Some(cancel),
+                check,
                 threads: 2,
                 ..LaunchConfig::default()
             };
@@ -177,7 +179,7 @@ fn damage(text: &str, edits: &[(prop::sample::Index, prop::sample::Index, u8)]) 
 
 #[test]
 fn undamaged_kernels_end() {
-    assert!(run_all(BASICS) >= 5);
+    assert!(run_all(BASICS, false) >= 5 && run_all(BASICS, true) >= 5);
 }
 
 proptest! {
@@ -186,8 +188,9 @@ proptest! {
     #[test]
     fn damaged_kernels_never_panic(
         module in 0..MODULES.len(),
+        check in any::<bool>(),
         edits in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index, u8)>(), 1..24),
     ) {
-        run_all(&damage(MODULES[module], &edits));
+        run_all(&damage(MODULES[module], &edits), check);
     }
 }

@@ -135,7 +135,8 @@ const NOWHERE: Pc = Pc::MAX;
 
 impl Checker {
     pub fn new(launch: &Launch<'_>) -> Self {
-        let threads = launch.threads();
+        // Products of matrices access for all lanes, also those that have no thread.
+        let threads = launch.warps() * 32;
         let mut checker = Self {
             threads,
             stretch: 0,
