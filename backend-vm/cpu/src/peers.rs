@@ -107,6 +107,11 @@ impl Peers for CpuDevice {
         Ok(())
     }
 
+    /// Arrays are found whatever device they are of.
+    fn copy_between(&self, copy: &BoxCopy, _: Peer, _: Peer, stream: RawStream) -> Result<()> {
+        wormhole_device::Arrays::copy_box(self, copy, stream)
+    }
+
     fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()> {
         let number = self.number_of(peer)?;
         self.pools().set_access(pool, number, access)

@@ -162,6 +162,7 @@ entry_points! {
     fn cuMemsetD2D8Async(destination: u64, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream);
     fn cuMemsetD2D16Async(destination: u64, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream);
     fn cuMemsetD2D32Async(destination: u64, pitch: usize, value: u32, width: usize, height: usize, stream: CUstream);
+    fn cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D, stream: CUstream);
     fn cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream);
     fn cuArray3DCreate_v2(array: *mut CUarray, descriptor: *const CUDA_ARRAY3D_DESCRIPTOR);
     fn cuArrayDestroy(array: CUarray);

@@ -5,9 +5,10 @@ use std::ptr;
 use cudarc::driver::sys::{
     CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType,
 };
-use wormhole_device::{Access, Peer, Peers, RawPool, Result};
+use wormhole_device::{Access, BoxCopy, Peer, Peers, RawPool, RawStream, Result};
 
-use crate::device::{CudaDevice, handle, size};
+use crate::arrays::described;
+use crate::device::{CudaDevice, handle, size, stream};
 use crate::pools::pool;
 
 fn context(peer: Peer) -> CUcontext {
@@ -59,6 +60,18 @@ impl Peers for CudaDevice {
     fn disable_peer(&self, peer: Peer) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.driver().cuCtxDisablePeerAccess(context(peer)) }
+    }
+
+    fn copy_between(&self, copy: &BoxCopy, to: Peer, from: Peer, on: RawStream) -> Result<()> {
+        let mut description = described(copy);
+        // As `CUDA_MEMCPY3D_PEER` has it, the contexts stand where the other description has nothing.
+        description.reserved0 = context(from).cast();
+        description.reserved1 = context(to).cast();
+        // SAFETY: both ends live in these contexts and hold the box, which the caller checked.
+        unsafe {
+            self.driver()
+                .cuMemcpy3DPeerAsync(&raw const description, stream(on))
+        }
     }
 
     fn set_pool_access(&self, raw: RawPool, peer: Peer, access: Access) -> Result<()> {

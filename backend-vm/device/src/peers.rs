@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Access, CuError, Device, RawPool, Result};
+use crate::{Access, BoxCopy, CuError, Device, RawPool, RawStream, Result};
 
 /// What a device is to the others of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub trait Peers {
     fn enable_peer(&self, peer: Peer) -> Result<()>;
     /// Ends that; waits for nothing.
     fn disable_peer(&self, peer: Peer) -> Result<()>;
+    /// Asynchronous: a copy of which an end may be an array of another device. Of each end, the device that it is of.
+    fn copy_between(&self, copy: &BoxCopy, to: Peer, from: Peer, stream: RawStream) -> Result<()>;
     /// What kernels of the peer may do with memory of a pool of this device (`cuMemPoolSetAccess`).
     fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()>;
 }

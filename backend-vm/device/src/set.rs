@@ -173,20 +173,26 @@ impl DeviceSet {
         (1..self.members.len()).try_for_each(|number| self.on(number)?.synchronize())
     }
 
-    /// The copy in the devices' own terms: like memory, arrays may be of any of them.
-    fn box_copy(copy: &BoxCopy) -> BoxCopy {
-        let end = |end| match end {
-            BoxEnd::Array { array, origin } => BoxEnd::Array {
-                array: RawArray::raw(array),
-                origin,
-            },
-            memory @ BoxEnd::Memory { .. } => memory,
-        };
-        BoxCopy {
-            to: end(copy.to),
-            from: end(copy.from),
-            extent: copy.extent,
+    /// An end of a copy in its device's own terms, and the device's number: `here` for memory.
+    fn end(end: BoxEnd, here: usize) -> (BoxEnd, usize) {
+        match end {
+            BoxEnd::Array { array, origin } => {
+                let own = BoxEnd::Array {
+                    array: RawArray::raw(array),
+                    origin,
+                };
+                (own, array.number())
+            }
+            memory @ BoxEnd::Memory { .. } => (memory, here),
         }
+    }
+
+    /// The copy in the devices' own terms, and the devices that its ends are of.
+    fn box_copy(copy: &BoxCopy, here: usize) -> (BoxCopy, [usize; 2]) {
+        let (to, to_device) = Self::end(copy.to, here);
+        let (from, from_device) = Self::end(copy.from, here);
+        let extent = copy.extent;
+        (BoxCopy { to, from, extent }, [to_device, from_device])
     }
 
     /// Work of one device in the place of a stream of another: `work` is handed the stream that stands for it.
@@ -214,8 +220,8 @@ impl DeviceSet {
         waited
     }
 
-    /// The graph in the terms of the device that it is of: that of its first kernel. Kernels and events of others are
-    /// not supported.
+    /// The graph in the terms of the device that it is of: that of its first kernel. What is of others is not
+    /// supported.
     fn graph(&self, graph: &GraphDescription) -> Result<(usize, GraphDescription)> {
         let first = graph.nodes.iter().find_map(|node| match node {
             GraphNode::Kernel(kernel) => Some(kernel.function.number()),
@@ -230,7 +236,13 @@ impl DeviceSet {
                         own(kernel.function, number).map_err(|_| CuError::NOT_SUPPORTED)?;
                     GraphNode::Kernel(kernel)
                 }
-                GraphNode::Copy(copy) => GraphNode::Copy(Self::box_copy(copy)),
+                GraphNode::Copy(copy) => {
+                    let (copy, devices) = Self::box_copy(copy, number);
+                    if devices != [number; 2] {
+                        return Err(CuError::NOT_SUPPORTED);
+                    }
+                    GraphNode::Copy(copy)
+                }
                 GraphNode::RecordEvent(event) => {
                     GraphNode::RecordEvent(own(*event, number).map_err(|_| CuError::NOT_SUPPORTED)?)
                 }
@@ -288,6 +300,11 @@ impl Peers for DeviceSet {
     fn disable_peer(&self, peer: Peer) -> Result<()> {
         let peer = self.peer(peer)?;
         self.here()?.disable_peer(peer)
+    }
+
+    /// A set's copies know of what device each array is.
+    fn copy_between(&self, copy: &BoxCopy, _: Peer, _: Peer, stream: RawStream) -> Result<()> {
+        self.copy_box(copy, stream)
     }
 
     fn set_pool_access(&self, pool: RawPool, peer: Peer, access: Access) -> Result<()> {
@@ -776,8 +793,14 @@ impl Arrays for DeviceSet {
     }
 
     fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
-        let (device, stream) = self.of(stream)?;
-        device.copy_box(&Self::box_copy(copy), stream)
+        let (number, device, stream) = self.at(stream)?;
+        let (copy, devices) = Self::box_copy(copy, number);
+        if devices == [number; 2] {
+            return device.copy_box(&copy, stream);
+        }
+        let of = |number: usize| self.members.get(number).map(|member| member.as_peer());
+        let [to, from] = devices.map(|number| of(number).ok_or(CuError::INVALID_HANDLE));
+        device.copy_between(&copy, to?, from?, stream)
     }
 }
 

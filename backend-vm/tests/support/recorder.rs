@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
 use wormhole_device::{
-    Access, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
+    Access, BoxCopy, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
     GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput,
     LoadedFunction, LoadedModule, Loading, ManagedPlace, MemoryOperation, Parameter, Peer, Peers,
     PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawPool,
@@ -259,6 +259,9 @@ impl Peers for Recorder {
         Err(CuError::INVALID_DEVICE)
     }
     fn disable_peer(&self, _: Peer) -> Result<()> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn copy_between(&self, _: &BoxCopy, _: Peer, _: Peer, _: RawStream) -> Result<()> {
         Err(CuError::INVALID_DEVICE)
     }
     fn set_pool_access(&self, pool: RawPool, _: Peer, _: Access) -> Result<()> {
