@@ -20,6 +20,18 @@ const UNITS: [&str; 1] = ["linked_units"];
 /// result is far off, one that is off by one element, one that errs by millionths.
 const BROKEN: [&str; 3] = ["vector_add", "prefix_scan", "black_scholes"];
 
+/// Programs that are built once more for per-thread default streams, of whose functions each has a name of its own.
+const PER_THREAD: [&str; 8] = [
+    "api/contexts",
+    "api/graph_nodes",
+    "api/host_functions",
+    "api/kernels",
+    "api/memory_operations",
+    "memory/boxes",
+    "memory/managed",
+    "memory/pools",
+];
+
 /// How a program comes by the CUDA runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
@@ -78,6 +90,7 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
         programs.extend(paths.map(|path| Program { path, demo: true }));
     }
     build_broken(toolkit, root)?;
+    build_per_thread(toolkit, root, header)?;
     Ok(programs)
 }
 
@@ -142,6 +155,24 @@ fn build_broken(toolkit: &Toolkit, root: &Path) -> Result<(), Failure> {
                 &["-DBROKEN_KERNEL"],
                 &path,
             )?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds the programs for per-thread default streams.
+fn build_per_thread(toolkit: &Toolkit, root: &Path, header: SystemTime) -> Result<(), Failure> {
+    for name in PER_THREAD {
+        let source = root.join("programs").join(name).with_extension("cu");
+        let name = source.file_stem().unwrap_or_default();
+        let path = root.join("target/programs/per-thread").join(name);
+        if modified(&path) < header.max(modified(&source)) {
+            step(&format!(
+                "compiling {} (per-thread streams)",
+                name.display()
+            ));
+            let extra = ["--default-stream", "per-thread"];
+            compile(toolkit, &[&source], Link::Static, &extra, &path)?;
         }
     }
     Ok(())

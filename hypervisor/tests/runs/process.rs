@@ -71,6 +71,22 @@ fn managed_variables_are_reached_by_both_sides() {
     passes_on("cpu:2", "static", "managed_variables");
 }
 
+macro_rules! programs_pass_per_thread {
+    ($($name:ident)*) => {
+        /// With a default stream for each thread, whose functions have names of their own.
+        mod per_thread {$(
+            #[test]
+            fn $name() {
+                super::passes("per-thread", stringify!($name));
+            }
+        )*}
+    };
+}
+
+programs_pass_per_thread! {
+    boxes contexts graph_nodes host_functions kernels managed memory_operations pools
+}
+
 #[test]
 fn managed_memory_is_reached_by_both_sides() {
     passes("static", "managed");
