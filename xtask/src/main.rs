@@ -3,10 +3,12 @@
 mod bench;
 mod command;
 mod cuda12;
+mod cuda_python;
 mod demo;
 mod mutants;
 mod numba;
 mod programs;
+mod pytest;
 mod setup;
 mod speed;
 mod stage;
@@ -41,6 +43,8 @@ enum Action {
         /// Only tests that match this, as of pytest's `-k`.
         filter: Option<String>,
     },
+    /// Run the tests of NVIDIA's Python bindings over the CPU device.
+    CudaPython,
     /// For each function of the driver API, find a test that notices when it does nothing.
     Mutants {
         /// Only functions whose names contain this, also those that have a test; otherwise those that have none yet.
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Action::Demo { programs } => demo::demo(&root, &programs),
         Action::Test => test::test(&root),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
+        Action::CudaPython => cuda_python::cuda_python(&root),
         Action::Mutants { filter } => mutants::mutants(&root, filter.as_deref()),
         Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
     };

@@ -1,0 +1,103 @@
+//! Other projects' Python tests: their environments, and what came of them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::command::{Failure, Run, step};
+
+/// The folder of the plugin that reports, below the project's root.
+pub const PLUGIN: &str = "xtask/pytest";
+
+/// What came of the tests.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Outcomes<'a> {
+    pub passed: usize,
+    /// Tests and what was wrong.
+    pub failed: Vec<(&'a str, &'a str)>,
+    /// Why tests were skipped, and how many.
+    pub skipped: BTreeMap<&'a str, usize>,
+}
+
+impl<'a> Outcomes<'a> {
+    /// Reads a report: lines of outcome, test and reason.
+    pub fn read(report: &'a str) -> Option<Self> {
+        let mut outcomes = Self::default();
+        for line in report.lines() {
+            let mut fields = line.splitn(3, '\t');
+            let (outcome, test, reason) = (fields.next()?, fields.next()?, fields.next()?);
+            match outcome {
+                "passed" => outcomes.passed += 1,
+                "failed" => outcomes.failed.push((test, reason)),
+                "skipped" => *outcomes.skipped.entry(reason).or_default() += 1,
+                _ => return None,
+            }
+        }
+        Some(outcomes)
+    }
+
+    /// Percent of the applicable tests that passed, rounded down.
+    pub fn percent(&self) -> usize {
+        (100 * self.passed)
+            .checked_div(self.passed + self.failed.len())
+            .unwrap_or(0)
+    }
+
+    /// Prints the reasons, and the counts of the suite of this name.
+    pub fn print(&self, name: &str) {
+        for (reason, count) in &self.skipped {
+            println!("skipped {count}: {reason}");
+        }
+        for (test, reason) in &self.failed {
+            println!("failed {test}: {reason}");
+        }
+        println!(
+            "{name}: {} passed, {} failed, {} skipped ({} % of those applicable passed)",
+            self.passed,
+            self.failed.len(),
+            self.skipped.values().sum::<usize>(),
+            self.percent()
+        );
+    }
+}
+
+/// Makes the environment, unless it is there with these very packages.
+pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Failure> {
+    let failed = |path: &Path, error: std::io::Error| {
+        Failure::new(format!("cannot use {}: {error}", path.display()))
+    };
+    let wanted = fs::read_to_string(requirements).map_err(|error| failed(requirements, error))?;
+    let installed = folder.join("installed");
+    if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
+        return Ok(());
+    }
+    step(&format!("installing {what} from PyPI"));
+    Run::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .args([folder])
+        .check()?;
+    Run::new(folder.join("bin/pip"))
+        .args(["install", "--quiet", "--requirement"])
+        .args([requirements])
+        .check()?;
+    fs::write(&installed, wanted).map_err(|error| failed(&installed, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_counted_by_their_reasons() {
+        let report = "passed\ta.py::x\t\nfailed\ta.py::y\t1 != 2\nskipped\tb.py::z\tno nvdisasm\n\
+                      passed\tb.py::w\t\nskipped\tb.py::v\tno nvdisasm\n";
+        let outcomes = Outcomes::read(report).unwrap();
+        assert_eq!(outcomes.passed, 2);
+        assert_eq!(outcomes.failed, [("a.py::y", "1 != 2")]);
+        assert_eq!(outcomes.skipped, BTreeMap::from([("no nvdisasm", 2)]));
+        assert_eq!(outcomes.percent(), 66);
+        assert_eq!(Outcomes::read("").unwrap().percent(), 0);
+        assert_eq!(Outcomes::read("fine\ta\tb\n"), None);
+        assert_eq!(Outcomes::read("passed\ta.py\n"), None);
+    }
+}
