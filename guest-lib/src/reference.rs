@@ -100,7 +100,7 @@ impl Texture {
     /// before it; gives the bytes between.
     pub fn bind_memory(&mut self, scope: Scope, address: u64, bytes: u64) -> Result<u64> {
         if address == 0 {
-            self.bound = Bound::Nothing;
+            self.bound = Bound::Linear { address, bytes: 0 };
             return Ok(0);
         }
         let device = scope.session.device();
@@ -144,6 +144,14 @@ impl Texture {
         Ok(())
     }
 
+    /// Whether it reads anything: memory may be none.
+    fn reads(&self) -> bool {
+        !matches!(
+            self.bound,
+            Bound::Nothing | Bound::Linear { address: 0, .. }
+        )
+    }
+
     /// Tells the device.
     fn send(&self, scope: Scope) -> Result {
         let Some(variable) = &self.variable else {
@@ -170,7 +178,7 @@ impl Texture {
         };
         let message = ReferenceBindTexture {
             module: variable.module,
-            bound: (self.bound != Bound::Nothing).into(),
+            bound: self.reads().into(),
             source,
             array,
             mipmap,
@@ -299,7 +307,7 @@ pub fn change<R>(
     let found = found.ok_or(CuError::INVALID_HANDLE)?;
     let mut changed = found.clone();
     let result = change(&mut changed)?;
-    if changed.bound != Bound::Nothing || found.bound != Bound::Nothing {
+    if changed.reads() || found.reads() {
         changed.send(scope)?;
     }
     *found = changed;

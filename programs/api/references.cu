@@ -214,6 +214,8 @@ static void textures() {
     BAD_VALUE("cuTexRefSetAddress_v2", &offset, other, memory, (size_t)1 << 40);
     BAD_HANDLE("cuTexRefSetAddress_v2", &offset, nullptr, memory, (size_t)64);
     GOOD("cuTexRefSetAddress_v2", &offset, other, (CUdeviceptr)0, (size_t)0);
+    GOOD("cuTexRefGetAddress_v2", &address, other);
+    HOLDS(address == 0);
 
     // Rows of memory.
     std::vector<float> rows(1024);

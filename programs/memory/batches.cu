@@ -1,5 +1,5 @@
 // Batches of copies: pageable, page-locked and device memory in one call, boxes of memory and of arrays, what is
-// refused as a whole, and copies that wait because the program has said so.
+// refused, and copies that wait because the program has said so.
 #include "../api/driver.cuh"
 #include "../check.cuh"
 
@@ -159,10 +159,17 @@ int main() {
         expect(back[i] == expected, "every byte arrived, and no other");
     }
 
-    // One copy that is not possible. (The native driver makes those before it, this one none.)
+    // One copy that is not possible: those before it are made.
+    CHECK(cudaMemset(device, 7, 4 * size));
+    CHECK(cudaDeviceSynchronize());
     sizes[3] = size + 1;
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "past the end");
     CHECK(cudaStreamSynchronize(stream));
+    CHECK(cudaMemcpy(back.data(), device, 4 * size, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < 4 * size; ++i) {
+        const size_t part = i / size, at = i % size;
+        expect(back[i] == (part < 3 && at < sizes[part] ? source[i] : 7), "those before it and no other");
+    }
     sizes[3] = size;
     sizes[1] = 0;
     refused(cudaMemcpyBatchAsync(to, from, sizes, 4, attributes, firsts, 2, stream), "an empty copy");

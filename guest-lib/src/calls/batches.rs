@@ -108,7 +108,7 @@ impl Batch {
         }
     }
 
-    /// Makes the copies, none if one of them is not possible.
+    /// Makes the copies, those before one that is not possible.
     ///
     /// # Safety
     /// As of `cuMemcpyBatchAsync`.
@@ -123,10 +123,6 @@ impl Batch {
                 *failed = index;
                 return Err(CuError::INVALID_VALUE);
             }
-        }
-        for index in 0..self.count {
-            // SAFETY: below the count.
-            let (to, from, bytes) = unsafe { self.copy(index) };
             // SAFETY: host memory among the ends is valid, as the caller promises.
             unsafe {
                 copy(

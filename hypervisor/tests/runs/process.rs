@@ -108,7 +108,7 @@ fn registered_memory_is_reached_in_place_while_it_is_written() {
 }
 
 #[test]
-fn batches_of_copies_are_made_or_refused_as_a_whole() {
+fn batches_of_copies_are_made_up_to_one_that_cannot_be() {
     passes("static", "batches");
 }
 
