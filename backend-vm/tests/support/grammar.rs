@@ -19,8 +19,8 @@ use wormhole_api::{
 };
 
 use super::attack::Entry;
-use super::grammar_graphs;
 use super::guest::Guest;
+use super::{grammar_code, grammar_graphs};
 
 /// A kernel that writes its thread's number, to load and launch.
 pub const PTX: &str = "\
@@ -94,6 +94,8 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         arrays(things, guest),
         pools(things, guest),
         peers(things),
+        grammar_code::references(things),
+        grammar_code::green_contexts(guest),
         virtual_memory(things, guest),
         grammar_graphs::graphs(things, guest),
         device(),

@@ -9,6 +9,7 @@
 pub mod attack;
 pub mod backend;
 pub mod grammar;
+mod grammar_code;
 mod grammar_graphs;
 pub mod guest;
 pub mod random;

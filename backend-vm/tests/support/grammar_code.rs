@@ -1,0 +1,74 @@
+//! Valid records of what came late: references of modules, and green contexts.
+
+use wormhole_api::{
+    DevicePtr, GreenCreate, GreenDescribe, GreenDestroy, GreenPartNumber, GreenSplit, GreenStream,
+    Items, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo, TextureSource,
+};
+
+use super::attack::Entry;
+use super::grammar::{Things, entry};
+use super::guest::Guest;
+
+/// Of references that the module does not have, and of what there is to bind.
+pub fn references(things: &Things) -> Vec<Entry> {
+    let Things { module, array, .. } = *things;
+    let name: &[u8] = b"reference";
+    vec![
+        entry(&ReferenceFind {
+            module,
+            to: ReferenceTo::Texture,
+            name,
+        }),
+        entry(&ReferenceBindTexture {
+            module,
+            bound: 1,
+            source: TextureSource::Array,
+            array: Some(array),
+            mipmap: None,
+            memory: DevicePtr(0),
+            format: 0,
+            channels: 0,
+            size: [0; 3],
+            address_modes: [1; 3],
+            filters: [0; 2],
+            flags: 0,
+            anisotropy: 0,
+            level_bias: 0.0,
+            level_clamp: [0.0; 2],
+            border: [0; 4],
+            name,
+        }),
+        entry(&ReferenceBindSurface {
+            module,
+            array,
+            name,
+        }),
+    ]
+}
+
+/// The first green context of all multiprocessors; what is described before it has the number 1.
+pub fn green_contexts(guest: &mut Guest) -> Vec<Entry> {
+    let parts = [GreenPartNumber { number: 1 }];
+    vec![
+        entry(&GreenDescribe { green: 0 }),
+        entry(&GreenSplit {
+            part: 1,
+            flags: 0,
+            least: 1,
+            groups: 2,
+        }),
+        entry(&GreenCreate {
+            parts: Items::new(&parts),
+        }),
+        entry(&GreenCreate {
+            parts: Items::new(&[]),
+        }),
+        entry(&GreenStream {
+            new: guest.mint(),
+            green: 1,
+            flags: 1,
+            priority: 0,
+        }),
+        entry(&GreenDestroy { green: 1 }),
+    ]
+}
