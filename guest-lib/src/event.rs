@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use wormhole_api::handle::{Event as EventKind, Stream as StreamKind};
 use wormhole_api::{
     EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Handle,
-    StreamWaitEvent,
+    Message, OpenEvent, ShareEvent, StreamWaitEvent,
 };
 
 use crate::capture;
@@ -16,11 +16,14 @@ use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::pool;
 use crate::session::FenceLine;
+use crate::sharing::Token;
 use crate::stream::Target;
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
 /// Flags that `cuEventCreate` knows.
 const FLAGS: u32 = 7;
+/// One more among them: another process has made the event.
+const OPENED: u32 = 1 << 31;
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node.
 const EXTERNAL: u32 = 1;
 /// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Above:
@@ -83,9 +86,17 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
     {
         return Err(CuError::INVALID_VALUE);
     }
-    if flags & EVENT_INTERPROCESS != 0 {
-        return Err(CuError::NOT_SUPPORTED);
-    }
+    make(scope, flags, |new| {
+        scope.session.record(&EventCreate { new, flags })
+    })
+}
+
+/// Mints an event that the worker then makes.
+fn make(
+    scope: Scope,
+    flags: u32,
+    made: impl FnOnce(Handle<EventKind>) -> Result,
+) -> Result<CUevent> {
     let handle = EVENTS.mint(|event| {
         event.flags.store(flags, Ordering::Relaxed);
         event.context.store(scope.context, Ordering::Relaxed);
@@ -96,12 +107,35 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
         event.captured.store(false, Ordering::Relaxed);
         event.state.store(NEVER, Ordering::Relaxed);
     })?;
-    if let Err(error) = scope.session.record(&EventCreate { new: handle, flags }) {
+    if let Err(error) = made(handle) {
         EVENTS.retire(handle);
         EVENTS.recycle(handle);
         return Err(error);
     }
     Ok(handle::to_pointer(handle))
+}
+
+/// `cuIpcGetEventHandle`: the token of an event that was made to be shared.
+pub fn share(scope: Scope, event: CUevent) -> Result<Token> {
+    let (handle, facts) = find(event)?;
+    if !facts.is_shared() || facts.flags.load(Ordering::Relaxed) & OPENED != 0 {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    let message = ShareEvent { event: handle };
+    scope.session.request(&message, |reply| reply.token)
+}
+
+/// `cuIpcOpenEventHandle`.
+pub fn open(scope: Scope, token: Token) -> Result<CUevent> {
+    let flags = EVENT_INTERPROCESS | EVENT_DISABLE_TIMING | OPENED;
+    make(scope, flags, |new| {
+        let opened = scope.session.request(&OpenEvent { new, token }, |()| ());
+        // Natively the handle of an event that is not there gives that.
+        opened.map_err(|error| match error {
+            CuError::INVALID_VALUE => CuError::MAP_FAILED,
+            error => error,
+        })
+    })
 }
 
 pub fn destroy(scope: Scope, event: CUevent) -> Result {
@@ -154,7 +188,7 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
         return Err(CuError::ILLEGAL_STATE);
     }
     facts.leave_capture(handle);
-    if facts.asked.load(Ordering::Relaxed) {
+    if facts.asked.load(Ordering::Relaxed) && !facts.is_shared() {
         let mut place = facts.fence.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = match *place {
             // Values of two streams may be written in either order, so one fence serves one stream
@@ -192,7 +226,7 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
             fence: None,
             value: 0,
         };
-        scope.session.record(&message)?;
+        facts.tell(scope, &message)?;
         facts.state.store(UNFENCED, Ordering::Release);
     }
     target.worked(scope)
@@ -256,7 +290,7 @@ pub fn wait(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result 
     if is_captured || (external && target.is_captured()) {
         return capture::wait(target, handle, is_captured, external);
     }
-    if facts.state.load(Ordering::Acquire) == NEVER {
+    if facts.state.load(Ordering::Acquire) == NEVER && !facts.is_shared() {
         return scope.session.alive();
     }
     if target.is_captured() {
@@ -267,7 +301,7 @@ pub fn wait(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result 
         event: handle,
         flags,
     };
-    scope.session.record(&message)?;
+    facts.tell(scope, &message)?;
     target.worked(scope)
 }
 
@@ -279,6 +313,24 @@ enum Recorded {
 }
 
 impl Event {
+    /// Other processes may record it as well, so that only the worker knows its state.
+    fn is_shared(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & EVENT_INTERPROCESS != 0
+    }
+
+    /// Sends a message about the event. What is said of one that is shared holds for the other processes as soon
+    /// as the call returns, so it is waited for.
+    fn tell<M>(&self, scope: Scope, message: &M) -> Result
+    where
+        M: for<'a> Message<Reply<'a> = ()>,
+    {
+        if self.is_shared() {
+            scope.session.request(message, |()| ())
+        } else {
+            scope.session.record(message)
+        }
+    }
+
     /// The event no longer stands for a place in a capture.
     fn leave_capture(&self, handle: Handle<EventKind>) {
         if self.captured.load(Ordering::Relaxed) && self.captured.swap(false, Ordering::AcqRel) {
@@ -296,6 +348,9 @@ impl Event {
 
     /// How the event was recorded last; records from now on get a fence.
     fn fence(&self) -> Recorded {
+        if self.is_shared() {
+            return Recorded::Unfenced;
+        }
         self.asked.store(true, Ordering::Relaxed);
         match self.state.load(Ordering::Acquire) {
             NEVER => Recorded::Never,

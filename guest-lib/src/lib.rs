@@ -64,6 +64,7 @@ mod reference;
 mod registration;
 mod runtime;
 mod session;
+mod sharing;
 mod stream;
 mod stream_memory;
 mod texture;

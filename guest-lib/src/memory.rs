@@ -8,7 +8,7 @@ use crate::capture;
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::memory_map::{Allocation, MemoryMap, Origin};
-use crate::{graph, log, managed, pool, registration, stream};
+use crate::{graph, log, managed, pool, registration, sharing, stream};
 
 /// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
 const ATTACH: [u32; 2] = [1, 2];
@@ -240,6 +240,10 @@ pub fn find_host(address: u64) -> Result<Allocation> {
 fn give_back(scope: Scope, allocation: &Allocation) -> bool {
     match allocation.origin {
         Origin::Device => return true,
+        Origin::Opened => {
+            sharing::forget_allocation(allocation.base);
+            return true;
+        }
         Origin::Global
         | Origin::Graph
         | Origin::RegisteredAlias { .. }
@@ -268,11 +272,14 @@ pub fn free_of(scope: Scope) {
     };
     for allocation in memory_map().remove_all(own) {
         if give_back(scope, &allocation) {
-            let message = MemFree {
-                address: DevicePtr(allocation.base),
-            };
             // The context goes: a failure ends the session and shows at the next call.
-            let _ = scope.session.request(&message, |()| ());
+            let _ = match allocation.origin {
+                Origin::Opened => sharing::close(scope, allocation.base),
+                _ => {
+                    let address = DevicePtr(allocation.base);
+                    scope.session.request(&MemFree { address }, |()| ())
+                }
+            };
         }
     }
 }

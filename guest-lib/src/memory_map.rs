@@ -30,6 +30,8 @@ pub enum Origin {
     Pool { pool: Handle<Pool> },
     /// What a graph allocates; freed with it.
     Graph,
+    /// Another process's (`cuIpcOpenMemHandle`).
+    Opened,
     /// `cuMemMap`. Belongs to no context.
     Mapped { memory: Handle<Memory> },
 }
@@ -90,6 +92,7 @@ impl Allocation {
             Origin::Device
             | Origin::Global
             | Origin::Graph
+            | Origin::Opened
             | Origin::Pool { .. }
             | Origin::Mapped { .. } => None,
             Origin::Host { .. } | Origin::Managed | Origin::RegisteredAlias { .. } => Some(address),
@@ -103,6 +106,7 @@ impl Allocation {
             Origin::Device
             | Origin::Global
             | Origin::Graph
+            | Origin::Opened
             | Origin::Pool { .. }
             | Origin::Mapped { .. } => None,
             Origin::Host { .. } | Origin::Managed | Origin::Registered { .. } => Some(address),

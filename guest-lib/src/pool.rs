@@ -1,13 +1,15 @@
 //! Memory pools and stream-ordered allocation.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::handle::{Pool as PoolKind, Stream};
 use wormhole_api::{
-    Access, DevicePtr, Handle, PoolAlloc, PoolCreate, PoolDefault, PoolDestroy, PoolFree,
-    PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim,
+    Access, DevicePtr, Handle, MemFree, OpenPointer, OpenPool, PoolAlloc, PoolCreate, PoolDefault,
+    PoolDestroy, PoolFree, PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim,
+    ShareAddress, SharePool, SharedAddress,
 };
 
 use crate::capture;
@@ -18,6 +20,7 @@ use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::{self, memory_map};
 use crate::memory_map::{Allocation, Origin};
+use crate::sharing::{self, Token};
 use crate::stream::Target;
 use crate::types::CUmemoryPool;
 
@@ -32,6 +35,10 @@ pub struct Pool {
     device: AtomicUsize,
     /// What other devices may do with its memory.
     accesses: Mutex<BTreeMap<usize, Access>>,
+    /// `CUmemAllocationHandleType`s that it can be exported as.
+    handle_types: AtomicU32,
+    /// Another process's: nothing is allocated from it.
+    foreign: AtomicBool,
 }
 
 static POOLS: Table<PoolKind, Pool> = Table::new();
@@ -83,12 +90,14 @@ pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
     let _ = RELEASE_DUE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, several);
 }
 
-fn mint(scope: Scope) -> Result<Handle<PoolKind>> {
+fn mint(scope: Scope, handle_types: u32, foreign: bool) -> Result<Handle<PoolKind>> {
     POOLS.mint(|pool| {
         pool.threshold.store(0, Ordering::Relaxed);
         pool.device
             .store(scope.session.ordinal(), Ordering::Relaxed);
         pool.accesses().clear();
+        pool.handle_types.store(handle_types, Ordering::Relaxed);
+        pool.foreign.store(foreign, Ordering::Relaxed);
     })
 }
 
@@ -129,6 +138,17 @@ pub fn set_access(scope: Scope, pool: Handle<PoolKind>, device: usize, access: A
     Ok(())
 }
 
+/// `CUmemAllocationHandleType`s that a pool can be exported as.
+pub fn handle_types(pool: Handle<PoolKind>) -> u32 {
+    let known = POOLS.get(pool);
+    known.map_or(0, |pool| pool.handle_types.load(Ordering::Relaxed))
+}
+
+fn is_foreign(pool: Handle<PoolKind>) -> bool {
+    let known = POOLS.get(pool);
+    known.is_some_and(|pool| pool.foreign.load(Ordering::Relaxed))
+}
+
 fn forget(pool: Handle<PoolKind>) {
     if POOLS.retire(pool).is_some() {
         POOLS.recycle(pool);
@@ -142,7 +162,7 @@ pub fn default_pool(scope: Scope) -> Result<Handle<PoolKind>> {
     if let Some(pool) = *default {
         return Ok(pool);
     }
-    let new = mint(scope)?;
+    let new = mint(scope, 0, false)?;
     if let Err(error) = scope.session.request(&PoolDefault { new }, |()| ()) {
         forget(new);
         return Err(error);
@@ -184,7 +204,7 @@ pub fn find(pool: CUmemoryPool) -> Result<Handle<PoolKind>> {
 
 /// `cuMemPoolCreate`.
 pub fn create(scope: Scope, handle_types: u32, most: u64) -> Result<Handle<PoolKind>> {
-    let new = mint(scope)?;
+    let new = mint(scope, handle_types, false)?;
     let message = PoolCreate {
         new,
         handle_types,
@@ -197,6 +217,64 @@ pub fn create(scope: Scope, handle_types: u32, most: u64) -> Result<Handle<PoolK
             Err(error)
         }
     }
+}
+
+/// `cuMemPoolExportToShareableHandle`: a new descriptor.
+pub fn export(scope: Scope, pool: Handle<PoolKind>) -> Result<RawFd> {
+    if handle_types(pool) == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let token = scope
+        .session
+        .request(&SharePool { pool }, |reply| reply.token)?;
+    sharing::export(token)
+}
+
+/// `cuMemPoolImportFromShareableHandle`.
+pub fn import(scope: Scope, token: Token) -> Result<Handle<PoolKind>> {
+    let new = mint(scope, 0, true)?;
+    match scope.session.request(&OpenPool { new, token }, |()| ()) {
+        Ok(()) => Ok(new),
+        Err(error) => {
+            forget(new);
+            Err(error)
+        }
+    }
+}
+
+/// `cuMemPoolExportPointer`, of any address in an allocation.
+pub fn export_pointer(scope: Scope, address: u64) -> Result<Token> {
+    let allocation = memory_map().find(address).ok_or(CuError::INVALID_VALUE)?;
+    match allocation.origin {
+        Origin::Pool { pool } if handle_types(pool) != 0 => {}
+        _ => return Err(CuError::INVALID_VALUE),
+    }
+    let message = ShareAddress {
+        address: DevicePtr(allocation.base),
+        what: SharedAddress::Pointer,
+    };
+    scope.session.request(&message, |reply| reply.token)
+}
+
+/// `cuMemPoolImportPointer`.
+pub fn import_pointer(scope: Scope, pool: Handle<PoolKind>, token: Token) -> Result<u64> {
+    if !is_foreign(pool) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let message = OpenPointer { pool, token };
+    let (address, bytes) = scope
+        .session
+        .request(&message, |reply| (reply.address.0, reply.bytes))?;
+    if !scope.session.keeps(address, bytes) {
+        log::error_once!(
+            "shared memory would lie at {address:#x}, where this program has something of its own"
+        );
+        let address = DevicePtr(address);
+        scope.session.request(&MemFree { address }, |()| ())?;
+        return Err(CuError::OUT_OF_MEMORY);
+    }
+    memory_map().insert(address, bytes, Origin::Pool { pool }, scope.context);
+    Ok(address)
 }
 
 /// `cuMemPoolDestroy`. A pool that was the current one makes way for the default one.
@@ -242,7 +320,7 @@ pub fn set_attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32, value
 
 /// `cuMemAllocFromPoolAsync`.
 pub fn allocate(scope: Scope, target: Target, pool: Handle<PoolKind>, bytes: u64) -> Result<u64> {
-    if bytes == 0 {
+    if bytes == 0 || is_foreign(pool) {
         return Err(CuError::INVALID_VALUE);
     }
     if target.is_captured() {

@@ -4,13 +4,14 @@
 //! at the call; the worker checks it again.
 
 use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use wormhole_api::handle::Memory as MemoryKind;
 use wormhole_api::{
     Access, AddressFree, AddressReserve, DevicePtr, Handle, MemCreate, MemGranularity, MemMap,
-    MemRelease, MemSetAccess, MemUnmap,
+    MemRelease, MemSetAccess, MemUnmap, OpenMemory, ShareMemory,
 };
 
 use crate::context::Scope;
@@ -19,6 +20,7 @@ use crate::handle::{self, Table};
 use crate::log;
 use crate::memory::memory_map;
 use crate::memory_map::{Allocation, Origin};
+use crate::sharing::{self, Token};
 use crate::types::CUmemGenericAllocationHandle;
 
 /// Mappable memory. It lives while a handle or a mapping does.
@@ -150,9 +152,13 @@ pub fn unreserve(scope: Scope, address: u64, bytes: u64) -> Result {
     Ok(())
 }
 
-/// `cuMemCreate`.
-pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGenericAllocationHandle> {
-    granular(scope, bytes)?;
+/// Mints memory that the worker then makes: its size.
+fn make(
+    scope: Scope,
+    bytes: u64,
+    handle_types: u32,
+    made: impl FnOnce(Handle<MemoryKind>) -> Result<u64>,
+) -> Result<CUmemGenericAllocationHandle> {
     let new = MEMORIES.mint(|memory| {
         memory
             .device
@@ -162,19 +168,71 @@ pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGeneri
         memory.handles.store(1, Ordering::Relaxed);
         memory.mappings.store(0, Ordering::Relaxed);
     })?;
-    let message = MemCreate {
-        new,
-        bytes,
-        handle_types,
-    };
-    match scope.session.request(&message, |()| ()) {
-        Ok(()) => Ok(value(new)),
-        Err(error) => {
-            MEMORIES.retire(new);
-            MEMORIES.recycle(new);
-            Err(error)
+    let made = made(new).and_then(|bytes| {
+        let memory = MEMORIES.get(new).ok_or(CuError::UNKNOWN)?;
+        memory.bytes.store(bytes, Ordering::Relaxed);
+        Ok(value(new))
+    });
+    if made.is_err() {
+        MEMORIES.retire(new);
+        MEMORIES.recycle(new);
+    }
+    made
+}
+
+/// `cuMemCreate`.
+pub fn create(scope: Scope, bytes: u64, handle_types: u32) -> Result<CUmemGenericAllocationHandle> {
+    granular(scope, bytes)?;
+    release_unnamed(scope);
+    make(scope, bytes, handle_types, |new| {
+        let message = MemCreate {
+            new,
+            bytes,
+            handle_types,
+        };
+        scope.session.request(&message, |()| bytes)
+    })
+}
+
+/// `cuMemExportToShareableHandle`: a new descriptor.
+pub fn export(scope: Scope, memory: CUmemGenericAllocationHandle) -> Result<RawFd> {
+    let _changing = reserved();
+    let (handle, facts) = find(memory)?;
+    if facts.handle_types() == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let message = ShareMemory { memory: handle };
+    let token = scope.session.request(&message, |reply| reply.token)?;
+    sharing::export_memory(handle, token)
+}
+
+/// `cuMemImportFromShareableHandle`: a handle of its own each time.
+pub fn import(scope: Scope, token: Token) -> Result<CUmemGenericAllocationHandle> {
+    make(scope, 0, 0, |new| {
+        let message = OpenMemory { new, token };
+        let opened = scope.session.request(&message, |reply| reply.bytes);
+        // Natively a descriptor of nothing that there is gives that.
+        opened.map_err(|error| match error {
+            CuError::INVALID_VALUE => CuError::UNKNOWN,
+            error => error,
+        })
+    })
+}
+
+/// Lets memory go whose last descriptor was closed when nothing else was left of it.
+fn release_unnamed(scope: Scope) {
+    let _changing = reserved();
+    for handle in sharing::exports() {
+        if let Some(memory) = MEMORIES.get(handle) {
+            // Whatever becomes of it shows at the next call.
+            let _ = sweep(scope, handle, memory);
         }
     }
+}
+
+/// `CUmemAllocationHandleType`s that memory can be exported as.
+pub fn handle_types(memory: Handle<MemoryKind>) -> u32 {
+    MEMORIES.get(memory).map_or(0, Memory::handle_types)
 }
 
 /// What a program holds.
@@ -194,10 +252,14 @@ pub fn find(memory: CUmemGenericAllocationHandle) -> Result<(Handle<MemoryKind>,
     Ok((handle, memory))
 }
 
-/// Lets memory go that has neither handles nor mappings.
+/// Lets memory go that has neither handles nor mappings, and no descriptor in any process.
 fn sweep(scope: Scope, handle: Handle<MemoryKind>, memory: &Memory) -> Result {
     let in_use = |count: &AtomicU32| count.load(Ordering::Acquire) != 0;
-    if in_use(&memory.handles) || in_use(&memory.mappings) || MEMORIES.retire(handle).is_none() {
+    if in_use(&memory.handles)
+        || in_use(&memory.mappings)
+        || sharing::is_exported(handle)
+        || MEMORIES.retire(handle).is_none()
+    {
         return Ok(());
     }
     let message = MemRelease { memory: handle };

@@ -10,8 +10,9 @@ use proptest::prelude::*;
 use wormhole_ring::{
     arena::{Arena, ArenaError, GRANULE, PAGE},
     control::{
-        ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, ControlError, Grant, HEADER_BYTES,
-        Header, MAX_CONTROL_BODY, Message, Observe, ProcessNumber, Stream, WindowRun,
+        ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, ControlError, Fetch, Fetched, Grant,
+        HEADER_BYTES, Header, MAX_CONTROL_BODY, Message, Observe, ProcessNumber, Share, Shared,
+        Stream, WindowRun,
     },
     layout::{MAX_BODY, SEGMENT_BYTES},
     memory::OwnedMemory,
@@ -193,6 +194,23 @@ proptest! {
             Message::ArenaRemove(run),
             Message::ArenaRemoved(run),
             Message::ArenaRefused(run),
+            Message::Share(Share {
+                id: small[0],
+                what: small[1],
+                descriptor: 1,
+                words: 0,
+                description: [large[1]; 8],
+            }),
+            Message::Shared(Shared { id: small[0], result: small[1], token: large }),
+            Message::Fetch(Fetch { id: small[0], what: small[1], token: large }),
+            Message::Fetched(Fetched {
+                id: small[0],
+                result: small[1],
+                descriptor: 1,
+                party: small[0],
+                description: [large[0]; 8],
+            }),
+            Message::Unshare(Fetch { id: 0, what: small[1], token: large }),
             Message::Ready { protocol_hash: large[0], device: &text },
         ];
         for message in &messages {

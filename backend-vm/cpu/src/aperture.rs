@@ -1,13 +1,16 @@
 //! The address range that device memory is taken from: reserved once, made usable piece by piece.
 //!
 //! Every device of a process takes a slot of its own inside the device band, so that several may
-//! live side by side.
+//! live side by side. What is there is in a file, so that other processes can be shown it.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use wormhole_ring::band;
 use wormhole_ring::layout::APERTURE_HIGH;
+
+use crate::file;
 
 /// The band that device addresses lie in.
 const BAND_START: u64 = APERTURE_HIGH.0;
@@ -20,6 +23,8 @@ const COMMIT_UNIT: u64 = 2 << 20;
 pub struct Aperture {
     start: u64,
     bytes: u64,
+    /// Where each address has a place of its own.
+    file: OwnedFd,
 }
 
 /// Why there is no aperture.
@@ -36,15 +41,25 @@ pub enum ApertureError {
         bytes: u64,
         source: io::Error,
     },
+    #[error("no file of {bytes:#x} bytes can be made for device memory: {source}")]
+    File { bytes: u64, source: io::Error },
 }
 
 impl Aperture {
     /// Reserves the first free slot of `bytes` (a power of two) in the band.
     pub fn reserve(bytes: u64) -> Result<Self, ApertureError> {
+        let file =
+            file::anonymous(bytes).map_err(|source| ApertureError::File { bytes, source })?;
         let mut start = BAND_START;
         while start + bytes <= BAND_END {
             match band::reserve(start, bytes) {
-                Ok(()) => return Ok(Self { start, bytes }),
+                Ok(()) => {
+                    let aperture = Self { start, bytes, file };
+                    return match aperture.fill(start, bytes, libc::PROT_NONE) {
+                        Ok(()) => Ok(aperture),
+                        Err(source) => Err(ApertureError::File { bytes, source }),
+                    };
+                }
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => start += bytes,
                 Err(source) => {
                     return Err(ApertureError::Reserve {
@@ -89,42 +104,49 @@ impl Aperture {
         }
     }
 
-    /// Shows shared memory at an address of the aperture, beside where it was seen before.
-    pub fn show(&self, memory: &Shared, address: u64) -> io::Result<()> {
-        debug_assert!(self.holds(address, memory.bytes));
-        // SAFETY: the new view replaces a part of the aperture, which this object owns; the old size of zero
-        // leaves the views that there are alone.
-        let view = unsafe {
-            libc::mremap(
-                memory.start.cast(),
-                0,
-                to_usize(memory.bytes),
-                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
-                ptr::without_provenance_mut::<libc::c_void>(to_usize(address)),
-            )
-        };
-        if view == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+    /// The file, and where in it an address is.
+    pub fn place(&self, address: u64) -> (BorrowedFd<'_>, u64) {
+        (self.file.as_fd(), address - self.start)
     }
 
-    /// Ends a view: zeros are there instead.
+    /// Shows a part of another file at addresses of the aperture. It has that part, and cannot shrink.
+    pub fn show(
+        &self,
+        address: u64,
+        bytes: u64,
+        file: &impl AsRawFd,
+        offset: u64,
+    ) -> io::Result<()> {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        self.map(address, bytes, access, file.as_raw_fd(), offset)
+    }
+
+    /// Ends a view: the aperture's own memory is there again, which reads as zeros.
     pub fn hide(&self, address: u64, bytes: u64) -> io::Result<()> {
+        self.fill(address, bytes, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn fill(&self, address: u64, bytes: u64, access: i32) -> io::Result<()> {
+        let (file, offset) = self.place(address);
+        self.map(address, bytes, access, file.as_raw_fd(), offset)
+    }
+
+    fn map(&self, address: u64, bytes: u64, access: i32, file: i32, offset: u64) -> io::Result<()> {
         debug_assert!(self.holds(address, bytes));
-        // SAFETY: what is replaced is a part of the aperture, which this object owns; it stays readable and
-        // writable for those who are still there.
-        let empty = unsafe {
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        // SAFETY: what is replaced is a part of the aperture, which this object owns; whoever is still there
+        // finds the one or the other.
+        let mapped = unsafe {
             libc::mmap(
                 ptr::without_provenance_mut(to_usize(address)),
                 to_usize(bytes),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-                -1,
-                0,
+                access,
+                libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                file,
+                offset,
             )
         };
-        if empty == libc::MAP_FAILED {
+        if mapped == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         Ok(())
@@ -133,15 +155,14 @@ impl Aperture {
     /// Empties a range in which views were shown, some of which may never have been.
     pub fn forget(&self, address: u64, bytes: u64) {
         debug_assert!(self.holds(address, bytes));
-        // SAFETY: the range lies in the aperture and is private anonymous memory of this object: its views
-        // have ended. A failure leaves what late kernels wrote there, all of it the session's own.
-        unsafe {
-            libc::madvise(
-                ptr::without_provenance_mut(to_usize(address)),
-                to_usize(bytes),
-                libc::MADV_DONTNEED,
-            )
-        };
+        // A failure leaves what late kernels wrote there, all of it the session's own.
+        let _ = self.punch(address, bytes);
+    }
+
+    /// Gives whole pages of the aperture's own memory back: they read as zeros.
+    fn punch(&self, address: u64, bytes: u64) -> io::Result<()> {
+        let (file, offset) = self.place(address);
+        file::punch_hole(file, offset, bytes)
     }
 
     fn holds(&self, address: u64, bytes: u64) -> bool {
@@ -159,64 +180,9 @@ impl Aperture {
         }
         zero(address, first - address);
         zero(last, address + bytes - last);
-        // SAFETY: first..last lies in the aperture and is private anonymous memory of this object.
-        let result = unsafe {
-            libc::madvise(
-                ptr::without_provenance_mut(to_usize(first)),
-                to_usize(last - first),
-                libc::MADV_DONTNEED,
-            )
-        };
-        if result != 0 {
+        if self.punch(first, last - first).is_err() {
             zero(first, last - first);
         }
-    }
-}
-
-/// Memory that can be shown at several addresses.
-#[derive(Debug)]
-pub struct Shared {
-    start: *mut u8,
-    bytes: u64,
-}
-
-// SAFETY: a mapping of this process, reached by nobody through this object.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// Zeros.
-    pub fn new(bytes: u64) -> io::Result<Self> {
-        // SAFETY: a new mapping where the kernel likes.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                to_usize(bytes),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            start: start.cast(),
-            bytes,
-        })
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: this object's own mapping; views of it elsewhere stay.
-        unsafe { libc::munmap(self.start.cast(), to_usize(self.bytes)) };
     }
 }
 

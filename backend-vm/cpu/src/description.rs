@@ -127,6 +127,7 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (106, signed(BLOCKS_PER_MULTIPROCESSOR)),   // MAX_BLOCKS_PER_MULTIPROCESSOR
         (111, signed(SHARED_RESERVED)),             // RESERVED_SHARED_MEMORY_PER_BLOCK
         (115, 1),                                   // MEMORY_POOLS_SUPPORTED
+        (125, 1),                                   // IPC_EVENT_SUPPORTED
         (119, 1),                                   // MEMPOOL_SUPPORTED_HANDLE_TYPES
         (122, 1),                                   // CAN_USE_64_BIT_STREAM_MEM_OPS
         (123, 1),                                   // CAN_USE_STREAM_WAIT_VALUE_NOR

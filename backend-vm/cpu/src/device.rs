@@ -19,7 +19,7 @@ use wormhole_ptx::LoadError;
 use crate::aperture::{ApertureError, to_usize};
 use crate::arrays::Arrays;
 use crate::description::describe;
-use crate::event::Events;
+use crate::event::{Events, Last};
 use crate::family::Family;
 use crate::graph::Executables;
 use crate::green_contexts::Greens;
@@ -30,7 +30,7 @@ use crate::memory::{Memory, Owner, Use, pointer};
 use crate::module::Modules;
 use crate::output::Output;
 use crate::pools::Pools;
-use crate::scheduler::{Point, Scheduler};
+use crate::scheduler::{Point, Scheduler, Work};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -491,13 +491,25 @@ impl Device for CpuDevice {
         if flags & !EXTERNAL != 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        let point = match context.events.point(event) {
+        let last = match context.events.last(event) {
             Err(CuError::INVALID_HANDLE) => return self.wait_for_sibling(&context, stream, event),
-            point => point?,
+            last => last?,
+        };
+        let (point, work): (_, Work) = match last {
+            Last::Never => (None, Box::new(|| Ok(()))),
+            Last::Point(point) => (Some(point), Box::new(|| Ok(()))),
+            Last::Shared(event, record) => {
+                let cancel = context.scheduler.cancel();
+                let wait = move || {
+                    event.wait(record, || cancel.load(Ordering::Acquire));
+                    Ok(())
+                };
+                (None, Box::new(wait))
+            }
         };
         context
             .scheduler
-            .submit_after(stream, point, Box::new(|| Ok(())))
+            .submit_after(stream, point, work)
             .map(drop)
     }
 
@@ -536,14 +548,24 @@ impl Device for CpuDevice {
 
     fn query_event(&self, event: RawEvent) -> Result<bool> {
         let context = self.context()?;
-        let point = context.events.point(event)?;
-        context.scheduler.reached(point.as_slice())
+        match context.events.last(event)? {
+            Last::Never => Ok(true),
+            Last::Point(point) => context.scheduler.reached(&[point]),
+            Last::Shared(event, record) => Ok(event.is_complete(record)),
+        }
     }
 
     fn synchronize_event(&self, event: RawEvent) -> Result<()> {
         let context = self.context()?;
-        let point = context.events.point(event)?;
-        self.synchronized(&context, point.as_slice())
+        match context.events.last(event)? {
+            Last::Never => self.synchronized(&context, &[]),
+            Last::Point(point) => self.synchronized(&context, &[point]),
+            Last::Shared(event, record) => {
+                event.wait(record, || context.scheduler.fault().is_some());
+                context.scheduler.alive()?;
+                self.synchronized(&context, &[])
+            }
+        }
     }
 
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {

@@ -8,6 +8,7 @@ use std::time::Instant;
 use wormhole_device::{CuError, RawEvent, RawStream, Result};
 
 use crate::scheduler::{Point, Scheduler};
+use crate::sharing::SharedEvent;
 
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
@@ -17,6 +18,17 @@ const KNOWN_FLAGS: u32 = 1 | DISABLE_TIMING | INTERPROCESS;
 struct Event {
     timing: bool,
     last: Option<Record>,
+    /// What other processes know of it. It is then all that there is.
+    shared: Option<Arc<SharedEvent>>,
+}
+
+/// What an event stands for now.
+#[derive(Debug)]
+pub enum Last {
+    Never,
+    Point(Point),
+    /// The record with this number.
+    Shared(Arc<SharedEvent>, u64),
 }
 
 #[derive(Clone, Debug)]
@@ -47,17 +59,38 @@ impl Events {
         if flags & !KNOWN_FLAGS != 0 || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
             return Err(CuError::INVALID_VALUE);
         }
+        if flags & INTERPROCESS != 0 {
+            return Ok(self.add(SharedEvent::new()?));
+        }
+        Ok(self.insert(Event {
+            timing: flags & DISABLE_TIMING == 0,
+            last: None,
+            shared: None,
+        }))
+    }
+
+    /// An event that other processes may use.
+    pub fn add(&self, shared: SharedEvent) -> RawEvent {
+        self.insert(Event {
+            timing: false,
+            last: None,
+            shared: Some(Arc::new(shared)),
+        })
+    }
+
+    fn insert(&self, event: Event) -> RawEvent {
         // No two events of a process are called the same, whatever device they are of.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        self.lock().events.insert(
-            id,
-            Event {
-                timing: flags & DISABLE_TIMING == 0,
-                last: None,
-            },
-        );
-        Ok(RawEvent(id))
+        self.lock().events.insert(id, event);
+        RawEvent(id)
+    }
+
+    /// What other processes know of an event that they may use.
+    pub fn shared(&self, event: RawEvent) -> Result<Arc<SharedEvent>> {
+        let slab = self.lock();
+        let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
+        entry.shared.clone().ok_or(CuError::INVALID_HANDLE)
     }
 
     /// `cuEventDestroy`: what waits for the event still does.
@@ -77,6 +110,17 @@ impl Events {
             .events
             .get_mut(&event.0)
             .ok_or(CuError::INVALID_HANDLE)?;
+        if let Some(shared) = &entry.shared {
+            let record = shared.record();
+            let done = Arc::clone(shared);
+            let work = move || {
+                done.complete(record);
+                Ok(())
+            };
+            let queued = scheduler.submit(stream, Box::new(work));
+            // Nobody is to wait for what never comes.
+            return queued.map(drop).inspect_err(|_| shared.complete(record));
+        }
         let time = Arc::new(OnceLock::new());
         let stamp = Arc::clone(&time);
         let point = scheduler.submit(
@@ -101,11 +145,25 @@ impl Events {
         Ok(())
     }
 
-    /// The point of the last record; none if it was never recorded.
-    pub fn point(&self, event: RawEvent) -> Result<Option<Point>> {
+    /// What waiting for the event means now.
+    pub fn last(&self, event: RawEvent) -> Result<Last> {
         let slab = self.lock();
         let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
-        Ok(entry.last.as_ref().map(|record| record.point))
+        Ok(match (&entry.shared, &entry.last) {
+            (Some(shared), _) => Last::Shared(Arc::clone(shared), shared.last()),
+            (None, Some(record)) => Last::Point(record.point),
+            (None, None) => Last::Never,
+        })
+    }
+
+    /// The point of the last record; none if it was never recorded. Those of other processes have none, and no
+    /// graph waits for them.
+    pub fn point(&self, event: RawEvent) -> Result<Option<Point>> {
+        match self.last(event)? {
+            Last::Never => Ok(None),
+            Last::Point(point) => Ok(Some(point)),
+            Last::Shared(..) => Err(CuError::NOT_SUPPORTED),
+        }
     }
 
     /// `cuEventElapsedTime`.

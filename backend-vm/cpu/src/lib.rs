@@ -16,6 +16,7 @@ mod description;
 mod device;
 mod event;
 mod family;
+mod file;
 mod graph;
 mod green_contexts;
 mod holes;
@@ -31,6 +32,7 @@ mod peers;
 mod pools;
 mod references;
 mod scheduler;
+mod sharing;
 mod stream_memory;
 mod virtual_memory;
 

@@ -5,6 +5,7 @@
 //! races with its own program's `cuMemFree` reads zeros at worst.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,6 +14,7 @@ use wormhole_device::{CuError, Result};
 
 use crate::aperture::{Aperture, ApertureError, to_usize};
 use crate::family::{Accesses, Family};
+use crate::file;
 use crate::holes::Holes;
 use crate::virtual_memory::VirtualBooks;
 
@@ -20,6 +22,8 @@ use crate::virtual_memory::VirtualBooks;
 pub const ALIGNMENT: u64 = 512;
 /// Allocations of at least this size begin at multiples of it.
 const LARGE: u64 = 2 << 20;
+/// What can be shown to other processes begins at and ends at multiples of this.
+const PAGE: u64 = 4096;
 /// Address space for each byte that may be allocated, so that holes do not exhaust it early: programs reserve
 /// addresses for all the memory there is more than once.
 const SPREAD: u64 = 16;
@@ -53,6 +57,15 @@ struct Block {
     accesses: Accesses,
 }
 
+/// Memory of another device that is shown here.
+#[derive(Clone, Copy, Debug)]
+struct View {
+    bytes: u64,
+    owner: Owner,
+    /// The whole pages that it lies in: start and bytes.
+    pages: (u64, u64),
+}
+
 /// What is done with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
@@ -71,6 +84,7 @@ pub struct Range {
 #[derive(Debug)]
 pub(crate) struct Books {
     live: BTreeMap<u64, Block>,
+    views: BTreeMap<u64, View>,
     pub holes: Holes,
     pub used: u64,
     /// Registered host ranges, address to size.
@@ -91,17 +105,21 @@ impl Books {
         (end <= start + block.bytes).then_some((range, block))
     }
 
-    /// The registration or the mapped range that holds it, which all devices of a process share.
+    /// The registration, the mapped range or what is shown of another process that holds it: all devices of a
+    /// process share them.
     fn shared(&self, address: u64, bytes: u64, device: usize) -> Option<Range> {
         let end = address.checked_add(bytes)?;
         let registered = self.registered.range(..=address).next_back();
+        let viewed = self.views.range(..=address).next_back();
         registered
+            .map(|(start, bytes)| (*start, *bytes))
+            .into_iter()
+            .chain(viewed.map(|(start, view)| (*start, view.bytes)))
             .map(|(start, bytes)| Range {
-                start: *start,
-                bytes: *bytes,
+                start,
+                bytes,
                 writable: true,
             })
-            .into_iter()
             .chain(self.virtual_memory.find(address, device))
             .find(|range| end <= range.start + range.bytes)
     }
@@ -136,6 +154,7 @@ impl Memory {
         holes.put(aperture.start(), bytes);
         let books = RwLock::new(Books {
             live: BTreeMap::new(),
+            views: BTreeMap::new(),
             holes,
             used: 0,
             registered: BTreeMap::new(),
@@ -153,7 +172,7 @@ impl Memory {
         &self.family
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Books> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Books> {
         self.books.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,7 +269,97 @@ impl Memory {
         for address in gone {
             self.release(&mut books, address);
         }
+        let shown = books.views.iter();
+        let hidden: Vec<u64> = shown
+            .filter(|(_, view)| view.owner != Owner::Pool)
+            .map(|(address, _)| *address)
+            .collect();
+        for address in hidden {
+            self.hide(&mut books, address);
+        }
         books.registered.clear();
+    }
+
+    /// Where in the device's file an allocation of an owner is, and its bytes.
+    pub fn home(&self, address: u64, owner: Owner) -> Result<(OwnedFd, u64, u64)> {
+        let books = self.read();
+        let block = books.live.get(&address);
+        let block = block
+            .filter(|block| block.owner == owner)
+            .ok_or(CuError::INVALID_VALUE)?;
+        let (_, offset) = self.aperture.place(address);
+        Ok((self.file()?, offset, block.bytes))
+    }
+
+    /// The device's file.
+    pub fn file(&self) -> Result<OwnedFd> {
+        let (file, _) = self.aperture.place(self.aperture.start());
+        file.try_clone_to_owned()
+            .map_err(|_| CuError::OUT_OF_MEMORY)
+    }
+
+    /// Shows a part of another device's file.
+    pub fn open(&self, file: &OwnedFd, offset: u64, bytes: u64, owner: Owner) -> Result<u64> {
+        let end = offset.checked_add(bytes).filter(|_| bytes > 0);
+        let end = end.and_then(|end| end.checked_next_multiple_of(PAGE));
+        let (Some(end), Some(size)) = (end, file::fixed_size(file)) else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        if end > size || !offset.is_multiple_of(ALIGNMENT) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let first = offset / PAGE * PAGE;
+        let alignment = if offset.is_multiple_of(LARGE) {
+            LARGE
+        } else {
+            PAGE
+        };
+        let mut books = self.write();
+        let start = books.holes.take(end - first, alignment);
+        let start = start.ok_or(CuError::OUT_OF_MEMORY)?;
+        if let Err(error) = self.aperture.show(start, end - first, file, first) {
+            tracing::warn!(%error, "memory of another device cannot be shown");
+            books.holes.put(start, end - first);
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let address = start + (offset - first);
+        let view = View {
+            bytes,
+            owner,
+            pages: (start, end - first),
+        };
+        books.views.insert(address, view);
+        Ok(address)
+    }
+
+    /// `Ok` if another device's memory is shown from `address` on, for that owner.
+    pub fn opened(&self, address: u64, owner: Owner) -> Result<()> {
+        match self.read().views.get(&address) {
+            Some(view) if view.owner == owner => Ok(()),
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+
+    /// Ends what [`Memory::open`] began.
+    pub fn close(&self, address: u64, owner: Owner) -> Result<()> {
+        let mut books = self.write();
+        match books.views.get(&address) {
+            Some(view) if view.owner == owner => self.hide(&mut books, address),
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    fn hide(&self, books: &mut Books, address: u64) {
+        let Some(view) = books.views.remove(&address) else {
+            return;
+        };
+        let (start, bytes) = view.pages;
+        match self.aperture.hide(start, bytes) {
+            Ok(()) => books.holes.put(start, bytes),
+            // Its addresses are not used again.
+            Err(error) => tracing::error!(%error, "memory of another device is shown for good"),
+        }
     }
 
     /// Makes a host range reachable.

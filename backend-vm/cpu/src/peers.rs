@@ -9,6 +9,7 @@ use wormhole_device::{
 use crate::CpuDevice;
 use crate::boxes;
 use crate::device::{Context, Sibling};
+use crate::event::Last;
 use crate::scheduler::Work;
 
 /// `CUdevice_P2PAttribute`: ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED; those that are 0 are PERFORMANCE_RANK,
@@ -29,14 +30,21 @@ impl CpuDevice {
             .iter()
             .filter_map(Sibling::context)
             .find_map(|other| {
-                let point = other.events.point(event).ok()?;
-                Some((other, point))
+                let last = other.events.last(event).ok()?;
+                Some((other, last))
             });
-        let (other, point) = found.ok_or(CuError::INVALID_HANDLE)?;
+        let (other, last) = found.ok_or(CuError::INVALID_HANDLE)?;
         let cancel = context.scheduler.cancel();
         let work = move || {
             let stopped = || cancel.load(Ordering::Acquire);
-            other.scheduler.wait_for_other(point.as_slice(), stopped)
+            match last {
+                Last::Never => Ok(()),
+                Last::Point(point) => other.scheduler.wait_for_other(&[point], stopped),
+                Last::Shared(event, record) => {
+                    event.wait(record, stopped);
+                    Ok(())
+                }
+            }
         };
         context.scheduler.submit(stream, Box::new(work)).map(drop)
     }

@@ -6,6 +6,7 @@
 //! chunks that it does not use, down to its release threshold.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wormhole_device::{
@@ -32,8 +33,19 @@ struct Freed {
     point: Point,
 }
 
+/// What becomes of a pool beyond this process.
+#[derive(Debug)]
+enum Scope {
+    Private,
+    /// Other processes may use it.
+    Shared,
+    /// Another process's, with the file that its memory is in. Nothing can be taken from it.
+    Foreign(OwnedFd),
+}
+
 #[derive(Debug)]
 struct Pool {
+    scope: Scope,
     /// Taken from the device: start and bytes.
     chunks: BTreeMap<u64, u64>,
     holes: Holes,
@@ -55,7 +67,7 @@ struct Pool {
 }
 
 impl Pool {
-    fn new(most: u64) -> Self {
+    fn new(most: u64, scope: Scope) -> Self {
         let reuse = [
             pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES,
             pool_attribute::REUSE_ALLOW_OPPORTUNISTIC,
@@ -63,6 +75,7 @@ impl Pool {
         ];
         Self {
             accesses: Accesses::default(),
+            scope,
             chunks: BTreeMap::new(),
             holes: Holes::default(),
             freed: Vec::new(),
@@ -76,6 +89,10 @@ impl Pool {
             reuse: reuse.map(|attribute| (attribute, 1)).into(),
             destroyed: false,
         }
+    }
+
+    fn is_foreign(&self) -> bool {
+        matches!(self.scope, Scope::Foreign(_))
     }
 
     fn allows(&self, attribute: u32) -> bool {
@@ -188,6 +205,15 @@ impl State {
         }
     }
 
+    /// Whether an allocation is another process's.
+    fn is_foreign(&self, address: u64) -> bool {
+        let pool = self
+            .owners
+            .get(&address)
+            .and_then(|number| self.pools.get(number));
+        pool.is_some_and(Pool::is_foreign)
+    }
+
     /// Forgets a pool that is destroyed and empty.
     fn sweep(&mut self, number: u64, memory: &Memory) {
         if let Some(pool) = self.pools.get_mut(&number)
@@ -201,6 +227,21 @@ impl State {
     }
 }
 
+/// What is shown of another process's pool, until this is dropped.
+#[derive(Debug)]
+struct ForeignView {
+    memory: Arc<Memory>,
+    address: u64,
+}
+
+impl Drop for ForeignView {
+    fn drop(&mut self) {
+        if let Err(error) = self.memory.close(self.address, Owner::Pool) {
+            tracing::error!(%error, "a pool's memory was not shown where it was freed");
+        }
+    }
+}
+
 /// The pools of one device.
 #[derive(Debug)]
 pub struct Pools {
@@ -210,7 +251,7 @@ pub struct Pools {
 
 impl Pools {
     pub fn new(memory: Arc<Memory>) -> Self {
-        let default = Pool::new(memory.limit());
+        let default = Pool::new(memory.limit(), Scope::Private);
         Self {
             memory,
             state: Mutex::new(State {
@@ -234,11 +275,57 @@ impl Pools {
             0 => self.memory.limit(),
             most => most.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX),
         };
+        let scope = match properties.handle_types {
+            0 => Scope::Private,
+            _ => Scope::Shared,
+        };
+        self.add(Pool::new(most, scope))
+    }
+
+    fn add(&self, pool: Pool) -> RawPool {
         let mut state = self.state();
         let number = state.next;
         state.next += 1;
-        state.pools.insert(number, Pool::new(most));
+        state.pools.insert(number, pool);
         RawPool(number)
+    }
+
+    /// `Ok` if other processes may use a pool.
+    pub fn shared(&self, pool: RawPool) -> Result<()> {
+        match self.state().pool(pool)?.scope {
+            Scope::Shared => Ok(()),
+            Scope::Private | Scope::Foreign(_) => Err(CuError::INVALID_VALUE),
+        }
+    }
+
+    /// Where in the device's file an allocation of a pool is that other processes may use, and its bytes.
+    pub fn home(&self, address: u64) -> Result<(u64, u64)> {
+        let state = self.state();
+        let owner = state.owners.get(&address);
+        let pool = owner.and_then(|number| state.pools.get(number));
+        let pool = pool.filter(|pool| matches!(pool.scope, Scope::Shared));
+        let bytes = pool.and_then(|pool| pool.live.get(&address));
+        let bytes = *bytes.ok_or(CuError::INVALID_VALUE)?;
+        Ok((self.memory.aperture().place(address).1, bytes))
+    }
+
+    /// Another process's pool.
+    pub fn open(&self, file: OwnedFd) -> RawPool {
+        self.add(Pool::new(0, Scope::Foreign(file)))
+    }
+
+    /// An allocation of another process's pool.
+    pub fn open_pointer(&self, raw: RawPool, offset: u64, bytes: u64) -> Result<u64> {
+        let mut state = self.state();
+        let pool = state.pool(raw)?;
+        let Scope::Foreign(file) = &pool.scope else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        let address = self.memory.open(file, offset, bytes, Owner::Pool)?;
+        pool.live.insert(address, bytes);
+        pool.used += bytes;
+        state.owners.insert(address, raw.0);
+        Ok(address)
     }
 
     pub fn destroy(&self, pool: RawPool) -> Result<()> {
@@ -289,7 +376,7 @@ impl Pools {
         scheduler.frontier(stream)?;
         let mut state = self.state();
         let pool = state.pool(raw)?;
-        if bytes == 0 {
+        if bytes == 0 || pool.is_foreign() {
             return Err(CuError::INVALID_VALUE);
         }
         let bytes = bytes
@@ -368,6 +455,19 @@ impl Pools {
         if !state.owners.contains_key(&address) {
             return Err(CuError::INVALID_VALUE);
         }
+        if state.is_foreign(address) {
+            // It goes when its turn comes, or with the stream.
+            let view = ForeignView {
+                memory: Arc::clone(&self.memory),
+                address,
+            };
+            let hide = move || {
+                drop(view);
+                Ok(())
+            };
+            scheduler.submit(stream, Box::new(hide))?;
+            return Self::remove(&mut state, address).map(drop);
+        }
         let point = scheduler.submit(stream, Box::new(|| Ok(())))?;
         let (_, bytes, pool) = Self::remove(&mut state, address)?;
         pool.freed.push(Freed {
@@ -383,7 +483,11 @@ impl Pools {
     pub fn free_now(&self, address: u64) -> Result<()> {
         let mut state = self.state();
         let (number, bytes, pool) = Self::remove(&mut state, address)?;
-        pool.holes.put(address, bytes);
+        if pool.is_foreign() {
+            self.memory.close(address, Owner::Pool)?;
+        } else {
+            pool.holes.put(address, bytes);
+        }
         state.sweep(number, &self.memory);
         Ok(())
     }

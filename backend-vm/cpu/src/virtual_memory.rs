@@ -1,24 +1,38 @@
 //! Reserved addresses, and memory that is mapped there.
 //!
-//! Mappable memory is shared anonymous memory of this process, with a home that nothing is told of: a mapping
-//! is one more view of it, at addresses of the aperture. What lies at an address without access is not found,
-//! so kernels and copies fault there. Where a mapping has ended, zeros are mapped: a kernel that races with
-//! that reads them at worst.
+//! Mappable memory is a part of a file: a mapping is one more view of it, at addresses of the aperture. What lies
+//! at an address without access is not found, so kernels and copies fault there. Where a mapping has ended, zeros
+//! are mapped: a kernel that races with that reads them at worst.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
 
-use wormhole_device::{Access, CuError, Granularity, RawMemory, Result};
+use wormhole_device::{Access, CuError, Found, Granularity, RawMemory, Result, Shared};
 
-use crate::aperture::Shared;
+use crate::aperture::Aperture;
 use crate::family::Accesses;
-use crate::memory::{Memory, Range, Use};
+use crate::file;
+use crate::memory::{Books, Memory, Range, Use};
 
 /// What sizes and addresses are multiples of: as on the GPUs there are.
 const GRANULARITY: u64 = 2 << 20;
 
+/// Where mappable memory is.
+#[derive(Debug)]
+enum Home {
+    /// In the aperture's own file, at the place of these addresses, which nothing else uses.
+    Own(u64),
+    /// In a file of its own, so that other processes can hold it as long as they like.
+    File(OwnedFd),
+    /// In a file that another process has made: its memory is not this device's.
+    Foreign(OwnedFd),
+}
+
 #[derive(Debug)]
 struct Physical {
-    home: Shared,
+    home: Home,
+    bytes: u64,
     /// The device whose memory it is, by number.
     device: usize,
     mappings: usize,
@@ -111,21 +125,55 @@ impl VirtualBooks {
         }
     }
 
+    fn add(&mut self, home: Home, bytes: u64, device: usize) -> RawMemory {
+        self.next += 1;
+        let physical = Physical {
+            home,
+            bytes,
+            device,
+            mappings: 0,
+            released: false,
+        };
+        self.memories.insert(self.next, physical);
+        RawMemory(self.next)
+    }
+
     fn is_mapped(&self, address: u64, bytes: u64) -> bool {
         let before = self.mappings.range(..address + bytes).next_back();
         before.is_some_and(|(start, mapping)| start + mapping.bytes > address)
     }
+}
 
-    /// Forgets memory that nothing names or maps: its device and its bytes.
-    fn sweep(&mut self, memory: u64) -> Option<(usize, u64)> {
-        match self.memories.get(&memory) {
-            Some(physical) if physical.released && physical.mappings == 0 => {
-                let swept = (physical.device, physical.home.bytes());
-                self.memories.remove(&memory);
-                Some(swept)
+impl Home {
+    fn show(&self, aperture: &Aperture, address: u64, bytes: u64) -> io::Result<()> {
+        match self {
+            Self::Own(home) => {
+                let (file, offset) = aperture.place(*home);
+                aperture.show(address, bytes, &file, offset)
             }
-            _ => None,
+            Self::File(file) | Self::Foreign(file) => aperture.show(address, bytes, file, 0),
         }
+    }
+}
+
+impl Books {
+    /// Forgets mappable memory that nothing names or maps: its device and its bytes.
+    fn sweep(&mut self, memory: u64, aperture: &Aperture) -> Option<(usize, u64)> {
+        let memories = &mut self.virtual_memory.memories;
+        let gone = |physical: &Physical| physical.released && physical.mappings == 0;
+        if !memories.get(&memory).is_some_and(gone) {
+            return None;
+        }
+        let physical = memories.remove(&memory)?;
+        match physical.home {
+            Home::Own(address) => {
+                aperture.forget(address, physical.bytes);
+                self.holes.put(address, physical.bytes);
+            }
+            Home::File(_) => {}
+            Home::Foreign(_) => return None,
+        }
+        Some((physical.device, physical.bytes))
     }
 }
 
@@ -166,27 +214,54 @@ impl Memory {
     }
 
     /// Memory of a device, which may be another than the one that keeps account.
-    pub fn create_memory(&self, owner: &Self, bytes: u64) -> Result<RawMemory> {
+    pub fn create_memory(&self, owner: &Self, bytes: u64, exportable: bool) -> Result<RawMemory> {
         if bytes == 0 || !is_granular(bytes) {
             return Err(CuError::INVALID_VALUE);
         }
         owner.charge(bytes)?;
-        let home = Shared::new(bytes).map_err(|error| {
-            tracing::warn!(%error, bytes, "the system gives no mappable memory");
-            owner.discharge(bytes);
-            CuError::OUT_OF_MEMORY
-        })?;
+        let made = self.make_memory(owner.family().number(), bytes, exportable);
+        made.inspect_err(|_| owner.discharge(bytes))
+    }
+
+    fn make_memory(&self, device: usize, bytes: u64, exportable: bool) -> Result<RawMemory> {
         let mut books = self.write();
-        let books = &mut books.virtual_memory;
-        books.next += 1;
-        let physical = Physical {
-            home,
-            device: owner.family().number(),
-            mappings: 0,
-            released: false,
+        let home = if exportable {
+            Home::File(file::anonymous(bytes).map_err(|error| {
+                tracing::warn!(%error, bytes, "the system gives no mappable memory");
+                CuError::OUT_OF_MEMORY
+            })?)
+        } else {
+            let found = books.holes.take(bytes, GRANULARITY);
+            Home::Own(found.ok_or(CuError::OUT_OF_MEMORY)?)
         };
-        books.memories.insert(books.next, physical);
-        Ok(RawMemory(books.next))
+        Ok(books.virtual_memory.add(home, bytes, device))
+    }
+
+    /// The file of mappable memory that was made to be shared.
+    pub fn share_memory(&self, memory: RawMemory) -> Result<Shared> {
+        let books = self.read();
+        let physical = match books.virtual_memory.memories.get(&memory.0) {
+            Some(physical) if !physical.released => physical,
+            _ => return Err(CuError::INVALID_HANDLE),
+        };
+        let file = match &physical.home {
+            Home::Own(_) => return Err(CuError::INVALID_VALUE),
+            Home::File(file) | Home::Foreign(file) => file.try_clone(),
+        };
+        Ok(Shared {
+            descriptor: Some(file.map_err(|_| CuError::OUT_OF_MEMORY)?),
+            ..Shared::described([0; 8])
+        })
+    }
+
+    /// Memory that is in another process's file.
+    pub fn open_memory(&self, owner: &Self, found: Found) -> Result<(RawMemory, u64)> {
+        let file = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
+        let bytes = file::fixed_size(&file).filter(|bytes| *bytes != 0 && is_granular(*bytes));
+        let bytes = bytes.ok_or(CuError::INVALID_VALUE)?;
+        let (home, device) = (Home::Foreign(file), owner.family().number());
+        let memory = self.write().virtual_memory.add(home, bytes, device);
+        Ok((memory, bytes))
     }
 
     pub fn release_memory(&self, memory: RawMemory) -> Result<()> {
@@ -195,7 +270,7 @@ impl Memory {
             Some(physical) if !physical.released => physical.released = true,
             _ => return Err(CuError::INVALID_HANDLE),
         }
-        let swept = books.virtual_memory.sweep(memory.0);
+        let swept = books.sweep(memory.0, self.aperture());
         drop(books);
         self.swept(swept);
         Ok(())
@@ -225,10 +300,10 @@ impl Memory {
             Some(physical) if !physical.released => physical,
             _ => return Err(CuError::INVALID_HANDLE),
         };
-        if physical.home.bytes() != bytes {
+        if physical.bytes != bytes {
             return Err(CuError::INVALID_VALUE);
         }
-        let shown = self.aperture().show(&physical.home, address);
+        let shown = physical.home.show(self.aperture(), address, bytes);
         shown.map_err(|error| {
             tracing::warn!(%error, bytes, "memory cannot be mapped");
             CuError::OUT_OF_MEMORY
@@ -261,7 +336,7 @@ impl Memory {
             if let Some(physical) = books.virtual_memory.memories.get_mut(&mapping.memory) {
                 physical.mappings -= 1;
             }
-            swept.extend(books.virtual_memory.sweep(mapping.memory));
+            swept.extend(books.sweep(mapping.memory, self.aperture()));
         }
         drop(books);
         self.swept(swept);
@@ -302,9 +377,12 @@ impl wormhole_device::VirtualMemory for crate::CpuDevice {
         self.memory.shared().unreserve(address, bytes)
     }
 
-    fn create_memory(&self, bytes: u64, _handle_types: u32) -> Result<RawMemory> {
+    fn create_memory(&self, bytes: u64, handle_types: u32) -> Result<RawMemory> {
         self.context()?;
-        self.memory.shared().create_memory(&self.memory, bytes)
+        let exportable = handle_types != 0;
+        self.memory
+            .shared()
+            .create_memory(&self.memory, bytes, exportable)
     }
 
     fn release_memory(&self, memory: RawMemory) -> Result<()> {
@@ -349,7 +427,7 @@ mod tests {
     fn one_memory_is_seen_at_two_addresses_and_outlives_its_handle() {
         let memory = memory();
         let base = memory.reserve(8 * UNIT, 0, 0).expect("reserve");
-        let made = memory.create_memory(&memory, UNIT).expect("create");
+        let made = memory.create_memory(&memory, UNIT, false).expect("create");
         assert_eq!(memory.info().0, (64 << 20) - UNIT);
         memory.map(base, UNIT, made).expect("map");
         memory.map(base + 4 * UNIT, UNIT, made).expect("map again");
@@ -380,7 +458,7 @@ mod tests {
         let memory = memory();
         let base = memory.reserve(4 * UNIT, 0, 0).expect("reserve");
         for index in 0..3 {
-            let made = memory.create_memory(&memory, UNIT).expect("create");
+            let made = memory.create_memory(&memory, UNIT, false).expect("create");
             memory.map(base + index * UNIT, UNIT, made).expect("map");
         }
         let read = |address, bytes| memory.check(address, bytes, Use::Read);
@@ -410,7 +488,9 @@ mod tests {
         let memory = memory();
         let base = memory.reserve(2 * UNIT, 1 << 30, 0).expect("reserve");
         assert!(base.is_multiple_of(1 << 30));
-        let two = memory.create_memory(&memory, 2 * UNIT).expect("create");
+        let two = memory
+            .create_memory(&memory, 2 * UNIT, false)
+            .expect("create");
         assert!(
             memory.map(base + UNIT, 2 * UNIT, two).is_err(),
             "past the end"
@@ -421,9 +501,9 @@ mod tests {
         assert!(memory.map(base, 2 * UNIT, two).is_err(), "mapped already");
         assert!(memory.reserve(UNIT + 1, 0, 0).is_err());
         assert!(memory.reserve(UNIT, 3, 0).is_err());
-        assert!(memory.create_memory(&memory, 1).is_err());
+        assert!(memory.create_memory(&memory, 1, false).is_err());
         assert_eq!(
-            memory.create_memory(&memory, 64 << 20),
+            memory.create_memory(&memory, 64 << 20, false),
             Err(CuError::OUT_OF_MEMORY)
         );
     }

@@ -9,9 +9,10 @@ use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUcontext, CUevent, CUfunction,
-    CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo_v1, CUgraphNode, CUkernel,
-    CUlaunchConfig, CUlibrary, CUlinkState, CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps,
-    CUmemoryPool, CUmodule, CUstream, CUuuid,
+    CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo_v1, CUgraphNode,
+    CUipcEventHandle, CUipcMemHandle, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState,
+    CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool,
+    CUmodule, CUstream, CUuuid,
 };
 use libloading::Library;
 use wormhole_api::ctypes::{
@@ -143,6 +144,18 @@ entry_points! {
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void);
     fn cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: CUmemoryPool, stream: CUstream);
     fn cuMemFreeAsync(address: u64, stream: CUstream);
+    fn cuMemPoolExportToShareableHandle(handle: *mut c_void, pool: CUmemoryPool, kind: u32, flags: u64);
+    fn cuMemPoolImportFromShareableHandle(pool: *mut CUmemoryPool, handle: *mut c_void, kind: u32, flags: u64);
+    fn cuMemPoolExportPointer(data: *mut CUmemPoolPtrExportData, address: u64);
+    fn cuMemPoolImportPointer(address: *mut u64, pool: CUmemoryPool, data: *mut CUmemPoolPtrExportData);
+    fn cuMemExportToShareableHandle(handle: *mut c_void, memory: u64, kind: u32, flags: u64);
+    fn cuMemImportFromShareableHandle(memory: *mut u64, handle: *mut c_void, kind: u32);
+    fn cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64);
+    fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: u64);
+    fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: CUipcMemHandle, flags: u32);
+    fn cuIpcCloseMemHandle(address: u64);
+    fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent);
+    fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle);
     fn cuMemGetAllocationGranularity(bytes: *mut usize, properties: *const CUmemAllocationProp, option: u32);
     fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, hint: u64, flags: u64);
     fn cuMemAddressFree(address: u64, bytes: usize);

@@ -26,6 +26,7 @@ mod open;
 mod peers;
 mod pools;
 mod references;
+mod sharing;
 mod stream_memory;
 mod virtual_memory;
 mod wrapper;

@@ -9,6 +9,10 @@ use wormhole_device::{CuError, Description, Result};
 use crate::driver::{Driver, DriverError};
 
 const PAGEABLE_MEMORY_ACCESS: i32 = 88;
+/// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`, and the one of them that is passed on:
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const MEMPOOL_SUPPORTED_HANDLE_TYPES: i32 = 119;
+const FILE_DESCRIPTOR: i32 = 1;
 /// Beyond the attributes that any known driver has.
 const ATTRIBUTES_END: i32 = 256;
 const STREAM_NON_BLOCKING: u32 = 1;
@@ -115,6 +119,11 @@ fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
             let mut value = 0;
             // SAFETY: the pointer is good for one i32; an unknown attribute is an error.
             let known = unsafe { driver.cuDeviceGetAttribute(&raw mut value, id, device) };
+            // Pools are shared by descriptors alone.
+            let value = match id {
+                MEMPOOL_SUPPORTED_HANDLE_TYPES => value & FILE_DESCRIPTOR,
+                _ => value,
+            };
             known.ok().map(|()| (id, value))
         })
         .collect()

@@ -30,6 +30,7 @@ mod peers;
 mod pools;
 mod references;
 mod set;
+mod sharing;
 mod virtual_memory;
 
 pub use green_contexts::{GreenContexts, Multiprocessors, RawGreen, Split};
@@ -37,6 +38,7 @@ pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
 pub use references::{ReferenceKind, References};
 pub use set::DeviceSet;
+pub use sharing::{EventWords, Found, PARTIES, Shared, Sharing, WORDS_FILE};
 pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
 
 mod stream_memory;
@@ -292,6 +294,7 @@ pub trait Device:
     + Peers
     + Pools
     + References
+    + Sharing
     + StreamMemory
     + VirtualMemory
     + Send

@@ -1,5 +1,7 @@
 //! [`DeviceSet`].
 
+mod sharing;
+
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

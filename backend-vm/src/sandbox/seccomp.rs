@@ -46,6 +46,7 @@ const COMMON: &[i64] = &[
     libc::SYS_pipe2,
     libc::SYS_eventfd2,
     libc::SYS_ftruncate,
+    libc::SYS_fallocate,
     libc::SYS_poll,
     libc::SYS_ppoll,
     libc::SYS_epoll_create1,
@@ -142,7 +143,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_fsync,
     libc::SYS_fdatasync,
     libc::SYS_flock,
-    libc::SYS_fallocate,
     libc::SYS_statfs,
     libc::SYS_fstatfs,
     libc::SYS_sched_setscheduler,
@@ -177,18 +177,23 @@ pub(super) fn filters(profile: Profile) -> Result<Vec<BpfProgram>, seccompiler::
     for &call in COMMON {
         rules.insert(call, Vec::new());
     }
+    if profile == Profile::Cpu {
+        // The files that its memory is in.
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        rules.insert(libc::SYS_memfd_create, vec![argument(1, flags.into())?]);
+    }
     if profile == Profile::Cuda {
         for &call in DRIVER {
             rules.insert(call, Vec::new());
         }
         rules.insert(
             libc::SYS_socket,
-            vec![first_argument(libc::AF_UNIX.unsigned_abs().into())?],
+            vec![argument(0, libc::AF_UNIX.unsigned_abs().into())?],
         );
     }
     let mut prctl = Vec::new();
     for &operation in PRCTL {
-        prctl.push(first_argument(operation)?);
+        prctl.push(argument(0, operation)?);
     }
     rules.insert(libc::SYS_prctl, prctl);
     rules.insert(
@@ -216,9 +221,9 @@ pub(super) fn filters(profile: Profile) -> Result<Vec<BpfProgram>, seccompiler::
     Ok(vec![missing.try_into()?, allowed.try_into()?])
 }
 
-/// Allows a call whose first argument is `value`.
-fn first_argument(value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
-    let equal = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
+/// Allows a call with `value` for an argument.
+fn argument(index: u8, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    let equal = SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
     SeccompRule::new(vec![equal])
 }
 

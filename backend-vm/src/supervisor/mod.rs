@@ -24,6 +24,7 @@ mod sampler;
 mod scrubber;
 mod session_file;
 mod sessions;
+mod sharing;
 mod signals;
 mod starter;
 mod starts;
@@ -49,6 +50,7 @@ pub use self::sampler::Sample;
 use self::sampler::Sampler;
 use self::scrubber::Scrubber;
 use self::sessions::Session;
+use self::sharing::Shares;
 use self::signals::Signals;
 use self::starts::Starts;
 use self::tenants::Tenant;
@@ -150,6 +152,7 @@ struct Supervisor {
     guests: BTreeMap<Id, Guest>,
     sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
+    shares: Shares,
     /// Workers that are to come.
     starts: Starts,
     start_limit: Duration,
@@ -272,6 +275,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         guests: BTreeMap::new(),
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),
+        shares: Shares::default(),
         starts,
         start_limit: options.start_limit,
         hello_limit: options.hello_limit,

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet};
-use wormhole_ring::control::{ArenaRun, Message, facts};
+use wormhole_ring::control::{ArenaRun, Fetch, Message, Share, facts};
 
 use super::observers;
 use super::peer::{self, Peer};
@@ -81,6 +81,9 @@ enum Report {
     Added(ArenaRun),
     Removed(ArenaRun),
     RefusedArena(ArenaRun),
+    Share(Share, Option<OwnedFd>),
+    Fetch(Fetch),
+    Unshare(Fetch),
     Wrong(&'static str),
 }
 
@@ -244,7 +247,7 @@ impl Supervisor {
         log: &Log,
     ) -> Result<(Peer, [u32; 3]), event_manager::Error> {
         let stream = self.token(Source::WorkerStream(id));
-        let peer = Peer::register(ops, socket, stream, false).inspect_err(|_| {
+        let peer = Peer::register(ops, socket, stream, true).inspect_err(|_| {
             self.sources.remove(&stream);
         })?;
         let end = match self.add_source(ops, &child.pidfd(), Source::WorkerEnd(id)) {
@@ -401,6 +404,16 @@ impl Supervisor {
                 Some(Message::ArenaAdded(run)) => Report::Added(run),
                 Some(Message::ArenaRemoved(run)) => Report::Removed(run),
                 Some(Message::ArenaRefused(run)) => Report::RefusedArena(run),
+                Some(Message::Share(share)) if share.descriptor == 0 => Report::Share(share, None),
+                Some(Message::Share(share)) => {
+                    let descriptor = worker.peer.incoming.descriptor();
+                    if descriptor.is_none() {
+                        return Err(Some("it shares a descriptor that did not come".to_owned()));
+                    }
+                    Report::Share(share, descriptor)
+                }
+                Some(Message::Fetch(fetch)) => Report::Fetch(fetch),
+                Some(Message::Unshare(fetch)) => Report::Unshare(fetch),
                 Some(other) => Report::Wrong(other.name()),
             };
             self.worker_report(ops, id, report).map_err(Some)?;
@@ -454,6 +467,18 @@ impl Supervisor {
             (Report::Added(run), Some(session)) => self.arena_added(ops, session, &run),
             (Report::Removed(run), Some(session)) => self.arena_removed(ops, session, &run),
             (Report::RefusedArena(run), Some(session)) => self.arena_refused(ops, session, &run),
+            (Report::Share(share, descriptor), Some(session)) => {
+                self.share(ops, session, &share, descriptor);
+                Ok(())
+            }
+            (Report::Fetch(fetch), Some(session)) => {
+                self.fetch(ops, session, &fetch);
+                Ok(())
+            }
+            (Report::Unshare(fetch), Some(session)) => {
+                self.unshare(session, fetch.token);
+                Ok(())
+            }
             (Report::Wrong(name), _) => Err(format!("it sent {name}, which workers do not send")),
             _ => Err("it sent a message out of turn".to_owned()),
         }

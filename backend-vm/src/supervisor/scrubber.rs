@@ -93,6 +93,16 @@ impl Scrubber {
         });
     }
 
+    /// Lets go of a file, which may be the last hold on its memory.
+    pub fn forget(&mut self, tenant: Id, file: OwnedFd) {
+        self.order(Order {
+            tenant,
+            file,
+            left: VecDeque::new(),
+            session: None,
+        });
+    }
+
     fn order(&mut self, order: Order) {
         let tenant = order.tenant;
         match self.orders.send(order) {

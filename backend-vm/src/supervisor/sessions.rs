@@ -410,6 +410,11 @@ impl Supervisor {
             return;
         };
         session.worker = None;
+        let tenant = session.tenant;
+        self.end_shares(key, tenant);
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
         let lost = (WORKER_LOST_RESULT, EndCause::WorkerLost);
         if matches!(session.phase, Phase::Preparing | Phase::Showing) {
             self.session_unserved(ops, key, why);

@@ -385,7 +385,7 @@ impl Supervisor {
             .values()
             .filter(|session| session.tenant == id);
         let held = TENANT + STREAM * guests.count() + SESSION * sessions.count();
-        let held = held + self.scrubber.held_for(id);
+        let held = held + self.scrubber.held_for(id) + self.shares.held_for(id);
         self.descriptors.allow(self.held_by_tenants(), held, more)
     }
 
@@ -395,6 +395,7 @@ impl Supervisor {
             + STREAM * self.guests.len()
             + SESSION * self.sessions.len()
             + self.scrubber.held()
+            + self.shares.held()
     }
 }
 

@@ -13,6 +13,7 @@ use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::EndCause;
 use wormhole_ring::wait::{Backoff, Policy, Step};
 
+use super::exchange::Exchange;
 use super::session::{Answer, Call, Event, Session};
 use super::wake::Inbox;
 use crate::counters::Counter;
@@ -84,6 +85,13 @@ impl Executor {
     pub fn lingering(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self.session.let_jobs_linger(linger / JOB_FRACTION);
+        self
+    }
+
+    /// Lets the session share things of its device with the tenant's others.
+    #[must_use]
+    pub fn sharing_by(mut self, exchange: Exchange) -> Self {
+        self.session.share_by(exchange);
         self
     }
 

@@ -13,6 +13,7 @@
 
 mod critical;
 mod description;
+pub mod exchange;
 pub mod executor;
 pub mod jobs;
 mod objects;
@@ -27,12 +28,12 @@ pub use self::window::reserve_band;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wormhole_api::PROTOCOL_HASH;
-use wormhole_device::{CuError, Device, DeviceSet};
-use wormhole_ring::control::{ArenaRun, Grant, Message, Refusal};
+use wormhole_device::{CuError, Device, DeviceSet, Found};
+use wormhole_ring::control::{ArenaRun, Fetched, Grant, Message, Refusal, Shared};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
 use wormhole_ring::ring::Consumer;
@@ -40,6 +41,7 @@ use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::{EndCause, Status};
 
 use self::critical::Critical;
+use self::exchange::{Exchange, Reply};
 use self::executor::Executor;
 use self::registrar::{Registrar, Registrations, Task};
 use self::session::{Event, Session};
@@ -101,7 +103,15 @@ struct Reports {
 
 impl Reports {
     fn send(&mut self, message: &Message<'_>) -> Result<(), ChannelError> {
-        self.outgoing.send(&self.socket, message, Vec::new())?;
+        self.send_with(message, Vec::new())
+    }
+
+    fn send_with(
+        &mut self,
+        message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        self.outgoing.send(&self.socket, message, descriptors)?;
         while self.outgoing.is_waiting() {
             channel::wait_writable(&self.socket).map_err(ChannelError::Socket)?;
             self.outgoing.flush(&self.socket)?;
@@ -119,6 +129,8 @@ impl Supervisor {
                     Message::Assign(grant) => Order::Assign(grant),
                     Message::ArenaAdd(run) => Order::Add(run),
                     Message::ArenaRemove(run) => Order::Remove(run),
+                    Message::Shared(shared) => Order::Shared(shared),
+                    Message::Fetched(fetched) => Order::Fetched(fetched),
                     Message::Doorbell => Order::Doorbell,
                     other => Order::Unknown(other.name()),
                 });
@@ -135,6 +147,8 @@ enum Order {
     Assign(Grant),
     Add(ArenaRun),
     Remove(ArenaRun),
+    Shared(Shared),
+    Fetched(Fetched),
     Doorbell,
     Unknown(&'static str),
 }
@@ -203,19 +217,31 @@ pub fn run_on(
     };
     let counters = Counters::map(&page).map_err(WorkerError::Counters)?;
     let window = Window::new(file, &grant)?;
-    let served = serve(&device, linger, &window, &grant, counters)?;
-    reports.send(&Message::Assigned)?;
+    let reports = Arc::new(Mutex::new(reports));
+    let exchange = {
+        let reports = Arc::clone(&reports);
+        Exchange::new(move |message, descriptors| {
+            lock(&reports).send_with(message, descriptors).is_ok()
+        })
+    };
+    let served = serve(&device, linger, &window, &grant, counters, exchange)?;
+    lock(&reports).send(&Message::Assigned)?;
     let arena = Arena {
         window,
         notifier: served.notifier.clone(),
         status: served.status.clone(),
-        reports: Mutex::new(reports),
+        reports,
     };
     listen(&mut supervisor, &Arc::new(arena), &served)
 }
 
+fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
+    reports.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A session that is being served by other threads.
 struct Served {
+    exchange: Exchange,
     notifier: Notifier<Event>,
     registrar: Registrar,
     status: Status,
@@ -236,6 +262,7 @@ fn serve(
     window: &Window,
     grant: &Grant,
     counters: Counters,
+    exchange: Exchange,
 ) -> Result<Served, WorkerError> {
     let memory = window.map_session(grant.session_segment)?;
     let (base, bytes) = window.range(grant.session_segment, 1)?;
@@ -260,7 +287,8 @@ fn serve(
         registrar.clone(),
     )
     .map_err(WorkerError::Thread)?
-    .lingering(linger);
+    .lingering(linger)
+    .sharing_by(exchange.clone());
     let bound = Arc::clone(device);
     std::thread::Builder::new()
         .name("executor".to_owned())
@@ -275,6 +303,7 @@ fn serve(
         })
         .map_err(WorkerError::Thread)?;
     Ok(Served {
+        exchange,
         notifier,
         registrar,
         status,
@@ -342,6 +371,27 @@ fn listen(
                     .notifier
                     .send(Event::ExtentRemoved { address, release });
             }
+            Ok(Order::Shared(shared)) => {
+                let token = Reply::Token(shared.token);
+                served.exchange.answer(shared.id, shared.result, token);
+            }
+            Ok(Order::Fetched(fetched)) => {
+                let descriptor = match fetched.descriptor {
+                    0 => None,
+                    _ => Some(
+                        supervisor
+                            .incoming
+                            .descriptor()
+                            .ok_or(WorkerError::Descriptors)?,
+                    ),
+                };
+                let found = Reply::Found(Found {
+                    description: fetched.description,
+                    descriptor,
+                    party: fetched.party,
+                });
+                served.exchange.answer(fetched.id, fetched.result, found);
+            }
             Ok(Order::Assign(_)) => return Err(WorkerError::Unexpected("a second assignment")),
             Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
             Err(error) => {
@@ -364,8 +414,8 @@ struct Arena {
     window: Window,
     notifier: Notifier<Event>,
     status: Status,
-    /// The registrar's alone once the session is served.
-    reports: Mutex<Reports>,
+    /// The registrar's, and jobs' that share something.
+    reports: Arc<Mutex<Reports>>,
 }
 
 impl Arena {
@@ -400,8 +450,7 @@ impl Arena {
     }
 
     fn report(&self, message: &Message<'_>) -> Result<(), WorkerError> {
-        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        match reports.send(message) {
+        match lock(&self.reports).send(message) {
             // Who listens to the supervisor finds that out too.
             Err(ChannelError::Ended) => Ok(()),
             sent => Ok(sent?),

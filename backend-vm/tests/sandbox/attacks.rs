@@ -256,7 +256,11 @@ const DRIVER_CALLS: &[(&str, i64, [i64; 3])] = &[
     ("listen", libc::SYS_listen, [1000, 0, 0]),
     ("chmod", libc::SYS_chmod, [0, 0, 0]),
     ("unlink", libc::SYS_unlink, [0, 0, 0]),
-    ("memfd_create", libc::SYS_memfd_create, [0, 0, 0]),
+    (
+        "memfd_create of another kind",
+        libc::SYS_memfd_create,
+        [0, 0, 0],
+    ),
 ];
 
 const READ: i32 = libc::O_RDONLY | libc::O_NONBLOCK;

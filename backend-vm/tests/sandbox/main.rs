@@ -168,7 +168,7 @@ fn a_hostile_worker_on_the_cpu_reaches_nothing_but_its_session() {
 }
 
 fn a_hostile_worker_with_the_drivers_profile_reaches_nothing_but_its_session() {
-    // The driver may need anonymous files, which can be executed: what is, is confined alike.
+    // There are anonymous files, which can be executed: what is, is confined alike.
     reaches_nothing("cuda:0", Profile::Cuda, 2);
 }
 

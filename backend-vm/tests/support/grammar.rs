@@ -20,7 +20,7 @@ use wormhole_api::{
 
 use super::attack::Entry;
 use super::guest::Guest;
-use super::{grammar_code, grammar_graphs};
+use super::{grammar_code, grammar_graphs, grammar_sharing};
 
 /// A kernel that writes its thread's number, to load and launch.
 pub const PTX: &str = "\
@@ -98,6 +98,7 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         grammar_code::green_contexts(guest),
         virtual_memory(things, guest),
         grammar_graphs::graphs(things, guest),
+        grammar_sharing::sharing(things, guest),
         device(),
     ]
     .concat()

@@ -11,6 +11,7 @@ pub mod backend;
 pub mod grammar;
 mod grammar_code;
 mod grammar_graphs;
+mod grammar_sharing;
 pub mod guest;
 pub mod random;
 pub mod recorded_arrays;

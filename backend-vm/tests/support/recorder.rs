@@ -5,6 +5,7 @@
 //! of a name up, as a device does that is busy.
 
 pub mod kernels;
+pub mod sharing;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

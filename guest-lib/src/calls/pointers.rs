@@ -10,6 +10,7 @@ use crate::memory::{self, memory_map};
 use crate::memory_map::{Allocation, Origin};
 use crate::session::session;
 use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult};
+use crate::{pool, virtual_memory};
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
 const TYPE_HOST: u32 = 1;
@@ -61,8 +62,10 @@ fn value(
         3 => return Ok(device.map(Value::Long)),
         // HOST_POINTER
         4 => return Ok(allocation.for_host(address).map(Value::Long)),
-        // IS_LEGACY_CUDA_IPC_CAPABLE, IS_GPU_DIRECT_RDMA_CAPABLE
-        10 | 15 => Value::Word(0),
+        // IS_LEGACY_CUDA_IPC_CAPABLE
+        10 => Value::Word(u32::from(allocation.origin == Origin::Device)),
+        // IS_GPU_DIRECT_RDMA_CAPABLE
+        15 => Value::Word(0),
         // SYNC_MEMOPS
         6 => Value::Word(u32::from(allocation.synchronous)),
         // IS_MANAGED
@@ -78,7 +81,11 @@ fn value(
         // MAPPED
         13 => Value::Word(u32::from(device.is_some())),
         // ALLOWED_HANDLE_TYPES
-        14 => Value::Long(0),
+        14 => Value::Long(match allocation.origin {
+            Origin::Mapped { memory } => virtual_memory::handle_types(memory).into(),
+            Origin::Pool { pool } => pool::handle_types(pool).into(),
+            _ => 0,
+        }),
         // ACCESS_FLAGS
         16 => Value::Word(READ_WRITE),
         // MEMPOOL_HANDLE

@@ -138,6 +138,17 @@ fn memory_is_mapped_at_reserved_addresses() {
 }
 
 #[test]
+fn processes_share_memory_and_events_by_handles() {
+    passes("static", "ipc");
+    passes("shared", "ipc");
+}
+
+#[test]
+fn processes_share_memory_and_pools_by_descriptors() {
+    passes("static", "shareable");
+}
+
+#[test]
 fn nvml_tells_of_the_tenants_own_memory_and_processes() {
     passes("shared", "nvml");
 }

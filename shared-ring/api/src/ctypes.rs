@@ -61,6 +61,7 @@ pub type CUarray_format = u32;
 pub type CUmemPool_attribute = u32;
 pub type CUmemAccess_flags = u32;
 pub type CUmemAllocationType = u32;
+pub type CUmemAllocationHandleType = u32;
 pub type CUmemAllocationGranularity_flags = u32;
 
 pub type CUstreamAttrID = u32;
@@ -280,6 +281,27 @@ pub struct CUdevResource {
     pub rest: [u32; 9],
 }
 
+/// `CUipcMemHandle`: what it holds is its maker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUipcMemHandle {
+    pub reserved: [u8; 64],
+}
+
+/// `CUipcEventHandle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUipcEventHandle {
+    pub reserved: [u8; 64],
+}
+
+/// `CUmemPoolPtrExportData`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUmemPoolPtrExportData {
+    pub reserved: [u8; 64],
+}
+
 /// `CUmemPoolProps`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -341,6 +363,9 @@ mod tests {
         assert_eq!(offset_of!(CUDA_MEMCPY3D_BATCH_OP, flags), 108);
         assert_eq!(size_of::<CUdevResource>(), 144);
         assert_eq!(offset_of!(CUdevResource, smCount), 96);
+        assert_eq!(size_of::<CUipcMemHandle>(), 64);
+        assert_eq!(size_of::<CUipcEventHandle>(), 64);
+        assert_eq!(size_of::<CUmemPoolPtrExportData>(), 64);
         assert_eq!(size_of::<CUmemPoolProps>(), 88);
         assert_eq!(offset_of!(CUmemPoolProps, maxSize), 24);
         assert_eq!(offset_of!(CUmemPoolProps, reserved), 34);

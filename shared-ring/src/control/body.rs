@@ -135,6 +135,55 @@ bodies! {
         pub count: u32,
     }
 
+    /// A worker lets the tenant's other processes use something of its device.
+    pub struct Share {
+        /// Repeated in the answer.
+        pub id: u32,
+        /// What it is, as the workers number it.
+        pub what: u32,
+        /// 1 if a descriptor comes with the message, which those who use it get too.
+        pub descriptor: u32,
+        /// 1 if that is a file that begins with the words of an event, in which a party's death is to be noted.
+        pub words: u32,
+        /// What another worker's device needs to use it.
+        pub description: [u64; 8],
+    }
+
+    /// What is shared has a name.
+    pub struct Shared {
+        /// That of the request.
+        pub id: u32,
+        /// 0, or the `CUresult` that the guest gets.
+        pub result: u32,
+        /// What the tenant's other processes name it by.
+        pub token: [u64; 2],
+    }
+
+    /// A worker's guest names what another process of the tenant has shared; or, of its own, what nobody may
+    /// use from now on.
+    pub struct Fetch {
+        /// Repeated in the answer.
+        pub id: u32,
+        /// What it must be.
+        pub what: u32,
+        /// Its name.
+        pub token: [u64; 2],
+    }
+
+    /// What was named. The descriptor comes with the message, if there is one.
+    pub struct Fetched {
+        /// That of the request.
+        pub id: u32,
+        /// 0, or the `CUresult` that the guest gets.
+        pub result: u32,
+        /// See [`Share`].
+        pub descriptor: u32,
+        /// Which of those who use it the worker is: 0 is who shares it.
+        pub party: u32,
+        /// See [`Share`].
+        pub description: [u64; 8],
+    }
+
     /// The arena asked for is not granted.
     pub struct ArenaDenied {
         /// That of the request.

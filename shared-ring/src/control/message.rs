@@ -9,9 +9,9 @@ use alloc::{vec, vec::Vec};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Grant, HEADER_BYTES, Header,
-    HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe, ProcessNumber, ReadyFixed,
-    RefusedFixed, Stream, WindowRun,
+    ArenaDenied, ArenaRequest, ArenaRun, Attach, ControlError, Fetch, Fetched, Grant, HEADER_BYTES,
+    Header, HelloFixed, MAX_CONTROL_BODY, ObservationFixed, Observe, ProcessNumber, ReadyFixed,
+    RefusedFixed, Share, Shared, Stream, WindowRun,
 };
 
 /// Declares the messages once: the enum, the kinds, the decoder and the encoder.
@@ -173,6 +173,16 @@ messages! {
         ArenaRemoved(ArenaRun) = 54,
         /// Worker → supervisor: this run cannot be registered; nothing uses it.
         ArenaRefused(ArenaRun) = 55,
+        /// Worker → supervisor: the tenant's other processes may use this.
+        Share(Share) = 56,
+        /// Supervisor → worker: its name.
+        Shared(Shared) = 57,
+        /// Worker → supervisor: what has this name?
+        Fetch(Fetch) = 58,
+        /// Supervisor → worker: what another worker has shared, or nothing.
+        Fetched(Fetched) = 59,
+        /// Worker → supervisor: what has this name is gone. Not answered.
+        Unshare(Fetch) = 60,
     }
     text {
         /// Guest → supervisor: the first message.

@@ -8,8 +8,9 @@ pub mod facts;
 mod message;
 
 pub use body::{
-    ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Grant, HelloFixed, ObservationFixed,
-    Observe, ProcessNumber, ReadyFixed, Refusal, RefusedFixed, Stream, WindowRun,
+    ArenaDenied, ArenaRequest, ArenaRun, Attach, Band, Fetch, Fetched, Grant, HelloFixed,
+    ObservationFixed, Observe, ProcessNumber, ReadyFixed, Refusal, RefusedFixed, Share, Shared,
+    Stream, WindowRun,
 };
 pub use message::Message;
 use zerocopy::{FromBytes, Immutable, IntoBytes};

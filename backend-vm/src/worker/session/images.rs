@@ -542,6 +542,7 @@ impl Session {
         self.graph_bytes = 0;
         self.device_memory.clear();
         self.allocations.clear();
+        self.unshare_context();
         // Pools belong to no context, and neither does what was allocated from them.
         for (&address, &bytes) in &self.pool_allocations {
             self.device_memory.insert(address, bytes);

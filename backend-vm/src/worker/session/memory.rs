@@ -4,6 +4,7 @@ use wormhole_api::{CuResult, Element, MemAllocReply, MemCopy, MemSet, MemWrite, 
 use wormhole_device::{CuError, Fill};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
 
+use super::sharing::Key;
 use super::{Answer, Call, Session, to_result};
 use crate::counters::Counter;
 
@@ -55,6 +56,8 @@ impl Session {
         if !self.allocations.remove(&address) && self.pool_allocations.remove(&address).is_none() {
             return Outcome::Failed(self.invalid_address());
         }
+        self.unshare(Key::Allocation(address));
+        self.unshare(Key::Pointer(address));
         self.device_memory.remove(address);
         self.ask(
             call,
@@ -150,7 +153,7 @@ impl Session {
             Ok(Place::Device)
         } else if self.extents.contains(address, bytes) {
             Ok(Place::Arena)
-        } else if self.virtual_memory.maps(address, bytes) {
+        } else if self.opened.contains(address, bytes) || self.virtual_memory.maps(address, bytes) {
             Ok(Place::Device)
         } else {
             Err(self.invalid_address())

@@ -31,6 +31,7 @@ mod peers;
 mod pools;
 mod references;
 mod service;
+mod sharing;
 mod stream_memory;
 mod streams;
 mod virtual_memory;
@@ -52,6 +53,7 @@ use self::output::PendingOutput;
 use self::pools::PoolObject;
 use self::virtual_memory::{MemoryObject, VirtualMemory};
 use super::description;
+use super::exchange::{Exchange, Token};
 use super::jobs::Jobs;
 use super::objects::{EventObject, FunctionObject, Graveyard, ImageObject, Loaded, StreamObject};
 use super::ranges::Ranges;
@@ -141,6 +143,7 @@ pub struct Session {
     notifier: Notifier<Event>,
     jobs: Jobs,
     registrar: Registrar,
+    exchange: Exchange,
     watcher: Watcher,
     status: Status,
     counters: Counters,
@@ -167,6 +170,12 @@ pub struct Session {
     device_memory: Ranges,
     /// Starts of what was allocated, and so may be freed.
     allocations: HashSet<u64>,
+    /// What other processes share and this one has opened.
+    opened: Ranges,
+    /// What this one shares, by the token of each.
+    shared: HashMap<sharing::Key, Token>,
+    /// Further tokens of the same.
+    twice: Vec<(sharing::Key, Token)>,
     /// What was allocated from pools: start and bytes.
     pool_allocations: HashMap<u64, u64>,
     pools: wormhole_api::handle::Slab<Pool, Arc<PoolObject>>,
@@ -221,6 +230,7 @@ impl Session {
             registrar,
             descriptions,
             on: 0,
+            exchange: Exchange::none(),
             device,
             watcher,
             status,
@@ -240,6 +250,9 @@ impl Session {
             unloading: Vec::new(),
             device_memory: Ranges::default(),
             allocations: HashSet::new(),
+            opened: Ranges::default(),
+            shared: HashMap::new(),
+            twice: Vec::new(),
             pool_allocations: HashMap::new(),
             pools: wormhole_api::handle::Slab::new(slab),
             memories: wormhole_api::handle::Slab::new(slab),
@@ -255,6 +268,11 @@ impl Session {
             wanted_reset: None,
             jobs_running: 0,
         }
+    }
+
+    /// The way to what the tenant's other processes share.
+    pub fn share_by(&mut self, exchange: Exchange) {
+        self.exchange = exchange;
     }
 
     /// Lets the threads for what can block stay awake after a job.

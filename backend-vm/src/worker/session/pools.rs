@@ -9,6 +9,7 @@ use wormhole_api::{
 use wormhole_device::{CuError, Device, PoolProperties, RawPool};
 
 use super::memory::in_bands;
+use super::sharing::Key;
 use super::{Answer, Call, Session, to_result};
 use crate::counters::Counter;
 use crate::worker::objects::StreamObject;
@@ -31,8 +32,14 @@ impl Drop for PoolObject {
     }
 }
 
+impl PoolObject {
+    pub fn raw(&self) -> RawPool {
+        self.raw
+    }
+}
+
 impl Session {
-    fn pool(&self, handle: Handle<Pool>) -> Result<&Arc<PoolObject>, CuResult> {
+    pub(super) fn pool(&self, handle: Handle<Pool>) -> Result<&Arc<PoolObject>, CuResult> {
         self.pools.get(handle).ok_or_else(|| self.invalid_handle())
     }
 
@@ -49,7 +56,7 @@ impl Session {
         self.enter_pool(call, message.new, true, |device| device.default_pool())
     }
 
-    fn enter_pool(
+    pub(super) fn enter_pool(
         &mut self,
         call: &Call,
         new: Handle<Pool>,
@@ -79,6 +86,7 @@ impl Session {
             Some(pool) if pool.is_default => return Outcome::Failed(CuResult::INVALID_VALUE),
             Some(_) => {}
         }
+        self.unshare(Key::Pool(handle));
         let pool = self.pools.remove(handle);
         self.ask(
             call,
@@ -206,6 +214,7 @@ impl Session {
         if self.pool_allocations.remove(&address).is_none() {
             return Err(self.invalid_address());
         }
+        self.unshare(Key::Pointer(address));
         self.device_memory.remove(address);
         self.done(self.device.free_async(address, stream))
     }

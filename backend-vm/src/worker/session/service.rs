@@ -28,6 +28,11 @@ use wormhole_api::{
     PoolSetAttribute, PoolTrim,
 };
 use wormhole_api::{
+    CloseAllocation, OpenAllocation, OpenAllocationReply, OpenEvent, OpenMemory, OpenMemoryReply,
+    OpenPointer, OpenPointerReply, OpenPool, ShareAddress, ShareAddressReply, ShareEvent,
+    ShareEventReply, ShareMemory, ShareMemoryReply, SharePool, SharePoolReply,
+};
+use wormhole_api::{
     GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
     GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
 };
@@ -214,6 +219,50 @@ impl Service for Session {
 
     fn address_free(&mut self, call: &Call, message: &AddressFree) -> Outcome<()> {
         self.unreserve(call, message.address.0, message.bytes)
+    }
+
+    fn share_address(&mut self, call: &Call, message: &ShareAddress) -> Outcome<ShareAddressReply> {
+        Self::share_address(self, call, message)
+    }
+
+    fn open_allocation(
+        &mut self,
+        call: &Call,
+        message: &OpenAllocation,
+    ) -> Outcome<OpenAllocationReply> {
+        Self::open_allocation(self, call, message.token)
+    }
+
+    fn close_allocation(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
+        Self::close_allocation(self, call, message.address.0)
+    }
+
+    fn share_event(&mut self, call: &Call, message: &ShareEvent) -> Outcome<ShareEventReply> {
+        Self::share_event(self, call, message.event)
+    }
+
+    fn open_event(&mut self, call: &Call, message: &OpenEvent) -> Outcome<()> {
+        Self::open_event(self, call, message.new, message.token)
+    }
+
+    fn share_memory(&mut self, call: &Call, message: &ShareMemory) -> Outcome<ShareMemoryReply> {
+        Self::share_memory(self, call, message.memory)
+    }
+
+    fn open_memory(&mut self, call: &Call, message: &OpenMemory) -> Outcome<OpenMemoryReply> {
+        Self::open_memory(self, call, message.new, message.token)
+    }
+
+    fn share_pool(&mut self, call: &Call, message: &SharePool) -> Outcome<SharePoolReply> {
+        Self::share_pool(self, call, message.pool)
+    }
+
+    fn open_pool(&mut self, call: &Call, message: &OpenPool) -> Outcome<()> {
+        Self::open_pool(self, call, message.new, message.token)
+    }
+
+    fn open_pointer(&mut self, call: &Call, message: &OpenPointer) -> Outcome<OpenPointerReply> {
+        Self::open_pointer(self, call, message)
     }
 
     fn mem_create(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {

@@ -9,6 +9,7 @@ use wormhole_api::{
 use wormhole_device::{CuError, Device};
 use wormhole_ring::fence::FenceIndex;
 
+use super::sharing::Key;
 use super::{Answer, Call, Finish, Session, to_result};
 use crate::counters::Counter;
 use crate::worker::objects::{EventObject, StreamObject};
@@ -196,6 +197,7 @@ impl Session {
         let Some(event) = self.events.remove(handle) else {
             return Err(self.invalid_handle());
         };
+        self.unshare(Key::Event(handle));
         let buried = self.graveyard.bury_event(self.device.as_ref(), event);
         self.done(buried)
     }

@@ -15,6 +15,7 @@ use wormhole_device::{CuError, Device, RawMemory};
 
 use super::memory::in_bands;
 use super::peers::access;
+use super::sharing::Key;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::counters::Counter;
 
@@ -26,6 +27,16 @@ pub(super) struct MemoryObject {
     bytes: u64,
     /// Of all mappable memory of the session.
     total: Arc<AtomicU64>,
+}
+
+impl MemoryObject {
+    pub fn raw(&self) -> RawMemory {
+        self.raw
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Drop for MemoryObject {
@@ -102,7 +113,7 @@ impl VirtualMemory {
 }
 
 impl Session {
-    fn memory(&self, handle: Handle<Memory>) -> Result<&Arc<MemoryObject>, CuResult> {
+    pub(super) fn memory(&self, handle: Handle<Memory>) -> Result<&Arc<MemoryObject>, CuResult> {
         self.memories
             .get(handle)
             .ok_or_else(|| self.invalid_handle())
@@ -172,20 +183,24 @@ impl Session {
         )
     }
 
+    pub(super) fn memory_object(&self, raw: RawMemory, bytes: u64) -> Arc<MemoryObject> {
+        let total = Arc::clone(&self.virtual_memory.bytes);
+        total.fetch_add(bytes, Ordering::Relaxed);
+        Arc::new(MemoryObject {
+            device: Arc::clone(&self.device),
+            raw,
+            bytes,
+            total,
+        })
+    }
+
     pub(super) fn create_memory(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
         let (new, bytes, handle_types) = (message.new, message.bytes, message.handle_types);
         self.ask(
             call,
             move |device| device.create_memory(bytes, handle_types),
             move |session, raw| {
-                let total = Arc::clone(&session.virtual_memory.bytes);
-                total.fetch_add(bytes, Ordering::Relaxed);
-                let memory = Arc::new(MemoryObject {
-                    device: Arc::clone(&session.device),
-                    raw,
-                    bytes,
-                    total,
-                });
+                let memory = session.memory_object(raw, bytes);
                 match session.memories.insert(new, memory) {
                     Ok(()) => Answer::done(),
                     Err(error) => {
@@ -204,6 +219,7 @@ impl Session {
             Ok(_) => return Outcome::Failed(CuResult::INVALID_VALUE),
             Err(error) => return Outcome::Failed(error),
         }
+        self.unshare(Key::Memory(handle));
         let memory = self.memories.remove(handle);
         self.ask(
             call,

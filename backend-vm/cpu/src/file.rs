@@ -1,0 +1,59 @@
+//! The anonymous files that device memory is in.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const NAME: &CStr = c"wormhole-device";
+const SIZE_SEALS: i32 = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
+
+/// A file of zeros, whose size is fixed for good.
+pub fn anonymous(bytes: u64) -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a C string; the result is a fresh descriptor or an error.
+    let file = unsafe {
+        let descriptor = libc::memfd_create(NAME.as_ptr(), flags);
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        File::from_raw_fd(descriptor)
+    };
+    file.set_len(bytes)?;
+    // SAFETY: an open descriptor and flags.
+    if unsafe {
+        libc::fcntl(
+            file.as_raw_fd(),
+            libc::F_ADD_SEALS,
+            SIZE_SEALS | libc::F_SEAL_SEAL,
+        )
+    } != 0
+    {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file.into())
+}
+
+/// The size of a file that another process has made, if it is an anonymous one whose size is fixed: what is
+/// mapped of it stays there.
+pub fn fixed_size(file: &OwnedFd) -> Option<u64> {
+    // SAFETY: an open descriptor.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 || seals & SIZE_SEALS != SIZE_SEALS {
+        return None;
+    }
+    let status = File::from(file.try_clone().ok()?).metadata().ok()?;
+    Some(status.len())
+}
+
+/// Gives the memory behind whole pages of a file back: they read as zeros.
+pub fn punch_hole(file: impl AsRawFd, offset: u64, bytes: u64) -> io::Result<()> {
+    let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let number = |value: u64| libc::off_t::try_from(value).map_err(io::Error::other);
+    let (offset, bytes) = (number(offset)?, number(bytes)?);
+    // SAFETY: an open descriptor and integers.
+    if unsafe { libc::fallocate(file.as_raw_fd(), flags, offset, bytes) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

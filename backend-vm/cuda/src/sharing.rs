@@ -1,0 +1,210 @@
+//! Sharing with other processes, by the driver's own means.
+
+use std::ffi::{c_char, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use cudarc::driver::sys::{CUipcEventHandle, CUipcMemHandle, CUmemPoolPtrExportData};
+use wormhole_device::{CuError, Found, RawEvent, RawMemory, RawPool, Result, Shared, Sharing};
+
+use crate::device::{CudaDevice, event, handle};
+use crate::pools::pool;
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag there is, and one that must be given.
+const LAZY_PEER_ACCESS: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const FILE_DESCRIPTOR: u32 = 1;
+
+/// Sixty-four bytes of the driver's as words.
+fn words(bytes: [c_char; 64]) -> [u64; 8] {
+    let mut words = [0; 8];
+    for (word, part) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(part.map(c_char::cast_unsigned));
+    }
+    words
+}
+
+fn bytes(words: &[u64; 8]) -> [c_char; 64] {
+    let mut bytes = [0; 64];
+    for (part, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *part = word.to_ne_bytes().map(u8::cast_signed);
+    }
+    bytes
+}
+
+/// What the driver has exported as a descriptor.
+fn exported(descriptor: RawFd) -> Result<Shared> {
+    if descriptor < 0 {
+        return Err(CuError::UNKNOWN);
+    }
+    // SAFETY: the driver has made it for this caller.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    Ok(Shared {
+        descriptor: Some(descriptor),
+        ..Shared::described([0; 8])
+    })
+}
+
+/// The driver takes a descriptor as a pointer.
+fn as_pointer(descriptor: &OwnedFd) -> Result<*mut c_void> {
+    let number = usize::try_from(descriptor.as_raw_fd()).map_err(|_| CuError::INVALID_VALUE)?;
+    Ok(ptr::without_provenance_mut(number))
+}
+
+impl CudaDevice {
+    /// The bytes of the allocation that starts at `address`.
+    fn allocation_bytes(&self, address: u64) -> Result<u64> {
+        let mut bytes = 0;
+        // SAFETY: the pointer is good, and null where nothing is asked.
+        unsafe {
+            self.driver()
+                .cuMemGetAddressRange_v2(ptr::null_mut(), &raw mut bytes, address)
+        }?;
+        Ok(bytes as u64)
+    }
+}
+
+impl Sharing for CudaDevice {
+    fn share_allocation(&self, address: u64) -> Result<Shared> {
+        let mut made = CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the pointer is good.
+        unsafe { self.driver().cuIpcGetMemHandle(&raw mut made, address) }?;
+        Ok(Shared::described(words(made.reserved)))
+    }
+
+    fn open_allocation(&self, found: Found) -> Result<(u64, u64)> {
+        let reserved = bytes(&found.description);
+        let mut address = 0;
+        // SAFETY: the pointer is good. The driver checks a handle, whoever made it up.
+        unsafe {
+            self.driver().cuIpcOpenMemHandle_v2(
+                &raw mut address,
+                CUipcMemHandle { reserved },
+                LAZY_PEER_ACCESS,
+            )
+        }?;
+        match self.allocation_bytes(address) {
+            Ok(bytes) => Ok((address, bytes)),
+            Err(error) => {
+                self.close_allocation(address)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn close_allocation(&self, address: u64) -> Result<()> {
+        // SAFETY: the driver checks the address.
+        unsafe { self.driver().cuIpcCloseMemHandle(address) }
+    }
+
+    fn share_event(&self, raw: RawEvent) -> Result<Shared> {
+        let mut made = CUipcEventHandle { reserved: [0; 64] };
+        // SAFETY: the pointer is good, and the event exists.
+        unsafe { self.driver().cuIpcGetEventHandle(&raw mut made, event(raw)) }?;
+        Ok(Shared::described(words(made.reserved)))
+    }
+
+    fn open_event(&self, found: Found) -> Result<RawEvent> {
+        let reserved = bytes(&found.description);
+        let mut opened = ptr::null_mut();
+        // SAFETY: the pointer is good. The driver checks a handle, whoever made it up.
+        unsafe {
+            self.driver()
+                .cuIpcOpenEventHandle(&raw mut opened, CUipcEventHandle { reserved })
+        }?;
+        Ok(RawEvent(handle(opened)))
+    }
+
+    fn share_memory(&self, memory: RawMemory, bytes: u64) -> Result<Shared> {
+        let mut descriptor: RawFd = -1;
+        // SAFETY: the memory exists; the driver writes one descriptor.
+        unsafe {
+            self.driver().cuMemExportToShareableHandle(
+                (&raw mut descriptor).cast(),
+                memory.0,
+                FILE_DESCRIPTOR,
+                0,
+            )
+        }?;
+        // An importing driver does not tell how large it is.
+        Ok(Shared {
+            description: [bytes, 0, 0, 0, 0, 0, 0, 0],
+            ..exported(descriptor)?
+        })
+    }
+
+    fn open_memory(&self, found: Found) -> Result<(RawMemory, u64)> {
+        let descriptor = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
+        let [bytes, ..] = found.description;
+        let mut memory = 0;
+        // SAFETY: the pointer is good; the driver checks the descriptor, which it does not keep.
+        unsafe {
+            self.driver().cuMemImportFromShareableHandle(
+                &raw mut memory,
+                as_pointer(&descriptor)?,
+                FILE_DESCRIPTOR,
+            )
+        }?;
+        Ok((RawMemory(memory), bytes))
+    }
+
+    fn share_pool(&self, raw: RawPool) -> Result<Shared> {
+        let mut descriptor: RawFd = -1;
+        // SAFETY: the pool exists; the driver writes one descriptor.
+        unsafe {
+            self.driver().cuMemPoolExportToShareableHandle(
+                (&raw mut descriptor).cast(),
+                pool(raw),
+                FILE_DESCRIPTOR,
+                0,
+            )
+        }?;
+        exported(descriptor)
+    }
+
+    fn open_pool(&self, found: Found) -> Result<RawPool> {
+        let descriptor = found.descriptor.ok_or(CuError::INVALID_VALUE)?;
+        let mut opened = ptr::null_mut();
+        // SAFETY: the pointer is good; the driver checks the descriptor, which it does not keep.
+        unsafe {
+            self.driver().cuMemPoolImportFromShareableHandle(
+                &raw mut opened,
+                as_pointer(&descriptor)?,
+                FILE_DESCRIPTOR,
+                0,
+            )
+        }?;
+        Ok(RawPool(handle(opened)))
+    }
+
+    fn share_pointer(&self, address: u64) -> Result<Shared> {
+        let mut made = CUmemPoolPtrExportData { reserved: [0; 64] };
+        // SAFETY: the pointer is good; the driver checks the address.
+        unsafe { self.driver().cuMemPoolExportPointer(&raw mut made, address) }?;
+        Ok(Shared::described(words(made.reserved.map(u8::cast_signed))))
+    }
+
+    fn open_pointer(&self, raw: RawPool, found: Found) -> Result<(u64, u64)> {
+        let mut data = CUmemPoolPtrExportData {
+            reserved: bytes(&found.description).map(c_char::cast_unsigned),
+        };
+        let mut address = 0;
+        // SAFETY: the pool exists, the pointers are good.
+        unsafe {
+            self.driver()
+                .cuMemPoolImportPointer(&raw mut address, pool(raw), &raw mut data)
+        }?;
+        Ok((address, self.allocation_bytes(address)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_driver_made_is_carried_whole() {
+        let description = [1, u64::MAX, 0x8182_8384_8586_8788, 4, 5, 6, 7, 8];
+        assert_eq!(words(bytes(&description)), description);
+    }
+}

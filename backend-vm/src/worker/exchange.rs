@@ -1,0 +1,211 @@
+//! What this worker shares with the others of its tenant, by way of the supervisor.
+//!
+//! Jobs ask and wait; the thread that listens to the supervisor hands them their answers.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wormhole_device::{CuError, Found, Result, Shared};
+use wormhole_ring::control::{Fetch, Message, Share};
+
+/// What the supervisor knows a shared thing by.
+pub type Token = [u8; 16];
+
+/// What kind of thing is shared: a token of one kind names none of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum What {
+    Allocation = 1,
+    Event = 2,
+    Memory = 3,
+    Pool = 4,
+    Pointer = 5,
+}
+
+/// An answer of the supervisor's.
+#[derive(Debug)]
+pub enum Reply {
+    Token([u64; 2]),
+    Found(Found),
+    Refused(CuError),
+}
+
+/// Writes to the supervisor; false if it is gone.
+type Send = dyn Fn(&Message<'_>, Vec<OwnedFd>) -> bool + std::marker::Send + Sync;
+
+/// The way to the other workers.
+#[derive(Clone)]
+pub struct Exchange {
+    send: Arc<Send>,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    last_id: u32,
+    jobs: HashMap<u32, Sender<Reply>>,
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange").finish_non_exhaustive()
+    }
+}
+
+impl Exchange {
+    pub fn new(
+        send: impl Fn(&Message<'_>, Vec<OwnedFd>) -> bool + std::marker::Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            send: Arc::new(send),
+            waiting: Arc::default(),
+        }
+    }
+
+    /// An exchange without a supervisor: nothing can be shared.
+    pub fn none() -> Self {
+        Self::new(|_, _| false)
+    }
+
+    /// Shares what the device says: its token.
+    pub fn share(&self, what: What, shared: Shared) -> Result<Token> {
+        let (descriptor, words) = (u32::from(shared.descriptor.is_some()), shared.words.into());
+        let description = shared.description;
+        let message = |id| {
+            Message::Share(Share {
+                id,
+                what: what as u32,
+                descriptor,
+                words,
+                description,
+            })
+        };
+        match self.ask(message, shared.descriptor.into_iter().collect())? {
+            Reply::Token(token) => Ok(to_token(token)),
+            Reply::Refused(error) => Err(error),
+            Reply::Found(_) => Err(CuError::UNKNOWN),
+        }
+    }
+
+    /// What a worker of the tenant has shared by this token.
+    pub fn fetch(&self, what: What, token: Token) -> Result<Found> {
+        let message = |id| Message::Fetch(fetch(id, what, token));
+        match self.ask(message, Vec::new())? {
+            Reply::Found(found) => Ok(found),
+            Reply::Refused(error) => Err(error),
+            Reply::Token(_) => Err(CuError::UNKNOWN),
+        }
+    }
+
+    /// What is shared is gone.
+    pub fn unshare(&self, what: What, token: Token) {
+        // Without a supervisor nobody finds it anyway.
+        (self.send)(&Message::Unshare(fetch(0, what, token)), Vec::new());
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(
+        &self,
+        message: impl FnOnce(u32) -> Message<'static>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Reply> {
+        let (sender, answer) = channel();
+        let id = {
+            let mut waiting = self.waiting();
+            waiting.last_id = waiting.last_id.wrapping_add(1);
+            let id = waiting.last_id;
+            waiting.jobs.insert(id, sender);
+            id
+        };
+        if !(self.send)(&message(id), descriptors) {
+            self.waiting().jobs.remove(&id);
+            return Err(CuError::NOT_SUPPORTED);
+        }
+        // The process ends when the supervisor is gone.
+        answer.recv().map_err(|_| CuError::UNKNOWN)
+    }
+
+    /// Hands a job its answer.
+    pub fn answer(&self, id: u32, result: u32, reply: Reply) {
+        let reply = match result {
+            0 => reply,
+            code => Reply::Refused(CuError(code)),
+        };
+        let job = self.waiting().jobs.remove(&id);
+        match job {
+            // A job that waits does not go before its answer.
+            Some(job) => drop(job.send(reply)),
+            None => tracing::error!("the supervisor answered question {id}, which nobody asked"),
+        }
+    }
+}
+
+fn fetch(id: u32, what: What, token: Token) -> Fetch {
+    let (low, high) = token.split_at(8);
+    let word = |half: &[u8]| u64::from_le_bytes(half.try_into().unwrap_or_default());
+    Fetch {
+        id,
+        what: what as u32,
+        token: [word(low), word(high)],
+    }
+}
+
+fn to_token(words: [u64; 2]) -> Token {
+    let mut token = Token::default();
+    for (part, word) in token.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *part = word.to_le_bytes();
+    }
+    token
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_comes_back_as_it_went() {
+        let words = [0x0102_0304_0506_0708, u64::MAX - 5];
+        assert_eq!(fetch(1, What::Pool, to_token(words)).token, words);
+    }
+
+    #[test]
+    fn each_job_gets_its_own_answer() {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&sent);
+        let exchange = Exchange::new(move |message, _| {
+            if let Message::Fetch(fetch) = message {
+                seen.lock().unwrap().push(*fetch);
+            }
+            true
+        });
+        let ask = |token| {
+            let exchange = exchange.clone();
+            std::thread::spawn(move || exchange.fetch(What::Event, [token; 16]))
+        };
+        let (first, second) = (ask(1), ask(2));
+        while sent.lock().unwrap().len() < 2 {
+            std::thread::yield_now();
+        }
+        for fetch in sent.lock().unwrap().iter() {
+            let found = Found {
+                description: [fetch.token[0] & 0xFF; 8],
+                descriptor: None,
+                party: 0,
+            };
+            exchange.answer(fetch.id, 0, Reply::Found(found));
+        }
+        assert_eq!(first.join().unwrap().unwrap().description, [1; 8]);
+        assert_eq!(second.join().unwrap().unwrap().description, [2; 8]);
+        exchange.answer(77, 0, Reply::Token([0; 2]));
+        assert_eq!(
+            Exchange::none().fetch(What::Event, [0; 16]).err(),
+            Some(CuError::NOT_SUPPORTED)
+        );
+    }
+}
