@@ -245,9 +245,8 @@ impl Function {
         scope: Scope,
         handle: Handle<FunctionKind>,
     ) -> Result<(Handle<FunctionKind>, &'static Self)> {
-        let library = match self.owner {
-            Owner::Library(library) if module::original(library)? == library => library,
-            _ => return Ok((handle, self)),
+        let Owner::Library(library) = self.owner else {
+            return Ok((handle, self));
         };
         let places = self
             .elsewhere
@@ -258,6 +257,9 @@ impl Function {
             && let Ok(found) = find(handle::to_pointer(known))
         {
             return Ok(found);
+        }
+        if module::original(library)? != library {
+            return Ok((handle, self));
         }
         let there = primary_scope(scope.session.session(), scope.session.ordinal());
         let found = module::function_there::<LibraryKind>(there, library, &self.name)?;

@@ -79,7 +79,7 @@ pub fn free(scope: Scope, address: u64) -> Result {
     // Out of the map first: once the worker has freed it, another thread may be given the address.
     let allocation = memory_map().remove(address, |allocation| {
         allocation.origin == Origin::Device
-            || allocation.is_managed()
+            || allocation.origin == Origin::Managed
             || matches!(allocation.origin, Origin::Pool { .. })
     })?;
     if allocation.is_managed() {
@@ -124,14 +124,24 @@ pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
 }
 
 /// Memory for the managed variables of an image, and where the variables go. They do not start where the memory
-/// does, so that a program cannot free one.
+/// does: nobody but the image frees it.
 pub fn allocate_variables(scope: Scope, bytes: u64) -> Result<(u64, u64)> {
     let bytes = bytes
         .checked_add(HOST_ALIGN)
         .ok_or(CuError::OUT_OF_MEMORY)?;
     let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
-    memory_map().insert(address, bytes, Origin::Managed, scope.context);
+    memory_map().insert(address, bytes, Origin::Variables, scope.context);
     Ok((address, address + HOST_ALIGN))
+}
+
+/// Frees the memory of an image's managed variables. No kernel of the image runs any more.
+pub fn free_variables(scope: Scope, address: u64) {
+    let own = |allocation: &Allocation| {
+        allocation.base == address && allocation.origin == Origin::Variables
+    };
+    if let Ok(allocation) = memory_map().remove(address, own) {
+        give_back(scope, &allocation);
+    }
 }
 
 /// `cuMemFreeHost`.
@@ -250,7 +260,7 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
         | Origin::Pool { .. }
         | Origin::Mapped { .. } => {}
         Origin::Host { .. } => scope.session.free_arena(allocation.base),
-        Origin::Managed => {
+        Origin::Managed | Origin::Variables => {
             managed::forget(allocation.base);
             scope.session.free_arena(allocation.base);
         }

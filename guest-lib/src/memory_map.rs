@@ -21,6 +21,8 @@ pub enum Origin {
     Host { flags: u32 },
     /// `cuMemAllocManaged`.
     Managed,
+    /// The managed variables of an image, which go with it.
+    Variables,
     /// The program's own memory, with the flags of `cuMemHostRegister`, and where the device reaches it, if it
     /// does.
     Registered { flags: u32, device: Option<u64> },
@@ -56,12 +58,15 @@ impl Allocation {
     }
 
     pub fn is_managed(&self) -> bool {
-        self.origin == Origin::Managed
+        matches!(self.origin, Origin::Managed | Origin::Variables)
     }
 
     /// Whether it stays when its context goes.
     pub fn outlives_context(&self) -> bool {
-        matches!(self.origin, Origin::Pool { .. } | Origin::Mapped { .. })
+        matches!(
+            self.origin,
+            Origin::Pool { .. } | Origin::Mapped { .. } | Origin::Variables
+        )
     }
 
     pub fn is_mapped(&self) -> bool {
@@ -95,7 +100,10 @@ impl Allocation {
             | Origin::Opened
             | Origin::Pool { .. }
             | Origin::Mapped { .. } => None,
-            Origin::Host { .. } | Origin::Managed | Origin::RegisteredAlias { .. } => Some(address),
+            Origin::Host { .. }
+            | Origin::Managed
+            | Origin::Variables
+            | Origin::RegisteredAlias { .. } => Some(address),
             Origin::Registered { device, .. } => Some(device? + (address - self.base)),
         }
     }
@@ -109,7 +117,10 @@ impl Allocation {
             | Origin::Opened
             | Origin::Pool { .. }
             | Origin::Mapped { .. } => None,
-            Origin::Host { .. } | Origin::Managed | Origin::Registered { .. } => Some(address),
+            Origin::Host { .. }
+            | Origin::Managed
+            | Origin::Variables
+            | Origin::Registered { .. } => Some(address),
             Origin::RegisteredAlias { host } => Some(host + (address - self.base)),
         }
     }
@@ -150,7 +161,7 @@ impl MemoryMap {
                 origin,
                 id,
                 context,
-                synchronous: origin == Origin::Managed,
+                synchronous: matches!(origin, Origin::Managed | Origin::Variables),
             },
         );
     }

@@ -192,7 +192,21 @@ pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Im
 
 /// A live module or library that the worker knows.
 fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
-    fresh_with(scope, pointer, None)
+    let (_, image) = find::<K>(pointer)?;
+    let contents = image.contents();
+    let original = contents.original.filter(|_| contents.stale);
+    drop(contents);
+    // A copy has the managed variables of its original, which comes first.
+    let shared = match original {
+        Some(original) => {
+            let (handle, image) = find::<K>(std::ptr::with_exposed_provenance_mut(original))?;
+            let mut contents = image.contents();
+            contents.refresh(scope, handle, None)?;
+            contents.managed
+        }
+        None => None,
+    };
+    fresh_with(scope, pointer, shared)
 }
 
 /// The same, of a copy that is to share managed variables.
@@ -203,20 +217,12 @@ fn fresh_with<K: Loadable>(
 ) -> Result<(Handle<K>, &'static Image)> {
     let (handle, image) = find::<K>(pointer)?;
     let mut contents = image.contents();
+    contents.refresh(scope, handle, shared)?;
     if contents.device != scope.session.ordinal()
         && contents.original.is_none()
         && let Some(source) = contents.source.clone()
     {
         return there::<K>(scope, pointer, &mut contents, source);
-    }
-    let scope = contents.own(scope);
-    if contents.stale
-        && let Some(source) = contents.source.clone()
-    {
-        let mut logs = Logs::default();
-        contents.managed =
-            source.with(|bytes| send::<K>(scope, handle, bytes, &jit::NONE, &mut logs, shared))?;
-        contents.stale = false;
     }
     Ok((handle, image))
 }
@@ -321,7 +327,7 @@ fn send<K: Loadable>(
             if let Some(found) = managed
                 && shared.is_none()
             {
-                let _ = memory::free(scope, found.memory);
+                memory::free_variables(scope, found.memory);
             }
             Err(error)
         }
@@ -400,12 +406,7 @@ pub fn unload<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result {
         ));
     }
     contents.forget();
-    if let Some(variables) = contents.managed
-        && contents.original.is_none()
-    {
-        // A reset of the context has freed them already.
-        let _ = memory::free(scope, variables.memory);
-    }
+    contents.free_variables(scope);
     if let Some(module) = contents.module
         && let Some(image) = ModuleKind::table().retire(module)
     {
@@ -430,16 +431,19 @@ pub fn unload_of(scope: Scope) {
 }
 
 /// After the worker has reset its context: modules are gone, libraries are loaded again when they are used.
-pub fn forget_all() {
+pub fn forget_all(scope: Scope) {
     for (handle, image) in ModuleKind::table().live() {
         if ModuleKind::table().retire(handle).is_some() {
-            std::mem::take(&mut *image.contents()).forget();
+            let contents = std::mem::take(&mut *image.contents());
+            contents.free_variables(scope);
+            contents.forget();
             ModuleKind::table().recycle(handle);
         }
     }
     for (_, image) in LibraryKind::table().live() {
         let mut contents = image.contents();
         contents.stale = true;
+        contents.free_variables(scope);
         contents.managed = None;
         contents.module = None;
         contents.globals.clear();
@@ -470,6 +474,24 @@ pub fn refresh_function(scope: Scope, handle: Handle<FunctionKind>, facts: &Func
 }
 
 impl Contents {
+    /// Sends an image again that the worker has forgotten in a reset.
+    fn refresh<K: Loadable>(
+        &mut self,
+        scope: Scope,
+        handle: Handle<K>,
+        shared: Option<Variables>,
+    ) -> Result {
+        if self.stale
+            && let Some(source) = self.source.clone()
+        {
+            let (own, logs) = (self.own(scope), &mut Logs::default());
+            self.managed =
+                source.with(|bytes| send::<K>(own, handle, bytes, &jit::NONE, logs, shared))?;
+            self.stale = false;
+        }
+        Ok(())
+    }
+
     /// The scope, for the image's own device.
     fn own(&self, scope: Scope) -> Scope {
         if self.device == scope.session.ordinal() {
@@ -478,6 +500,15 @@ impl Contents {
         Scope {
             session: scope.session.session().on(self.device),
             context: self.context,
+        }
+    }
+
+    /// A copy's are its original's.
+    fn free_variables(&self, scope: Scope) {
+        if let Some(variables) = self.managed
+            && self.original.is_none()
+        {
+            memory::free_variables(scope, variables.memory);
         }
     }
 

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
@@ -44,6 +44,7 @@ pub struct CudaDevice {
     uses_output: AtomicBool,
     /// By the handles of the driver.
     pub(crate) graphs: Mutex<HashMap<u64, Executable>>,
+    pub(crate) next_graph: AtomicU64,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -172,6 +173,7 @@ impl CudaDevice {
             images: Mutex::default(),
             uses_output: AtomicBool::new(false),
             graphs: Mutex::default(),
+            next_graph: AtomicU64::new(1),
         })
     }
 

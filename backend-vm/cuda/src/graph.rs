@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUgraph, CUgraphEdgeData, CUgraphExec,
@@ -15,7 +16,7 @@ use wormhole_device::{
 };
 
 use crate::arrays::described;
-use crate::device::{CudaDevice, event, function, handle, locked, size, stream};
+use crate::device::{CudaDevice, event, function, locked, size, stream};
 use crate::stream_memory::parameters;
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS_v1`.
@@ -236,11 +237,9 @@ impl CudaDevice {
 
     /// Puts a new executable graph in the place of one that the driver cannot change.
     fn replace(&self, raw: RawGraph, template: Template) -> Result<()> {
-        let (flags, disabled, last) = {
-            let graphs = locked(&self.graphs);
-            let place = graphs.get(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
-            (place.flags, place.disabled.clone(), place.last)
-        };
+        let flags = locked(&self.graphs)
+            .get(&raw.0)
+            .map_or(0, |place| place.flags);
         let executable = match self.made_executable(&template, flags) {
             Ok(executable) => executable,
             Err(error) => {
@@ -248,28 +247,39 @@ impl CudaDevice {
                 return Err(error);
             }
         };
-        for node in &disabled {
-            if let Some(node) = template.nodes.get(*node as usize) {
-                // SAFETY: both are live, and the node is one of the template that the graph was made from.
-                unsafe { self.driver.cuGraphNodeSetEnabled(executable, *node, 0) }?;
-            }
-        }
-        let after = last.and_then(|last| {
-            let event = self.create_event(DISABLE_TIMING).ok()?;
-            let _ = self.record_event(event, last, 0);
-            Some(event)
-        });
-        let new = Executable {
+        let mut new = Executable {
             executable,
             template,
             flags,
-            disabled,
-            last,
-            after,
+            disabled: HashSet::new(),
+            last: None,
+            after: None,
         };
-        if let Some(old) = locked(&self.graphs).insert(raw.0, new) {
-            let _ = self.destroy_executable(&old);
+        let replaced = self.put_in_place(raw, &mut new);
+        // What goes is the old one, or the new one if it could not be put there.
+        let gone = self.destroy_executable(&new);
+        replaced.and(gone)
+    }
+
+    /// Exchanges an executable graph with a new one, which takes over what the program has said of the old one.
+    fn put_in_place(&self, raw: RawGraph, new: &mut Executable) -> Result<()> {
+        // Held throughout: while a stream is known here, it is not destroyed.
+        let mut graphs = locked(&self.graphs);
+        let place = graphs.get_mut(&raw.0).ok_or(CuError::INVALID_HANDLE)?;
+        for node in &place.disabled {
+            if let Some(node) = new.template.nodes.get(*node as usize) {
+                // SAFETY: both are live, and the node is one of the template that the graph was made from.
+                unsafe { self.driver.cuGraphNodeSetEnabled(new.executable, *node, 0) }?;
+            }
         }
+        if let Some(last) = place.last {
+            let event = self.create_event(DISABLE_TIMING)?;
+            new.after = Some(event);
+            self.record_event(event, last, 0)?;
+        }
+        new.last = place.last;
+        new.disabled = std::mem::take(&mut place.disabled);
+        std::mem::swap(place, new);
         Ok(())
     }
 
@@ -331,7 +341,8 @@ impl Graphs for CudaDevice {
                 return Err(error);
             }
         };
-        let raw = RawGraph(handle(executable));
+        // A number that is never used again: the driver's own may be, once a graph was replaced.
+        let raw = RawGraph(self.next_graph.fetch_add(1, Ordering::Relaxed));
         let entry = Executable {
             executable,
             template,

@@ -16,6 +16,7 @@ use wormhole_fatbin::fields::{u16_at, u32_at, u64_at, usize_at};
 /// Section types (`sh_type`).
 const SYMBOLS: u32 = 2;
 const RELOCATIONS: u32 = 4;
+const SHORT_RELOCATIONS: u32 = 9;
 const NO_BITS: u32 = 8;
 /// A data object (`st_info`).
 const OBJECT: u8 = 1;
@@ -32,6 +33,10 @@ const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
 const RELOCATION_BYTES: usize = 24;
 
+/// Bytes of a variable's name.
+const MAX_NAME: usize = 4096;
+/// Managed variables of one image.
+const MAX_VARIABLES: usize = 1 << 16;
 /// Bytes of all variables of one image.
 const MAX_BYTES: u64 = 1 << 40;
 
@@ -147,6 +152,7 @@ impl Code {
     /// Nothing if the image has no managed variables.
     pub fn read(image: Vec<u8>) -> Result<Option<Self>> {
         match read(&image) {
+            Some((_, managed, _)) if managed.len() > MAX_VARIABLES => Err(CuError::NOT_SUPPORTED),
             Some((sections, managed, symbols)) if !managed.is_empty() => {
                 let mut code = Self {
                     image,
@@ -176,7 +182,9 @@ impl Code {
         let name = names
             .offset
             .checked_add(usize::try_from(u32_at(&self.image, at)?).ok()?)?;
-        let name = self.image.get(name..)?.split(|byte| *byte == 0).next()?;
+        let name = self.image.get(name..)?;
+        let length = name.iter().take(MAX_NAME).position(|byte| *byte == 0)?;
+        let name = &name[..length];
         let section = self.section(u32::from(u16_at(&self.image, at + 6)?))?;
         let (value, bytes) = (
             usize_at(&self.image, at + 8)?,
@@ -215,6 +223,16 @@ impl Code {
             return Ok(None);
         };
         for section in self.sections.clone() {
+            // The compilers write no others, and whom they name would have to be found elsewhere.
+            let is_usual = self
+                .section(section.link)
+                .is_some_and(|table| table.kind == SYMBOLS && table.offset == self.symbols);
+            if section.kind == SHORT_RELOCATIONS || section.kind == RELOCATIONS && !is_usual {
+                tracing::warn!(
+                    "an image with managed variables is refused: its relocations are unknown"
+                );
+                return Err(CuError::NOT_SUPPORTED);
+            }
             if section.kind == RELOCATIONS {
                 self.relocate(section, start)?;
             }

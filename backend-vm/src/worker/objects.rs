@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
-    ArrayShape, Device, RawArray, RawEvent, RawFunction, RawMipmap, RawModule, RawStream,
+    ArrayShape, Device, ManagedPlace, RawArray, RawEvent, RawFunction, RawMipmap, RawModule,
+    RawStream,
 };
 use wormhole_ring::fence::{FenceIndex, Fences};
 
@@ -61,6 +62,18 @@ pub struct EventObject {
 #[derive(Debug)]
 pub struct Loaded {
     pub raw: RawModule,
+    /// Where its managed variables are.
+    pub place: Option<ManagedPlace>,
+}
+
+impl Loaded {
+    /// Whether a variable is a managed one.
+    pub fn holds_managed(&self, variable: u64) -> bool {
+        self.place.is_some_and(|place| {
+            let offset = variable.checked_sub(place.address);
+            offset.is_some_and(|offset| offset < place.bytes)
+        })
+    }
 }
 
 /// A loaded image, under the handle of a module or of a library.

@@ -362,7 +362,7 @@ fn reset_primary(device: usize) -> Result {
     event::forget_all(scope);
     texture::forget_all();
     array::forget_all();
-    module::forget_all();
+    module::forget_all(scope);
     memory::forget_all(scope);
     reset
 }

@@ -311,6 +311,16 @@ fn update_rows(device: &dyn Device) -> Outcome {
     run(device, executable, other)?;
     same("the word with the kernel", result(&host), 31)?;
     worked("destroy_stream", device.destroy_stream(one))?;
+    // The next ones are others.
+    let next = [50, 60].map(|value| instantiate(device, &described(value, memory + 1024)));
+    for (value, next) in [51, 61].into_iter().zip(next) {
+        let next = next?;
+        run(device, next, other)?;
+        same("the word of another graph", result(&host), value)?;
+        worked("destroy_graph", device.destroy_graph(next))?;
+    }
+    run(device, executable, other)?;
+    same("the word of the first", result(&host), 31)?;
     worked("destroy_graph", device.destroy_graph(executable))
 }
 

@@ -175,7 +175,7 @@ impl Session {
             drop(image);
             Box::new(move |session: &mut Session| {
                 session.image_bytes -= bytes;
-                session.loaded(new, loaded)
+                session.loaded(new, loaded, place)
             }) as Finish
         });
         if matches!(outcome, Outcome::Deferred) {
@@ -264,7 +264,12 @@ impl Session {
         Ok(Compiler { jit, log })
     }
 
-    fn loaded(&mut self, new: ImageHandle, loaded: wormhole_device::Result<Loading>) -> Answer {
+    fn loaded(
+        &mut self,
+        new: ImageHandle,
+        loaded: wormhole_device::Result<Loading>,
+        place: Option<ManagedPlace>,
+    ) -> Answer {
         let answer = |flags, managed| match new {
             ImageHandle::Module(_) => Answer::reply(&ModuleLoadReply { flags, managed }),
             ImageHandle::Library(_) => Answer::reply(&LibraryLoadReply { flags, managed }),
@@ -274,7 +279,10 @@ impl Session {
             Ok(Loading::NeedsPlace(bytes)) => return answer(0, bytes),
             Err(error) => return Answer::failed(self.failed(error)),
         };
-        let image = Loaded { raw: loaded.module };
+        let image = Loaded {
+            raw: loaded.module,
+            place,
+        };
         let entered = self.enter_image(new, ImageObject::new(Arc::new(image)));
         if let Err(error) = entered {
             self.unload_quietly(loaded.module);
@@ -454,7 +462,10 @@ impl Session {
         bytes: u64,
     ) -> Result<(), CuResult> {
         // Another thread may have unloaded the image meanwhile.
-        self.image(handle)?;
+        if self.image(handle)?.loaded.holds_managed(address) {
+            // Arena, as long as the guest leaves it there.
+            return Ok(());
+        }
         // Asked for before, it is there already.
         if self.device_memory.insert(address, bytes) {
             self.image(handle)?.globals.push(address);
