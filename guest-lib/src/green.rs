@@ -16,14 +16,14 @@ use crate::types::CUdevResource;
 pub const MULTIPROCESSORS: u32 = 1;
 
 /// What a program was told of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Part {
     device: usize,
     known: Known,
 }
 
 /// As the worker knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Known {
     number: u32,
     count: u32,
@@ -45,6 +45,8 @@ impl From<GreenPart> for Known {
 #[derive(Debug, Default)]
 struct Greens {
     parts: Vec<Part>,
+    /// Where each part is among them.
+    places: HashMap<Part, usize>,
     /// Of devices and of green contexts, by device and the worker's number of the green context.
     whole: HashMap<(usize, u32), usize>,
     /// What green contexts are made of.
@@ -62,9 +64,14 @@ fn greens() -> MutexGuard<'static, Greens> {
 }
 
 impl Greens {
+    /// A part that is told of again keeps its place.
     fn enter(&mut self, part: Part) -> usize {
-        self.parts.push(part);
-        self.parts.len() - 1
+        let next = self.parts.len();
+        let place = *self.places.entry(part).or_insert(next);
+        if place == next {
+            self.parts.push(part);
+        }
+        place
     }
 
     /// Tells a program of a part; its place is in words that only the driver reads.
@@ -170,8 +177,12 @@ pub fn generate(resources: &[CUdevResource]) -> Result<usize> {
         .iter()
         .map(|resource| greens.find(resource).map(|(index, _)| index))
         .collect::<Result<Vec<_>>>()?;
-    greens.descriptions.push(parts);
-    Ok(greens.descriptions.len() * 16)
+    let known = greens.descriptions.iter().position(|known| *known == parts);
+    let index = known.unwrap_or(greens.descriptions.len());
+    if known.is_none() {
+        greens.descriptions.push(parts);
+    }
+    Ok((index + 1) * 16)
 }
 
 /// Makes a context of the program a green one, of what is described, or of the whole device.
@@ -199,7 +210,11 @@ pub fn create(scope: Scope, description: usize) -> Result {
 
 /// Destroys what is behind a green context.
 pub fn destroy(scope: Scope) -> Result {
-    let green = greens().contexts.remove(&scope.context);
+    let mut greens = greens();
+    let green = greens.contexts.remove(&scope.context);
     let green = green.ok_or(CuError::INVALID_CONTEXT)?;
+    // The worker may give the number to another.
+    greens.whole.remove(&(scope.session.ordinal(), green));
+    drop(greens);
     scope.session.request(&GreenDestroy { green }, |()| ())
 }

@@ -18,7 +18,8 @@ fn address(context: &Context, module: RawModule, name: &str, kind: ReferenceKind
 
 /// Gives a reference another object. Nothing that was launched reads it any more.
 fn exchange(context: &Context, address: u64, object: u64) {
-    // SAFETY: a module's variable of eight bytes, aligned as any allocation.
+    // SAFETY: a module's variable of at least eight bytes, aligned as any allocation of the device's memory, where it
+    // always is: references are not managed.
     let value = unsafe { AtomicU64::from_ptr(pointer(address).cast()) };
     // Nothing was bound, or the program has written there itself.
     let _ = context

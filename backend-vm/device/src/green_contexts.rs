@@ -8,7 +8,7 @@ raw_handle! {
 }
 
 /// Multiprocessors of a device, all or some of them (`CUdevResource`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Multiprocessors {
     pub count: u32,
     /// The fewest that can be split off, and what parts are multiples of. 0 for what a split has made: it cannot

@@ -4,7 +4,7 @@
 use crate::{RawArray, RawModule, Resource, Result, Sampling};
 
 /// What a reference is to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReferenceKind {
     Texture,
     Surface,

@@ -340,11 +340,12 @@ impl Program {
         Some((self.addresses[index], self.module.variables[index].size))
     }
 
-    /// The address of the reference `name`, if it is one of this kind.
+    /// The address of the reference `name`, if it is one of this kind and has room for a handle.
     #[must_use]
     pub fn reference(&self, name: &str, kind: Reference) -> Option<u64> {
         let &index = self.module.variable_names.get(name)?;
-        let is_wanted = self.module.variables[index].reference == Some(kind);
+        let variable = &self.module.variables[index];
+        let is_wanted = variable.reference == Some(kind) && variable.size >= 8;
         is_wanted.then_some(self.addresses[index])
     }
 

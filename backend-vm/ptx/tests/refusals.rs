@@ -1,6 +1,6 @@
 //! What the engine lacks is refused by name, in the kernel that needs it and in no other.
 
-use wormhole_ptx::{KernelError, Module};
+use wormhole_ptx::{KernelError, Module, Reference};
 
 fn refused(declarations: &str, body: &str) -> KernelError {
     let text = format!(
@@ -45,4 +45,24 @@ fn functions_of_the_device_runtime_are_named() {
         error.to_string().contains("`cudaGetParameterBufferV2`"),
         "{error}"
     );
+}
+
+/// Its value is a handle that the device exchanges.
+#[test]
+fn a_reference_is_a_word_of_the_device_s_own() {
+    let module = |declaration: &str| {
+        let head = ".version 7.0\n.target sm_70\n.address_size 64\n.global .align 1 ";
+        Module::from_ptx(&format!("{head}{declaration};\n"))
+    };
+    for kind in [".texref", ".surfref", ".samplerref"] {
+        assert!(module(&format!(".attribute(.managed) {kind} r")).is_err());
+        let program = module(&format!("{kind} r")).unwrap();
+        let variable = &program.variables()[0];
+        assert_eq!((variable.align(), variable.size()), (8, 8), "{kind}");
+    }
+    for (declaration, found) in [(".texref r", Some(4096)), (".texref r[0]", None)] {
+        let program = module(declaration).map(|module| module.link(vec![4096]));
+        let reference = program.map(|program| program.reference("r", Reference::Texture));
+        assert_eq!(reference.ok().flatten(), found, "{declaration}");
+    }
 }

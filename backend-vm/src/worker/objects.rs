@@ -1,25 +1,72 @@
 //! What a session's handles stand for.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
-    ArrayShape, Device, ManagedPlace, RawArray, RawEvent, RawFunction, RawMipmap, RawModule,
-    RawStream,
+    ArrayShape, Device, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreen, RawMipmap,
+    RawModule, RawStream, ReferenceKind,
 };
 use wormhole_ring::fence::{FenceIndex, Fences};
 
+use super::registrar::{Registrar, Task};
 use super::watcher::Watcher;
 
 /// [`StreamObject::fence`] of a stream behind whose work no fence was asked for.
 const NO_FENCE: u32 = u32::MAX;
 
+/// A green context. Jobs hold it while they use it, and its streams as long as they live: a stream must not outlive
+/// it. It is destroyed when nobody does.
+#[derive(Debug)]
+pub struct GreenObject {
+    pub raw: RawGreen,
+    device: Arc<dyn Device>,
+    registrar: Registrar,
+    ended: AtomicBool,
+}
+
+impl GreenObject {
+    pub fn new(raw: RawGreen, device: Arc<dyn Device>, registrar: Registrar) -> Self {
+        Self {
+            raw,
+            device,
+            registrar,
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// Destroys it, if that is not done yet; it may wait. Nobody uses it any more.
+    pub fn end(&self) -> wormhole_device::Result<()> {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.device.destroy_green(self.raw)
+    }
+}
+
+impl Drop for GreenObject {
+    /// The last holder may be the executor, which must not wait.
+    fn drop(&mut self) {
+        if *self.ended.get_mut() {
+            return;
+        }
+        let (device, raw) = (Arc::clone(&self.device), self.raw);
+        self.registrar.run(Task::new(move |_| {
+            if let Err(error) = device.destroy_green(raw) {
+                tracing::debug!("destroying a green context: {error}");
+            }
+        }));
+    }
+}
+
 /// A stream. Jobs and the watcher hold it while they use it, so that it outlives its handle.
 #[derive(Debug)]
 pub struct StreamObject {
     pub raw: RawStream,
+    /// The green context that it belongs to.
+    pub green: Option<Arc<GreenObject>>,
     /// The fence that was asked for last, and the value it will reach: it covers those before it.
     fence: AtomicU32,
     value: AtomicU64,
@@ -29,8 +76,17 @@ impl StreamObject {
     pub fn new(raw: RawStream) -> Self {
         Self {
             raw,
+            green: None,
             fence: AtomicU32::new(NO_FENCE),
             value: AtomicU64::new(0),
+        }
+    }
+
+    /// One of a green context.
+    pub fn of(green: Arc<GreenObject>, raw: RawStream) -> Self {
+        Self {
+            green: Some(green),
+            ..Self::new(raw)
         }
     }
 
@@ -64,15 +120,33 @@ pub struct Loaded {
     pub raw: RawModule,
     /// Where its managed variables are.
     pub place: Option<ManagedPlace>,
+    /// What its references name, held until they name something else. Locked by jobs, also while they bind.
+    pub bound: Mutex<HashMap<(ReferenceKind, String), Used>>,
 }
 
 impl Loaded {
+    pub fn new(raw: RawModule, place: Option<ManagedPlace>) -> Self {
+        Self {
+            raw,
+            place,
+            bound: Mutex::default(),
+        }
+    }
+
     /// Whether a variable is a managed one.
     pub fn holds_managed(&self, variable: u64) -> bool {
         self.place.is_some_and(|place| {
             let offset = variable.checked_sub(place.address);
             offset.is_some_and(|offset| offset < place.bytes)
         })
+    }
+
+    /// Unloads it, and lets go of what was bound.
+    pub fn unload(&self, device: &dyn Device) -> wormhole_device::Result<()> {
+        let unloaded = device.unload(self.raw);
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        bound.drain().for_each(|(_, used)| used.let_go(device));
+        unloaded
     }
 }
 
@@ -149,6 +223,28 @@ pub fn let_go_of_array(
         }) => let_go_of_mipmap(mipmap, device),
         Some(array) => device.destroy_array(array.raw),
         None => Ok(()),
+    }
+}
+
+/// What is held by a graph, by a reference, and by jobs while a texture is made of it.
+#[derive(Debug)]
+pub enum Used {
+    Array(Arc<ArrayObject>),
+    Mipmap(Arc<MipmapObject>),
+    Memory,
+}
+
+impl Used {
+    /// Nobody is to hear of a failure: what is let go of has no handle any more.
+    pub fn let_go(self, device: &dyn Device) {
+        let gone = match self {
+            Self::Array(array) => let_go_of_array(array, device),
+            Self::Mipmap(mipmap) => let_go_of_mipmap(mipmap, device),
+            Self::Memory => Ok(()),
+        };
+        if let Err(error) = gone {
+            tracing::debug!("destroying an array without a handle: {error}");
+        }
     }
 }
 
@@ -246,9 +342,9 @@ impl Graveyard {
         self.sweep_events(usize::MAX, device);
     }
 
-    /// Forgets everything: the context it belonged to is gone.
-    pub fn clear(&mut self) {
-        self.streams.clear();
+    /// Forgets everything, since the context it belonged to goes: what streams there were.
+    pub fn clear(&mut self) -> impl Iterator<Item = Arc<StreamObject>> {
         self.events.clear();
+        self.streams.drain(..)
     }
 }

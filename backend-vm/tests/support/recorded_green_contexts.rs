@@ -36,6 +36,7 @@ impl GreenContexts for Recorder {
         self.end(green.0)
     }
     fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream> {
+        self.arrive("green_stream");
         self.check(green.0)?;
         self.create_stream(flags, priority)
     }

@@ -85,6 +85,11 @@ fn shape(lexer: &mut Lexer<'_>) -> Result<Shape, ParseError> {
             ".v8" => vector = 8,
             // A sampler, texture or surface reference is an opaque 64-bit handle.
             ".texref" | ".samplerref" | ".surfref" => {
+                // Its value is the device's, which a program could write if it were in managed memory.
+                if managed {
+                    let found = Token::Word(word);
+                    return Err(lexer.unexpected("a type that can be managed", found));
+                }
                 let reference = match word {
                     ".texref" => Reference::Texture,
                     ".surfref" => Reference::Surface,
@@ -93,7 +98,7 @@ fn shape(lexer: &mut Lexer<'_>) -> Result<Shape, ParseError> {
                 return Ok(Shape {
                     ty: Type::B64,
                     vector,
-                    align,
+                    align: None,
                     managed,
                     reference: Some(reference),
                 });

@@ -10,12 +10,12 @@ use wormhole_api::{
     Array, ArrayCreate, BoxCopy, CuResult, DevicePtr, Handle, Mipmap, MipmapCreate, MipmapGetLevel,
     Outcome, SurfaceCreateReply, TextureCreate, TextureCreateReply, TextureSource,
 };
-use wormhole_device::{BoxEnd, Device, Resource, Sampling, View};
+use wormhole_device::{BoxEnd, Resource, Sampling, View};
 
 use super::memory::Place;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::counters::Counter;
-use crate::worker::objects::{ArrayObject, MipmapObject, let_go_of_array, let_go_of_mipmap};
+use crate::worker::objects::{ArrayObject, MipmapObject, Used, let_go_of_array, let_go_of_mipmap};
 use crate::worker::registrar::Task;
 
 /// A mipmapped array under its handle.
@@ -73,27 +73,6 @@ pub(super) struct Wanted {
     pub format: u32,
     pub channels: u32,
     pub size: [u64; 3],
-}
-
-/// What is held by a graph, and by jobs while a texture is made of it.
-pub(super) enum Used {
-    Array(Arc<ArrayObject>),
-    Mipmap(Arc<MipmapObject>),
-    Memory,
-}
-
-impl Used {
-    /// Nobody is to hear of a failure: what is let go of has no handle any more.
-    pub(super) fn let_go(self, device: &dyn Device) {
-        let gone = match self {
-            Self::Array(array) => let_go_of_array(array, device),
-            Self::Mipmap(mipmap) => let_go_of_mipmap(mipmap, device),
-            Self::Memory => Ok(()),
-        };
-        if let Err(error) = gone {
-            tracing::debug!("destroying an array without a handle: {error}");
-        }
-    }
 }
 
 impl Session {

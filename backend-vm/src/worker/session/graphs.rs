@@ -12,10 +12,9 @@ use wormhole_device::{
     MemoryOperation, RawGraph,
 };
 
-use super::arrays::Used;
 use super::launch::read_attributes;
 use super::{Answer, Call, Finish, Session, to_result};
-use crate::worker::objects::{ArrayObject, EventObject, Loaded};
+use crate::worker::objects::{ArrayObject, EventObject, Loaded, Used};
 
 /// Bytes that a session's descriptions may take, until graphs were made of them.
 const MOST_BYTES: usize = 512 << 20;

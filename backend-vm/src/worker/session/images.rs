@@ -279,11 +279,8 @@ impl Session {
             Ok(Loading::NeedsPlace(bytes)) => return answer(0, bytes),
             Err(error) => return Answer::failed(self.failed(error)),
         };
-        let image = Loaded {
-            raw: loaded.module,
-            place,
-        };
-        let entered = self.enter_image(new, ImageObject::new(Arc::new(image)));
+        let image = Arc::new(Loaded::new(loaded.module, place));
+        let entered = self.enter_image(new, ImageObject::new(image));
         if let Err(error) = entered {
             self.unload_quietly(loaded.module);
             return Answer::failed(error);
@@ -343,14 +340,13 @@ impl Session {
             self.unloading.push((*call, loaded));
             return Outcome::Deferred;
         }
-        self.start_unload(call, &loaded)
+        self.start_unload(call, loaded)
     }
 
-    fn start_unload<R>(&mut self, call: &Call, image: &Loaded) -> Outcome<R> {
-        let raw = image.raw;
+    fn start_unload<R>(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<R> {
         self.ask(
             call,
-            move |device| device.unload(raw),
+            move |device| image.unload(device),
             |_, ()| Answer::done(),
         )
     }
@@ -361,7 +357,7 @@ impl Session {
         for (call, image) in std::mem::take(&mut self.unloading) {
             if Arc::strong_count(&image) > 1 {
                 self.unloading.push((call, image));
-            } else if let Outcome::<()>::Failed(error) = self.start_unload(&call, &image) {
+            } else if let Outcome::<()>::Failed(error) = self.start_unload(&call, image) {
                 refused.push((call, error));
             }
         }
@@ -542,13 +538,13 @@ impl Session {
             self.resetting = false;
             return Outcome::Failed(CuResult::INVALID_VALUE);
         };
-        self.streams.drain().for_each(drop);
+        let streams: Vec<_> = self.streams.drain().chain(self.graveyard.clear()).collect();
+        let greens = self.greens.clear(streams);
         self.events.drain().for_each(drop);
         self.modules.drain().for_each(drop);
         self.libraries.drain().for_each(drop);
         self.functions.drain().for_each(drop);
         self.arrays.clear();
-        self.graveyard.clear();
         self.graphs = wormhole_api::handle::Slab::new(super::OBJECTS);
         self.graph_bytes = 0;
         self.device_memory.clear();
@@ -561,7 +557,9 @@ impl Session {
         let watcher = self.watcher.pause(&self.legacy);
         let on = self.on;
         let (notifier, sequence) = (self.notifier.clone(), call.sequence);
+        let device = Arc::clone(&self.device);
         self.registrar.run(Task::new(move |registrations| {
+            greens.end(device.as_ref());
             let result = registrations.reset();
             drop(watcher);
             let finish = move |session: &mut Session| {

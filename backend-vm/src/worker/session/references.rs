@@ -1,15 +1,40 @@
 //! Texture and surface references.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use wormhole_api::{
     CuResult, Outcome, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
 };
-use wormhole_device::{ReferenceKind, Sampling};
+use wormhole_device::{Device, ReferenceKind, Sampling};
 
-use super::arrays::{Used, Wanted};
+use super::arrays::Wanted;
 use super::images::ImageHandle;
 use super::{Answer, Call, Session};
+use crate::worker::objects::{Loaded, Used};
+
+/// Binds, and holds what is bound instead of what was: a kernel may read it whoever destroys its handle. What
+/// fails changes nothing.
+fn bind(
+    device: &dyn Device,
+    image: &Loaded,
+    (kind, name): (ReferenceKind, String),
+    used: Used,
+    bind: impl FnOnce(&str) -> wormhole_device::Result<()>,
+) -> wormhole_device::Result<()> {
+    // Others that bind wait: what is held is what was bound last.
+    let mut held = image.bound.lock().unwrap_or_else(PoisonError::into_inner);
+    let bound = bind(&name);
+    let unused = match (&bound, &used) {
+        (Err(_), _) => Some(used),
+        (Ok(()), Used::Memory) => held.remove(&(kind, name)),
+        (Ok(()), _) => held.insert((kind, name), used),
+    };
+    drop(held);
+    if let Some(unused) = unused {
+        unused.let_go(device);
+    }
+    bound
+}
 
 impl Session {
     pub(super) fn find_reference(
@@ -72,9 +97,10 @@ impl Session {
         self.ask(
             call,
             move |device| {
-                let bound = device.bind_texture(image.raw, &name, resource.as_ref(), &sampling);
-                used.let_go(device);
-                bound
+                let key = (ReferenceKind::Texture, name);
+                bind(device, &image, key, used, |name| {
+                    device.bind_texture(image.raw, name, resource.as_ref(), &sampling)
+                })
             },
             |_, ()| Answer::done(),
         )
@@ -97,9 +123,10 @@ impl Session {
         self.ask(
             call,
             move |device| {
-                let bound = device.bind_surface(image.raw, &name, array.raw);
-                Used::Array(array).let_go(device);
-                bound
+                let (key, raw) = ((ReferenceKind::Surface, name), array.raw);
+                bind(device, &image, key, Used::Array(array), |name| {
+                    device.bind_surface(image.raw, name, raw)
+                })
             },
             |_, ()| Answer::done(),
         )
