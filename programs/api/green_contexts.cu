@@ -192,6 +192,20 @@ int main() {
     launch(plain);
     WORKS(cuStreamSynchronize, plain);
     HOLDS(counted() == 60);
+
+    // One after the other, each has what it was made of, also while a stream of the one before is left.
+    CUdevResource all;
+    WORKS(cuDeviceGetDevResource, device, &all, CU_DEV_RESOURCE_TYPE_SM);
+    for (unsigned i = 0; i < 8; ++i) {
+        WORKS(cuGreenCtxCreate, &green, i % 2 == 0 ? description : nullptr, device, flags);
+        WORKS(cuGreenCtxGetDevResource, green, &own, CU_DEV_RESOURCE_TYPE_SM);
+        HOLDS(own.sm.smCount == (i % 2 == 0 ? multiprocessors : all.sm.smCount));
+        WORKS(cuGreenCtxStreamCreate, &stream, green, CU_STREAM_NON_BLOCKING, 0);
+        launch(stream);
+        WORKS(cuStreamSynchronize, stream);
+        HOLDS(counted() == 70 + 10 * i);
+        WORKS(cuGreenCtxDestroy, green);
+    }
     WORKS(cuDevicePrimaryCtxRelease, device);
     std::printf("PASS green_contexts\n");
     return 0;
