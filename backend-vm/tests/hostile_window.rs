@@ -18,11 +18,12 @@ use support::backend::Backend;
 use support::grammar::{ARRAY, DEVICE_BYTES, MAPPED_BYTES, PTX, Things, grammar};
 use support::guest::Guest;
 use support::random::Random;
+use wormhole_api::array::SURFACE_LDST;
 use wormhole_api::{
-    AddressReserve, AddressReserveReply, ArrayCreate, DevicePtr, EventCreate, Handle, Items,
-    LaunchKernel, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply, MemCopy, MemCreate, MemFree,
-    MemMap, MemWrite, Message as ApiMessage, MipmapCreate, ModuleGetFunction, ModuleLoad,
-    PoolCreate, StreamCreate, StreamQuery, Synchronize,
+    AddressReserve, AddressReserveReply, ArrayCreate, DevicePtr, EventCreate, GreenCreate,
+    GreenDescribe, Handle, Items, LaunchKernel, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply,
+    MemCopy, MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage, MipmapCreate,
+    ModuleGetFunction, ModuleLoad, PoolCreate, StreamCreate, StreamQuery, Synchronize,
 };
 use wormhole_backend::counters::Counter;
 use wormhole_backend::report::SessionReport;
@@ -109,7 +110,7 @@ fn prepare(guest: &mut Guest) -> Things {
             extent: [ARRAY[0], ARRAY[1], 0],
             format,
             channels,
-            flags,
+            flags: SURFACE_LDST,
         }),
         guest.call(&MipmapCreate {
             new: things.mipmap,
@@ -132,6 +133,10 @@ fn prepare(guest: &mut Guest) -> Things {
         guest.call(&MemMap {
             address: things.reserved,
             memory: things.memory,
+        }),
+        guest.call(&GreenDescribe { green: 0 }),
+        guest.call(&GreenCreate {
+            parts: Items::new(&[]),
         }),
     ];
     for answer in answers {
@@ -482,6 +487,27 @@ fn directed(attack: &mut Attack, reason: Counter) {
         other => panic!("{other:?} is no reason for refusal"),
     };
     attack.send(&entry);
+}
+
+/// Else there is nothing in them to spoil.
+#[test]
+fn records_of_references_and_green_contexts_are_right() {
+    let mut backend = Backend::with_devices(8, "cpu:2");
+    let mut attack = Attack::open(&mut backend);
+    let mut sent = 0;
+    for entry in attack.records.clone() {
+        let info = MESSAGES.iter().find(|info| info.id == entry.message);
+        let name = info.map_or("", |info| info.name);
+        if !name.starts_with("Reference") && !name.starts_with("Green") {
+            continue;
+        }
+        attack.send(&entry);
+        let answer = attack.guest.wait(entry.slot, attack.sequence);
+        assert_eq!(answer.expect("the session lives").status, 0, "{name}");
+        sent += 1;
+    }
+    assert_eq!(sent, 9);
+    assert_eq!(attack.guest.status.load(), None);
 }
 
 #[test]

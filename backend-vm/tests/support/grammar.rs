@@ -22,12 +22,14 @@ use super::attack::Entry;
 use super::guest::Guest;
 use super::{grammar_code, grammar_graphs, grammar_sharing};
 
-/// A kernel that writes its thread's number, to load and launch.
+/// A kernel that writes its thread's number, to load and launch, and references to bind.
 pub const PTX: &str = "\
 .version 7.0
 .target sm_70
 .address_size 64
 .global .align 4 .b8 table[256];
+.global .texref texture;
+.global .surfref surface;
 .visible .entry store(.param .u64 out)
 {
     .reg .b32 %r<4>;

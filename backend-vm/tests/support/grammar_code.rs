@@ -9,10 +9,10 @@ use super::attack::Entry;
 use super::grammar::{Things, entry};
 use super::guest::Guest;
 
-/// Of references that the module does not have, and of what there is to bind.
+/// Of the module's references, and of what there is to bind.
 pub fn references(things: &Things) -> Vec<Entry> {
     let Things { module, array, .. } = *things;
-    let name: &[u8] = b"reference";
+    let name: &[u8] = b"texture";
     vec![
         entry(&ReferenceFind {
             module,
@@ -41,12 +41,13 @@ pub fn references(things: &Things) -> Vec<Entry> {
         entry(&ReferenceBindSurface {
             module,
             array,
-            name,
+            name: b"surface",
         }),
     ]
 }
 
-/// The first green context of all multiprocessors; what is described before it has the number 1.
+/// The first green context, and of all multiprocessors: both are there and have the number 1, which the next
+/// green context gets when that one is destroyed.
 pub fn green_contexts(guest: &mut Guest) -> Vec<Entry> {
     let parts = [GreenPartNumber { number: 1 }];
     vec![
