@@ -28,7 +28,8 @@ pub struct Split {
     pub rest: Option<Multiprocessors>,
 }
 
-/// What a device does with green contexts. Callers pass what the device has described or made. All may wait.
+/// What a device does with green contexts. Callers pass what that very device has described, and made and not destroyed
+/// yet. All may wait.
 pub trait GreenContexts {
     /// Those of a green context, or all.
     fn multiprocessors(&self, green: Option<RawGreen>) -> Result<Multiprocessors>;
@@ -36,6 +37,7 @@ pub trait GreenContexts {
     fn split(&self, from: &Multiprocessors, flags: u32, least: u32, groups: u32) -> Result<Split>;
     /// Of all multiprocessors of the parts; of the device if there is none.
     fn create_green(&self, parts: &[Multiprocessors]) -> Result<RawGreen>;
+    /// No stream of it is left: whatever is asked of one would be answered as if the device were lost.
     fn destroy_green(&self, green: RawGreen) -> Result<()>;
     fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream>;
 }
