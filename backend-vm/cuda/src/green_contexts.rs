@@ -21,8 +21,6 @@ const DEFAULT_STREAM: u32 = 1;
 /// The words with the count and the least part, and with the alignment.
 const COUNT: usize = 12;
 const ALIGNMENT: usize = 13;
-/// Most groups of a split.
-const MOST_GROUPS: u32 = 256;
 
 type DeviceResource = unsafe extern "C" fn(i32, *mut Resource, u32) -> u32;
 type GreenResource = unsafe extern "C" fn(*mut c_void, *mut Resource, u32) -> u32;
@@ -99,7 +97,7 @@ impl GreenContexts for CudaDevice {
                 least,
             )
         })?;
-        let mut made = possible.min(groups).min(MOST_GROUPS);
+        let mut made = possible.min(groups);
         if made == 0 {
             return Ok(Split {
                 possible,

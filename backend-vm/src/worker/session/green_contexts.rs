@@ -13,6 +13,8 @@ use super::{Answer, Call, OBJECTS, Session, to_result};
 use crate::counters::Counter;
 use crate::worker::objects::{GreenObject, StreamObject};
 
+/// Groups of one split: with what is left over, as many parts as an answer holds.
+const MOST_GROUPS: u32 = 254;
 /// Splits that are remembered.
 const SPLITS: usize = 1 << 10;
 
@@ -197,7 +199,8 @@ impl Session {
             Ok(part) => part,
             Err(error) => return Outcome::Failed(error),
         };
-        let (flags, least, groups) = (message.flags, message.least, message.groups.min(256));
+        let groups = message.groups.min(MOST_GROUPS);
+        let (flags, least) = (message.flags, message.least);
         let key = (message.part, flags, least, groups);
         let known = self.greens.splits.get(&key).cloned();
         self.ask(
