@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use support::backend::wait_until;
 use support::guest::{Control, Guest, Reply};
+use support::messages::module_load;
 use support::recorder::Recorder;
-use wormhole_api::{ContextReset, DevicePtr, Items, MemGetInfo, ModuleLoad, Synchronize};
+use wormhole_api::{ContextReset, DevicePtr, MemGetInfo, Synchronize};
 use wormhole_backend::channel::Outgoing;
 use wormhole_backend::counters::CountersFile;
 use wormhole_backend::memory::anonymous_file;
@@ -161,32 +162,13 @@ fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
     let run = served.run(4, 1);
     served.tell(&Message::ArenaAdd(run));
     served.hear("ArenaAdded");
-    let load = ModuleLoad {
-        log: DevicePtr(0),
-        log_bytes: 0,
-        place: DevicePtr(0),
-        place_bytes: 0,
-        keep: 0,
-        options: Items::new(&[]),
-        new: served.guest.mint(),
-        image: DevicePtr(served.address(4)),
-        bytes: 64,
-    };
+    let load = module_load(served.guest.mint(), DevicePtr(served.address(4)), 64);
     assert_eq!(served.guest.call(&load).status, 0);
     served.tell(&Message::ArenaRemove(run));
     served.hear("ArenaRemoved");
     assert_eq!(served.registered(), [(0, 1), (1, 1)]);
     // Not named any more: an access would end this process.
-    let load = ModuleLoad {
-        log: DevicePtr(0),
-        log_bytes: 0,
-        place: DevicePtr(0),
-        place_bytes: 0,
-        keep: 0,
-        options: Items::new(&[]),
-        new: served.guest.mint(),
-        ..load
-    };
+    let load = module_load(served.guest.mint(), load.image, load.bytes);
     assert_eq!(served.guest.call(&load).status, 1);
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use support::backend::wait_until;
+use support::messages::module_load;
 use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::handle::Key;
@@ -63,17 +64,11 @@ fn ready() -> Ready {
 
 impl Ready {
     fn load(&self, new: Handle<Module>) -> ModuleLoad<'static> {
-        ModuleLoad {
-            log: DevicePtr(0),
-            log_bytes: 0,
-            place: DevicePtr(0),
-            place_bytes: 0,
-            keep: 0,
-            options: Items::new(&[]),
+        module_load(
             new,
-            image: DevicePtr(self.image.as_ptr().expose_provenance() as u64),
-            bytes: self.image.len() as u64,
-        }
+            DevicePtr(self.image.as_ptr().expose_provenance() as u64),
+            self.image.len() as u64,
+        )
     }
 
     fn look_up(&self, new: Handle<Function>) -> ModuleGetFunction<'static> {
@@ -245,37 +240,14 @@ fn what_a_guest_may_make_a_worker_hold_is_bounded() {
     // Nothing is mapped there: an image that was copied would end the test.
     let (address, bytes) = (1 << 44, 5 << 30);
     served.notifier.send(Event::ExtentAdded { address, bytes });
-    let load = ModuleLoad {
-        log: DevicePtr(0),
-        log_bytes: 0,
-        place: DevicePtr(0),
-        place_bytes: 0,
-        keep: 0,
-        options: Items::new(&[]),
-        new: handle(2),
-        image: DevicePtr(address),
-        bytes,
-    };
+    let load = module_load(handle(2), DevicePtr(address), bytes);
     served.ask(1, 10, &load);
     assert_eq!(served.answer(1, 10).0, 2);
     // One that is under way counts.
     device.hold("load");
     served.ask(1, 11, &ready.load(handle(3)));
     device.wait_for("load", 2);
-    served.ask(
-        2,
-        11,
-        &ModuleLoad {
-            log: DevicePtr(0),
-            log_bytes: 0,
-            place: DevicePtr(0),
-            place_bytes: 0,
-            keep: 0,
-            options: Items::new(&[]),
-            bytes: 4 << 30,
-            ..load
-        },
-    );
+    served.ask(2, 11, &module_load(load.new, load.image, 4 << 30));
     assert_eq!(served.answer(2, 11).0, 2);
     device.let_go("load");
     assert_eq!(served.answer(1, 11).0, 0);

@@ -4,10 +4,11 @@ mod support;
 
 use support::backend::Backend;
 use support::guest::{Guest, Reply};
+use support::messages::module_load;
 use wormhole_api::{
     DevicePtr, Fence, FenceWrite, Function, Handle, Items, LaunchKernel, MemAlloc, MemAllocReply,
-    MemCopy, Module, ModuleGetFunction, ModuleGetFunctionReply, ModuleLoad, Stream, StreamCreate,
-    Synchronize, TakeOutput,
+    MemCopy, Module, ModuleGetFunction, ModuleGetFunctionReply, Stream, StreamCreate, Synchronize,
+    TakeOutput,
 };
 use wormhole_ring::control::Refusal;
 use wormhole_ring::fence::FenceIndex;
@@ -37,17 +38,11 @@ const PTX: &str = "\
 fn load(guest: &mut Guest) -> Handle<Module> {
     guest.arena[0].write(0, PTX.as_bytes());
     let module = guest.mint();
-    let answer = guest.call(&ModuleLoad {
-        log: DevicePtr(0),
-        log_bytes: 0,
-        place: DevicePtr(0),
-        place_bytes: 0,
-        keep: 0,
-        options: Items::new(&[]),
-        new: module,
-        image: DevicePtr(guest.arena[0].address),
-        bytes: PTX.len() as u64,
-    });
+    let answer = guest.call(&module_load(
+        module,
+        DevicePtr(guest.arena[0].address),
+        PTX.len() as u64,
+    ));
     assert_eq!(answer.status, 0);
     module
 }

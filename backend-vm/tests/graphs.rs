@@ -5,6 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
+use support::messages::module_load;
 use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::handle::Graph;
@@ -13,7 +14,7 @@ use wormhole_api::{
     GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind, GraphFill,
     GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload, Handle,
     Items, MemAlloc, MemAllocReply, MemoryOperation, Message, Module, ModuleGetFunction,
-    ModuleLoad, ModuleUnload,
+    ModuleUnload,
 };
 use wormhole_backend::worker::session::Event;
 use wormhole_device::Device;
@@ -59,17 +60,7 @@ impl Ready {
             .notifier
             .send(Event::ExtentAdded { address, bytes: 64 });
         let module = handle(number);
-        let load = ModuleLoad {
-            new: module,
-            image: DevicePtr(address),
-            bytes: 64,
-            log: DevicePtr(0),
-            log_bytes: 0,
-            place: DevicePtr(0),
-            place_bytes: 0,
-            keep: 0,
-            options: Items::new(&[]),
-        };
+        let load = module_load(module, DevicePtr(address), 64);
         assert_eq!(self.status(&load), 0);
         let look_up = ModuleGetFunction {
             module,

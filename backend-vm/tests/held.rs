@@ -4,13 +4,14 @@ mod support;
 
 use std::sync::Arc;
 
+use support::messages::{bind_texture, module_load};
 use support::recorder::Recorder;
 use support::served::{Served, handle, push};
 use wormhole_api::{
     Array, ArrayCreate, ArrayDestroy, ContextReset, CuResult, Decode, DevicePtr, GreenCreate,
     GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy, GreenPartNumber, GreenSplit,
-    GreenSplitReply, GreenStream, Items, Message, Module, ModuleLoad, ModuleUnload,
-    ReferenceBindSurface, ReferenceBindTexture, Stream, StreamDestroy, StreamQuery, TextureSource,
+    GreenSplitReply, GreenStream, Items, Message, Module, ModuleUnload, ReferenceBindSurface,
+    Stream, StreamDestroy, StreamQuery,
 };
 use wormhole_backend::worker::session::Event;
 use wormhole_device::{CuError, Device, DeviceSet};
@@ -189,28 +190,6 @@ fn parts_and_green_contexts_are_of_their_device_alone() {
 
 const MODULE: u32 = 1;
 
-fn bind_texture(array: Option<u32>) -> ReferenceBindTexture<'static> {
-    ReferenceBindTexture {
-        module: handle::<Module>(MODULE),
-        bound: array.is_some().into(),
-        source: TextureSource::Array,
-        array: array.map(handle),
-        mipmap: None,
-        memory: DevicePtr(0),
-        format: 0,
-        channels: 0,
-        size: [0; 3],
-        address_modes: [1; 3],
-        filters: [0; 2],
-        flags: 0,
-        anisotropy: 0,
-        level_bias: 0.0,
-        level_clamp: [0.0; 2],
-        border: [0; 4],
-        name: b"texture",
-    }
-}
-
 #[test]
 fn what_a_reference_names_lives_until_it_names_something_else() {
     let (device, served) = served();
@@ -219,17 +198,7 @@ fn what_a_reference_names_lives_until_it_names_something_else() {
     let bytes = image.len() as u64;
     served.notifier.send(Event::ExtentAdded { address, bytes });
     let module: wormhole_api::Handle<Module> = handle(MODULE);
-    let load = ModuleLoad {
-        log: DevicePtr(0),
-        log_bytes: 0,
-        place: DevicePtr(0),
-        place_bytes: 0,
-        keep: 0,
-        options: Items::new(&[]),
-        new: module,
-        image: DevicePtr(address),
-        bytes,
-    };
+    let load = module_load(module, DevicePtr(address), bytes);
     served.call(0, 1, &load);
     let made: Vec<u64> = (1..=4)
         .map(|index| {
@@ -250,14 +219,14 @@ fn what_a_reference_names_lives_until_it_names_something_else() {
         array: handle(index),
         name: b"surface",
     };
-    served.call(0, 10, &bind_texture(Some(1)));
+    served.call(0, 10, &bind_texture(module, Some(handle(1)), b"texture"));
     served.call(0, 11, &bind_surface(2));
     for index in [1, 2] {
         let array: wormhole_api::Handle<Array> = handle(index);
         served.call(0, 11 + u64::from(index), &ArrayDestroy { array });
     }
     assert_eq!(alive(), [true; 4], "both are bound");
-    served.call(0, 14, &bind_texture(Some(3)));
+    served.call(0, 14, &bind_texture(module, Some(handle(3)), b"texture"));
     assert_eq!(alive(), [false, true, true, true]);
     served.call(0, 15, &bind_surface(4));
     assert_eq!(alive(), [false, false, true, true]);
@@ -266,7 +235,7 @@ fn what_a_reference_names_lives_until_it_names_something_else() {
         served.call(0, 13 + u64::from(index), &ArrayDestroy { array });
     }
     assert_eq!(alive(), [false, false, true, true]);
-    served.call(0, 18, &bind_texture(None));
+    served.call(0, 18, &bind_texture(module, None, b"texture"));
     assert_eq!(alive(), [false, false, false, true]);
     served.call(0, 19, &ModuleUnload { module });
     assert_eq!(alive(), [false; 4], "the module held the last");

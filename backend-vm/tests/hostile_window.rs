@@ -17,13 +17,14 @@ use support::attack::{Entry, Writer, mutate};
 use support::backend::Backend;
 use support::grammar::{ARRAY, DEVICE_BYTES, MAPPED_BYTES, PTX, Things, grammar};
 use support::guest::Guest;
+use support::messages::{library_load, module_load};
 use support::random::Random;
 use wormhole_api::array::SURFACE_LDST;
 use wormhole_api::{
     AddressReserve, AddressReserveReply, ArrayCreate, DevicePtr, EventCreate, GreenCreate,
-    GreenDescribe, Handle, Items, LaunchKernel, LibraryLoad, MESSAGES, MemAlloc, MemAllocReply,
-    MemCopy, MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage, MipmapCreate,
-    ModuleGetFunction, ModuleLoad, PoolCreate, StreamCreate, StreamQuery, Synchronize,
+    GreenDescribe, Handle, Items, LaunchKernel, MESSAGES, MemAlloc, MemAllocReply, MemCopy,
+    MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage, MipmapCreate, ModuleGetFunction,
+    PoolCreate, StreamCreate, StreamQuery, Synchronize,
 };
 use wormhole_backend::counters::Counter;
 use wormhole_backend::report::SessionReport;
@@ -78,28 +79,8 @@ fn prepare(guest: &mut Guest) -> Things {
             new: things.event,
             flags: 0,
         }),
-        guest.call(&ModuleLoad {
-            log: DevicePtr(0),
-            log_bytes: 0,
-            place: DevicePtr(0),
-            place_bytes: 0,
-            keep: 0,
-            options: Items::new(&[]),
-            new: things.module,
-            image,
-            bytes,
-        }),
-        guest.call(&LibraryLoad {
-            log: DevicePtr(0),
-            log_bytes: 0,
-            place: DevicePtr(0),
-            place_bytes: 0,
-            keep: 0,
-            options: Items::new(&[]),
-            new: things.library,
-            image,
-            bytes,
-        }),
+        guest.call(&module_load(things.module, image, bytes)),
+        guest.call(&library_load(things.library, image, bytes)),
         guest.call(&ModuleGetFunction {
             module: things.module,
             new: things.function,

@@ -5,15 +5,15 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use support::messages::module_load;
 use support::recorder::Recorder;
 use support::recorder::kernels::NAMES;
 use support::served::{Served, handle};
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
     ClusterQuestion, Decode, DevicePtr, Function, Handle, Items, LaunchAttribute, LibraryKernels,
-    Message, Module, ModuleGetFunction, ModuleKernels, ModuleKernelsReply, ModuleLoad,
-    ResetPersistingL2, TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace,
-    TensorMapReplaceReply,
+    Message, Module, ModuleGetFunction, ModuleKernels, ModuleKernelsReply, ResetPersistingL2,
+    TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_backend::worker::session::Event;
 use wormhole_device::Device;
@@ -40,17 +40,7 @@ fn ready() -> Ready {
         served,
         arena,
     };
-    let load = ModuleLoad {
-        new: handle(MODULE),
-        image: DevicePtr(ready.address()),
-        bytes: 64,
-        log: DevicePtr(0),
-        log_bytes: 0,
-        place: DevicePtr(0),
-        place_bytes: 0,
-        keep: 0,
-        options: Items::new(&[]),
-    };
+    let load = module_load(handle(MODULE), DevicePtr(ready.address()), 64);
     ready.served.call(0, 1, &load);
     let look_up = ModuleGetFunction {
         module: handle(MODULE),

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use support::backend::{Backend, PATIENCE};
 use support::guest::{Guest, Reply};
+use support::messages::module_load;
 use wormhole_api::{
     ContextReset, DeviceDescribe, DeviceDescribeReply, DevicePtr, Fence, FenceWrite, Handle, Items,
     LaunchKernel, Link, LinkInput, LinkReply, MemAlloc, MemAllocReply, MemCopy, MemFree,
-    MemGetInfo, MemSet, MemWrite, ModuleGetFunction, ModuleLoad, Stream, StreamCreate,
-    StreamDestroy, StreamQuery, Synchronize,
+    MemGetInfo, MemSet, MemWrite, ModuleGetFunction, Stream, StreamCreate, StreamDestroy,
+    StreamQuery, Synchronize,
 };
 use wormhole_ring::control::Message;
 
@@ -352,17 +353,7 @@ fn arena_that_a_busy_session_returns_goes_to_another_when_the_device_lets_go() {
     // A kernel that runs until it is told to end.
     guest.arena[0].write(0, SPIN.as_bytes());
     let (module, function) = (guest.mint(), guest.mint());
-    let load = ModuleLoad {
-        log: DevicePtr(0),
-        log_bytes: 0,
-        place: DevicePtr(0),
-        place_bytes: 0,
-        keep: 0,
-        options: Items::new(&[]),
-        new: module,
-        image: DevicePtr(guest.arena[0].address),
-        bytes: SPIN.len() as u64,
-    };
+    let load = module_load(module, DevicePtr(guest.arena[0].address), SPIN.len() as u64);
     assert_eq!(guest.call(&load).status, 0);
     let name = b"spin";
     let find = ModuleGetFunction {

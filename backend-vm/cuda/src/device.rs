@@ -201,6 +201,21 @@ impl CudaDevice {
         locked(&self.images).get(module)
     }
 
+    /// The machine code of an image that names managed variables; nothing if it turns out to have none: the word
+    /// was in a comment, or the linker has found no use for them.
+    fn managed_code(&self, image: &[u8], jit: &mut Jit) -> Result<Option<Code>> {
+        let code = best_code(image, self.arch()).ok_or(CuError::NO_BINARY_FOR_GPU)?;
+        if is_machine_code(&code) {
+            return Code::read(code.into_owned());
+        }
+        let ptx = LinkInput {
+            kind: LinkInput::PTX,
+            name: "managed variables",
+            data: &code,
+        };
+        Code::read(self.link(&[ptx], jit)?)
+    }
+
     /// Loads an image without managed variables.
     fn load_plain(
         &self,
@@ -507,30 +522,14 @@ impl Device for CudaDevice {
         check(image)?;
         let facts = Facts::of(image, self.arch());
         let uses_output = facts.uses_output || self.uses_output.load(Ordering::Relaxed);
-        if !facts.is_managed {
-            return Ok(Loading::Done(self.load_plain(
-                image,
-                kind,
-                jit,
-                uses_output,
-            )?));
-        }
-        let code = best_code(image, self.arch()).ok_or(CuError::NO_BINARY_FOR_GPU)?;
-        let code = if is_machine_code(&code) {
-            code.into_owned()
+        let code = if facts.is_managed {
+            self.managed_code(image, jit)?
         } else {
-            let (kind, name) = (LinkInput::PTX, "managed variables");
-            let data = &code;
-            self.link(&[LinkInput { kind, name, data }], jit)?
+            None
         };
-        let Some(code) = Code::read(code)? else {
-            // The word was in a comment, or the linker has found no use for the variables.
-            return Ok(Loading::Done(self.load_plain(
-                image,
-                kind,
-                jit,
-                uses_output,
-            )?));
+        let Some(code) = code else {
+            let loaded = self.load_plain(image, kind, jit, uses_output);
+            return loaded.map(Loading::Done);
         };
         let bytes = code.bytes();
         let placed = match place {

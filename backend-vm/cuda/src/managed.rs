@@ -54,10 +54,10 @@ struct Section {
 }
 
 /// A managed variable.
-#[derive(Clone, Debug)]
-pub struct Variable {
-    pub name: String,
-    pub bytes: u64,
+#[derive(Debug)]
+struct Variable {
+    name: String,
+    bytes: u64,
     /// Its offset in the place.
     offset: u64,
     /// Where the image has its first values; zeros if nowhere.
@@ -69,8 +69,8 @@ pub struct Variable {
 pub struct Code {
     image: Vec<u8>,
     sections: Vec<Section>,
-    /// Where the symbols start.
-    symbols: usize,
+    /// The table of symbols.
+    symbols: Section,
     /// By their symbols.
     variables: HashMap<usize, Variable>,
     /// Where the image has first values of theirs, by where they start: where they end.
@@ -80,7 +80,7 @@ pub struct Code {
 
 /// Whether machine code has managed variables.
 pub fn are_in(image: &[u8]) -> bool {
-    read(image).is_some_and(|found| !found.1.is_empty())
+    read(image).is_some_and(|found| !found.managed.is_empty())
 }
 
 fn sections(image: &[u8]) -> Option<Vec<Section>> {
@@ -105,15 +105,22 @@ fn sections(image: &[u8]) -> Option<Vec<Section>> {
         .collect()
 }
 
-/// The sections, where the symbols start, and for each managed variable its symbol's number and place.
-type Found = (Vec<Section>, Vec<usize>, usize);
+/// What an image is read for.
+#[derive(Debug)]
+struct Found {
+    sections: Vec<Section>,
+    /// The table of symbols.
+    symbols: Section,
+    /// The symbols of managed variables, by their numbers.
+    managed: Vec<usize>,
+}
 
 fn read(image: &[u8]) -> Option<Found> {
     let sections = sections(image)?;
-    let table = sections.iter().find(|section| section.kind == SYMBOLS)?;
+    let symbols = *sections.iter().find(|section| section.kind == SYMBOLS)?;
     let mut managed = Vec::new();
-    for symbol in 0..table.bytes / SYMBOL_BYTES {
-        let at = table
+    for symbol in 0..symbols.bytes / SYMBOL_BYTES {
+        let at = symbols
             .offset
             .checked_add(symbol.checked_mul(SYMBOL_BYTES)?)?;
         let facts = image.get(at..at.checked_add(SYMBOL_BYTES)?)?;
@@ -122,8 +129,11 @@ fn read(image: &[u8]) -> Option<Found> {
             managed.push(symbol);
         }
     }
-    let symbols = table.offset;
-    Some((sections, managed, symbols))
+    Some(Found {
+        sections,
+        symbols,
+        managed,
+    })
 }
 
 /// One entry of a table of relocations.
@@ -151,34 +161,33 @@ impl Relocation {
 impl Code {
     /// Nothing if the image has no managed variables.
     pub fn read(image: Vec<u8>) -> Result<Option<Self>> {
-        match read(&image) {
-            Some((_, managed, _)) if managed.len() > MAX_VARIABLES => Err(CuError::NOT_SUPPORTED),
-            Some((sections, managed, symbols)) if !managed.is_empty() => {
-                let mut code = Self {
-                    image,
-                    sections,
-                    symbols,
-                    variables: HashMap::new(),
-                    values: BTreeMap::new(),
-                    layout: Layout::default(),
-                };
-                for symbol in managed {
-                    let variable = code.variable(symbol).ok_or(CuError::INVALID_IMAGE)?;
-                    code.variables.insert(symbol, variable);
-                }
-                if code.layout.bytes() > MAX_BYTES {
-                    return Err(CuError::OUT_OF_MEMORY);
-                }
-                Ok(Some(code))
-            }
-            _ => Ok(None),
+        let Some(found) = read(&image).filter(|found| !found.managed.is_empty()) else {
+            return Ok(None);
+        };
+        if found.managed.len() > MAX_VARIABLES {
+            return Err(CuError::NOT_SUPPORTED);
         }
+        let mut code = Self {
+            image,
+            sections: found.sections,
+            symbols: found.symbols,
+            variables: HashMap::new(),
+            values: BTreeMap::new(),
+            layout: Layout::default(),
+        };
+        for symbol in found.managed {
+            let variable = code.variable(symbol).ok_or(CuError::INVALID_IMAGE)?;
+            code.variables.insert(symbol, variable);
+        }
+        if code.layout.bytes() > MAX_BYTES {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        Ok(Some(code))
     }
 
     fn variable(&mut self, symbol: usize) -> Option<Variable> {
-        let at = self.symbols + symbol * SYMBOL_BYTES;
-        let names = self.sections.iter().find(|section| section.kind == SYMBOLS);
-        let names = self.section(names?.link)?;
+        let at = self.symbols.offset + symbol * SYMBOL_BYTES;
+        let names = self.section(self.symbols.link)?;
         let name = names
             .offset
             .checked_add(usize::try_from(u32_at(&self.image, at)?).ok()?)?;
@@ -226,7 +235,7 @@ impl Code {
             // The compilers write no others, and whom they name would have to be found elsewhere.
             let is_usual = self
                 .section(section.link)
-                .is_some_and(|table| table.kind == SYMBOLS && table.offset == self.symbols);
+                .is_some_and(|table| table.kind == SYMBOLS && table.offset == self.symbols.offset);
             if section.kind == SHORT_RELOCATIONS || section.kind == RELOCATIONS && !is_usual {
                 tracing::warn!(
                     "an image with managed variables is refused: its relocations are unknown"
@@ -250,7 +259,7 @@ impl Code {
             let global = (variable.name, (address, variable.bytes));
             placed.globals.push(global);
             // The driver has no place to find for it then.
-            self.image[self.symbols + symbol * SYMBOL_BYTES + 5] &= !MANAGED;
+            self.image[self.symbols.offset + symbol * SYMBOL_BYTES + 5] &= !MANAGED;
         }
         placed.image = self.image;
         Ok(Some(placed))
@@ -421,9 +430,10 @@ mod tests {
         let mut expected = vec![(x, 5_u64.to_le_bytes().to_vec()), (y, vec![0; 16])];
         expected.sort();
         assert_eq!(initial, expected);
-        let (sections, managed, symbols) = read(&placed.image).unwrap();
-        assert_eq!((managed, are_in(&placed.image)), (vec![], false));
-        assert_eq!(symbols, sections[1].offset);
+        let found = read(&placed.image).unwrap();
+        let sections = found.sections;
+        assert_eq!((found.managed, are_in(&placed.image)), (vec![], false));
+        assert_eq!(found.symbols.offset, sections[1].offset);
         let bank = sections[5].offset;
         assert_eq!(u64_at(&placed.image, bank), Some(x + 4));
         assert_eq!(u64_at(&placed.image, bank + 8), Some(u64::MAX));

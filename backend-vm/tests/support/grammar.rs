@@ -7,19 +7,20 @@ use wormhole_api::{
     EventRecord, EventSynchronize, Fence, FenceWrite, Function, FunctionGetAttribute,
     FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items, JitOption, Kind, LaunchAttribute,
     LaunchKernel, Library, LibraryGetGlobal, LibraryGetKernel, LibraryGetModule, LibraryKernels,
-    LibraryLoad, LibraryUnload, Link, LinkInput, MemAlloc, MemCopy, MemCreate, MemFree, MemGetInfo,
+    LibraryUnload, Link, LinkInput, MemAlloc, MemCopy, MemCreate, MemFree, MemGetInfo,
     MemGranularity, MemMap, MemRelease, MemSet, MemSetAccess, MemUnmap, MemWrite, Memory,
     MemoryOperation, Message, Mipmap, MipmapCreate, MipmapDestroy, MipmapGetLevel, Module,
-    ModuleGetFunction, ModuleGetGlobal, ModuleKernels, ModuleLoad, ModuleUnload, Occupancy,
-    PeerAttribute, PeerDisable, PeerEnable, Pool, PoolAlloc, PoolCreate, PoolDefault, PoolDestroy,
-    PoolFree, PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim, ResetPersistingL2,
-    Stream, StreamCreate, StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute,
-    StreamWaitEvent, SurfaceCreate, SurfaceDestroy, Synchronize, TakeOutput, TensorMapEncode,
-    TensorMapMode, TensorMapReplace, TextureCreate, TextureDestroy, TextureSource,
+    ModuleGetFunction, ModuleGetGlobal, ModuleKernels, ModuleUnload, Occupancy, PeerAttribute,
+    PeerDisable, PeerEnable, Pool, PoolAlloc, PoolCreate, PoolDefault, PoolDestroy, PoolFree,
+    PoolGetAttribute, PoolSetAccess, PoolSetAttribute, PoolTrim, ResetPersistingL2, Stream,
+    StreamCreate, StreamDestroy, StreamMemory, StreamQuery, StreamSetAttribute, StreamWaitEvent,
+    SurfaceCreate, SurfaceDestroy, Synchronize, TakeOutput, TensorMapEncode, TensorMapMode,
+    TensorMapReplace, TextureCreate, TextureDestroy, TextureSource,
 };
 
 use super::attack::Entry;
 use super::guest::Guest;
+use super::messages::{library_load, module_load};
 use super::{grammar_code, grammar_graphs, grammar_sharing};
 
 /// A kernel that writes its thread's number, to load and launch, and references to bind.
@@ -233,17 +234,7 @@ fn code(things: &Things, guest: &mut Guest) -> Vec<Entry> {
     let (names, room) = (DevicePtr(arena + 65536), 4096);
     let name = b"store";
     vec![
-        entry(&ModuleLoad {
-            log: DevicePtr(0),
-            log_bytes: 0,
-            place: DevicePtr(0),
-            place_bytes: 0,
-            keep: 0,
-            options: Items::new(&[]),
-            new: new_module,
-            image,
-            bytes,
-        }),
+        entry(&module_load(new_module, image, bytes)),
         entry(&ModuleGetFunction {
             module,
             new: guest.mint(),
@@ -272,17 +263,7 @@ fn code(things: &Things, guest: &mut Guest) -> Vec<Entry> {
                 value: bytes,
             }]),
         }),
-        entry(&LibraryLoad {
-            log: DevicePtr(0),
-            log_bytes: 0,
-            place: DevicePtr(0),
-            place_bytes: 0,
-            keep: 0,
-            options: Items::new(&[]),
-            new: new_library,
-            image,
-            bytes,
-        }),
+        entry(&library_load(new_library, image, bytes)),
         entry(&LibraryGetKernel {
             library,
             new: guest.mint(),

@@ -1,13 +1,14 @@
 //! Valid records of what came late: references of modules, and green contexts.
 
 use wormhole_api::{
-    DevicePtr, GreenCreate, GreenDescribe, GreenDestroy, GreenPartNumber, GreenSplit, GreenStream,
-    Items, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo, TextureSource,
+    GreenCreate, GreenDescribe, GreenDestroy, GreenPartNumber, GreenSplit, GreenStream, Items,
+    ReferenceBindSurface, ReferenceFind, ReferenceTo,
 };
 
 use super::attack::Entry;
 use super::grammar::{Things, entry};
 use super::guest::Guest;
+use super::messages::bind_texture;
 
 /// Of the module's references, and of what there is to bind.
 pub fn references(things: &Things) -> Vec<Entry> {
@@ -19,25 +20,7 @@ pub fn references(things: &Things) -> Vec<Entry> {
             to: ReferenceTo::Texture,
             name,
         }),
-        entry(&ReferenceBindTexture {
-            module,
-            bound: 1,
-            source: TextureSource::Array,
-            array: Some(array),
-            mipmap: None,
-            memory: DevicePtr(0),
-            format: 0,
-            channels: 0,
-            size: [0; 3],
-            address_modes: [1; 3],
-            filters: [0; 2],
-            flags: 0,
-            anisotropy: 0,
-            level_bias: 0.0,
-            level_clamp: [0.0; 2],
-            border: [0; 4],
-            name,
-        }),
+        entry(&bind_texture(module, Some(array), name)),
         entry(&ReferenceBindSurface {
             module,
             array,

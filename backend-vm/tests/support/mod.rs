@@ -13,6 +13,7 @@ mod grammar_code;
 mod grammar_graphs;
 mod grammar_sharing;
 pub mod guest;
+pub mod messages;
 pub mod random;
 pub mod recorded_arrays;
 pub mod recorded_green_contexts;

@@ -8,7 +8,8 @@ use wormhole_api::array::{ArrayShape, Texels, span};
 use wormhole_api::handle::Slab;
 use wormhole_api::{
     Array, ArrayCreate, BoxCopy, CuResult, DevicePtr, Handle, Mipmap, MipmapCreate, MipmapGetLevel,
-    Outcome, SurfaceCreateReply, TextureCreate, TextureCreateReply, TextureSource,
+    Outcome, ReferenceBindTexture, SurfaceCreateReply, TextureCreate, TextureCreateReply,
+    TextureSource,
 };
 use wormhole_device::{BoxEnd, Resource, Sampling, View};
 
@@ -74,6 +75,46 @@ pub(super) struct Wanted {
     pub channels: u32,
     pub size: [u64; 3],
 }
+
+/// Messages about textures say alike what is read and how.
+pub(super) trait TextureMessage {
+    fn wanted(&self) -> Wanted;
+    fn sampling(&self) -> Sampling;
+}
+
+macro_rules! texture_messages {
+    ($($message:ty),*) => {$(
+        impl TextureMessage for $message {
+            fn wanted(&self) -> Wanted {
+                Wanted {
+                    source: self.source,
+                    array: self.array,
+                    mipmap: self.mipmap,
+                    memory: self.memory.0,
+                    format: self.format,
+                    channels: self.channels,
+                    size: self.size,
+                }
+            }
+
+            fn sampling(&self) -> Sampling {
+                let [filter, level_filter] = self.filters;
+                Sampling {
+                    address_modes: self.address_modes,
+                    filter,
+                    level_filter,
+                    flags: self.flags,
+                    anisotropy: self.anisotropy,
+                    level_bias: self.level_bias,
+                    level_clamp: self.level_clamp,
+                    border: self.border,
+                }
+            }
+        }
+    )*};
+}
+
+texture_messages!(TextureCreate, ReferenceBindTexture<'_>);
 
 impl Session {
     pub(super) fn array(&self, handle: Handle<Array>) -> Result<&Arc<ArrayObject>, CuResult> {
@@ -260,30 +301,11 @@ impl Session {
         if let Err(error) = has_room(&self.arrays.textures) {
             return Outcome::Failed(error);
         }
-        let wanted = Wanted {
-            source: message.source,
-            array: message.array,
-            mipmap: message.mipmap,
-            memory: message.memory.0,
-            format: message.format,
-            channels: message.channels,
-            size: message.size,
-        };
-        let (resource, used) = match self.resource(&wanted) {
+        let (resource, used) = match self.resource(&message.wanted()) {
             Ok(found) => found,
             Err(error) => return Outcome::Failed(error),
         };
-        let [filter, level_filter] = message.filters;
-        let sampling = Sampling {
-            address_modes: message.address_modes,
-            filter,
-            level_filter,
-            flags: message.flags,
-            anisotropy: message.anisotropy,
-            level_bias: message.level_bias,
-            level_clamp: message.level_clamp,
-            border: message.border,
-        };
+        let sampling = message.sampling();
         let [first_level, last_level, first_layer, last_layer] = message.view_parts;
         let view = (message.viewed != 0).then_some(View {
             format: message.view_format,

@@ -5,9 +5,9 @@ use std::sync::{Arc, PoisonError};
 use wormhole_api::{
     CuResult, Outcome, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
 };
-use wormhole_device::{Device, ReferenceKind, Sampling};
+use wormhole_device::{Device, ReferenceKind};
 
-use super::arrays::Wanted;
+use super::arrays::TextureMessage;
 use super::images::ImageHandle;
 use super::{Answer, Call, Session};
 use crate::worker::objects::{Loaded, Used};
@@ -63,19 +63,10 @@ impl Session {
         message: &ReferenceBindTexture<'_>,
     ) -> Outcome<()> {
         let found = self.named(ImageHandle::Module(message.module), message.name);
-        let wanted = Wanted {
-            source: message.source,
-            array: message.array,
-            mipmap: message.mipmap,
-            memory: message.memory.0,
-            format: message.format,
-            channels: message.channels,
-            size: message.size,
-        };
         let resource = match message.bound {
             0 => Ok((None, Used::Memory)),
             _ => self
-                .resource(&wanted)
+                .resource(&message.wanted())
                 .map(|(resource, used)| (Some(resource), used)),
         };
         let ((image, name), (resource, used)) = match found.and_then(|found| Ok((found, resource?)))
@@ -83,17 +74,7 @@ impl Session {
             Ok(found) => found,
             Err(error) => return Outcome::Failed(error),
         };
-        let [filter, level_filter] = message.filters;
-        let sampling = Sampling {
-            address_modes: message.address_modes,
-            filter,
-            level_filter,
-            flags: message.flags,
-            anisotropy: message.anisotropy,
-            level_bias: message.level_bias,
-            level_clamp: message.level_clamp,
-            border: message.border,
-        };
+        let sampling = message.sampling();
         self.ask(
             call,
             move |device| {

@@ -118,7 +118,7 @@ pub unsafe fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, place: *mut u32) ->
     unsafe { nvmlDeviceGetIndex(device, place) }
 }
 
-fn pci(device: nvmlDevice_t) -> Result<nvmlPciInfo_t> {
+pub(super) fn pci(device: nvmlDevice_t) -> Result<nvmlPciInfo_t> {
     let library = library();
     let view = library.view(library.device(device)?, Age::Any)?;
     let place = view.place().ok_or(NvmlError::NOT_SUPPORTED)?;

@@ -6,10 +6,10 @@ use std::ptr;
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
+use super::devices::pci;
 use super::put;
 use crate::error::{NvmlError, Result};
-use crate::library::{Age, library};
-use crate::view::Place;
+use crate::library::library;
 
 const ID: u128 = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4;
 const WORDS: usize = 270;
@@ -41,16 +41,9 @@ extern "C" fn tell() -> nvmlReturn_t {
 /// Where the device of an index is on its bus, as `0000:00:06.0`.
 unsafe extern "C" fn bus_id(index: u32, place: *mut [c_char; 16]) -> nvmlReturn_t {
     let answer = || {
-        let library = library();
-        let view = library.view(library.device(library.handle(index)?)?, Age::Any)?;
-        let Place {
-            domain,
-            bus,
-            device,
-        } = view.place().ok_or(NvmlError::NOT_SUPPORTED)?;
-        let text = super::characters(&format!("{domain:04X}:{bus:02X}:{device:02X}.0"));
+        let pci = pci(library().handle(index)?)?;
         // SAFETY: null, or room for a legacy bus id, as `nvmlPciInfo_t` has it.
-        unsafe { put(place, text) }
+        unsafe { put(place, pci.busIdLegacy) }
     };
     let answered: Result = answer();
     answered.err().map_or(0, |error| error.0)
