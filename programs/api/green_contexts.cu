@@ -96,6 +96,8 @@ int main() {
     WORKS(cuModuleGetFunction, &add, module, "add");
     WORKS(cuMemAlloc, &place, 4);
     WORKS(cuMemsetD32, place, 0, 1);
+    // The streams below do not wait for the default stream.
+    WORKS(cuCtxSynchronize);
     unsigned multiprocessors;
     const CUdevResourceDesc description = parts(&multiprocessors);
 
