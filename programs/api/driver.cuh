@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -28,6 +29,24 @@ inline void *driver_function(const char *name) {
 // cuda.h gives functions their versions by macros, which are to be expanded first.
 #define DRIVER_NAME(name) #name
 #define DRIVER(name) (reinterpret_cast<decltype(&name)>(driver_function(DRIVER_NAME(name))))
+
+// Calls a function by its name in the library, where headers have another version under that name, or none.
+template <typename... Arguments>
+int call(const std::string &name, Arguments... arguments) {
+    return reinterpret_cast<int (*)(Arguments...)>(driver_function(name.c_str()))(arguments...);
+}
+
+// Ends the program unless a function called by its name returns this code.
+#define GIVES(code, name, ...)                                                                       \
+    do {                                                                                             \
+        const std::string called_name = name;                                                        \
+        const int driver_code = call(called_name, ##__VA_ARGS__);                                    \
+        if (driver_code != static_cast<int>(code)) {                                                 \
+            std::printf("FAIL %s:%d: %s returned %d and not %d\n", __FILE__, __LINE__,               \
+                        called_name.c_str(), driver_code, static_cast<int>(code));                   \
+            std::exit(1);                                                                            \
+        }                                                                                            \
+    } while (0)
 
 // Ends the program unless a call returns this code.
 #define RETURNS(code, name, ...)                                                                     \

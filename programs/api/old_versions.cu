@@ -7,11 +7,6 @@
 
 #include <unistd.h>
 
-template <typename... Arguments>
-static int call(const char *name, Arguments... arguments) {
-    return reinterpret_cast<int (*)(Arguments...)>(driver_function(name))(arguments...);
-}
-
 static const char PTX[] =
     ".version 8.0\n.target sm_70\n.address_size 64\n"
     ".visible .entry one(.param .u64 out)\n{ .reg .b64 %o; ld.param.u64 %o,[out]; st.global.u32 [%o],77; ret; }\n";
@@ -58,13 +53,18 @@ static void narrow(CUdevice device) {
           "cuMemcpy3DAsync", "cuMemcpyAtoA", "cuMemcpyAtoD", "cuMemcpyAtoH", "cuMemcpyAtoHAsync", "cuMemcpyDtoA",
           "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoA",
           "cuMemcpyHtoAAsync", "cuMemcpyHtoDAsync", "cuMemsetD16", "cuMemsetD2D16", "cuMemsetD2D8", "cuMemsetD32",
-          "cuMemsetD8", "cuTexRefSetAddress2D"}) {
-        HOLDS(call(name, nullptr, nullptr, nullptr, nullptr, nullptr) == wide);
+          "cuMemsetD8"}) {
+        GIVES(wide, name, nullptr, nullptr, nullptr, nullptr, nullptr);
     }
-    for (const char *name : {"cuTexRefSetAddress", "cuTexRefGetAddress"}) {
-        first = seven;
-        HOLDS(call(name, &first, nullptr) == wide && first == 0);
-    }
+    void *reference = nullptr;
+    GIVES(CUDA_SUCCESS, "cuTexRefCreate", &reference);
+    first = seven;
+    HOLDS(call("cuTexRefSetAddress", &first, reference, 4096u, 16u) == wide && first == 0);
+    first = seven;
+    HOLDS(call("cuTexRefGetAddress", &first, reference) == wide && first == 0);
+    const unsigned narrow_descriptor[] = {4, 4, CU_AD_FORMAT_FLOAT, 1};
+    HOLDS(call("cuTexRefSetAddress2D", reference, narrow_descriptor, 4096u, 512u) == wide);
+    GIVES(CUDA_SUCCESS, "cuTexRefDestroy", reference);
     // The same names, asked for by version, are these functions until CUDA 3.2.
     void *found = nullptr;
     WORKS(cuGetProcAddress, "cuMemAlloc", &found, 2000, 0, nullptr);

@@ -8,11 +8,6 @@
 
 typedef void *Reference;
 
-template <typename... Arguments>
-static int call(const char *name, Arguments... arguments) {
-    return reinterpret_cast<int (*)(Arguments...)>(driver_function(name))(arguments...);
-}
-
 #define GOOD(...) HOLDS(call(__VA_ARGS__) == CUDA_SUCCESS)
 #define BAD_VALUE(...) HOLDS(call(__VA_ARGS__) == CUDA_ERROR_INVALID_VALUE)
 #define BAD_HANDLE(...) HOLDS(call(__VA_ARGS__) == CUDA_ERROR_INVALID_HANDLE)
@@ -228,11 +223,13 @@ static void textures() {
         GOOD("cuTexRefSetArray", plane, array, 1u);
         GOOD(name, plane, &shape, memory, (size_t)512);
         HOLDS(get<CUdeviceptr>("cuTexRefGetAddress_v2", plane) == memory && fetch(1.5f, 2.5f) == 257);
-        BAD_VALUE(name, plane, &shape, memory, (size_t)500);
-        BAD_VALUE(name, plane, &shape, memory + 4, (size_t)512);
-        BAD_VALUE(name, plane, (void *)nullptr, memory, (size_t)512);
-        BAD_VALUE(name, plane, &shape, memory, (size_t)8);
     }
+    // The last version looks at what it is given.
+    const char *last = "cuTexRefSetAddress2D_v3";
+    BAD_VALUE(last, plane, &shape, memory, (size_t)500);
+    BAD_VALUE(last, plane, &shape, memory + 4, (size_t)512);
+    BAD_VALUE(last, plane, (void *)nullptr, memory, (size_t)512);
+    BAD_VALUE(last, plane, &shape, memory, (size_t)8);
 
     // Of no module: kept, and read by nobody.
     Reference own;

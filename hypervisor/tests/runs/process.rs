@@ -118,6 +118,36 @@ fn functions_of_old_versions_are_as_natively() {
 }
 
 #[test]
+fn streams_by_every_version_of_the_functions() {
+    passes("static", "streams");
+}
+
+#[test]
+fn sets_and_copies_by_every_version_of_the_functions() {
+    passes("static", "sets_and_copies");
+}
+
+#[test]
+fn graphs_by_every_version_of_the_functions() {
+    passes("static", "graph_versions");
+}
+
+#[test]
+fn devices_and_contexts_by_every_version_of_the_functions() {
+    passes("static", "devices_and_contexts");
+}
+
+#[test]
+fn code_from_files_memory_and_fat_binaries() {
+    passes("static", "images");
+}
+
+#[test]
+fn pools_and_shared_memory_by_place() {
+    passes("static", "pool_places");
+}
+
+#[test]
 fn references_of_modules_are_read_and_written() {
     passes("static", "references");
 }
