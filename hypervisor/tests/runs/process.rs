@@ -361,6 +361,13 @@ fn a_neighbours_memory_is_free_within_a_second_of_its_kill() {
     assert!(run.stdout.contains("PASS neighbour"), "{}", run.stdout);
 }
 
+/// Each case is as natively: forks before and after the first call, other programs, threads, two runtimes, and every
+/// order of ends.
+#[test]
+fn processes_fork_and_end_in_every_order() {
+    passes("static", "lives");
+}
+
 #[test]
 fn a_tenant_has_a_limit_of_sessions() {
     let _alone = alone();
