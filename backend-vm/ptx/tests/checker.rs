@@ -18,7 +18,7 @@ fn findings_of(threads: u32, body: &str) -> Vec<String> {
          {body}\nret;\n}}\n"
     );
     let device = Device::load(text.as_bytes());
-    let out = device.memory.alloc(4096);
+    let out = device.memory.alloc(1 << 17);
     let config = LaunchConfig {
         grid: [2, 1, 1],
         block: [threads, 1, 1],
@@ -292,4 +292,31 @@ fn nothing_is_told_unless_asked() {
     );
     device.launch("k", 1, 64, &[]).unwrap();
     assert_eq!(device.output.text(), "");
+}
+
+/// What the checker keeps of a kernel has a bound, behind which nothing is told that is not there.
+#[test]
+fn more_atomic_addresses_and_copies_than_are_told_apart_make_no_finding() {
+    is_clean(
+        64,
+        "mov.u32 %r5, 0;
+        mad.wide.u32 %rd1, %t, 4, %out;
+        AGAIN: red.global.add.u32 [%rd1], 1; add.u64 %rd1, %rd1, 256; add.u32 %r5, %r5, 1;
+        setp.lt.u32 %p1, %r5, 400; @%p1 bra AGAIN;
+        setp.lt.u32 %p1, %t, 32; @!%p1 bra TAKE;
+        st.shared.u32 [%r0], %t; bar.warp.sync -1;
+        setp.eq.u32 %p2, %t, 0; @%p2 st.release.gpu.global.u32 [%out+110000], 1; bra DONE;
+        TAKE: ld.acquire.gpu.global.u32 %r6, [%out+110000];
+        setp.eq.u32 %p3, %r6, 0; @%p3 bra TAKE;
+        ld.shared.u32 %r7, [%r0+-128];
+        DONE:",
+    );
+    is_clean(
+        32,
+        "mov.u32 %r5, 0;
+        AGAIN: cp.async.ca.shared.global [%r0], [%out], 4; cp.async.commit_group; add.u32 %r5, %r5, 1;
+        setp.lt.u32 %p1, %r5, 1000; @%p1 bra AGAIN;
+        cp.async.wait_group 0;
+        ld.shared.u32 %r7, [%r0];",
+    );
 }

@@ -30,6 +30,11 @@ use crate::decode::insn::Pc;
 const MOST_FINDINGS: usize = 32;
 /// Bytes that are watched as one.
 const WORD: usize = 4;
+/// Addresses of atomic operations that a block's threads are told apart by. The others count as one, so that a race
+/// may stay hidden behind one of them, and none is told that is not there.
+const MOST_OBJECTS: usize = 1 << 14;
+/// Groups of copies of one thread that are told apart; the oldest of more count as one.
+const MOST_GROUPS: usize = 256;
 
 /// What an access does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,6 +120,8 @@ pub(super) struct Checker {
     meetings: Vec<Meeting>,
     /// What was known at the last atomic operation on an address.
     objects: HashMap<u64, Clock>,
+    /// What was known at those on any other.
+    others: Clock,
 }
 
 /// What was found in a launch, so that nothing is told twice.
@@ -146,6 +153,7 @@ impl Checker {
             copies: vec![vec![0]; threads as usize],
             meetings: Vec::new(),
             objects: HashMap::new(),
+            others: Clock::default(),
         };
         checker
             .words
@@ -167,6 +175,7 @@ impl Checker {
             })
             .collect();
         self.objects.clear();
+        self.others = Clock::default();
         for meeting in &mut self.meetings {
             meeting.coming = Clock::default();
             meeting.known = Clock::default();
@@ -304,7 +313,7 @@ impl Checker {
 
     /// An atomic operation on an address has learnt what was known there, and tells what its thread knows.
     pub fn synchronize(&mut self, thread: u32, address: u64, acquires: bool, releases: bool) {
-        let object = self.objects.entry(address).or_default();
+        let object = object(&mut self.objects, &mut self.others, address);
         let clock = &mut self.clocks[thread as usize];
         if acquires {
             clock.join(object);
@@ -319,13 +328,18 @@ impl Checker {
     pub fn copies_arrive(&mut self, thread: u32, address: u64) {
         let actor = self.threads + thread;
         let time = self.times[actor as usize];
-        self.objects.entry(address).or_default().set(actor, time);
+        object(&mut self.objects, &mut self.others, address).set(actor, time);
         self.synchronize(thread, address, false, true);
     }
 
     /// A thread closes a group of copies.
     pub fn commit_copies(&mut self, thread: u32) {
-        self.copies[thread as usize].push(0);
+        let groups = &mut self.copies[thread as usize];
+        groups.push(0);
+        if groups.len() > MOST_GROUPS {
+            let oldest = groups.remove(0);
+            groups[0] = groups[0].max(oldest);
+        }
     }
 
     /// A thread has waited for its copies, but for those of the latest groups and, with some, the open one.
@@ -399,6 +413,18 @@ impl Checker {
             self.clocks[thread as usize].join(&self.meetings[id].known);
         }
     }
+}
+
+/// What was known at the last atomic operation on an address.
+fn object<'c>(
+    objects: &'c mut HashMap<u64, Clock>,
+    others: &'c mut Clock,
+    address: u64,
+) -> &'c mut Clock {
+    if objects.len() < MOST_OBJECTS {
+        return objects.entry(address).or_default();
+    }
+    objects.get_mut(&address).unwrap_or(others)
 }
 
 fn place(launch: &Launch<'_>, site: Site) -> (u32, [u32; 3]) {
