@@ -204,22 +204,31 @@ impl DeviceSet {
         number: usize,
         work: impl FnOnce(&dyn Device, RawStream) -> Result<()>,
     ) -> Result<()> {
-        let (waiting, own) = self.of(stream)?;
-        let before = waiting.create_event(DISABLE_TIMING)?;
-        waiting.record_event(before, own, 0)?;
-        let device = self.on(number)?;
-        let after = device.create_event(DISABLE_TIMING)?;
-        let there = device.create_stream(NON_BLOCKING, 0)?;
-        let done = device
-            .wait_event(there, before, 0)
-            .and_then(|()| work(device, there))
-            .and_then(|()| device.record_event(after, there, 0));
-        device.destroy_stream(there)?;
-        let (waiting, own) = self.of(stream)?;
-        let waited = done.and_then(|()| waiting.wait_event(own, after, 0));
-        waiting.destroy_event(before)?;
-        self.on(number)?.destroy_event(after)?;
-        waited
+        let (waiting, _, own) = self.at(stream)?;
+        self.with_event(waiting, |before| {
+            self.on(waiting)?.record_event(before, own, 0)?;
+            self.with_event(number, |after| {
+                let device = self.on(number)?;
+                let there = device.create_stream(NON_BLOCKING, 0)?;
+                let done = device
+                    .wait_event(there, before, 0)
+                    .and_then(|()| work(device, there))
+                    .and_then(|()| device.record_event(after, there, 0));
+                let gone = device.destroy_stream(there);
+                done.and(gone)?;
+                self.on(waiting)?.wait_event(own, after, 0)
+            })
+        })
+    }
+
+    /// A device has an event for as long as `work` lasts.
+    fn with_event(&self, number: usize, work: impl FnOnce(RawEvent) -> Result<()>) -> Result<()> {
+        let event = self.on(number)?.create_event(DISABLE_TIMING)?;
+        let done = work(event);
+        let gone = self
+            .on(number)
+            .and_then(|device| device.destroy_event(event));
+        done.and(gone)
     }
 
     /// The graph in the terms of the device that it is of: that of its first kernel. What is of others is not
