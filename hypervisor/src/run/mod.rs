@@ -153,8 +153,7 @@ pub enum RunError {
     #[error("wormhole on the emulated host ended with status {0}")]
     Inner(u8),
     #[error(
-        "the guest's processor failed: QEMU's emulation of virtualization does that about once in a hundred guests; \
-         run it again"
+        "the guest's processor failed, as QEMU's emulation of virtualization may: run it again"
     )]
     EmulatedProcessor,
     #[error("image")]
