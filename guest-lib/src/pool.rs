@@ -144,6 +144,14 @@ pub fn handle_types(pool: Handle<PoolKind>) -> u32 {
     known.map_or(0, |pool| pool.handle_types.load(Ordering::Relaxed))
 }
 
+/// Another process's pool is that process's to ask about and to change.
+fn check_own(pool: Handle<PoolKind>) -> Result {
+    if is_foreign(pool) {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(())
+}
+
 fn is_foreign(pool: Handle<PoolKind>) -> bool {
     let known = POOLS.get(pool);
     known.is_some_and(|pool| pool.foreign.load(Ordering::Relaxed))
@@ -242,11 +250,11 @@ pub fn import(scope: Scope, token: Token) -> Result<Handle<PoolKind>> {
     }
 }
 
-/// `cuMemPoolExportPointer`, of any address in an allocation.
+/// `cuMemPoolExportPointer`, of where an allocation starts.
 pub fn export_pointer(scope: Scope, address: u64) -> Result<Token> {
     let allocation = memory_map().find(address).ok_or(CuError::INVALID_VALUE)?;
     match allocation.origin {
-        Origin::Pool { pool } if handle_types(pool) != 0 => {}
+        Origin::Pool { pool } if handle_types(pool) != 0 && allocation.base == address => {}
         _ => return Err(CuError::INVALID_VALUE),
     }
     let message = ShareAddress {
@@ -293,17 +301,20 @@ pub fn destroy(scope: Scope, pool: Handle<PoolKind>) -> Result {
 
 /// `cuMemPoolTrimTo`.
 pub fn trim(scope: Scope, pool: Handle<PoolKind>, keep: u64) -> Result {
+    check_own(pool)?;
     scope.session.request(&PoolTrim { pool, keep }, |()| ())
 }
 
 /// An attribute's value; 32-bit ones widened.
 pub fn attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32) -> Result<u64> {
+    check_own(pool)?;
     let message = PoolGetAttribute { pool, attribute };
     scope.session.request(&message, |reply| reply.value)
 }
 
 /// `cuMemPoolSetAttribute`.
 pub fn set_attribute(scope: Scope, pool: Handle<PoolKind>, attribute: u32, value: u64) -> Result {
+    check_own(pool)?;
     let message = PoolSetAttribute {
         pool,
         attribute,

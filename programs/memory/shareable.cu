@@ -130,6 +130,9 @@ static int importer(int socket) {
     CUdeviceptr pooled;
     WORKS(cuMemPoolImportPointer, &pooled, pool, &offer.pointer);
     holds(pooled, 3, "what the exporter wrote into its pool");
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemPoolTrimTo, pool, 0);
+    CUdeviceptr none;
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemAllocFromPoolAsync, &none, 64, pool, nullptr);
     change(pooled, 4);
     turn(socket);
     // The exporter has let go of its memory; this process still has it.
@@ -224,6 +227,7 @@ int main(int argc, char **argv) {
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemPoolExportPointer, &offer.pointer, device);
     expect(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, device) == 1, "shared by handles");
     WORKS(cuMemFree, device);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemPoolExportPointer, &offer.pointer, pooled + 16);
     WORKS(cuMemPoolExportPointer, &offer.pointer, pooled);
     expect(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, mapped) == 0, "not by handles");
 
