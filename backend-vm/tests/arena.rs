@@ -28,7 +28,7 @@ const SEGMENT: u64 = SEGMENT_BYTES as u64;
 const SHARE: u32 = 16;
 const WINDOW: u64 = 5 * SHARE as u64 * SEGMENT;
 
-static BAND: LazyLock<()> = LazyLock::new(|| worker::reserve_band().expect("free addresses"));
+static BAND: LazyLock<()> = LazyLock::new(|| worker::reserve_bands().expect("free addresses"));
 
 struct Served {
     device: Arc<Recorder>,

@@ -9,7 +9,7 @@ use support::guest::{Control, Guest, Reply};
 use wormhole_api::{DevicePtr, MemAlloc, MemAllocReply, MemFree, PROTOCOL_HASH};
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
-    Attach, FEATURE_PROCESS, Message, Observe, ProcessNumber, Refusal, facts,
+    Attach, FEATURE_FILES, FEATURE_PROCESS, Message, Observe, ProcessNumber, Refusal, facts,
 };
 
 fn question(device: u32) -> Message<'static> {
@@ -135,7 +135,7 @@ fn a_tenant_sees_its_own_memory_and_processes_alone() {
 #[test]
 fn a_grant_says_that_the_supervisor_takes_the_process() {
     let mut backend = Backend::with_window(64);
-    for (features, granted) in [(0, 0), (u64::MAX, FEATURE_PROCESS)] {
+    for (features, granted) in [(0, 0), (u64::MAX, FEATURE_PROCESS | FEATURE_FILES)] {
         let mut control = backend.connect();
         control
             .send(&Message::Hello {

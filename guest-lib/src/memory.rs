@@ -185,11 +185,11 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     if memory_map().overlaps(address, bytes) {
         return Err(CuError::HOST_MEMORY_ALREADY_REGISTERED);
     }
-    let placed = registration::place(&scope.session, address, bytes);
+    let placed = registration::place(scope.session, address, bytes);
     let device = placed.map_err(|registration::NotMapped| CuError::INVALID_VALUE)?;
     if device.is_none() && flags & DEVICEMAP != 0 {
         log::error_once!(
-            "{bytes} bytes at {address:#x} cannot be mapped for the device: only private memory of no file can"
+            "{bytes} bytes at {address:#x} cannot be mapped for the device: only private memory of no file can, and where the backend runs in the same system files of shared memory"
         );
         return Err(CuError::NOT_SUPPORTED);
     }
@@ -233,7 +233,7 @@ pub fn unregister(scope: Scope, address: u64) -> Result {
         |allocation: &Allocation| allocation.origin == Origin::RegisteredAlias { host: address };
     memory_map().remove(device, is_alias)?;
     stream::synchronize_devices(scope)?;
-    registration::release(&scope.session, address);
+    registration::release(scope.session, address);
     Ok(())
 }
 
@@ -266,7 +266,7 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
         }
         Origin::Registered { device, .. } => {
             if device.is_some() {
-                registration::release(&scope.session, allocation.base);
+                registration::release(scope.session, allocation.base);
             }
         }
     }

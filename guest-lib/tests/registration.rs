@@ -243,6 +243,32 @@ fn memory_that_takes_the_place_of_registered_memory_is_not_taken_for_it() {
     });
 }
 
+#[test]
+fn a_shared_file_is_registered_for_copies_only_where_the_worker_cannot_have_it() {
+    in_process(|| {
+        let (backend, device, _) = ready(Backend::start());
+        // SAFETY: the name is a string; the file is as long as the mapping, and every place is writable.
+        unsafe {
+            let file = libc::memfd_create(c"shared".as_ptr(), libc::MFD_CLOEXEC);
+            assert_eq!(libc::ftruncate(file, 8192), 0);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let place = libc::mmap(null_mut(), 8192, access, libc::MAP_SHARED, file, 0);
+            assert_ne!(place, libc::MAP_FAILED);
+            assert_eq!(cuMemHostRegister_v2(place, 8192, DEVICEMAP), 801);
+            assert_eq!(cuMemHostRegister_v2(place, 8192, 0), 0);
+            let mut alias = 0;
+            assert_eq!(cuMemHostGetDevicePointer_v2(&raw mut alias, place, 0), 1);
+            place.cast::<u8>().add(8191).write(42);
+            assert_eq!(cuMemcpyHtoDAsync_v2(device, place, 8192, null_mut()), 0);
+            assert!(backend.shared.take().iter().all(|name| name != "FileMap"));
+            let mut read = vec![0_u8; 8192];
+            assert_eq!(cuMemcpyDtoH_v2(read.as_mut_ptr().cast(), device, 8192), 0);
+            assert_eq!(read[8191], 42);
+            assert_eq!(cuMemHostUnregister(place), 0);
+        }
+    });
+}
+
 /// What the end of a forked child that looks at a byte says: the byte.
 ///
 /// # Safety

@@ -11,6 +11,8 @@ pub const WINDOW_MAX_BYTES: u64 = 4 << 40;
 pub const HANDLE_BASE: u64 = 0x4000_0000_0000;
 /// Bytes of the handle band.
 pub const HANDLE_BYTES: u64 = 1 << 42;
+/// The band in which a worker maps the files that its guest shares with other processes, and its bytes.
+pub const FILES: (u64, u64) = (0x5800_0000_0000, 1 << 40);
 /// The band above the window, in which the driver places device memory, and its bytes.
 pub const APERTURE_HIGH: (u64, u64) = (0x6000_0000_0000, 0x400_0000_0000);
 /// The low band, in which the driver places pools and reserved virtual memory, and its bytes.

@@ -8,8 +8,8 @@ const OWN: usize = 128;
 /// A tenant's stream, and what its launcher has sent and not yet named.
 pub const TENANT: usize = 10;
 pub const STREAM: usize = 1;
-/// A session's file and counters; its worker's stream, process, log and cgroup; copies on their way.
-pub const SESSION: usize = 10;
+/// A session's file, counters and socket for files; its worker's stream, process, log and cgroup; copies on their way.
+pub const SESSION: usize = 12;
 
 /// The descriptors that tenants share.
 #[derive(Clone, Copy, Debug)]

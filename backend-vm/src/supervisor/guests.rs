@@ -5,9 +5,7 @@ use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
 use wormhole_ring::bootstrap;
-use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, FEATURE_PROCESS, Message, Observe, ProcessNumber, Refusal,
-};
+use wormhole_ring::control::{ArenaRequest, ArenaRun, Message, Observe, ProcessNumber, Refusal};
 use wormhole_ring::status::EndCause;
 
 use super::observers::Observer;
@@ -307,7 +305,7 @@ impl Supervisor {
             return Err(self.refuse(ops, id, Refusal::Version, reason));
         }
         let environment = environment::passed_on(environment);
-        match self.begin_session(ops, id, hash, features & FEATURE_PROCESS, environment) {
+        match self.begin_session(ops, id, hash, features, environment) {
             Ok(()) => Ok(()),
             Err((refusal, reason)) => Err(self.refuse(ops, id, refusal, reason)),
         }

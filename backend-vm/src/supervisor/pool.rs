@@ -332,10 +332,8 @@ impl Supervisor {
             return;
         };
         let grant = self.grant_of(key);
-        let descriptors = self.sessions.get(&key).and_then(|session| {
-            let page = session.counters.file().try_clone().ok()?;
-            Some(vec![session.file.descriptor().ok()?, page.into()])
-        });
+        let session = self.sessions.get_mut(&key);
+        let descriptors = session.and_then(|session| session.descriptors().ok());
         let (Some(grant), Some(descriptors), Some(worker)) =
             (grant, descriptors, self.workers.get_mut(&id))
         else {

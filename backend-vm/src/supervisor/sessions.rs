@@ -8,9 +8,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
 
 use event_manager::EventOps;
-use wormhole_ring::control::{Band, Grant, Message, Refusal, WindowRun};
+use wormhole_ring::control::{
+    Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, Refusal, WindowRun,
+};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
 use wormhole_ring::session::{GrantError, Run, SegmentTable, SessionId, SessionState, State};
 use wormhole_ring::status::EndCause;
@@ -55,6 +60,8 @@ pub(super) struct Session {
     pub extents: BTreeMap<u32, Extent>,
     phase: Phase,
     pub counters: CountersFile,
+    /// The guest's end of the socket for descriptors, until it is granted the session.
+    files: Option<UnixDatagram>,
     /// Why it ended.
     end: String,
 }
@@ -70,6 +77,20 @@ enum Phase {
 }
 
 impl Session {
+    /// The descriptors that its worker is assigned it with.
+    pub fn descriptors(&mut self) -> io::Result<Vec<OwnedFd>> {
+        let page = self.counters.file().try_clone()?;
+        let mut descriptors = vec![self.file.descriptor()?, page.into()];
+        if self.features & FEATURE_FILES != 0 {
+            let (guest, worker) = UnixDatagram::pair()?;
+            // A worker that is told of a descriptor does not wait for it.
+            worker.set_nonblocking(true)?;
+            self.files = Some(guest);
+            descriptors.push(worker.into());
+        }
+        Ok(descriptors)
+    }
+
     /// Why it ended, with what its status word said before.
     fn end_with_status(&self) -> String {
         let said = self.header.status.load().and_then(|said| {
@@ -176,7 +197,7 @@ impl Supervisor {
                 worker: None,
                 worker_pid: 0,
                 hash,
-                features,
+                features: features & features_of(local),
                 process: None,
                 environment,
                 header,
@@ -186,6 +207,7 @@ impl Supervisor {
                 extents,
                 phase: Phase::Preparing,
                 counters,
+                files: None,
                 end: String::new(),
             },
         );
@@ -322,6 +344,7 @@ impl Supervisor {
                 Ok(file) => descriptors.push(file),
                 Err(error) => tracing::error!("the session's file cannot be passed on: {error}"),
             }
+            descriptors.extend(session.files.take().map(OwnedFd::from));
         }
         if let Err(error) = guest.peer.send(ops, &Message::Grant(grant), descriptors) {
             let why = format!("the guest does not take its grant: {error}");
@@ -503,6 +526,15 @@ impl Supervisor {
         self.scrubber
             .discard(session.tenant, session.file.into(), runs);
         self.end_idle_tenants(ops);
+    }
+}
+
+/// The features that a guest may have.
+fn features_of(local: bool) -> u64 {
+    if local {
+        FEATURE_PROCESS | FEATURE_FILES
+    } else {
+        FEATURE_PROCESS
     }
 }
 

@@ -4,6 +4,7 @@
 //! goes to the job threads; what they leave behind comes back through the inbox. With nothing to do it spins, then
 //! yields, then announces itself parked and sleeps until the doorbell.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use wormhole_api::{CuResult, DecodeError, Dispatched, Kind};
@@ -85,6 +86,15 @@ impl Executor {
     pub fn lingering(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self.session.let_jobs_linger(linger / JOB_FRACTION);
+        self
+    }
+
+    /// Where the guest sends descriptors of files, if it can.
+    #[must_use]
+    pub fn taking_files_from(mut self, socket: Option<OwnedFd>) -> Self {
+        if let Some(socket) = socket {
+            self.session.take_files_from(socket);
+        }
         self
     }
 

@@ -24,7 +24,7 @@ pub mod wake;
 pub mod watcher;
 mod window;
 
-pub use self::window::reserve_band;
+pub use self::window::reserve_bands;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use wormhole_api::PROTOCOL_HASH;
 use wormhole_device::{CuError, Device, DeviceSet, Found};
-use wormhole_ring::control::{ArenaRun, Fetched, Grant, Message, Refusal, Shared};
+use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
 use wormhole_ring::ring::Consumer;
@@ -180,7 +180,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
 }
 
 /// Serves one session on a device that was opened in the calling thread, from start to end: the process's
-/// exit status. The window's band is reserved ([`reserve_band`]).
+/// exit status. The window's band is reserved ([`reserve_bands`]).
 ///
 /// # Errors
 /// As [`run`].
@@ -215,6 +215,13 @@ pub fn run_on(
     ) else {
         return Err(WorkerError::Descriptors);
     };
+    let files = match grant.features & FEATURE_FILES {
+        0 => None,
+        _ => {
+            let socket = supervisor.incoming.descriptor();
+            Some(socket.ok_or(WorkerError::Descriptors)?)
+        }
+    };
     let counters = Counters::map(&page).map_err(WorkerError::Counters)?;
     let window = Window::new(file, &grant)?;
     let reports = Arc::new(Mutex::new(reports));
@@ -224,7 +231,7 @@ pub fn run_on(
             lock(&reports).send_with(message, descriptors).is_ok()
         })
     };
-    let served = serve(&device, linger, &window, &grant, counters, exchange)?;
+    let served = serve(&device, linger, &window, &grant, counters, exchange, files)?;
     lock(&reports).send(&Message::Assigned)?;
     let arena = Arena {
         window,
@@ -263,6 +270,7 @@ fn serve(
     grant: &Grant,
     counters: Counters,
     exchange: Exchange,
+    files: Option<OwnedFd>,
 ) -> Result<Served, WorkerError> {
     let memory = window.map_session(grant.session_segment)?;
     let (base, bytes) = window.range(grant.session_segment, 1)?;
@@ -288,7 +296,8 @@ fn serve(
     )
     .map_err(WorkerError::Thread)?
     .lingering(linger)
-    .sharing_by(exchange.clone());
+    .sharing_by(exchange.clone())
+    .taking_files_from(files);
     let bound = Arc::clone(device);
     std::thread::Builder::new()
         .name("executor".to_owned())
@@ -478,7 +487,7 @@ fn register(
 
 /// Opens the devices, with the address bands reserved before.
 fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
-    reserve_band()?;
+    reserve_bands()?;
     let opened = match &choice {
         DeviceChoice::Cpu { count, check } => open_cpu(*count, *check),
         DeviceChoice::Cuda(ordinals) => open_cuda(ordinals),

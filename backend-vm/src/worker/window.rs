@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use wormhole_ring::band;
 use wormhole_ring::control::Grant;
-use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE, WINDOW_MAX_BYTES};
+use wormhole_ring::layout::{FILES, SEGMENT_BYTES, WINDOW_BASE, WINDOW_MAX_BYTES};
 use wormhole_ring::memory::{MemoryError, SessionMemory};
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
@@ -13,7 +13,7 @@ const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// Why a part of the window cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
-    #[error("the address range {base:#x}..{end:#x} of the window is taken in this process")]
+    #[error("the address range {base:#x}..{end:#x} is taken in this process")]
     Band {
         base: u64,
         end: u64,
@@ -35,17 +35,17 @@ pub enum WindowError {
     Session(#[from] MemoryError),
 }
 
-/// Keeps the window's band from the driver and everybody else in this process, until parts of a window
-/// are mapped there. Once, before the device is initialised.
+/// Keeps the bands of the window and of files from the driver and everybody else in this process, until parts of a
+/// window, or files, are mapped there. Once, before the device is initialised.
 ///
 /// # Errors
 /// Something is mapped there already.
-pub fn reserve_band() -> Result<(), WindowError> {
-    band::reserve(WINDOW_BASE, WINDOW_MAX_BYTES).map_err(|cause| WindowError::Band {
-        base: WINDOW_BASE,
-        end: WINDOW_BASE + WINDOW_MAX_BYTES,
-        cause,
-    })
+pub fn reserve_bands() -> Result<(), WindowError> {
+    for (base, bytes) in [(WINDOW_BASE, WINDOW_MAX_BYTES), FILES] {
+        let end = base + bytes;
+        band::reserve(base, bytes).map_err(|cause| WindowError::Band { base, end, cause })?;
+    }
+    Ok(())
 }
 
 /// The window of this worker's tenant.
@@ -57,7 +57,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window that a grant describes, behind `file`. Nothing is mapped yet; [`reserve_band`] was
+    /// The window that a grant describes, behind `file`. Nothing is mapped yet; [`reserve_bands`] was
     /// called.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! Valid records of what processes share.
 
 use wormhole_api::{
-    CloseAllocation, OpenAllocation, OpenEvent, OpenMemory, OpenPointer, OpenPool, ShareAddress,
-    ShareEvent, ShareMemory, SharePool, SharedAddress,
+    CloseAllocation, DevicePtr, FileMap, FileUnmap, OpenAllocation, OpenEvent, OpenMemory,
+    OpenPointer, OpenPool, ShareAddress, ShareEvent, ShareMemory, SharePool, SharedAddress,
 };
+use wormhole_ring::layout::FILES;
 
 use super::attack::Entry;
 use super::grammar::{Things, entry};
@@ -42,5 +43,13 @@ pub fn sharing(things: &Things, guest: &mut Guest) -> Vec<Entry> {
             token,
         }),
         entry(&OpenPointer { pool, token }),
+        entry(&FileMap {
+            address: DevicePtr(FILES.0),
+            offset: 0,
+            bytes: 4096,
+        }),
+        entry(&FileUnmap {
+            address: DevicePtr(FILES.0),
+        }),
     ]
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::{Duration, Instant};
 
 use wormhole_api::handle::{HandleKind, Key};
@@ -10,7 +10,7 @@ use wormhole_api::{Decode, Handle, Message as ApiMessage, PROTOCOL_HASH};
 use wormhole_backend::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_backend::memory::Mapping;
 use wormhole_ring::bootstrap;
-use wormhole_ring::control::{ArenaRequest, ArenaRun, Grant, Message};
+use wormhole_ring::control::{ArenaRequest, ArenaRun, FEATURE_FILES, Grant, Message};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::memory::SessionMemory;
@@ -116,6 +116,23 @@ impl Control {
 
     pub fn open_with(mut self, hash: u64) -> Guest {
         self.hello(hash, "");
+        self.map().0
+    }
+
+    /// A guest that sends descriptors of files on the socket that comes with its grant.
+    pub fn open_with_files(mut self) -> (Guest, UnixDatagram) {
+        self.send(&Message::Hello {
+            bootstrap_version: bootstrap::VERSION,
+            protocol_hash: PROTOCOL_HASH,
+            features: FEATURE_FILES,
+            environment: "",
+        })
+        .unwrap();
+        let (guest, socket) = self.map();
+        (guest, socket.expect("the socket for files").into())
+    }
+
+    fn map(mut self) -> (Guest, Option<OwnedFd>) {
         let grant = match self.receive() {
             Reply::Grant(grant) => grant,
             other => panic!("no grant but {other:?}"),
@@ -123,8 +140,9 @@ impl Control {
         let file = self
             .descriptor()
             .expect("the session's file comes with the grant");
+        let further = self.descriptor();
         self.send(&Message::Mapped).unwrap();
-        Guest::new(self, grant, file)
+        (Guest::new(self, grant, file), further)
     }
 }
 

@@ -9,6 +9,8 @@ pub struct Mapping {
     pub end: u64,
     /// Readable and writable, not executable, private, of no file, and no growing stack.
     pub is_plain: bool,
+    /// Readable, writable and shared.
+    pub is_shared: bool,
     pub offset: u64,
     pub device: (u32, u32),
     /// 0 for what no file is behind.
@@ -37,10 +39,27 @@ fn parse(line: &str) -> Option<Mapping> {
         is_plain: permissions == "rw-p"
             && inode == 0
             && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
+        is_shared: permissions.starts_with("rw") && permissions.ends_with('s'),
         offset: long(offset)?,
         device: (short(major)?, short(minor)?),
         inode,
     })
+}
+
+/// The names of the file that is mapped at an address: that of the mapping, and its own, which may be another's by
+/// now.
+pub fn names(address: u64) -> io::Result<Option<[String; 2]>> {
+    let text = std::fs::read_to_string("/proc/self/maps")?;
+    let here = |line: &&str| {
+        parse(line).is_some_and(|mapping| (mapping.start..mapping.end).contains(&address))
+    };
+    Ok(text.lines().find(here).and_then(names_of))
+}
+
+fn names_of(line: &str) -> Option<[String; 2]> {
+    let range = line.split_whitespace().next()?;
+    let (_, name) = line.split_once('/')?;
+    Some([format!("/proc/self/map_files/{range}"), format!("/{name}")])
 }
 
 /// The parts of `start..end` by the mapping that they lie in; `None` if some of it is not mapped.
@@ -94,6 +113,23 @@ mod tests {
         ] {
             assert!(!plain(line), "{line}");
         }
+    }
+
+    #[test]
+    fn a_shared_mapping_has_two_names() {
+        let line = "7f0000000000-7f0000002000 rw-s 00001000 00:19 52      /dev/shm/a name";
+        let mapping = parse(line).unwrap();
+        assert!(mapping.is_shared && !mapping.is_plain);
+        let names = names_of(line).unwrap();
+        let [by_place, own] = names.each_ref().map(String::as_str);
+        assert_eq!(by_place, "/proc/self/map_files/7f0000000000-7f0000002000");
+        assert_eq!(own, "/dev/shm/a name");
+        assert_eq!(names_of("7f0000000000-7f0000002000 rw-p 0 00:00 0 "), None);
+        assert!(
+            !parse("7f0000000000-7f0000002000 r--s 0 00:19 52 /x")
+                .unwrap()
+                .is_shared
+        );
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //!
 //! Where the program's pages are private memory of no file, they become arena in place: the program keeps its
 //! addresses, and the device reaches the same pages at their address in the arena. A page that other processes
-//! share is never moved, since they would stay behind: copies of it are staged, as of any memory, and the device
-//! cannot reach it. So it is too in a VM, whose window can be mapped in pieces of 2 MiB only, and where
-//! writers cannot be held off (`pages`).
+//! share is never moved, since they would stay behind: where it is of a file of shared memory and the worker is a
+//! process of the same system, that maps the file too (`files`). Otherwise copies of it are staged, as of any memory,
+//! and the device cannot reach it. So it is too with pages of a program in a VM, whose window can be mapped in pieces
+//! of 2 MiB only, and where writers cannot be held off (`pages`).
 //!
 //! A forked child has copies of its own of what was registered, as of all private memory. Handlers of `fork` put
 //! them there: a child that is made without them (`_Fork`, the system calls) has nothing at these pages, nor has it
@@ -13,6 +14,7 @@
 //! Nothing can hold off who has pinned the pages: what is written to them by I/O that began before they were moved,
 //! or for buffers that were registered with io_uring or RDMA, is lost.
 
+mod files;
 mod maps;
 mod pages;
 
@@ -25,7 +27,7 @@ use self::maps::Mapping;
 pub use self::pages::can_hold_writers;
 use self::pages::{PAGE, Pages, Spare};
 use crate::log;
-use crate::session::Session;
+use crate::session::{OnDevice, Session};
 
 /// Pages that are arena now.
 #[derive(Debug)]
@@ -84,7 +86,7 @@ enum Refusal {
     Window,
     #[error("it shares a page with other registered memory")]
     Neighbour,
-    #[error("not all of it is private memory of no file")]
+    #[error("not all of it is private memory of no file, nor of one file of shared memory")]
     Kind,
     #[error("the calling thread runs on it")]
     Own,
@@ -99,7 +101,7 @@ enum Refusal {
 pub struct NotMapped;
 
 /// Lets the device reach a range of the program's memory: its address for the device, `None` where it cannot be.
-pub fn place(session: &Session, address: u64, bytes: u64) -> Result<Option<u64>, NotMapped> {
+pub fn place(session: OnDevice, address: u64, bytes: u64) -> Result<Option<u64>, NotMapped> {
     let pages = Pages::around(address, bytes).ok_or(NotMapped)?;
     let mut runs = runs();
     let mut parts = mapped(pages)?;
@@ -108,10 +110,15 @@ pub fn place(session: &Session, address: u64, bytes: u64) -> Result<Option<u64>,
         run.users += 1;
         return Ok(Some(run.block + (address - run.pages.start)));
     }
-    if drop_unused(session, &mut runs) {
+    if drop_unused(&session, &mut runs) {
         parts = mapped(pages)?;
     }
-    match move_in(session, &mut runs, pages, &parts) {
+    if !runs.iter().any(|run| run.overlaps(pages))
+        && let Ok(device) = files::place(session, address, pages, &parts)
+    {
+        return Ok(Some(device));
+    }
+    match move_in(&session, &mut runs, pages, &parts) {
         Ok(block) => Ok(Some(block + (address - pages.start))),
         Err(refusal) => {
             log::debug!("{bytes} bytes at {address:#x} are out of the device's reach: {refusal}");
@@ -195,7 +202,10 @@ fn move_in(
 }
 
 /// Ends one use of memory that [`place`] let the device reach. The device has finished with it.
-pub fn release(session: &Session, address: u64) {
+pub fn release(session: OnDevice, address: u64) {
+    if files::release(session, address) {
+        return;
+    }
     let mut runs = runs();
     let holds = |run: &Run| (run.pages.start..run.pages.end).contains(&address);
     let Some(index) = runs.iter().position(holds) else {

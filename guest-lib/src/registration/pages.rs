@@ -128,6 +128,11 @@ impl Pages {
         self.end - self.start
     }
 
+    /// Makes all of them present, where the kernel can do that on request.
+    pub fn populate(self) {
+        let _ = populate(self.pointer(), self.length());
+    }
+
     fn length(self) -> usize {
         usize::try_from(self.bytes()).unwrap_or(usize::MAX)
     }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::net::UnixDatagram;
 use std::sync::Mutex;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -10,9 +11,11 @@ use wormhole_api::{DeviceDescribe, PROTOCOL_HASH};
 use wormhole_connect::ConnectError;
 use wormhole_ring::band;
 use wormhole_ring::bootstrap::{Bootstrap, BootstrapError};
-use wormhole_ring::control::{Band, FEATURE_PROCESS, Grant, Message, ProcessNumber, Refusal};
+use wormhole_ring::control::{
+    Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, ProcessNumber, Refusal,
+};
 use wormhole_ring::fence::Fences;
-use wormhole_ring::layout::{HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
+use wormhole_ring::layout::{FILES, HANDLE_BASE, HANDLE_BYTES, SEGMENT_BYTES};
 use wormhole_ring::memory::{MemoryError, SessionMemory, WindowMemory};
 use wormhole_ring::ring::Producer;
 use wormhole_ring::slot::AnswerSlots;
@@ -23,6 +26,7 @@ use super::answers::Slots;
 use super::control::{ChannelError, Control};
 use super::extents::Extents;
 use super::fences::Stock;
+use super::files::Files;
 use super::mapping::Window;
 use crate::device::{Device, MOST, attribute, visible};
 use crate::error::CuError;
@@ -101,7 +105,8 @@ impl AttachError {
 /// Attaches this process to its backend.
 pub fn attach() -> Result<Session, AttachError> {
     let control = Control::connect()?;
-    let (grant, file) = control.hello(PROTOCOL_HASH, &environment())?;
+    let (grant, descriptors) = control.hello(PROTOCOL_HASH, &environment())?;
+    let mut descriptors = descriptors.into_iter();
     if grant.protocol_hash != PROTOCOL_HASH {
         return Err(AttachError::Protocol {
             granted: grant.protocol_hash,
@@ -109,8 +114,8 @@ pub fn attach() -> Result<Session, AttachError> {
         });
     }
     // A guest process of the backend's system is sent its session's file, which has no bootstrap.
-    let (file, shared) = match file {
-        Some(file) => (file, false),
+    let (file, shared) = match descriptors.next() {
+        Some(file) => (File::from(file), false),
         None => (open_window()?, true),
     };
     let kept = match reserve_bands(&grant) {
@@ -125,7 +130,16 @@ pub fn attach() -> Result<Session, AttachError> {
     if shared {
         check_bootstrap(&window, &grant)?;
     }
-    let session = map(control, &grant, window, kept)?;
+    let files = match grant.features & FEATURE_FILES {
+        0 => None,
+        _ => descriptors.next().map(UnixDatagram::from),
+    };
+    let files = files.map(Files::new).transpose();
+    let files = files.map_err(|source| AttachError::Map {
+        what: "socket for files",
+        source,
+    })?;
+    let session = map(control, &grant, window, kept, files)?;
     session.control.send(&Message::Mapped)?;
     if grant.features & FEATURE_PROCESS != 0 {
         let process = ProcessNumber {
@@ -160,6 +174,7 @@ fn map(
     grant: &Grant,
     window: Window,
     kept: Vec<(u64, u64)>,
+    files: Option<Files>,
 ) -> Result<Session, AttachError> {
     let base = window
         .map(grant.session_segment, 1, true)
@@ -190,6 +205,7 @@ fn map(
         sequence: AtomicU64::new(1),
         fence_stock: Mutex::new(Stock::default()),
         extents,
+        files,
         kept,
         end_logged: Once::new(),
         device_output: AtomicBool::new(false),
@@ -246,14 +262,17 @@ fn reserve_bands(grant: &Grant) -> Result<Vec<(u64, u64)>, AttachError> {
         });
     }
     let [high, low] = grant.apertures;
-    let bands = [
+    let mut bands = vec![
         ("window", grant.window_base, grant.window_size),
         ("handles", grant.handle_base, HANDLE_BYTES),
         ("device memory", high.base, high.size),
     ];
-    for (index, (what, base, bytes)) in bands.into_iter().enumerate() {
+    if grant.features & FEATURE_FILES != 0 {
+        bands.push(("files", FILES.0, FILES.1));
+    }
+    for (index, &(what, base, bytes)) in bands.iter().enumerate() {
         if let Err(source) = band::reserve(base, bytes) {
-            for (_, base, bytes) in bands.into_iter().take(index) {
+            for &(_, base, bytes) in bands.iter().take(index) {
                 // SAFETY: reserved a moment ago, and nothing in it has been handed out.
                 unsafe { band::release(base, bytes) };
             }

@@ -1,8 +1,7 @@
 //! The control stream: hello and grant, more arena, the doorbell, and the news that the backend is gone.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,10 +9,12 @@ use std::time::Duration;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_connect::{ConnectError, uninterrupted};
 use wormhole_ring::control::{
-    ArenaRequest, ArenaRun, ControlError, FEATURE_PROCESS, Grant, HEADER_BYTES, Header, MAX_FRAME,
-    Message,
+    ArenaRequest, ArenaRun, ControlError, FEATURE_FILES, FEATURE_PROCESS, Grant, HEADER_BYTES,
+    Header, MAX_FRAME, Message,
 };
 
+/// Descriptors that come with one message at most.
+const DESCRIPTORS: usize = 2;
 /// How often who waits for an answer looks whether there will be one.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -78,17 +79,26 @@ impl Control {
         Ok(())
     }
 
-    /// Waits for a message; `read` gets it with the descriptor that came along.
+    /// Waits for a message; `read` gets it with the descriptors that came along.
     fn receive<R>(
         &self,
-        read: impl FnOnce(Message<'_>, Option<File>) -> Result<R, ChannelError>,
+        read: impl FnOnce(Message<'_>, Vec<OwnedFd>) -> Result<R, ChannelError>,
     ) -> Result<R, ChannelError> {
         let mut header = [0; HEADER_BYTES];
-        let (count, file) = uninterrupted(|| {
-            self.stream
-                .recv_with_fd(&mut header)
+        let mut numbers = [-1; DESCRIPTORS];
+        let mut parts = [libc::iovec {
+            iov_base: header.as_mut_ptr().cast(),
+            iov_len: header.len(),
+        }];
+        let (count, came) = uninterrupted(|| {
+            // SAFETY: the part is the header, which lives longer than the call.
+            unsafe { self.stream.recv_with_fds(&mut parts, &mut numbers) }
                 .map_err(|error| io::Error::from_raw_os_error(error.errno()))
         })?;
+        let descriptors = numbers.into_iter().take(came);
+        // SAFETY: the kernel has made these descriptors for this call, and nobody else knows them.
+        let descriptors = descriptors.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+        let descriptors = descriptors.collect();
         if count == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
@@ -96,23 +106,24 @@ impl Control {
         let header = Header::decode(&header)?;
         let mut body = vec![0; header.body_len];
         (&self.stream).read_exact(&mut body)?;
-        read(Message::decode(header.kind, &body)?, file)
+        read(Message::decode(header.kind, &body)?, descriptors)
     }
 
-    /// Says hello and waits for the session. The window's descriptor comes along on a local stream.
+    /// Says hello and waits for the session. On a local stream the descriptors of its file, and of the socket for
+    /// files, come along.
     pub fn hello(
         &self,
         protocol_hash: u64,
         environment: &str,
-    ) -> Result<(Grant, Option<File>), ChannelError> {
+    ) -> Result<(Grant, Vec<OwnedFd>), ChannelError> {
         self.send(&Message::Hello {
             bootstrap_version: wormhole_ring::bootstrap::VERSION,
             protocol_hash,
-            features: FEATURE_PROCESS,
+            features: FEATURE_PROCESS | FEATURE_FILES,
             environment,
         })?;
-        self.receive(|message, file| match message {
-            Message::Grant(grant) => Ok((grant, file)),
+        self.receive(|message, descriptors| match message {
+            Message::Grant(grant) => Ok((grant, descriptors)),
             Message::Refused { code, reason } => Err(ChannelError::Refused {
                 code,
                 reason: reason.to_owned(),

@@ -8,6 +8,7 @@ mod attach;
 mod control;
 mod extents;
 mod fences;
+mod files;
 mod fork;
 mod mapping;
 mod requests;
@@ -26,6 +27,7 @@ use self::answers::Slots;
 use self::control::Control;
 use self::extents::Extents;
 pub use self::fences::FenceLine;
+use self::files::Files;
 use self::fork::WipedPointer;
 pub use self::watch::spawn_quiet;
 use crate::device::Device;
@@ -44,6 +46,8 @@ pub struct Session {
     sequence: AtomicU64,
     fence_stock: Mutex<fences::Stock>,
     extents: Extents,
+    /// Where the worker takes descriptors of files.
+    files: Option<Files>,
     /// Addresses that are kept for device memory: start and bytes.
     kept: Vec<(u64, u64)>,
     end_logged: Once,
@@ -93,8 +97,8 @@ impl OnDevice {
 static SESSION: WipedPointer<Session> = WipedPointer::new();
 /// The process is at its end: its exit handlers have run.
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// The control stream, to be closed in a forked child: the session's life is its parent's.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// The control stream and the socket for files, to be closed in a forked child: the session's life is its parent's.
+static DESCRIPTORS: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 /// Held while the process attaches; why it could not the last time, which is said once.
 static ATTACHING: Mutex<String> = Mutex::new(String::new());
 
@@ -148,12 +152,15 @@ pub fn initialise() -> Result<&'static Session> {
         }
         error.code()
     })?;
-    let descriptor = session.control.descriptor();
+    let files = session.files.as_ref().map_or(-1, Files::descriptor);
+    let descriptors = [session.control.descriptor(), files];
     let session = SESSION.set(session).map_err(|error| {
         log::error_once!("no CUDA device: a page that forks wipe cannot be made: {error}");
         CuError::OPERATING_SYSTEM
     })?;
-    DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+    for (kept, descriptor) in DESCRIPTORS.iter().zip(descriptors) {
+        kept.store(descriptor, Ordering::Relaxed);
+    }
     // SAFETY: both handlers are functions of this library, which is never unloaded (it is linked with
     // `nodelete`), and call only what is safe where they run.
     unsafe {
@@ -168,10 +175,12 @@ pub fn initialise() -> Result<&'static Session> {
 }
 
 extern "C" fn close_in_child() {
-    let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
-    if descriptor >= 0 {
-        // SAFETY: the descriptor is this library's, and the child never uses it.
-        unsafe { libc::close(descriptor) };
+    for kept in &DESCRIPTORS {
+        let descriptor = kept.swap(-1, Ordering::Relaxed);
+        if descriptor >= 0 {
+            // SAFETY: the descriptor is this library's, and the child never uses it.
+            unsafe { libc::close(descriptor) };
+        }
     }
 }
 

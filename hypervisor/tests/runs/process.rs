@@ -108,6 +108,11 @@ fn registered_memory_is_reached_in_place_while_it_is_written() {
 }
 
 #[test]
+fn registered_files_are_reached_by_the_devices_of_two_processes() {
+    passes("static", "shared_files");
+}
+
+#[test]
 fn batches_of_copies_are_made_up_to_one_that_cannot_be() {
     passes("static", "batches");
 }

@@ -28,6 +28,9 @@ pub const VSOCK_PORT: u32 = 9000;
 
 /// A feature of the hello and of the grant: the supervisor takes [`Message::Process`].
 pub const FEATURE_PROCESS: u64 = 1;
+/// The same, for a guest process of the supervisor's system: it may send its worker descriptors of files, on a
+/// socket that comes with the grant.
+pub const FEATURE_FILES: u64 = 2;
 
 /// Why bytes are no control message, or a message cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

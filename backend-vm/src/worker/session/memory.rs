@@ -12,6 +12,7 @@ use crate::counters::Counter;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Device,
+    /// Memory that host and device share: arena, and files of the guest.
     Arena,
 }
 
@@ -151,7 +152,7 @@ impl Session {
     pub(super) fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
         if self.device_memory.contains(address, bytes) {
             Ok(Place::Device)
-        } else if self.extents.contains(address, bytes) {
+        } else if self.extents.contains(address, bytes) || self.files.contains(address, bytes) {
             Ok(Place::Arena)
         } else if self.opened.contains(address, bytes) || self.virtual_memory.maps(address, bytes) {
             Ok(Place::Device)

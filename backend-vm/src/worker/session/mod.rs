@@ -20,6 +20,7 @@
 //! has to follow it can come before its answer.
 
 mod arrays;
+mod files;
 mod graphs;
 mod green_contexts;
 mod images;
@@ -183,6 +184,7 @@ pub struct Session {
     virtual_memory: VirtualMemory,
     /// Arena that the session was granted.
     extents: Ranges,
+    files: files::Files,
     /// Held by jobs that read the arena.
     readers: Arc<()>,
     /// Runs of arena that wait for those jobs.
@@ -258,6 +260,7 @@ impl Session {
             memories: wormhole_api::handle::Slab::new(slab),
             virtual_memory: VirtualMemory::default(),
             extents: Ranges::default(),
+            files: files::Files::default(),
             readers: Arc::new(()),
             leaving: Vec::new(),
             image_bytes: 0,

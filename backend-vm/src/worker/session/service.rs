@@ -28,9 +28,10 @@ use wormhole_api::{
     PoolSetAttribute, PoolTrim,
 };
 use wormhole_api::{
-    CloseAllocation, OpenAllocation, OpenAllocationReply, OpenEvent, OpenMemory, OpenMemoryReply,
-    OpenPointer, OpenPointerReply, OpenPool, ShareAddress, ShareAddressReply, ShareEvent,
-    ShareEventReply, ShareMemory, ShareMemoryReply, SharePool, SharePoolReply,
+    CloseAllocation, FileMap, FileUnmap, OpenAllocation, OpenAllocationReply, OpenEvent,
+    OpenMemory, OpenMemoryReply, OpenPointer, OpenPointerReply, OpenPool, ShareAddress,
+    ShareAddressReply, ShareEvent, ShareEventReply, ShareMemory, ShareMemoryReply, SharePool,
+    SharePoolReply,
 };
 use wormhole_api::{
     GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
@@ -235,6 +236,14 @@ impl Service for Session {
 
     fn close_allocation(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
         Self::close_allocation(self, call, message.address.0)
+    }
+
+    fn file_map(&mut self, call: &Call, message: &FileMap) -> Outcome<()> {
+        self.map_file(call, message)
+    }
+
+    fn file_unmap(&mut self, call: &Call, message: &FileUnmap) -> Outcome<()> {
+        self.unmap_file(call, message.address.0)
     }
 
     fn share_event(&mut self, call: &Call, message: &ShareEvent) -> Outcome<ShareEventReply> {

@@ -1,0 +1,180 @@
+// A file of shared memory that two processes register: kernels of both, and the programs themselves, have the same
+// bytes, while a thread of each goes on writing.
+#include "../check.cuh"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+static const int COUNT = 100003, WRITTEN = 512;
+// As long as it must be, and no whole number of pages.
+struct Memory {
+    int data[COUNT];
+    std::uint64_t counted[WRITTEN];
+    volatile int flags[2];
+};
+
+static const char *who = "";
+
+static void expect(bool holds, const char *what) {
+    if (holds) return;
+    std::printf("FAIL shared_files: %s: %s\n", who, what);
+    std::fflush(stdout);
+    std::_Exit(1);
+}
+
+__global__ void add(int *data, int count, int value) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) data[i] += value;
+}
+
+// Tells the other process's kernel, and waits until it is told.
+__global__ void meet(volatile int *mine, volatile int *theirs, int round) {
+    *mine = round;
+    __threadfence_system();
+    while (*theirs < round) {}
+}
+
+static Memory *map(int file) {
+    void *memory = mmap(nullptr, sizeof(Memory), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    expect(memory != MAP_FAILED, "the file is mapped");
+    return static_cast<Memory *>(memory);
+}
+
+static Memory *device_address(Memory *memory) {
+    void *device = nullptr;
+    CHECK(cudaHostGetDevicePointer(&device, memory, 0));
+    return static_cast<Memory *>(device);
+}
+
+static void turn(int socket) {
+    char word = 'x';
+    expect(write(socket, &word, 1) == 1 && read(socket, &word, 1) == 1, "the other process is there");
+}
+
+// Both processes do this, each with its own number.
+static void run(int number, Memory *memory, int socket) {
+    const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+    const unsigned blocks = (COUNT + 255) / 256;
+    std::atomic<bool> stop{false};
+    std::uint64_t rounds = 0;
+    std::thread writer([&] {
+        volatile std::uint64_t *words = memory->counted;
+        while (!stop) {
+            for (int i = number; i < WRITTEN; i += 2) words[i] = words[i] + 1;
+            ++rounds;
+        }
+    });
+    CHECK(cudaHostRegister(memory, sizeof *memory, flags));
+    Memory *device = device_address(memory);
+    expect(cudaHostRegister(memory->data + 5, 4, 0) == cudaErrorHostMemoryAlreadyRegistered, "registered once");
+    // Loaded before it has to run beside the other.
+    add<<<1, 1>>>(device->data, 0, 0);
+    CHECK(cudaDeviceSynchronize());
+    turn(socket);
+    for (int round = 0; round < 6; ++round) {
+        if (round % 2 == number) {
+            add<<<blocks, 256>>>(device->data, COUNT, 1 << round);
+            CHECK(cudaDeviceSynchronize());
+        }
+        turn(socket);
+        for (int i = 0; i < COUNT; ++i) {
+            if (memory->data[i] != i + (2 << round) - 1) expect(false, "what either device wrote");
+        }
+        turn(socket);
+    }
+    // Kernels that run at the same time see each other's words.
+    for (int round = 1; round <= 3; ++round) {
+        meet<<<1, 1>>>(device->flags + number, device->flags + 1 - number, round);
+        CHECK(cudaDeviceSynchronize());
+    }
+    turn(socket);
+    // Copies go to and from it, and what is copied there is there.
+    int *own;
+    CHECK(cudaMalloc(&own, COUNT * sizeof(int)));
+    if (number == 0) {
+        CHECK(cudaMemset(own, 0x22, COUNT * sizeof(int)));
+        CHECK(cudaMemcpyAsync(memory->data, own, COUNT * sizeof(int), cudaMemcpyDeviceToHost));
+        CHECK(cudaDeviceSynchronize());
+    }
+    turn(socket);
+    if (number == 1) {
+        CHECK(cudaMemcpyAsync(own, memory->data, COUNT * sizeof(int), cudaMemcpyHostToDevice));
+        int last = 0;
+        CHECK(cudaMemcpy(&last, own + COUNT - 1, sizeof last, cudaMemcpyDeviceToHost));
+        expect(last == 0x22222222, "what the other copied");
+    }
+    turn(socket);
+    CHECK(cudaFree(own));
+    // While it is registered and not, and by either, the writers' words are nobody else's.
+    for (int round = 0; round < 20; ++round) {
+        CHECK(cudaHostUnregister(memory));
+        CHECK(cudaHostRegister(memory, sizeof *memory, flags));
+    }
+    CHECK(cudaHostUnregister(memory));
+    void *none = nullptr;
+    expect(cudaHostGetDevicePointer(&none, memory, 0) == cudaErrorInvalidValue, "it is the device's no more");
+    stop = true;
+    writer.join();
+    expect(rounds > 0, "the writer ran");
+    for (int i = number; i < WRITTEN; i += 2) expect(memory->counted[i] == rounds, "no write is lost");
+}
+
+// Of a file that has no name and no descriptor of which is kept, a part that starts in a page.
+static void unnamed(int file) {
+    const std::size_t bytes = 3 * 4096, start = 4096 + 64;
+    expect(ftruncate(file, bytes) == 0, "room");
+    void *mapping = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    expect(mapping != MAP_FAILED, "mapped");
+    int *data = reinterpret_cast<int *>(static_cast<char *>(mapping) + start);
+    CHECK(cudaHostRegister(data, 5000, cudaHostRegisterMapped));
+    void *device = nullptr;
+    CHECK(cudaHostGetDevicePointer(&device, data, 0));
+    add<<<1, 32>>>(static_cast<int *>(device), 10, 3);
+    CHECK(cudaDeviceSynchronize());
+    int value = 0;
+    expect(pread(file, &value, sizeof value, start) == sizeof value && value == 3, "the file has it");
+    // The registration outlives the mapping, as the device's reach does.
+    munmap(mapping, bytes);
+    add<<<1, 32>>>(static_cast<int *>(device), 10, 4);
+    CHECK(cudaDeviceSynchronize());
+    expect(pread(file, &value, sizeof value, start) == sizeof value && value == 7, "the file still has it");
+    CHECK(cudaHostUnregister(data));
+}
+
+int main() {
+    const char *name = "/dev/shm/wormhole-shared-files";
+    char path[64];
+    std::snprintf(path, sizeof path, "%s-%d", name, static_cast<int>(getpid()));
+    const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    expect(file >= 0, "a file");
+    expect(ftruncate(file, sizeof(Memory)) == 0, "its size");
+    int sockets[2];
+    expect(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0, "sockets");
+    const pid_t child = fork();
+    who = child == 0 ? "child" : "parent";
+    const int socket = sockets[child == 0];
+    close(sockets[child != 0]);
+    Memory *memory = map(file);
+    if (child == 0) {
+        // As NCCL does: the one that comes last takes the name away, and keeps a descriptor.
+        turn(socket);
+        unlink(path);
+        run(1, memory, socket);
+        std::exit(0);
+    }
+    for (int i = 0; i < COUNT; ++i) memory->data[i] = i;
+    turn(socket);
+    run(0, memory, socket);
+    int status = 0;
+    expect(waitpid(child, &status, 0) == child && status == 0, "the child ends well");
+    unnamed(static_cast<int>(memfd_create("unnamed", MFD_CLOEXEC)));
+    std::printf("PASS shared_files\n");
+    return 0;
+}
