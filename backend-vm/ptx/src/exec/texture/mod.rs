@@ -149,35 +149,57 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    fn texture(&mut self, launch: &Launch<'_>, handle: u64) -> Result<Arc<Texture>, FaultKind> {
-        match &self.texture {
-            Some((known, texture)) if *known == handle => Ok(Arc::clone(texture)),
-            _ => {
-                let objects = launch.config.objects;
-                let texture = objects.and_then(|objects| objects.texture(handle));
-                let texture = texture
-                    .filter(|texture| is_sound(&texture.image))
-                    .ok_or(FaultKind::InvalidObject { handle })?;
-                self.texture = Some((handle, Arc::clone(&texture)));
-                Ok(texture)
-            }
-        }
+    /// Does what is to be done for each lane, with the objects beside the memory that they lie in.
+    fn beside(
+        global: &mut Global<'_>,
+        mask: u32,
+        mut each: impl FnMut(&mut Global<'_>, &mut Self, usize) -> Result<(), FaultKind>,
+    ) -> Result<(), LaneFault> {
+        let mut objects = std::mem::take(&mut global.objects);
+        let done = Lanes(mask).try_for_each(|lane| {
+            each(global, &mut objects, lane).map_err(|kind| lane_fault(kind, lane))
+        });
+        global.objects = objects;
+        done
     }
 
-    fn surface(&mut self, launch: &Launch<'_>, handle: u64) -> Result<Arc<Image>, FaultKind> {
-        match &self.surface {
-            Some((known, image)) if *known == handle => Ok(Arc::clone(image)),
-            _ => {
-                let objects = launch.config.objects;
-                let image = objects.and_then(|objects| objects.surface(handle));
-                let image = image
-                    .filter(|image| is_sound(image))
-                    .ok_or(FaultKind::InvalidObject { handle })?;
-                self.surface = Some((handle, Arc::clone(&image)));
-                Ok(image)
-            }
-        }
+    fn texture(&mut self, launch: &Launch<'_>, handle: u64) -> Result<&Texture, FaultKind> {
+        let objects = launch.config.objects;
+        kept(
+            &mut self.texture,
+            handle,
+            || objects?.texture(handle),
+            |texture| is_sound(&texture.image),
+        )
     }
+
+    fn surface(&mut self, launch: &Launch<'_>, handle: u64) -> Result<&Image, FaultKind> {
+        let objects = launch.config.objects;
+        kept(
+            &mut self.surface,
+            handle,
+            || objects?.surface(handle),
+            is_sound,
+        )
+    }
+}
+
+/// The object of a handle: what is kept, or else what is found and kept from now on.
+fn kept<T>(
+    place: &mut Option<(u64, Arc<T>)>,
+    handle: u64,
+    find: impl FnOnce() -> Option<Arc<T>>,
+    is_sound: impl Fn(&T) -> bool,
+) -> Result<&T, FaultKind> {
+    if !matches!(place, Some((known, _)) if *known == handle) {
+        *place = find()
+            .filter(|object| is_sound(object))
+            .map(|object| (handle, object));
+    }
+    place
+        .as_ref()
+        .map(|(_, object)| &**object)
+        .ok_or(FaultKind::InvalidObject { handle })
 }
 
 /// Whether an image has what the code here relies on.
@@ -204,12 +226,11 @@ pub(super) fn query(
     for lane in Lanes(mask) {
         let handle = handles[lane];
         let fault = |kind| lane_fault(kind, lane);
-        let (texture, surface);
         let (image, normalized) = if args.surface {
-            surface = global.objects.surface(launch, handle).map_err(fault)?;
-            (&*surface, false)
+            let image = global.objects.surface(launch, handle).map_err(fault)?;
+            (image, false)
         } else {
-            texture = global.objects.texture(launch, handle).map_err(fault)?;
+            let texture = global.objects.texture(launch, handle).map_err(fault)?;
             (&texture.image, texture.normalized)
         };
         let level = levels.map_or(0, |row| word(&row, lane) as usize);

@@ -8,14 +8,14 @@
 
 use super::filter::{Sum, WEIGHTS, footprint, weights};
 use super::texel::{self, Texel};
-use super::{AddressMode, Level, Texture, cube};
+use super::{AddressMode, Level, Recent, Texture, cube};
 use crate::decode::insn::{Detail, Geometry, SampleArgs, TexelType};
 use crate::error::FaultKind;
 use crate::exec::frame::Frame;
 use crate::exec::global::Global;
 use crate::exec::launch::Launch;
 use crate::exec::memory::{LaneFault, Lanes};
-use crate::exec::step::{lane_fault, word};
+use crate::exec::step::word;
 
 /// Parts of the whole that normalized coordinates tell apart.
 const NORMALIZED_PARTS: f64 = 2_097_152.0;
@@ -355,19 +355,16 @@ pub(in crate::exec) fn sample(
 ) -> Result<(), LaneFault> {
     let handles = frame.rows[args.handle as usize];
     let mut results = [[0_u32; 4]; crate::alu::LANES];
-    for lane in Lanes(mask) {
-        let fetched = global
-            .objects
-            .texture(launch, handles[lane])
-            .and_then(|texture| {
-                let texel = one(global, frame, (handles[lane], &texture), args, lane)?;
-                Ok(match args.texel {
-                    TexelType::Word => texel,
-                    TexelType::Half | TexelType::HalfPair => texture.halves(texel),
-                })
-            });
-        results[lane] = fetched.map_err(|kind| lane_fault(kind, lane))?;
-    }
+    let fetch = |global: &mut Global<'_>, objects: &mut Recent, lane: usize| {
+        let texture = objects.texture(launch, handles[lane])?;
+        let texel = one(global, frame, (handles[lane], texture), args, lane)?;
+        results[lane] = match args.texel {
+            TexelType::Word => texel,
+            TexelType::Half | TexelType::HalfPair => texture.halves(texel),
+        };
+        Ok(())
+    };
+    Recent::beside(global, mask, fetch)?;
     for (index, dest) in args.dests.iter().enumerate() {
         let Some(dest) = dest else { continue };
         let row = &mut frame.rows[*dest as usize];

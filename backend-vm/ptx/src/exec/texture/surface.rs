@@ -1,14 +1,14 @@
 //! Loads, stores and reductions of surfaces.
 
-use super::Image;
+use super::{Image, Recent};
 use crate::decode::insn::{Boundary, Geometry, SurfaceAction, SurfaceArgs};
 use crate::error::FaultKind;
 use crate::exec::atomic;
 use crate::exec::frame::Frame;
 use crate::exec::global::{Global, Word};
 use crate::exec::launch::Launch;
-use crate::exec::memory::{LaneFault, Lanes};
-use crate::exec::step::{lane_fault, word};
+use crate::exec::memory::LaneFault;
+use crate::exec::step::word;
 
 /// The address of a lane's element, `None` if the access is to be left out.
 fn address(
@@ -101,29 +101,26 @@ pub(in crate::exec) fn access(
     mask: u32,
 ) -> Result<(), LaneFault> {
     let handles = frame.rows[args.handle as usize];
-    for lane in Lanes(mask) {
-        let mut done = || {
-            let image = global.objects.surface(launch, handles[lane])?;
-            let count = u32::try_from(args.regs.len()).unwrap_or(1);
-            let place = address(frame, &image, args, lane, args.size * count)?;
-            match (args.action, args.size) {
-                (SurfaceAction::Reduce(op), _) => match place {
-                    Some(place) => {
-                        let value = frame.rows[args.regs[0] as usize][lane];
-                        let at = global.translate(place, args.size, true)?;
-                        // SAFETY: `translate` found the aligned element inside a writable region.
-                        unsafe { atomic::reduce(at, op, args.size, value) };
-                        Ok(())
-                    }
-                    None => Ok(()),
-                },
-                (_, 1) => one::<u8>(global, frame, args, lane, place),
-                (_, 2) => one::<u16>(global, frame, args, lane, place),
-                (_, 4) => one::<u32>(global, frame, args, lane, place),
-                _ => one::<u64>(global, frame, args, lane, place),
-            }
-        };
-        done().map_err(|kind| lane_fault(kind, lane))?;
-    }
-    Ok(())
+    let done = |global: &mut Global<'_>, objects: &mut Recent, lane: usize| {
+        let image = objects.surface(launch, handles[lane])?;
+        let count = u32::try_from(args.regs.len()).unwrap_or(1);
+        let place = address(frame, image, args, lane, args.size * count)?;
+        match (args.action, args.size) {
+            (SurfaceAction::Reduce(op), _) => match place {
+                Some(place) => {
+                    let value = frame.rows[args.regs[0] as usize][lane];
+                    let at = global.translate(place, args.size, true)?;
+                    // SAFETY: `translate` found the aligned element inside a writable region.
+                    unsafe { atomic::reduce(at, op, args.size, value) };
+                    Ok(())
+                }
+                None => Ok(()),
+            },
+            (_, 1) => one::<u8>(global, frame, args, lane, place),
+            (_, 2) => one::<u16>(global, frame, args, lane, place),
+            (_, 4) => one::<u32>(global, frame, args, lane, place),
+            _ => one::<u64>(global, frame, args, lane, place),
+        }
+    };
+    Recent::beside(global, mask, done)
 }
