@@ -6,7 +6,20 @@
 
 #include "check.cuh"
 
-#if CUDART_VERSION < 13000
+#if CUDART_VERSION < 12000
+#define cudaGraphGetEdges(graph, from, to, data, count) cudaGraphGetEdges(graph, from, to, count)
+#define cudaGraphAddDependencies(graph, from, to, data, count) cudaGraphAddDependencies(graph, from, to, count)
+#define cudaGraphInstantiate cudaGraphInstantiateWithFlags
+// What an update answered is told apart.
+struct cudaGraphExecUpdateResultInfo {
+    cudaGraphExecUpdateResult result;
+    cudaGraphNode_t node;
+};
+static cudaError_t update(cudaGraphExec_t executable, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *info) {
+    return cudaGraphExecUpdate(executable, graph, &info->node, &info->result);
+}
+#define cudaGraphExecUpdate update
+#elif CUDART_VERSION < 13000
 #define cudaGraphGetEdges cudaGraphGetEdges_v2
 #define cudaGraphAddDependencies cudaGraphAddDependencies_v2
 #endif

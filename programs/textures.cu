@@ -243,7 +243,7 @@ static void rows(int width, int height, Random &random) {
     CHECK(cudaFree(device_result));
 }
 
-static void surface(int width, int height) {
+static void surfaces(int width, int height) {
     const cudaChannelFormatDesc format = cudaCreateChannelDesc<int>();
     cudaArray_t array;
     CHECK(cudaMallocArray(&array, &format, width, height, cudaArraySurfaceLoadStore));
@@ -268,7 +268,7 @@ int main(int argc, char **argv) {
     volume(random);
     line(random);
     rows(width, height, random);
-    surface(width, height);
+    surfaces(width, height);
     std::printf("PASS textures %dx%d\n", width, height);
     return 0;
 }

@@ -2,9 +2,9 @@
 
 mod bench;
 mod command;
-mod cuda12;
 mod cuda_python;
 mod demo;
+mod earlier;
 mod mutants;
 mod numba;
 mod programs;

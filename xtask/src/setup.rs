@@ -10,7 +10,7 @@ use wormhole_images::{
 };
 
 use crate::command::{Failure, Run, step};
-use crate::{cuda12, programs, toolchain};
+use crate::{earlier, programs, toolchain};
 
 /// Files that show whether a Debian package is there.
 const PACKAGES: [(&str, &str); 7] = [
@@ -33,7 +33,7 @@ type Build = fn(&BuildOptions<'_>) -> Result<Image, ImageError>;
 pub fn setup(root: &Path) -> Result<(), Failure> {
     for_demo(root)?;
     nightly()?;
-    cuda12::build_programs(root)?;
+    earlier::build_programs(root)?;
     build_images(
         root,
         &[

@@ -18,7 +18,7 @@ pub fn stage() -> PathBuf {
     from_environment("WORMHOLE_STAGE")
 }
 
-/// A built program: `link` is `static` or `shared`, or `cuda12`.
+/// A built program: `link` is `static` or `shared`, or an earlier release such as `cuda12`.
 pub fn program(link: &str, name: &str) -> PathBuf {
     let path = from_environment("WORMHOLE_PROGRAMS").join(link).join(name);
     assert!(path.is_file(), "{} is not built", path.display());

@@ -41,6 +41,17 @@ fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) {
     });
 }
 
+/// Programs that call what the runtime of CUDA 12.1 lacks.
+const AFTER_12_1: [&str; 1] = ["graphs"];
+
+/// Programs that CUDA 12.4 compiled, with an earlier and a later runtime.
+fn passes_with_other_runtimes(name: &str) {
+    if !AFTER_12_1.contains(&name) {
+        passes("cuda12.1", name);
+    }
+    passes("cuda12.9", name);
+}
+
 macro_rules! programs_pass {
     ($($name:ident)*) => {$(
         mod $name {
@@ -57,6 +68,12 @@ macro_rules! programs_pass {
             #[test]
             fn of_cuda_12() {
                 super::passes("cuda12", stringify!($name));
+                super::passes_with_other_runtimes(stringify!($name));
+            }
+
+            #[test]
+            fn of_cuda_11() {
+                super::passes("cuda11", stringify!($name));
             }
         }
     )*};
