@@ -124,7 +124,7 @@ static void fork_amid_work() {
             while (!over) wrong = wrong || !computes();
         });
     }
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < 4; round++) {
         HOLDS(ended(forked([] { _exit(DRIVER(cuCtxSynchronize)() == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1); })) == 0);
         HOLDS(ended(forked([] { become_another(); })) == 0);
     }
@@ -171,7 +171,7 @@ struct Own {
 static thread_local Own own;
 
 static void threads() {
-    for (int round = 0; round < 4; round++) {
+    for (int round = 0; round < 2; round++) {
         std::vector<std::thread> all;
         std::atomic<int> right{0};
         for (int index = 0; index < 24; index++) {

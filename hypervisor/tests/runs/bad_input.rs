@@ -71,13 +71,54 @@ fn complaints(native: &Answers<'_>, here: &Answers<'_>, page: &str) -> String {
     out
 }
 
-#[test]
-fn bad_input_is_answered_as_natively_and_ends_no_process() {
-    let _alone = alone();
+/// The program's file of calls.
+fn calls() -> String {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared-ring/api"));
     let table = wormhole_idl::load(folder).expect("the table");
     let called = std::fs::read_to_string(folder.join("called.txt")).expect("the functions");
-    let calls = wormhole_idl::calls(&table, &called);
+    wormhole_idl::calls(&table, &called)
+}
+
+/// Whether a line of [`calls`], or of what the program said, is about one of these functions.
+fn is_of(line: &str, functions: &[&str]) -> bool {
+    functions
+        .iter()
+        .any(|name| line.split(' ').next() == Some(name))
+}
+
+/// The file of calls with only these functions.
+pub fn calls_of(functions: &[&str]) -> String {
+    let calls = calls();
+    let lines = calls.lines().filter(|line| is_of(line, functions));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// What is wrong with what the program said of these functions, among other things.
+pub fn complaints_of(functions: &[&str], said: &str) -> String {
+    let of = |text: &str| {
+        let lines = text.lines().filter(|line| is_of(line, functions));
+        lines.map(|line| format!("{line}\n")).collect::<String>()
+    };
+    let page = PAGE.lines().filter(|line| {
+        line.strip_prefix("| ")
+            .is_some_and(|row| is_of(row, functions))
+    });
+    let page: String = page.map(|line| format!("{line}\n")).collect();
+    let said = of(said);
+    let here = answers(&said);
+    let mut wrong = complaints(&answers(NATIVE), &here, &page);
+    for function in functions {
+        if !here.contains_key(&(*function, "after-exit")) {
+            let _ = writeln!(wrong, "{function}: not tried to the end");
+        }
+    }
+    wrong
+}
+
+#[test]
+fn bad_input_is_answered_as_natively_and_ends_no_process() {
+    let _alone = alone();
+    let calls = calls();
     let place = tempfile::tempdir().expect("a folder");
     let file = place.path().join("calls.txt");
     std::fs::write(&file, &calls).expect("a file");

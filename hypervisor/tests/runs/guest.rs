@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::harness::{Finished, alone, demo_programs, finish, images, program, wormhole};
+use crate::bad_input::{calls_of, complaints_of};
+use crate::harness::{Finished, SUITES, alone, demo_programs, finish, images, program, wormhole};
 
 macro_rules! names {
     ($($name:ident)*) => { [$(stringify!($name)),*] };
@@ -89,6 +90,81 @@ fn programs_pass_on_linux_6_1() {
 #[test]
 fn programs_pass_on_linux_6_12() {
     all_programs_pass("6.12");
+}
+
+/// Programs of the suites that a guest cannot serve.
+const NOT_IN_A_GUEST: [(&str, &str); 1] = [(
+    "registered",
+    "moves pages of the program's into the window, which a guest maps in whole segments",
+)];
+
+/// Functions whose wrong arguments are tried in a guest: of each kind one.
+const TRIED_IN_A_GUEST: [&str; 3] = ["cuEventQuery", "cuMemFree_v2", "cuMemcpyHtoD_v2"];
+
+#[test]
+fn the_suites_pass_in_a_guest() {
+    let _alone = alone();
+    let mut names: Vec<&str> = Vec::new();
+    let mut taken = Vec::new();
+    let mut script = String::new();
+    for (folder, programs) in SUITES {
+        let link = if folder == "nvml" { "shared" } else { "static" };
+        for name in programs {
+            if NOT_IN_A_GUEST.iter().any(|(not, _)| not == name) {
+                continue;
+            }
+            names.push(name);
+            let path = program(link, name);
+            script.push_str(&format!("{} || echo FAILED {name} $?\n", path.display()));
+            taken.push(path);
+        }
+    }
+    // What programs load by themselves.
+    taken.push(program("shared", "libcudart.so.13"));
+    let handoff = program("shared", "handoff");
+    script.push_str(&format!("{} 50\n", handoff.display()));
+    let bad_input = program("static", "bad_input");
+    let place = tempfile::tempdir().expect("a folder");
+    let calls = place.path().join("calls.txt");
+    std::fs::write(&calls, calls_of(&TRIED_IN_A_GUEST)).expect("a file");
+    script.push_str(&format!("{} {} 1\n", bad_input.display(), calls.display()));
+    taken.extend([handoff, bad_input, calls]);
+
+    let run = in_guest("6.1", &taken, &script, &["--timeout", "140"]);
+    let passed = |name: &str| {
+        let mut lines = run.stdout.lines();
+        lines.any(|line| line.split(' ').take(2).eq(["PASS", name]))
+    };
+    let failed: Vec<&str> = names.into_iter().filter(|name| !passed(name)).collect();
+    assert!(
+        failed.is_empty(),
+        "{failed:?} did not pass\n{}\n{}",
+        run.stdout,
+        run.stderr
+    );
+    assert!(run.stdout.contains("inversions 0"), "{}", run.stdout);
+    let wrong = complaints_of(&TRIED_IN_A_GUEST, &run.stdout);
+    assert!(wrong.is_empty(), "{wrong}\n{}", run.stdout);
+    assert!(run.status.success(), "{:?}\n{}", run.status, run.stderr);
+}
+
+#[test]
+fn no_program_of_the_suites_is_forgotten_here() {
+    for (folder, programs) in SUITES {
+        // Runs of many processes, each by itself the subject of a test of its own.
+        const OTHERS: [&str; 2] = ["many", "neighbour"];
+        let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../programs")).join(folder);
+        let mut found: Vec<String> = std::fs::read_dir(path)
+            .expect("the folder of programs")
+            .filter_map(|entry| {
+                let name = entry.ok()?.file_name().into_string().ok()?;
+                Some(name.strip_suffix(".cu")?.to_owned())
+            })
+            .filter(|name| !OTHERS.contains(&name.as_str()))
+            .collect();
+        found.sort();
+        assert_eq!(found, programs);
+    }
 }
 
 #[test]
