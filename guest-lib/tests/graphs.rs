@@ -31,7 +31,79 @@ unsafe extern "C" {
         count: usize,
         event: Pointer,
     ) -> u32;
+    fn cuGraphAddEmptyNode(
+        node: *mut Pointer,
+        graph: Pointer,
+        before: *const Pointer,
+        count: usize,
+    ) -> u32;
+    fn cuGraphAddChildGraphNode(
+        node: *mut Pointer,
+        graph: Pointer,
+        before: *const Pointer,
+        count: usize,
+        child: Pointer,
+    ) -> u32;
+    fn cuGraphChildGraphNodeGetGraph(node: Pointer, graph: *mut Pointer) -> u32;
+    fn cuGraphGetNodes(graph: Pointer, nodes: *mut Pointer, count: *mut usize) -> u32;
+    fn cuGraphDestroyNode(node: Pointer) -> u32;
+    fn cuGraphDestroy(graph: Pointer) -> u32;
+    fn cuGraphExecDestroy(graph: Pointer) -> u32;
+    fn cuGraphLaunch(graph: Pointer, stream: Pointer) -> u32;
+    fn cuUserObjectCreate(
+        object: *mut Pointer,
+        data: Pointer,
+        destroy: extern "C" fn(Pointer),
+        count: u32,
+        flags: u32,
+    ) -> u32;
+    fn cuUserObjectRetain(object: Pointer, count: u32) -> u32;
+    fn cuUserObjectRelease(object: Pointer, count: u32) -> u32;
     fn cuGraphInstantiateWithFlags(made: *mut Pointer, graph: Pointer, flags: u64) -> u32;
+}
+
+extern "C" fn nothing(_: Pointer) {}
+
+/// Natively a handle of what is gone may end the program.
+#[test]
+fn what_is_gone_is_refused_and_harms_nobody() {
+    const INVALID_VALUE: u32 = 1;
+    in_process(|| {
+        let _backend = Backend::start();
+        let mut context = null_mut();
+        // SAFETY: every place is writable, every handle is one of the library's.
+        unsafe {
+            assert_eq!(cuInit(0), 0);
+            assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
+            assert_eq!(cuCtxSetCurrent(context), 0);
+            let [mut graph, mut inner, mut node, mut child, mut made, mut object] =
+                [null_mut(); 6];
+            let mut count = 0;
+            assert_eq!(cuGraphCreate(&raw mut graph, 0), 0);
+            assert_eq!(cuGraphAddEmptyNode(&raw mut node, graph, null(), 0), 0);
+            assert_eq!(cuGraphInstantiateWithFlags(&raw mut made, graph, 0), 0);
+            assert_eq!(cuGraphCreate(&raw mut inner, 0), 0);
+            let added = cuGraphAddChildGraphNode(&raw mut child, graph, null(), 0, inner);
+            assert_eq!(added, 0);
+            assert_eq!(cuGraphDestroy(inner), 0);
+            assert_eq!(cuGraphDestroy(inner), INVALID_VALUE);
+            assert_eq!(cuGraphChildGraphNodeGetGraph(child, &raw mut inner), 0);
+            assert_eq!(cuGraphGetNodes(inner, null_mut(), &raw mut count), 0);
+            assert_eq!(cuGraphDestroyNode(child), 0);
+            let told = cuGraphGetNodes(inner, null_mut(), &raw mut count);
+            assert_eq!(told, INVALID_VALUE);
+            assert_eq!(cuGraphDestroyNode(node), 0);
+            assert_eq!(cuGraphDestroyNode(node), INVALID_VALUE);
+            assert_eq!(cuGraphLaunch(made, null_mut()), 0);
+            assert_eq!(cuGraphExecDestroy(made), 0);
+            assert_eq!(cuGraphLaunch(made, null_mut()), INVALID_VALUE);
+            assert_eq!(cuGraphExecDestroy(made), INVALID_VALUE);
+            let created = cuUserObjectCreate(&raw mut object, null_mut(), nothing, 1, 1);
+            assert_eq!(created, 0);
+            assert_eq!(cuUserObjectRelease(object, 1), 0);
+            assert_eq!(cuUserObjectRetain(object, 1), INVALID_VALUE);
+        }
+    });
 }
 
 #[test]
