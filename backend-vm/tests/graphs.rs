@@ -10,11 +10,11 @@ use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::handle::Graph;
 use wormhole_api::{
-    ArrayCreate, ArrayDestroy, Decode, DevicePtr, Element, GraphBegin, GraphCopy, GraphDestroy,
-    GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent, GraphEventKind, GraphFill,
-    GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload, Handle,
-    Items, MemAlloc, MemAllocReply, MemoryOperation, Message, Module, ModuleGetFunction,
-    ModuleUnload,
+    ArrayCreate, ArrayDestroy, Decode, DevicePtr, Element, GraphBegin, GraphBody, GraphBranch,
+    GraphCondition, GraphConditional, GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty,
+    GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch,
+    GraphMemory, GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply, MemoryOperation,
+    Message, Module, ModuleGetFunction, ModuleUnload,
 };
 use wormhole_backend::worker::session::Event;
 use wormhole_device::Device;
@@ -167,6 +167,47 @@ impl Ready {
     }
 }
 
+impl Ready {
+    fn condition(&mut self, graph: Handle<Graph>) {
+        self.served.record(&GraphCondition {
+            graph,
+            default: 1,
+            assigned: 1,
+        });
+    }
+
+    fn conditional(
+        &mut self,
+        graph: Handle<Graph>,
+        condition: u32,
+        branch: GraphBranch,
+        bodies: u32,
+    ) -> u32 {
+        self.status(&GraphConditional {
+            graph,
+            condition,
+            branch,
+            bodies,
+        })
+    }
+
+    fn body(&mut self, graph: Handle<Graph>, body: u32) -> u32 {
+        self.status(&GraphBody { graph, body })
+    }
+
+    /// A description with a condition, a node that it decides for, and a node in each of two bodies.
+    fn describe_conditional(&mut self, index: u32) -> Handle<Graph> {
+        let graph = self.describe(index);
+        self.condition(graph);
+        assert_eq!(self.conditional(graph, 1, GraphBranch::If, 2), 0);
+        for body in 1..3 {
+            assert_eq!(self.body(graph, body), 0);
+            assert_eq!(self.fill(graph, self.memory), 0);
+        }
+        graph
+    }
+}
+
 /// A part of a description that is to be refused.
 type Part = fn(&mut Ready, Handle<Graph>) -> u32;
 
@@ -222,6 +263,99 @@ fn a_description_names_what_the_session_has_or_is_never_executed() {
     // The session goes on.
     let graph = ready.executable(50);
     assert_eq!(ready.launch(graph), 0);
+}
+
+#[test]
+fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
+    const NOT_SUPPORTED: u32 = 801;
+    const OUT_OF_MEMORY: u32 = 2;
+    fn add(condition: u32, branch: GraphBranch, bodies: u32) -> impl Fn(&mut Ready, Handle<Graph>) {
+        move |ready, graph| {
+            ready.condition(graph);
+            assert_eq!(ready.conditional(graph, condition, branch, bodies), 0);
+        }
+    }
+    use GraphBranch::{If, Switch, While};
+    type Part = Box<dyn Fn(&mut Ready, Handle<Graph>)>;
+    let parts: Vec<(Part, u32)> = vec![
+        // The description has a condition, which is taken; there is one more now.
+        (Box::new(add(1, If, 1)), INVALID_VALUE),
+        (Box::new(add(0, If, 1)), INVALID_VALUE),
+        (Box::new(add(3, If, 1)), INVALID_VALUE),
+        (Box::new(add(u32::MAX, If, 1)), INVALID_VALUE),
+        (Box::new(add(2, If, 0)), INVALID_VALUE),
+        (Box::new(add(2, If, 3)), INVALID_VALUE),
+        (Box::new(add(2, While, 0)), INVALID_VALUE),
+        (Box::new(add(2, While, 2)), INVALID_VALUE),
+        (Box::new(add(2, Switch, 0)), INVALID_VALUE),
+        (Box::new(add(2, Switch, u32::MAX)), OUT_OF_MEMORY),
+        (Box::new(add(2, Switch, 1 << 16)), OUT_OF_MEMORY),
+        // Two bodies there are, beside the graph itself.
+        (
+            Box::new(|ready, graph| assert_eq!(ready.body(graph, 3), 0)),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| assert_eq!(ready.body(graph, u32::MAX), 0)),
+            INVALID_VALUE,
+        ),
+        // From body to body, and from the node to its body.
+        (
+            Box::new(|ready, graph| assert_eq!(ready.edge(graph, 3, 4), 0)),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| assert_eq!(ready.edge(graph, 2, 3), 0)),
+            INVALID_VALUE,
+        ),
+        // What waits has no place in a body.
+        (
+            Box::new(|ready, graph| assert_eq!(ready.write(graph, ready.memory), 0)),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| {
+                ready.served.record(&GraphCondition {
+                    graph,
+                    default: 1,
+                    assigned: 2,
+                });
+            }),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| {
+                for depth in 1..=32 {
+                    add(depth + 1, While, 1)(ready, graph);
+                    assert_eq!(ready.body(graph, depth + 2), 0);
+                }
+            }),
+            NOT_SUPPORTED,
+        ),
+    ];
+    let mut ready = ready();
+    for (index, (part, code)) in (1..).zip(parts) {
+        let graph = ready.describe_conditional(index);
+        part(&mut ready, graph);
+        assert_eq!(ready.instantiate(graph), code, "part {index}");
+        assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    }
+    assert_eq!(ready.device.arrivals("instantiate"), 0);
+    // As deep as may be, and back to the graph itself.
+    let graph = ready.describe_conditional(50);
+    for depth in 1..32 {
+        add(depth + 1, While, 1)(&mut ready, graph);
+        assert_eq!(ready.body(graph, depth + 2), 0);
+    }
+    assert_eq!(ready.body(graph, 0), 0);
+    let memory = ready.memory;
+    assert_eq!(ready.write(graph, memory), 0);
+    assert_eq!(ready.edge(graph, 2, 36), 0);
+    assert_eq!(ready.instantiate(graph), 0);
+    assert_eq!(ready.launch(graph), 0);
+    // What is executable has no parts any more.
+    assert_eq!(ready.body(graph, 1), INVALID_HANDLE);
+    assert_eq!(ready.conditional(graph, 40, If, 1), INVALID_HANDLE);
 }
 
 #[test]

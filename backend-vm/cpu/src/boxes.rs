@@ -7,10 +7,9 @@ use wormhole_device::{BoxCopy, BoxEnd, CuError, RawArray, Result, array};
 use crate::aperture::to_usize;
 use crate::arrays::Placed;
 use crate::memory::{Memory, Use, pointer};
-use crate::scheduler::Work;
 
 /// Where a box lies: its first byte, bytes from row to row and from slice to slice.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Laid {
     start: u64,
     row: u64,
@@ -62,19 +61,36 @@ impl Laid {
     }
 }
 
-/// The work that a copy is, with arrays that `find` knows.
-pub fn work(
-    copy: &BoxCopy,
-    memory: &Arc<Memory>,
-    find: &dyn Fn(RawArray) -> Result<Placed>,
-) -> Result<Work> {
-    let extent = copy.extent;
-    let to = Laid::new(&copy.to, Use::Write, extent, memory, find)?;
-    let from = Laid::new(&copy.from, Use::Read, extent, memory, find)?;
-    let memory = Arc::clone(memory);
-    Ok(Box::new(move || {
-        let _mapped = memory;
-        let [width, height, depth] = extent;
+/// A copy whose ends were found.
+#[derive(Debug)]
+pub struct Move {
+    to: Laid,
+    from: Laid,
+    extent: [u64; 3],
+    /// Holds what is mapped.
+    _memory: Arc<Memory>,
+}
+
+impl Move {
+    /// What a copy moves, with arrays that `find` knows.
+    pub fn new(
+        copy: &BoxCopy,
+        memory: &Arc<Memory>,
+        find: &dyn Fn(RawArray) -> Result<Placed>,
+    ) -> Result<Self> {
+        let extent = copy.extent;
+        Ok(Self {
+            to: Laid::new(&copy.to, Use::Write, extent, memory, find)?,
+            from: Laid::new(&copy.from, Use::Read, extent, memory, find)?,
+            extent,
+            _memory: Arc::clone(memory),
+        })
+    }
+
+    /// Moves it, as work of the stream that it was found for.
+    pub fn run(&self) {
+        let (to, from) = (self.to, self.from);
+        let [width, height, depth] = self.extent;
         for z in 0..depth {
             for y in 0..height {
                 // SAFETY: all of both boxes was found in memory of the device or in registered ranges, which
@@ -89,6 +105,5 @@ pub fn work(
                 };
             }
         }
-        Ok(())
-    }))
+    }
 }

@@ -229,6 +229,7 @@ impl CpuDevice {
             objects: context.arrays.objects(),
             cancel: context.scheduler.cancel(),
             heap,
+            conditions: None,
             printed: context.limits.printf(),
             check: self.check,
             threads: self.processors,
@@ -732,7 +733,11 @@ impl wormhole_device::Arrays for CpuDevice {
 
     fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
         let context = self.context()?;
-        let work = self.copy_work(&context, copy)?;
+        let found = self.find_move(&context, copy)?;
+        let work = Box::new(move || {
+            found.run();
+            Ok(())
+        });
         context.scheduler.submit(stream, work).map(drop)
     }
 }

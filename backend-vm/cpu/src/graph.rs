@@ -2,21 +2,22 @@
 //! at the same time.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use wormhole_device::{
-    BoxCopy, CuError, Fill, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, Launch,
-    MemoryOperation, RawEvent, RawGraph, RawStream, Result,
+    BoxCopy, Branch, Condition, Conditional, CuError, Fill, GraphDescription, GraphEdge,
+    GraphKernel, GraphNode, Graphs, Launch, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
 };
 
+use crate::boxes::Move;
 use crate::device::{Context, CpuDevice, extent, run_fill};
 use crate::event::Events;
 use crate::kernel::{Kernel, Surroundings};
 use crate::memory::Use;
-use crate::scheduler::{Point, Scheduler, Work};
+use crate::scheduler::{Point, Scheduler};
 use crate::stream_memory;
 
 /// Branches of one graph that run at the same time; more take turns.
@@ -38,6 +39,7 @@ enum Step {
     RecordEvent(RawEvent),
     WaitEvent(RawEvent),
     Empty,
+    Conditional(Conditional),
 }
 
 #[derive(Clone, Debug)]
@@ -53,13 +55,33 @@ struct Node {
 struct Plan {
     nodes: Vec<Node>,
     edges: Vec<GraphEdge>,
-    /// The nodes of each lane, in order.
-    lanes: Vec<Vec<usize>>,
+    conditions: Vec<Condition>,
+    /// Of each node, the body that it lies in.
+    inside: Vec<u32>,
+    /// The nodes of each lane of each body, in order.
+    bodies: Vec<Vec<Vec<usize>>>,
+}
+
+impl Plan {
+    /// Whether an executable graph that does this can do the other instead.
+    fn may_become(&self, other: &Self) -> bool {
+        let same = |(old, new): (&Node, &Node)| match (&old.step, &new.step) {
+            (Step::Conditional(old), Step::Conditional(new)) => old == new,
+            (old, new) => std::mem::discriminant(old) == std::mem::discriminant(new),
+        };
+        self.edges == other.edges
+            && self.inside == other.inside
+            && self.conditions.len() == other.conditions.len()
+            && self.nodes.len() == other.nodes.len()
+            && self.nodes.iter().zip(&other.nodes).all(same)
+    }
 }
 
 #[derive(Debug)]
 struct Executable {
     plan: Arc<Plan>,
+    /// The conditions' values, if there are conditions.
+    values: Option<Arc<[AtomicU32]>>,
     /// Where the last launch is complete: the next one comes after it.
     last: Option<Point>,
 }
@@ -77,15 +99,20 @@ impl Executables {
     }
 }
 
-/// Puts each node behind one that it depends on where it can, on a lane of its own where it cannot.
-fn lanes(count: usize, edges: &[GraphEdge]) -> (Vec<Vec<usize>>, Vec<Vec<usize>>) {
-    let mut before = vec![Vec::new(); count];
+/// The lanes of each body, and of each node those of other lanes that come before it.
+type Laid = (Vec<Vec<Vec<usize>>>, Vec<Vec<usize>>);
+
+/// Puts each node behind one that it depends on where it can, on a lane of its own where it cannot. `inside` says
+/// which of the bodies each node lies in.
+fn lanes(inside: &[u32], bodies: usize, edges: &[GraphEdge]) -> Laid {
+    let mut before = vec![Vec::new(); inside.len()];
     for edge in edges {
         before[edge.to as usize].push(edge.from as usize);
     }
-    let mut lanes: Vec<Vec<usize>> = Vec::new();
-    let mut lane_of = vec![0; count];
-    for node in 0..count {
+    let mut all: Vec<Vec<Vec<usize>>> = vec![Vec::new(); bodies];
+    let mut lane_of = vec![0; inside.len()];
+    for (node, body) in inside.iter().enumerate() {
+        let lanes = &mut all[*body as usize];
         let ends = |lane: &usize| {
             lanes[*lane]
                 .last()
@@ -105,15 +132,14 @@ fn lanes(count: usize, edges: &[GraphEdge]) -> (Vec<Vec<usize>>, Vec<Vec<usize>>
     for (node, before) in before.iter_mut().enumerate() {
         before.retain(|from| lane_of[*from] != lane_of[node]);
     }
-    (lanes, before)
+    (all, before)
 }
 
 /// One launch of a graph.
 struct Run {
     plan: Arc<Plan>,
     around: Surroundings,
-    /// The work of each copy.
-    copies: HashMap<usize, Mutex<Option<Work>>>,
+    copies: HashMap<usize, Move>,
     /// When each recorded event was reached.
     times: HashMap<usize, Arc<OnceLock<Instant>>>,
     progress: Mutex<Progress>,
@@ -136,7 +162,22 @@ impl Run {
     }
 
     fn all(&self) -> Result<()> {
-        match self.plan.lanes.as_slice() {
+        let values = self.around.conditions.as_deref().unwrap_or_default();
+        for (condition, value) in self.plan.conditions.iter().zip(values) {
+            if condition.assigned {
+                value.store(condition.default, Ordering::Relaxed);
+            }
+        }
+        self.body(0);
+        self.progress().error.map_or(Ok(()), Err)
+    }
+
+    /// Runs the nodes of a body.
+    fn body(&self, body: u32) {
+        let Some(lanes) = self.plan.bodies.get(body as usize) else {
+            return;
+        };
+        match lanes.as_slice() {
             [] => {}
             [only] => self.lane(only),
             [first, others @ ..] => thread::scope(|scope| {
@@ -152,7 +193,28 @@ impl Run {
                 self.lane(first);
             }),
         }
-        self.progress().error.map_or(Ok(()), Err)
+    }
+
+    /// Runs the body that the condition stands for, once or while it does.
+    fn conditional(&self, node: &Conditional) {
+        let values = self.around.conditions.as_deref().unwrap_or_default();
+        let Some(value) = values.get(node.condition as usize) else {
+            return;
+        };
+        while let Some(body) = node.body(value.load(Ordering::Relaxed))
+            && !self.stopped()
+        {
+            let mut progress = self.progress();
+            let lanes = self.plan.bodies.get(body as usize);
+            for node in lanes.into_iter().flatten().flatten() {
+                progress.done[*node] = false;
+            }
+            drop(progress);
+            self.body(body);
+            if node.branch != Branch::While {
+                break;
+            }
+        }
     }
 
     fn fail(&self, error: CuError) {
@@ -187,7 +249,7 @@ impl Run {
                 return;
             }
             self.progress().done[index] = true;
-            if self.plan.lanes.len() > 1 {
+            if self.plan.bodies[self.plan.inside[index] as usize].len() > 1 {
                 self.moved.notify_all();
             }
         }
@@ -205,11 +267,10 @@ impl Run {
                 work()
             }
             Step::Copy(_) => {
-                let copy = self
-                    .copies
-                    .get(&index)
-                    .and_then(|place| place.lock().unwrap_or_else(PoisonError::into_inner).take());
-                copy.map_or(Ok(()), |copy| copy())
+                if let Some(copy) = self.copies.get(&index) {
+                    copy.run();
+                }
+                Ok(())
             }
             Step::Fill(fill) => {
                 run_fill(fill);
@@ -223,6 +284,10 @@ impl Run {
                 if let Some(time) = self.times.get(&index) {
                     time.get_or_init(Instant::now);
                 }
+                Ok(())
+            }
+            Step::Conditional(node) => {
+                self.conditional(node);
                 Ok(())
             }
             // What the events stand for came before the launch.
@@ -250,7 +315,16 @@ impl CpuDevice {
         if !graph.edges.iter().all(known) {
             return Err(CuError::INVALID_VALUE);
         }
-        let (lanes, after) = lanes(count, &graph.edges);
+        let bodies = graph.nodes.iter().map(|node| match node {
+            GraphNode::Conditional(node) => node.bodies as usize,
+            _ => 0,
+        });
+        let bodies = 1 + bodies.sum::<usize>();
+        let inside: Vec<u32> = (0..count).map(|node| graph.body(node)).collect();
+        if !inside.iter().all(|body| (*body as usize) < bodies) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let (bodies, after) = lanes(&inside, bodies, &graph.edges);
         let nodes = graph
             .nodes
             .iter()
@@ -266,16 +340,14 @@ impl CpuDevice {
         Ok(Plan {
             nodes,
             edges: graph.edges.clone(),
-            lanes,
+            conditions: graph.conditions.clone(),
+            inside,
+            bodies,
         })
     }
 
     /// The copies of a launch, if all memory that its nodes name is there.
-    fn reached(
-        &self,
-        context: &Context,
-        plan: &Plan,
-    ) -> Result<HashMap<usize, Mutex<Option<Work>>>> {
+    fn reached(&self, context: &Context, plan: &Plan) -> Result<HashMap<usize, Move>> {
         let gone = |_| CuError::ILLEGAL_ADDRESS;
         let mut copies = HashMap::new();
         for (index, node) in plan
@@ -286,8 +358,8 @@ impl CpuDevice {
         {
             match &node.step {
                 Step::Copy(copy) => {
-                    let work = self.copy_work(context, copy).map_err(gone)?;
-                    copies.insert(index, Mutex::new(Some(work)));
+                    let found = self.find_move(context, copy).map_err(gone)?;
+                    copies.insert(index, found);
                 }
                 Step::Fill(fill) => self
                     .memory
@@ -315,7 +387,7 @@ impl CpuDevice {
                 }
             }
             GraphNode::Copy(copy) => {
-                self.copy_work(context, copy).map(drop)?;
+                self.find_move(context, copy).map(drop)?;
                 Step::Copy(*copy)
             }
             GraphNode::Fill(fill) => {
@@ -338,6 +410,7 @@ impl CpuDevice {
                 Step::WaitEvent(*event)
             }
             GraphNode::Empty => Step::Empty,
+            GraphNode::Conditional(node) => Step::Conditional(*node),
         })
     }
 }
@@ -365,9 +438,14 @@ impl Graphs for CpuDevice {
         let plan = Arc::new(self.plan(&context, graph)?);
         let executables = &context.graphs;
         let id = executables.next.fetch_add(1, Ordering::Relaxed) + 1;
-        executables
-            .lock()
-            .insert(id, Executable { plan, last: None });
+        let values = plan.conditions.iter().map(|_| AtomicU32::new(0));
+        let values = (!plan.conditions.is_empty()).then(|| values.collect());
+        let executable = Executable {
+            plan,
+            values,
+            last: None,
+        };
+        executables.lock().insert(id, executable);
         Ok(RawGraph(id))
     }
 
@@ -378,13 +456,7 @@ impl Graphs for CpuDevice {
         let place = graphs
             .get_mut(&executable.0)
             .ok_or(CuError::INVALID_HANDLE)?;
-        let same = |(new, old): (&Node, &Node)| {
-            std::mem::discriminant(&new.step) == std::mem::discriminant(&old.step)
-        };
-        if plan.edges != place.plan.edges
-            || plan.nodes.len() != place.plan.nodes.len()
-            || !plan.nodes.iter().zip(&place.plan.nodes).all(same)
-        {
+        if !place.plan.may_become(&plan) {
             return Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
         }
         for (new, old) in plan.nodes.iter_mut().zip(&place.plan.nodes) {
@@ -415,7 +487,8 @@ impl Graphs for CpuDevice {
         };
         let uses_heap =
             |node: &Node| matches!(&node.step, Step::Kernel { kernel, .. } if kernel.uses_heap());
-        let around = self.surroundings(&context, plan.nodes.iter().any(uses_heap));
+        let mut around = self.surroundings(&context, plan.nodes.iter().any(uses_heap));
+        around.conditions.clone_from(&place.values);
         let recorded: Vec<(usize, RawEvent, Arc<OnceLock<Instant>>)> = plan
             .nodes
             .iter()
@@ -501,11 +574,19 @@ mod tests {
 
     #[test]
     fn a_chain_is_one_lane_and_a_fork_two_that_meet() {
-        let chain = lanes(3, &[edge(0, 1), edge(1, 2)]);
-        assert_eq!(chain.0, [[0, 1, 2]]);
+        let chain = lanes(&[0; 3], 1, &[edge(0, 1), edge(1, 2)]);
+        assert_eq!(chain.0, [[[0, 1, 2]]]);
         assert!(chain.1.iter().all(Vec::is_empty));
-        let (fork, after) = lanes(4, &[edge(0, 1), edge(0, 2), edge(1, 3), edge(2, 3)]);
-        assert_eq!(fork, [vec![0, 1, 3], vec![2]]);
+        let edges = [edge(0, 1), edge(0, 2), edge(1, 3), edge(2, 3)];
+        let (fork, after) = lanes(&[0; 4], 1, &edges);
+        assert_eq!(fork, [[vec![0, 1, 3], vec![2]]]);
         assert_eq!(after, [vec![], vec![], vec![0], vec![2]]);
+    }
+
+    #[test]
+    fn each_body_has_lanes_of_its_own() {
+        let (bodies, after) = lanes(&[0, 1, 1, 0], 3, &[edge(0, 3), edge(1, 2)]);
+        assert_eq!(bodies, [vec![vec![0, 3]], vec![vec![1, 2]], vec![]]);
+        assert!(after.iter().all(Vec::is_empty));
     }
 }

@@ -1,7 +1,7 @@
 //! Kernels: their attributes, and the work that a launch makes of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use wormhole_device::{CuError, Launch, Parameter, Result};
 use wormhole_ptx::{DeviceHeap, GlobalMemory, LaunchConfig, Region};
@@ -54,6 +54,8 @@ pub struct Surroundings {
     pub cancel: Arc<AtomicBool>,
     /// Where device `malloc` takes memory from.
     pub heap: Option<Arc<DeviceHeap>>,
+    /// The conditions of the graph that runs them.
+    pub conditions: Option<Arc<[AtomicU32]>>,
     /// Bytes of printed text that are kept between synchronizations.
     pub printed: u64,
     /// Whether kernels are checked.
@@ -181,6 +183,7 @@ impl Kernel {
                 grid_id: GRIDS.fetch_add(1, Ordering::Relaxed),
                 grid_workspace,
                 heap: around.heap.as_deref(),
+                conditions: around.conditions.as_deref().unwrap_or_default(),
                 objects: Some(&*around.objects),
                 cancel: Some(&around.cancel),
                 check: around.check,

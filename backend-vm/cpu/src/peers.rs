@@ -7,10 +7,9 @@ use wormhole_device::{
 };
 
 use crate::CpuDevice;
-use crate::boxes;
+use crate::boxes::Move;
 use crate::device::{Context, Sibling};
 use crate::event::Last;
-use crate::scheduler::Work;
 
 /// `CUdevice_P2PAttribute`: ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED; those that are 0 are PERFORMANCE_RANK,
 /// CUDA_ARRAY_ACCESS_SUPPORTED and ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED.
@@ -50,7 +49,7 @@ impl CpuDevice {
     }
 
     /// The work that a copy of a box is, between memory and arrays of every device.
-    pub(crate) fn copy_work(&self, context: &Context, copy: &BoxCopy) -> Result<Work> {
+    pub(crate) fn find_move(&self, context: &Context, copy: &BoxCopy) -> Result<Move> {
         let siblings = || self.siblings.get().map_or(&[][..], Vec::as_slice).iter();
         let find = |array| {
             let own = context.arrays.find(array);
@@ -60,7 +59,7 @@ impl CpuDevice {
                 found.ok_or(error)
             })
         };
-        boxes::work(copy, &self.memory, &find)
+        Move::new(copy, &self.memory, &find)
     }
 
     /// The number of another device.

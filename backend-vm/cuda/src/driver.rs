@@ -17,7 +17,7 @@ use cudarc::driver::sys::{
 use libloading::Library;
 use wormhole_api::ctypes::{
     CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY3D, CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC,
-    CUDA_TEXTURE_DESC, CUarray, CUmipmappedArray, CUsurfObject, CUtexObject,
+    CUDA_TEXTURE_DESC, CUarray, CUgraphNodeParams, CUmipmappedArray, CUsurfObject, CUtexObject,
 };
 use wormhole_device::{CuError, Result};
 
@@ -204,6 +204,8 @@ entry_points! {
     fn cuGraphAddEventRecordNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, event: CUevent);
     fn cuGraphAddEventWaitNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize, event: CUevent);
     fn cuGraphAddEmptyNode(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, count: usize);
+    fn cuGraphConditionalHandleCreate(handle: *mut u64, graph: CUgraph, context: CUcontext, default: u32, flags: u32);
+    fn cuGraphAddNode_v2(node: *mut CUgraphNode, graph: CUgraph, after: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize, parameters: *mut CUgraphNodeParams);
     fn cuGraphAddDependencies_v2(graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, data: *const CUgraphEdgeData, count: usize);
     fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: u64);
     fn cuGraphExecUpdate_v2(executable: CUgraphExec, graph: CUgraph, info: *mut CUgraphExecUpdateResultInfo_v1);

@@ -77,13 +77,33 @@ impl CudaDevice {
     }
 
     fn fill_template(&self, template: &mut Template, graph: &GraphDescription) -> Result<()> {
-        for node in &graph.nodes {
-            let made = self.add_node(template.graph, node)?;
+        self.add_conditions(template.graph, &graph.conditions)?;
+        let mut bodies = vec![template.graph];
+        for (place, node) in graph.nodes.iter().enumerate() {
+            let body = bodies.get(graph.body(place) as usize).copied();
+            let body = body.ok_or(CuError::INVALID_VALUE)?;
+            let made = match node {
+                GraphNode::Conditional(node) => self.add_conditional(body, node, &mut bodies)?,
+                node => self.add_node(body, node)?,
+            };
             template.nodes.push(made);
         }
+        let mut edges: Vec<Vec<&GraphEdge>> = vec![Vec::new(); bodies.len()];
+        for edge in &graph.edges {
+            let body = edges.get_mut(graph.body(edge.from as usize) as usize);
+            body.ok_or(CuError::INVALID_VALUE)?.push(edge);
+        }
+        for (body, edges) in bodies.into_iter().zip(edges) {
+            self.connect(body, &template.nodes, &edges)?;
+        }
+        Ok(())
+    }
+
+    /// Adds edges between nodes of one graph.
+    fn connect(&self, graph: CUgraph, nodes: &[CUgraphNode], edges: &[&GraphEdge]) -> Result<()> {
         let mut ends = (Vec::new(), Vec::new(), Vec::new());
-        for GraphEdge { from, to, data } in &graph.edges {
-            let node = |place: &u32| template.nodes.get(*place as usize).copied();
+        for GraphEdge { from, to, data } in edges {
+            let node = |place: &u32| nodes.get(*place as usize).copied();
             let (from, to) = node(from).zip(node(to)).ok_or(CuError::INVALID_VALUE)?;
             ends.0.push(from);
             ends.1.push(to);
@@ -100,7 +120,7 @@ impl CudaDevice {
         // SAFETY: three lists of one length, of nodes of this graph.
         unsafe {
             self.driver.cuGraphAddDependencies_v2(
-                template.graph,
+                graph,
                 ends.0.as_ptr(),
                 ends.1.as_ptr(),
                 ends.2.as_ptr(),
@@ -142,6 +162,8 @@ impl CudaDevice {
                     driver.cuGraphAddEventWaitNode(place, graph, none, 0, event(*raw))?;
                 }
                 GraphNode::Empty => driver.cuGraphAddEmptyNode(place, graph, none, 0)?,
+                // Made with its bodies, by `add_conditional`.
+                GraphNode::Conditional(_) => return Err(CuError::INVALID_VALUE),
             }
         }
         Ok(made)

@@ -14,6 +14,7 @@
 mod arrays;
 mod bands;
 mod capture;
+mod conditional;
 mod device;
 mod driver;
 mod fatbin;

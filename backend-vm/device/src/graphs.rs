@@ -31,9 +31,70 @@ pub enum GraphNode {
     RecordEvent(RawEvent),
     WaitEvent(RawEvent),
     Empty,
+    Conditional(Conditional),
 }
 
-/// A dependency between two nodes, by their places; `from` lies before `to`.
+/// Which of its bodies a conditional node executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Branch {
+    /// The first one if the condition is not zero, the second one, if there is one, if it is.
+    If,
+    /// The first one, again and again while the condition is not zero.
+    While,
+    /// The one whose number the condition is, if there is one.
+    Switch,
+}
+
+impl Branch {
+    /// Whether a node of this kind may have that many bodies.
+    #[must_use]
+    pub const fn allows(self, bodies: u32) -> bool {
+        match self {
+            Self::If => matches!(bodies, 1 | 2),
+            Self::While => bodies == 1,
+            Self::Switch => bodies > 0,
+        }
+    }
+}
+
+/// A node that executes one of its bodies, or none, as a value says that kernels of the graph set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conditional {
+    /// The place of its condition. No other node has the same.
+    pub condition: u32,
+    pub branch: Branch,
+    /// Its bodies are numbered from this one on.
+    pub first: u32,
+    pub bodies: u32,
+}
+
+impl Conditional {
+    /// The body that a value of the condition stands for.
+    #[must_use]
+    pub const fn body(&self, value: u32) -> Option<u32> {
+        let chosen = match self.branch {
+            Branch::If if value == 0 => 1,
+            Branch::While if value == 0 => return None,
+            Branch::If | Branch::While => 0,
+            Branch::Switch => value,
+        };
+        if chosen < self.bodies {
+            Some(self.first + chosen)
+        } else {
+            None
+        }
+    }
+}
+
+/// A condition of a graph. Kernels of the graph name the first one 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    pub default: u32,
+    /// Whether each launch sets it to its default.
+    pub assigned: bool,
+}
+
+/// A dependency between two nodes of one body, by their places; `from` lies before `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphEdge {
     pub from: u32,
@@ -47,6 +108,18 @@ pub struct GraphEdge {
 pub struct GraphDescription {
     pub nodes: Vec<GraphNode>,
     pub edges: Vec<GraphEdge>,
+    pub conditions: Vec<Condition>,
+    /// Of each node, the body that it lies in, which a node before it has; those beyond the list lie in the graph
+    /// itself, which is body 0.
+    pub bodies: Vec<u32>,
+}
+
+impl GraphDescription {
+    /// The body that a node lies in.
+    #[must_use]
+    pub fn body(&self, node: usize) -> u32 {
+        self.bodies.get(node).copied().unwrap_or(0)
+    }
 }
 
 /// Executable graphs. Nobody uses one while it is being updated or destroyed.

@@ -46,7 +46,10 @@ mod stream_memory;
 use std::fmt;
 
 pub use arrays::{Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, Resource, Sampling, View};
-pub use graphs::{GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, RawGraph};
+pub use graphs::{
+    Branch, Condition, Conditional, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
+    RawGraph,
+};
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
 pub use managed::{Layout, ManagedPlace};
 pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory, condition};

@@ -266,6 +266,8 @@ impl DeviceSet {
         let description = GraphDescription {
             nodes: nodes.collect::<Result<_>>()?,
             edges: graph.edges.clone(),
+            conditions: graph.conditions.clone(),
+            bodies: graph.bodies.clone(),
         };
         Ok((number, description))
     }

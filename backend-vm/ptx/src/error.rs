@@ -193,6 +193,12 @@ pub enum FaultKind {
         /// The handle.
         handle: u64,
     },
+    /// A handle of no condition of the graph that runs the kernel (CUDA error 700).
+    #[error("{handle:#x} is the handle of no condition of the graph")]
+    InvalidCondition {
+        /// The handle.
+        handle: u64,
+    },
     /// `trap` (CUDA error 719).
     #[error("trap")]
     Trap,
@@ -249,7 +255,9 @@ impl Fault {
     #[must_use]
     pub fn cuda_code(&self) -> u32 {
         match self.kind {
-            FaultKind::IllegalAddress { .. } | FaultKind::InvalidObject { .. } => 700,
+            FaultKind::IllegalAddress { .. }
+            | FaultKind::InvalidObject { .. }
+            | FaultKind::InvalidCondition { .. } => 700,
             FaultKind::Misaligned { .. } => 716,
             FaultKind::AddressSpace { .. } => 717,
             FaultKind::Trap | FaultKind::StackOverflow | FaultKind::Cancelled => 719,

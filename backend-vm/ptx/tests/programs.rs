@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use common::Device;
 use wormhole_ptx::{FaultKind, LaunchConfig};
@@ -230,6 +230,37 @@ fn a_runaway_kernel_is_cancelled() {
             FaultKind::Cancelled
         );
     });
+}
+
+/// As the compiler writes a call of `cudaGraphSetConditional`.
+const SETS_A_CONDITION: &[u8] = b".version 8.3\n.target sm_70\n.address_size 64\n\
+    .extern .func cudaGraphSetConditional (.param .b64 a, .param .b32 b);\n\
+    .visible .entry put(.param .u64 h, .param .u32 v) {\n\
+    .reg .b64 %h; .reg .b32 %v; ld.param.u64 %h, [h]; ld.param.u32 %v, [v];\n\
+    { .param .b64 p; st.param.b64 [p+0], %h; .param .b32 q; st.param.b32 [q+0], %v;\n\
+    call.uni cudaGraphSetConditional, (p, q); } ret; }";
+
+#[test]
+fn a_kernel_sets_the_conditions_of_its_graph_and_no_others() {
+    let device = Device::load(SETS_A_CONDITION);
+    let conditions = [10, 20, 30].map(AtomicU32::new);
+    let put = |handle, value, conditions| {
+        let config = LaunchConfig {
+            conditions,
+            ..LaunchConfig::default()
+        };
+        device.launch_with("put", config, &[handle, value])
+    };
+    put(2, 7, &conditions).unwrap();
+    put(3, u32::MAX.into(), &conditions).unwrap();
+    let values = conditions.each_ref().map(|c| c.load(Ordering::Relaxed));
+    assert_eq!(values, [10, 7, u32::MAX]);
+    for handle in [0, 4, u64::MAX, 1 << 32 | 1] {
+        let fault = put(handle, 1, &conditions).unwrap_err();
+        assert_eq!(fault.cuda_code(), 700);
+        assert_eq!(fault.kind, FaultKind::InvalidCondition { handle });
+    }
+    assert_eq!(put(1, 1, &[]).unwrap_err().cuda_code(), 700, "no graph");
 }
 
 #[test]

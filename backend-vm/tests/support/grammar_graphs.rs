@@ -1,9 +1,10 @@
 //! Valid records of graphs.
 
 use wormhole_api::{
-    DevicePtr, Element, GraphBegin, GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty,
-    GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch,
-    GraphMemory, GraphUpdate, GraphUpload, Items, MemoryOperation,
+    DevicePtr, Element, GraphBegin, GraphBody, GraphBranch, GraphCondition, GraphConditional,
+    GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
+    GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory,
+    GraphUpdate, GraphUpload, Items, MemoryOperation,
 };
 
 use super::attack::Entry;
@@ -78,6 +79,27 @@ pub fn graphs(things: &Things, guest: &mut Guest) -> Vec<Entry> {
                 to: 5,
                 data: 0,
             }]),
+        }),
+        entry(&GraphCondition {
+            graph,
+            default: 2,
+            assigned: 1,
+        }),
+        entry(&GraphConditional {
+            graph,
+            condition: 1,
+            branch: GraphBranch::Switch,
+            bodies: 3,
+        }),
+        entry(&GraphBody { graph, body: 3 }),
+        entry(&GraphFill {
+            graph,
+            destination: device,
+            pitch: 0,
+            width: 16,
+            height: 1,
+            value: 4,
+            element: Element::Byte,
         }),
         entry(&GraphInstantiate { graph, flags: 0 }),
         entry(&GraphLaunch { graph, stream }),

@@ -190,7 +190,10 @@ impl Recorder {
                 GraphNode::RecordEvent(event) | GraphNode::WaitEvent(event) => {
                     self.check(event.0)?;
                 }
-                GraphNode::Fill(_) | GraphNode::Memory(_) | GraphNode::Empty => {}
+                GraphNode::Fill(_)
+                | GraphNode::Memory(_)
+                | GraphNode::Empty
+                | GraphNode::Conditional(_) => {}
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use wormhole_api::Handle;
 use wormhole_api::handle::Event;
 
+use super::conditional_nodes::conditional;
 use super::graphs::{listed, nodes_with_data};
 use super::{body, put};
 use crate::context::{self, Scope};
@@ -241,6 +242,7 @@ unsafe fn any(
             // SAFETY: as the caller promises.
             unsafe { operations(wanted) }
         }
+        // What it does is said once, when it is made.
         kind::CONDITIONAL => Err(CuError::NOT_SUPPORTED),
         _ => Err(CuError::INVALID_VALUE),
     }
@@ -418,7 +420,10 @@ pub unsafe fn cuGraphAddNode_v2(
             graph: hGraph,
             before: nodes_with_data(dependencies, dependencyData, numDependencies),
         };
-        place.add(|scope, model| any(scope, model, &mut wanted, None))?;
+        place.add(|scope, model| match wanted.r#type {
+            kind::CONDITIONAL => conditional(model, hGraph, &mut wanted),
+            _ => any(scope, model, &mut wanted, None),
+        })?;
         put(nodeParams, wanted)
     } }
 }

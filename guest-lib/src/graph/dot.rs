@@ -10,6 +10,7 @@ use crate::error::{CuError, Result};
 use crate::function;
 use crate::handle::to_pointer;
 use crate::log;
+use wormhole_api::GraphBranch;
 
 /// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE`.
 const VERBOSE: u32 = 1;
@@ -63,6 +64,11 @@ fn cluster(model: &Model, handle: GraphHandle, flags: u32, text: &mut String) ->
         if let Work::Child(child) = work {
             cluster(model, *child, flags, text)?;
         }
+        if let Work::Conditional(conditional) = work {
+            for body in &conditional.bodies {
+                cluster(model, *body, flags, text)?;
+            }
+        }
     }
     for (from, to) in model.edges(handle)? {
         if let (Some(from), Some(to)) = (numbers(from), numbers(to.node)) {
@@ -104,6 +110,15 @@ fn label(work: &Work) -> (&'static str, String) {
         Work::RecordEvent(_) => ("rectangle", "EVENT_RECORD".into()),
         Work::Alloc(memory) => ("rectangle", format!("MEM_ALLOC\n({})", memory.bytes)),
         Work::Free(_) => ("rectangle", "MEM_FREE".into()),
+        Work::Conditional(conditional) => {
+            let kind = match conditional.branch {
+                GraphBranch::If => "IF",
+                GraphBranch::While => "WHILE",
+                GraphBranch::Switch => "SWITCH",
+            };
+            let what = format!("CONDITIONAL\n({kind},{})", conditional.size());
+            ("rectangle", what)
+        }
         Work::Memory(operations) => (
             "rectangle",
             format!("BATCH_MEM_OP\n({})", operations.given.len()),

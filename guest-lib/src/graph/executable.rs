@@ -8,6 +8,7 @@ use wormhole_api::{
     GraphDestroy, GraphEnable, GraphInstantiate, GraphLaunch, GraphUpdate, GraphUpload, Handle,
 };
 
+use super::conditional::may_lie_in_body;
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
 use super::work::{Work, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle, with};
@@ -29,6 +30,7 @@ const USE_NODE_PRIORITY: u64 = 8;
 pub const INSTANTIATED: u32 = 0;
 const INSTANTIATE_ERROR: u32 = 1;
 const INVALID_STRUCTURE: u32 = 2;
+const CONDITIONAL_HANDLE_UNUSED: u32 = 5;
 
 /// What a launch must know without the model.
 #[derive(Debug, Default)]
@@ -43,7 +45,7 @@ static EXECUTABLES: Table<ExecutableKind, Facts> = Table::new();
 #[derive(Debug)]
 pub struct Executable {
     /// What it was made of, which may be gone.
-    graph: GraphHandle,
+    pub(super) graph: GraphHandle,
     flags: u64,
     plan: Plan,
     served: Served,
@@ -154,11 +156,26 @@ pub fn instantiate(
     if model.has(graph, &memory)? && model.executables.values().any(holder) {
         return Err(CuError::INVALID_VALUE.into());
     }
+    model.check_can_be_executable(graph)?;
+    if !model.all_conditions_used(graph)? {
+        return Err(Refused {
+            code: CuError::INVALID_VALUE,
+            result: CONDITIONAL_HANDLE_UNUSED,
+            node: None,
+        });
+    }
     let plan = Plan::of(model, graph)?.map_err(|Cycle(node)| Refused {
         code: CuError::INVALID_VALUE,
         result: INVALID_STRUCTURE,
         node: Some(node),
     })?;
+    if let Some(node) = plan.misplaced() {
+        return Err(Refused {
+            code: CuError::INVALID_VALUE,
+            result: INSTANTIATE_ERROR,
+            node: Some(node),
+        });
+    }
     let handle = mint(scope, true)?;
     let mut served = Served::default();
     let (described, result) = plan.describe(scope, handle, &mut served);
@@ -412,6 +429,14 @@ impl Model {
             Err(error) => return (Err(error), update::ERROR, None, None),
         };
         let mut plan = match planned {
+            Ok(plan) if plan.misplaced().is_some() => {
+                return (
+                    Err(CuError::INVALID_VALUE),
+                    update::ERROR,
+                    plan.misplaced(),
+                    None,
+                );
+            }
             Ok(plan) => plan,
             Err(Cycle(node)) => {
                 let failed = Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
@@ -483,7 +508,11 @@ impl Model {
                 step.work = new.work;
             }
         } else {
-            plan.steps[place.start].work = work;
+            let step = &mut plan.steps[place.start];
+            if step.body != 0 && !may_lie_in_body(&work) {
+                return Err(CuError::INVALID_VALUE);
+            }
+            step.work = work;
         }
         // The backend hears of it before the next launch, with all others that were set.
         executable.stale = true;
@@ -522,6 +551,9 @@ impl Model {
         enabled: bool,
     ) -> Result {
         let place = self.can_be_disabled(handle, node)?;
+        if self.executable(handle)?.plan.steps[place].body != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
         self.refresh(scope, handle)?;
         let executable = self
             .executables

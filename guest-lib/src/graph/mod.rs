@@ -7,6 +7,7 @@
 //! One lock holds the whole model. Launching a graph takes it only where a graph needs the guest for more than
 //! the launch itself.
 
+pub mod conditional;
 pub mod dot;
 pub mod executable;
 mod memory;
@@ -20,6 +21,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use wormhole_api::Handle;
 use wormhole_api::handle::{Graph as ExecutableKind, GraphNode, GraphTemplate};
 
+use self::conditional::Condition;
 pub use self::memory::{GraphMemory, usage};
 use self::user_object::Held;
 use self::work::Work;
@@ -60,6 +62,8 @@ pub struct Graph {
     /// The node whose graph it is.
     parent: Option<NodeHandle>,
     pub held: Held,
+    /// Of the graph and the bodies in it; a body has none of its own.
+    pub conditions: Vec<Condition>,
     /// How many graphs came before it.
     pub number: u64,
 }
@@ -168,6 +172,11 @@ impl Model {
         };
         match node.work {
             Work::Child(child) => self.remove_graph(child),
+            Work::Conditional(conditional) => {
+                for body in &conditional.bodies {
+                    self.remove_graph(*body);
+                }
+            }
             Work::Alloc(memory) => self.gone.memory.push(memory),
             _ => {}
         }
@@ -200,10 +209,11 @@ impl Model {
         {
             return Err(CuError::INVALID_VALUE);
         }
-        if let Work::Child(child) = work
-            && (self.graph(child)?.parent.is_some() || self.lies_in(graph, child)?)
-        {
-            return Err(CuError::INVALID_VALUE);
+        if let Work::Child(child) = work {
+            if self.graph(child)?.parent.is_some() || self.lies_in(graph, child)? {
+                return Err(CuError::INVALID_VALUE);
+            }
+            self.check_has_no_conditions(child)?;
         }
         let handle = NODES.mint(|()| {})?;
         for edge in before {
@@ -215,6 +225,9 @@ impl Model {
         }
         if let Work::Child(child) = work {
             self.graph_mut(child)?.parent = Some(handle);
+        }
+        if let Work::Conditional(conditional) = &work {
+            self.take_bodies(graph, handle, conditional)?;
         }
         let node = Node {
             graph,
@@ -339,12 +352,18 @@ impl Model {
         Ok(nodes.filter(is_root).collect())
     }
 
-    /// Whether work of this kind is in a graph or in one of its children.
+    /// Whether work of this kind is in a graph, in one of its children or in a body.
     pub fn has(&self, graph: GraphHandle, kind: &impl Fn(&Work) -> bool) -> Result<bool> {
         for node in &self.graph(graph)?.nodes {
             let work = &self.node(*node)?.work;
             let inside = match work {
                 Work::Child(child) => self.has(*child, kind)?,
+                Work::Conditional(conditional) => {
+                    let mut bodies = conditional.bodies.iter();
+                    bodies.try_fold(false, |found, body| {
+                        Ok::<_, CuError>(found || self.has(*body, kind)?)
+                    })?
+                }
                 _ => false,
             };
             if inside || kind(work) {
@@ -354,9 +373,10 @@ impl Model {
         Ok(false)
     }
 
-    /// `cuGraphClone`. Memory belongs to one graph, which cannot be cloned.
+    /// `cuGraphClone`. Memory and conditions belong to one graph, which cannot be cloned.
     pub fn clone_graph(&mut self, graph: GraphHandle) -> Result<GraphHandle> {
         self.check_has_no_memory(graph)?;
+        self.check_has_no_conditions(graph)?;
         let clone = self.create()?;
         let mut copies: HashMap<NodeHandle, NodeHandle> = HashMap::new();
         let nodes = self.graph(graph)?.nodes.clone();

@@ -6,11 +6,12 @@ use std::ops::Range;
 
 use wormhole_api::handle::Event;
 use wormhole_api::{
-    DevicePtr, GraphBegin, GraphCopy, GraphEdge, GraphEdges, GraphEmpty, GraphEvent,
-    GraphEventKind, GraphFill, GraphKernel, GraphMemory as GraphMemoryOperations, Handle, Items,
-    Message,
+    DevicePtr, GraphBegin, GraphBody, GraphCondition, GraphConditional, GraphCopy, GraphEdge,
+    GraphEdges, GraphEmpty, GraphEvent, GraphEventKind, GraphFill, GraphKernel,
+    GraphMemory as GraphMemoryOperations, Handle, Items, Message,
 };
 
+use super::conditional::Condition;
 use super::work::{Copy, Work, check_fill, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
 use crate::boxes::{Place, staged};
@@ -45,6 +46,8 @@ pub struct Step {
     pub work: Work,
     pub before: Vec<(usize, CUgraphEdgeData)>,
     pub enabled: bool,
+    /// The body that it lies in; the graph itself is body 0.
+    pub body: u32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -52,6 +55,9 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// The steps of each node.
     pub places: HashMap<NodeHandle, Range<usize>>,
+    conditions: Vec<Condition>,
+    /// Bodies of conditional steps, in the order of these.
+    bodies: u32,
 }
 
 /// A node that lies on a cycle.
@@ -93,17 +99,21 @@ impl Described {
 impl Plan {
     /// The steps of a graph: what was added first comes first, where dependencies leave a choice.
     pub fn of(model: &Model, graph: GraphHandle) -> Result<std::result::Result<Self, Cycle>> {
-        let mut plan = Self::default();
-        let done = plan.lay(model, graph, None)?;
+        let mut plan = Self {
+            conditions: model.graph(graph)?.conditions.clone(),
+            ..Self::default()
+        };
+        let done = plan.lay(model, graph, None, 0)?;
         Ok(done.map(|_| plan))
     }
 
-    /// Adds the steps of a graph behind `first`; the answer is the last ones.
+    /// Adds the steps of a graph behind `first`, in a body; the answer is the last ones.
     fn lay(
         &mut self,
         model: &Model,
         graph: GraphHandle,
         first: Option<usize>,
+        body: u32,
     ) -> Result<std::result::Result<Vec<usize>, Cycle>> {
         let nodes = &model.graph(graph)?.nodes;
         let numbers: HashMap<NodeHandle, usize> = nodes
@@ -139,9 +149,10 @@ impl Plan {
                 work: node.work.clone(),
                 before,
                 enabled: true,
+                body,
             });
             if let Work::Child(child) = node.work {
-                let inner = match self.lay(model, child, Some(begin))? {
+                let inner = match self.lay(model, child, Some(begin), body)? {
                     Ok(inner) if inner.is_empty() => vec![begin],
                     Ok(inner) => inner,
                     Err(cycle) => return Ok(Err(cycle)),
@@ -154,9 +165,19 @@ impl Plan {
                         .map(|step| (step, CUgraphEdgeData::default()))
                         .collect(),
                     enabled: true,
+                    body,
                 });
             }
             let end = self.steps.len() - 1;
+            if let Work::Conditional(conditional) = &node.work {
+                let first = self.bodies + 1;
+                self.bodies += conditional.size();
+                for (number, body) in (first..).zip(&conditional.bodies) {
+                    if let Err(cycle) = self.lay(model, *body, None, number)? {
+                        return Ok(Err(cycle));
+                    }
+                }
+            }
             self.places.insert(handle, begin..end + 1);
             ends[number] = Some(end);
             if node.after.is_empty() {
@@ -178,7 +199,8 @@ impl Plan {
     /// Why another plan cannot take this one's place: a result of an update, the node at fault, and the other
     /// end of the dependency at fault.
     pub fn refuses(&self, other: &Self) -> Option<(u32, Option<NodeHandle>, Option<NodeHandle>)> {
-        if self.steps.len() != other.steps.len() {
+        if self.steps.len() != other.steps.len() || self.conditions.len() != other.conditions.len()
+        {
             return Some((update::TOPOLOGY_CHANGED, None, None));
         }
         for (old, new) in self.steps.iter().zip(&other.steps) {
@@ -192,7 +214,7 @@ impl Plan {
                 ends
             };
             let (was, is) = (ends(old), ends(new));
-            if was != is {
+            if was != is || old.body != new.body {
                 let extra = is.iter().find(|end| !was.contains(end));
                 let from = extra.map(|end| other.steps[end.0].node);
                 return Some((update::TOPOLOGY_CHANGED, Some(new.node), from));
@@ -219,11 +241,12 @@ impl Plan {
             scope,
             graph,
             count: 0,
+            body: 0,
             edges: Vec::new(),
             described: Described::default(),
             served,
         };
-        let result = description.all(&self.steps);
+        let result = description.all(&self.conditions, &self.steps);
         (description.described, result)
     }
 }
@@ -233,17 +256,27 @@ struct Description<'a> {
     scope: Scope,
     graph: ExecutableHandle,
     count: u32,
+    /// Where nodes are added.
+    body: u32,
     edges: Vec<GraphEdge>,
     described: Described,
     served: &'a mut Served,
 }
 
 impl Description<'_> {
-    fn all(&mut self, steps: &[Step]) -> Result {
+    fn all(&mut self, conditions: &[Condition], steps: &[Step]) -> Result {
         self.scope.session.record(&GraphBegin { new: self.graph })?;
+        for condition in conditions {
+            self.scope.session.record(&GraphCondition {
+                graph: self.graph,
+                default: condition.default,
+                assigned: condition.assigned.into(),
+            })?;
+        }
         let mut ends = Vec::with_capacity(steps.len());
         for (index, step) in steps.iter().enumerate() {
             let begin = self.count;
+            self.enter(step.body)?;
             let main = self.step(index, &step.work)?;
             self.described.nodes.push(main);
             for (from, data) in &step.before {
@@ -257,6 +290,18 @@ impl Description<'_> {
                 graph: self.graph,
                 edges: Items::new(edges),
             })?;
+        }
+        Ok(())
+    }
+
+    /// Has the nodes that follow added to a body.
+    fn enter(&mut self, body: u32) -> Result {
+        if self.body != body {
+            self.scope.session.record(&GraphBody {
+                graph: self.graph,
+                body,
+            })?;
+            self.body = body;
         }
         Ok(())
     }
@@ -325,6 +370,12 @@ impl Description<'_> {
                     operations: Items::new(&operations),
                 })
             }
+            Work::Conditional(conditional) => self.node(&GraphConditional {
+                graph,
+                condition: conditional.condition,
+                branch: conditional.branch,
+                bodies: conditional.size(),
+            }),
             Work::Child(_) | Work::Empty | Work::Alloc(_) | Work::Free(_) => {
                 self.node(&GraphEmpty { graph })
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use wormhole_api::handle::Event;
 use wormhole_api::{Element, Handle, LaunchAttribute};
 
+use super::conditional::Conditional;
 use super::{GraphHandle, GraphMemory};
 use crate::boxes::Place;
 use crate::calls::ends;
@@ -50,6 +51,7 @@ pub enum Work {
     Alloc(Arc<GraphMemory>),
     Free(u64),
     Memory(Arc<Operations>),
+    Conditional(Arc<Conditional>),
 }
 
 // SAFETY: the pointers in it are the program's, which hands them over for use on any thread, or lead to what
@@ -73,6 +75,7 @@ impl Work {
             Self::Alloc(_) => kind::MEM_ALLOC,
             Self::Free(_) => kind::MEM_FREE,
             Self::Memory(_) => kind::BATCH_MEM_OP,
+            Self::Conditional(_) => kind::CONDITIONAL,
         }
     }
 }
@@ -286,6 +289,7 @@ pub fn may_become(old: &Work, new: &Work) -> bool {
             old.height == new.height && (old.height == 1 || shape(old) == shape(new))
         }
         (Work::Alloc(_), Work::Alloc(_)) | (Work::Free(_), Work::Free(_)) => false,
+        (Work::Conditional(old), Work::Conditional(new)) => old.is_like(new),
         _ => old.kind() == new.kind(),
     }
 }

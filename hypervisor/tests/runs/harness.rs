@@ -44,6 +44,7 @@ pub const SUITES: [(&str, &[&str]); 4] = [
         "api",
         &[
             "captures",
+            "conditional_nodes",
             "contexts",
             "devices_and_contexts",
             "graph_nodes",

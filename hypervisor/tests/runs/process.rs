@@ -321,6 +321,12 @@ fn nodes_of_graphs_are_told_tell_and_do_as_natively() {
 }
 
 #[test]
+fn conditional_nodes_run_the_bodies_that_kernels_choose() {
+    passes("static", "conditional_nodes");
+    passes("shared", "conditional_nodes");
+}
+
+#[test]
 fn streams_that_wait_for_words_and_write_them() {
     passes("static", "memory_operations");
 }

@@ -50,15 +50,15 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// Half words of the host memory that the checks use.
-const RESULT: usize = 0;
+pub(super) const RESULT: usize = 0;
 const READY: usize = 16;
 const DONE: usize = 32;
 
-fn new_stream(device: &dyn Device) -> Result<RawStream, String> {
+pub(super) fn new_stream(device: &dyn Device) -> Result<RawStream, String> {
     worked("create_stream", device.create_stream(NON_BLOCKING, 0))
 }
 
-fn one_thread(function: &LoadedFunction, values: &[u64]) -> GraphNode {
+pub(super) fn one_thread(function: &LoadedFunction, values: &[u64]) -> GraphNode {
     GraphNode::Kernel(GraphKernel {
         function: function.function,
         grid: [1; 3],
@@ -69,7 +69,7 @@ fn one_thread(function: &LoadedFunction, values: &[u64]) -> GraphNode {
     })
 }
 
-fn fill(address: u64, value: u32) -> GraphNode {
+pub(super) fn fill(address: u64, value: u32) -> GraphNode {
     GraphNode::Fill(Fill {
         destination: address,
         pitch: 0,
@@ -80,7 +80,7 @@ fn fill(address: u64, value: u32) -> GraphNode {
     })
 }
 
-fn copy(to: u64, from: u64) -> GraphNode {
+pub(super) fn copy(to: u64, from: u64) -> GraphNode {
     let end = |address| BoxEnd::Memory {
         address,
         pitch: 4,
@@ -102,7 +102,7 @@ fn operation(kind: MemoryOperationKind, address: u64, value: u64) -> MemoryOpera
     }
 }
 
-fn graph(nodes: Vec<GraphNode>, edges: &[(u32, u32)]) -> GraphDescription {
+pub(super) fn graph(nodes: Vec<GraphNode>, edges: &[(u32, u32)]) -> GraphDescription {
     let edge = |&(from, to): &(u32, u32)| GraphEdge {
         from,
         to,
@@ -111,26 +111,30 @@ fn graph(nodes: Vec<GraphNode>, edges: &[(u32, u32)]) -> GraphDescription {
     GraphDescription {
         nodes,
         edges: edges.iter().map(edge).collect(),
+        ..GraphDescription::default()
     }
 }
 
 /// A graph whose nodes come one after the other.
-fn chain(nodes: Vec<GraphNode>) -> GraphDescription {
+pub(super) fn chain(nodes: Vec<GraphNode>) -> GraphDescription {
     let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     let edges: Vec<_> = (1..count).map(|node| (node - 1, node)).collect();
     graph(nodes, &edges)
 }
 
-fn instantiate(device: &dyn Device, graph: &GraphDescription) -> Result<RawGraph, String> {
+pub(super) fn instantiate(
+    device: &dyn Device,
+    graph: &GraphDescription,
+) -> Result<RawGraph, String> {
     worked("instantiate", device.instantiate(graph, 0))
 }
 
-fn run(device: &dyn Device, graph: RawGraph, stream: RawStream) -> Outcome {
+pub(super) fn run(device: &dyn Device, graph: RawGraph, stream: RawStream) -> Outcome {
     worked("launch_graph", device.launch_graph(graph, stream))?;
     worked("synchronize", device.synchronize_stream(stream))
 }
 
-fn result(host: &HostMemory<'_>) -> u32 {
+pub(super) fn result(host: &HostMemory<'_>) -> u32 {
     host.half_word(RESULT).load(Ordering::Acquire)
 }
 

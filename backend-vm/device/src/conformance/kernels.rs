@@ -1,5 +1,56 @@
 //! The kernels that the checks run.
 
+/// Kernels that set conditions of the graph that runs them.
+pub const CONDITIONS: &str = r"
+.version 8.3
+.target sm_70
+.address_size 64
+
+.extern .func cudaGraphSetConditional(.param .b64 condition, .param .b32 value);
+
+// condition = *address
+.visible .entry decide(.param .u64 condition, .param .u64 address)
+{
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [condition];
+    ld.param.u64 %rd2, [address];
+    cvta.to.global.u64 %rd3, %rd2;
+    ld.volatile.global.u32 %r1, [%rd3];
+    {
+        .param .b64 first;
+        .param .b32 second;
+        st.param.b64 [first+0], %rd1;
+        st.param.b32 [second+0], %r1;
+        call.uni cudaGraphSetConditional, (first, second);
+    }
+    ret;
+}
+
+// *address -= 1, condition = *address & mask
+.visible .entry lower(.param .u64 condition, .param .u64 address, .param .u32 mask)
+{
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<4>;
+    ld.param.u64 %rd1, [condition];
+    ld.param.u64 %rd2, [address];
+    ld.param.u32 %r1, [mask];
+    cvta.to.global.u64 %rd3, %rd2;
+    ld.global.u32 %r2, [%rd3];
+    sub.u32 %r2, %r2, 1;
+    st.global.u32 [%rd3], %r2;
+    and.b32 %r3, %r2, %r1;
+    {
+        .param .b64 first;
+        .param .b32 second;
+        st.param.b64 [first+0], %rd1;
+        st.param.b32 [second+0], %r3;
+        call.uni cudaGraphSetConditional, (first, second);
+    }
+    ret;
+}
+";
+
 /// Kernels that neither print nor assert.
 pub const PLAIN: &str = r"
 .version 7.0

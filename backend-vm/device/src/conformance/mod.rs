@@ -5,6 +5,7 @@
 //! that says what did not hold.
 
 mod arrays;
+mod conditional_graphs;
 mod faults;
 mod graphs;
 mod green_contexts;
@@ -59,6 +60,7 @@ pub fn checks() -> Vec<Check> {
         references::CHECKS,
         faults::CHECKS,
         graphs::CHECKS,
+        conditional_graphs::CHECKS,
         green_contexts::CHECKS,
         pools::CHECKS,
         virtual_memory::CHECKS,

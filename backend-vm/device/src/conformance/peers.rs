@@ -395,7 +395,7 @@ fn graphs(device: &dyn Device) -> Outcome {
             attributes: Vec::new(),
             parameters: pack(&store, &[theirs, 77]),
         })],
-        edges: Vec::new(),
+        ..GraphDescription::default()
     };
     select(device, FIRST)?;
     let graph = worked("instantiate", device.instantiate(&description, 0))?;

@@ -18,6 +18,7 @@ fn builtin(name: &str) -> Option<Builtin> {
         "malloc" => Some(Builtin::Malloc),
         "free" => Some(Builtin::Free),
         "__assertfail" => Some(Builtin::AssertFail),
+        "cudaGraphSetConditional" => Some(Builtin::SetConditional),
         _ => None,
     }
 }
@@ -140,6 +141,7 @@ impl<'a, 's> Lowering<'a, '_, 's> {
                     Builtin::Vprintf => out.uses_printf = true,
                     Builtin::AssertFail => out.uses_assert = true,
                     Builtin::Malloc | Builtin::Free => out.uses_heap = true,
+                    Builtin::SetConditional => {}
                 }
                 Callee::Builtin(builtin)
             }

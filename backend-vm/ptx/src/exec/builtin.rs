@@ -1,5 +1,7 @@
 //! Functions that the device's runtime provides to kernels.
 
+use std::sync::atomic::Ordering;
+
 use super::frame::FrameId;
 use super::memory::{LaneFault, Lanes, Spaces};
 use super::printf;
@@ -114,6 +116,21 @@ fn one(
                     write: true,
                 });
             }
+            Ok(0)
+        }
+        Builtin::SetConditional => {
+            let [handle, value, ..] = *args;
+            let number = handle.wrapping_sub(1);
+            let place = usize::try_from(number).ok();
+            let condition = place.and_then(|place| launch.config.conditions.get(place));
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the value is a 32-bit parameter"
+            )]
+            let value = value as u32;
+            condition
+                .map(|condition| condition.store(value, Ordering::Relaxed))
+                .ok_or(FaultKind::InvalidCondition { handle })?;
             Ok(0)
         }
         Builtin::AssertFail => {

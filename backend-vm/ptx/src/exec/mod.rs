@@ -41,7 +41,7 @@ mod step;
 mod texture;
 mod warp;
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 pub use heap::DeviceHeap;
 pub use launch::launch;
@@ -158,6 +158,8 @@ pub struct LaunchConfig<'a> {
     pub grid_workspace: u64,
     /// Where `malloc` in kernels takes memory from.
     pub heap: Option<&'a DeviceHeap>,
+    /// The conditions of the graph that the kernel is run by; kernels name the first one 1.
+    pub conditions: &'a [AtomicU32],
     /// The texture and surface objects that there are.
     pub objects: Option<&'a dyn Objects>,
     /// Ends the launch when it becomes true.
@@ -180,6 +182,7 @@ impl Default for LaunchConfig<'_> {
             grid_id: 0,
             grid_workspace: 0,
             heap: None,
+            conditions: &[],
             objects: None,
             cancel: None,
             check: false,

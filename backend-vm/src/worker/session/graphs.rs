@@ -12,6 +12,7 @@ use wormhole_device::{
     MemoryOperation, RawGraph,
 };
 
+use super::conditional_graphs::Nesting;
 use super::launch::read_attributes;
 use super::{Answer, Call, Finish, Session, to_result};
 use crate::worker::objects::{ArrayObject, EventObject, Loaded, Used};
@@ -21,7 +22,7 @@ const MOST_BYTES: usize = 512 << 20;
 
 /// What a graph uses.
 #[derive(Debug, Default)]
-struct Uses {
+pub(super) struct Uses {
     /// The images of its kernels. A program that unloads one does not launch the graph any more.
     images: Vec<Weak<Loaded>>,
     events: Vec<Arc<EventObject>>,
@@ -43,6 +44,7 @@ impl Uses {
 pub enum GraphObject {
     Described {
         description: GraphDescription,
+        nesting: Nesting,
         uses: GraphUses,
         /// Why a part of it was refused: it is no use then.
         refused: Option<CuResult>,
@@ -73,6 +75,7 @@ impl Session {
     pub(super) fn begin_graph(&mut self, new: Handle<Graph>) -> Result<(), CuResult> {
         let object = GraphObject::Described {
             description: GraphDescription::default(),
+            nesting: Nesting::default(),
             uses: GraphUses::default(),
             refused: None,
         };
@@ -95,27 +98,41 @@ impl Session {
     }
 
     /// Adds a node to a description, which then takes this many bytes more.
-    fn add_node(
+    pub(super) fn add_node(
         &mut self,
         graph: Handle<Graph>,
         node: GraphNode,
         bytes: usize,
     ) -> Result<&mut Uses, CuResult> {
-        let bytes = bytes + size_of::<GraphNode>();
+        let (description, nesting, uses) = self.described(graph, bytes + size_of::<GraphNode>())?;
+        nesting.check(&node)?;
+        uses.0.nodes += 1;
+        description.nodes.push(node);
+        description.bodies.push(nesting.current());
+        Ok(&mut uses.0)
+    }
+
+    /// A description that is to take this many bytes more.
+    pub(super) fn described(
+        &mut self,
+        graph: Handle<Graph>,
+        bytes: usize,
+    ) -> Result<(&mut GraphDescription, &mut Nesting, &mut GraphUses), CuResult> {
         if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
             return Err(to_result(CuError::OUT_OF_MEMORY));
         }
         let Some(GraphObject::Described {
-            description, uses, ..
+            description,
+            nesting,
+            uses,
+            ..
         }) = self.graphs.get_mut(graph)
         else {
             return Err(to_result(CuError::INVALID_HANDLE));
         };
         self.graph_bytes += bytes;
         uses.0.bytes += bytes;
-        uses.0.nodes += 1;
-        description.nodes.push(node);
-        Ok(&mut uses.0)
+        Ok((description, nesting, uses))
     }
 
     pub(super) fn add_kernel_node(&mut self, message: &GraphKernel<'_>) -> Result<(), CuResult> {
@@ -224,7 +241,7 @@ impl Session {
         self.add_node(graph, GraphNode::Empty, 0).map(drop)
     }
 
-    /// Every edge leads from an earlier node to a later one, so no graph has a cycle.
+    /// Every edge leads from an earlier node of a body to a later one of the same, so no graph has a cycle.
     pub(super) fn add_edges(&mut self, message: &GraphEdges<'_>) -> Result<(), CuResult> {
         let Some(GraphObject::Described {
             description, uses, ..
@@ -234,7 +251,9 @@ impl Session {
         };
         for edge in message.edges.iter() {
             let count = description.nodes.len();
-            if edge.from >= edge.to || edge.to as usize >= count {
+            let body = |node: u32| description.body(node as usize);
+            if edge.from >= edge.to || edge.to as usize >= count || body(edge.from) != body(edge.to)
+            {
                 return Err(CuResult::INVALID_VALUE);
             }
             let bytes = size_of::<GraphEdge>();
@@ -266,6 +285,7 @@ impl Session {
                 description,
                 uses,
                 refused,
+                ..
             } => match (refused, uses.0.images()) {
                 (None, Some(images)) => {
                     *place = GraphObject::Taken(uses);

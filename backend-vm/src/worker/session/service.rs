@@ -34,8 +34,9 @@ use wormhole_api::{
     SharePoolReply,
 };
 use wormhole_api::{
-    GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable, GraphEvent,
-    GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory, GraphUpdate, GraphUpload,
+    GraphBegin, GraphBody, GraphCondition, GraphConditional, GraphCopy, GraphDestroy, GraphEdges,
+    GraphEmpty, GraphEnable, GraphEvent, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch,
+    GraphMemory, GraphUpdate, GraphUpload,
 };
 use wormhole_api::{
     GreenCreate, GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy, GreenSplit,
@@ -570,6 +571,21 @@ impl Service for Session {
     fn graph_empty(&mut self, _: &Call, message: &GraphEmpty) -> Outcome<()> {
         let added = self.add_empty_node(message.graph);
         self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_condition(&mut self, _: &Call, message: &GraphCondition) -> Outcome<()> {
+        let added = self.add_condition(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_conditional(&mut self, _: &Call, message: &GraphConditional) -> Outcome<()> {
+        let added = self.add_conditional_node(message);
+        self.part_of_graph(message.graph, added)
+    }
+
+    fn graph_body(&mut self, _: &Call, message: &GraphBody) -> Outcome<()> {
+        let begun = self.begin_body(message);
+        self.part_of_graph(message.graph, begun)
     }
 
     fn graph_edges(&mut self, _: &Call, message: &GraphEdges<'_>) -> Outcome<()> {

@@ -96,6 +96,17 @@ pub struct CUDA_CHILD_GRAPH_NODE_PARAMS {
     pub ownership: u32,
 }
 
+/// `CUDA_CONDITIONAL_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CUDA_CONDITIONAL_NODE_PARAMS {
+    pub handle: CUgraphConditionalHandle,
+    pub r#type: u32,
+    pub size: u32,
+    pub phGraph_out: *mut CUgraph,
+    pub ctx: CUcontext,
+}
+
 /// `CUDA_EVENT_RECORD_NODE_PARAMS`, `CUDA_EVENT_WAIT_NODE_PARAMS`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -147,6 +158,8 @@ mod tests {
         assert_eq!(size_of::<CUDA_MEMSET_NODE_PARAMS>(), 40);
         assert_eq!(size_of::<CUDA_BATCH_MEM_OP_NODE_PARAMS>(), 32);
         assert_eq!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>(), 120);
+        assert_eq!(size_of::<CUDA_CONDITIONAL_NODE_PARAMS>(), 32);
+        assert_eq!(offset_of!(CUDA_CONDITIONAL_NODE_PARAMS, phGraph_out), 16);
         assert_eq!(size_of::<CUgraphNodeParams>(), 256);
         assert_eq!(offset_of!(CUgraphNodeParams, words), 16);
         assert_eq!(size_of::<CUDA_GRAPH_INSTANTIATE_PARAMS>(), 32);

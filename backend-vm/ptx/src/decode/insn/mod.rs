@@ -258,6 +258,7 @@ pub(crate) enum Builtin {
     Malloc,
     Free,
     AssertFail,
+    SetConditional,
 }
 
 /// Where the caller has, or wants, a parameter.

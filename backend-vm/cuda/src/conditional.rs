@@ -1,0 +1,108 @@
+//! Conditional nodes of graphs.
+
+use std::ptr;
+
+use cudarc::driver::sys::{CUgraph, CUgraphNode};
+use wormhole_api::ctypes::{CUDA_CONDITIONAL_NODE_PARAMS, CUgraphNodeParams};
+use wormhole_device::{Branch, Condition, Conditional, CuError, Result};
+
+use crate::device::CudaDevice;
+
+/// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+const ASSIGN_DEFAULT: u32 = 1;
+/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+const CONDITIONAL: u32 = 13;
+
+/// `CUgraphConditionalNodeType`.
+const fn kind(branch: Branch) -> u32 {
+    match branch {
+        Branch::If => 0,
+        Branch::While => 1,
+        Branch::Switch => 2,
+    }
+}
+
+/// The driver numbers the conditions of a graph, from 1 on, as the guest has: the parameters of kernels hold these
+/// numbers.
+fn handle(place: usize) -> u64 {
+    place as u64 + 1
+}
+
+impl CudaDevice {
+    /// Makes the conditions of a new graph.
+    pub(crate) fn add_conditions(&self, graph: CUgraph, conditions: &[Condition]) -> Result<()> {
+        for (place, condition) in conditions.iter().enumerate() {
+            let flags = if condition.assigned {
+                ASSIGN_DEFAULT
+            } else {
+                0
+            };
+            let mut made = 0;
+            // SAFETY: the graph is live, the place is writable.
+            unsafe {
+                self.driver.cuGraphConditionalHandleCreate(
+                    &raw mut made,
+                    graph,
+                    self.handle(),
+                    condition.default,
+                    flags,
+                )
+            }?;
+            if made != handle(place) {
+                tracing::error!(made, place, "the driver numbers conditions in another way");
+                return Err(CuError::NOT_SUPPORTED);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a conditional node, and its bodies behind those that there are.
+    pub(crate) fn add_conditional(
+        &self,
+        graph: CUgraph,
+        node: &Conditional,
+        bodies: &mut Vec<CUgraph>,
+    ) -> Result<CUgraphNode> {
+        if node.first as usize != bodies.len() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let mut parameters = CUgraphNodeParams {
+            r#type: CONDITIONAL,
+            reserved0: [0; 3],
+            words: [0; 29],
+            reserved2: 0,
+        };
+        let place = parameters
+            .words
+            .as_mut_ptr()
+            .cast::<CUDA_CONDITIONAL_NODE_PARAMS>();
+        let wanted = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle: handle(node.condition as usize),
+            r#type: kind(node.branch),
+            size: node.bodies,
+            phGraph_out: ptr::null_mut(),
+            ctx: self.handle().cast(),
+        };
+        let mut made = ptr::null_mut();
+        // SAFETY: the words have room and alignment for the parameters, which begin them; the graph is live, there
+        // are no dependencies yet, and the driver writes the node and where its own list of the bodies is, which
+        // lives as long as the node and is as long as was asked for.
+        unsafe {
+            place.write(wanted);
+            self.driver.cuGraphAddNode_v2(
+                &raw mut made,
+                graph,
+                ptr::null(),
+                ptr::null(),
+                0,
+                &raw mut parameters,
+            )?;
+            let list = place.read().phGraph_out.cast::<CUgraph>();
+            if list.is_null() {
+                return Err(CuError::NOT_SUPPORTED);
+            }
+            bodies.extend_from_slice(std::slice::from_raw_parts(list, node.bodies as usize));
+        }
+        Ok(made)
+    }
+}

@@ -1,0 +1,125 @@
+//! Conditional nodes of graphs: their conditions, and which nodes lie in which of their bodies.
+
+use wormhole_api::{CuResult, GraphBody, GraphBranch, GraphCondition, GraphConditional};
+use wormhole_device::{Branch, Condition, Conditional, CuError, GraphNode};
+
+use super::{Session, to_result};
+
+/// Bodies that one graph may have.
+const MOST_BODIES: usize = 1 << 16;
+/// How deep bodies may lie in each other.
+const MOST_DEPTH: u8 = 32;
+/// What a condition and a body are counted as beside what is kept of them: devices keep more.
+const CONDITION_BYTES: usize = 64;
+const BODY_BYTES: usize = 1024;
+
+/// What is known of the bodies of a graph while it is described.
+#[derive(Debug, Default)]
+pub struct Nesting {
+    /// Where nodes are added.
+    current: u32,
+    /// Of each body but the graph itself, how deep it lies.
+    depths: Vec<u8>,
+    /// Which conditions have a node.
+    taken: Vec<bool>,
+}
+
+impl Nesting {
+    pub(super) const fn current(&self) -> u32 {
+        self.current
+    }
+
+    /// Refuses nodes that cannot lie where nodes are added (CUDA driver API, `CUDA_CONDITIONAL_NODE_PARAMS`).
+    pub(super) fn check(&self, node: &GraphNode) -> Result<(), CuResult> {
+        let anywhere = matches!(
+            node,
+            GraphNode::Kernel(_)
+                | GraphNode::Copy(_)
+                | GraphNode::Fill(_)
+                | GraphNode::Empty
+                | GraphNode::Conditional(_)
+        );
+        match anywhere || self.current == 0 {
+            true => Ok(()),
+            false => Err(CuResult::INVALID_VALUE),
+        }
+    }
+
+    /// How deep the body lies in which nodes are added.
+    fn depth(&self) -> u8 {
+        let place = (self.current as usize).checked_sub(1);
+        place.map_or(0, |place| self.depths[place])
+    }
+
+    /// Whether there is such a body.
+    fn has(&self, body: u32) -> bool {
+        body as usize <= self.depths.len()
+    }
+
+    /// Gives a new node its condition and its bodies.
+    fn take(&mut self, message: &GraphConditional) -> Result<Conditional, CuResult> {
+        let branch = match message.branch {
+            GraphBranch::If => Branch::If,
+            GraphBranch::While => Branch::While,
+            GraphBranch::Switch => Branch::Switch,
+        };
+        let condition = message.condition.wrapping_sub(1);
+        let free = self.taken.get(condition as usize) == Some(&false);
+        if !free || !branch.allows(message.bodies) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let bodies = message.bodies as usize;
+        if bodies > MOST_BODIES - self.depths.len() {
+            return Err(to_result(CuError::OUT_OF_MEMORY));
+        }
+        let depth = self.depth() + 1;
+        if depth > MOST_DEPTH {
+            return Err(to_result(CuError::NOT_SUPPORTED));
+        }
+        let first = u32::try_from(self.depths.len() + 1);
+        let first = first.map_err(|_| to_result(CuError::OUT_OF_MEMORY))?;
+        self.taken[condition as usize] = true;
+        self.depths.extend(std::iter::repeat_n(depth, bodies));
+        Ok(Conditional {
+            condition,
+            branch,
+            first,
+            bodies: message.bodies,
+        })
+    }
+}
+
+impl Session {
+    pub(super) fn add_condition(&mut self, message: &GraphCondition) -> Result<(), CuResult> {
+        if message.assigned > 1 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (description, nesting, _) = self.described(message.graph, CONDITION_BYTES)?;
+        nesting.taken.push(false);
+        description.conditions.push(Condition {
+            default: message.default,
+            assigned: message.assigned == 1,
+        });
+        Ok(())
+    }
+
+    pub(super) fn add_conditional_node(
+        &mut self,
+        message: &GraphConditional,
+    ) -> Result<(), CuResult> {
+        let bytes = (message.bodies as usize).saturating_mul(BODY_BYTES);
+        let (_, nesting, _) = self.described(message.graph, bytes)?;
+        let node = nesting.take(message)?;
+        let added = self.add_node(message.graph, GraphNode::Conditional(node), 0);
+        added.map(drop)
+    }
+
+    pub(super) fn begin_body(&mut self, message: &GraphBody) -> Result<(), CuResult> {
+        let (_, nesting, _) = self.described(message.graph, 0)?;
+        if !nesting.has(message.body) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        nesting.current = message.body;
+        Ok(())
+    }
+}
