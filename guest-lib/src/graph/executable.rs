@@ -1,7 +1,8 @@
 //! Executable graphs: what the backend holds of a graph, and what is done here when it is launched.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use wormhole_api::handle::{Event, Graph as ExecutableKind};
 use wormhole_api::{
@@ -11,7 +12,7 @@ use wormhole_api::{
 use super::conditional::may_lie_in_body;
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
 use super::work::{Work, may_become};
-use super::{ExecutableHandle, GraphHandle, Model, NodeHandle, with};
+use super::{ExecutableHandle, GraphHandle, GraphMemory, Model, NodeHandle, with};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::handle::{Table, from_pointer};
@@ -52,6 +53,8 @@ pub struct Executable {
     tasks: Vec<Task>,
     /// Of each step, the backend's number of the node that can be disabled.
     nodes: Vec<u32>,
+    /// What a launch does beside its steps.
+    effects: Effects,
     /// The backend has another plan: nodes were set since.
     stale: bool,
     /// When the last launch that the guest had a part in is complete.
@@ -101,18 +104,48 @@ impl From<CuError> for Refused {
     }
 }
 
-impl Executable {
-    fn is_special(&self) -> bool {
-        let special =
-            |work: &Work| matches!(work, Work::RecordEvent(_) | Work::Alloc(_) | Work::Free(_));
-        !self.tasks.is_empty() || self.plan.steps.iter().any(|step| special(&step.work))
+/// What a launch of a plan changes that the guest keeps account of: found once, since a plan may be long.
+#[derive(Debug, Default)]
+struct Effects {
+    records: Vec<Handle<Event>>,
+    /// Memory that is the program's afterwards.
+    allocates: Vec<Arc<GraphMemory>>,
+    /// Memory of other graphs that it takes from the program.
+    frees: Vec<u64>,
+}
+
+impl Effects {
+    fn of(plan: &Plan) -> Self {
+        let mut effects = Self::default();
+        let mut freed: HashSet<u64> = plan
+            .steps
+            .iter()
+            .filter_map(|step| match step.work {
+                Work::Free(address) => Some(address),
+                _ => None,
+            })
+            .collect();
+        for step in &plan.steps {
+            match &step.work {
+                Work::RecordEvent(event) => effects.records.push(*event),
+                Work::Alloc(memory) if !freed.remove(&memory.address) => {
+                    effects.allocates.push(Arc::clone(memory));
+                }
+                _ => {}
+            }
+        }
+        effects.frees.extend(freed);
+        effects
     }
 
-    fn events(&self) -> impl Iterator<Item = Handle<Event>> {
-        self.plan.steps.iter().filter_map(|step| match step.work {
-            Work::RecordEvent(event) => Some(event),
-            _ => None,
-        })
+    fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.allocates.is_empty() && self.frees.is_empty()
+    }
+}
+
+impl Executable {
+    fn is_special(&self) -> bool {
+        !self.tasks.is_empty() || !self.effects.is_empty()
     }
 }
 
@@ -202,6 +235,7 @@ pub fn instantiate(
     let executable = Executable {
         graph,
         flags,
+        effects: Effects::of(&plan),
         plan,
         served,
         tasks: described.tasks,
@@ -270,35 +304,15 @@ impl Model {
         } = self;
         let executable = executables.get_mut(&handle).ok_or(CuError::INVALID_VALUE)?;
         let steps = &executable.plan.steps;
-        let freed = |address: u64| {
-            steps
-                .iter()
-                .any(|step| matches!(step.work, Work::Free(other) if other == address))
-        };
-        let (mut allocates, mut frees) = (Vec::new(), Vec::new());
-        for step in steps {
-            match &step.work {
-                Work::Alloc(memory) if !freed(memory.address) => {
-                    if live.contains_key(&memory.address)
-                        && executable.flags & AUTO_FREE_ON_LAUNCH == 0
-                    {
-                        return Err(CuError::INVALID_VALUE);
-                    }
-                    allocates.push(memory);
-                }
-                Work::Free(address) => {
-                    let own = steps.iter().any(
-                        |step| matches!(&step.work, Work::Alloc(memory) if memory.address == *address),
-                    );
-                    if !own {
-                        if !live.contains_key(address) {
-                            return Err(CuError::INVALID_VALUE);
-                        }
-                        frees.push(*address);
-                    }
-                }
-                _ => {}
-            }
+        let Effects {
+            records,
+            allocates,
+            frees,
+        } = &executable.effects;
+        let is_live = |memory: &Arc<GraphMemory>| live.contains_key(&memory.address);
+        let held = executable.flags & AUTO_FREE_ON_LAUNCH == 0 && allocates.iter().any(is_live);
+        if held || !frees.iter().all(|address| live.contains_key(address)) {
+            return Err(CuError::INVALID_VALUE);
         }
         for task in &executable.tasks {
             let enabled = steps[task.step].enabled;
@@ -314,11 +328,11 @@ impl Model {
             return Err(error);
         }
         for memory in allocates {
-            live.insert(memory.address, std::sync::Arc::clone(memory));
+            live.insert(memory.address, Arc::clone(memory));
         }
         gone.memory
             .extend(frees.iter().filter_map(|address| live.remove(address)));
-        executable.events().for_each(event::recorded_by_graph);
+        records.iter().copied().for_each(event::recorded_by_graph);
         if !executable.tasks.is_empty() {
             executable.last = Some(target.fence_now(scope)?);
         }
@@ -390,6 +404,7 @@ impl Model {
         };
         retire(executable.last, served);
         result?;
+        executable.effects = Effects::of(&plan);
         executable.plan = plan;
         executable.stale = false;
         executable.tasks = described.tasks;
