@@ -81,8 +81,7 @@ fn a_launch_of_an_unchanged_graph_is_one_message_and_allocates_nothing() {
                     assert_eq!(cuGraphAddEmptyNode(&raw mut node, graph, null(), 0), 0);
                 }
                 if records {
-                    let added =
-                        cuGraphAddEventRecordNode(&raw mut node, graph, null(), 0, event);
+                    let added = cuGraphAddEventRecordNode(&raw mut node, graph, null(), 0, event);
                     assert_eq!(added, 0);
                 }
                 assert_eq!(cuGraphInstantiateWithFlags(&raw mut made, graph, 0), 0);

@@ -76,8 +76,14 @@ fn what_is_gone_is_refused_and_harms_nobody() {
             assert_eq!(cuInit(0), 0);
             assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), 0);
             assert_eq!(cuCtxSetCurrent(context), 0);
-            let [mut graph, mut inner, mut node, mut child, mut made, mut object] =
-                [null_mut(); 6];
+            let [
+                mut graph,
+                mut inner,
+                mut node,
+                mut child,
+                mut made,
+                mut object,
+            ] = [null_mut(); 6];
             let mut count = 0;
             assert_eq!(cuGraphCreate(&raw mut graph, 0), 0);
             assert_eq!(cuGraphAddEmptyNode(&raw mut node, graph, null(), 0), 0);
