@@ -72,6 +72,7 @@ pub const SUITES: [(&str, &[&str]); 4] = [
             "registered",
             "sets_and_copies",
             "shareable",
+            "shared_files",
             "virtual_memory",
         ],
     ),
