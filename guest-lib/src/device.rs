@@ -26,6 +26,7 @@ pub mod attribute {
     pub const MULTIPROCESSOR_COUNT: i32 = 16;
     pub const PCI_BUS_ID: i32 = 33;
     pub const PCI_DEVICE_ID: i32 = 34;
+    pub const IPC_EVENT_SUPPORTED: i32 = 125;
     pub const PCI_DOMAIN_ID: i32 = 50;
     pub const HOST_NATIVE_ATOMIC_SUPPORTED: i32 = 86;
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;

@@ -16,7 +16,7 @@ use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::pool;
 use crate::session::FenceLine;
-use crate::sharing::Token;
+use crate::sharing::{self, Token};
 use crate::stream::Target;
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
@@ -121,6 +121,7 @@ pub fn share(scope: Scope, event: CUevent) -> Result<Token> {
     if !facts.is_shared() || facts.flags.load(Ordering::Relaxed) & OPENED != 0 {
         return Err(CuError::INVALID_HANDLE);
     }
+    sharing::check_handles(scope.session)?;
     let message = ShareEvent { event: handle };
     scope.session.request(&message, |reply| reply.token)
 }

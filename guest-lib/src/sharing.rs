@@ -14,10 +14,12 @@ use wormhole_api::{
 };
 
 use crate::context::Scope;
+use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::log;
 use crate::memory::memory_map;
 use crate::memory_map::Origin;
+use crate::session::OnDevice;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag there is, and one that must be given.
 const LAZY_PEER_ACCESS: u32 = 1;
@@ -140,12 +142,26 @@ fn opened() -> MutexGuard<'static, Option<HashMap<Token, (u64, usize)>>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether what a device has can be shared by handles: its attribute says so of events, and of memory as well.
+pub fn has_handles(session: OnDevice) -> bool {
+    session.device().value(attribute::IPC_EVENT_SUPPORTED) != 0
+}
+
+pub fn check_handles(session: OnDevice) -> Result {
+    if has_handles(session) {
+        Ok(())
+    } else {
+        Err(CuError::NOT_SUPPORTED)
+    }
+}
+
 /// `cuIpcGetMemHandle`: the handle of the allocation that an address lies in.
 pub fn share_allocation(scope: Scope, address: u64) -> Result<[u8; 64]> {
     let allocation = memory_map()
         .find(address)
         .filter(|allocation| allocation.origin == Origin::Device)
         .ok_or(CuError::INVALID_VALUE)?;
+    check_handles(scope.session)?;
     let message = ShareAddress {
         address: DevicePtr(allocation.base),
         what: SharedAddress::Allocation,

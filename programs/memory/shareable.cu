@@ -166,8 +166,8 @@ int main(int argc, char **argv) {
     expect(supported == 1, "memory is shared by descriptors");
     WORKS(cuDeviceGetAttribute, &supported, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 0);
     expect(supported & 1, "and so are pools");
-    WORKS(cuDeviceGetAttribute, &supported, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 0);
-    expect(supported == 1, "and events by handles");
+    int handles = 0;
+    WORKS(cuDeviceGetAttribute, &handles, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 0);
 
     CUmemAllocationProp properties = {};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -225,7 +225,9 @@ int main(int argc, char **argv) {
     Offer offer;
     offer.bytes = bytes;
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemPoolExportPointer, &offer.pointer, device);
-    expect(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, device) == 1, "shared by handles");
+    expect(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, device) == handles, "shared by handles, or not");
+    CUipcMemHandle handle;
+    RETURNS(handles ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED, cuIpcGetMemHandle, &handle, device);
     WORKS(cuMemFree, device);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemPoolExportPointer, &offer.pointer, pooled + 16);
     WORKS(cuMemPoolExportPointer, &offer.pointer, pooled);

@@ -9,6 +9,7 @@ use wormhole_device::{CuError, Description, Result};
 use crate::driver::{Driver, DriverError};
 
 const PAGEABLE_MEMORY_ACCESS: i32 = 88;
+const IPC_EVENT_SUPPORTED: i32 = 125;
 /// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`, and the one of them that is passed on:
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const MEMPOOL_SUPPORTED_HANDLE_TYPES: i32 = 119;
@@ -113,6 +114,11 @@ fn device_name(driver: &Driver, device: i32) -> Result<String> {
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
+/// Whether the driver has where to keep what processes share by handles (`cuIpc*`): a confined worker has not.
+fn has_shared_files() -> bool {
+    std::path::Path::new("/dev/shm").is_dir()
+}
+
 fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
     (1..ATTRIBUTES_END)
         .filter_map(|id| {
@@ -122,6 +128,7 @@ fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
             // Pools are shared by descriptors alone.
             let value = match id {
                 MEMPOOL_SUPPORTED_HANDLE_TYPES => value & FILE_DESCRIPTOR,
+                IPC_EVENT_SUPPORTED if !has_shared_files() => 0,
                 _ => value,
             };
             known.ok().map(|()| (id, value))

@@ -10,7 +10,7 @@ use crate::memory::{self, memory_map};
 use crate::memory_map::{Allocation, Origin};
 use crate::session::session;
 use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult};
-use crate::{pool, virtual_memory};
+use crate::{pool, sharing, virtual_memory};
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
 const TYPE_HOST: u32 = 1;
@@ -63,7 +63,10 @@ fn value(
         // HOST_POINTER
         4 => return Ok(allocation.for_host(address).map(Value::Long)),
         // IS_LEGACY_CUDA_IPC_CAPABLE
-        10 => Value::Word(u32::from(allocation.origin == Origin::Device)),
+        10 => Value::Word(u32::from(
+            allocation.origin == Origin::Device
+                && sharing::has_handles(session()?.on(device_of(allocation) as usize)),
+        )),
         // IS_GPU_DIRECT_RDMA_CAPABLE
         15 => Value::Word(0),
         // SYNC_MEMOPS
