@@ -350,6 +350,35 @@ fn nothing_stays_behind_of_processes_that_shared() {
 }
 
 #[test]
+fn memory_that_is_released_is_held_by_nobody() {
+    let mut backend = Backend::with_window(64);
+    let mut exporter = backend.connect().open();
+    // Files that the supervisor has, other than those of the system that it reads now and then.
+    let held = |backend: &Backend| {
+        let path = format!("/proc/{}/fd", backend.child.id());
+        let links = fs::read_dir(path).unwrap().flatten();
+        let links = links.filter_map(|entry| fs::read_link(entry.path()).ok());
+        links
+            .filter(|link| link.to_string_lossy().contains("memfd:"))
+            .count()
+    };
+    let before = held(&backend);
+    for _ in 0..20 {
+        let new = exporter.mint();
+        let create = MemCreate {
+            new,
+            bytes: UNIT,
+            handle_types: 1,
+        };
+        succeeds(&mut exporter, &create);
+        succeeds(&mut exporter, &ShareMemory { memory: new });
+        assert_eq!(held(&backend), before + 1);
+        succeeds(&mut exporter, &MemRelease { memory: new });
+        assert_eq!(held(&backend), before, "when the call has returned");
+    }
+}
+
+#[test]
 fn a_pointer_of_a_pool_is_opened_in_that_pool_alone() {
     let mut backend = Backend::with_window(64);
     let (mut exporter, mut importer) = (backend.connect().open(), backend.connect().open());

@@ -474,7 +474,7 @@ impl Supervisor {
                 Ok(())
             }
             (Report::Unshare(fetch), Some(session)) => {
-                self.unshare(session, fetch.token);
+                self.unshare(ops, session, &fetch);
                 Ok(())
             }
             (Report::Wrong(name), _) => Err(format!("it sent {name}, which workers do not send")),

@@ -100,10 +100,11 @@ impl Exchange {
         }
     }
 
-    /// What is shared is gone.
+    /// What is shared is gone. On return nobody finds it, and the supervisor holds nothing of it.
     pub fn unshare(&self, what: What, token: Token) {
-        // Without a supervisor nobody finds it anyway.
-        (self.send)(&Message::Unshare(fetch(0, what, token)), Vec::new());
+        let message = |id| Message::Unshare(fetch(id, what, token));
+        // What was held is closed here. Without a supervisor nobody finds it anyway.
+        drop(self.ask(message, Vec::new()));
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {

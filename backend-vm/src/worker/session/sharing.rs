@@ -84,13 +84,10 @@ impl Session {
 
     /// What was shared is gone, or is no longer to be shared.
     pub(super) fn unshare(&mut self, key: Key) {
-        let known = self.shared.remove(&key);
-        if known.is_none() && self.twice.is_empty() {
+        let tokens = self.forget_shared(key);
+        if tokens.is_empty() {
             return;
         }
-        let twice = self.twice.extract_if(.., |(other, _)| *other == key);
-        let mut tokens: Vec<Token> = twice.map(|(_, token)| token).collect();
-        tokens.extend(known);
         let exchange = self.exchange.clone();
         // Off the executor, which waits for no supervisor.
         self.registrar.run(Task::new(move |_| {
@@ -98,6 +95,24 @@ impl Session {
                 exchange.unshare(key.what(), token);
             }
         }));
+    }
+
+    /// The same for mappable memory; its job waits until nothing outside holds it any more.
+    pub(super) fn unsharing(&mut self, memory: Handle<Memory>) -> impl FnOnce() + Send + 'static {
+        let tokens = self.forget_shared(Key::Memory(memory));
+        let exchange = self.exchange.clone();
+        move || {
+            for token in tokens {
+                exchange.unshare(What::Memory, token);
+            }
+        }
+    }
+
+    fn forget_shared(&mut self, key: Key) -> Vec<Token> {
+        let twice = self.twice.extract_if(.., |(other, _)| *other == key);
+        let mut tokens: Vec<Token> = twice.map(|(_, token)| token).collect();
+        tokens.extend(self.shared.remove(&key));
+        tokens
     }
 
     /// The context goes, and what belongs to it.

@@ -15,7 +15,6 @@ use wormhole_device::{CuError, Device, RawMemory};
 
 use super::memory::in_bands;
 use super::peers::access;
-use super::sharing::Key;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::counters::Counter;
 
@@ -219,11 +218,12 @@ impl Session {
             Ok(_) => return Outcome::Failed(CuResult::INVALID_VALUE),
             Err(error) => return Outcome::Failed(error),
         }
-        self.unshare(Key::Memory(handle));
+        let unshare = self.unsharing(handle);
         let memory = self.memories.remove(handle);
         self.ask(
             call,
             move |_| {
+                unshare();
                 drop(memory);
                 Ok(())
             },
