@@ -149,21 +149,21 @@ pub fn disable(scope: Scope, peer: Scope) -> Result {
         .ok_or(CuError::PEER_ACCESS_NOT_ENABLED)
 }
 
-/// Ends pairs; whether there were any.
+/// Ends pairs; whether there were any. All of them end, whatever fails meanwhile.
 fn end(scope: Scope, ends: impl Fn(&Pair) -> bool) -> Result<bool> {
     let mut pairs = pairs();
     let ended: Vec<Pair> = pairs.iter().filter(|pair| ends(pair)).copied().collect();
     let session = scope.session.session();
+    let mut told = Ok(());
     for pair in &ended {
         pairs.remove(pair);
         if !pairs.iter().any(|known| known.is_of_devices(pair)) {
             let peer = session.on(pair.peer_device).number();
-            session
-                .on(pair.device)
-                .request(&PeerDisable { peer }, |()| ())?;
+            let disable = PeerDisable { peer };
+            told = told.and(session.on(pair.device).request(&disable, |()| ()));
         }
     }
-    Ok(!ended.is_empty())
+    told.map(|()| !ended.is_empty())
 }
 
 /// A context goes.
