@@ -394,10 +394,12 @@ pub unsafe fn with_parameters<R>(
         }
         // SAFETY: as the caller promises.
         let packed = unsafe { buffer(arguments.extra) }?;
-        if packed.len() < facts.parameter_bytes {
-            return Err(CuError::INVALID_VALUE);
-        }
-        return take(packed);
+        return match facts.parameter_bytes {
+            bytes if packed.len() >= bytes => take(packed),
+            _ if packed.is_empty() => Err(CuError::INVALID_VALUE),
+            bytes if bytes <= PARAMETERS => with_rest::<PARAMETERS, R>(packed, bytes, take),
+            bytes => with_rest::<MOST_PARAMETERS, R>(packed, bytes, take),
+        };
     }
     if facts.parameters.is_empty() {
         return take(&[]);
@@ -411,6 +413,21 @@ pub unsafe fn with_parameters<R>(
     }
     // SAFETY: as the caller promises.
     unsafe { with_values::<PARAMETERS, R>(facts, arguments.values, take) }
+}
+
+/// A program's own buffer may be shorter than the parameters: NCCL leaves out what its kernel will not read. The rest
+/// is zero.
+#[cold]
+#[inline(never)]
+fn with_rest<const BYTES: usize, R>(
+    packed: &[u8],
+    bytes: usize,
+    take: impl FnOnce(&[u8]) -> Result<R>,
+) -> Result<R> {
+    let mut whole = [0; BYTES];
+    let whole = whole.get_mut(..bytes).ok_or(CuError::NOT_SUPPORTED)?;
+    whole[..packed.len()].copy_from_slice(packed);
+    take(whole)
 }
 
 /// # Safety

@@ -50,6 +50,9 @@ const char image[] = R"(
     st.global.u32 [%rd1+16], %r5;
     ret;
 }
+// *address = the first word of a block
+.visible .entry first(.param .u64 address, .param .align 8 .b8 block[4088])
+{ .reg .b64 %a, %w; ld.param.u64 %a,[address]; ld.param.u64 %w,[block]; st.global.u64 [%a],%w; ret; }
 // *address = the last word of a large block
 .visible .entry last(.param .u64 address, .param .align 8 .b8 block[32752])
 {
@@ -61,7 +64,7 @@ const char image[] = R"(
 }
 )";
 
-const std::set<std::string> names = {"store", "scale", "shape", "last"};
+const std::set<std::string> names = {"store", "scale", "shape", "first", "last"};
 
 CUdeviceptr memory;
 
@@ -227,6 +230,16 @@ void large_parameters(CUfunction last) {
     HOLDS(word(0) == 1 && word(1) == 9);
 }
 
+// What the kernel does not read may be left out of a buffer.
+void short_buffer(CUfunction first) {
+    clear();
+    unsigned long long packed[] = {memory, 0x0000000300000002ull};
+    size_t bytes = sizeof packed;
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+    for (int round = 0; round < 3; round++) WORKS(cuLaunchKernel, first, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra);
+    HOLDS(word(0) == 2 && word(1) == 3);
+}
+
 void launches_with_attributes(CUfunction store) {
     clear();
     CUlaunchAttribute attributes[4] = {};
@@ -313,6 +326,7 @@ int main() {
     fit(function("shape"));
     old_launches(function("store"), function("scale"), function("shape"));
     large_parameters(function("last"));
+    short_buffer(function("first"));
     launches_with_attributes(function("store"));
     tensor_maps();
     WORKS(cuCtxResetPersistingL2Cache);
