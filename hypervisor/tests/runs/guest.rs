@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::bad_input::{calls_of, complaints_of};
-use crate::harness::{Finished, SUITES, alone, demo_programs, finish, images, program, wormhole};
+use crate::harness::{Finished, alone, demo_programs, finish, images, program, wormhole};
 
 macro_rules! names {
     ($($name:ident)*) => { [$(stringify!($name)),*] };
@@ -64,10 +64,10 @@ fn all_programs_pass(kernel: &str) {
     assert!(run.stderr.contains(&sessions), "{}", run.stderr);
 }
 
-#[test]
-fn no_program_of_the_demo_is_forgotten_here() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../programs");
-    let mut found: Vec<String> = std::fs::read_dir(folder)
+/// The names of the programs in a folder of sources, in order.
+fn sources(folder: &str) -> Vec<String> {
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../programs")).join(folder);
+    let mut found: Vec<String> = std::fs::read_dir(path)
         .expect("the folder of programs")
         .filter_map(|entry| {
             let entry = entry.ok()?;
@@ -79,7 +79,12 @@ fn no_program_of_the_demo_is_forgotten_here() {
         })
         .collect();
     found.sort();
-    assert_eq!(found, PROGRAMS);
+    found
+}
+
+#[test]
+fn no_program_of_the_demo_is_forgotten_here() {
+    assert_eq!(sources(""), PROGRAMS);
 }
 
 #[test]
@@ -91,6 +96,9 @@ fn programs_pass_on_linux_6_1() {
 fn programs_pass_on_linux_6_12() {
     all_programs_pass("6.12");
 }
+
+/// The folders of programs that check the driver API with one device: each says `PASS` and its name.
+const SUITES: [&str; 3] = ["api", "memory", "nvml"];
 
 /// Programs of the suites that a guest cannot serve.
 const NOT_IN_A_GUEST: [(&str, &str); 2] = [
@@ -107,23 +115,31 @@ const NOT_IN_A_GUEST: [(&str, &str); 2] = [
 /// Functions whose wrong arguments are tried in a guest: of each kind one.
 const TRIED_IN_A_GUEST: [&str; 3] = ["cuEventQuery", "cuMemFree_v2", "cuMemcpyHtoD_v2"];
 
+/// The programs of the suites, each built with the runtime that its test at `process` placement takes.
+fn suites() -> Vec<(&'static str, String)> {
+    let mut found = vec![("static", "lives".to_owned())];
+    for folder in SUITES {
+        let link = if folder == "nvml" { "shared" } else { "static" };
+        found.extend(sources(folder).into_iter().map(|name| (link, name)));
+    }
+    found
+}
+
 #[test]
 fn the_suites_pass_in_a_guest() {
     let _alone = alone();
-    let mut names: Vec<&str> = Vec::new();
+    let mut suites = suites();
+    for (not, _) in NOT_IN_A_GUEST {
+        let before = suites.len();
+        suites.retain(|(_, name)| name != not);
+        assert_eq!(suites.len() + 1, before, "{not} is no program");
+    }
     let mut taken = Vec::new();
     let mut script = String::new();
-    for (folder, programs) in SUITES {
-        let link = if folder == "nvml" { "shared" } else { "static" };
-        for name in programs {
-            if NOT_IN_A_GUEST.iter().any(|(not, _)| not == name) {
-                continue;
-            }
-            names.push(name);
-            let path = program(link, name);
-            script.push_str(&format!("{} || echo FAILED {name} $?\n", path.display()));
-            taken.push(path);
-        }
+    for (link, name) in &suites {
+        let path = program(link, name);
+        script.push_str(&format!("{} || echo FAILED {name} $?\n", path.display()));
+        taken.push(path);
     }
     // What programs load by themselves.
     taken.push(program("shared", "libcudart.so.13"));
@@ -141,7 +157,8 @@ fn the_suites_pass_in_a_guest() {
         let mut lines = run.stdout.lines();
         lines.any(|line| line.split(' ').take(2).eq(["PASS", name]))
     };
-    let failed: Vec<&str> = names.into_iter().filter(|name| !passed(name)).collect();
+    let names = suites.iter().map(|(_, name)| name.as_str());
+    let failed: Vec<&str> = names.filter(|name| !passed(name)).collect();
     assert!(
         failed.is_empty(),
         "{failed:?} did not pass\n{}\n{}",
@@ -152,25 +169,6 @@ fn the_suites_pass_in_a_guest() {
     let wrong = complaints_of(&TRIED_IN_A_GUEST, &run.stdout);
     assert!(wrong.is_empty(), "{wrong}\n{}", run.stdout);
     assert!(run.status.success(), "{:?}\n{}", run.status, run.stderr);
-}
-
-#[test]
-fn no_program_of_the_suites_is_forgotten_here() {
-    for (folder, programs) in SUITES {
-        // Runs of many processes, each by itself the subject of a test of its own.
-        const OTHERS: [&str; 2] = ["many", "neighbour"];
-        let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../programs")).join(folder);
-        let mut found: Vec<String> = std::fs::read_dir(path)
-            .expect("the folder of programs")
-            .filter_map(|entry| {
-                let name = entry.ok()?.file_name().into_string().ok()?;
-                Some(name.strip_suffix(".cu")?.to_owned())
-            })
-            .filter(|name| !OTHERS.contains(&name.as_str()))
-            .collect();
-        found.sort();
-        assert_eq!(found, programs);
-    }
 }
 
 #[test]

@@ -37,49 +37,6 @@ macro_rules! demo_programs {
 }
 pub(crate) use demo_programs;
 
-/// Programs that check the driver API with one device, by the folder of their sources: each says `PASS` and its name.
-/// They are built with the static runtime, those of `nvml` with the shared one.
-pub const SUITES: [(&str, &[&str]); 4] = [
-    (
-        "api",
-        &[
-            "captures",
-            "conditional_nodes",
-            "contexts",
-            "devices_and_contexts",
-            "graph_nodes",
-            "graph_versions",
-            "green_contexts",
-            "host_functions",
-            "images",
-            "kernels",
-            "memory_operations",
-            "old_versions",
-            "references",
-            "streams",
-        ],
-    ),
-    (
-        "memory",
-        &[
-            "batches",
-            "boxes",
-            "ipc",
-            "managed",
-            "managed_variables",
-            "pool_places",
-            "pools",
-            "registered",
-            "sets_and_copies",
-            "shareable",
-            "shared_files",
-            "virtual_memory",
-        ],
-    ),
-    ("lives", &["lives"]),
-    ("nvml", &["nvml"]),
-];
-
 /// The folder of images.
 pub fn images() -> PathBuf {
     from_environment("WORMHOLE_IMAGES")
