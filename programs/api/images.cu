@@ -37,6 +37,8 @@ static unsigned word() {
     unsigned value = 0;
     WORKS(cuMemcpyDtoH, &value, memory, sizeof value);
     WORKS(cuMemsetD32, memory, 0, 1);
+    // Before what streams do that wait for no other.
+    WORKS(cuCtxSynchronize);
     return value;
 }
 
@@ -213,12 +215,11 @@ static void functions(CUmodule module) {
     WORKS(cuStreamDestroy, stream);
 }
 
-// Images, rows, columns and channels, of which parts are loaded as columns; steps of the second kind are of devices of
-// compute capability 10.
+// Images, rows, columns and channels, of which parts are loaded as columns. An H200 describes maps of the second kind,
+// which devices of compute capability 10 use.
 static void tensor_maps() {
-    int unit = 0, major = 0;
+    int unit = 0;
     WORKS(cuDeviceGetAttribute, &unit, CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED, 0);
-    WORKS(cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
     alignas(64) CUtensorMap map, moved;
     std::memset(&map, 0, sizeof map);
     const cuuint64_t dimensions[] = {64, 8, 8, 2}, strides[] = {128, 1024, 8192};
@@ -235,7 +236,7 @@ static void tensor_maps() {
         &moved, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, address, dimensions, strides, -1, 1, 16, 32, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_IM2COL_WIDE_MODE_W, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    HOLDS(major >= 10 ? wide == CUDA_SUCCESS : wide != CUDA_SUCCESS);
+    HOLDS(wide == (unit ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED));
     if (!unit) {
         HOLDS(encode(&map, address) == CUDA_ERROR_NOT_SUPPORTED);
         RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuTensorMapReplaceAddress, &map, address);

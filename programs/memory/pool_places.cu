@@ -37,9 +37,7 @@ static void places() {
     WORKS(cuMemFreeAsync, memory, stream);
     WORKS(cuStreamSynchronize, stream);
     HOLDS(used(own) == 0);
-    RETURNS(CUDA_ERROR_INVALID_DEVICE, cuMemGetMemPool, &now, &nowhere, pinned);
-    RETURNS(CUDA_ERROR_INVALID_DEVICE, cuMemGetDefaultMemPool, &now, &nowhere, pinned);
-    RETURNS(CUDA_ERROR_INVALID_DEVICE, cuMemSetMemPool, &nowhere, pinned, own);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuMemGetMemPool, &now, &nowhere, pinned);
 
     CUmemAccess_flags access = static_cast<CUmemAccess_flags>(77);
     WORKS(cuMemPoolGetAccess, &access, own, &here);

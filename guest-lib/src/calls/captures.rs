@@ -15,12 +15,13 @@ use crate::types::{
 /// `CU_STREAM_ADD_CAPTURE_DEPENDENCIES`, `_SET_`.
 const ADD: u32 = 0;
 const SET: u32 = 1;
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`.
-const GLOBAL: CUstreamCaptureMode = 0;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: CUstreamCaptureMode = 2;
 
+/// The version of CUDA 10.0, before there were modes, forbids nothing.
 pub unsafe fn cuStreamBeginCapture(default: DefaultStream, hStream: CUstream) -> CUresult {
     // SAFETY: as the caller promises.
-    unsafe { cuStreamBeginCapture_v2(default, hStream, GLOBAL) }
+    unsafe { cuStreamBeginCapture_v2(default, hStream, RELAXED) }
 }
 
 pub unsafe fn cuStreamBeginCapture_v2(

@@ -132,7 +132,10 @@ unsafe fn located(location: *const CUmemLocation, kind: CUmemAllocationType) -> 
     // SAFETY: not null, so a location.
     let location = unsafe { location.read() };
     match (location.r#type, kind) {
-        (LOCATION_DEVICE, MEMORY_PINNED) => ordinal(location.id),
+        (LOCATION_DEVICE, MEMORY_PINNED) => ordinal(location.id).map_err(|error| match error {
+            CuError::INVALID_DEVICE => CuError::INVALID_VALUE,
+            error => error,
+        }),
         (LOCATION_DEVICE, _) => Err(CuError::NOT_SUPPORTED),
         // Pools of host memory: the attributes say that there are none.
         (2 | 3, MEMORY_PINNED) => Err(CuError::NOT_SUPPORTED),
@@ -195,11 +198,7 @@ pub unsafe fn cuMemPoolCreate(
             return Err(CuError::INVALID_VALUE);
         }
         // SAFETY: of this very function.
-        let device = unsafe { located(&raw const wanted.location, wanted.allocType) };
-        let device = device.map_err(|error| match error {
-            CuError::INVALID_DEVICE => CuError::INVALID_VALUE,
-            error => error,
-        })?;
+        let device = unsafe { located(&raw const wanted.location, wanted.allocType) }?;
         if wanted.handleTypes & !FILE_DESCRIPTOR != 0 {
             return Err(CuError::NOT_SUPPORTED);
         }
