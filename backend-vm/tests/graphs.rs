@@ -325,7 +325,7 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
         ),
         (
             Box::new(|ready, graph| {
-                for depth in 1..=32 {
+                for depth in 1..=128 {
                     add(depth + 1, While, 1)(ready, graph);
                     assert_eq!(ready.body(graph, depth + 2), 0);
                 }
@@ -343,19 +343,19 @@ fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
     assert_eq!(ready.device.arrivals("instantiate"), 0);
     // As deep as may be, and back to the graph itself.
     let graph = ready.describe_conditional(50);
-    for depth in 1..32 {
+    for depth in 1..128 {
         add(depth + 1, While, 1)(&mut ready, graph);
         assert_eq!(ready.body(graph, depth + 2), 0);
     }
     assert_eq!(ready.body(graph, 0), 0);
     let memory = ready.memory;
     assert_eq!(ready.write(graph, memory), 0);
-    assert_eq!(ready.edge(graph, 2, 36), 0);
+    assert_eq!(ready.edge(graph, 2, 132), 0);
     assert_eq!(ready.instantiate(graph), 0);
     assert_eq!(ready.launch(graph), 0);
     // What is executable has no parts any more.
     assert_eq!(ready.body(graph, 1), INVALID_HANDLE);
-    assert_eq!(ready.conditional(graph, 40, If, 1), INVALID_HANDLE);
+    assert_eq!(ready.conditional(graph, 140, If, 1), INVALID_HANDLE);
 }
 
 #[test]

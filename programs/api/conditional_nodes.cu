@@ -264,16 +264,22 @@ static void captured() {
 
 static void updates() {
     CUgraph graphs[2];
+    CUgraphNode inside[2];
     for (unsigned place = 0; place < 2; place++) {
         graphs[place] = graph();
         CUgraphConditionalHandle which = condition(graphs[place], place, CU_GRAPH_COND_ASSIGN_DEFAULT);
         Choice branch = conditional(graphs[place], nullptr, which, CU_GRAPH_COND_TYPE_IF, 2);
         kernel(branch.bodies[0], nullptr, add, words + 1, 1 + 4 * place);
-        kernel(branch.bodies[1], nullptr, add, words + 1, 100u);
+        inside[place] = kernel(branch.bodies[1], nullptr, add, words + 1, 100u);
     }
     CUgraphExec made = executable(graphs[0]);
     run(made);
     HOLDS(word(1) == 100);
+    // Nodes of bodies can be disabled.
+    WORKS(cuGraphNodeSetEnabled, made, inside[0], 0);
+    run(made);
+    HOLDS(word(1) == 100);
+    WORKS(cuGraphNodeSetEnabled, made, inside[0], 1);
     // Defaults and what nodes of bodies do are updated.
     CUgraphExecUpdateResultInfo info;
     WORKS(cuGraphExecUpdate, made, graphs[1], &info);
@@ -286,6 +292,8 @@ static void updates() {
     kernel(branch.bodies[0], nullptr, add, words + 1, 1u);
     kernel(branch.bodies[1], nullptr, add, words + 1, 1u);
     RETURNS(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, cuGraphExecUpdate, made, other, &info);
+    HOLDS(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuGraphExecUpdate, made, branch.bodies[0], &info);
     run(made);
     HOLDS(word(1) == 110);
     WORKS(cuGraphExecDestroy, made);
@@ -332,6 +340,8 @@ static void refusals() {
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphAddChildGraphNode, &node, outer, nullptr, 0, whole);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuGraphDestroy, branch.bodies[0]);
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiate, &exec, branch.bodies[0], 0);
+    RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone, &copy, branch.bodies[0]);
+    RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphAddChildGraphNode, &node, outer, nullptr, 0, branch.bodies[0]);
     // An empty body is one; a second executable graph is too many.
     exec = executable(whole);
     CUgraphExec second;
@@ -342,7 +352,8 @@ static void refusals() {
     CUDA_HOST_NODE_PARAMS call = {nothing, nullptr};
     CUgraphNode called;
     WORKS(cuGraphAddHostNode, &called, branch.bodies[1], nullptr, 0, &call);
-    RETURNS(CUDA_ERROR_INVALID_VALUE, cuGraphInstantiate, &exec, whole, 0);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuGraphInstantiateWithParams, &exec, whole, &how);
+    HOLDS(how.result_out == CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED && how.hErrNode_out);
     WORKS(cuGraphDestroyNode, called);
     exec = executable(whole);
     WORKS(cuGraphExecDestroy, exec);

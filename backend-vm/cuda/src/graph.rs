@@ -11,8 +11,8 @@ use cudarc::driver::sys::{
 };
 use wormhole_api::ctypes::CUDA_MEMCPY3D;
 use wormhole_device::{
-    BoxCopy, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
-    MemoryOperation, RawEvent, RawGraph, RawStream, Result,
+    BoxCopy, Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode,
+    Graphs, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
 };
 
 use crate::arrays::described;
@@ -46,6 +46,8 @@ pub struct Executable {
 struct Template {
     graph: CUgraph,
     nodes: Vec<CUgraphNode>,
+    /// What its conditional nodes are, which no update changes.
+    conditionals: Vec<Conditional>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; callers use one graph from one thread at a time.
@@ -60,6 +62,7 @@ impl CudaDevice {
         let mut template = Template {
             graph: made,
             nodes: Vec::with_capacity(graph.nodes.len()),
+            conditionals: conditionals(graph),
         };
         let filled = self.fill_template(&mut template, graph);
         match filled {
@@ -323,6 +326,13 @@ impl CudaDevice {
         }
     }
 
+    /// Whether an executable graph has these conditional nodes.
+    fn chooses_like(&self, raw: RawGraph, graph: &GraphDescription) -> bool {
+        let graphs = locked(&self.graphs);
+        let place = graphs.get(&raw.0);
+        place.is_some_and(|place| place.template.conditionals == conditionals(graph))
+    }
+
     /// What is uploaded or updated; the table is not held during the call.
     fn executable(&self, raw: RawGraph) -> Result<CUgraphExec> {
         let graphs = locked(&self.graphs);
@@ -334,6 +344,16 @@ impl CudaDevice {
     pub(crate) fn forget_graphs(&self) {
         locked(&self.graphs).clear();
     }
+}
+
+fn conditionals(graph: &GraphDescription) -> Vec<Conditional> {
+    let nodes = graph.nodes.iter();
+    nodes
+        .filter_map(|node| match node {
+            GraphNode::Conditional(node) => Some(*node),
+            _ => None,
+        })
+        .collect()
 }
 
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -379,6 +399,9 @@ impl Graphs for CudaDevice {
 
     fn update_graph(&self, raw: RawGraph, graph: &GraphDescription) -> Result<()> {
         let executable = self.executable(raw)?;
+        if !self.chooses_like(raw, graph) {
+            return Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
+        }
         let template = self.template(graph)?;
         let mut info = std::mem::MaybeUninit::<CUgraphExecUpdateResultInfo_v1>::zeroed();
         // SAFETY: both graphs are live; the driver writes its findings to a place of their size.

@@ -173,22 +173,34 @@ impl Model {
         Ok(())
     }
 
-    /// Refuses what cannot be done with graphs that have conditions.
+    /// Refuses what cannot be done with graphs that have conditions, nor with their bodies.
     pub(super) fn check_has_no_conditions(&self, graph: GraphHandle) -> Result {
-        if self.graph(graph)?.conditions.is_empty() && !self.has(graph, &is_conditional)? {
-            return Ok(());
+        let none = self.graph(graph)?.conditions.is_empty() && !self.has(graph, &is_conditional)?;
+        match none && !self.is_body(graph)? {
+            true => Ok(()),
+            false => Err(CuError::NOT_SUPPORTED),
         }
-        Err(CuError::NOT_SUPPORTED)
+    }
+
+    fn is_body(&self, graph: GraphHandle) -> Result<bool> {
+        let parent = self.graph(graph)?.parent;
+        let parent = parent.map(|node| self.node(node)).transpose()?;
+        Ok(parent.is_some_and(|node| is_conditional(&node.work)))
+    }
+
+    /// Refuses a body where a graph is asked for that could be executable.
+    pub(super) fn check_is_no_body(&self, graph: GraphHandle) -> Result {
+        match self.is_body(graph)? {
+            true => Err(CuError::INVALID_VALUE),
+            false => Ok(()),
+        }
     }
 
     /// Refuses to make a body executable by itself, or a graph that has conditional nodes once more.
     pub(super) fn check_can_be_executable(&self, graph: GraphHandle) -> Result {
-        let parent = self.graph(graph)?.parent;
-        let parent = parent.map(|node| self.node(node)).transpose()?;
         let holder = |executable: &Executable| executable.graph == graph;
-        let is_body = parent.is_some_and(|node| is_conditional(&node.work));
         let again = self.executables.values().any(holder) && self.has(graph, &is_conditional)?;
-        match is_body || again {
+        match self.is_body(graph)? || again {
             true => Err(CuError::NOT_SUPPORTED),
             false => Ok(()),
         }

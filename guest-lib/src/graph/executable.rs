@@ -31,6 +31,8 @@ const USE_NODE_PRIORITY: u64 = 8;
 pub const INSTANTIATED: u32 = 0;
 const INSTANTIATE_ERROR: u32 = 1;
 const INVALID_STRUCTURE: u32 = 2;
+const OPERATION_NOT_SUPPORTED: u32 = 3;
+const MULTIPLE_CONTEXTS: u32 = 4;
 const CONDITIONAL_HANDLE_UNUSED: u32 = 5;
 
 /// What a launch must know without the model.
@@ -205,7 +207,11 @@ pub fn instantiate(
     if let Some(node) = plan.misplaced() {
         return Err(Refused {
             code: CuError::INVALID_VALUE,
-            result: INSTANTIATE_ERROR,
+            result: match model.node(node)?.work {
+                // Memory that is no device's.
+                Work::Copy(_) => MULTIPLE_CONTEXTS,
+                _ => OPERATION_NOT_SUPPORTED,
+            },
             node: Some(node),
         });
     }
@@ -435,7 +441,10 @@ impl Model {
         handle: ExecutableHandle,
         graph: GraphHandle,
     ) -> (Result, u32, Option<NodeHandle>, Option<NodeHandle>) {
-        let planned = Plan::of(self, graph).and_then(|planned| {
+        let planned = self
+            .check_is_no_body(graph)
+            .and_then(|()| Plan::of(self, graph));
+        let planned = planned.and_then(|planned| {
             let executable = self.executable(handle)?;
             Ok((planned, &executable.plan))
         });
@@ -566,9 +575,6 @@ impl Model {
         enabled: bool,
     ) -> Result {
         let place = self.can_be_disabled(handle, node)?;
-        if self.executable(handle)?.plan.steps[place].body != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
         self.refresh(scope, handle)?;
         let executable = self
             .executables

@@ -37,6 +37,7 @@ pub mod update {
     pub const TOPOLOGY_CHANGED: u32 = 2;
     pub const NODE_TYPE_CHANGED: u32 = 3;
     pub const PARAMETERS_CHANGED: u32 = 5;
+    pub const NOT_SUPPORTED: u32 = 6;
 }
 
 /// One step. A child graph is two, around its own.
@@ -199,8 +200,7 @@ impl Plan {
     /// Why another plan cannot take this one's place: a result of an update, the node at fault, and the other
     /// end of the dependency at fault.
     pub fn refuses(&self, other: &Self) -> Option<(u32, Option<NodeHandle>, Option<NodeHandle>)> {
-        if self.steps.len() != other.steps.len() || self.conditions.len() != other.conditions.len()
-        {
+        if self.steps.len() != other.steps.len() {
             return Some((update::TOPOLOGY_CHANGED, None, None));
         }
         for (old, new) in self.steps.iter().zip(&other.steps) {
@@ -223,7 +223,11 @@ impl Plan {
                 return Some((update::NODE_TYPE_CHANGED, Some(new.node), None));
             }
             if !may_become(&old.work, &new.work) {
-                return Some((update::PARAMETERS_CHANGED, Some(new.node), None));
+                let result = match new.work {
+                    Work::Conditional(_) => update::NOT_SUPPORTED,
+                    _ => update::PARAMETERS_CHANGED,
+                };
+                return Some((result, Some(new.node), None));
             }
         }
         None

@@ -8,7 +8,7 @@ use super::{Session, to_result};
 /// Bodies that one graph may have.
 const MOST_BODIES: usize = 1 << 16;
 /// How deep bodies may lie in each other.
-const MOST_DEPTH: u8 = 32;
+const MOST_DEPTH: u8 = 128;
 /// What a condition and a body are counted as beside what is kept of them: devices keep more.
 const CONDITION_BYTES: usize = 64;
 const BODY_BYTES: usize = 1024;
