@@ -65,6 +65,11 @@ static void narrow(CUdevice device) {
     const unsigned narrow_descriptor[] = {4, 4, CU_AD_FORMAT_FLOAT, 1};
     HOLDS(call("cuTexRefSetAddress2D", reference, narrow_descriptor, 4096u, 512u) == wide);
     GIVES(CUDA_SUCCESS, "cuTexRefDestroy", reference);
+    first = seven;
+    HOLDS(call("cuTexRefSetAddress", &first, nullptr, 4096u, 16u) == CUDA_ERROR_INVALID_HANDLE && first == 0);
+    first = seven;
+    HOLDS(call("cuTexRefGetAddress", &first, nullptr) == CUDA_ERROR_INVALID_HANDLE && first == 0);
+    HOLDS(call("cuTexRefSetAddress2D", nullptr, narrow_descriptor, 4096u, 512u) == CUDA_ERROR_INVALID_HANDLE);
     // The same names, asked for by version, are these functions until CUDA 3.2.
     void *found = nullptr;
     WORKS(cuGetProcAddress, "cuMemAlloc", &found, 2000, 0, nullptr);

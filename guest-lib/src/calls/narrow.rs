@@ -8,7 +8,7 @@ use super::{body, put};
 use crate::error::CuError;
 use crate::runtime::clear;
 use crate::types::{CUarray, CUdevice, CUresult};
-use crate::{array, context};
+use crate::{array, context, reference};
 
 /// More than fits is the most that does.
 pub unsafe fn cuDeviceTotalMem(bytes: *mut u32, dev: CUdevice) -> CUresult {
@@ -35,6 +35,27 @@ pub unsafe fn cuMemGetAddressRange(pbase: *mut u32, psize: *mut u32, _dptr: u32)
         }
         Err(CuError::INVALID_CONTEXT)
     }
+}
+
+/// Only what is no reference is told from what is one.
+pub unsafe fn cuTexRefSetAddress(ByteOffset: *mut u32, hTexRef: *mut c_void) -> CUresult {
+    body! {
+        context::scope()?;
+        // SAFETY: as the caller promises.
+        unsafe { clear(ByteOffset) };
+        reference::find(hTexRef.addr())?;
+        Err(CuError::INVALID_CONTEXT)
+    }
+}
+
+pub unsafe fn cuTexRefGetAddress(pdptr: *mut u32, hTexRef: *mut c_void) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { cuTexRefSetAddress(pdptr, hTexRef) }
+}
+
+pub unsafe fn cuTexRefSetAddress2D(hTexRef: *mut c_void) -> CUresult {
+    // SAFETY: nothing is written.
+    unsafe { cuTexRefSetAddress(std::ptr::null_mut(), hTexRef) }
 }
 
 /// Only what is no array is told from what is one.
