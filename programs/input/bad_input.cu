@@ -64,7 +64,7 @@ struct Call {
 Word word(const void *pointer) { return reinterpret_cast<Word>(pointer); }
 
 // What is beyond the parameters of a function it does not see.
-int call(const char *name, std::vector<Word> arguments) {
+int call_words(const char *name, std::vector<Word> arguments) {
     using Function = int (*)(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word,
                              Word, Word, Word);
     const auto function = reinterpret_cast<Function>(driver_function(name));
@@ -122,17 +122,17 @@ class Things {
     // The context is current still, and its work is done; otherwise the code that says not.
     int health() const {
         Word current = 0;
-        const int code = ::call("cuCtxGetCurrent", {word(&current)});
+        const int code = call_words("cuCtxGetCurrent", {word(&current)});
         if (code != 0) return code;
         if (current != context) return -1;
-        return ::call("cuCtxSynchronize", {});
+        return call_words("cuCtxSynchronize", {});
     }
 
   private:
     const Call &call_;
 
     void step(const char *name, const std::vector<Word> &arguments) {
-        const int code = ::call(name, arguments);
+        const int code = call_words(name, arguments);
         if (code != 0) std::fprintf(stderr, "for %s: %s returned %d\n", call_.name.c_str(), name, code);
     }
 
@@ -419,7 +419,7 @@ Word behind(const std::string &type) {
 
 int attribute(CUdevice_attribute which) {
     int value = 0;
-    call("cuDeviceGetAttribute", {word(&value), static_cast<Word>(which), 0});
+    call_words("cuDeviceGetAttribute", {word(&value), static_cast<Word>(which), 0});
     return value;
 }
 
@@ -611,18 +611,18 @@ void in_children(const std::string &prefix, const std::function<bool(const Repor
 
 // Good and bad arguments with a context; an attempt that worked is the last of its process.
 bool with_context(const Report &report, const Call &function, std::size_t from) {
-    if (function.name != "cuInit") call("cuInit", {0});
+    if (function.name != "cuInit") call_words("cuInit", {0});
     const Memory memory;
-    call("cuInit", {0});
+    call_words("cuInit", {0});
     const Things things(function, memory.foreign());
     const std::vector<Case> all = cases(function, things, memory);
     for (std::size_t index = from; index < all.size(); ++index) {
         const std::vector<Word> list = arguments(function, all[index], &things, memory);
-        if (all[index].without_context) call("cuCtxSetCurrent", {0});
+        if (all[index].without_context) call_words("cuCtxSetCurrent", {0});
         const bool captures = function.name == "cuStreamEndCapture";
-        if (captures) call("cuStreamBeginCapture_v2", {things.live.at("CUstream"), CU_STREAM_CAPTURE_MODE_RELAXED});
+        if (captures) call_words("cuStreamBeginCapture_v2", {things.live.at("CUstream"), CU_STREAM_CAPTURE_MODE_RELAXED});
         report.start(index, all[index].label);
-        const int code = call(function.name.c_str(), list);
+        const int code = call_words(function.name.c_str(), list);
         if (all[index].without_context) {
             report.done(std::to_string(code));
             return false;
@@ -643,7 +643,7 @@ bool before_initialisation(const Report &report, const Call &function, std::size
         const Case one = {replaces ? function.parameters[index].name + "=null" : "good", index, 0, replaces, false};
         const std::vector<Word> list = arguments(function, one, nullptr, memory);
         report.start(index, "before:" + one.label);
-        const int code = call(function.name.c_str(), list);
+        const int code = call_words(function.name.c_str(), list);
         report.done(std::to_string(code));
         if (code == 0) return true;
     }
@@ -659,14 +659,14 @@ bool after_exit(const Report &report, const Call &function, std::size_t from) {
         last();
         _exit(0);
     });
-    call("cuInit", {0});
+    call_words("cuInit", {0});
     const auto *memory = new Memory;
     const auto *things = new Things(function, memory->foreign());
     last = [=, &function] {
         const Case one = {"good", 0, 0, false, false};
         const std::vector<Word> list = arguments(function, one, things, *memory);
         report.start(0, "after-exit");
-        report.done(std::to_string(call(function.name.c_str(), list)));
+        report.done(std::to_string(call_words(function.name.c_str(), list)));
     };
     std::exit(0);
 }
@@ -675,16 +675,16 @@ bool after_exit(const Report &report, const Call &function, std::size_t from) {
 bool after_fault(const Report &report, const Call &function, std::size_t from) {
     if (from > 0) return false;
     const Memory memory;
-    call("cuInit", {0});
+    call_words("cuInit", {0});
     const Things things(function, memory.foreign());
     Word module = 0, entry = 0;
-    call("cuModuleLoadData", {word(&module), word(image)});
-    call("cuModuleGetFunction", {word(&entry), module, word("fault")});
-    call("cuLaunchKernel", {entry, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0});
-    call("cuCtxSynchronize", {});
+    call_words("cuModuleLoadData", {word(&module), word(image)});
+    call_words("cuModuleGetFunction", {word(&entry), module, word("fault")});
+    call_words("cuLaunchKernel", {entry, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0});
+    call_words("cuCtxSynchronize", {});
     const std::vector<Word> list = arguments(function, {"good", 0, 0, false, false}, &things, memory);
     report.start(0, "after-fault");
-    report.done(std::to_string(call(function.name.c_str(), list)));
+    report.done(std::to_string(call_words(function.name.c_str(), list)));
     return false;
 }
 
