@@ -98,6 +98,7 @@ pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
     if flags & !HOST_FLAGS != 0 {
         return Err(CuError::INVALID_VALUE);
     }
+    scope.session.alive()?;
     capture::check_call()?;
     // Natively nothing is allocated for nothing.
     if bytes == 0 {
@@ -233,7 +234,7 @@ pub fn unregister(scope: Scope, address: u64) -> Result {
         |allocation: &Allocation| allocation.origin == Origin::RegisteredAlias { host: address };
     memory_map().remove(device, is_alias)?;
     stream::synchronize_devices(scope)?;
-    registration::release(scope.session, address);
+    registration::release(scope.session, address, device);
     Ok(())
 }
 
@@ -265,8 +266,8 @@ fn give_back(scope: Scope, allocation: &Allocation) -> bool {
             scope.session.free_arena(allocation.base);
         }
         Origin::Registered { device, .. } => {
-            if device.is_some() {
-                registration::release(scope.session, allocation.base);
+            if let Some(device) = device {
+                registration::release(scope.session, allocation.base, device);
             }
         }
     }

@@ -521,10 +521,10 @@ impl Model {
             let inner = inner.map_or_else(|Cycle(_)| Vec::new(), |inner| inner.steps);
             let steps = &mut plan.steps[place.start + 1..place.end - 1];
             let same = steps.len() == inner.len()
-                && steps
-                    .iter()
-                    .zip(&inner)
-                    .all(|(old, new)| may_become(&old.work, &new.work));
+                && steps.iter().zip(&inner).all(|(old, new)| {
+                    may_become(&old.work, &new.work)
+                        && (old.body == 0 || may_lie_in_body(&new.work))
+                });
             if !same {
                 return Err(CuError::INVALID_VALUE);
             }

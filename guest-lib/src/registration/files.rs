@@ -2,7 +2,8 @@
 //! reaches the same pages. Nothing is moved, so whoever else has the file mapped sees what the device writes.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,11 +12,13 @@ use super::pages::Pages;
 use crate::error::{CuError, Result};
 use crate::session::OnDevice;
 
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
 /// A registration.
 #[derive(Debug)]
 struct Reached {
-    /// What the program registered.
-    address: u64,
+    /// The device's address of what the program registered.
+    device: u64,
     /// Where the device has its first page.
     at: u64,
 }
@@ -49,26 +52,46 @@ impl Identity {
         (first.inode != 0 && parts.iter().all(same)).then_some(found)
     }
 
-    /// Whether an open file is this one, to read and to write.
-    fn is(self, file: &File) -> bool {
-        // SAFETY: plain system call on a descriptor that is open.
-        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-        let is_named = |status: &std::fs::Metadata| {
-            let device = status.dev();
-            status.is_file()
-                && status.ino() == self.inode
-                && (libc::major(device), libc::minor(device)) == self.device
+    /// Whether a descriptor is of this file, to read and to write, and the file is memory that processes share: no
+    /// other can be mapped for the device.
+    fn is(self, number: RawFd) -> bool {
+        let mut status = MaybeUninit::<libc::stat>::uninit();
+        let mut system = MaybeUninit::<libc::statfs>::uninit();
+        // SAFETY: another thread may close the descriptor meanwhile, which fails. The kernel fills both structures
+        // where it succeeds.
+        let (flags, status, system) = unsafe {
+            if libc::fstat(number, status.as_mut_ptr()) != 0
+                || libc::fstatfs(number, system.as_mut_ptr()) != 0
+            {
+                return false;
+            }
+            let flags = libc::fcntl(number, libc::F_GETFL);
+            (flags, status.assume_init(), system.assume_init())
         };
         flags >= 0
             && flags & libc::O_ACCMODE == libc::O_RDWR
-            && file.metadata().as_ref().is_ok_and(is_named)
+            && status.st_mode & libc::S_IFMT == libc::S_IFREG
+            && u64::try_from(system.f_type) == Ok(TMPFS_MAGIC)
+            && status.st_ino == self.inode
+            && (libc::major(status.st_dev), libc::minor(status.st_dev)) == self.device
     }
 
-    /// The file that is mapped at an address: by the name of its mapping, which takes a privilege, by its own name,
-    /// if it still has it, or by any descriptor that this process has of it.
-    fn open(self, address: u64) -> Option<File> {
+    /// The file that is mapped at an address: by any descriptor that this process has of it, or by the name of its
+    /// mapping, which takes a privilege, or by its own name, if it still has it.
+    ///
+    /// A descriptor is used as it is: to close a copy of it would release the locks that the program has on the file.
+    fn open(self, address: u64) -> Option<Found> {
+        let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
+        let mut numbers =
+            numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        if let Some(number) = numbers.find(|number| self.is(*number)) {
+            return Some(Found {
+                number,
+                opened: None,
+            });
+        }
         let names = maps::names(address).ok().flatten().into_iter().flatten();
-        let by_name = names.filter_map(|name| {
+        let mut files = names.filter_map(|name| {
             // What has the name now may be anything, which to open might do anything.
             let status = std::fs::metadata(&name).ok()?;
             if !status.is_file() || status.ino() != self.inode {
@@ -78,35 +101,42 @@ impl Identity {
             options.custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
             options.read(true).write(true).open(&name).ok()
         });
-        let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
-        let by_number = numbers.filter_map(|entry| {
-            let number: RawFd = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            // SAFETY: another thread may close it meanwhile; then there is no copy, or one of something else.
-            let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
-            // SAFETY: the copy has no other owner.
-            (copy >= 0).then(|| unsafe { File::from_raw_fd(copy) })
-        });
-        by_name.chain(by_number).find(|file| self.is(file))
+        let file = files.find(|file| self.is(file.as_raw_fd()))?;
+        Some(Found {
+            number: file.as_raw_fd(),
+            opened: Some(file),
+        })
     }
+}
+
+/// A descriptor: the program's, or one that was opened for it.
+#[derive(Debug)]
+struct Found {
+    number: RawFd,
+    #[expect(dead_code, reason = "keeps it open")]
+    opened: Option<File>,
 }
 
 /// Lets the device reach registered memory that is a file's: its address for the device.
 pub fn place(session: OnDevice, address: u64, pages: Pages, parts: &[Mapping]) -> Result<u64> {
     let (identity, first) = Identity::of(parts)
         .zip(parts.first())
+        .filter(|_| session.maps_files())
         .ok_or(CuError::NOT_SUPPORTED)?;
     let file = identity.open(address).ok_or(CuError::NOT_SUPPORTED)?;
     // What the file does not have yet is this process's, as natively, and not the worker's.
     pages.populate();
-    let at = session.map_file(&file, first.offset, pages.bytes())?;
-    reached().push(Reached { address, at });
-    Ok(at + (address - pages.start))
+    let is_still = || identity.is(file.number);
+    let at = session.map_file(file.number, is_still, first.offset, pages.bytes())?;
+    let device = at + (address - pages.start);
+    reached().push(Reached { device, at });
+    Ok(device)
 }
 
-/// Ends a registration; false if it was not of a file.
-pub fn release(session: OnDevice, address: u64) -> bool {
+/// Ends the registration that has this address for the device; false if it was not of a file.
+pub fn release(session: OnDevice, device: u64) -> bool {
     let mut reached = reached();
-    let found = reached.iter().position(|file| file.address == address);
+    let found = reached.iter().position(|file| file.device == device);
     let Some(file) = found.map(|index| reached.swap_remove(index)) else {
         return false;
     };

@@ -201,9 +201,9 @@ fn move_in(
     }
 }
 
-/// Ends one use of memory that [`place`] let the device reach. The device has finished with it.
-pub fn release(session: OnDevice, address: u64) {
-    if files::release(session, address) {
+/// Ends one use of memory that [`place`] let the device reach, at `device`. The device has finished with it.
+pub fn release(session: OnDevice, address: u64, device: u64) {
+    if files::release(session, device) {
         return;
     }
     let mut runs = runs();

@@ -96,8 +96,14 @@ impl Control {
                 .map_err(|error| io::Error::from_raw_os_error(error.errno()))
         })?;
         let descriptors = numbers.into_iter().take(came);
-        // SAFETY: the kernel has made these descriptors for this call, and nobody else knows them.
-        let descriptors = descriptors.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+        let descriptors = descriptors.map(|number| {
+            // SAFETY: the kernel has made these descriptors for this call, and nobody else knows them. Programs that
+            // this one starts are not to have them.
+            unsafe {
+                libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC);
+                OwnedFd::from_raw_fd(number)
+            }
+        });
         let descriptors = descriptors.collect();
         if count == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());

@@ -1,7 +1,6 @@
 //! Files that the program shares with other processes, and that the worker maps for the device.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -43,21 +42,32 @@ impl Files {
 }
 
 impl OnDevice {
-    /// Lets the device reach a part of a file, in whole pages: where.
-    pub fn map_file(self, file: &File, offset: u64, bytes: u64) -> Result<u64> {
+    /// Whether the worker can be sent files.
+    pub fn maps_files(self) -> bool {
+        self.files.is_some()
+    }
+
+    /// Lets the device reach a part of a file, in whole pages: where. The descriptor may be anybody's, who closes it
+    /// meanwhile: `is_still` tells whether it was the file all along.
+    pub fn map_file(
+        self,
+        file: RawFd,
+        is_still: impl Fn() -> bool,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<u64> {
         let files = self.files.as_ref().ok_or(CuError::NOT_SUPPORTED)?;
         let block = files.band().allocate(bytes, 4096);
         let address = block.map_err(|_| CuError::OUT_OF_MEMORY)?.address;
-        let sent = files
-            .socket
-            .send_with_fd(&address.to_ne_bytes()[..], file.as_raw_fd());
+        let sent = files.socket.send_with_fd(&address.to_ne_bytes()[..], file);
         let message = FileMap {
             address: DevicePtr(address),
             offset,
             bytes,
         };
         let mapped = match sent {
-            Ok(_) => self.request(&message, |()| ()),
+            Ok(_) if is_still() => self.request(&message, |()| ()),
+            Ok(_) => Err(CuError::NOT_SUPPORTED),
             Err(_) => Err(CuError::OPERATING_SYSTEM),
         };
         if mapped.is_err() {

@@ -43,18 +43,19 @@ impl Files {
     }
 }
 
-/// The file that was sent for an address. What was sent before it was never asked for.
+/// The file that was sent for an address: the last one, since what was sent before may be left from a request that
+/// failed.
 fn receive(socket: &UnixDatagram, address: u64) -> Option<File> {
+    let mut found = None;
     for _ in 0..WAITING {
         let mut named = [0; 8];
         match socket.recv_with_fd(&mut named) {
-            Ok((8, file)) if u64::from_ne_bytes(named) == address => return file,
-            Ok((_, None)) => return None,
+            Ok((8, file)) if u64::from_ne_bytes(named) == address => found = file,
+            Ok((0, None)) | Err(_) => break,
             Ok(_) => {}
-            Err(_) => return None,
         }
     }
-    None
+    found
 }
 
 /// Whether a file is memory that processes share, and long enough: any other may be changed, or held up, by who
