@@ -633,7 +633,7 @@ pub fn synchronize_devices(scope: Scope) -> Result {
 }
 
 /// The number of the context that a stream belongs to, which needs no current one; the default streams do.
-fn owner(stream: CUstream) -> Result<u32> {
+pub fn owner(stream: CUstream) -> Result<u32> {
     if stream.addr() as u64 <= STREAM_PER_THREAD {
         return Err(CuError::INVALID_CONTEXT);
     }

@@ -88,6 +88,10 @@ unsafe fn run(
     mode: Mode,
 ) -> Result {
     let (scope, target) = target(default, stream)?;
+    // Nothing is copied, whatever its ends.
+    if extent.contains(&0) {
+        return scope.session.alive();
+    }
     let extent = extent.map(|extent| extent as u64);
     let ends = (to.place(extent)?, from.place(extent)?);
     // SAFETY: as the caller promises.
@@ -108,10 +112,6 @@ unsafe fn plane(
     }
     // SAFETY: not null, so a description.
     let wanted = unsafe { description.read() };
-    // Nothing is copied, whatever its ends.
-    if wanted.WidthInBytes == 0 || wanted.Height == 0 {
-        return target(default, stream)?.0.session.alive();
-    }
     let to = Described {
         kind: wanted.dstMemoryType,
         host: address(wanted.dstHost),

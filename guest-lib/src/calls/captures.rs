@@ -80,6 +80,9 @@ pub unsafe fn cuStreamIsCapturing(
     captureStatus: *mut CUstreamCaptureStatus,
 ) -> CUresult {
     body! {
+        if captureStatus.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let (_, target) = target(default, hStream)?;
         let status = match target.is_captured() {
             true => with(|model| model.capture_status(target))?,
@@ -107,10 +110,10 @@ struct Places {
 /// # Safety
 /// Each place is null or writable.
 unsafe fn info(default: DefaultStream, stream: CUstream, places: &Places) -> Result {
-    let (_, target) = target(default, stream)?;
     if places.status.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
+    let (_, target) = target(default, stream)?;
     let answer = |model: &mut Model| {
         let status = model.capture_status(target)?;
         let info = match status {

@@ -48,7 +48,7 @@ pub unsafe fn cuMemAllocPitch_v2(
 }
 
 pub unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
-    body! { memory::free(context::scope()?, dptr) }
+    body! { memory::free(context::scope_or_primary()?, dptr) }
 }
 
 pub unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {

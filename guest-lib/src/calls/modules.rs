@@ -17,7 +17,7 @@ use crate::types::{
     CUdeviceptr, CUfunction, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
     CUmoduleLoadingMode, CUresult,
 };
-use crate::{context, image, jit};
+use crate::{context, image, jit, session};
 
 /// `CU_MODULE_EAGER_LOADING` and `CU_MODULE_LAZY_LOADING`.
 const EAGER: CUmoduleLoadingMode = 1;
@@ -45,7 +45,11 @@ fn load<K: Loadable>(
 /// The content of a file, as an image: with the zero byte that text ends with.
 pub(super) unsafe fn file(name: *const c_char) -> Result<Vec<u8>> {
     // SAFETY: as the caller promises.
-    let name = std::ffi::OsStr::from_bytes(unsafe { string(name) }?.to_bytes());
+    let name = unsafe { string(name) }?;
+    if name.is_empty() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let name = std::ffi::OsStr::from_bytes(name.to_bytes());
     let mut bytes = std::fs::read(name).map_err(|_| CuError::FILE_NOT_FOUND)?;
     bytes.push(0);
     Ok(bytes)
@@ -99,6 +103,7 @@ pub unsafe fn cuModuleUnload(hmod: CUmodule) -> CUresult {
 
 pub unsafe fn cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) -> CUresult {
     body! {
+        session::session()?;
         let eager = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER");
         // SAFETY: as the caller promises.
         unsafe { put(mode, if eager { EAGER } else { LAZY }) }
@@ -126,12 +131,12 @@ unsafe fn function<K: Loadable>(
 /// # Safety
 /// `address` and `bytes` are null or writable, `name` null or a string.
 unsafe fn global<K: Loadable>(
+    scope: Scope,
     address: *mut CUdeviceptr,
     bytes: *mut usize,
     image: *mut c_void,
     name: *const c_char,
 ) -> Result {
-    let scope = context::scope()?;
     // SAFETY: as the caller promises.
     if unsafe { string(name) }?.is_empty() {
         return Err(CuError::INVALID_VALUE);
@@ -151,8 +156,15 @@ pub unsafe fn cuModuleGetFunction(
     hmod: CUmodule,
     name: *const c_char,
 ) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { function::<ModuleKind>(hfunc, hmod, name) } }
+    body! {
+        context::scope_or_primary()?.session.alive()?;
+        // SAFETY: as the caller promises.
+        if !name.is_null() && unsafe { string(name) }?.is_empty() {
+            return Err(CuError::INVALID_VALUE);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { function::<ModuleKind>(hfunc, hmod, name) }
+    }
 }
 
 pub unsafe fn cuModuleGetGlobal_v2(
@@ -162,7 +174,7 @@ pub unsafe fn cuModuleGetGlobal_v2(
     name: *const c_char,
 ) -> CUresult {
     // SAFETY: as the caller promises.
-    body! { unsafe { global::<ModuleKind>(dptr, bytes, hmod, name) } }
+    body! { unsafe { global::<ModuleKind>(context::scope_or_primary()?, dptr, bytes, hmod, name) } }
 }
 
 /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the image stays where it is until the library is unloaded. The other
@@ -286,7 +298,7 @@ pub unsafe fn cuLibraryGetGlobal(
             return Err(CuError::INVALID_HANDLE);
         }
         // SAFETY: as the caller promises.
-        unsafe { global::<LibraryKind>(dptr, bytes, library, name) }
+        unsafe { global::<LibraryKind>(context::scope()?, dptr, bytes, library, name) }
     }
 }
 

@@ -33,8 +33,8 @@ pub unsafe fn cuStreamCreateWithPriority(
 
 pub unsafe fn cuStreamDestroy_v2(hStream: CUstream) -> CUresult {
     body! {
-        let scope = context::scope()?;
         let stream = stream::minted(hStream)?;
+        let scope = context::scope_or(|| stream::owner(hStream))?;
         let target = stream::existing(stream)?;
         capture::check_work(target)?;
         stream::destroy(scope, stream)

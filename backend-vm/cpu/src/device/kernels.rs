@@ -17,11 +17,11 @@ impl Kernels for CpuDevice {
         else {
             return Err(CuError::INVALID_VALUE);
         };
-        Ok(crate::launch::available_shared(
-            &kernel.needs(),
-            blocks,
-            block,
-        ))
+        let needs = kernel.needs();
+        if block > needs.max_threads {
+            return Err(CuError::INVALID_VALUE);
+        }
+        Ok(crate::launch::available_shared(&needs, blocks, block))
     }
 
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
