@@ -233,19 +233,14 @@ impl Supervisor {
     /// A worker shares something no longer. It gets back what was held, and closes that itself: then it knows that the
     /// memory is free.
     pub(super) fn unshare(&mut self, ops: &mut EventOps<'_>, key: Id, fetch: &Fetch) {
-        let tenant = self.sessions.get(&key).map(|session| session.tenant);
         let held = self.shares.remove(key, fetch.token);
-        if fetch.id != 0 {
-            let fetched = Fetched {
-                id: fetch.id,
-                descriptor: u32::from(held.is_some()),
-                ..Fetched::default()
-            };
-            let descriptors = held.into_iter().collect();
-            self.answer_worker(ops, key, &Message::Fetched(fetched), descriptors);
-        } else if let (Some(tenant), Some(file)) = (tenant, held) {
-            self.scrubber.forget(tenant, file);
-        }
+        let fetched = Fetched {
+            id: fetch.id,
+            descriptor: u32::from(held.is_some()),
+            ..Fetched::default()
+        };
+        let descriptors = held.into_iter().collect();
+        self.answer_worker(ops, key, &Message::Fetched(fetched), descriptors);
     }
 
     /// A session's worker has been reaped.

@@ -181,7 +181,7 @@ messages! {
         Fetch(Fetch) = 58,
         /// Supervisor → worker: what another worker has shared, or nothing.
         Fetched(Fetched) = 59,
-        /// Worker → supervisor: what has this name is gone. Answered with what was held for it, unless its `id` is 0.
+        /// Worker → supervisor: what has this name is gone. Answered with what was held for it.
         Unshare(Fetch) = 60,
     }
     text {
