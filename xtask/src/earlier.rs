@@ -106,9 +106,14 @@ const PROFILE: &str = "TOP = $(_HERE_)/..\n\
 const CODE: [&str; 4] = ["-arch=compute_70", "-code=compute_70", "-cudadevrt", "none"];
 
 impl Release {
+    /// Where the toolkit is, and the other runtimes are.
+    fn installed(&self, root: &Path) -> PathBuf {
+        root.join("target").join(format!("{}-toolkit", self.folder))
+    }
+
     /// The toolkit below `root/target`; installs it when it is not there yet.
     fn ensure(&self, root: &Path) -> Result<Toolkit, Failure> {
-        let folder = root.join("target").join(format!("{}-toolkit", self.folder));
+        let folder = self.installed(root);
         let toolkit = Toolkit::at(folder.clone());
         let installed = folder.join("installed");
         let others = self.others.iter().map(|other| other.wheel);
@@ -166,7 +171,7 @@ impl Release {
             &toolkit.libraries().join(self.runtime),
             &output.join(self.runtime),
         )?;
-        let installed = root.join("target").join(format!("{}-toolkit", self.folder));
+        let installed = self.installed(root);
         for other in self.others {
             let from = library(&installed.join(other.folder), self.runtime);
             place_once(&from, &programs.join(other.folder).join(self.runtime))?;

@@ -3,7 +3,7 @@
 use wormhole_api::GraphBranch;
 
 use super::executable::Executable;
-use super::plan::Plan;
+use super::plan::{Plan, Step};
 use super::work::{Copy, Work};
 use super::{GraphHandle, Model, NodeHandle};
 use crate::copy::End;
@@ -67,7 +67,7 @@ fn branch(kind: u32, bodies: u32) -> Result<GraphBranch> {
 }
 
 /// Whether a node may lie in a body (CUDA driver API, `CUDA_CONDITIONAL_NODE_PARAMS`).
-pub fn may_lie_in_body(work: &Work) -> bool {
+fn may_lie_in_body(work: &Work) -> bool {
     match work {
         Work::Kernel(_) | Work::Fill(_) | Work::Empty | Work::Child(_) | Work::Conditional(_) => {
             true
@@ -213,10 +213,17 @@ impl Model {
     }
 }
 
+impl Step {
+    /// Whether work can be where the step is.
+    pub fn may_hold(&self, work: &Work) -> bool {
+        self.body == 0 || may_lie_in_body(work)
+    }
+}
+
 impl Plan {
     /// A step in a body that cannot be there.
     pub fn misplaced(&self) -> Option<NodeHandle> {
-        let misplaced = |step: &&super::plan::Step| step.body != 0 && !may_lie_in_body(&step.work);
+        let misplaced = |step: &&Step| !step.may_hold(&step.work);
         self.steps.iter().find(misplaced).map(|step| step.node)
     }
 }

@@ -9,7 +9,6 @@ use wormhole_api::{
     GraphDestroy, GraphEnable, GraphInstantiate, GraphLaunch, GraphUpdate, GraphUpload, Handle,
 };
 
-use super::conditional::may_lie_in_body;
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
 use super::work::{Work, may_become};
 use super::{ExecutableHandle, GraphHandle, GraphMemory, Model, NodeHandle, with};
@@ -453,15 +452,13 @@ impl Model {
             Err(error) => return (Err(error), update::ERROR, None, None),
         };
         let mut plan = match planned {
-            Ok(plan) if plan.misplaced().is_some() => {
-                return (
-                    Err(CuError::INVALID_VALUE),
-                    update::ERROR,
-                    plan.misplaced(),
-                    None,
-                );
-            }
-            Ok(plan) => plan,
+            Ok(plan) => match plan.misplaced() {
+                None => plan,
+                misplaced => {
+                    let failed = Err(CuError::INVALID_VALUE);
+                    return (failed, update::ERROR, misplaced, None);
+                }
+            },
             Err(Cycle(node)) => {
                 let failed = Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
                 return (failed, update::TOPOLOGY_CHANGED, Some(node), None);
@@ -521,10 +518,10 @@ impl Model {
             let inner = inner.map_or_else(|Cycle(_)| Vec::new(), |inner| inner.steps);
             let steps = &mut plan.steps[place.start + 1..place.end - 1];
             let same = steps.len() == inner.len()
-                && steps.iter().zip(&inner).all(|(old, new)| {
-                    may_become(&old.work, &new.work)
-                        && (old.body == 0 || may_lie_in_body(&new.work))
-                });
+                && steps
+                    .iter()
+                    .zip(&inner)
+                    .all(|(old, new)| may_become(&old.work, &new.work) && old.may_hold(&new.work));
             if !same {
                 return Err(CuError::INVALID_VALUE);
             }
@@ -533,7 +530,7 @@ impl Model {
             }
         } else {
             let step = &mut plan.steps[place.start];
-            if step.body != 0 && !may_lie_in_body(&work) {
+            if !step.may_hold(&work) {
                 return Err(CuError::INVALID_VALUE);
             }
             step.work = work;

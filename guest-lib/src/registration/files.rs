@@ -12,8 +12,6 @@ use super::pages::Pages;
 use crate::error::{CuError, Result};
 use crate::session::OnDevice;
 
-const TMPFS_MAGIC: u64 = 0x0102_1994;
-
 /// A registration.
 #[derive(Debug)]
 struct Reached {
@@ -71,7 +69,7 @@ impl Identity {
         flags >= 0
             && flags & libc::O_ACCMODE == libc::O_RDWR
             && status.st_mode & libc::S_IFMT == libc::S_IFREG
-            && u64::try_from(system.f_type) == Ok(TMPFS_MAGIC)
+            && system.f_type == libc::TMPFS_MAGIC
             && status.st_ino == self.inode
             && (libc::major(status.st_dev), libc::minor(status.st_dev)) == self.device
     }
@@ -80,15 +78,13 @@ impl Identity {
     /// mapping, which takes a privilege, or by its own name, if it still has it.
     ///
     /// A descriptor is used as it is: to close a copy of it would release the locks that the program has on the file.
-    fn open(self, address: u64) -> Option<Found> {
+    /// One that was opened here comes with its owner.
+    fn open(self, address: u64) -> Option<(RawFd, Option<File>)> {
         let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
         let mut numbers =
             numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         if let Some(number) = numbers.find(|number| self.is(*number)) {
-            return Some(Found {
-                number,
-                opened: None,
-            });
+            return Some((number, None));
         }
         let names = maps::names(address).ok().flatten().into_iter().flatten();
         let mut files = names.filter_map(|name| {
@@ -102,19 +98,8 @@ impl Identity {
             options.read(true).write(true).open(&name).ok()
         });
         let file = files.find(|file| self.is(file.as_raw_fd()))?;
-        Some(Found {
-            number: file.as_raw_fd(),
-            opened: Some(file),
-        })
+        Some((file.as_raw_fd(), Some(file)))
     }
-}
-
-/// A descriptor: the program's, or one that was opened for it.
-#[derive(Debug)]
-struct Found {
-    number: RawFd,
-    #[expect(dead_code, reason = "keeps it open")]
-    opened: Option<File>,
 }
 
 /// Lets the device reach registered memory that is a file's: its address for the device.
@@ -123,11 +108,11 @@ pub fn place(session: OnDevice, address: u64, pages: Pages, parts: &[Mapping]) -
         .zip(parts.first())
         .filter(|_| session.maps_files())
         .ok_or(CuError::NOT_SUPPORTED)?;
-    let file = identity.open(address).ok_or(CuError::NOT_SUPPORTED)?;
+    let (number, _owner) = identity.open(address).ok_or(CuError::NOT_SUPPORTED)?;
     // What the file does not have yet is this process's, as natively, and not the worker's.
     pages.populate();
-    let is_still = || identity.is(file.number);
-    let at = session.map_file(file.number, is_still, first.offset, pages.bytes())?;
+    let is_still = || identity.is(number);
+    let at = session.map_file(number, is_still, first.offset, pages.bytes())?;
     let device = at + (address - pages.start);
     reached().push(Reached { device, at });
     Ok(device)

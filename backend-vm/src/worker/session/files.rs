@@ -61,7 +61,6 @@ fn receive(socket: &UnixDatagram, address: u64) -> Option<File> {
 /// Whether a file is memory that processes share, and long enough: any other may be changed, or held up, by who
 /// knows whom.
 fn is_shared_memory(file: &File, end: u64) -> bool {
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
     let mut system = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the kernel fills the structure if it succeeds.
     let kind = unsafe {
@@ -71,7 +70,7 @@ fn is_shared_memory(file: &File, end: u64) -> bool {
         system.assume_init().f_type
     };
     let bytes = file.metadata().map_or(0, |metadata| metadata.len());
-    u64::try_from(kind) == Ok(TMPFS_MAGIC) && bytes.next_multiple_of(PAGE) >= end
+    kind == libc::TMPFS_MAGIC && bytes.next_multiple_of(PAGE) >= end
 }
 
 fn map(
