@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::backend::Backend;
+use support::backend::{Backend, wait_until};
 use support::guest::{Guest, Reply};
 use support::messages::module_load;
 use wormhole_api::{
@@ -10,7 +10,7 @@ use wormhole_api::{
     MemCopy, Module, ModuleGetFunction, ModuleGetFunctionReply, Stream, StreamCreate, Synchronize,
     TakeOutput,
 };
-use wormhole_ring::control::Refusal;
+use wormhole_ring::control::{Message, Refusal};
 use wormhole_ring::fence::FenceIndex;
 
 const PTX: &str = "\
@@ -116,20 +116,33 @@ fn a_fault_denies_arena_and_the_worker_lives() {
     let fault = find(&mut guest, module, b"fault");
     // No fence and no answer behind it: nobody looks for the fault.
     guest.record(&launch(fault, Handle::LEGACY, &[]));
-    let denied = (1..4000)
-        .find_map(|id| match guest.request_arena(id, 1) {
-            Reply::ArenaGrant(_) => None,
-            Reply::ArenaDenied(_, code) => Some(code),
-            other => panic!("{other:?}"),
-        })
-        .expect("the fault comes before the arena is used up");
+    let (mut id, mut denied) = (0, 0);
+    wait_until(
+        || {
+            id += 1;
+            match guest.request_arena(id, 1) {
+                Reply::ArenaGrant(run) => {
+                    guest.control.send(&Message::ArenaReturn(run)).unwrap();
+                    false
+                }
+                // What was returned is free a little later.
+                Reply::ArenaDenied(_, code) if code == Refusal::WindowFull as u32 => false,
+                Reply::ArenaDenied(_, code) => {
+                    denied = code;
+                    true
+                }
+                other => panic!("{other:?}"),
+            }
+        },
+        || "the fault".into(),
+    );
     assert_eq!(denied, Refusal::NoDevice as u32);
     let cause = guest.status.load().expect("said before the answer");
     assert_eq!((cause.result, cause.cause), (719, 1));
     // Text can still be fetched from the worker.
     let sequence = guest.start(0, &TakeOutput {});
     let slot = wormhole_ring::slot::SlotIndex::new(0).unwrap();
-    support::backend::wait_until(
+    wait_until(
         || guest.slots.poll(slot, sequence).unwrap().is_some(),
         || "the answer of a dead context".into(),
     );
@@ -179,7 +192,7 @@ fn a_fault_answers_every_request_and_no_fence_behind_it_is_written() {
     // Text can still be fetched from a dead context; calls return the error.
     let sequence = guest.start(0, &TakeOutput {});
     let slot = wormhole_ring::slot::SlotIndex::new(0).unwrap();
-    support::backend::wait_until(
+    wait_until(
         || guest.slots.poll(slot, sequence).unwrap().is_some(),
         || "the answer of a dead context".into(),
     );

@@ -315,6 +315,8 @@ fn arena_is_granted_used_returned_and_scrubbed() {
                 guest.control.send(&Message::ArenaReturn(other)).unwrap();
                 false
             }
+            // All of the others are being scrubbed.
+            Reply::ArenaDenied(..) => false,
             other => panic!("{other:?}"),
         },
         || "the segments to be granted again".to_owned(),

@@ -330,19 +330,27 @@ fn nothing_stays_behind_of_processes_that_shared() {
         let path = format!("/proc/{}/fd", backend.child.id());
         fs::read_dir(path).unwrap().count()
     };
+    // The importer's, and the spare one.
+    let mut workers = 2;
     let mut round = |backend: &mut Backend| {
         let mut exporter = backend.connect().open();
         let shared = share(&mut exporter);
         assert_eq!(statuses(&mut importer, &shared), [0; 5]);
         drop(exporter);
         backend.report();
+        // It took the spare worker, and the supervisor opens the next one's descriptors in its own time.
+        workers += 1;
+        wait_until(
+            || backend.log().matches("is ready on").count() == workers,
+            || "the next spare worker".into(),
+        );
     };
     round(&mut backend);
     let before = descriptors(&backend);
     for _ in 0..8 {
         round(&mut backend);
     }
-    // Spare workers come and go, and the thread that closes files has its own time.
+    // The thread that closes files has its own time.
     wait_until(
         || descriptors(&backend) <= before + 2,
         || format!("{} descriptors, {before} before", descriptors(&backend)),

@@ -202,8 +202,8 @@ fn a_process_that_does_not_get_to_its_program_is_given_up() {
     let lease = Lease::on_copy_of(&program);
     let arguments = ["--protocol".into()];
     let null = null();
-    let started =
-        confinement(Duration::from_millis(200)).spawn(&command(&program, &null, &arguments));
+    // Long enough to get as far as the lease.
+    let started = confinement(Duration::from_secs(2)).spawn(&command(&program, &null, &arguments));
     assert!(lease.is_waited_for(), "the kernel gave up the lease");
     assert!(
         matches!(started, Err(SpawnError::Late { .. })),

@@ -57,13 +57,11 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
     let mut neighbour = backend.connect().open();
     let guest = backend.connect().open();
     guest.arena[0].write(0, &vec![1; 4 << 20]);
-    let log = backend.log();
-    let workers = backend.workers();
     let memory = guest.memory();
     assert!(memory.held() >= 4 << 20);
     // The last worker that was told a session serves this guest; the spare serves nobody.
-    let victim = workers_in_order(&log)[1];
-    assert!(workers.contains(&victim));
+    let victim = worker_in_order(&backend, 1);
+    assert!(backend.workers().contains(&victim));
     kill(victim, libc::SIGKILL);
     let cause = guest.wait_for_status();
     assert_eq!((cause.result, cause.cause), (709, 2));
@@ -80,7 +78,7 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
 fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();
-    let victim = workers_in_order(&backend.log())[0];
+    let victim = worker_in_order(&backend, 0);
     kill(victim, libc::SIGSTOP);
     let request = |id, segments| Message::ArenaRequest(ArenaRequest { id, segments });
     guest.control.send(&request(7, 1)).unwrap();
@@ -94,17 +92,21 @@ fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
     assert_eq!(guest.request_arena(9, 1), denied(9, Refusal::NoDevice));
 }
 
-/// Workers as the supervisor started them.
-fn workers_in_order(log: &str) -> Vec<i32> {
-    log.lines()
-        .filter_map(|line| {
+/// The worker that the supervisor started after so many others. What it has done may be logged a little later.
+fn worker_in_order(backend: &Backend, others: usize) -> i32 {
+    let started = || {
+        let log = backend.log();
+        let mut workers = log.lines().filter_map(|line| {
             line.split_once("worker ")?
                 .1
                 .strip_suffix(&format!(" starts on cpu for protocol {PROTOCOL_HASH:016x}"))?
                 .parse()
                 .ok()
-        })
-        .collect()
+        });
+        workers.nth(others)
+    };
+    wait_until(|| started().is_some(), || "the worker's start".into());
+    started().unwrap()
 }
 
 #[test]
@@ -143,8 +145,8 @@ fn guests_that_break_the_protocol_in_a_loop_do_not_fill_the_log() {
         control.send(&Message::Mapped).unwrap();
         assert_eq!(control.receive(), Reply::Ended);
     }
+    backend.wait_for_log("causes too many lines");
     let log = backend.log();
-    assert!(log.contains("causes too many lines"), "{log}");
     let told = log.matches("broke the protocol").count();
     assert!((60..200).contains(&told), "{told} lines");
     works(&mut backend.connect().open());
@@ -202,9 +204,9 @@ fn a_tenant_with_streams_and_sessions_without_end_leaves_descriptors_to_others()
     let mut neighbour = Tenant::join(&socket);
     neighbour.attach(64, Attach::default()).unwrap();
     works(&mut neighbour.connect().open());
+    backend.wait_for_log("has too many control streams");
     let log = backend.log();
     assert!(!log.contains("Too many open files"), "{log}");
-    assert!(log.contains("has too many control streams"), "{log}");
     drop((silent, said));
     // What it let go of it may have again.
     let end = Instant::now() + PATIENCE;

@@ -651,7 +651,7 @@ fn a_backend_that_goes_away_ends_calls_that_wait_for_nothing() {
         assert_eq!(ready.synchronize(), 0);
         ready.backend.disappear();
         // A stream without new work is not waited for.
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while ready.synchronize() == 0 {
             assert!(Instant::now() < deadline, "nobody notices the end");
             std::thread::yield_now();
@@ -666,7 +666,7 @@ fn the_watching_thread_takes_no_signals() {
     in_process(|| {
         let _ready = ready();
         // A thread names itself once it runs.
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let watcher = loop {
             let found = std::fs::read_dir("/proc/self/task")
                 .unwrap()
@@ -855,7 +855,7 @@ fn a_fault_ends_an_allocation_that_nobody_answers() {
         });
         assert_eq!(shared.arena(1), ["ask 10"]);
         ready.backend.fail(CuResult::ILLEGAL_ADDRESS);
-        let results = receiver.recv_timeout(Duration::from_secs(30));
+        let results = receiver.recv_timeout(Duration::from_secs(60));
         assert_eq!(results, Ok([0, 700]));
     });
 }

@@ -21,8 +21,21 @@ const MODULES: [&str; 5] = [
     include_str!("kernels/matrices.ptx"),
     include_str!("kernels/textures.ptx"),
 ];
-/// What a kernel may take before it is cancelled.
+/// What a damaged kernel may take before it is cancelled.
 const LIMIT: Duration = Duration::from_millis(4);
+/// What one may take that is known to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Kernels of [`BASICS`] that end, whatever they are given.
+const ENDING: [&str; 8] = [
+    "vector_add",
+    "spin_lock",
+    "diverge",
+    "recursion",
+    "heap",
+    "warps",
+    "split_sync",
+    "many_blocks",
+];
 
 /// Every handle is that of one object, whose texels do not all lie in memory.
 #[derive(Debug)]
@@ -50,8 +63,9 @@ impl Objects for Everything {
     }
 }
 
-/// Runs every kernel of a module once, under the checker or not; returns how many ran to their end.
-fn run_all(text: &str, check: bool) -> usize {
+/// Runs the kernels of a module that are wanted once, under the checker or not, and cancels each after a time; returns
+/// how many ran to their end.
+fn run_all(text: &str, check: bool, limit: Duration, wanted: impl Fn(&str) -> bool) -> usize {
     let Ok(module) = Module::from_ptx(text) else {
         return 0;
     };
@@ -84,7 +98,7 @@ fn run_all(text: &str, check: bool) -> usize {
         levels: vec![level; 2],
     });
     let mut ended = 0;
-    for name in names {
+    for name in names.into_iter().filter(|name| wanted(name)) {
         let Ok(kernel) = program.kernel(&name) else {
             continue;
         };
@@ -96,7 +110,7 @@ fn run_all(text: &str, check: bool) -> usize {
         std::thread::scope(|scope| {
             let cancel = &cancel;
             scope.spawn(move || {
-                if finished.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if finished.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
                     cancel.store(true, Ordering::Relaxed);
                 }
             });
@@ -179,7 +193,10 @@ fn damage(text: &str, edits: &[(prop::sample::Index, prop::sample::Index, u8)]) 
 
 #[test]
 fn undamaged_kernels_end() {
-    assert!(run_all(BASICS, false) >= 5 && run_all(BASICS, true) >= 5);
+    for check in [false, true] {
+        let ended = run_all(BASICS, check, PATIENCE, |name| ENDING.contains(&name));
+        assert_eq!(ended, ENDING.len(), "checked: {check}");
+    }
 }
 
 proptest! {
@@ -191,6 +208,6 @@ proptest! {
         check in any::<bool>(),
         edits in proptest::collection::vec(any::<(prop::sample::Index, prop::sample::Index, u8)>(), 1..24),
     ) {
-        run_all(&damage(MODULES[module], &edits), check);
+        run_all(&damage(MODULES[module], &edits), check, LIMIT, |_| true);
     }
 }

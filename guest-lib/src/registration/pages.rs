@@ -369,8 +369,8 @@ pub unsafe fn replace(pages: Pages, spare: Spare) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use std::sync::{Arc, Barrier};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
     use super::*;
 
@@ -434,27 +434,29 @@ mod tests {
         let pages = pages();
         let file = file(pages.bytes());
         let stop = Arc::new(AtomicBool::new(false));
-        let ready = Arc::new(Barrier::new(3));
+        // Writers that have been at work before anything is replaced.
+        let at_work = Arc::new(AtomicU32::new(0));
         // One writer by instructions, one by system calls.
-        let (to_stop, start) = (Arc::clone(&stop), Arc::clone(&ready));
+        let (to_stop, works) = (Arc::clone(&stop), Arc::clone(&at_work));
         let adder = std::thread::spawn(move || {
             let words = words(pages);
             let mut rounds = 0_u64;
-            start.wait();
             while !to_stop.load(Ordering::Relaxed) {
                 for word in &words {
                     // Not an atomic addition: a lost write shows.
                     word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                 }
                 rounds += 1;
+                if rounds == 1 {
+                    works.fetch_add(1, Ordering::Relaxed);
+                }
             }
             rounds
         });
-        let (to_stop, start) = (Arc::clone(&stop), Arc::clone(&ready));
+        let (to_stop, works) = (Arc::clone(&stop), Arc::clone(&at_work));
         let caller = std::thread::spawn(move || {
             let (reader, writer) = io::pipe().unwrap();
             let mut round = 0_usize;
-            start.wait();
             while !to_stop.load(Ordering::Relaxed) {
                 round += 1;
                 let sent = round.to_ne_bytes();
@@ -468,10 +470,16 @@ mod tests {
                     assert_eq!(libc::read(reader.as_fd().as_raw_fd(), place.cast(), 8), 8);
                     assert_eq!(place.cast::<usize>().read_volatile(), round);
                 }
+                if round == 1 {
+                    works.fetch_add(1, Ordering::Relaxed);
+                }
             }
             round
         });
-        ready.wait();
+        while at_work.load(Ordering::Relaxed) < 2 {
+            assert!(!adder.is_finished() && !caller.is_finished());
+            std::thread::yield_now();
+        }
         for _ in 0..200 {
             let spare = Spare::shared(&file, 0, pages.bytes()).unwrap();
             // SAFETY: the test's own pages.

@@ -60,7 +60,7 @@ impl Shared {
 
     /// What became of arena, once `count` messages about it have come.
     pub fn arena(&self, count: usize) -> Vec<String> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
             if arena.len() >= count {

@@ -1,11 +1,8 @@
 //! `kill -9` of each party in the middle of a run: no hang, no leak, and an error for whoever is left.
 
-use std::time::Duration;
-
-use crate::harness::{Underway, alone, eventually, leftovers, program, running, wormhole};
-
-/// How soon everything must be gone once a party was killed.
-const SOON: Duration = Duration::from_secs(20);
+use crate::harness::{
+    PATIENCE, Underway, alone, eventually, leftovers, program, running, wormhole,
+};
 
 fn spinning() -> Underway {
     let run = Underway::start(
@@ -17,7 +14,7 @@ fn spinning() -> Underway {
 }
 
 fn nothing_is_left() {
-    eventually("the end of all processes", SOON, || {
+    eventually("the end of all processes", PATIENCE, || {
         leftovers().is_empty() && running("spin").is_empty()
     });
 }

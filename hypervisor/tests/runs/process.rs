@@ -1,8 +1,8 @@
 //! Programs at `process` placement, on the CPU device.
 
-use std::time::Duration;
-
-use crate::harness::{alone, demo_programs, eventually, finish, leftovers, program, wormhole};
+use crate::harness::{
+    PATIENCE, alone, demo_programs, eventually, finish, leftovers, program, wormhole,
+};
 use crate::waiters::are_released_after_detection;
 
 /// Runs one program and checks that it verified its own results and left nothing behind.
@@ -36,9 +36,7 @@ fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) {
         "{name} said: {}",
         run.stdout
     );
-    eventually("the backend's end", Duration::from_secs(10), || {
-        leftovers().is_empty()
-    });
+    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
 }
 
 /// Programs that call what the runtime of CUDA 12.1 lacks.

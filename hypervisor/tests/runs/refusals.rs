@@ -7,9 +7,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use crate::harness::{alone, eventually, finish, images, leftovers, stage, wormhole};
+use crate::harness::{PATIENCE, alone, eventually, finish, images, leftovers, stage, wormhole};
 
 /// Nobody's user and group.
 const NOBODY: u32 = 65534;
@@ -48,10 +47,8 @@ fn refused(command: &mut Command, expected: &str) {
         run.stderr
     );
     assert!(!json.exists(), "a summary was left");
-    eventually("the backend's end", Duration::from_secs(10), || {
-        leftovers().is_empty()
-    });
-    eventually("the end of shared memory", Duration::from_secs(10), || {
+    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    eventually("the end of shared memory", PATIENCE, || {
         shared_memory().is_subset(&before)
     });
 }

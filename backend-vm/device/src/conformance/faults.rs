@@ -1,7 +1,6 @@
 //! Faults: sticky, seen from outside, and nothing behind them happens.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use super::{
     Check, HostMemory, ONE_THREAD, Outcome, eventually, function, holds, kernels, launch, load,
@@ -58,17 +57,12 @@ fn faults(
         "the fence was queued or the fault seen",
         queued.is_ok() || queued == Err(error),
     )?;
-    let start = Instant::now();
     let mut health = None;
     eventually("the context's health says so", || {
         health = device.health(&[stream]);
         health.is_some()
     })?;
     same("the health", health, Some(error))?;
-    holds(
-        "it was seen within a second",
-        start.elapsed().as_secs_f32() < 1.0,
-    )?;
     same(
         "synchronizing the stream",
         device.synchronize_stream(stream),

@@ -69,7 +69,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 /// How long anything may take that happens soon.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
