@@ -50,6 +50,16 @@ static long long held(void *device, pid_t pid)
     return -1;
 }
 
+// Waits until the process with this number holds as much, or is not in the list any more (-1). Its number and its end come
+// to others by another way than what it says itself.
+static void await(void *device, pid_t pid, long long bytes, const char *what)
+{
+    for (int tries = 0; bytes < 0 ? held(device, pid) >= 0 : held(device, pid) < bytes; tries++) {
+        expect(tries < 12000, what);
+        usleep(5000);
+    }
+}
+
 // Another process of the tenant: says its number once it holds memory, and ends when its input does.
 static int second(int argc, char **argv)
 {
@@ -76,8 +86,7 @@ int main(int argc, char **argv)
     CHECK(cudaMalloc(&memory, 64 << 20));
     unsigned long long with = used(device);
     expect(with >= before + (64 << 20), "what the process allocates is used");
-    long long own = held(device, getpid());
-    expect(own >= 64 << 20, "the process is in the list with what it holds");
+    await(device, getpid(), 64 << 20, "the process is in the list with what it holds");
 
     // The device is the one that CUDA shows.
     cudaDeviceProp properties;
@@ -110,16 +119,12 @@ int main(int argc, char **argv)
     close(output[1]);
     char byte;
     expect(read(output[0], &byte, 1) == 1, "the second process has memory");
-    expect(held(device, child) >= 8 << 20, "the second process is in the list with what it holds");
+    await(device, child, 8 << 20, "the second process is in the list with what it holds");
     expect(used(device) >= with + (8 << 20), "what both hold is used");
     close(input[1]);
     int status;
     expect(waitpid(child, &status, 0) == child && status == 0, "the second process ends well");
-    // Its worker's end is noticed by others than its parent.
-    for (int tries = 0; held(device, child) >= 0; tries++) {
-        expect(tries < 2000, "the second process leaves the list");
-        usleep(5000);
-    }
+    await(device, child, -1, "the second process leaves the list");
     CHECK(cudaFree(memory));
     expect(used(device) + (64 << 20) <= with, "what was freed is not used");
     expect(nvml("nvmlShutdown") == 0, "it can be shut down");

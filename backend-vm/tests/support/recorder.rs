@@ -110,12 +110,13 @@ impl Recorder {
         }
     }
 
-    /// A call that is held waits, but not for ever: a test that fails must end.
+    /// A call that is held waits, but not for ever: a test that fails must end. It outlasts what a test waits for
+    /// meanwhile.
     pub(super) fn arrive(&self, call: &'static str) {
         let mut gates = self.gates.lock().unwrap();
         gates.arrived.push(call);
         let held = |gates: &mut Gates| gates.held.contains(call);
-        drop(self.changed.wait_timeout_while(gates, PATIENCE, held));
+        drop(self.changed.wait_timeout_while(gates, 10 * PATIENCE, held));
     }
 
     /// Host ranges that are registered: start and bytes.

@@ -15,7 +15,7 @@ use wormhole_init::Sink;
 const LINGER: Duration = Duration::from_secs(5);
 
 /// How long a device may take to appear.
-const APPEARANCE: Duration = Duration::from_secs(5);
+const APPEARANCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
