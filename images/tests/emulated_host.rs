@@ -92,7 +92,7 @@ fn a_machine_that_does_not_end_is_given_up() {
     let finished = run(Kernel::V6_1, "while :; do :; done", Duration::from_secs(1));
     let error = finished.outcome.expect_err("it never ends");
     assert!(matches!(error, ImageError::HostTimeout { .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(30));
+    assert!(start.elapsed() < Duration::from_secs(120));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::log;
 pub const BACKEND_LOST: CuError = CuError::SYSTEM_NOT_READY;
 
 /// How long an answer may take after the context has died.
-const ANSWER_GRACE: Duration = Duration::from_secs(2);
+const ANSWER_GRACE: Duration = Duration::from_secs(10);
 
 impl Session {
     /// The error that ended the session, if one did.

@@ -21,7 +21,7 @@ use crate::ram::GuestRam;
 /// Payload bytes that one packet may carry, either way.
 const MAX_PAYLOAD: usize = 64 << 10;
 /// How long the host may take to read what a guest sent before it ended.
-const LAST_BYTES: Duration = Duration::from_secs(2);
+const LAST_BYTES: Duration = Duration::from_secs(10);
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
