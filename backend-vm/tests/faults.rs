@@ -10,7 +10,7 @@ use wormhole_api::{
     MemCopy, Module, ModuleGetFunction, ModuleGetFunctionReply, Stream, StreamCreate, Synchronize,
     TakeOutput,
 };
-use wormhole_ring::control::{Message, Refusal};
+use wormhole_ring::control::Refusal;
 use wormhole_ring::fence::FenceIndex;
 
 const PTX: &str = "\
@@ -116,26 +116,15 @@ fn a_fault_denies_arena_and_the_worker_lives() {
     let fault = find(&mut guest, module, b"fault");
     // No fence and no answer behind it: nobody looks for the fault.
     guest.record(&launch(fault, Handle::LEGACY, &[]));
-    let (mut id, mut denied) = (0, 0);
-    wait_until(
-        || {
-            id += 1;
-            match guest.request_arena(id, 1) {
-                Reply::ArenaGrant(run) => {
-                    guest.control.send(&Message::ArenaReturn(run)).unwrap();
-                    false
-                }
-                // What was returned is free a little later.
-                Reply::ArenaDenied(_, code) if code == Refusal::WindowFull as u32 => false,
-                Reply::ArenaDenied(_, code) => {
-                    denied = code;
-                    true
-                }
-                other => panic!("{other:?}"),
-            }
-        },
-        || "the fault".into(),
-    );
+    backend.wait_for_log("a kernel faulted");
+    // It is said just before the context dies of it.
+    let denied = (1..4000)
+        .find_map(|id| match guest.request_arena(id, 1) {
+            Reply::ArenaGrant(_) => None,
+            Reply::ArenaDenied(_, code) => Some(code),
+            other => panic!("{other:?}"),
+        })
+        .expect("the fault comes before the arena is used up");
     assert_eq!(denied, Refusal::NoDevice as u32);
     let cause = guest.status.load().expect("said before the answer");
     assert_eq!((cause.result, cause.cause), (719, 1));

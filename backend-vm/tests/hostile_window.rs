@@ -21,10 +21,10 @@ use support::messages::{library_load, module_load};
 use support::random::Random;
 use wormhole_api::array::SURFACE_LDST;
 use wormhole_api::{
-    AddressReserve, AddressReserveReply, ArrayCreate, DevicePtr, EventCreate, GreenCreate,
-    GreenDescribe, Handle, Items, LaunchKernel, MESSAGES, MemAlloc, MemAllocReply, MemCopy,
-    MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage, MipmapCreate, ModuleGetFunction,
-    PoolCreate, StreamCreate, StreamQuery, Synchronize,
+    AddressReserve, AddressReserveReply, ArrayCreate, ContextReset, DevicePtr, EventCreate,
+    GreenCreate, GreenDescribe, Handle, Items, LaunchKernel, MESSAGES, MemAlloc, MemAllocReply,
+    MemCopy, MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage, MipmapCreate,
+    ModuleGetFunction, PoolCreate, StreamCreate, StreamQuery, Synchronize,
 };
 use wormhole_backend::counters::Counter;
 use wormhole_backend::report::SessionReport;
@@ -523,6 +523,18 @@ fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
         );
         tally.add(report);
     }
+
+    // The reset too is made on purpose: it comes seldom, since the others need what it takes away.
+    let mut attack = Attack::open(&mut backend);
+    let reset = Entry {
+        slot: 1,
+        ..attack.record::<ContextReset>()
+    };
+    attack.send(&reset);
+    let answer = attack.guest.wait(1, attack.sequence);
+    assert_eq!(answer.expect("the session lives").status, 0);
+    drop(attack);
+    tally.add(backend.report());
 
     let flipper = Flipper::start();
     let mut attack: Option<Attack> = None;
