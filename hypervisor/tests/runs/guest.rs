@@ -152,7 +152,7 @@ fn the_suites_pass_in_a_guest() {
     script.push_str(&format!("{} {} 1\n", bad_input.display(), calls.display()));
     taken.extend([handoff, bad_input, calls]);
 
-    let run = in_guest("6.1", &taken, &script, &["--timeout", "140"]);
+    let run = in_guest("6.1", &taken, &script, &["--timeout", "280"]);
     let passed = |name: &str| {
         let mut lines = run.stdout.lines();
         lines.any(|line| line.split(' ').take(2).eq(["PASS", name]))
