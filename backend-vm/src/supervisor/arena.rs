@@ -3,12 +3,13 @@
 //! A run is the guest's once its worker has mapped it, and free again once the worker has let go of it and
 //! it is scrubbed.
 
+use std::io;
+
 use event_manager::EventOps;
 use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
 use wormhole_ring::session::Run;
 
 use super::guests::GuestError;
-use super::scrubber::Scrubbed;
 use super::sessions::{Session, refusal_of};
 use super::tenants::window_of;
 use super::{Id, Supervisor};
@@ -294,31 +295,24 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Runs have been scrubbed: they can be granted again.
-    pub(super) fn runs_scrubbed(&mut self) {
-        for Scrubbed {
-            session: key,
-            run,
-            result,
-        } in self.scrubber.finished()
-        {
-            // A session that has ended meanwhile took its runs along.
-            let Some(session) = self.sessions.get_mut(&key) else {
-                continue;
-            };
-            if let Err(error) = result {
-                // What still holds data is not granted again.
-                tracing::error!("{run} of {} cannot be scrubbed: {error}", session.id);
-                continue;
-            }
-            session.extents.remove(&run.first);
-            let freed = window_of(&mut self.tenants, session.tenant).map(|window| {
-                window.segments.take_back(session.id, run)?;
-                window.segments.scrubbed(session.id, run)
-            });
-            if let Some(Err(error)) = freed {
-                tracing::error!("{error}");
-            }
+    /// A run has been scrubbed: it can be granted again.
+    pub(super) fn run_scrubbed(&mut self, key: Id, run: Run, result: io::Result<()>) {
+        // A session that has ended meanwhile took its runs along.
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        if let Err(error) = result {
+            // What still holds data is not granted again.
+            tracing::error!("{run} of {} cannot be scrubbed: {error}", session.id);
+            return;
+        }
+        session.extents.remove(&run.first);
+        let freed = window_of(&mut self.tenants, session.tenant).map(|window| {
+            window.segments.take_back(session.id, run)?;
+            window.segments.scrubbed(session.id, run)
+        });
+        if let Some(Err(error)) = freed {
+            tracing::error!("{error}");
         }
     }
 }

@@ -48,7 +48,7 @@ use self::observers::Observers;
 use self::pool::Worker;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
-use self::scrubber::Scrubber;
+use self::scrubber::{Finished, Scrubber};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::Signals;
@@ -371,6 +371,20 @@ impl Supervisor {
         Ok(token)
     }
 
+    /// The thread that gives memory back has finished something.
+    fn memory_given_back(&mut self, ops: &mut EventOps<'_>) {
+        for finished in self.scrubber.finished() {
+            match finished {
+                Finished::Scrubbed {
+                    session,
+                    run,
+                    result,
+                } => self.run_scrubbed(session, run, result),
+                Finished::Forgotten { session, request } => self.unshared(ops, session, request),
+            }
+        }
+    }
+
     /// Ends every session, in order; the loop ends when they have.
     fn stop(&mut self, ops: &mut EventOps<'_>, why: &str) {
         if self.stopping {
@@ -414,7 +428,7 @@ impl MutEventSubscriber for Supervisor {
                 }
             }
             Source::Starter => self.workers_started(ops),
-            Source::Scrubber => self.runs_scrubbed(),
+            Source::Scrubber => self.memory_given_back(ops),
             Source::Sampler => self.device_sampled(),
             Source::Tenant(id) => self.tenant_event(ops, id, set),
             Source::Guest(id) => self.guest_event(ops, id, set),

@@ -20,23 +20,36 @@ struct Order {
     tenant: Id,
     file: OwnedFd,
     left: VecDeque<Run>,
-    /// The session that goes on and may be granted the run again.
-    session: Option<(Id, Run)>,
+    told: Option<Told>,
 }
 
-/// A run of a session that goes on is scrubbed, or cannot be.
+/// What the event loop is told when an order is finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// The session goes on and may be granted the run again.
+    Scrubbed { session: Id, run: Run },
+    /// The session asked for it, by this number.
+    Forgotten { session: Id, request: u32 },
+}
+
+/// What was asked of the thread is finished.
 #[derive(Debug)]
-pub struct Scrubbed {
-    pub session: Id,
-    pub run: Run,
-    pub result: io::Result<()>,
+pub enum Finished {
+    /// A run of a session that goes on is scrubbed, or cannot be.
+    Scrubbed {
+        session: Id,
+        run: Run,
+        result: io::Result<()>,
+    },
+    /// The file that a session asked to let go of is closed.
+    Forgotten { session: Id, request: u32 },
 }
 
 /// An order is finished.
 #[derive(Debug)]
 struct Outcome {
     tenant: Id,
-    scrubbed: Option<Scrubbed>,
+    told: Option<Finished>,
 }
 
 /// The event loop's handle on the thread. It is readable when something is scrubbed.
@@ -76,7 +89,7 @@ impl Scrubber {
             tenant,
             file,
             left: VecDeque::from([run]),
-            session: Some((session, run)),
+            told: Some(Told::Scrubbed { session, run }),
         });
     }
 
@@ -89,41 +102,55 @@ impl Scrubber {
             tenant,
             file,
             left: runs.into(),
-            session: None,
+            told: None,
         });
     }
 
     /// Lets go of a file, which may be the last hold on its memory.
     pub fn forget(&mut self, tenant: Id, file: OwnedFd) {
+        self.let_go(tenant, file, None);
+    }
+
+    /// The same for a session that waits for it; [`Scrubber::finished`] tells when that is done. False if it is done
+    /// already.
+    pub fn forget_for(&mut self, tenant: Id, file: OwnedFd, session: Id, request: u32) -> bool {
+        self.let_go(tenant, file, Some(Told::Forgotten { session, request }))
+    }
+
+    fn let_go(&mut self, tenant: Id, file: OwnedFd, told: Option<Told>) -> bool {
         self.order(Order {
             tenant,
             file,
             left: VecDeque::new(),
-            session: None,
-        });
+            told,
+        })
     }
 
-    fn order(&mut self, order: Order) {
+    /// False if there is no thread any more.
+    fn order(&mut self, order: Order) -> bool {
         let tenant = order.tenant;
-        match self.orders.send(order) {
-            Ok(()) => *self.held.entry(tenant).or_default() += 1,
-            Err(_) => tracing::error!("the thread that gives memory back has ended"),
+        let taken = self.orders.send(order).is_ok();
+        if taken {
+            *self.held.entry(tenant).or_default() += 1;
+        } else {
+            tracing::error!("the thread that gives memory back has ended");
         }
+        taken
     }
 
-    /// What was scrubbed since the last call.
-    pub fn finished(&mut self) -> Vec<Scrubbed> {
+    /// What was finished since the last call.
+    pub fn finished(&mut self) -> Vec<Finished> {
         // Empty when nothing was.
         let _ = self.bell.read();
         let mut finished = Vec::new();
-        for Outcome { tenant, scrubbed } in self.outcomes.try_iter() {
+        for Outcome { tenant, told } in self.outcomes.try_iter() {
             if let Some(held) = self.held.get_mut(&tenant) {
                 *held -= 1;
                 if *held == 0 {
                     self.held.remove(&tenant);
                 }
             }
-            finished.extend(scrubbed);
+            finished.extend(told);
         }
         finished
     }
@@ -202,7 +229,7 @@ impl Order {
                 self.left.pop_front();
             }
             result = scrub(&self.file, slice);
-            match (&result, self.session) {
+            match (&result, self.told) {
                 (Err(error), None) => {
                     tracing::error!("{slice} of an ended session cannot be scrubbed: {error}");
                 }
@@ -214,12 +241,17 @@ impl Order {
         if !self.left.is_empty() {
             return Err(self);
         }
+        // Closed before anybody is told.
+        drop(self.file);
         Ok(Outcome {
             tenant: self.tenant,
-            scrubbed: self.session.map(|(session, run)| Scrubbed {
-                session,
-                run,
-                result,
+            told: self.told.map(|told| match told {
+                Told::Scrubbed { session, run } => Finished::Scrubbed {
+                    session,
+                    run,
+                    result,
+                },
+                Told::Forgotten { session, request } => Finished::Forgotten { session, request },
             }),
         })
     }
@@ -256,7 +288,10 @@ mod tests {
             tenant,
             file: std::fs::File::open("/dev/null").unwrap().into(),
             left: runs.iter().copied().collect(),
-            session: session.map(|session| (session, runs[0])),
+            told: session.map(|session| Told::Scrubbed {
+                session,
+                run: runs[0],
+            }),
         }
     }
 
@@ -272,8 +307,13 @@ mod tests {
         assert!(queue.turn(|_, _| Ok(())).is_none());
         queue.add(order(2, Some(20), &[run(7, SLICE)]));
         let outcome = (0..2).find_map(|_| queue.turn(|_, _| Ok(()))).unwrap();
-        let scrubbed = outcome.scrubbed.unwrap();
-        assert_eq!((scrubbed.session, scrubbed.run), (20, run(7, SLICE)));
+        let Some(Finished::Scrubbed {
+            session, run: told, ..
+        }) = outcome.told
+        else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!((session, told), (20, run(7, SLICE)));
     }
 
     #[test]
@@ -303,9 +343,15 @@ mod tests {
         let mut queue = Queue::default();
         queue.add(order(1, Some(10), &[run(1, 3 * SLICE)]));
         let failed = |_: &OwnedFd, _| Err(io::Error::from_raw_os_error(libc::EPERM));
-        let scrubbed = queue.turn(failed).unwrap().scrubbed.unwrap();
-        assert!(scrubbed.result.is_err());
-        assert_eq!(scrubbed.run, run(1, 3 * SLICE));
+        let outcome = queue.turn(failed).unwrap();
+        let Some(Finished::Scrubbed {
+            run: told, result, ..
+        }) = outcome.told
+        else {
+            panic!("{outcome:?}");
+        };
+        assert!(result.is_err());
+        assert_eq!(told, run(1, 3 * SLICE));
         assert!(queue.tenants.is_empty());
     }
 
@@ -317,12 +363,39 @@ mod tests {
         scrubber.discard(1, file(), vec![run(1, 1), run(3, 1)]);
         scrubber.scrub(2, 20, file(), run(2, 1));
         assert_eq!((scrubber.held(), scrubber.held_for(1)), (2, 1));
+        let finished = all_finished(&mut scrubber);
+        assert!(
+            matches!(&finished[..], [Finished::Scrubbed { session: 20, .. }]),
+            "{finished:?}"
+        );
+    }
+
+    fn all_finished(scrubber: &mut Scrubber) -> Vec<Finished> {
         let mut finished = Vec::new();
         while scrubber.held() > 0 {
             finished.extend(scrubber.finished());
             std::thread::yield_now();
         }
-        assert_eq!(finished.len(), 1);
-        assert_eq!(finished[0].session, 20);
+        finished
+    }
+
+    #[test]
+    fn a_file_is_closed_when_its_session_is_told() {
+        let mut scrubber = Scrubber::new().unwrap();
+        for request in 0..100 {
+            let (reader, writer) = io::pipe().unwrap();
+            scrubber.forget_for(1, writer.into(), 10, request);
+            let finished = all_finished(&mut scrubber);
+            let told = matches!(&finished[..], [Finished::Forgotten { session: 10, request: told }] if *told == request);
+            assert!(told, "{finished:?}");
+            let mut state = libc::pollfd {
+                fd: reader.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one entry.
+            assert_eq!(unsafe { libc::poll(&raw mut state, 1, 0) }, 1);
+            assert_eq!(state.revents, libc::POLLHUP, "nobody has the other end");
+        }
     }
 }

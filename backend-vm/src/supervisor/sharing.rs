@@ -96,18 +96,19 @@ impl Shares {
         self.entries.values().filter(held).count()
     }
 
+    /// What is not taken stays with who brings it.
     fn add(
         &mut self,
         tenant: Id,
         session: Id,
         share: &Share,
-        descriptor: Option<OwnedFd>,
+        descriptor: &mut Option<OwnedFd>,
     ) -> Result<[u64; 2], u32> {
         let of_session = |entry: &&Entry| entry.session == session;
         if self.entries.values().filter(of_session).count() >= LIMIT {
             return Err(OUT_OF_MEMORY);
         }
-        let words = match &descriptor {
+        let words = match &*descriptor {
             Some(file) if share.words != 0 => Some(words(file).ok_or(INVALID_VALUE)?),
             _ => None,
         };
@@ -117,7 +118,7 @@ impl Shares {
             session,
             what: share.what,
             description: share.description,
-            descriptor,
+            descriptor: descriptor.take(),
             words,
             parties: Vec::new(),
         };
@@ -190,7 +191,7 @@ impl Supervisor {
         ops: &mut EventOps<'_>,
         key: Id,
         share: &Share,
-        descriptor: Option<OwnedFd>,
+        mut descriptor: Option<OwnedFd>,
     ) {
         let Some(tenant) = self.sessions.get(&key).map(|session| session.tenant) else {
             return;
@@ -198,8 +199,11 @@ impl Supervisor {
         let answer = if descriptor.is_some() && !self.may_hold(tenant, 1) {
             Err(OUT_OF_MEMORY)
         } else {
-            self.shares.add(tenant, key, share, descriptor)
+            self.shares.add(tenant, key, share, &mut descriptor)
         };
+        if let Some(refused) = descriptor {
+            self.scrubber.forget(tenant, refused);
+        }
         let shared = Message::Shared(Shared {
             id: share.id,
             result: answer.err().unwrap_or(0),
@@ -230,17 +234,26 @@ impl Supervisor {
         self.answer_worker(ops, key, &Message::Fetched(fetched), descriptors);
     }
 
-    /// A worker shares something no longer. It gets back what was held, and closes that itself: then it knows that the
-    /// memory is free.
+    /// A worker shares something no longer. It is told when what was held is closed, and so knows that the memory is
+    /// free.
     pub(super) fn unshare(&mut self, ops: &mut EventOps<'_>, key: Id, fetch: &Fetch) {
         let held = self.shares.remove(key, fetch.token);
-        let fetched = Fetched {
-            id: fetch.id,
-            descriptor: u32::from(held.is_some()),
+        let tenant = self.sessions.get(&key).map(|session| session.tenant);
+        let waits = tenant
+            .zip(held)
+            .is_some_and(|(tenant, file)| self.scrubber.forget_for(tenant, file, key, fetch.id));
+        if !waits {
+            self.unshared(ops, key, fetch.id);
+        }
+    }
+
+    /// Nothing is held any more of what a worker asked to unshare.
+    pub(super) fn unshared(&mut self, ops: &mut EventOps<'_>, key: Id, request: u32) {
+        let fetched = Message::Fetched(Fetched {
+            id: request,
             ..Fetched::default()
-        };
-        let descriptors = held.into_iter().collect();
-        self.answer_worker(ops, key, &Message::Fetched(fetched), descriptors);
+        });
+        self.answer_worker(ops, key, &fetched, Vec::new());
     }
 
     /// A session's worker has been reaped.
@@ -300,7 +313,7 @@ mod tests {
     #[test]
     fn only_a_session_of_the_tenant_finds_what_is_shared_while_it_is() {
         let mut shares = Shares::default();
-        let token = shares.add(1, 10, &share(0), None).unwrap();
+        let token = shares.add(1, 10, &share(0), &mut None).unwrap();
         let found = |shares: &mut Shares, tenant, token, what| {
             let found = shares.find(tenant, 11, &fetch(token, what));
             found.map(|given| given.description)
@@ -311,7 +324,7 @@ mod tests {
         for forged in [[token[0], token[1] ^ 1], [token[1], token[0]], [0; 2]] {
             assert_eq!(found(&mut shares, 1, forged, MEMORY), Err(INVALID_VALUE));
         }
-        assert_ne!(shares.add(1, 10, &share(0), None), Ok(token));
+        assert_ne!(shares.add(1, 10, &share(0), &mut None), Ok(token));
         shares.remove(11, token);
         assert_eq!(
             found(&mut shares, 1, token, MEMORY),
@@ -326,20 +339,26 @@ mod tests {
     fn a_session_shares_no_more_than_it_may_and_holds_no_other_up() {
         let mut shares = Shares::default();
         for _ in 0..LIMIT {
-            shares.add(1, 10, &share(0), None).unwrap();
+            shares.add(1, 10, &share(0), &mut None).unwrap();
         }
-        assert_eq!(shares.add(1, 10, &share(0), None), Err(OUT_OF_MEMORY));
-        shares.add(1, 11, &share(0), None).unwrap();
+        assert_eq!(shares.add(1, 10, &share(0), &mut None), Err(OUT_OF_MEMORY));
+        shares.add(1, 11, &share(0), &mut None).unwrap();
         shares.end(10);
-        shares.add(1, 10, &share(0), None).unwrap();
+        shares.add(1, 10, &share(0), &mut None).unwrap();
     }
 
     #[test]
     fn descriptors_are_counted_and_come_back() {
         let mut shares = Shares::default();
-        let token = shares.add(1, 10, &share(0), Some(words_file())).unwrap();
-        shares.add(1, 10, &share(0), Some(words_file())).unwrap();
-        shares.add(2, 12, &share(0), Some(words_file())).unwrap();
+        let token = shares
+            .add(1, 10, &share(0), &mut Some(words_file()))
+            .unwrap();
+        shares
+            .add(1, 10, &share(0), &mut Some(words_file()))
+            .unwrap();
+        shares
+            .add(2, 12, &share(0), &mut Some(words_file()))
+            .unwrap();
         assert_eq!((shares.held_for(1), shares.held()), (2, 3));
         assert!(shares.remove(10, token).is_some());
         assert!(shares.remove(10, token).is_none());
@@ -355,7 +374,7 @@ mod tests {
         let mapping = Mapping::new(&file, 0, WORDS_FILE).unwrap();
         // SAFETY: mapped until the end of the test.
         let words = unsafe { EventWords::new(mapping.base()) };
-        let token = shares.add(1, 10, &share(1), Some(file)).unwrap();
+        let token = shares.add(1, 10, &share(1), &mut Some(file)).unwrap();
         let party = |shares: &mut Shares, session| {
             shares
                 .find(1, session, &fetch(token, MEMORY))
@@ -378,11 +397,11 @@ mod tests {
     #[test]
     fn an_event_whose_file_may_shrink_is_not_shared() {
         let mut shares = Shares::default();
-        let unsealed = shares.add(1, 10, &share(1), Some(words_file()));
+        let unsealed = shares.add(1, 10, &share(1), &mut Some(words_file()));
         assert_eq!(unsealed, Err(INVALID_VALUE));
         let (pipe, _) = std::io::pipe().unwrap();
         assert_eq!(
-            shares.add(1, 10, &share(1), Some(pipe.into())),
+            shares.add(1, 10, &share(1), &mut Some(pipe.into())),
             Err(INVALID_VALUE)
         );
     }

@@ -103,7 +103,7 @@ impl Exchange {
     /// What is shared is gone. On return nobody finds it, and the supervisor holds nothing of it.
     pub fn unshare(&self, what: What, token: Token) {
         let message = |id| Message::Unshare(fetch(id, what, token));
-        // What was held is closed here. Without a supervisor nobody finds it anyway.
+        // Without a supervisor nobody finds it anyway.
         drop(self.ask(message, Vec::new()));
     }
 

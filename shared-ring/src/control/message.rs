@@ -181,7 +181,7 @@ messages! {
         Fetch(Fetch) = 58,
         /// Supervisor → worker: what another worker has shared, or nothing.
         Fetched(Fetched) = 59,
-        /// Worker → supervisor: what has this name is gone. Answered with what was held for it.
+        /// Worker → supervisor: what has this name is gone. Answered when nothing of it is held.
         Unshare(Fetch) = 60,
     }
     text {
