@@ -1,5 +1,8 @@
 //! What the engine lacks is refused by name, in the kernel that needs it and in no other.
 
+mod common;
+
+use common::Device;
 use wormhole_ptx::{KernelError, Module, Reference};
 
 fn refused(declarations: &str, body: &str) -> KernelError {
@@ -20,7 +23,7 @@ fn instructions_are_named() {
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%rd1], [%rd2, {%r1, %r2}], [%rd3]",
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%rd1], %r1, [%rd2]",
         "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%rd1], %r1, [%rd2]",
-        "multimem.ld_reduce.global.add.f32 %f1, [%rd1]",
+        "multimem.cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%rd2], %r1",
         "wgmma.commit_group.sync.aligned",
         "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, %rd2, {%f5, %f6}]",
         "txq.channel_order.b32 %r1, [%rd1]",
@@ -64,5 +67,38 @@ fn a_reference_is_a_word_of_the_device_s_own() {
         let program = module(declaration).map(|module| module.link(vec![4096]));
         let reference = program.map(|program| program.reference("r", Reference::Texture));
         assert_eq!(reference.ok().flatten(), found, "{declaration}");
+    }
+}
+
+/// There are no multicast objects on this device, but kernels for other devices too hold accesses to them.
+#[test]
+fn an_access_to_a_multicast_object_faults_when_it_is_executed() {
+    for instruction in [
+        "multimem.ld_reduce.global.add.f32 %f1, [%rd1]",
+        "multimem.ld_reduce.acquire.sys.global.min.u64 %rd2, [%rd1]",
+        "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%r1, %r2, %r3, %r4}, [%rd1]",
+        "multimem.st.release.gpu.global.v2.f32 [%rd1 + 8], {%f1, %f2}",
+        "multimem.red.relaxed.sys.global.xor.b32 [%rd1], %r1",
+    ] {
+        let text = format!(
+            ".version 9.0\n.target sm_90\n.address_size 64
+             .visible .entry k(.param .u64 object) {{
+             .reg .pred %p<2>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>;
+             ld.param.u64 %rd1, [object]; setp.ne.u64 %p1, %rd1, 0; @%p1 {instruction}; ret; }}"
+        );
+        let device = Device::load(text.as_bytes());
+        device.launch("k", 1, 32, &[0]).unwrap();
+        let memory = device.memory.upload(&[0_u64; 4]);
+        let fault = device.launch("k", 1, 32, &[memory]).unwrap_err();
+        assert_eq!(fault.cuda_code(), 715, "{fault}");
+        assert!(fault.to_string().contains("multicast"), "{fault}");
+    }
+    for instruction in [
+        "multimem.ld_reduce.global.f32 %f1, [%rd1]",
+        "multimem.st.global.v2.f32 [%rd1], %f1",
+        "multimem.red.global.add.u32 [%rd1]",
+    ] {
+        let error = refused("", &format!("{instruction};"));
+        assert!(matches!(error, KernelError::Malformed { .. }), "{error}");
     }
 }

@@ -540,6 +540,7 @@ impl<'a> Lowering<'a, '_, '_> {
             || self.memory(name, &mut modifiers, operands)?
             || self.atomic(name, &mut modifiers, operands)?
             || self.asynchronous(name, &mut modifiers, operands)?
+            || self.multimem(name, &mut modifiers, operands)?
             || self.matrix(name, &mut modifiers, operands)?
             || self.texture(name, &mut modifiers, operands)?
             || self.video(name, &mut modifiers, operands)?

@@ -16,6 +16,7 @@ pub(crate) mod insn;
 mod matrix;
 mod memory;
 mod modifiers;
+mod multimem;
 mod operand;
 mod special;
 mod sync;

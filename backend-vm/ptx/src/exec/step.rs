@@ -391,6 +391,10 @@ impl Warp {
                     return Ok(());
                 }
                 Op::Trap => return Err(self.fault(cx, pc, first(FaultKind::Trap, mask))),
+                Op::Illegal(why) => {
+                    let kind = FaultKind::IllegalInstruction(why);
+                    return Err(self.fault(cx, pc, first(kind, mask)));
+                }
             }
             pc += 1;
         }

@@ -35,11 +35,22 @@ pub struct Lexer<'a> {
 }
 
 fn is_word_start(c: u8) -> bool {
-    c.is_ascii_alphabetic() || matches!(c, b'_' | b'$' | b'%' | b'.')
+    is_word(c) && !c.is_ascii_digit()
 }
 
+/// Modules are megabytes of words.
+const WORD: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut c = 0_u8;
+    while c < 128 {
+        table[c as usize] = c.is_ascii_alphanumeric() || matches!(c, b'_' | b'$' | b'%' | b'.');
+        c += 1;
+    }
+    table
+};
+
 fn is_word(c: u8) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, b'_' | b'$' | b'%' | b'.')
+    WORD[usize::from(c)]
 }
 
 impl<'a> Lexer<'a> {
@@ -73,6 +84,12 @@ impl<'a> Lexer<'a> {
         self.text.get(start..self.at).unwrap_or("")
     }
 
+    /// The text from the next token on.
+    pub fn rest(&mut self) -> Result<&'a str, ParseError> {
+        let start = self.position()?;
+        Ok(self.text.get(start..).unwrap_or(""))
+    }
+
     /// The line of the next token, once it was peeked at.
     #[must_use]
     pub fn upcoming_line(&self) -> u32 {
@@ -99,12 +116,13 @@ impl<'a> Lexer<'a> {
 
     /// Reads the next token.
     pub fn next(&mut self) -> Result<Token<'a>, ParseError> {
-        let token = self.peek()?;
-        if let Some((_, end, line)) = self.peeked.take() {
-            self.at = end;
-            self.line = line;
+        if let Some((token, end, line)) = self.peeked.take() {
+            (self.at, self.line) = (end, line);
+            return Ok(token);
         }
-        Ok(token)
+        self.skip_blanks()?;
+        self.line = self.scan_line;
+        self.scan()
     }
 
     /// Reads the next token if it is the punctuation `c`.
@@ -212,21 +230,17 @@ impl<'a> Lexer<'a> {
             return self.number();
         }
         if is_word_start(c) {
+            self.at += 1;
+            // Directives may stand without blanks between them: `.reg.b32`.
+            let directive = c == b'.';
             loop {
-                let c = self.byte(self.at);
-                // Directives may stand without blanks between them: `.reg.b32`.
-                if c == b'.' && self.at > start && self.byte(start) == b'.' {
-                    break;
-                }
-                if is_word(c) {
-                    self.at += 1;
-                } else if c == b':'
-                    && self.byte(self.at + 1) == b':'
-                    && is_word(self.byte(self.at + 2))
-                {
-                    self.at += 2;
-                } else {
-                    break;
+                let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
+                let part = |c: &u8| is_word(*c) && !(directive && *c == b'.');
+                let length = rest.iter().position(|c| !part(c)).unwrap_or(rest.len());
+                self.at += length;
+                match rest.get(length..) {
+                    Some([b':', b':', next, ..]) if is_word(*next) => self.at += 2,
+                    _ => break,
                 }
             }
             return Ok(Token::Word(&self.text[start..self.at]));

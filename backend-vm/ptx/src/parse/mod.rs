@@ -204,12 +204,12 @@ fn declaration<'a>(
             ".weak" => linkage = Linkage::Weak,
             ".common" => linkage = Linkage::Common,
             ".entry" => {
-                let function = function(lexer, true, linkage)?;
+                let function = function(lexer, true, linkage, delimit)?;
                 ast.functions.push(function);
                 return Ok(ItemKind::Function(ast.functions.len() - 1));
             }
             ".func" => {
-                let function = function(lexer, false, linkage)?;
+                let function = function(lexer, false, linkage, delimit)?;
                 ast.functions.push(function);
                 return Ok(ItemKind::Function(ast.functions.len() - 1));
             }
@@ -238,6 +238,7 @@ fn function<'a>(
     lexer: &mut Lexer<'a>,
     entry: bool,
     linkage: Linkage,
+    body: impl FnOnce(&mut Lexer<'a>) -> Result<Body<'a>, ParseError>,
 ) -> Result<Function<'a>, ParseError> {
     while matches!(lexer.peek()?, Token::Word(".attribute")) {
         skip_attribute(lexer)?;
@@ -258,7 +259,7 @@ fn function<'a>(
     let mut tuning = Tuning::default();
     let body = loop {
         match lexer.peek()? {
-            Token::Punct(b'{') => break Some(delimit(lexer)?),
+            Token::Punct(b'{') => break Some(body(lexer)?),
             Token::Punct(b';') => {
                 lexer.next()?;
                 break None;
@@ -285,9 +286,10 @@ fn function<'a>(
     })
 }
 
-/// Parses one function from its own text, which begins after `.entry` or `.func`.
+/// Parses one function from its own text, which begins after `.entry` or `.func` and ends with the function.
 pub fn parse_function(text: &str, line: u32, entry: bool) -> Result<Function<'_>, ParseError> {
-    function(&mut Lexer::new(text, line), entry, Linkage::Local)
+    let lexer = &mut Lexer::new(text, line);
+    function(lexer, entry, Linkage::Local, remaining)
 }
 
 fn tune(lexer: &mut Lexer<'_>, word: &str, tuning: &mut Tuning) -> Result<(), ParseError> {
@@ -374,6 +376,15 @@ fn skip_section(lexer: &mut Lexer<'_>) -> Result<(), ParseError> {
             _ => {}
         }
     }
+}
+
+/// A body whose `{` is next and which the text ends with.
+fn remaining<'a>(lexer: &mut Lexer<'a>) -> Result<Body<'a>, ParseError> {
+    let text = lexer.rest()?;
+    Ok(Body {
+        text,
+        line: lexer.upcoming_line(),
+    })
 }
 
 /// Finds the end of a body whose `{` is next.

@@ -422,6 +422,8 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
+    /// What this device cannot execute, and why.
+    Illegal(&'static str),
     Sleep {
         nanoseconds: Reg,
     },

@@ -1,0 +1,78 @@
+//! `multimem`: accesses to multicast objects.
+//!
+//! The device has none, so that no address is one of theirs: a kernel may hold such instructions, for where there are
+//! some, and faults when it executes one.
+
+use super::function::Lowering;
+use super::insn::Op;
+use super::modifiers::Modifiers;
+use super::{Reject, malformed};
+use crate::parse::ast::{Operand, Type};
+
+/// Why it cannot be executed.
+const NO_OBJECT: &str = "multimem at an address that is no multicast object's";
+
+impl<'a> Lowering<'a, '_, '_> {
+    /// Lowers the instruction if it is one of this module's.
+    pub(crate) fn multimem(
+        &mut self,
+        name: &str,
+        m: &mut Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<bool, Reject> {
+        if name != "multimem" {
+            return Ok(false);
+        }
+        let ty = m.ty()?;
+        let loads = m.take("ld_reduce");
+        let stores = !loads && m.take("st");
+        if ty == Type::Pred || !loads && !stores && !m.take("red") {
+            return Err(Reject::Unsupported);
+        }
+        let operation = |part| {
+            let known = ["add", "min", "max", "and", "or", "xor"].contains(&part);
+            known.then_some(())
+        };
+        if !stores && m.take_map(operation).is_none() {
+            return malformed("it does not say how it reduces");
+        }
+        Self::order(m);
+        m.ignore(|part| {
+            matches!(
+                part,
+                "weak" | "cta" | "cluster" | "gpu" | "sys" | "global" | "acc::f32"
+            )
+        });
+        let count = m.take_map(|part| match part {
+            "v2" => Some(2),
+            "v4" => Some(4),
+            "v8" => Some(8),
+            _ => None,
+        });
+        let [first, second] = operands else {
+            return malformed("it has the wrong number of operands");
+        };
+        let (value, address) = if loads {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        self.address(address)?;
+        let pieces = match (value, count) {
+            (Operand::Vector(list), Some(count)) if list.len() == count => list.as_slice(),
+            (Operand::Vector(_), _) | (_, Some(_)) => {
+                return malformed("the vector has the wrong length");
+            }
+            _ => std::slice::from_ref(value),
+        };
+        for piece in pieces {
+            if loads {
+                self.dest(piece)?;
+            } else {
+                self.source(piece, ty)?;
+            }
+        }
+        self.emit(Op::Illegal(NO_OBJECT));
+        Ok(true)
+    }
+}
