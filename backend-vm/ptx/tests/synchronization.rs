@@ -83,6 +83,47 @@ fn atomics_of_16_bytes_and_of_vectors() {
     assert_eq!(misaligned.cuda_code(), 716);
 }
 
+/// A word and the flag beside it, as programs send them from one processor to another.
+#[test]
+fn eight_bytes_of_a_vector_are_read_and_written_at_once() {
+    const ROUNDS: u32 = 100_000;
+    for (ty, last, pairs) in [
+        ("v2.u32", u32::MAX, &["%r1, %r2"][..]),
+        ("v4.u32", u32::MAX, &["%r1, %r2", "%r3, %r4"]),
+        ("v4.u16", 0xFFFF, &["%r1, %r2", "%r1, %r3", "%r1, %r4"]),
+    ] {
+        let count = if ty.starts_with("v2") { 2 } else { 4 };
+        let list = ["%r1", "%r2", "%r3", "%r4"][..count].join(", ");
+        let value = ["%r5"; 4][..count].join(", ");
+        let equal: String = pairs
+            .iter()
+            .map(|pair| format!("setp.ne.u32 %p1, {pair}; @%p1 trap; "))
+            .collect();
+        // The writer waits for the reader, which looks on until it sees the last value.
+        let text = format!(
+            ".version 8.7\n.target sm_90\n.address_size 64
+             .visible .entry writer(.param .u64 place) {{
+             .reg .pred %p<2>; .reg .b32 %r<7>; .reg .b64 %rd<2>; ld.param.u64 %rd1, [place]; mov.u32 %r6, 0;
+             WAIT: ld.volatile.global.u32 %r5, [%rd1+64]; setp.eq.u32 %p1, %r5, 0; @%p1 bra WAIT;
+             WRITE: add.u32 %r6, %r6, 1; and.b32 %r5, %r6, {last}; st.volatile.global.{ty} [%rd1], {{{value}}};
+             setp.lt.u32 %p1, %r6, {ROUNDS}; @%p1 bra WRITE;
+             mov.u32 %r5, {last}; st.volatile.global.{ty} [%rd1], {{{value}}}; ret; }}
+             .visible .entry reader(.param .u64 place) {{
+             .reg .pred %p<2>; .reg .b32 %r<7>; .reg .b64 %rd<2>; ld.param.u64 %rd1, [place];
+             st.volatile.global.u32 [%rd1+64], 1;
+             LOOK: ld.volatile.global.{ty} {{{list}}}, [%rd1]; {equal}
+             setp.ne.u32 %p1, %r1, {last}; @%p1 bra LOOK; ret; }}"
+        );
+        let device = Device::load(text.as_bytes());
+        let place = device.memory.upload(&[0_u64; 9]);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| device.launch("writer", 1, 1, &[place]));
+            device.launch("reader", 1, 1, &[place]).unwrap();
+            writer.join().unwrap().unwrap();
+        });
+    }
+}
+
 #[test]
 fn barriers_count_arrivals_and_bytes() {
     let init = "mbarrier.init.shared.b64 [s], 2;";

@@ -66,6 +66,66 @@ word! {
     u32, AtomicU32, u32; i32, AtomicU32, u32; u64, AtomicU64, u64;
 }
 
+/// Elements that are read and written at once: eight bytes of a vector go together, as on GPUs. Programs rely on it that
+/// send words to other processors each with a flag beside it.
+const fn at_once<T: Word>(count: usize) -> usize {
+    let fit = size_of::<u64>() / T::BYTES as usize;
+    if count.is_multiple_of(fit) { fit } else { 1 }
+}
+
+/// Reads a vector; `put` takes each element by its index.
+///
+/// # Safety
+///
+/// As [`Word::read`], for `count` elements, with the alignment of all.
+#[inline]
+pub(super) unsafe fn read_vector<T: Word>(
+    at: *mut u8,
+    count: usize,
+    mut put: impl FnMut(usize, u64),
+) {
+    let size = T::BYTES as usize;
+    let step = at_once::<T>(count);
+    for first in (0..count).step_by(step) {
+        let at = at.wrapping_add(first * size);
+        if step == 1 {
+            // SAFETY: the caller vouches for the element.
+            put(first, unsafe { T::read(at) }.put());
+            continue;
+        }
+        // SAFETY: the caller vouches for the elements, which are aligned together.
+        let word = unsafe { u64::read(at) }.to_le_bytes();
+        for (index, bytes) in word.chunks_exact(size).enumerate() {
+            put(first + index, T::of(bytes).put());
+        }
+    }
+}
+
+/// Writes a vector of the elements that `get` gives.
+///
+/// # Safety
+///
+/// As [`Word::write`], for `count` elements, with the alignment of all.
+#[inline]
+pub(super) unsafe fn write_vector<T: Word>(at: *mut u8, count: usize, get: impl Fn(usize) -> T) {
+    let size = T::BYTES as usize;
+    let step = at_once::<T>(count);
+    for first in (0..count).step_by(step) {
+        let at = at.wrapping_add(first * size);
+        if step == 1 {
+            // SAFETY: the caller vouches for the element.
+            unsafe { get(first).write(at) };
+            continue;
+        }
+        let mut word = [0; size_of::<u64>()];
+        for (index, bytes) in word.chunks_exact_mut(size).enumerate() {
+            get(first + index).store(bytes);
+        }
+        // SAFETY: the caller vouches for the elements, which are aligned together.
+        unsafe { u64::from_le_bytes(word).write(at) };
+    }
+}
+
 /// Regions that are remembered.
 const RECENT: usize = 4;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::check::{Kind, Watch};
 use super::frame::{Frame, Local};
-use super::global::{Global, Word, all_within, within};
+use super::global::{Global, Word, all_within, read_vector, within, write_vector};
 use super::{LOCAL_WINDOW, PARAM_WINDOW, Region, SHARED_WINDOW};
 use crate::alu::{LANES, Row};
 use crate::decode::insn::{self, Access, AddressSpace, Base};
@@ -279,11 +279,10 @@ impl Spaces<'_, '_> {
             let place = self.place(access.space, lane, addresses[lane], total, false);
             let bytes = match place.map_err(|kind| lane_fault(kind, lane))? {
                 Place::Global(at) => {
-                    for (index, &reg) in access.regs.iter().enumerate() {
-                        // SAFETY: `place` found all elements, aligned, inside a region that stays valid.
-                        let value = unsafe { T::read(at.wrapping_add(index * size)) };
-                        frame.rows[reg as usize][lane] = value.put();
-                    }
+                    let put =
+                        |index: usize, value| frame.rows[access.regs[index] as usize][lane] = value;
+                    // SAFETY: `place` found all elements, aligned, inside a region that stays valid.
+                    unsafe { read_vector::<T>(at, access.regs.len(), put) };
                     continue;
                 }
                 Place::Shared(at) => &self.shared[at..at + total as usize],
@@ -378,11 +377,9 @@ impl Spaces<'_, '_> {
             };
             let bytes = match place {
                 Place::Global(at) => {
-                    for (index, &reg) in access.regs.iter().enumerate() {
-                        let value = T::get(frame.rows[reg as usize][lane]);
-                        // SAFETY: the aligned elements were found inside a writable region that stays valid.
-                        unsafe { value.write(at.wrapping_add(index * size)) };
-                    }
+                    let get = |index: usize| T::get(frame.rows[access.regs[index] as usize][lane]);
+                    // SAFETY: the aligned elements were found inside a writable region that stays valid.
+                    unsafe { write_vector(at, access.regs.len(), get) };
                     continue;
                 }
                 Place::Shared(at) => &mut self.shared[at..at + total as usize],
