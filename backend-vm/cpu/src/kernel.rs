@@ -108,6 +108,8 @@ impl Kernel {
             max_dynamic_shared: u32::try_from(most).unwrap_or(0),
             registers: REGISTERS,
             parameters: self.code.param_bytes(),
+            cluster: self.code.required_cluster(),
+            uses_cluster: self.code.uses_cluster(),
         }
     }
 

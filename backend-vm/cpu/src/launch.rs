@@ -11,6 +11,8 @@ use crate::description::{
     SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
 };
 
+/// The greatest cluster that every device of this kind can launch.
+const MAX_CLUSTER: u32 = 8;
 const COOPERATIVE: u32 = 2;
 const CLUSTER_DIMENSION: u32 = 4;
 const PROGRAMMATIC_EVENT: u32 = 7;
@@ -34,6 +36,10 @@ pub struct Needs {
     pub registers: u32,
     /// Bytes of the packed parameters.
     pub parameters: u32,
+    /// The cluster that the kernel demands (`.reqnctapercluster`).
+    pub cluster: Option<[u32; 3]>,
+    /// Whether a block asks for the others of its cluster.
+    pub uses_cluster: bool,
 }
 
 /// Refuses what the device cannot run. Says whether the launch is cooperative.
@@ -56,7 +62,11 @@ pub fn validate(needs: &Needs, launch: &Launch<'_>, multiprocessors: u32) -> Res
     {
         return Err(CuError::INVALID_VALUE);
     }
-    let cooperative = attributes(launch.attributes)?;
+    let Asked {
+        cooperative,
+        cluster,
+    } = attributes(launch.attributes)?;
+    check_cluster(needs, cluster, launch.grid)?;
     let fitting = occupancy(needs, threads, launch.shared.into());
     if fitting == 0 {
         return Err(CuError::LAUNCH_OUT_OF_RESOURCES);
@@ -70,10 +80,32 @@ pub fn validate(needs: &Needs, launch: &Launch<'_>, multiprocessors: u32) -> Res
     Ok(cooperative)
 }
 
-/// Refuses attributes whose effect would be missed; the others are hints. Says whether the launch is
-/// cooperative.
-fn attributes(attributes: &[LaunchAttribute]) -> Result<bool> {
-    let mut cooperative = false;
+/// What a launch's attributes ask for.
+#[derive(Debug, Default)]
+struct Asked {
+    cooperative: bool,
+    cluster: Option<[u32; 3]>,
+}
+
+/// Blocks know of no others. To be in a cluster with others makes no difference to those that do not ask.
+fn check_cluster(needs: &Needs, asked: Option<[u32; 3]>, grid: [u32; 3]) -> Result<()> {
+    let cluster = needs.cluster.or(asked).unwrap_or([1; 3]);
+    let blocks = cluster
+        .iter()
+        .try_fold(1_u32, |product, size| product.checked_mul(*size));
+    let divides = |(blocks, size): (&u32, &u32)| blocks.checked_rem(*size) == Some(0);
+    if blocks.is_none_or(|blocks| blocks > MAX_CLUSTER) || !grid.iter().zip(&cluster).all(divides) {
+        return Err(CuError::INVALID_CLUSTER_SIZE);
+    }
+    match needs.uses_cluster && blocks != Some(1) {
+        true => Err(CuError::NOT_SUPPORTED),
+        false => Ok(()),
+    }
+}
+
+/// Refuses attributes whose effect would be missed; the others are hints.
+fn attributes(attributes: &[LaunchAttribute]) -> Result<Asked> {
+    let mut asked = Asked::default();
     for attribute in attributes {
         let word = |index: usize| {
             attribute.value[4 * index..][..4]
@@ -82,16 +114,17 @@ fn attributes(attributes: &[LaunchAttribute]) -> Result<bool> {
                 .fold(0_u32, |word, byte| word << 8 | u32::from(*byte))
         };
         match attribute.id {
-            COOPERATIVE => cooperative = word(0) != 0,
-            CLUSTER_DIMENSION if [word(0), word(1), word(2)].iter().all(|size| *size <= 1) => {}
-            CLUSTER_DIMENSION
-            | PROGRAMMATIC_EVENT
-            | LAUNCH_COMPLETION_EVENT
-            | DEVICE_UPDATABLE_KERNEL_NODE => return Err(CuError::NOT_SUPPORTED),
+            COOPERATIVE => asked.cooperative = word(0) != 0,
+            CLUSTER_DIMENSION => {
+                asked.cluster = Some([0, 1, 2].map(|index| word(index).max(1)));
+            }
+            PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT | DEVICE_UPDATABLE_KERNEL_NODE => {
+                return Err(CuError::NOT_SUPPORTED);
+            }
             _ => {}
         }
     }
-    Ok(cooperative)
+    Ok(asked)
 }
 
 /// Blocks that fit a multiprocessor at a time (CUDA programming guide, "Multiprocessor level").
@@ -126,7 +159,10 @@ pub fn available_shared(needs: &Needs, blocks: u32, threads: u32) -> u64 {
 
 /// Clusters, of one block each, that fit a multiprocessor at a time.
 pub fn active_clusters(needs: &Needs, launch: &ClusterLaunch<'_>) -> Result<u32> {
-    attributes(launch.attributes)?;
+    let asked = attributes(launch.attributes)?.cluster.unwrap_or([1; 3]);
+    if asked != [1; 3] {
+        return Err(CuError::NOT_SUPPORTED);
+    }
     let threads = launch
         .block
         .iter()
@@ -152,6 +188,8 @@ mod tests {
         max_dynamic_shared: 48 << 10,
         registers: 32,
         parameters: 12,
+        cluster: None,
+        uses_cluster: true,
     };
 
     fn try_launch(
@@ -214,6 +252,33 @@ mod tests {
         );
         let cluster = try_launch([2, 1, 1], [1, 1, 1], 0, CLUSTER_DIMENSION, 2);
         assert_eq!(cluster, Err(CuError::NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn clusters_are_for_kernels_that_do_not_ask_for_them() {
+        let check = |uses_cluster, demanded, asked, grid| {
+            let needs = Needs {
+                cluster: demanded,
+                uses_cluster,
+                ..NEEDS
+            };
+            check_cluster(&needs, asked, grid)
+        };
+        let two = Some([2, 1, 1]);
+        assert_eq!(check(false, None, two, [4, 1, 1]), Ok(()));
+        assert_eq!(check(true, None, None, [4, 1, 1]), Ok(()));
+        for (demanded, asked) in [(two, None), (None, two), (two, Some([1; 3]))] {
+            let refused = check(true, demanded, asked, [4, 1, 1]);
+            assert_eq!(refused, Err(CuError::NOT_SUPPORTED));
+        }
+        for (cluster, grid) in [
+            ([2, 1, 1], [3, 1, 1]),
+            ([3, 3, 1], [9, 9, 1]),
+            ([u32::MAX; 3], [8; 3]),
+        ] {
+            let refused = check(false, None, Some(cluster), grid);
+            assert_eq!(refused, Err(CuError::INVALID_CLUSTER_SIZE), "{cluster:?}");
+        }
     }
 
     #[test]

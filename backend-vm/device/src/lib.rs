@@ -89,6 +89,7 @@ impl CuError {
     pub const MISALIGNED_ADDRESS: Self = Self(716);
     pub const LAUNCH_FAILED: Self = Self(719);
     pub const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
+    pub const INVALID_CLUSTER_SIZE: Self = Self(912);
     pub const NOT_SUPPORTED: Self = Self(801);
     pub const GRAPH_EXEC_UPDATE_FAILURE: Self = Self(910);
     pub const INVALID_RESOURCE_CONFIGURATION: Self = Self(915);

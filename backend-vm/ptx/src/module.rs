@@ -544,6 +544,11 @@ impl Kernel {
     pub fn uses_heap(&self) -> bool {
         self.code.uses_heap
     }
+    /// Whether it or a function it calls asks for its cluster, of which it sees its own block alone.
+    #[must_use]
+    pub fn uses_cluster(&self) -> bool {
+        self.code.uses_cluster
+    }
 
     pub(crate) fn code(&self) -> &KernelCode {
         &self.code

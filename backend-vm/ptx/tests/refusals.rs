@@ -102,3 +102,34 @@ fn an_access_to_a_multicast_object_faults_when_it_is_executed() {
         assert!(matches!(error, KernelError::Malformed { .. }), "{error}");
     }
 }
+
+/// A device without clusters launches those kernels in clusters that do not ask for the other blocks.
+#[test]
+fn a_kernel_that_asks_for_its_cluster_is_known() {
+    let asks = |body: &str| {
+        let text = format!(
+            ".version 8.7\n.target sm_90\n.address_size 64\n.visible .entry k() {{
+             .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<4>; {body} ret; }}"
+        );
+        let program = Module::from_ptx(&text).unwrap().link(Vec::new());
+        program.kernel("k").unwrap().uses_cluster()
+    };
+    for body in [
+        "mov.u32 %r1, %cluster_ctarank;",
+        "mov.u32 %r1, %clusterid.x;",
+        "mov.u32 %r1, %cluster_nctaid.y;",
+        "mov.pred %p1, %is_explicit_cluster;",
+        "barrier.cluster.arrive; barrier.cluster.wait;",
+        "mapa.u64 %rd1, %rd2, %r1;",
+        "getctarank.u64 %r1, %rd1;",
+    ] {
+        assert!(asks(body), "{body}");
+    }
+    for body in [
+        "mov.u32 %r1, %ctaid.x;",
+        "bar.sync 0;",
+        "fence.acq_rel.cluster;",
+    ] {
+        assert!(!asks(body), "{body}");
+    }
+}

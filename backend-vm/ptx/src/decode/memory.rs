@@ -123,6 +123,7 @@ impl<'a> Lowering<'a, '_, '_> {
         operands: &[Operand<'a>],
     ) -> Result<bool, Reject> {
         let ty = m.ty()?;
+        self.linker.out.uses_cluster |= name != "createpolicy";
         let a = match (name, operands) {
             // The address that another block has for a variable of shared memory: the same.
             ("mapa", [_, a, rank]) => {

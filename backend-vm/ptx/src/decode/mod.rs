@@ -110,6 +110,8 @@ pub(crate) struct KernelCode {
     pub uses_printf: bool,
     pub uses_assert: bool,
     pub uses_heap: bool,
+    /// Whether it asks which block of its cluster it is, or for the others.
+    pub uses_cluster: bool,
 }
 
 /// The shared memory of a kernel while it is laid out.

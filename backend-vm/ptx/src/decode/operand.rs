@@ -82,6 +82,7 @@ impl<'a> Lowering<'a, '_, '_> {
                         malformed(format!("`{name}` is not declared"))
                     };
                 };
+                self.linker.out.uses_cluster |= special::is_of_clusters(name);
                 let d = self.temporary()?;
                 self.emit_unguarded(Op::Special { d, special });
                 Ok(d)
@@ -157,10 +158,13 @@ impl<'a> Lowering<'a, '_, '_> {
         };
         match self.lookup(name)? {
             Some(Symbol::Predicate(pred)) => Ok(PredSource { pred, negated }),
-            None if name == "%is_explicit_cluster" => Ok(PredSource {
-                pred: 0,
-                negated: !negated,
-            }),
+            None if name == "%is_explicit_cluster" => {
+                self.linker.out.uses_cluster = true;
+                Ok(PredSource {
+                    pred: 0,
+                    negated: !negated,
+                })
+            }
             _ => malformed(format!("`{name}` is not a predicate")),
         }
     }

@@ -2,6 +2,11 @@
 
 use super::insn::Special;
 
+/// Whether a special register tells of a block's cluster, which is the block alone here.
+pub(crate) fn is_of_clusters(name: &str) -> bool {
+    name.contains("cluster")
+}
+
 /// The special register `name` (with its `%`).
 pub(crate) fn find(name: &str) -> Option<Special> {
     fn axis(suffix: &str) -> Option<u8> {
