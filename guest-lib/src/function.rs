@@ -24,6 +24,7 @@ pub mod attribute {
     pub const SHARED_SIZE_BYTES: i32 = 1;
     pub const NUM_REGS: i32 = 4;
     pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+    pub const REQUIRED_CLUSTER_WIDTH: i32 = 11;
 }
 
 /// One more than the greatest attribute that is kept.
@@ -282,6 +283,13 @@ impl Function {
     pub fn known(&self, attribute: i32) -> Option<i32> {
         let place = self.attributes.get(usize::try_from(attribute).ok()?)?;
         Some(place.load(Ordering::Relaxed)).filter(|value| *value != UNKNOWN)
+    }
+
+    /// Whether it is launched in clusters without being told to, so that not every grid is possible.
+    #[inline]
+    pub fn demands_cluster(&self) -> bool {
+        self.known(attribute::REQUIRED_CLUSTER_WIDTH)
+            .is_some_and(|width| width != 0)
     }
 
     /// `cuFuncGetAttribute`.

@@ -502,7 +502,8 @@ fn submit(
     attributes: &Attributes,
     message: &LaunchKernel<'_>,
 ) -> Result {
-    let special = attributes.cooperative || attributes.cluster != [0; 3];
+    let in_clusters = attributes.cluster != [0; 3] || facts.demands_cluster();
+    let special = attributes.cooperative || in_clusters;
     if facts.launched.load(Ordering::Relaxed) && !special {
         return scope.session.record(message);
     }

@@ -278,6 +278,57 @@ void launches_with_attributes(CUfunction store) {
     WORKS(cuStreamDestroy, stream);
 }
 
+// Blocks that are counted, in clusters that the kernel or the launch demands.
+void launches_in_clusters() {
+    const char clusters[] = R"(
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry single(.param .u64 address)
+{ .reg .b64 %a; ld.param.u64 %a,[address]; red.global.add.u32 [%a],1; ret; }
+.visible .entry pairs(.param .u64 address) .explicitcluster .reqnctapercluster 2, 1, 1
+{ .reg .b64 %a; ld.param.u64 %a,[address]; red.global.add.u32 [%a],1; ret; }
+)";
+    CUmodule module = nullptr;
+    CUfunction single = nullptr, pairs = nullptr;
+    WORKS(cuModuleLoadData, &module, clusters);
+    WORKS(cuModuleGetFunction, &single, module, "single");
+    WORKS(cuModuleGetFunction, &pairs, module, "pairs");
+    const auto extent = [](CUfunction function, int axis) {
+        int found = -1;
+        const int attribute = CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH + axis;
+        WORKS(cuFuncGetAttribute, &found, static_cast<CUfunction_attribute>(attribute), function);
+        return found;
+    };
+    HOLDS(extent(single, 0) == 0);
+    HOLDS(extent(pairs, 0) == 2 && extent(pairs, 1) == 1 && extent(pairs, 2) == 1);
+
+    clear();
+    CUlaunchAttribute attribute = {};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim = {4, 1, 1};
+    CUlaunchConfig config = {};
+    config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+    config.attrs = &attribute;
+    void *values[] = {&memory};
+    unsigned blocks = 0;
+    for (const unsigned grid : {4, 3, 8, 6, 4}) {
+        config.gridDimX = grid;
+        const bool by_two = grid % 2 == 0, by_four = grid % 4 == 0;
+        config.numAttrs = 0;
+        RETURNS(by_two ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CLUSTER_SIZE, cuLaunchKernelEx, &config, pairs, values, nullptr);
+        config.numAttrs = 1;
+        RETURNS(by_four ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CLUSTER_SIZE, cuLaunchKernelEx, &config, single, values, nullptr);
+        blocks += (by_two + by_four) * grid;
+    }
+    HOLDS(word(0) == blocks);
+    int active = 0;
+    config.gridDimX = 8;
+    WORKS(cuOccupancyMaxActiveClusters, &active, single, &config);
+    HOLDS(active >= 1);
+    WORKS(cuModuleUnload, module);
+}
+
 void tensor_maps() {
     int unit = 0;
     WORKS(cuDeviceGetAttribute, &unit, CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED, 0);
@@ -328,6 +379,7 @@ int main() {
     large_parameters(function("last"));
     short_buffer(function("first"));
     launches_with_attributes(function("store"));
+    launches_in_clusters();
     tensor_maps();
     WORKS(cuCtxResetPersistingL2Cache);
     std::printf("PASS kernels\n");

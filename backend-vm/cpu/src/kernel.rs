@@ -23,6 +23,8 @@ const BINARY_VERSION: i32 = 6;
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
 const PREFERRED_SHARED_MEMORY_CARVEOUT: i32 = 9;
 /// One past the last `CUfunction_attribute` of CUDA 13.0.
+const REQUIRED_CLUSTER_WIDTH: i32 = 11;
+const REQUIRED_CLUSTER_DEPTH: i32 = 13;
 const ATTRIBUTES_END: i32 = 16;
 
 /// Registers that a kernel is said to take of a thread: a processor has no file of them to divide, and
@@ -132,7 +134,14 @@ impl Kernel {
             BINARY_VERSION => COMPUTE_CAPABILITY,
             MAX_DYNAMIC_SHARED_SIZE_BYTES => self.max_dynamic_shared.load(Ordering::Relaxed),
             PREFERRED_SHARED_MEMORY_CARVEOUT => self.carveout.load(Ordering::Relaxed),
-            // There are no clusters.
+            REQUIRED_CLUSTER_WIDTH..=REQUIRED_CLUSTER_DEPTH => {
+                let axis = usize::try_from(attribute - REQUIRED_CLUSTER_WIDTH).unwrap_or(0);
+                signed(
+                    self.code
+                        .required_cluster()
+                        .map_or(0, |cluster| cluster[axis]),
+                )
+            }
             id if (0..ATTRIBUTES_END).contains(&id) => 0,
             _ => return Err(CuError::INVALID_VALUE),
         })

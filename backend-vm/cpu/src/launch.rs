@@ -66,7 +66,7 @@ pub fn validate(needs: &Needs, launch: &Launch<'_>, multiprocessors: u32) -> Res
         cooperative,
         cluster,
     } = attributes(launch.attributes)?;
-    check_cluster(needs, cluster, launch.grid)?;
+    cluster_size(needs, cluster, launch.grid)?;
     let fitting = occupancy(needs, threads, launch.shared.into());
     if fitting == 0 {
         return Err(CuError::LAUNCH_OUT_OF_RESOURCES);
@@ -87,19 +87,19 @@ struct Asked {
     cluster: Option<[u32; 3]>,
 }
 
-/// Blocks know of no others. To be in a cluster with others makes no difference to those that do not ask.
-fn check_cluster(needs: &Needs, asked: Option<[u32; 3]>, grid: [u32; 3]) -> Result<()> {
+/// The blocks of a cluster. Blocks know of no others here: to be in a cluster with others makes no difference to those
+/// that do not ask, and the rest is refused.
+fn cluster_size(needs: &Needs, asked: Option<[u32; 3]>, grid: [u32; 3]) -> Result<u32> {
     let cluster = needs.cluster.or(asked).unwrap_or([1; 3]);
+    let differs = asked.is_some_and(|asked| asked != cluster);
     let blocks = cluster
         .iter()
         .try_fold(1_u32, |product, size| product.checked_mul(*size));
     let divides = |(blocks, size): (&u32, &u32)| blocks.checked_rem(*size) == Some(0);
-    if blocks.is_none_or(|blocks| blocks > MAX_CLUSTER) || !grid.iter().zip(&cluster).all(divides) {
-        return Err(CuError::INVALID_CLUSTER_SIZE);
-    }
-    match needs.uses_cluster && blocks != Some(1) {
-        true => Err(CuError::NOT_SUPPORTED),
-        false => Ok(()),
+    match blocks.filter(|blocks| *blocks <= MAX_CLUSTER) {
+        Some(2..) if needs.uses_cluster => Err(CuError::NOT_SUPPORTED),
+        Some(blocks) if !differs && grid.iter().zip(&cluster).all(divides) => Ok(blocks),
+        _ => Err(CuError::INVALID_CLUSTER_SIZE),
     }
 }
 
@@ -157,12 +157,13 @@ pub fn available_shared(needs: &Needs, blocks: u32, threads: u32) -> u64 {
     u64::from(share.saturating_sub(taken))
 }
 
-/// Clusters, of one block each, that fit a multiprocessor at a time.
-pub fn active_clusters(needs: &Needs, launch: &ClusterLaunch<'_>) -> Result<u32> {
-    let asked = attributes(launch.attributes)?.cluster.unwrap_or([1; 3]);
-    if asked != [1; 3] {
-        return Err(CuError::NOT_SUPPORTED);
-    }
+/// Clusters that fit the device at a time.
+pub fn active_clusters(
+    needs: &Needs,
+    launch: &ClusterLaunch<'_>,
+    multiprocessors: u32,
+) -> Result<u32> {
+    let asked = attributes(launch.attributes)?.cluster;
     let threads = launch
         .block
         .iter()
@@ -172,7 +173,19 @@ pub fn active_clusters(needs: &Needs, launch: &ClusterLaunch<'_>) -> Result<u32>
     if launch.grid.contains(&0) || launch.shared > needs.max_dynamic_shared {
         return Err(CuError::INVALID_VALUE);
     }
-    Ok(occupancy(needs, threads, launch.shared.into()))
+    let size = cluster_size(needs, asked, launch.grid)?;
+    let blocks = occupancy(needs, threads, launch.shared.into()).saturating_mul(multiprocessors);
+    Ok(blocks / size)
+}
+
+/// The greatest cluster that a kernel can be launched in.
+pub fn greatest_cluster(needs: &Needs) -> u32 {
+    match (needs.uses_cluster, needs.cluster) {
+        (true, _) => 1,
+        (false, None) => MAX_CLUSTER,
+        // What it demands was found possible.
+        (false, Some(cluster)) => cluster.iter().product(),
+    }
 }
 
 #[cfg(test)]
@@ -262,12 +275,16 @@ mod tests {
                 uses_cluster,
                 ..NEEDS
             };
-            check_cluster(&needs, asked, grid)
+            cluster_size(&needs, asked, grid)
         };
         let two = Some([2, 1, 1]);
-        assert_eq!(check(false, None, two, [4, 1, 1]), Ok(()));
-        assert_eq!(check(true, None, None, [4, 1, 1]), Ok(()));
-        for (demanded, asked) in [(two, None), (None, two), (two, Some([1; 3]))] {
+        assert_eq!(check(false, None, two, [4, 1, 1]), Ok(2));
+        assert_eq!(check(false, two, None, [4, 1, 1]), Ok(2));
+        assert_eq!(check(false, two, two, [4, 1, 1]), Ok(2));
+        assert_eq!(check(true, None, None, [4, 1, 1]), Ok(1));
+        let other = check(false, two, Some([1; 3]), [4, 1, 1]);
+        assert_eq!(other, Err(CuError::INVALID_CLUSTER_SIZE));
+        for (demanded, asked) in [(two, None), (None, two)] {
             let refused = check(true, demanded, asked, [4, 1, 1]);
             assert_eq!(refused, Err(CuError::NOT_SUPPORTED));
         }

@@ -37,6 +37,17 @@ fn instructions_are_named() {
     }
 }
 
+/// Its grid is counted in clusters.
+#[test]
+fn a_kernel_whose_blocks_are_clusters_is_named() {
+    let text = ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k()
+         .reqntid 32, 1, 1 .reqnctapercluster 2, 1, 1 .blocksareclusters { ret; }";
+    let program = Module::from_ptx(text).unwrap().link(Vec::new());
+    let error = program.kernel("k").unwrap_err();
+    assert_eq!(error.cuda_code(), 801);
+    assert!(error.to_string().contains(".blocksareclusters"), "{error}");
+}
+
 #[test]
 fn functions_of_the_device_runtime_are_named() {
     let declaration = ".extern .func (.param .b64 r) cudaGetParameterBufferV2 (.param .b64 f, .param .align 4 .b8 g[12]);";
@@ -92,6 +103,16 @@ fn an_access_to_a_multicast_object_faults_when_it_is_executed() {
         let fault = device.launch("k", 1, 32, &[memory]).unwrap_err();
         assert_eq!(fault.cuda_code(), 715, "{fault}");
         assert!(fault.to_string().contains("multicast"), "{fault}");
+    }
+    for instruction in [
+        "multimem.ld_reduce.global.xor.f32 %f1, [%rd1]",
+        "multimem.ld_reduce.global.add.b32 %r1, [%rd1]",
+        "multimem.ld_reduce.release.gpu.global.add.u32 %r1, [%rd1]",
+        "multimem.st.global.b8 [%rd1], %r1",
+        "multimem.red.global.add.acc::f32.f16x2 [%rd1], %r1",
+    ] {
+        let error = refused("", &format!("{instruction};"));
+        assert_eq!(error.cuda_code(), 801, "{error}");
     }
     for instruction in [
         "multimem.ld_reduce.global.f32 %f1, [%rd1]",

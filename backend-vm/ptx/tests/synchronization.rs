@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use common::Device;
 use common::eval::{eval, words};
 use wormhole_ptx::LaunchConfig;
@@ -91,6 +93,8 @@ fn eight_bytes_of_a_vector_are_read_and_written_at_once() {
         ("v2.u32", u32::MAX, &["%r1, %r2"][..]),
         ("v4.u32", u32::MAX, &["%r1, %r2", "%r3, %r4"]),
         ("v4.u16", 0xFFFF, &["%r1, %r2", "%r1, %r3", "%r1, %r4"]),
+        ("v2.u16", 0xFFFF, &["%r1, %r2"]),
+        ("v4.u8", 0xFF, &["%r1, %r2", "%r1, %r3", "%r1, %r4"]),
     ] {
         let count = if ty.starts_with("v2") { 2 } else { 4 };
         let list = ["%r1", "%r2", "%r3", "%r4"][..count].join(", ");
@@ -116,11 +120,24 @@ fn eight_bytes_of_a_vector_are_read_and_written_at_once() {
         );
         let device = Device::load(text.as_bytes());
         let place = device.memory.upload(&[0_u64; 9]);
-        std::thread::scope(|scope| {
-            let writer = scope.spawn(|| device.launch("writer", 1, 1, &[place]));
-            device.launch("reader", 1, 1, &[place]).unwrap();
-            writer.join().unwrap().unwrap();
+        // Neither waits for one that failed.
+        let failed = AtomicBool::new(false);
+        let run = |name| {
+            let config = LaunchConfig {
+                cancel: Some(&failed),
+                ..LaunchConfig::default()
+            };
+            let result = device.launch_with(name, config, &[place]);
+            failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            result
+        };
+        let (writer, reader) = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| run("writer"));
+            let reader = run("reader");
+            (writer.join().unwrap(), reader)
         });
+        reader.unwrap();
+        writer.unwrap();
     }
 }
 

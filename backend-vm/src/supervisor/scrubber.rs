@@ -185,6 +185,8 @@ impl Queue {
             .iter_mut()
             .find(|(tenant, _)| *tenant == order.tenant);
         match mine {
+            // Somebody may wait for it, and it is done at once.
+            Some((_, orders)) if order.left.is_empty() => orders.push_front(order),
             Some((_, orders)) => orders.push_back(order),
             None => self
                 .tenants
@@ -314,6 +316,30 @@ mod tests {
             panic!("{outcome:?}");
         };
         assert_eq!((session, told), (20, run(7, SLICE)));
+    }
+
+    #[test]
+    fn a_file_to_close_does_not_wait_for_its_tenants_gigabytes() {
+        let mut queue = Queue::default();
+        queue.add(order(1, None, &[run(1, 1000 * SLICE)]));
+        assert!(queue.turn(|_, _| Ok(())).is_none());
+        queue.add(Order {
+            told: Some(Told::Forgotten {
+                session: 10,
+                request: 7,
+            }),
+            ..order(1, None, &[])
+        });
+        let outcome = queue.turn(|_, _| Ok(())).unwrap();
+        let told = matches!(
+            outcome.told,
+            Some(Finished::Forgotten {
+                session: 10,
+                request: 7
+            })
+        );
+        assert!(told, "{outcome:?}");
+        assert!(!queue.tenants.is_empty());
     }
 
     #[test]

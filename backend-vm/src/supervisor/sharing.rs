@@ -16,6 +16,8 @@ use crate::memory::{self, Mapping};
 
 /// Things that one session may share at the same time.
 const LIMIT: usize = 1 << 14;
+/// Files of a tenant with the scrubber up to which it also takes those that were refused.
+const REFUSED: usize = 64;
 /// `CUresult`s: what a guest is told of a token.
 const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;
@@ -201,7 +203,11 @@ impl Supervisor {
         } else {
             self.shares.add(tenant, key, share, &mut descriptor)
         };
-        if let Some(refused) = descriptor {
+        // The worker itself still has what it shares, so to close it here takes long only if the worker lies; and then
+        // no more of its files are kept than the scrubber is soon done with.
+        if let Some(refused) = descriptor
+            && self.scrubber.held_for(tenant) < REFUSED
+        {
             self.scrubber.forget(tenant, refused);
         }
         let shared = Message::Shared(Shared {

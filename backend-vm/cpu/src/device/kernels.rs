@@ -25,15 +25,15 @@ impl Kernels for CpuDevice {
     }
 
     fn greatest_cluster(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
-        self.active_clusters(launch)?;
-        // There are no clusters but those of one block.
-        Ok(1)
+        let needs = self.context()?.modules.kernel(launch.function)?.needs();
+        crate::launch::active_clusters(&needs, launch, self.multiprocessors)?;
+        Ok(crate::launch::greatest_cluster(&needs).cast_signed())
     }
 
     fn active_clusters(&self, launch: &ClusterLaunch<'_>) -> Result<i32> {
-        let kernel = self.context()?.modules.kernel(launch.function)?;
-        let clusters = crate::launch::active_clusters(&kernel.needs(), launch)?;
-        i32::try_from(clusters.saturating_mul(self.multiprocessors)).map_err(|_| CuError::UNKNOWN)
+        let needs = self.context()?.modules.kernel(launch.function)?.needs();
+        let clusters = crate::launch::active_clusters(&needs, launch, self.multiprocessors)?;
+        i32::try_from(clusters).map_err(|_| CuError::UNKNOWN)
     }
 
     /// There is no unit that copies tensors.

@@ -222,6 +222,14 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
             "a kernel's parameters are in .param".to_owned(),
         )));
     }
+    if entry.tuning.blocks_are_clusters {
+        return Err(explain(
+            &kernel,
+            Reject::Unsupported,
+            ".blocksareclusters",
+            entry.line,
+        ));
+    }
     let laid_out = layout(&entry.signature.params);
     let Some((params, param_bytes)) = laid_out.filter(|(_, bytes)| *bytes <= MAX_PARAM_BYTES)
     else {

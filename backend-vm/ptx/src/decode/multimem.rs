@@ -12,6 +12,23 @@ use crate::parse::ast::{Operand, Type};
 /// Why it cannot be executed.
 const NO_OBJECT: &str = "multimem at an address that is no multicast object's";
 
+/// Whether elements of a type can be stored.
+fn is_stored(ty: Type) -> bool {
+    reduced("add", ty) == Some(true) || matches!(ty, Type::B32 | Type::B64)
+}
+
+/// Whether elements of a type can be reduced by an operation, if it is one.
+fn reduced(operation: &str, ty: Type) -> Option<bool> {
+    let integer = matches!(ty, Type::U32 | Type::S32 | Type::U64 | Type::S64);
+    let small = matches!(ty, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2);
+    Some(match operation {
+        "add" => integer || small || matches!(ty, Type::F32 | Type::F64),
+        "min" | "max" => integer || small,
+        "and" | "or" | "xor" => matches!(ty, Type::B32 | Type::B64),
+        _ => return None,
+    })
+}
+
 impl<'a> Lowering<'a, '_, '_> {
     /// Lowers the instruction if it is one of this module's.
     pub(crate) fn multimem(
@@ -26,22 +43,27 @@ impl<'a> Lowering<'a, '_, '_> {
         let ty = m.ty()?;
         let loads = m.take("ld_reduce");
         let stores = !loads && m.take("st");
-        if ty == Type::Pred || !loads && !stores && !m.take("red") {
+        if !loads && !stores && !m.take("red") {
             return Err(Reject::Unsupported);
         }
-        let operation = |part| {
-            let known = ["add", "min", "max", "and", "or", "xor"].contains(&part);
-            known.then_some(())
-        };
-        if !stores && m.take_map(operation).is_none() {
-            return malformed("it does not say how it reduces");
+        if stores {
+            if !is_stored(ty) {
+                return Err(Reject::Unsupported);
+            }
+        } else {
+            match m.take_map(|part| reduced(part, ty)) {
+                Some(true) => {}
+                Some(false) => return Err(Reject::Unsupported),
+                None => return malformed("it does not say how it reduces"),
+            }
         }
-        Self::order(m);
+        let order = if loads { "acquire" } else { "release" };
         m.ignore(|part| {
             matches!(
                 part,
-                "weak" | "cta" | "cluster" | "gpu" | "sys" | "global" | "acc::f32"
-            )
+                "weak" | "relaxed" | "cta" | "cluster" | "gpu" | "sys" | "global"
+            ) || part == order
+                || part == "acc::f32" && loads
         });
         let count = m.take_map(|part| match part {
             "v2" => Some(2),

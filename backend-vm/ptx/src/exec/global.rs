@@ -2,9 +2,10 @@
 //!
 //! Global memory is memory of this process that the guest's CPU and other blocks
 //! may access at the same time. Every access to it is therefore an atomic
-//! operation of the access's size, relaxed unless the instruction says more: on
-//! the hosts' processors that is an ordinary load or store, and a race between a
-//! guest's own threads stays the guest's affair. No reference to it is ever made.
+//! operation of the access's size, of at most eight bytes, relaxed unless the
+//! instruction says more: on the hosts' processors that is an ordinary load or
+//! store, and a race between a guest's own threads stays the guest's affair. No
+//! reference to it is ever made.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -66,18 +67,21 @@ word! {
     u32, AtomicU32, u32; i32, AtomicU32, u32; u64, AtomicU64, u64;
 }
 
-/// Elements that are read and written at once: eight bytes of a vector go together, as on GPUs. Programs rely on it that
-/// send words to other processors each with a flag beside it.
-const fn at_once<T: Word>(count: usize) -> usize {
-    let fit = size_of::<u64>() / T::BYTES as usize;
-    if count.is_multiple_of(fit) { fit } else { 1 }
+/// Bytes of a vector that are read and written at once: eight, or all of a smaller one, as on GPUs. Programs rely on it
+/// that send words to other processors each with a flag beside it.
+const fn at_once(bytes: usize) -> usize {
+    if bytes < size_of::<u64>() {
+        bytes
+    } else {
+        size_of::<u64>()
+    }
 }
 
 /// Reads a vector; `put` takes each element by its index.
 ///
 /// # Safety
 ///
-/// As [`Word::read`], for `count` elements, with the alignment of all.
+/// As [`Word::read`], for `count` elements, a power of two, with the alignment of all.
 #[inline]
 pub(super) unsafe fn read_vector<T: Word>(
     at: *mut u8,
@@ -85,17 +89,22 @@ pub(super) unsafe fn read_vector<T: Word>(
     mut put: impl FnMut(usize, u64),
 ) {
     let size = T::BYTES as usize;
-    let step = at_once::<T>(count);
-    for first in (0..count).step_by(step) {
-        let at = at.wrapping_add(first * size);
-        if step == 1 {
-            // SAFETY: the caller vouches for the element.
-            put(first, unsafe { T::read(at) }.put());
-            continue;
-        }
+    let unit = at_once(count * size);
+    for (first, at) in (0..count)
+        .step_by(unit / size)
+        .map(|first| (first, at.wrapping_add(first * size)))
+    {
         // SAFETY: the caller vouches for the elements, which are aligned together.
-        let word = unsafe { u64::read(at) }.to_le_bytes();
-        for (index, bytes) in word.chunks_exact(size).enumerate() {
+        let word = unsafe {
+            match unit {
+                8 => u64::read(at),
+                4 => u32::read(at).into(),
+                2 => u16::read(at).into(),
+                _ => u8::read(at).into(),
+            }
+        };
+        let bytes = word.to_le_bytes();
+        for (index, bytes) in bytes[..unit].chunks_exact(size).enumerate() {
             put(first + index, T::of(bytes).put());
         }
     }
@@ -105,24 +114,29 @@ pub(super) unsafe fn read_vector<T: Word>(
 ///
 /// # Safety
 ///
-/// As [`Word::write`], for `count` elements, with the alignment of all.
+/// As [`Word::write`], for `count` elements, a power of two, with the alignment of all.
 #[inline]
 pub(super) unsafe fn write_vector<T: Word>(at: *mut u8, count: usize, get: impl Fn(usize) -> T) {
     let size = T::BYTES as usize;
-    let step = at_once::<T>(count);
-    for first in (0..count).step_by(step) {
-        let at = at.wrapping_add(first * size);
-        if step == 1 {
-            // SAFETY: the caller vouches for the element.
-            unsafe { get(first).write(at) };
-            continue;
-        }
-        let mut word = [0; size_of::<u64>()];
-        for (index, bytes) in word.chunks_exact_mut(size).enumerate() {
+    let unit = at_once(count * size);
+    for (first, at) in (0..count)
+        .step_by(unit / size)
+        .map(|first| (first, at.wrapping_add(first * size)))
+    {
+        let mut bytes = [0; size_of::<u64>()];
+        for (index, bytes) in bytes[..unit].chunks_exact_mut(size).enumerate() {
             get(first + index).store(bytes);
         }
+        let word = u64::from_le_bytes(bytes);
         // SAFETY: the caller vouches for the elements, which are aligned together.
-        unsafe { u64::from_le_bytes(word).write(at) };
+        unsafe {
+            match unit {
+                8 => word.write(at),
+                4 => u32::get(word).write(at),
+                2 => u16::get(word).write(at),
+                _ => u8::get(word).write(at),
+            }
+        }
     }
 }
 

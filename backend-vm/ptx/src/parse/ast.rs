@@ -306,6 +306,8 @@ pub struct Tuning {
     pub max_cluster_rank: Option<u32>,
     /// `.explicitcluster`
     pub explicit_cluster: bool,
+    /// `.blocksareclusters`: a grid is counted in clusters.
+    pub blocks_are_clusters: bool,
 }
 
 /// A function or kernel.

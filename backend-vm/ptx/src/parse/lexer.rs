@@ -84,10 +84,12 @@ impl<'a> Lexer<'a> {
         self.text.get(start..self.at).unwrap_or("")
     }
 
-    /// The text from the next token on.
+    /// Reads the text from the next token on to its end.
     pub fn rest(&mut self) -> Result<&'a str, ParseError> {
         let start = self.position()?;
-        Ok(self.text.get(start..).unwrap_or(""))
+        self.peeked = None;
+        self.at = self.text.len();
+        Ok(self.since(start))
     }
 
     /// The line of the next token, once it was peeked at.

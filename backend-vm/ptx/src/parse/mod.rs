@@ -301,7 +301,8 @@ fn tune(lexer: &mut Lexer<'_>, word: &str, tuning: &mut Tuning) -> Result<(), Pa
         ".maxnreg" => tuning.max_registers = Some(word32(lexer)?),
         ".maxclusterrank" => tuning.max_cluster_rank = Some(word32(lexer)?),
         ".explicitcluster" => tuning.explicit_cluster = true,
-        ".noreturn" | ".blocksareclusters" => {}
+        ".blocksareclusters" => tuning.blocks_are_clusters = true,
+        ".noreturn" => {}
         ".abi_preserve" | ".abi_preserve_control" => {
             word32(lexer)?;
         }
@@ -380,11 +381,10 @@ fn skip_section(lexer: &mut Lexer<'_>) -> Result<(), ParseError> {
 
 /// A body whose `{` is next and which the text ends with.
 fn remaining<'a>(lexer: &mut Lexer<'a>) -> Result<Body<'a>, ParseError> {
+    lexer.peek()?;
+    let line = lexer.upcoming_line();
     let text = lexer.rest()?;
-    Ok(Body {
-        text,
-        line: lexer.upcoming_line(),
-    })
+    Ok(Body { text, line })
 }
 
 /// Finds the end of a body whose `{` is next.
