@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::command::{Failure, Run, step};
-use crate::pytest::{Outcomes, PLUGIN, install};
+use crate::pytest::{Outcomes, PLUGIN, install, package};
 use crate::stage;
 
 /// Part of the applicable tests that must pass, in percent.
@@ -34,7 +34,8 @@ pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
         let folder = root.join("target/cuda-python").join(version);
         let requirements = root.join(format!("xtask/cuda_python/{version}.txt"));
         install("NVIDIA's Python bindings", &requirements, &folder)?;
-        let libraries = compiler(&folder)?;
+        // The bindings open the runtime compiler by its name.
+        let libraries = package(&folder, "nvidia/cuda_nvrtc")?.join("lib");
         let mut text = String::new();
         for module in MODULES {
             let report = folder.join("report.txt");
@@ -70,16 +71,4 @@ pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
         enough &= outcomes.percent() >= LEAST;
     }
     Ok(enough)
-}
-
-/// The folder of the runtime compiler, which the bindings open by its name.
-fn compiler(folder: &Path) -> Result<std::path::PathBuf, Failure> {
-    let libraries = folder.join("lib");
-    let versions = fs::read_dir(&libraries)
-        .map_err(|error| Failure::new(format!("cannot list {}: {error}", libraries.display())))?;
-    versions
-        .flatten()
-        .map(|entry| entry.path().join("site-packages/nvidia/cuda_nvrtc/lib"))
-        .find(|path| path.is_dir())
-        .ok_or_else(|| Failure::new(format!("there is no NVRTC below {}", libraries.display())))
 }

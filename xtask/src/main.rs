@@ -6,6 +6,7 @@ mod cuda_python;
 mod demo;
 mod earlier;
 mod mutants;
+mod nccl;
 mod numba;
 mod programs;
 mod pytest;
@@ -45,6 +46,8 @@ enum Action {
     },
     /// Run the tests of NVIDIA's Python bindings over the CPU device.
     CudaPython,
+    /// Run NCCL between two processes over the CPU device.
+    Nccl,
     /// For each function of the driver API, find a test that notices when it does nothing.
     Mutants {
         /// Only functions whose names contain this, also those that have a test; otherwise those that have none yet.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Action::Test => test::test(&root),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),
+        Action::Nccl => nccl::nccl(&root),
         Action::Mutants { filter } => mutants::mutants(&root, filter.as_deref()),
         Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
     };

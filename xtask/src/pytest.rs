@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::command::{Failure, Run, step};
 
@@ -81,6 +81,18 @@ pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Fai
         .args([requirements])
         .check()?;
     fs::write(&installed, wanted).map_err(|error| failed(&installed, error))
+}
+
+/// The folder of a package of an environment.
+pub fn package(environment: &Path, name: &str) -> Result<PathBuf, Failure> {
+    let libraries = environment.join("lib");
+    let versions = fs::read_dir(&libraries)
+        .map_err(|error| Failure::new(format!("cannot list {}: {error}", libraries.display())))?;
+    versions
+        .flatten()
+        .map(|entry| entry.path().join("site-packages").join(name))
+        .find(|path| path.is_dir())
+        .ok_or_else(|| Failure::new(format!("there is no {name} below {}", libraries.display())))
 }
 
 #[cfg(test)]

@@ -1,0 +1,113 @@
+//! `cargo xtask nccl`: NCCL, unmodified, between two processes over the CPU device, on each way that it has from one to
+//! the other.
+
+use std::path::Path;
+
+use crate::command::{Failure, Run, step};
+use crate::programs::{self, Link};
+use crate::pytest::{install, package};
+use crate::{stage, toolchain};
+
+/// Room for NCCL's module, which is 240 MB.
+const WINDOW: &str = "4G";
+
+/// How NCCL gets from one rank to the other.
+#[derive(Debug)]
+struct Way {
+    name: &'static str,
+    device: &'static str,
+    /// The device of each rank.
+    ranks: [&'static str; 2],
+    settings: &'static [(&'static str, &'static str)],
+    /// What NCCL says when it goes this way.
+    said: &'static str,
+}
+
+const WAYS: [Way; 4] = [
+    Way {
+        name: "memory of peers, by its address",
+        device: "cpu:2",
+        ranks: ["0", "1"],
+        settings: &[("NCCL_P2P_LEVEL", "SYS")],
+        said: "via P2P/IPC",
+    },
+    Way {
+        name: "memory of peers, by a descriptor",
+        device: "cpu:2",
+        ranks: ["0", "1"],
+        settings: &[("NCCL_P2P_LEVEL", "SYS"), ("NCCL_CUMEM_ENABLE", "1")],
+        said: "via P2P/CUMEM",
+    },
+    Way {
+        name: "memory of the host",
+        device: "cpu:2",
+        ranks: ["0", "1"],
+        settings: &[("NCCL_P2P_DISABLE", "1")],
+        said: "via SHM/",
+    },
+    Way {
+        name: "sockets, both ranks on one device",
+        device: "cpu",
+        ranks: ["0", "0"],
+        settings: &[("COLLECTIVES_HOST_EACH", "1")],
+        said: "via NET/Socket",
+    },
+];
+
+/// Installs NCCL under `target/nccl`, has two ranks do all its operations on each way, and tells whether every element
+/// was as computed.
+pub fn nccl(root: &Path) -> Result<bool, Failure> {
+    let stage = stage::stage(root)?;
+    let folder = root.join("target/nccl");
+    let requirements = root.join("xtask/nccl/requirements.txt");
+    install("NCCL (about 190 MB)", &requirements, &folder)?;
+    let package = package(&folder, "nvidia/nccl")?;
+    let library = package.join("lib");
+    let program = folder.join("collectives");
+    let [headers, libraries] = [("-I", package.join("include")), ("-L", library.clone())]
+        .map(|(option, path)| format!("{option}{}", path.display()));
+    programs::compile(
+        &toolchain::ensure(root)?,
+        &[&root.join("programs/nccl/collectives.cu")],
+        Link::Static,
+        &[&headers, &libraries, "-l:libnccl.so.2"],
+        &program,
+    )?;
+    let mut passed = 0;
+    for way in &WAYS {
+        step(&format!("two ranks by {}", way.name));
+        let mut run = Run::new(stage.wormhole())
+            .args(["run", "--placement", "process", "--device", way.device])
+            .args(["--window", WINDOW, "--quiet", "--"])
+            .args([&program])
+            .args(way.ranks)
+            .env("LD_LIBRARY_PATH", &library)
+            .env("NCCL_DEBUG", "INFO");
+        for (name, value) in way.settings {
+            run = run.env(name, value);
+        }
+        let (status, text) = run.output()?;
+        let says = |rank: usize| {
+            let from = format!(" : {rank}[");
+            text.lines()
+                .any(|line| line.contains(&from) && line.contains(way.said))
+        };
+        let went = (0..way.ranks.len()).all(says);
+        if status.success() && went {
+            passed += 1;
+        } else {
+            print!("{text}");
+        }
+        println!(
+            "nccl: {}: {}",
+            way.name,
+            match (status.success(), went) {
+                (true, true) => "as computed",
+                (true, false) => "failed: NCCL went another way",
+                (false, _) => "failed",
+            }
+        );
+    }
+    println!("nccl: {passed} of {} ways passed", WAYS.len());
+    Ok(passed == WAYS.len())
+}
