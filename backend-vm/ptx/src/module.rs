@@ -311,6 +311,7 @@ impl Module {
             module: self,
             addresses,
             kernels: Mutex::new(HashMap::new()),
+            lowered: decode::Cache::default(),
         }
     }
 }
@@ -321,6 +322,7 @@ pub struct Program {
     module: Module,
     addresses: Vec<u64>,
     kernels: Mutex<HashMap<String, Result<Arc<Kernel>, KernelError>>>,
+    lowered: decode::Cache,
 }
 
 /// Longest piece of initial values that is written at once.
@@ -402,7 +404,7 @@ impl Program {
     }
 
     fn decode(&self, name: &str, index: u32) -> Result<Kernel, KernelError> {
-        let code = decode::decode(self, index)?;
+        let code = decode::decode(self, index, &self.lowered)?;
         let tuning = self
             .function(index)
             .map(|function| function.tuning)
@@ -487,7 +489,7 @@ impl Kernel {
     /// Local memory of a thread in bytes, without that of the functions it calls.
     #[must_use]
     pub fn local_bytes(&self) -> u32 {
-        self.code.functions[0].local_bytes
+        self.code.functions[0].code.local_bytes
     }
     /// `.const` memory of its module in bytes.
     #[must_use]
@@ -497,8 +499,9 @@ impl Kernel {
     /// An estimate of the registers that a thread needs on a GPU.
     #[must_use]
     pub fn register_estimate(&self) -> u32 {
-        let entry = &self.code.functions[0];
-        let constants = u32::try_from(entry.constants.len()).unwrap_or(u32::MAX);
+        let entry = &self.code.functions[0].code;
+        let constants = entry.constants.len() + entry.dynamic.len();
+        let constants = u32::try_from(constants).unwrap_or(u32::MAX);
         entry.rows.saturating_sub(constants).clamp(8, 255)
     }
     /// Most threads that a block may have, by `.maxntid` and `.reqntid`.
@@ -552,5 +555,25 @@ impl Kernel {
 
     pub(crate) fn code(&self) -> &KernelCode {
         &self.code
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_share_a_function_whose_shared_variables_lie_alike() {
+        let text = include_str!("../tests/kernels/shared_functions.ptx");
+        let program = Module::from_ptx(text).unwrap().link(Vec::new());
+        let called = |name| {
+            let kernel = program.kernel(name).unwrap();
+            Arc::clone(&kernel.code.functions[1].code)
+        };
+        let (first, second, wide) = (called("first"), called("second"), called("wide"));
+        assert!(Arc::ptr_eq(&first, &second));
+        assert!(!Arc::ptr_eq(&first, &wide), "its variable is elsewhere");
+        let shared = |name| program.kernel(name).unwrap().shared_bytes();
+        assert_eq!(["first", "second", "wide"].map(shared), [4, 4, 68]);
     }
 }

@@ -164,6 +164,25 @@ fn printf_formats_as_c_does() {
     assert!(!device.kernel("diverge").uses_printf());
 }
 
+/// Each in either order: whoever comes second has what was lowered for the first.
+#[test]
+fn a_function_does_the_same_in_every_kernel_that_calls_it() {
+    let expected = [("first", 10), ("second", 12), ("wide", 28 + 14)];
+    for turned in [0, 1, 2] {
+        let device = Device::load(include_bytes!("kernels/shared_functions.ptx"));
+        let out = device.memory.alloc(4);
+        for index in 0..6 {
+            let (kernel, value) = expected[(index + turned) % 3];
+            let config = LaunchConfig {
+                dynamic_shared: 8,
+                ..LaunchConfig::default()
+            };
+            device.launch_with(kernel, config, &[out]).unwrap();
+            assert_eq!(device.memory.read::<u32>(out, 1), [value], "{kernel}");
+        }
+    }
+}
+
 #[test]
 fn faults_have_their_codes() {
     let device = basics();

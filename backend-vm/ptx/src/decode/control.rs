@@ -97,7 +97,7 @@ impl<'a, 's> Lowering<'a, '_, 's> {
                 let Some(name) = prototype else {
                     return malformed("an indirect call needs a prototype");
                 };
-                self.linker.indirect = true;
+                self.needs.indirect = true;
                 let signature = match self.prototype(name) {
                     Some(signature) => Some(signature),
                     None => {
@@ -136,17 +136,20 @@ impl<'a, 's> Lowering<'a, '_, 's> {
         };
         let callee = match (function.body.is_some(), builtin(name)) {
             (false, Some(builtin)) => {
-                let out = &mut self.linker.out;
+                let needs = &mut self.needs;
                 match builtin {
-                    Builtin::Vprintf => out.uses_printf = true,
-                    Builtin::AssertFail => out.uses_assert = true,
-                    Builtin::Malloc | Builtin::Free => out.uses_heap = true,
+                    Builtin::Vprintf => needs.printf = true,
+                    Builtin::AssertFail => needs.assert = true,
+                    Builtin::Malloc | Builtin::Free => needs.heap = true,
                     Builtin::SetConditional => {}
                 }
                 Callee::Builtin(builtin)
             }
             (false, None) => return Err(Reject::UnknownFunction(name.to_owned())),
-            (true, _) => Callee::Function(self.linker.local_index(index)),
+            (true, _) => {
+                self.needs.functions.push(index);
+                Callee::Function(index)
+            }
         };
         Ok((callee, function.signature))
     }

@@ -1,10 +1,11 @@
 //! Lowering of one function: scopes, rows, labels and the dispatch by opcode.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::insn::{FunctionCode, Insn, Op, Param, Pc, Pred, PredSource, Reg, Slot, TRUE};
 use super::modifiers::Modifiers;
-use super::{DynamicSharedFixup, Linker, MODULE_SCOPE, ModuleSymbol, Reject, malformed};
+use super::{Linker, Lowered, MODULE_SCOPE, ModuleSymbol, Needs, Reject, SharedUse, malformed};
 use crate::limits::{MAX_LOCAL_BYTES, MAX_ROWS};
 use crate::parse::ast::{Instruction, Signature, Space, Statement, Type, Variable};
 use crate::parse::parse_body;
@@ -64,7 +65,8 @@ struct Scope<'a> {
 /// The state of lowering one function.
 pub(crate) struct Lowering<'a, 'l, 's> {
     pub linker: &'l mut Linker<'s>,
-    local_index: u32,
+    pub needs: Needs,
+    module_index: u32,
     pub entry: bool,
     scopes: Vec<Scope<'a>>,
     /// The scope around each scope.
@@ -82,12 +84,12 @@ pub(crate) struct Lowering<'a, 'l, 's> {
 /// Why lowering failed: the reason, the instruction and its line.
 pub(crate) type Failure = (Reject, String, u32);
 
-/// Lowers the function and appends it to the kernel.
+/// Lowers the function for the kernel.
 pub(crate) fn lower(
     linker: &mut Linker<'_>,
     module_index: u32,
     entry: bool,
-) -> Result<(), Failure> {
+) -> Result<Lowered, Failure> {
     let source = linker.source;
     let Some(function) = source.function(module_index) else {
         return Err((
@@ -110,11 +112,10 @@ pub(crate) fn lower(
             function.line,
         )
     })?;
-    let local_index = u32::try_from(linker.out.functions.len()).unwrap_or(u32::MAX);
-    let start = linker.out.code.len();
     let mut lowering = Lowering {
         linker,
-        local_index,
+        needs: Needs::default(),
+        module_index,
         entry,
         scopes: vec![Scope::default()],
         parents: vec![0],
@@ -130,17 +131,11 @@ pub(crate) fn lower(
         guard: TRUE,
         line: function.line,
     };
-    let result = lowering.run(&statements, &function.signature);
-    match result {
-        Ok(code) => {
-            linker.out.functions.push(code);
-            Ok(())
-        }
-        Err(failure) => {
-            linker.out.code.truncate(start);
-            Err(failure)
-        }
-    }
+    let code = lowering.run(&statements, &function.signature)?;
+    Ok(Lowered {
+        code: Arc::new(code),
+        needs: lowering.needs,
+    })
 }
 
 impl<'a> Lowering<'a, '_, '_> {
@@ -150,8 +145,6 @@ impl<'a> Lowering<'a, '_, '_> {
         signature: &Signature<'a>,
     ) -> Result<FunctionCode, Failure> {
         let failed = |line| move |reject| (reject, ".func".to_owned(), line);
-        self.code.start = self.pc();
-        let start = self.linker.out.code.len();
         self.declare_signature(signature)
             .map_err(failed(self.line))?;
         self.find_labels(statements);
@@ -206,9 +199,10 @@ impl<'a> Lowering<'a, '_, '_> {
         }
         self.guard = TRUE;
         self.emit(Op::FallOff);
-        self.patch(start).map_err(failed(self.line))?;
+        self.patch().map_err(failed(self.line))?;
         let mut code = std::mem::take(&mut self.code);
         code.local_bytes = code.local_bytes.next_multiple_of(16);
+        code.instructions.shrink_to_fit();
         Ok(code)
     }
 
@@ -240,7 +234,7 @@ impl<'a> Lowering<'a, '_, '_> {
     }
 
     /// Turns label numbers in branches into addresses.
-    fn patch(&mut self, start: usize) -> Result<(), Reject> {
+    fn patch(&mut self) -> Result<(), Reject> {
         let pcs = &self.label_pcs;
         let resolve = |target: &mut Pc| match pcs.get(*target as usize) {
             Some(Some(pc)) => {
@@ -249,7 +243,7 @@ impl<'a> Lowering<'a, '_, '_> {
             }
             _ => malformed("a label is never placed"),
         };
-        for insn in self.linker.out.code.iter_mut().skip(start) {
+        for insn in &mut self.code.instructions {
             match &mut insn.op {
                 Op::Branch { target } => resolve(target)?,
                 Op::BranchIndexed { targets, .. } => targets.iter_mut().try_for_each(resolve)?,
@@ -260,7 +254,7 @@ impl<'a> Lowering<'a, '_, '_> {
     }
 
     fn pc(&self) -> Pc {
-        u32::try_from(self.linker.out.code.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.code.instructions.len()).unwrap_or(u32::MAX)
     }
 
     /// The number of a label, as seen from the current scope.
@@ -377,17 +371,26 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.bind(variable.name, Symbol::Frame(at));
             }
             Space::Shared => {
-                let scope = self.local_index;
                 let unique = format!("{}#{}", variable.name, variable.line);
-                let at = self
-                    .linker
-                    .shared
-                    .place(scope, &unique, bytes, variable.align)?;
+                let at = self.shared(self.module_index, &unique, bytes, variable.align)?;
                 self.bind(variable.name, Symbol::Shared(at));
             }
             Space::Global | Space::Const => return Err(Reject::Unsupported),
         }
         Ok(())
+    }
+
+    /// The place of a shared variable.
+    fn shared(&mut self, scope: u32, name: &str, bytes: u64, align: u32) -> Result<u32, Reject> {
+        let offset = self.linker.shared.place(scope, name, bytes, align)?;
+        self.needs.shared.push(SharedUse {
+            scope,
+            name: name.to_owned(),
+            bytes,
+            align,
+            offset,
+        });
+        Ok(offset)
     }
 
     fn register(&mut self, kind: RegisterKind) -> Result<Symbol, Reject> {
@@ -450,25 +453,20 @@ impl<'a> Lowering<'a, '_, '_> {
         }
         let reg = self.temporary()?;
         self.dynamic.insert(offset, reg);
-        let constant = self.code.constants.len();
-        self.linker.fixups.push(DynamicSharedFixup {
-            function: self.local_index,
-            constant,
-        });
-        self.code.constants.push((reg, offset.cast_unsigned()));
+        self.code.dynamic.push((reg, offset.cast_unsigned()));
         Ok(reg)
     }
 
     /// Appends an instruction under the current guard.
     pub(crate) fn emit(&mut self, op: Op) {
         let (guard, line) = (self.guard, self.line);
-        self.linker.out.code.push(Insn { op, guard, line });
+        self.code.instructions.push(Insn { op, guard, line });
     }
 
     /// Appends an instruction that all active lanes execute.
     pub(crate) fn emit_unguarded(&mut self, op: Op) {
         let line = self.line;
-        self.linker.out.code.push(Insn {
+        self.code.instructions.push(Insn {
             op,
             guard: TRUE,
             line,
@@ -512,15 +510,12 @@ impl<'a> Lowering<'a, '_, '_> {
                 dynamic: true,
                 ..
             }) => {
-                let shared = &mut self.linker.shared;
-                shared.dynamic_align = shared.dynamic_align.max(align);
+                self.needs.dynamic_align = self.needs.dynamic_align.max(align);
                 Symbol::DynamicShared
             }
-            Some(ModuleSymbol::Shared { bytes, align, .. }) => Symbol::Shared(
-                self.linker
-                    .shared
-                    .place(MODULE_SCOPE, name, u64::from(bytes), align)?,
-            ),
+            Some(ModuleSymbol::Shared { bytes, align, .. }) => {
+                Symbol::Shared(self.shared(MODULE_SCOPE, name, u64::from(bytes), align)?)
+            }
         };
         self.scopes[0].names.insert(name, symbol);
         Ok(Some(symbol))

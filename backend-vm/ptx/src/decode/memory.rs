@@ -54,7 +54,7 @@ impl<'a> Lowering<'a, '_, '_> {
                     self.space(m).ok_or(Reject::Unsupported)?
                 };
                 if space == AddressSpace::Global {
-                    self.linker.out.constant_ranges = self.linker.source.constant_ranges();
+                    self.needs.constant_ranges = true;
                 }
                 let a = self.source(&operands[1], Type::U64)?;
                 let d = self.one_dest_pred(&operands[0])?;
@@ -123,7 +123,7 @@ impl<'a> Lowering<'a, '_, '_> {
         operands: &[Operand<'a>],
     ) -> Result<bool, Reject> {
         let ty = m.ty()?;
-        self.linker.out.uses_cluster |= name != "createpolicy";
+        self.needs.cluster |= name != "createpolicy";
         let a = match (name, operands) {
             // The address that another block has for a variable of shared memory: the same.
             ("mapa", [_, a, rank]) => {

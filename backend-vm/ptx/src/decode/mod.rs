@@ -24,14 +24,14 @@ mod texture;
 mod video;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::KernelError;
 use crate::limits::{MAX_INSTRUCTIONS, MAX_PARAM_BYTES, MAX_STATIC_SHARED_BYTES};
 use crate::parse::ast::{Function, Space, Variable};
 pub(crate) use control::is_provided;
 use fragment::FragmentKind;
-use insn::{FunctionCode, Insn};
+use insn::{FunctionCode, Insn, Pc};
 
 /// Why a function cannot be lowered; the kernel's name and the line are added later.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,14 +91,23 @@ pub struct ParamLayout {
     pub size: u32,
 }
 
+/// A function of a kernel.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    /// Where its instructions begin among those of the kernel.
+    pub start: Pc,
+    pub code: Arc<FunctionCode>,
+}
+
 /// A kernel, ready to run.
 #[derive(Debug, Default)]
 pub(crate) struct KernelCode {
-    pub code: Vec<Insn>,
     /// The kernel itself is the first.
-    pub functions: Vec<FunctionCode>,
+    pub functions: Vec<Placed>,
     /// From a function's index in the module to its index here.
-    pub by_module_index: Vec<Option<u32>>,
+    by_module_index: Vec<Option<u32>>,
+    /// How many there are.
+    instructions: usize,
     pub params: Vec<ParamLayout>,
     pub param_bytes: u32,
     /// Static shared memory.
@@ -114,6 +123,108 @@ pub(crate) struct KernelCode {
     pub uses_cluster: bool,
 }
 
+impl KernelCode {
+    /// The index here of a function, by its index in the module.
+    pub(crate) fn local_index(&self, module_index: usize) -> Option<u32> {
+        self.by_module_index.get(module_index).copied().flatten()
+    }
+
+    /// The instruction at a place.
+    pub(crate) fn at(&self, pc: Pc) -> Option<&Insn> {
+        let index = self
+            .functions
+            .partition_point(|function| function.start <= pc);
+        self.functions.get(index.checked_sub(1)?)?.at(pc)
+    }
+
+    /// Adds the next function.
+    fn push(&mut self, code: Arc<FunctionCode>) {
+        let start = Pc::try_from(self.instructions).unwrap_or(Pc::MAX);
+        self.instructions += code.instructions.len();
+        self.functions.push(Placed { start, code });
+    }
+
+    /// Takes over what a function needs of its kernel.
+    fn merge(&mut self, needs: &Needs, source: &dyn Source) {
+        self.uses_printf |= needs.printf;
+        self.uses_assert |= needs.assert;
+        self.uses_heap |= needs.heap;
+        self.uses_cluster |= needs.cluster;
+        if needs.constant_ranges && self.constant_ranges.is_empty() {
+            self.constant_ranges = source.constant_ranges();
+        }
+    }
+}
+
+impl Placed {
+    /// The instruction at a place of the kernel.
+    pub(crate) fn at(&self, pc: Pc) -> Option<&Insn> {
+        let offset = pc.checked_sub(self.start)?;
+        self.code.instructions.get(offset as usize)
+    }
+}
+
+/// What a function needs of the kernel that it is in.
+#[derive(Debug, Default)]
+pub(crate) struct Needs {
+    pub printf: bool,
+    pub assert: bool,
+    pub heap: bool,
+    pub cluster: bool,
+    pub constant_ranges: bool,
+    /// It calls functions by their addresses, or takes these.
+    pub indirect: bool,
+    /// The functions that it calls, by their indices in the module.
+    pub functions: Vec<u32>,
+    /// The shared variables that it names.
+    pub shared: Vec<SharedUse>,
+    pub dynamic_align: u32,
+}
+
+/// A shared variable and where it was when a function that names it was lowered.
+#[derive(Debug)]
+pub(crate) struct SharedUse {
+    scope: u32,
+    name: String,
+    bytes: u64,
+    align: u32,
+    offset: u32,
+}
+
+/// A function that was lowered, and for whom.
+#[derive(Debug)]
+pub(crate) struct Lowered {
+    pub code: Arc<FunctionCode>,
+    pub needs: Needs,
+}
+
+/// Functions of a module that were lowered for one of its kernels and serve others.
+#[derive(Debug, Default)]
+pub(crate) struct Cache(Mutex<HashMap<u32, Vec<Arc<Lowered>>>>);
+
+impl Cache {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Vec<Arc<Lowered>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A function whose shared variables lie where this kernel has or will have them.
+    fn find(&self, module_index: u32, shared: &SharedLayout) -> Option<Arc<Lowered>> {
+        let known = self.lock();
+        let mut fitting = known.get(&module_index)?.iter();
+        fitting
+            .find(|lowered| shared.fits(&lowered.needs.shared))
+            .cloned()
+    }
+
+    fn add(&self, module_index: u32, lowered: &Arc<Lowered>) {
+        let mut known = self.lock();
+        known
+            .entry(module_index)
+            .or_default()
+            .push(Arc::clone(lowered));
+    }
+}
+
 /// The shared memory of a kernel while it is laid out.
 #[derive(Debug, Default)]
 pub(crate) struct SharedLayout {
@@ -126,6 +237,20 @@ pub(crate) struct SharedLayout {
 const MODULE_SCOPE: u32 = u32::MAX;
 
 impl SharedLayout {
+    /// Whether variables are, or would be, placed as they were.
+    fn fits(&self, uses: &[SharedUse]) -> bool {
+        let mut trial = self.bytes;
+        uses.iter().all(|wanted| {
+            let known = self.offsets.get(&(wanted.scope, wanted.name.clone()));
+            let offset = known.copied().unwrap_or_else(|| {
+                let start = trial.next_multiple_of(wanted.align);
+                trial = start.saturating_add(u32::try_from(wanted.bytes).unwrap_or(u32::MAX));
+                start
+            });
+            offset == wanted.offset
+        })
+    }
+
     /// The offset of a variable, which is placed when it is first used.
     pub(crate) fn place(
         &mut self,
@@ -155,29 +280,57 @@ impl SharedLayout {
     }
 }
 
-/// A row that will hold where dynamic shared memory begins.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DynamicSharedFixup {
-    pub function: u32,
-    pub constant: usize,
-}
-
 /// What the functions of one kernel share while they are lowered.
 pub(crate) struct Linker<'s> {
     pub source: &'s dyn Source,
     pub out: KernelCode,
     pub shared: SharedLayout,
-    pub fixups: Vec<DynamicSharedFixup>,
     /// Module indices of the functions still to be lowered, in the order of their local indices.
-    pub queue: Vec<u32>,
-    pub indirect: bool,
+    queue: Vec<u32>,
+    indirect: bool,
     /// Where the elements of matrix fragments lie, as far as it was worked out.
     pub positions: HashMap<FragmentKind, Arc<[u16]>>,
 }
 
 impl Linker<'_> {
+    /// A function, as it was lowered for another kernel if it fits this one.
+    fn lower(&mut self, module_index: u32, cache: &Cache) -> Result<(), function::Failure> {
+        let is_kernel = self.out.functions.is_empty();
+        let known = match is_kernel {
+            true => None,
+            false => cache.find(module_index, &self.shared),
+        };
+        let lowered = match known {
+            Some(known) => {
+                for own in &known.needs.shared {
+                    let placed = self
+                        .shared
+                        .place(own.scope, &own.name, own.bytes, own.align);
+                    placed.map_err(|reject| (reject, ".func".to_owned(), 0))?;
+                }
+                known
+            }
+            None => {
+                let lowered = Arc::new(function::lower(self, module_index, is_kernel)?);
+                if !is_kernel {
+                    cache.add(module_index, &lowered);
+                }
+                lowered
+            }
+        };
+        let needs = &lowered.needs;
+        self.out.merge(needs, self.source);
+        self.indirect |= needs.indirect;
+        self.shared.dynamic_align = self.shared.dynamic_align.max(needs.dynamic_align);
+        for function in &needs.functions {
+            self.local_index(*function);
+        }
+        self.out.push(Arc::clone(&lowered.code));
+        Ok(())
+    }
+
     /// The local index of a function, which is queued when it is first named.
-    pub(crate) fn local_index(&mut self, module_index: u32) -> u32 {
+    fn local_index(&mut self, module_index: u32) -> u32 {
         let slot = module_index as usize;
         if self.out.by_module_index.len() <= slot {
             self.out.by_module_index.resize(slot + 1, None);
@@ -206,7 +359,11 @@ fn layout(params: &[Variable<'_>]) -> Option<(Vec<ParamLayout>, u32)> {
 }
 
 /// Decodes the kernel whose index in the module is `index`.
-pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, KernelError> {
+pub(crate) fn decode(
+    source: &dyn Source,
+    index: u32,
+    cache: &Cache,
+) -> Result<KernelCode, KernelError> {
     let Some(entry) = source.function(index) else {
         return Err(KernelError::NotFound(format!("#{index}")));
     };
@@ -251,7 +408,6 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
             dynamic_align: 16,
             ..SharedLayout::default()
         },
-        fixups: Vec::new(),
         queue: Vec::new(),
         indirect: false,
         positions: HashMap::new(),
@@ -262,19 +418,18 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
     let mut required = usize::MAX;
     loop {
         while let Some(&module_index) = linker.queue.get(next) {
-            let result = function::lower(&mut linker, module_index, next == 0);
-            match result {
+            match linker.lower(module_index, cache) {
                 Ok(()) => {}
                 Err((_, _, _)) if next >= required => {
                     linker.out.by_module_index[module_index as usize] = None;
-                    linker.out.functions.push(FunctionCode::default());
+                    linker.out.push(Arc::default());
                 }
                 Err((reject, instruction, line)) => {
                     return Err(explain(&kernel, reject, &instruction, line));
                 }
             }
-            if linker.out.code.len() > MAX_INSTRUCTIONS {
-                let (found, limit) = (linker.out.code.len() as u64, MAX_INSTRUCTIONS as u64);
+            if linker.out.instructions > MAX_INSTRUCTIONS {
+                let (found, limit) = (linker.out.instructions as u64, MAX_INSTRUCTIONS as u64);
                 return Err(at_entry(Reject::TooLarge {
                     what: "the number of instructions",
                     found,
@@ -297,21 +452,10 @@ pub(crate) fn decode(source: &dyn Source, index: u32) -> Result<KernelCode, Kern
         }
     }
     let Linker {
-        mut out,
-        shared,
-        fixups,
-        ..
+        mut out, shared, ..
     } = linker;
     out.shared_bytes = shared.bytes;
     out.dynamic_shared = shared.bytes.next_multiple_of(shared.dynamic_align.max(1));
-    for fixup in fixups {
-        let function = out.functions.get_mut(fixup.function as usize);
-        if let Some(constant) =
-            function.and_then(|function| function.constants.get_mut(fixup.constant))
-        {
-            constant.1 = constant.1.wrapping_add(u64::from(out.dynamic_shared));
-        }
-    }
     Ok(out)
 }
 

@@ -69,7 +69,7 @@ impl<'a> Lowering<'a, '_, '_> {
                 Ok(d)
             }
             Some(Symbol::Function(index)) => {
-                self.linker.indirect = true;
+                self.needs.indirect = true;
                 self.constant(crate::exec::function_address(index))
             }
             None => {
@@ -82,7 +82,7 @@ impl<'a> Lowering<'a, '_, '_> {
                         malformed(format!("`{name}` is not declared"))
                     };
                 };
-                self.linker.out.uses_cluster |= special::is_of_clusters(name);
+                self.needs.cluster |= special::is_of_clusters(name);
                 let d = self.temporary()?;
                 self.emit_unguarded(Op::Special { d, special });
                 Ok(d)
@@ -159,7 +159,7 @@ impl<'a> Lowering<'a, '_, '_> {
         match self.lookup(name)? {
             Some(Symbol::Predicate(pred)) => Ok(PredSource { pred, negated }),
             None if name == "%is_explicit_cluster" => {
-                self.linker.out.uses_cluster = true;
+                self.needs.cluster = true;
                 Ok(PredSource {
                     pred: 0,
                     negated: !negated,

@@ -63,7 +63,7 @@ impl<'a> Lowering<'a, '_, '_> {
         m.take("aligned");
         m.ignore(|part| matches!(part, "release" | "relaxed" | "acquire"));
         exactly::<0>(operands)?;
-        self.linker.out.uses_cluster = true;
+        self.needs.cluster = true;
         if m.take("arrive") {
             self.emit(Op::ClusterArrive);
         } else if m.take("wait") {

@@ -3,7 +3,7 @@
 use super::memory::Lanes;
 use super::step::{first, lane_fault};
 use super::warp::{Context, Group, Wait, Warp};
-use super::{builtin, function_at};
+use super::{builtin, function_address, function_at};
 use crate::alu::commit;
 use crate::decode::insn::{Call, Callee, Op, Param, Pc, Slot};
 use crate::error::{Fault, FaultKind};
@@ -32,7 +32,7 @@ impl Warp {
             }
             Callee::Function(index) => {
                 self.push(rest);
-                self.enter(cx, call, index, group, pc, mask)?;
+                self.enter(cx, call, index as usize, group, pc, mask)?;
                 Ok(true)
             }
             Callee::Indirect(reg) => {
@@ -45,10 +45,7 @@ impl Warp {
                     let same = Lanes(left)
                         .filter(|&other| row[other] == address)
                         .fold(0, |m, l| m | 1 << l);
-                    let index = function_at(address).and_then(|index| {
-                        cx.launch.code.by_module_index.get(index).copied().flatten()
-                    });
-                    let Some(index) = index else {
+                    let Some(index) = function_at(address) else {
                         return Err(self.fault(
                             cx,
                             pc,
@@ -67,35 +64,42 @@ impl Warp {
         &mut self,
         cx: &mut Context<'_, '_>,
         call: &Call,
-        index: u32,
+        module_index: usize,
         group: &Group,
         pc: Pc,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        let launch = cx.launch;
-        let function = &launch.code.functions[index as usize];
-        // A function that could not be decoded has no predicates.
-        let matches = function.preds > 0
-            && call.args.len() == function.params.len()
-            && call.returns.len() == function.returns.len();
-        let address = u64::from(index);
-        if !matches {
+        let kernel = cx.launch.code;
+        let found = kernel.local_index(module_index).and_then(|index| {
+            let placed = kernel.functions.get(index as usize)?;
+            let function = &*placed.code;
+            // A function that could not be decoded has no predicates.
+            let matches = function.preds > 0
+                && call.args.len() == function.params.len()
+                && call.returns.len() == function.returns.len();
+            matches.then_some((index, placed.start, function))
+        });
+        let Some((index, start, function)) = found else {
+            let address = function_address(u32::try_from(module_index).unwrap_or(u32::MAX));
             return Err(self.fault(cx, pc, first(FaultKind::InvalidPc { address }, mask)));
-        }
+        };
         let parent = self.frames.get(group.frame);
-        let parent_bytes = launch.code.functions[parent.function as usize].local_bytes;
+        let parent_bytes = kernel.functions[parent.function as usize].code.local_bytes;
         let local_base = parent.local_base + parent_bytes + parent.allocated;
         let made = self
             .local
             .reserve(local_base.saturating_add(function.local_bytes))
-            .and_then(|()| self.frames.push(index, function, group.frame, pc, mask));
+            .and_then(|()| {
+                let own = (index, function, kernel.dynamic_shared);
+                self.frames.push(own, group.frame, pc, mask)
+            });
         let frame = made.map_err(|kind| self.fault(cx, pc, first(kind, mask)))?;
         self.frames.get_mut(frame).local_base = local_base;
         for (actual, formal) in call.args.iter().zip(&function.params) {
             self.copy_param(group.frame, actual, frame, formal, mask);
         }
         self.push(Group {
-            pc: function.start,
+            pc: start,
             mask,
             frame,
             wait: Wait::Ready,
@@ -105,15 +109,13 @@ impl Warp {
     }
 
     pub(super) fn return_lanes(&mut self, cx: &Context<'_, '_>, group: &Group, mask: u32) {
-        let code = &cx.launch.code;
+        let functions = &cx.launch.code.functions;
         let frame = self.frames.get(group.frame);
-        let (parent, call_pc, function) = (frame.parent, frame.call_pc, frame.function);
-        if let Op::Call(call) = &code.code[call_pc as usize].op {
-            for (actual, formal) in call
-                .returns
-                .iter()
-                .zip(&code.functions[function as usize].returns)
-            {
+        let (parent, call_pc) = (frame.parent, frame.call_pc);
+        let called = &functions[frame.function as usize].code;
+        let caller = &functions[self.frames.get(parent).function as usize];
+        if let Some(Op::Call(call)) = caller.at(call_pc).map(|insn| &insn.op) {
+            for (actual, formal) in call.returns.iter().zip(&called.returns) {
                 self.copy_param(group.frame, formal, parent, actual, mask);
             }
         }

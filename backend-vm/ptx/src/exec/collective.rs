@@ -173,7 +173,7 @@ fn pair(a: &CollectiveArgs, b: &CollectiveArgs) -> bool {
 }
 
 fn args_at<'c>(cx: &'c Context<'_, '_>, pc: Pc) -> Option<&'c CollectiveArgs> {
-    match &cx.launch.code.code[pc as usize].op {
+    match &cx.launch.code.at(pc)?.op {
         Op::Collective(args) => Some(args),
         _ => None,
     }

@@ -87,11 +87,10 @@ impl Frames {
         }
     }
 
-    /// Makes a frame for `lanes` of the function `function`.
+    /// Makes a frame for `lanes` of a function, by its index and where dynamic shared memory begins.
     pub(super) fn push(
         &mut self,
-        function: u32,
-        code: &FunctionCode,
+        (function, code, dynamic_shared): (u32, &FunctionCode, u32),
         parent: FrameId,
         call_pc: u32,
         lanes: u32,
@@ -128,6 +127,9 @@ impl Frames {
         let mut rows = vec![[0; LANES]; code.rows as usize];
         for &(reg, value) in &code.constants {
             rows[reg as usize] = [value; LANES];
+        }
+        for &(reg, offset) in &code.dynamic {
+            rows[reg as usize] = [offset.wrapping_add(u64::from(dynamic_shared)); LANES];
         }
         let mut preds = vec![0; code.preds.max(1) as usize];
         preds[0] = u32::MAX;

@@ -177,8 +177,9 @@ pub fn launch(
         ));
     }
     let warps = usize::try_from(threads.div_ceil(32)).unwrap_or(usize::MAX);
-    let rows = code.functions[0].rows as usize * size_of::<crate::alu::Row>();
-    let local = code.functions[0].local_bytes as usize * 32;
+    let entry = &code.functions[0].code;
+    let rows = entry.rows as usize * size_of::<crate::alu::Row>();
+    let local = entry.local_bytes as usize * 32;
     let (rows, local) = (rows.saturating_mul(warps), local.saturating_mul(warps));
     if rows > MAX_BLOCK_ROW_BYTES || local > MAX_BLOCK_LOCAL_BYTES {
         let what = "more registers or local memory than a block can have";

@@ -79,13 +79,15 @@ impl Warp {
         stop: Pc,
     ) -> Result<(), Box<Fault>> {
         let launch = cx.launch;
-        let code = &launch.code.code[..];
+        let function = self.frames.get(group.frame).function;
+        let function = &launch.code.functions[function as usize];
+        let (code, start) = (&function.code.instructions[..], function.start);
         let mut pc = group.pc;
         loop {
             if pc >= stop || self.count >= limit {
                 break;
             }
-            let insn = &code[pc as usize];
+            let insn = &code[(pc - start) as usize];
             self.count += 1;
             let frame = self.frames.get_mut(group.frame);
             let mask = group.mask & pred(frame, insn.guard);
@@ -101,7 +103,7 @@ impl Warp {
                 }
                 Op::Branch { target } => {
                     if mask == group.mask {
-                        pc = *target;
+                        pc = start + *target;
                         continue;
                     }
                     let rest = Group {
@@ -112,7 +114,7 @@ impl Warp {
                     };
                     self.push(rest);
                     group.mask = mask;
-                    pc = *target;
+                    pc = start + *target;
                     break;
                 }
                 Op::Load(access) => {
@@ -282,7 +284,7 @@ impl Warp {
                     }
                 }
                 Op::Allocate { d, bytes, align } => {
-                    let own = launch.code.functions[frame.function as usize].local_bytes;
+                    let own = function.code.local_bytes;
                     let wanted = Lanes(mask)
                         .map(|lane| frame.rows[*bytes as usize][lane])
                         .max();
@@ -363,7 +365,7 @@ impl Warp {
                                     self.fault(cx, pc, lane_fault(kind, lane))
                                 })?;
                         self.push(Group {
-                            pc: target,
+                            pc: start + target,
                             mask: 1 << lane,
                             ran: self.count,
                             ..group

@@ -79,7 +79,8 @@ pub(super) struct Warp {
 impl Warp {
     /// A warp at the beginning of the kernel.
     pub(super) fn new(launch: &Launch<'_>, index: u32, alive: u32) -> Result<Self, FaultKind> {
-        let entry = &launch.code.functions[0];
+        let kernel = launch.code;
+        let entry = &*kernel.functions[0].code;
         let mut warp = Self {
             index,
             frames: Frames::default(),
@@ -90,9 +91,11 @@ impl Warp {
             cluster: [u32::MAX; LANES],
         };
         warp.local.reserve(entry.local_bytes)?;
-        let frame = warp.frames.push(0, entry, NO_FRAME, 0, alive)?;
+        let frame = warp
+            .frames
+            .push((0, entry, kernel.dynamic_shared), NO_FRAME, 0, alive)?;
         warp.groups.push(Group {
-            pc: entry.start,
+            pc: 0,
             mask: alive,
             frame,
             wait: Wait::Ready,
@@ -103,13 +106,16 @@ impl Warp {
 
     /// Begins the kernel anew, for another block.
     pub(super) fn restart(&mut self, launch: &Launch<'_>, alive: u32) -> Result<(), FaultKind> {
-        let entry = &launch.code.functions[0];
+        let kernel = launch.code;
+        let entry = &*kernel.functions[0].code;
         self.groups.clear();
         self.alive = alive;
         self.cluster = [u32::MAX; LANES];
-        let frame = self.frames.push(0, entry, NO_FRAME, 0, alive)?;
+        let frame = self
+            .frames
+            .push((0, entry, kernel.dynamic_shared), NO_FRAME, 0, alive)?;
         self.groups.push(Group {
-            pc: entry.start,
+            pc: 0,
             mask: alive,
             frame,
             wait: Wait::Ready,
@@ -272,7 +278,8 @@ impl Warp {
     }
 
     fn barrier_result(&mut self, cx: &Context<'_, '_>, group: Group, id: usize) {
-        let Op::Barrier(barrier) = &cx.launch.code.code[group.pc as usize].op else {
+        let insn = cx.launch.code.at(group.pc);
+        let Some(Op::Barrier(barrier)) = insn.map(|insn| &insn.op) else {
             return;
         };
         let result = cx.barriers.result(id);
@@ -327,12 +334,7 @@ impl Warp {
     /// The fault of a lane.
     #[cold]
     pub(super) fn fault(&self, cx: &Context<'_, '_>, pc: Pc, fault: LaneFault) -> Box<Fault> {
-        let line = cx
-            .launch
-            .code
-            .code
-            .get(pc as usize)
-            .map_or(0, |insn| insn.line);
+        let line = cx.launch.code.at(pc).map_or(0, |insn| insn.line);
         let thread = cx.launch.thread_index(self.index * 32 + fault.lane);
         Box::new(Fault {
             kind: fault.kind,

@@ -280,6 +280,7 @@ pub(crate) struct Param {
 /// Whom a call calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Callee {
+    /// By its index in the module.
     Function(u32),
     Indirect(Reg),
     Builtin(Builtin),
@@ -460,17 +461,19 @@ pub(crate) struct Insn {
     pub line: u32,
 }
 
-/// A decoded function.
+/// A decoded function, which the kernels that call it share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FunctionCode {
-    /// Its first instruction.
-    pub start: Pc,
+    /// Targets of its branches count from the first.
+    pub instructions: Vec<Insn>,
     /// Rows of its frame.
     pub rows: u32,
     /// Predicates of its frame.
     pub preds: u32,
     /// Rows that hold constants, with their values.
     pub constants: Vec<(Reg, u64)>,
+    /// Rows that hold addresses in dynamic shared memory, with what is added to where it begins.
+    pub dynamic: Vec<(Reg, u64)>,
     /// Bytes of local memory of its frame, a multiple of 16.
     pub local_bytes: u32,
     /// Where it expects its parameters.

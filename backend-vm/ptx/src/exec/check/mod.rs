@@ -428,11 +428,7 @@ fn object<'c>(
 }
 
 fn place(launch: &Launch<'_>, site: Site) -> (u32, [u32; 3]) {
-    let line = launch
-        .code
-        .code
-        .get(site.pc as usize)
-        .map_or(0, |insn| insn.line);
+    let line = launch.code.at(site.pc).map_or(0, |insn| insn.line);
     (line, launch.thread_index(site.thread))
 }
 
