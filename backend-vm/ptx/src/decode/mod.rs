@@ -129,12 +129,13 @@ impl KernelCode {
         self.by_module_index.get(module_index).copied().flatten()
     }
 
-    /// The instruction at a place.
+    /// The instruction at a place of the kernel.
     pub(crate) fn at(&self, pc: Pc) -> Option<&Insn> {
         let index = self
             .functions
             .partition_point(|function| function.start <= pc);
-        self.functions.get(index.checked_sub(1)?)?.at(pc)
+        let function = self.functions.get(index.checked_sub(1)?)?;
+        function.at(pc - function.start)
     }
 
     /// Adds the next function.
@@ -157,10 +158,9 @@ impl KernelCode {
 }
 
 impl Placed {
-    /// The instruction at a place of the kernel.
+    /// The instruction at a place of the function.
     pub(crate) fn at(&self, pc: Pc) -> Option<&Insn> {
-        let offset = pc.checked_sub(self.start)?;
-        self.code.instructions.get(offset as usize)
+        self.code.instructions.get(pc as usize)
     }
 }
 

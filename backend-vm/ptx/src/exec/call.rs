@@ -27,7 +27,7 @@ impl Warp {
         match call.callee {
             Callee::Builtin(function) => {
                 let done = builtin::call(self, cx, function, call, group.frame, mask);
-                done.map_err(|fault| self.fault(cx, pc, fault))?;
+                done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 Ok(false)
             }
             Callee::Function(index) => {
@@ -48,7 +48,7 @@ impl Warp {
                     let Some(index) = function_at(address) else {
                         return Err(self.fault(
                             cx,
-                            pc,
+                            (group.frame, pc),
                             lane_fault(FaultKind::InvalidPc { address }, lane),
                         ));
                     };
@@ -77,11 +77,15 @@ impl Warp {
             let matches = function.preds > 0
                 && call.args.len() == function.params.len()
                 && call.returns.len() == function.returns.len();
-            matches.then_some((index, placed.start, function))
+            matches.then_some((index, function))
         });
-        let Some((index, start, function)) = found else {
+        let Some((index, function)) = found else {
             let address = function_address(u32::try_from(module_index).unwrap_or(u32::MAX));
-            return Err(self.fault(cx, pc, first(FaultKind::InvalidPc { address }, mask)));
+            return Err(self.fault(
+                cx,
+                (group.frame, pc),
+                first(FaultKind::InvalidPc { address }, mask),
+            ));
         };
         let parent = self.frames.get(group.frame);
         let parent_bytes = kernel.functions[parent.function as usize].code.local_bytes;
@@ -93,13 +97,13 @@ impl Warp {
                 let own = (index, function, kernel.dynamic_shared);
                 self.frames.push(own, group.frame, pc, mask)
             });
-        let frame = made.map_err(|kind| self.fault(cx, pc, first(kind, mask)))?;
+        let frame = made.map_err(|kind| self.fault(cx, (group.frame, pc), first(kind, mask)))?;
         self.frames.get_mut(frame).local_base = local_base;
         for (actual, formal) in call.args.iter().zip(&function.params) {
             self.copy_param(group.frame, actual, frame, formal, mask);
         }
         self.push(Group {
-            pc: start,
+            pc: 0,
             mask,
             frame,
             wait: Wait::Ready,

@@ -172,14 +172,14 @@ fn pair(a: &CollectiveArgs, b: &CollectiveArgs) -> bool {
     a.kind == b.kind
 }
 
-fn args_at<'c>(cx: &'c Context<'_, '_>, pc: Pc) -> Option<&'c CollectiveArgs> {
-    match &cx.launch.code.at(pc)?.op {
-        Op::Collective(args) => Some(args),
-        _ => None,
-    }
-}
-
 impl Warp {
+    fn args_at<'c>(&self, cx: &Context<'c, '_>, group: usize) -> Option<&'c CollectiveArgs> {
+        match self.operation(cx, &self.groups[group])? {
+            Op::Collective(args) => Some(args),
+            _ => None,
+        }
+    }
+
     /// Lanes `mask` of `group` come to a collective operation. Returns whether they could do it at
     /// once; otherwise they, and the lanes `rest` that skip it, are back among the groups.
     pub(super) fn collective(
@@ -249,13 +249,15 @@ impl Warp {
             let Wait::Collective { members } = self.groups[first].wait else {
                 continue;
             };
-            let Some(args) = args_at(cx, self.groups[first].pc) else {
+            let Some(args) = self.args_at(cx, first) else {
                 continue;
             };
             let together: Vec<usize> = (first..self.groups.len())
                 .filter(|&other| {
                     self.groups[other].wait == Wait::Collective { members }
-                        && args_at(cx, self.groups[other].pc).is_some_and(|other| pair(args, other))
+                        && self
+                            .args_at(cx, other)
+                            .is_some_and(|other| pair(args, other))
                 })
                 .collect();
             let lanes = together
@@ -267,7 +269,7 @@ impl Warp {
             let mut gathered = Gathered::default();
             for &index in &together {
                 let group = self.groups[index];
-                if let Some(args) = args_at(cx, group.pc) {
+                if let Some(args) = self.args_at(cx, index) {
                     gathered.add(Inputs::of(self.frames.get(group.frame), args), group.mask);
                 }
             }
@@ -277,7 +279,7 @@ impl Warp {
             }
             for &index in &together {
                 let group = self.groups[index];
-                if let Some(args) = args_at(cx, group.pc) {
+                if let Some(args) = self.args_at(cx, index) {
                     scatter(
                         self.frames.get_mut(group.frame),
                         args,

@@ -87,7 +87,7 @@ impl Warp {
             if pc >= stop || self.count >= limit {
                 break;
             }
-            let insn = &code[(pc - start) as usize];
+            let insn = &code[pc as usize];
             self.count += 1;
             let frame = self.frames.get_mut(group.frame);
             let mask = group.mask & pred(frame, insn.guard);
@@ -103,7 +103,7 @@ impl Warp {
                 }
                 Op::Branch { target } => {
                     if mask == group.mask {
-                        pc = start + *target;
+                        pc = *target;
                         continue;
                     }
                     let rest = Group {
@@ -114,21 +114,21 @@ impl Warp {
                     };
                     self.push(rest);
                     group.mask = mask;
-                    pc = start + *target;
+                    pc = *target;
                     break;
                 }
                 Op::Load(access) => {
                     if access.order.strong {
                         self.count += POLL;
                     }
-                    let loaded = Self::spaces(&mut self.local, cx, (self.index, pc))
+                    let loaded = Self::spaces(&mut self.local, cx, (self.index, start + pc))
                         .load(frame, access, mask);
-                    loaded.map_err(|fault| self.fault(cx, pc, fault))?;
+                    loaded.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::Store(access) => {
-                    let stored = Self::spaces(&mut self.local, cx, (self.index, pc))
+                    let stored = Self::spaces(&mut self.local, cx, (self.index, start + pc))
                         .store(frame, access, mask);
-                    stored.map_err(|fault| self.fault(cx, pc, fault))?;
+                    stored.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::SetPredicate {
                     test: condition,
@@ -215,12 +215,12 @@ impl Warp {
                 Op::Carry(carry) => add_with_carry(frame, carry, mask),
                 Op::Atomic(operation) => {
                     let done = atomic::execute(
-                        &mut Self::spaces(&mut self.local, cx, (self.index, pc)),
+                        &mut Self::spaces(&mut self.local, cx, (self.index, start + pc)),
                         frame,
                         operation,
                         mask,
                     );
-                    let changed = done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    let changed = done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                     if !changed {
                         self.count += FUTILE;
                     }
@@ -238,7 +238,7 @@ impl Warp {
                     copy::watch_group(cx.checker.as_deref_mut(), *copies, self.index, mask);
                 }
                 Op::CopiesArrive(place) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
                     if spaces.watch.is_some() {
                         let addresses = place.addresses(frame);
                         for lane in Lanes(mask) {
@@ -247,36 +247,36 @@ impl Warp {
                     }
                 }
                 Op::Copy(copy) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
                     let copied = copy::execute(&mut spaces, frame, copy, mask);
-                    copied.map_err(|fault| self.fault(cx, pc, fault))?;
+                    copied.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::BulkCopy(copy) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
                     let copied = copy::execute_bulk(&mut spaces, frame, copy, mask);
-                    copied.map_err(|fault| self.fault(cx, pc, fault))?;
+                    copied.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::Matrix(matrix) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
                     let done = matrix::execute(&mut spaces, frame, matrix, mask);
-                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::Sample(args) => {
                     let done = texture::sample(cx.global, launch, frame, args, mask);
-                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::Surface(args) => {
                     let done = texture::access(cx.global, launch, frame, args, mask);
-                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::Query(args) => {
                     let done = texture::query(cx.global, launch, frame, args, mask);
-                    done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                 }
                 Op::Mbarrier(args) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
                     let done = mbarrier::execute(&mut spaces, frame, args, mask);
-                    let early = done.map_err(|fault| self.fault(cx, pc, fault))?;
+                    let early = done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
                     if early != 0 {
                         let until = special::now() + SUSPENSION;
                         self.part(&group, pc, early, Wait::Sleep { until });
@@ -295,7 +295,9 @@ impl Warp {
                     });
                     match row {
                         Ok(row) => commit(&mut frame.rows[*d as usize], &row, mask),
-                        Err(kind) => return Err(self.fault(cx, pc, first(kind, mask))),
+                        Err(kind) => {
+                            return Err(self.fault(cx, (group.frame, pc), first(kind, mask)));
+                        }
                     }
                 }
                 Op::Collective(args) => {
@@ -362,10 +364,10 @@ impl Warp {
                                 .ok_or_else(|| {
                                     let kind =
                                         FaultKind::IllegalInstruction("brx.idx beyond its list");
-                                    self.fault(cx, pc, lane_fault(kind, lane))
+                                    self.fault(cx, (group.frame, pc), lane_fault(kind, lane))
                                 })?;
                         self.push(Group {
-                            pc: start + target,
+                            pc: target,
                             mask: 1 << lane,
                             ran: self.count,
                             ..group
@@ -392,10 +394,12 @@ impl Warp {
                     }
                     return Ok(());
                 }
-                Op::Trap => return Err(self.fault(cx, pc, first(FaultKind::Trap, mask))),
+                Op::Trap => {
+                    return Err(self.fault(cx, (group.frame, pc), first(FaultKind::Trap, mask)));
+                }
                 Op::Illegal(why) => {
                     let kind = FaultKind::IllegalInstruction(why);
-                    return Err(self.fault(cx, pc, first(kind, mask)));
+                    return Err(self.fault(cx, (group.frame, pc), first(kind, mask)));
                 }
             }
             pc += 1;
@@ -446,7 +450,8 @@ impl Warp {
         let arrived = cx
             .barriers
             .arrive(id, expected, mask.count_ones(), holds, whole);
-        let (id, generation) = arrived.map_err(|kind| self.fault(cx, pc, first(kind, mask)))?;
+        let (id, generation) =
+            arrived.map_err(|kind| self.fault(cx, (group.frame, pc), first(kind, mask)))?;
         if let Some(checker) = &mut cx.checker {
             checker.arrive(id, self.index, mask, barrier.kind != BarrierKind::Arrive);
             checker.settle(id, cx.barriers);

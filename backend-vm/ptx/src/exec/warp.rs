@@ -7,6 +7,7 @@ use super::global::Global;
 use super::launch::Launch;
 use super::memory::{LaneFault, Spaces};
 use crate::alu::LANES;
+use crate::decode::Placed;
 use crate::decode::insn::{BarrierKind, Op, Pc};
 use crate::error::{Fault, FaultKind};
 
@@ -29,6 +30,7 @@ pub(super) enum Wait {
 /// Lanes at one place in one frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Group {
+    /// In the function of its frame.
     pub pc: Pc,
     pub mask: u32,
     pub frame: FrameId,
@@ -278,8 +280,7 @@ impl Warp {
     }
 
     fn barrier_result(&mut self, cx: &Context<'_, '_>, group: Group, id: usize) {
-        let insn = cx.launch.code.at(group.pc);
-        let Some(Op::Barrier(barrier)) = insn.map(|insn| &insn.op) else {
+        let Some(Op::Barrier(barrier)) = self.operation(cx, &group) else {
             return;
         };
         let result = cx.barriers.result(id);
@@ -300,6 +301,16 @@ impl Warp {
             BarrierKind::All(pred) => set(&mut frame.preds[pred as usize], result.all),
             BarrierKind::Any(pred) => set(&mut frame.preds[pred as usize], result.any),
         }
+    }
+
+    /// The function of a frame.
+    pub(super) fn function<'c>(&self, cx: &Context<'c, '_>, frame: FrameId) -> &'c Placed {
+        &cx.launch.code.functions[self.frames.get(frame).function as usize]
+    }
+
+    /// What a group executes next.
+    pub(super) fn operation<'c>(&self, cx: &Context<'c, '_>, group: &Group) -> Option<&'c Op> {
+        Some(&self.function(cx, group.frame).at(group.pc)?.op)
     }
 
     /// Adds a group, joining one at the same place.
@@ -333,8 +344,14 @@ impl Warp {
 
     /// The fault of a lane.
     #[cold]
-    pub(super) fn fault(&self, cx: &Context<'_, '_>, pc: Pc, fault: LaneFault) -> Box<Fault> {
-        let line = cx.launch.code.at(pc).map_or(0, |insn| insn.line);
+    pub(super) fn fault(
+        &self,
+        cx: &Context<'_, '_>,
+        (frame, pc): (FrameId, Pc),
+        fault: LaneFault,
+    ) -> Box<Fault> {
+        let insn = self.function(cx, frame).at(pc);
+        let line = insn.map_or(0, |insn| insn.line);
         let thread = cx.launch.thread_index(self.index * 32 + fault.lane);
         Box::new(Fault {
             kind: fault.kind,
