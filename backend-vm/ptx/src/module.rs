@@ -576,4 +576,28 @@ mod tests {
         let shared = |name| program.kernel(name).unwrap().shared_bytes();
         assert_eq!(["first", "second", "wide"].map(shared), [4, 4, 68]);
     }
+
+    /// However large they are said to be: a kernel has the variables that it declares, each for itself.
+    #[test]
+    fn shared_variables_of_one_name_are_told_apart() {
+        let head = ".version 8.7\n.target sm_90\n.address_size 64\n";
+        let module = |bytes: u32| {
+            let function = format!(
+                ".func f() {{ {{ .shared .b8 x[4]; }} {{ .shared .b8 x[{bytes}]; }} \
+                 {{ .shared .align 16 .b8 y[4]; }} ret; }}\n"
+            );
+            let kernels =
+                ["a", "b"].map(|name| format!(".visible .entry {name}() {{ call f; ret; }}\n"));
+            let text = head.to_owned() + &function + &kernels.concat();
+            Module::from_ptx(&text).unwrap().link(Vec::new())
+        };
+        let program = module(20);
+        let shared = |name| program.kernel(name).unwrap().shared_bytes();
+        assert_eq!(["a", "b"].map(shared), [36, 36]);
+        let program = module(u32::MAX);
+        for name in ["a", "b"] {
+            let error = program.kernel(name).unwrap_err();
+            assert!(matches!(error, KernelError::TooLarge { .. }), "{error}");
+        }
+    }
 }

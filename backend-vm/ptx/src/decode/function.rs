@@ -371,7 +371,8 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.bind(variable.name, Symbol::Frame(at));
             }
             Space::Shared => {
-                let unique = format!("{}#{}", variable.name, variable.line);
+                // A name may be declared again, in another scope.
+                let unique = format!("{}#{}", variable.name, self.needs.shared.len());
                 let at = self.shared(self.module_index, &unique, bytes, variable.align)?;
                 self.bind(variable.name, Symbol::Shared(at));
             }

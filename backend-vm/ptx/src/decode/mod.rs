@@ -198,6 +198,9 @@ pub(crate) struct Lowered {
     pub needs: Needs,
 }
 
+/// For how many layouts of shared memory a function is kept: most modules have one or two.
+const VARIANTS: usize = 8;
+
 /// Functions of a module that were lowered for one of its kernels and serve others.
 #[derive(Debug, Default)]
 pub(crate) struct Cache(Mutex<HashMap<u32, Vec<Arc<Lowered>>>>);
@@ -218,17 +221,18 @@ impl Cache {
 
     fn add(&self, module_index: u32, lowered: &Arc<Lowered>) {
         let mut known = self.lock();
-        known
-            .entry(module_index)
-            .or_default()
-            .push(Arc::clone(lowered));
+        let variants = known.entry(module_index).or_default();
+        if variants.len() < VARIANTS {
+            variants.push(Arc::clone(lowered));
+        }
     }
 }
 
 /// The shared memory of a kernel while it is laid out.
 #[derive(Debug, Default)]
 pub(crate) struct SharedLayout {
-    offsets: HashMap<(u32, String), u32>,
+    /// By the variable's scope and name.
+    offsets: HashMap<u32, HashMap<String, u32>>,
     pub bytes: u32,
     pub dynamic_align: u32,
 }
@@ -239,16 +243,22 @@ const MODULE_SCOPE: u32 = u32::MAX;
 impl SharedLayout {
     /// Whether variables are, or would be, placed as they were.
     fn fits(&self, uses: &[SharedUse]) -> bool {
-        let mut trial = self.bytes;
+        let mut trial = u64::from(self.bytes);
         uses.iter().all(|wanted| {
-            let known = self.offsets.get(&(wanted.scope, wanted.name.clone()));
-            let offset = known.copied().unwrap_or_else(|| {
-                let start = trial.next_multiple_of(wanted.align);
-                trial = start.saturating_add(u32::try_from(wanted.bytes).unwrap_or(u32::MAX));
-                start
-            });
-            offset == wanted.offset
+            let offset = match self.offset(wanted.scope, &wanted.name) {
+                Some(known) => u64::from(known),
+                None => {
+                    let start = trial.next_multiple_of(u64::from(wanted.align));
+                    trial = start.saturating_add(wanted.bytes);
+                    start
+                }
+            };
+            offset == u64::from(wanted.offset) && trial <= u64::from(MAX_STATIC_SHARED_BYTES)
         })
+    }
+
+    fn offset(&self, scope: u32, name: &str) -> Option<u32> {
+        self.offsets.get(&scope)?.get(name).copied()
     }
 
     /// The offset of a variable, which is placed when it is first used.
@@ -259,7 +269,7 @@ impl SharedLayout {
         bytes: u64,
         align: u32,
     ) -> Result<u32, Reject> {
-        if let Some(&offset) = self.offsets.get(&(scope, name.to_owned())) {
+        if let Some(offset) = self.offset(scope, name) {
             return Ok(offset);
         }
         let start = u64::from(self.bytes).next_multiple_of(u64::from(align));
@@ -268,7 +278,8 @@ impl SharedLayout {
         match (u32::try_from(start), u32::try_from(end)) {
             (Ok(offset), Ok(end)) if u64::from(end) <= limit => {
                 self.bytes = end;
-                self.offsets.insert((scope, name.to_owned()), offset);
+                let names = self.offsets.entry(scope).or_default();
+                names.insert(name.to_owned(), offset);
                 Ok(offset)
             }
             _ => Err(Reject::TooLarge {
