@@ -22,9 +22,9 @@ const PTX_VERSION: i32 = 5;
 const BINARY_VERSION: i32 = 6;
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
 const PREFERRED_SHARED_MEMORY_CARVEOUT: i32 = 9;
-/// One past the last `CUfunction_attribute` of CUDA 13.0.
 const REQUIRED_CLUSTER_WIDTH: i32 = 11;
 const REQUIRED_CLUSTER_DEPTH: i32 = 13;
+/// One past the last `CUfunction_attribute` of CUDA 13.0.
 const ATTRIBUTES_END: i32 = 16;
 
 /// Registers that a kernel is said to take of a thread: a processor has no file of them to divide, and

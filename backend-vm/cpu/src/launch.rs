@@ -80,6 +80,11 @@ pub fn validate(needs: &Needs, launch: &Launch<'_>, multiprocessors: u32) -> Res
     Ok(cooperative)
 }
 
+fn product(extent: [u32; 3]) -> Option<u32> {
+    let [x, y, z] = extent;
+    x.checked_mul(y)?.checked_mul(z)
+}
+
 /// What a launch's attributes ask for.
 #[derive(Debug, Default)]
 struct Asked {
@@ -92,11 +97,8 @@ struct Asked {
 fn cluster_size(needs: &Needs, asked: Option<[u32; 3]>, grid: [u32; 3]) -> Result<u32> {
     let cluster = needs.cluster.or(asked).unwrap_or([1; 3]);
     let differs = asked.is_some_and(|asked| asked != cluster);
-    let blocks = cluster
-        .iter()
-        .try_fold(1_u32, |product, size| product.checked_mul(*size));
     let divides = |(blocks, size): (&u32, &u32)| blocks.checked_rem(*size) == Some(0);
-    match blocks.filter(|blocks| *blocks <= MAX_CLUSTER) {
+    match product(cluster).filter(|blocks| *blocks <= MAX_CLUSTER) {
         Some(2..) if needs.uses_cluster => Err(CuError::NOT_SUPPORTED),
         Some(blocks) if !differs && grid.iter().zip(&cluster).all(divides) => Ok(blocks),
         _ => Err(CuError::INVALID_CLUSTER_SIZE),
@@ -164,11 +166,7 @@ pub fn active_clusters(
     multiprocessors: u32,
 ) -> Result<u32> {
     let asked = attributes(launch.attributes)?.cluster;
-    let threads = launch
-        .block
-        .iter()
-        .try_fold(1_u32, |product, size| product.checked_mul(*size));
-    let threads = threads.filter(|threads| (1..=MAX_BLOCK_THREADS).contains(threads));
+    let threads = product(launch.block).filter(|threads| (1..=MAX_BLOCK_THREADS).contains(threads));
     let threads = threads.ok_or(CuError::INVALID_VALUE)?;
     if launch.grid.contains(&0) || launch.shared > needs.max_dynamic_shared {
         return Err(CuError::INVALID_VALUE);

@@ -70,12 +70,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Self::order(m);
         let hint = m.take("L2::cache_hint");
         m.ignore(advisory);
-        let lanes = m.take_map(|part| match part {
-            "v2" => Some(2),
-            "v4" => Some(4),
-            "v8" => Some(8),
-            _ => None,
-        });
+        let lanes = m.vector();
         let op = m
             .first()
             .and_then(|name| operation(name, ty))

@@ -186,12 +186,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let ty = m.ty()?;
         let order = Self::order(m);
         let space = self.space(m);
-        let vector = m.take_map(|part| match part {
-            "v2" => Some(2),
-            "v4" => Some(4),
-            "v8" => Some(8),
-            _ => None,
-        });
+        let vector = m.vector();
         m.ignore(advisory);
         // A third operand is a cache policy.
         if !matches!(operands.len(), 2 | 3) {

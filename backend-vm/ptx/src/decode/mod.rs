@@ -106,7 +106,7 @@ pub(crate) struct KernelCode {
     pub functions: Vec<Placed>,
     /// From a function's index in the module to its index here.
     by_module_index: Vec<Option<u32>>,
-    /// How many there are.
+    /// How many instructions all of them have.
     instructions: usize,
     pub params: Vec<ParamLayout>,
     pub param_bytes: u32,
@@ -125,8 +125,9 @@ pub(crate) struct KernelCode {
 
 impl KernelCode {
     /// The index here of a function, by its index in the module.
-    pub(crate) fn local_index(&self, module_index: usize) -> Option<u32> {
-        self.by_module_index.get(module_index).copied().flatten()
+    pub(crate) fn local_index(&self, module_index: u32) -> Option<u32> {
+        let known = self.by_module_index.get(module_index as usize);
+        known.copied().flatten()
     }
 
     /// The instruction at a place of the kernel.
@@ -240,6 +241,12 @@ pub(crate) struct SharedLayout {
 /// The function index that stands for module scope in [`SharedLayout`].
 const MODULE_SCOPE: u32 = u32::MAX;
 
+/// Where a variable begins and ends that is placed behind so many bytes.
+fn behind(taken: u64, bytes: u64, align: u32) -> (u64, u64) {
+    let start = taken.next_multiple_of(u64::from(align));
+    (start, start.saturating_add(bytes))
+}
+
 impl SharedLayout {
     /// Whether variables are, or would be, placed as they were.
     fn fits(&self, uses: &[SharedUse]) -> bool {
@@ -248,8 +255,8 @@ impl SharedLayout {
             let offset = match self.offset(wanted.scope, &wanted.name) {
                 Some(known) => u64::from(known),
                 None => {
-                    let start = trial.next_multiple_of(u64::from(wanted.align));
-                    trial = start.saturating_add(wanted.bytes);
+                    let (start, end) = behind(trial, wanted.bytes, wanted.align);
+                    trial = end;
                     start
                 }
             };
@@ -272,8 +279,7 @@ impl SharedLayout {
         if let Some(offset) = self.offset(scope, name) {
             return Ok(offset);
         }
-        let start = u64::from(self.bytes).next_multiple_of(u64::from(align));
-        let end = start.saturating_add(bytes);
+        let (start, end) = behind(u64::from(self.bytes), bytes, align);
         let limit = u64::from(MAX_STATIC_SHARED_BYTES);
         match (u32::try_from(start), u32::try_from(end)) {
             (Ok(offset), Ok(end)) if u64::from(end) <= limit => {

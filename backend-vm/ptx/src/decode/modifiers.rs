@@ -72,6 +72,16 @@ impl<'a> Modifiers<'a> {
         Ok(ty)
     }
 
+    /// Strikes off the length of a vector.
+    pub(crate) fn vector(&mut self) -> Option<usize> {
+        self.take_map(|part| match part {
+            "v2" => Some(2),
+            "v4" => Some(4),
+            "v8" => Some(8),
+            _ => None,
+        })
+    }
+
     /// Strikes off a rounding mode of arithmetic.
     pub(crate) fn rounding(&mut self) -> Option<Rounding> {
         self.take_map(|part| match part {

@@ -65,12 +65,7 @@ impl<'a> Lowering<'a, '_, '_> {
             ) || part == order
                 || part == "acc::f32" && loads
         });
-        let count = m.take_map(|part| match part {
-            "v2" => Some(2),
-            "v4" => Some(4),
-            "v8" => Some(8),
-            _ => None,
-        });
+        let count = m.vector();
         let [first, second] = operands else {
             return malformed("it has the wrong number of operands");
         };

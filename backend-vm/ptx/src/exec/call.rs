@@ -32,7 +32,7 @@ impl Warp {
             }
             Callee::Function(index) => {
                 self.push(rest);
-                self.enter(cx, call, index as usize, group, pc, mask)?;
+                self.enter(cx, call, index, group, pc, mask)?;
                 Ok(true)
             }
             Callee::Indirect(reg) => {
@@ -64,7 +64,7 @@ impl Warp {
         &mut self,
         cx: &mut Context<'_, '_>,
         call: &Call,
-        module_index: usize,
+        module_index: u32,
         group: &Group,
         pc: Pc,
         mask: u32,
@@ -80,7 +80,7 @@ impl Warp {
             matches.then_some((index, function))
         });
         let Some((index, function)) = found else {
-            let address = function_address(u32::try_from(module_index).unwrap_or(u32::MAX));
+            let address = function_address(module_index);
             return Err(self.fault(
                 cx,
                 (group.frame, pc),
@@ -88,7 +88,7 @@ impl Warp {
             ));
         };
         let parent = self.frames.get(group.frame);
-        let parent_bytes = kernel.functions[parent.function as usize].code.local_bytes;
+        let parent_bytes = self.function(cx, group.frame).code.local_bytes;
         let local_base = parent.local_base + parent_bytes + parent.allocated;
         let made = self
             .local
@@ -113,11 +113,10 @@ impl Warp {
     }
 
     pub(super) fn return_lanes(&mut self, cx: &Context<'_, '_>, group: &Group, mask: u32) {
-        let functions = &cx.launch.code.functions;
         let frame = self.frames.get(group.frame);
         let (parent, call_pc) = (frame.parent, frame.call_pc);
-        let called = &functions[frame.function as usize].code;
-        let caller = &functions[self.frames.get(parent).function as usize];
+        let called = &self.function(cx, group.frame).code;
+        let caller = self.function(cx, parent);
         if let Some(Op::Call(call)) = caller.at(call_pc).map(|insn| &insn.op) {
             for (actual, formal) in call.returns.iter().zip(&called.returns) {
                 self.copy_param(group.frame, formal, parent, actual, mask);

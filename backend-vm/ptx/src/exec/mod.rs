@@ -72,10 +72,10 @@ pub(crate) fn function_address(index: u32) -> u64 {
 }
 
 /// The function at an address.
-fn function_at(address: u64) -> Option<usize> {
+fn function_at(address: u64) -> Option<u32> {
     let offset = address.checked_sub(FUNCTION_BASE)?;
     if offset % FUNCTION_STRIDE == 0 {
-        usize::try_from(offset / FUNCTION_STRIDE).ok()
+        u32::try_from(offset / FUNCTION_STRIDE).ok()
     } else {
         None
     }

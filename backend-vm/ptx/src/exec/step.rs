@@ -79,8 +79,7 @@ impl Warp {
         stop: Pc,
     ) -> Result<(), Box<Fault>> {
         let launch = cx.launch;
-        let function = self.frames.get(group.frame).function;
-        let function = &launch.code.functions[function as usize];
+        let function = self.function(cx, group.frame);
         let (code, start) = (&function.code.instructions[..], function.start);
         let mut pc = group.pc;
         loop {
