@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::harness::{alone, finish, program, wormhole};
+use crate::harness::{Finished, alone, finish, program, wormhole};
 
 const NATIVE: &str = include_str!("bad_input/native.txt");
 const PAGE: &str = include_str!("../../../docs/bad-input.md");
@@ -79,55 +79,13 @@ fn calls() -> String {
     wormhole_idl::calls(&table, &called)
 }
 
-/// Whether a line of [`calls`], or of what the program said, is about one of these functions.
-fn is_of(line: &str, functions: &[&str]) -> bool {
-    functions
-        .iter()
-        .any(|name| line.split(' ').next() == Some(name))
-}
-
-/// The file of calls with only these functions.
-pub fn calls_of(functions: &[&str]) -> String {
-    let calls = calls();
-    let lines = calls.lines().filter(|line| is_of(line, functions));
-    lines.map(|line| format!("{line}\n")).collect()
-}
-
-/// What is wrong with what the program said of these functions, among other things.
-pub fn complaints_of(functions: &[&str], said: &str) -> String {
-    let of = |text: &str| {
-        let lines = text.lines().filter(|line| is_of(line, functions));
-        lines.map(|line| format!("{line}\n")).collect::<String>()
-    };
-    let page = PAGE.lines().filter(|line| {
-        line.strip_prefix("| ")
-            .is_some_and(|row| is_of(row, functions))
-    });
-    let page: String = page.map(|line| format!("{line}\n")).collect();
-    let said = of(said);
-    let here = answers(&said);
-    let mut wrong = complaints(&answers(NATIVE), &here, &page);
-    for function in functions {
-        if !here.contains_key(&(*function, "after-exit")) {
-            let _ = writeln!(wrong, "{function}: not tried to the end");
-        }
-    }
-    wrong
-}
-
-#[test]
-fn bad_input_is_answered_as_natively_and_ends_no_process() {
-    let _alone = alone();
+/// Tries the functions in a run of this program with this file of calls.
+pub fn is_answered_as_natively(run: impl FnOnce(&Path, &Path) -> Finished) {
     let calls = calls();
     let place = tempfile::tempdir().expect("a folder");
     let file = place.path().join("calls.txt");
     std::fs::write(&file, &calls).expect("a file");
-    let run = finish(
-        wormhole(&["run", "--placement", "process", "--device", "cpu", "--"])
-            .arg(program("static", "bad_input"))
-            .arg(&file)
-            .arg("2"),
-    );
+    let run = run(&program("static", "bad_input"), &file);
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     let here = answers(&run.stdout);
     for function in calls.lines().filter_map(|line| line.split(' ').next()) {
@@ -136,6 +94,18 @@ fn bad_input_is_answered_as_natively_and_ends_no_process() {
     }
     let wrong = complaints(&answers(NATIVE), &here, PAGE);
     assert!(wrong.is_empty(), "of {} cases:\n{wrong}", here.len());
+}
+
+#[test]
+fn bad_input_is_answered_as_natively_and_ends_no_process() {
+    let _alone = alone();
+    is_answered_as_natively(|program, calls| {
+        finish(
+            wormhole(&["run", "--placement", "process", "--device", "cpu", "--"])
+                .args([program, calls])
+                .arg("2"),
+        )
+    });
 }
 
 #[test]

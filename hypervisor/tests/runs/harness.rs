@@ -72,6 +72,11 @@ pub fn wormhole(args: &[&str]) -> Command {
 /// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test. When the emulated host fails, or hangs
 /// with the guest in it, another one is taken.
 pub fn finish(command: &mut Command) -> Finished {
+    finish_within(command, PATIENCE)
+}
+
+/// The same with another patience.
+pub fn finish_within(command: &mut Command, patience: Duration) -> Finished {
     let in_guest = command.get_args().any(|argument| argument == "host");
     for_emulation(|| {
         let start = Instant::now();
@@ -80,7 +85,7 @@ pub fn finish(command: &mut Command) -> Finished {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the command starts");
-        let finished = match wait(Ended(child), start) {
+        let finished = match wait(Ended(child), start, patience) {
             Err(hung) if in_guest => return Err(hung),
             finished => finished.unwrap_or_else(|hung| panic!("{hung}")),
         };
@@ -110,20 +115,20 @@ pub fn for_emulation<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
     attempt().unwrap_or_else(|said| panic!("the emulated host failed {EMULATIONS} times: {said}"))
 }
 
-/// Waits for a child whose output is piped; fails with what it said if it outlasts [`PATIENCE`].
-fn wait(mut child: Ended, start: Instant) -> Result<Finished, String> {
+/// Waits for a child whose output is piped; fails with what it said if it takes longer than this.
+fn wait(mut child: Ended, start: Instant, patience: Duration) -> Result<Finished, String> {
     let stdout = drain(child.0.stdout.take());
     let stderr = drain(child.0.stderr.take());
     let status = loop {
         if let Some(status) = child.0.try_wait().expect("the child can be waited for") {
             break status;
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > patience {
             // Everything a run consists of ends with the launcher.
             drop(child);
             let text = stderr.join().expect("its output was read");
             return Err(format!(
-                "the run did not end within {PATIENCE:?}; it said: {text}"
+                "the run did not end within {patience:?}; it said: {text}"
             ));
         }
         std::thread::yield_now();
@@ -265,7 +270,7 @@ impl Underway {
 
     /// Waits for the end of the run.
     pub fn finish(self) -> Finished {
-        let finished = wait(self.child, self.start);
+        let finished = wait(self.child, self.start, PATIENCE);
         let mut finished = finished.unwrap_or_else(|hung| panic!("{hung}"));
         finished.stdout = self.rest.join().expect("stdout was read");
         finished
