@@ -3,17 +3,23 @@
 //! The table of NVML's functions (`shared-ring/api/nvml.idl`) says which functions are asked. What does not change is
 //! asked once.
 
+mod links;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt::Write as _;
 
 use libloading::Library;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlFieldValue_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlDevice_t, nvmlFieldValue_t,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_ATOMICS as P2P_ATOMICS,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_NVLINK as P2P_NVLINK, nvmlMemory_t, nvmlPciInfo_t,
+    nvmlProcessInfo_t, nvmlReturn_t,
 };
 use wormhole_api::nvml::{FIELDS, Field, HOST, HostFunction, Word};
 use wormhole_ring::control::facts;
 
+use self::links::{Place, Remote};
 use crate::supervisor::Sample;
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -41,8 +47,17 @@ pub enum HostNvmlError {
 pub struct HostNvml {
     library: Library,
     driver_version: String,
-    /// What does not change, by UUID.
+    /// The devices that were asked about last, by UUID.
+    devices: Vec<Option<String>>,
+    /// What does not change while these are the devices, by UUID.
     fixed: HashMap<String, String>,
+}
+
+/// A device of a tenant.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    device: nvmlDevice_t,
+    pci: Option<nvmlPciInfo_t>,
 }
 
 impl HostNvml {
@@ -56,6 +71,7 @@ impl HostNvml {
         let mut nvml = Self {
             library,
             driver_version: String::new(),
+            devices: Vec::new(),
             fixed: HashMap::new(),
         };
         let init = "nvmlInit_v2";
@@ -74,15 +90,35 @@ impl HostNvml {
         Ok(nvml)
     }
 
-    /// What it says by now of the device with this UUID, 32 hexadecimal digits.
-    pub fn sample(&mut self, uuid: &str) -> Sample {
-        let Some(device) = self.device(uuid) else {
-            return Sample::default();
-        };
+    /// What it says by now of a tenant's devices: their UUIDs, 32 hexadecimal digits.
+    pub fn sample(&mut self, uuids: &[Option<String>]) -> Vec<Sample> {
+        if self.devices != uuids {
+            self.devices = uuids.to_vec();
+            self.fixed.clear();
+        }
+        let own: Vec<Option<Own>> = uuids
+            .iter()
+            .map(|uuid| {
+                let device = self.device(uuid.as_ref()?)?;
+                let pci = self.pci(device);
+                Some(Own { device, pci })
+            })
+            .collect();
+        let devices = uuids.iter().zip(&own);
+        devices
+            .map(|(uuid, device)| match (uuid, device) {
+                (Some(uuid), Some(device)) => self.sample_one(uuid, device, &own),
+                _ => Sample::default(),
+            })
+            .collect()
+    }
+
+    fn sample_one(&mut self, uuid: &str, asked: &Own, own: &[Option<Own>]) -> Sample {
+        let device = asked.device;
         let fixed = match self.fixed.get(uuid) {
             Some(fixed) => fixed.clone(),
             None => {
-                let fixed = self.facts(device, false);
+                let fixed = self.facts(device, false) + &self.connections(device, own);
                 self.fixed.insert(uuid.to_owned(), fixed.clone());
                 fixed
             }
@@ -92,7 +128,7 @@ impl HostNvml {
         if let Some(memory) = self.memory(device) {
             let _ = writeln!(facts, "{}={}", facts::FREE_MEMORY, memory.free);
         }
-        if let Some(pci) = self.pci(device) {
+        if let Some(pci) = asked.pci {
             let _ = writeln!(facts, "{}={}", facts::PCI_ID, pci.pciDeviceId);
             let _ = writeln!(facts, "{}={}", facts::PCI_SUBSYSTEM, pci.pciSubSystemId);
         }
@@ -152,6 +188,71 @@ impl HostNvml {
         (code == SUCCESS).then_some(pci)
     }
 
+    /// How a device is connected, as its tenant knows it.
+    fn connections(&self, device: nvmlDevice_t, own: &[Option<Own>]) -> String {
+        let places: Vec<Option<Place>> = own
+            .iter()
+            .map(|own| Some(Place::from(own.as_ref()?.pci.as_ref()?)))
+            .collect();
+        let links: Vec<String> = (0..links::LINKS)
+            .map(|number| links::known(self.link(device, number), &places).to_string())
+            .collect();
+        let mut text = format!("{}={}\n", facts::LINKS, links.join(" "));
+        for index in [P2P_NVLINK, P2P_ATOMICS] {
+            let statuses: Vec<String> = own
+                .iter()
+                .map(|other| match other {
+                    Some(other) => self.p2p(device, other.device, index),
+                    None => facts::failed(FUNCTION_NOT_FOUND),
+                })
+                .collect();
+            let _ = writeln!(text, "{}{index}={}", facts::P2P, statuses.join(" "));
+        }
+        text
+    }
+
+    /// What is at the other end of a link, if it is active.
+    fn link(&self, device: nvmlDevice_t, number: u32) -> Result<Option<Remote>, nvmlReturn_t> {
+        type Number = unsafe extern "C" fn(nvmlDevice_t, u32, *mut u32) -> nvmlReturn_t;
+        type Pci = unsafe extern "C" fn(nvmlDevice_t, u32, *mut nvmlPciInfo_t) -> nvmlReturn_t;
+        let ask = |name: &str| {
+            let ask = self.function::<Number>(name).ok_or(FUNCTION_NOT_FOUND)?;
+            let mut answer = 0;
+            // SAFETY: a handle of this library, and room for the answer.
+            match unsafe { ask(device, number, &raw mut answer) } {
+                SUCCESS => Ok(answer),
+                code => Err(code),
+            }
+        };
+        if ask("nvmlDeviceGetNvLinkState")? == 0 {
+            return Ok(None);
+        }
+        let kind = ask("nvmlDeviceGetNvLinkRemoteDeviceType").ok();
+        let place = self
+            .function::<Pci>("nvmlDeviceGetNvLinkRemotePciInfo_v2")
+            .and_then(|ask| {
+                // SAFETY: integers and characters, for which zeroes are values.
+                let mut pci: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
+                // SAFETY: a handle of this library, and room for the answer.
+                let code = unsafe { ask(device, number, &raw mut pci) };
+                (code == SUCCESS).then(|| Place::from(&pci))
+            });
+        Ok(Some(Remote { kind, place }))
+    }
+
+    fn p2p(&self, device: nvmlDevice_t, other: nvmlDevice_t, index: u32) -> String {
+        type Ask = unsafe extern "C" fn(nvmlDevice_t, nvmlDevice_t, u32, *mut u32) -> nvmlReturn_t;
+        let Some(ask) = self.function::<Ask>("nvmlDeviceGetP2PStatus") else {
+            return facts::failed(FUNCTION_NOT_FOUND);
+        };
+        let mut status = 0;
+        // SAFETY: handles of this library, and room for the answer.
+        match unsafe { ask(device, other, index, &raw mut status) } {
+            SUCCESS => facts::answer(&[u64::from(status)]),
+            code => facts::failed(code),
+        }
+    }
+
     fn processes(&self, device: nvmlDevice_t) -> BTreeMap<i32, u64> {
         type Ask =
             unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_t) -> nvmlReturn_t;
@@ -198,8 +299,12 @@ impl HostNvml {
             );
         }
         let fields: Vec<&Field> = FIELDS.iter().filter(|field| field.live == live).collect();
-        for (field, answer) in fields.iter().zip(self.ask_fields(device, &fields)) {
-            let _ = writeln!(text, "{}{}={answer}", facts::FIELD, field.id);
+        let mut answers = self.ask_fields(device, &fields).into_iter();
+        for field in fields {
+            let answers: Vec<String> = (0..field.calls()).filter_map(|_| answers.next()).collect();
+            if !answers.is_empty() {
+                let _ = writeln!(text, "{}{}={}", facts::FIELD, field.id, answers.join(" "));
+            }
         }
         text
     }
@@ -264,6 +369,7 @@ impl HostNvml {
         }
     }
 
+    /// What each field is, of one link after the other if it is told of links.
     fn ask_fields(&self, device: nvmlDevice_t, fields: &[&Field]) -> Vec<String> {
         type Ask = unsafe extern "C" fn(nvmlDevice_t, i32, *mut nvmlFieldValue_t) -> nvmlReturn_t;
         let Some(ask) = self.function::<Ask>("nvmlDeviceGetFieldValues") else {
@@ -271,11 +377,15 @@ impl HostNvml {
         };
         // SAFETY: integers and a union of numbers, for which zeroes are values.
         let empty: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
-        let asked = |field: &&Field| nvmlFieldValue_t {
-            fieldId: field.id,
-            ..empty
+        let asked = |field: &&Field| {
+            let id = field.id;
+            (0..field.calls()).map(move |scope| nvmlFieldValue_t {
+                fieldId: id,
+                scopeId: scope,
+                ..empty
+            })
         };
-        let mut values: Vec<nvmlFieldValue_t> = fields.iter().map(asked).collect();
+        let mut values: Vec<nvmlFieldValue_t> = fields.iter().flat_map(asked).collect();
         let count = i32::try_from(values.len()).unwrap_or(0);
         // SAFETY: a handle of this library, and as many fields as it is told.
         let code = unsafe { ask(device, count, values.as_mut_ptr()) };
@@ -337,7 +447,9 @@ mod tests {
             .to_str()
             .unwrap();
         let digits: String = name.chars().skip(4).filter(|c| *c != '-').collect();
-        let sample = nvml.sample(&digits);
+        let [sample] = &nvml.sample(&[Some(digits)])[..] else {
+            panic!("one sample for one device");
+        };
         println!("{}{:?}", sample.facts, sample.processes);
         let power = facts::get(&sample.facts, "host.nvmlDeviceGetPowerUsage").unwrap();
         assert!(power.parse::<u64>().is_ok(), "{power}");
@@ -349,5 +461,7 @@ mod tests {
         );
         let clocks = facts::get(&sample.facts, "host.nvmlDeviceGetClockInfo").unwrap();
         assert_eq!(clocks.split(' ').count(), 4);
+        let links = facts::get(&sample.facts, facts::LINKS).unwrap();
+        assert_eq!(links.split(' ').count(), 18);
     }
 }

@@ -91,11 +91,10 @@ fn serve(orders: &Receiver<Vec<Option<String>>>, samples: &Sender<Vec<Sample>>, 
                 })
                 .ok()
         });
-        let sample = |uuid: &Option<String>| {
-            let device = nvml.as_mut().zip(uuid.as_ref());
-            device.map_or_else(Sample::default, |(nvml, uuid)| nvml.sample(uuid))
+        let found = match nvml {
+            Some(nvml) => nvml.sample(&uuids),
+            None => vec![Sample::default(); uuids.len()],
         };
-        let found = uuids.iter().map(sample).collect();
         if samples.send(found).is_err() || bell.write(1).is_err() {
             return;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use wormhole_ring::control::facts;
+use wormhole_ring::control::facts::{self, Link};
 
 /// `CUdevice_attribute` numbers.
 pub mod attribute {
@@ -78,11 +78,32 @@ impl View {
         answers.split(' ').nth(usize::try_from(call).ok()?)
     }
 
-    /// What it gave for a field.
-    pub fn field(&self, id: u32) -> Option<&str> {
-        let wanted = id.to_string();
+    /// The fact of this kind with this number.
+    fn numbered(&self, prefix: &str, number: u32) -> Option<&str> {
+        let wanted = number.to_string();
         facts::all(&self.facts)
-            .find_map(|(name, value)| (name.strip_prefix(facts::FIELD)? == wanted).then_some(value))
+            .find_map(|(name, value)| (name.strip_prefix(prefix)? == wanted).then_some(value))
+    }
+
+    /// What it gave for the call with this number of a field.
+    pub fn field(&self, id: u32, call: u32) -> Option<&str> {
+        let answers = self.numbered(facts::FIELD, id)?;
+        answers.split(' ').nth(usize::try_from(call).ok()?)
+    }
+
+    /// Where the NVLink with this number leads.
+    pub fn link(&self, number: u32) -> Option<Link> {
+        let mut links = self.text(facts::LINKS)?.split(' ');
+        Link::parse(links.nth(usize::try_from(number).ok()?)?)
+    }
+
+    /// What the host's NVML says with this `nvmlGpuP2PCapsIndex_t` of the device and another one of the tenant's.
+    pub fn p2p(&self, index: u32, other: u32) -> Option<u32> {
+        let statuses = self.numbered(facts::P2P, index)?;
+        let status = statuses.split(' ').nth(usize::try_from(other).ok()?)?;
+        let mut number = [0];
+        facts::read_answer(status, &mut number)?.ok()?;
+        u32::try_from(number[0]).ok()
     }
 
     /// Whether the device reaches the memory of another one of the tenant's, by its number.
@@ -159,7 +180,8 @@ mod tests {
     use super::*;
 
     const FACTS: &str = "memory.total=1000\nmemory.used=300\nattribute.33=171\nattribute.34=1\n\
-        attribute.50=0\nhost.nvmlA=1,2 !3 4,5\nfield.83=4,9\nprocess=9 200\nprocess=7 100\nprocess=x 1\n";
+        attribute.50=0\nhost.nvmlA=1,2 !3 4,5\nfield.83=4,9\n\
+        field.165=1,1 1,0\nlinks=switch 1 - !2 x\np2p.2=!2 0 5\nprocess=9 200\nprocess=7 100\nprocess=x 1\n";
 
     #[test]
     fn what_is_used_and_what_is_left_never_exceed_the_whole() {
@@ -183,7 +205,25 @@ mod tests {
         assert_eq!(view.host("nvmlA", 0), Some("1,2"));
         assert_eq!(view.host("nvmlA", 2), Some("4,5"));
         assert_eq!((view.host("nvmlA", 3), view.host("nvmlB", 0)), (None, None));
-        assert_eq!((view.field(83), view.field(8)), (Some("4,9"), None));
+        assert_eq!((view.field(83, 0), view.field(8, 0)), (Some("4,9"), None));
+        assert_eq!(
+            (view.field(165, 1), view.field(165, 2)),
+            (Some("1,0"), None)
+        );
+        let links = [0, 1, 2, 3, 4, 5].map(|number| view.link(number));
+        let known = [
+            Link::Switch,
+            Link::Device(1),
+            Link::Inactive,
+            Link::Failed(2),
+        ];
+        assert_eq!(links[..4], known.map(Some));
+        assert_eq!(links[4..], [None, None]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|other| view.p2p(2, other)),
+            [None, Some(0), Some(5), None]
+        );
+        assert_eq!(view.p2p(3, 1), None);
         assert_eq!(view.place().unwrap().bus, 171);
         let peers = View::new(format!("{FACTS}peers=x 2\n"));
         assert_eq!([1, 2].map(|other| peers.reaches(other)), [false, true]);

@@ -525,6 +525,126 @@ fn what_the_host_says_is_passed_on_with_its_errors() {
     );
 }
 
+/// Two devices, of which the first has a link to a switch, one to the other device, one to neither, and one that its
+/// host's NVML does not tell of. A link more is beyond what NVML knows.
+fn linked() -> [u64; 2] {
+    let more = "links=switch 1 - !3\nfield.165=1,1 1,1 1,1 !3\nfield.164=1,26562 1,26563 1,26564 !3\n\
+        host.nvmlDeviceGetNvLinkVersion=7 7 7 !3\np2p.2=!2 0\np2p.3=!2 4\npeers=1\n";
+    let second = FACTS.replace("attribute.33=171", "attribute.33=18");
+    BACKEND.say(&format!(
+        "{FACTS}{more}\n{second}links=switch 0 - !3\np2p.2=0 !2\n"
+    ));
+    BACKEND.devices.store(2, Ordering::Relaxed);
+    let first = device();
+    let mut second = 0u64;
+    let code = call("nvmlDeviceGetHandleByIndex_v2", [1, address(&mut second)]);
+    assert_eq!(code, OK);
+    [first, second]
+}
+
+#[test]
+fn links_lead_to_switches_and_to_devices_of_the_tenant() {
+    let _alone = alone();
+    let [device, _] = linked();
+    let ask = |name: &str, link: u64| {
+        let mut number = 0xdead_u32;
+        let code = call(name, [device, link, address(&mut number)]);
+        if code == OK { Ok(number) } else { Err(code) }
+    };
+    let links = |name| [0, 1, 2, 3, 18].map(|link| ask(name, link));
+    assert_eq!(
+        links("nvmlDeviceGetNvLinkState"),
+        [Ok(1), Ok(1), Ok(0), Err(NOT_SUPPORTED), Err(INVALID)]
+    );
+    let none = Err(NOT_SUPPORTED);
+    assert_eq!(
+        links("nvmlDeviceGetNvLinkRemoteDeviceType"),
+        [Ok(2), Ok(0), none, none, Err(INVALID)]
+    );
+    assert_eq!(ask("nvmlDeviceGetNvLinkVersion", 1), Ok(7));
+    let remote = |name: &str, link: u64| {
+        let mut pci = [0xeeu8; 68];
+        let code = call(name, [device, link, address(&mut pci)]);
+        if code == OK { Ok(pci) } else { Err(code) }
+    };
+    let [earlier, later] = [
+        "nvmlDeviceGetNvLinkRemotePciInfo",
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+    ];
+    // A switch has a place that is none; NCCL knows it by the name of sixteen bytes that it has in the earlier structure.
+    let switch = remote(later, 0).unwrap();
+    assert_eq!(&switch[..16], b"FFFFFFF:FFFF:FF\0");
+    assert_eq!(&switch[36..55], b"0FFFFFFF:FFFF:FF.0\0");
+    let other = remote(later, 1).unwrap();
+    assert_eq!(&other[..13], b"0001:12:02.0\0");
+    assert_eq!(&other[36..53], b"00000001:12:02.0\0");
+    assert_eq!(&other[16..28], [1, 0, 0, 0, 18, 0, 0, 0, 2, 0, 0, 0]);
+    for (link, pci) in [(0, switch), (1, other)] {
+        let old = remote(earlier, link).unwrap();
+        assert_eq!(old[..36], pci[..36]);
+        assert!(old[36..52].iter().all(|byte| *byte == 0), "reserved");
+        assert!(old[52..].iter().all(|byte| *byte == 0xee), "beyond it");
+    }
+    for name in [earlier, later] {
+        for (link, code) in [(2, NOT_SUPPORTED), (3, NOT_SUPPORTED), (18, INVALID)] {
+            assert_eq!(remote(name, link), Err(code), "{name} of {link}");
+        }
+        assert_eq!(call(name, [device, 0, 0]), INVALID);
+    }
+    // Without a word of links there are none.
+    BACKEND.say(FACTS);
+    call("nvmlShutdown", []);
+    let device = self::device();
+    let mut number = 0u32;
+    let arguments = [device, 0, address(&mut number)];
+    assert_eq!(call("nvmlDeviceGetNvLinkState", arguments), NOT_SUPPORTED);
+}
+
+#[test]
+fn fields_of_links_are_told_link_by_link() {
+    let _alone = alone();
+    let [device, _] = linked();
+    let field = |id, scope| {
+        // SAFETY: integers and a union of numbers, for which zeroes are values.
+        let mut field: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
+        (field.fieldId, field.scopeId) = (id, scope);
+        let arguments = [device, 1, address(&mut field)];
+        assert_eq!(call("nvmlDeviceGetFieldValues", arguments), OK);
+        // SAFETY: the type says that it is this one.
+        let value = unsafe { field.value.uiVal };
+        match field.nvmlReturn {
+            OK => Ok((field.valueType, value)),
+            code => Err(code),
+        }
+    };
+    let [state, speed] = [165, 164].map(|id| [0, 1, 2, 3, 18].map(|link| field(id, link)));
+    let beyond = [Err(NOT_SUPPORTED), Err(INVALID)];
+    assert_eq!(state[..3], [Ok((1, 1)), Ok((1, 1)), Ok((1, 0))]);
+    assert_eq!(speed[..2], [Ok((1, 26562)), Ok((1, 26563))]);
+    assert_eq!((&state[3..], &speed[3..]), (&beyond[..], &beyond[..]));
+    // What is the device's is told whatever the scope, which NCCL does not set.
+    assert_eq!(field(83, 0xdead_beef), Ok((3, 7_545_974)));
+}
+
+#[test]
+fn devices_are_joined_as_the_host_says_if_they_reach_each_other() {
+    let _alone = alone();
+    let [first, second] = linked();
+    let status = |device, other, index| {
+        let mut status = 9u32;
+        let arguments = [device, other, index, address(&mut status)];
+        (call("nvmlDeviceGetP2PStatus", arguments), status)
+    };
+    // Reads, writes, NVLink, atomic operations, PCI.
+    let all = |device, other| [0, 1, 2, 3, 4].map(|index| status(device, other, index));
+    let (yes, no) = ((OK, 0), (OK, 5));
+    assert_eq!(all(first, second), [yes, yes, yes, (OK, 4), no]);
+    assert_eq!(all(second, first), [no; 5]);
+    assert_eq!(all(first, first), [no; 5]);
+    assert_eq!(status(first, second, 5), (INVALID, 9));
+    assert_eq!(status(first, 1, 0), (INVALID, 9));
+}
+
 #[test]
 fn what_changes_by_itself_is_asked_anew_and_what_does_not_is_not() {
     let _alone = alone();

@@ -91,6 +91,26 @@ pub struct Field {
     pub name: &'static str,
     /// What it says changes.
     pub live: bool,
+    /// How many links it is told of, beginning with 0, by which its scopes number them; none if it is the device's,
+    /// whatever the scope.
+    pub scopes: Option<u32>,
+}
+
+impl Field {
+    /// The number of the answer for a scope; none if the field does not have it.
+    #[must_use]
+    pub fn call(&self, scope: u32) -> Option<u32> {
+        match self.scopes {
+            Some(scopes) => (scope < scopes).then_some(scope),
+            None => Some(0),
+        }
+    }
+
+    /// How many answers there are.
+    #[must_use]
+    pub fn calls(&self) -> u32 {
+        self.scopes.unwrap_or(1)
+    }
 }
 
 include!(concat!(env!("OUT_DIR"), "/nvml.rs"));

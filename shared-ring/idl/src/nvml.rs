@@ -9,7 +9,7 @@
 //! | `fixed NAME(OUTPUTS) = VALUES` | answers with these numbers for any device |
 //! | `host NAME(SELECTORS, OUTPUTS) [else VALUES]` | passes on what the host's NVML said once; without one, the values or `NVML_ERROR_NOT_SUPPORTED` |
 //! | `live NAME(SELECTORS, OUTPUTS)` | the same, asked anew each time |
-//! | `field ID NAME`, `live-field ID NAME` | the same for a field of `nvmlDeviceGetFieldValues` |
+//! | `field ID NAME`, `live-field ID NAME` | the same for a field of `nvmlDeviceGetFieldValues`; `NAME(SCOPES)` if it is told of each link |
 //! | `because REASON` | the reason for the refusals that follow |
 //! | `unsupported NAME`, `refused NAME` | `NVML_ERROR_NOT_SUPPORTED`, `NVML_ERROR_NO_PERMISSION` |
 //!
@@ -90,6 +90,8 @@ pub struct Field {
     pub id: u32,
     pub name: String,
     pub live: bool,
+    /// How many scopes it has, beginning with 0; none if it is the device's and scopes mean nothing to it.
+    pub scopes: Option<u32>,
 }
 
 /// The table.
@@ -210,10 +212,21 @@ impl Nvml {
         if self.fields.iter().any(|field| field.id == id) {
             return Err(format!("field {id} is declared twice"));
         }
+        let (name, scopes) = match name.contains('(') {
+            true => {
+                let (name, shape) = shape(name)?;
+                match (shape.selectors.as_slice(), shape.outputs.as_slice()) {
+                    ([scopes], []) => (name, Some(*scopes)),
+                    _ => return Err(format!("{name} has one number of scopes")),
+                }
+            }
+            false => (name.to_owned(), None),
+        };
         self.fields.push(Field {
             id,
-            name: name.to_owned(),
+            name,
             live,
+            scopes,
         });
         Ok(())
     }
@@ -339,10 +352,16 @@ pub fn nvml_tables(table: &Nvml) -> String {
         );
     }
     out.push_str("];\n\n/// The fields that it is asked for.\npub static FIELDS: &[Field] = &[\n");
-    for Field { id, name, live } in &table.fields {
+    for Field {
+        id,
+        name,
+        live,
+        scopes,
+    } in &table.fields
+    {
         let _ = writeln!(
             out,
-            "    Field {{ id: {id}, name: {name:?}, live: {live} }},"
+            "    Field {{ id: {id}, name: {name:?}, live: {live}, scopes: {scopes:?} }},"
         );
     }
     out.push_str("];\n");

@@ -59,6 +59,8 @@ fn what_declares_nothing_is_refused_with_its_line() {
         ("host nvmlX(u32)\nlive nvmlX(u32)", "declared twice"),
         ("field 1 A\nfield 1 B", "declared twice"),
         ("field one A", "no number"),
+        ("field 1 A(2, 3)", "one number of scopes"),
+        ("field 1 A(u32)", "one number of scopes"),
     ] {
         let error = Nvml::parse(text).expect_err(text).to_string();
         assert!(error.contains(what), "{text}: {error}");

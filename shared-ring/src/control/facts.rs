@@ -3,6 +3,8 @@
 //! Who reads passes over names that it does not know, and does without those that are missing, so that either side
 //! may be older than the other.
 
+use core::fmt;
+
 #[cfg(feature = "alloc")]
 use alloc::{
     borrow::ToOwned,
@@ -32,11 +34,17 @@ pub const PCI_SUBSYSTEM: &str = "pci.subsystem";
 pub const PROCESS: &str = "process";
 /// The devices of the tenant whose memory this one reaches: their numbers, with spaces between them.
 pub const PEERS: &str = "peers";
+/// The device's NVLinks, in their order with spaces between them: see [`Link`].
+pub const LINKS: &str = "links";
+/// Before the number of a `nvmlGpuP2PCapsIndex_t`: what the host's NVML says of the device and each of the tenant's, call
+/// by call with spaces between them.
+pub const P2P: &str = "p2p.";
 /// Before the number of a `CUdevice_attribute`.
 pub const ATTRIBUTE: &str = "attribute.";
 /// Before the name of a function of NVML: what the host's answers, call by call with spaces between them.
 pub const HOST: &str = "host.";
-/// Before the number of a field of NVML: the type and the bits of its value.
+/// Before the number of a field of NVML: the type and the bits of its value, link by link with spaces between them if
+/// the field is told of links.
 pub const FIELD: &str = "field.";
 
 /// The facts of a text, in its order.
@@ -81,6 +89,53 @@ pub fn uuid_name(digits: &str) -> Option<String> {
     }
     let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| &digits[range]);
     Some(format!("GPU-{a}-{b}-{c}-{d}-{e}"))
+}
+
+/// An NVLink of a device, as a tenant knows it.
+///
+/// ```
+/// use wormhole_ring::control::facts::Link;
+/// for link in [Link::Switch, Link::Device(7), Link::Inactive, Link::Failed(3)] {
+///     assert_eq!(Link::parse(&link.to_string()), Some(link));
+/// }
+/// assert_eq!(Link::parse("!"), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// It leads to a switch.
+    Switch,
+    /// It leads to the tenant's device with this number.
+    Device(u32),
+    /// It leads nowhere, or to what is not the tenant's.
+    Inactive,
+    /// The host's NVML does not tell of it, but gives this error.
+    Failed(u32),
+}
+
+impl Link {
+    /// Reads what `Display` wrote.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "switch" => Some(Self::Switch),
+            "-" => Some(Self::Inactive),
+            text => match text.strip_prefix('!') {
+                Some(code) => code.parse().ok().map(Self::Failed),
+                None => text.parse().ok().map(Self::Device),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Switch => f.write_str("switch"),
+            Self::Device(number) => write!(f, "{number}"),
+            Self::Inactive => f.write_str("-"),
+            Self::Failed(code) => write!(f, "!{code}"),
+        }
+    }
 }
 
 /// What a call of the host's NVML gave: its integers. One that gives none is a 0.

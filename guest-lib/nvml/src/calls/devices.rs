@@ -118,27 +118,35 @@ pub unsafe fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, place: *mut u32) ->
     unsafe { nvmlDeviceGetIndex(device, place) }
 }
 
-pub(super) fn pci(device: nvmlDevice_t) -> Result<nvmlPciInfo_t> {
-    let library = library();
-    let view = library.view(library.device(device)?, Age::Any)?;
-    let place = view.place().ok_or(NvmlError::NOT_SUPPORTED)?;
+/// What is told of whatever is at a place.
+pub(super) fn at(place: Place) -> nvmlPciInfo_t {
     let Place {
         domain,
         bus,
         device,
     } = place;
+    nvmlPciInfo_t {
+        busIdLegacy: characters(&format!("{domain:04X}:{bus:02X}:{device:02X}.0")),
+        domain,
+        bus,
+        device,
+        pciDeviceId: 0,
+        pciSubSystemId: 0,
+        busId: characters(&format!("{domain:08X}:{bus:02X}:{device:02X}.0")),
+    }
+}
+
+pub(super) fn pci(device: nvmlDevice_t) -> Result<nvmlPciInfo_t> {
+    let library = library();
+    let view = library.view(library.device(device)?, Age::Any)?;
     let number = |name| {
         let number = view.number(name).unwrap_or(0);
         u32::try_from(number).unwrap_or(0)
     };
     Ok(nvmlPciInfo_t {
-        busIdLegacy: characters(&format!("{domain:04X}:{bus:02X}:{device:02X}.0")),
-        domain,
-        bus,
-        device,
         pciDeviceId: number(facts::PCI_ID),
         pciSubSystemId: number(facts::PCI_SUBSYSTEM),
-        busId: characters(&format!("{domain:08X}:{bus:02X}:{device:02X}.0")),
+        ..at(view.place().ok_or(NvmlError::NOT_SUPPORTED)?)
     })
 }
 
@@ -160,7 +168,7 @@ struct FirstPciInfo {
 
 /// That of the second.
 #[repr(C)]
-struct SecondPciInfo {
+pub(super) struct SecondPciInfo {
     first: FirstPciInfo,
     subsystem_id: u32,
     reserved: [u32; 4],
@@ -176,6 +184,14 @@ fn first(info: &nvmlPciInfo_t) -> FirstPciInfo {
     }
 }
 
+pub(super) fn second(info: &nvmlPciInfo_t) -> SecondPciInfo {
+    SecondPciInfo {
+        first: first(info),
+        subsystem_id: info.pciSubSystemId,
+        reserved: [0; 4],
+    }
+}
+
 pub unsafe fn nvmlDeviceGetPciInfo(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> Result {
     let info = pci(device)?;
     // SAFETY: who calls this version has room for its structure, which begins like the later ones.
@@ -184,13 +200,8 @@ pub unsafe fn nvmlDeviceGetPciInfo(device: nvmlDevice_t, place: *mut nvmlPciInfo
 
 pub unsafe fn nvmlDeviceGetPciInfo_v2(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> Result {
     let info = pci(device)?;
-    let second = SecondPciInfo {
-        first: first(&info),
-        subsystem_id: info.pciSubSystemId,
-        reserved: [0; 4],
-    };
     // SAFETY: as above.
-    unsafe { put(place.cast(), second) }
+    unsafe { put(place.cast(), second(&info)) }
 }
 
 pub unsafe fn nvmlDeviceGetPciInfoExt(

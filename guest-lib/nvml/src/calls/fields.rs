@@ -2,10 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_NVLINK_GET_STATE;
 use nvml_wrapper_sys::bindings::*;
 use wormhole_api::nvml::FIELDS;
 use wormhole_ring::control::facts;
 
+use super::links::is_active;
 use super::version;
 use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
@@ -76,20 +78,21 @@ pub unsafe fn nvmlDeviceGetFieldValues(
     Ok(())
 }
 
-/// The type and the bits of a field. Scopes are the host's links, of which only the first is asked.
+/// The type and the bits of a field; a scope is the number of a link.
 fn field(view: &View, id: u32, scope: u32) -> Result<(nvmlValueType_t, u64)> {
-    let known = scope == 0 && FIELDS.iter().any(|field| field.id == id);
+    let field = FIELDS.iter().find(|field| field.id == id);
+    let field = field.ok_or(NvmlError::NOT_SUPPORTED)?;
+    let call = field.call(scope).ok_or(NvmlError::INVALID_ARGUMENT)?;
     let mut answer = [0; 2];
     let said = view
-        .field(id)
-        .filter(|_| known)
+        .field(id, call)
         .and_then(|text| facts::read_answer(text, &mut answer));
-    match said {
-        Some(Ok(())) => {
-            let kind = u32::try_from(answer[0]).map_err(|_| NvmlError::NOT_SUPPORTED)?;
-            Ok((kind, answer[1]))
-        }
-        Some(Err(code)) => Err(NvmlError(code)),
-        None => Err(NvmlError::NOT_SUPPORTED),
-    }
+    let bits = match said {
+        Some(Ok(())) if id == NVML_FI_DEV_NVLINK_GET_STATE && !is_active(view, scope) => 0,
+        Some(Ok(())) => answer[1],
+        Some(Err(code)) => return Err(NvmlError(code)),
+        None => return Err(NvmlError::NOT_SUPPORTED),
+    };
+    let kind = u32::try_from(answer[0]).map_err(|_| NvmlError::NOT_SUPPORTED)?;
+    Ok((kind, bits))
 }

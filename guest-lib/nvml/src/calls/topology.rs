@@ -1,6 +1,9 @@
 //! How devices are connected.
 
-use nvml_wrapper_sys::bindings::*;
+use nvml_wrapper_sys::bindings::{
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_READ as READ,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_WRITE as WRITE, *,
+};
 
 use super::{put, version};
 use crate::error::{NvmlError, Result};
@@ -44,8 +47,8 @@ pub unsafe fn nvmlDeviceGetTopologyNearestGpus(
     unsafe { put(count, 0) }
 }
 
-/// Devices of a tenant read and write each other's memory as `cuDeviceCanAccessPeer` says; of what they are connected
-/// by NVML tells nothing.
+/// Devices of a tenant reach each other as `cuDeviceCanAccessPeer` says: what connects those that do, and which atomic
+/// operations pass, is what the host's NVML says. Of PCI nothing is told.
 pub unsafe fn nvmlDeviceGetP2PStatus(
     device: nvmlDevice_t,
     other: nvmlDevice_t,
@@ -56,15 +59,13 @@ pub unsafe fn nvmlDeviceGetP2PStatus(
     if index >= nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_UNKNOWN {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    let access = [
-        nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_READ,
-        nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_WRITE,
-    ];
-    let status = if access.contains(&index) && library().view(device, Age::Any)?.reaches(other) {
-        nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK
-    } else {
-        nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED
+    let view = library().view(device, Age::Any)?;
+    let said = match index {
+        _ if !view.reaches(other) => None,
+        READ | WRITE => Some(nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK),
+        index => view.p2p(index, other),
     };
+    let status = said.unwrap_or(nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED);
     // SAFETY: passed on to the caller.
     unsafe { put(place, status) }
 }

@@ -70,6 +70,7 @@ impl Backend {
         backend
     }
 
+    /// Facts of the devices, with an empty line between them; of those beyond the last the same as of that.
     pub fn say(&self, facts: &str) {
         facts.clone_into(&mut self.facts.lock().expect("not poisoned"));
     }
@@ -87,10 +88,10 @@ impl Backend {
             self.questions.fetch_add(1, Ordering::Relaxed);
             let facts = self.facts.lock().expect("not poisoned").clone();
             let devices = self.devices.load(Ordering::Relaxed);
-            let facts = if observe.device < devices {
-                facts.as_str()
-            } else {
-                ""
+            let blocks = facts.split_inclusive("\n\n");
+            let facts = match blocks.take(observe.device as usize + 1).last() {
+                Some(facts) if observe.device < devices => facts,
+                _ => "",
             };
             let half = facts.find('\n').map_or(0, |end| end + 1);
             for (more, part) in [(1, &facts[..half]), (0, &facts[half..])] {

@@ -1,0 +1,105 @@
+//! NVLinks: where the host's NVML says that they lead, and what of that their tenant knows.
+
+use nvml_wrapper_sys::bindings::{
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH, nvmlPciInfo_t,
+};
+use wormhole_ring::control::facts::Link;
+
+/// The most links that a device has: `NVML_NVLINK_MAX_LINKS`.
+pub(super) const LINKS: u32 = 18;
+
+/// A place in the host's PCI space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub domain: u32,
+    pub bus: u32,
+    pub device: u32,
+}
+
+impl Place {
+    /// The last bus that there can be.
+    const LAST_BUS: u32 = 0xff;
+}
+
+impl From<&nvmlPciInfo_t> for Place {
+    fn from(info: &nvmlPciInfo_t) -> Self {
+        Self {
+            domain: info.domain,
+            bus: info.bus,
+            device: info.device,
+        }
+    }
+}
+
+/// What is at the other end of an active link, as far as the host's NVML tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Remote {
+    /// `nvmlIntNvLinkDeviceType_t`.
+    pub kind: Option<u32>,
+    pub place: Option<Place>,
+}
+
+/// A link of which the host's NVML gave an error, or what is at its other end if it is active, as the tenant knows it
+/// whose devices are at the places `own`.
+pub(super) fn known(link: Result<Option<Remote>, u32>, own: &[Option<Place>]) -> Link {
+    let remote = match link {
+        Err(code) => return Link::Failed(code),
+        Ok(remote) => remote.unwrap_or_default(),
+    };
+    match remote.place {
+        _ if remote.kind == Some(SWITCH) => Link::Switch,
+        // Where the host is a virtual machine itself and has the GPUs without their switches, NVML gives a place that is
+        // none. NCCL takes that for a switch too (ncclTopoGetXmlFromGpu in its src/graph/xml.cc).
+        Some(place) if place.bus > Place::LAST_BUS => Link::Switch,
+        Some(place) => own
+            .iter()
+            .position(|own| *own == Some(place))
+            .and_then(|number| u32::try_from(number).ok())
+            .map_or(Link::Inactive, Link::Device),
+        None => Link::Inactive,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Place = Place {
+        domain: 0,
+        bus: 0x18,
+        device: 0,
+    };
+    const FOREIGN: Place = Place { bus: 0x19, ..OWN };
+
+    fn to(kind: u32, place: Place) -> Result<Option<Remote>, u32> {
+        Ok(Some(Remote {
+            kind: Some(kind),
+            place: Some(place),
+        }))
+    }
+
+    #[test]
+    fn a_tenant_knows_links_to_switches_and_to_its_own_devices() {
+        let own = [None, Some(OWN)];
+        let switch = Place { bus: 5, ..OWN };
+        let nowhere = Place {
+            domain: 0x0fff_ffff,
+            bus: 0xffff,
+            device: 0xff,
+        };
+        for (link, expected) in [
+            (to(SWITCH, switch), Link::Switch),
+            (to(SWITCH, OWN), Link::Switch),
+            (to(0xff, nowhere), Link::Switch),
+            (to(0, OWN), Link::Device(1)),
+            (to(0, FOREIGN), Link::Inactive),
+            (to(0, Place { domain: 1, ..OWN }), Link::Inactive),
+            (to(0, Place { device: 1, ..OWN }), Link::Inactive),
+            (Ok(Some(Remote::default())), Link::Inactive),
+            (Ok(None), Link::Inactive),
+            (Err(3), Link::Failed(3)),
+        ] {
+            assert_eq!(known(link, &own), expected, "{link:?}");
+        }
+    }
+}

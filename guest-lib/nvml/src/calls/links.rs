@@ -1,0 +1,88 @@
+//! NVLinks: those that lead to switches and to the tenant's devices. Others are not active.
+
+use nvml_wrapper_sys::bindings::*;
+use wormhole_ring::control::facts::Link;
+
+use super::devices::{at, pci, second};
+use super::put;
+use crate::error::{NvmlError, Result};
+use crate::library::{Age, library};
+use crate::view::{Place, View};
+
+/// Where a switch is of which nothing is told: what NVML gives in virtual machines that have GPUs without their switches,
+/// and NCCL knows (`ncclTopoGetXmlFromGpu` in its src/graph/xml.cc).
+const NOWHERE: Place = Place {
+    domain: 0x0fff_ffff,
+    bus: 0xffff,
+    device: 0xff,
+};
+
+pub(super) fn is_active(view: &View, number: u32) -> bool {
+    matches!(view.link(number), Some(Link::Switch | Link::Device(_)))
+}
+
+/// A link of a device.
+fn link(device: nvmlDevice_t, number: u32) -> Result<Link> {
+    let library = library();
+    let view = library.view(library.device(device)?, Age::Any)?;
+    if number >= NVML_NVLINK_MAX_LINKS {
+        return Err(NvmlError::INVALID_ARGUMENT);
+    }
+    match view.link(number) {
+        Some(Link::Failed(code)) => Err(NvmlError(code)),
+        Some(link) => Ok(link),
+        None => Err(NvmlError::NOT_SUPPORTED),
+    }
+}
+
+pub unsafe fn nvmlDeviceGetNvLinkState(
+    device: nvmlDevice_t,
+    number: u32,
+    place: *mut nvmlEnableState_t,
+) -> Result {
+    let is_active = link(device, number)? != Link::Inactive;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, u32::from(is_active)) }
+}
+
+pub unsafe fn nvmlDeviceGetNvLinkRemoteDeviceType(
+    device: nvmlDevice_t,
+    number: u32,
+    place: *mut nvmlIntNvLinkDeviceType_t,
+) -> Result {
+    let kind = match link(device, number)? {
+        Link::Switch => nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+        Link::Device(_) => nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+        Link::Inactive | Link::Failed(_) => return Err(NvmlError::NOT_SUPPORTED),
+    };
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, kind) }
+}
+
+fn remote(device: nvmlDevice_t, number: u32) -> Result<nvmlPciInfo_t> {
+    match link(device, number)? {
+        Link::Switch => Ok(at(NOWHERE)),
+        Link::Device(other) => pci(library().handle(other)?),
+        Link::Inactive | Link::Failed(_) => Err(NvmlError::NOT_SUPPORTED),
+    }
+}
+
+pub unsafe fn nvmlDeviceGetNvLinkRemotePciInfo(
+    device: nvmlDevice_t,
+    number: u32,
+    place: *mut nvmlPciInfo_t,
+) -> Result {
+    let info = remote(device, number)?;
+    // SAFETY: who calls this version has room for the structure of its time, the second.
+    unsafe { put(place.cast(), second(&info)) }
+}
+
+pub unsafe fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+    device: nvmlDevice_t,
+    number: u32,
+    place: *mut nvmlPciInfo_t,
+) -> Result {
+    let info = remote(device, number)?;
+    // SAFETY: passed on to the caller.
+    unsafe { put(place, info) }
+}
