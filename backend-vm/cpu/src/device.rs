@@ -19,11 +19,12 @@ use wormhole_ptx::LoadError;
 use crate::aperture::{ApertureError, to_usize};
 use crate::arrays::Arrays;
 use crate::description::describe;
-use crate::event::{Events, Last};
+use crate::event::{Events, Last, Reached};
 use crate::family::Family;
 use crate::graph::Executables;
 use crate::green_contexts::Greens;
 use crate::kernel::{Kernel, Surroundings};
+use crate::launch_events::Milestones;
 use crate::limits::Limits;
 use crate::linker;
 use crate::memory::{Memory, Owner, Use, pointer};
@@ -230,6 +231,7 @@ impl CpuDevice {
             cancel: context.scheduler.cancel(),
             heap,
             conditions: None,
+            milestones: None,
             printed: context.limits.printf(),
             check: self.check,
             threads: self.processors,
@@ -549,7 +551,7 @@ impl Device for CpuDevice {
 
     fn query_event(&self, event: RawEvent) -> Result<bool> {
         let context = self.context()?;
-        match context.events.last(event)? {
+        match context.events.seen(event)? {
             Last::Never => Ok(true),
             Last::Point(point) => context.scheduler.reached(&[point]),
             Last::Shared(event, record) => Ok(event.is_complete(record)),
@@ -558,7 +560,7 @@ impl Device for CpuDevice {
 
     fn synchronize_event(&self, event: RawEvent) -> Result<()> {
         let context = self.context()?;
-        match context.events.last(event)? {
+        match context.events.seen(event)? {
             Last::Never => self.synchronized(&context, &[]),
             Last::Point(point) => self.synchronized(&context, &[point]),
             Last::Shared(event, record) => {
@@ -656,12 +658,27 @@ impl Device for CpuDevice {
         let context = self.context()?;
         let kernel = context.modules.kernel(launch.function)?;
         let cooperative = self.validate(&kernel, launch)?;
-        let surroundings = self.surroundings(&context, kernel.uses_heap());
-        let work = kernel.work(launch, cooperative, surroundings);
-        context
-            .scheduler
-            .submit_with(launch.stream, launch.parameters.len(), work)
-            .map(drop)
+        let mut around = self.surroundings(&context, kernel.uses_heap());
+        let queue = |around| {
+            let work = kernel.work(launch, cooperative, around);
+            let bytes = launch.parameters.len();
+            context.scheduler.submit_with(launch.stream, bytes, work)
+        };
+        if launch.events.is_empty() {
+            return queue(around).map(drop);
+        }
+        context.events.launch(&launch.events, || {
+            let milestones = Milestones::new(&launch.events, &context.scheduler);
+            let (programmatic, begun) = milestones.points();
+            around.milestones = Some(milestones.clone());
+            // Nobody is to wait for what never comes.
+            let end = queue(around).inspect_err(|_| milestones.reach())?;
+            Ok(Reached {
+                end,
+                programmatic,
+                begun,
+            })
+        })
     }
 
     fn limit(&self, limit: u32) -> Result<u64> {

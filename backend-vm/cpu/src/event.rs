@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use wormhole_device::{CuError, RawEvent, RawStream, Result};
+use wormhole_device::{CuError, LaunchEvents, RawEvent, RawStream, Result};
 
 use crate::scheduler::{Point, Scheduler};
 use crate::sharing::SharedEvent;
@@ -33,8 +33,27 @@ pub enum Last {
 
 #[derive(Clone, Debug)]
 struct Record {
+    /// Where work that waits for the event may begin.
     point: Point,
+    /// Where the host sees it complete, if that is earlier.
+    seen: Point,
     time: Arc<OnceLock<Instant>>,
+}
+
+impl Record {
+    fn at(point: Point, time: Arc<OnceLock<Instant>>) -> Self {
+        let seen = point;
+        Self { point, seen, time }
+    }
+}
+
+/// Where the events of a launch are reached.
+#[derive(Debug)]
+pub struct Reached {
+    /// The launch is complete.
+    pub end: Point,
+    pub programmatic: Option<Point>,
+    pub begun: Option<Point>,
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +149,7 @@ impl Events {
                 Ok(())
             }),
         )?;
-        entry.last = Some(Record { point, time });
+        entry.last = Some(Record::at(point, time));
         Ok(())
     }
 
@@ -141,17 +160,55 @@ impl Events {
             .events
             .get_mut(&event.0)
             .ok_or(CuError::INVALID_HANDLE)?;
-        entry.last = Some(Record { point, time });
+        entry.last = Some(Record::at(point, time));
         Ok(())
     }
 
-    /// What waiting for the event means now.
+    /// Notes what a launch records that `queue` queues. The slab stays locked as for [`Events::record`].
+    pub fn launch(
+        &self,
+        events: &LaunchEvents,
+        queue: impl FnOnce() -> Result<Reached>,
+    ) -> Result<()> {
+        let mut slab = self.lock();
+        for event in [events.programmatic, events.begun].into_iter().flatten() {
+            let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
+            if entry.timing || entry.shared.is_some() {
+                return Err(CuError::INVALID_VALUE);
+            }
+        }
+        let reached = queue()?;
+        // Kernels that wait for a programmatic event may ask for all that the launch did
+        // (`griddepcontrol.wait`), so other streams wait for its end.
+        let programmatic = reached.programmatic.map(|seen| (reached.end, seen));
+        let begun = reached.begun.map(|point| (point, point));
+        for (event, places) in [(events.programmatic, programmatic), (events.begun, begun)] {
+            if let (Some(event), Some((point, seen))) = (event, places)
+                && let Some(entry) = slab.events.get_mut(&event.0)
+            {
+                let time = Arc::default();
+                entry.last = Some(Record { point, seen, time });
+            }
+        }
+        Ok(())
+    }
+
+    /// What waiting for the event means to other work now.
     pub fn last(&self, event: RawEvent) -> Result<Last> {
+        self.last_where(event, |record| record.point)
+    }
+
+    /// What waiting for it means to the host.
+    pub fn seen(&self, event: RawEvent) -> Result<Last> {
+        self.last_where(event, |record| record.seen)
+    }
+
+    fn last_where(&self, event: RawEvent, place: impl Fn(&Record) -> Point) -> Result<Last> {
         let slab = self.lock();
         let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
         Ok(match (&entry.shared, &entry.last) {
             (Some(shared), _) => Last::Shared(Arc::clone(shared), shared.last()),
-            (None, Some(record)) => Last::Point(record.point),
+            (None, Some(record)) => Last::Point(place(record)),
             (None, None) => Last::Never,
         })
     }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use wormhole_device::{
     BoxCopy, Branch, Condition, Conditional, CuError, Fill, GraphDescription, GraphEdge,
-    GraphKernel, GraphNode, Graphs, Launch, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
+    GraphKernel, GraphNode, Graphs, Launch, LaunchEvents, MemoryOperation, RawEvent, RawGraph,
+    RawStream, Result,
 };
 
 use crate::boxes::Move;
@@ -304,6 +305,7 @@ fn as_launch(kernel: &GraphKernel, stream: RawStream) -> Launch<'_> {
         block: kernel.block,
         shared: kernel.shared,
         attributes: &kernel.attributes,
+        events: LaunchEvents::default(),
         parameters: &kernel.parameters,
     }
 }

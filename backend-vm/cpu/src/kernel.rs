@@ -9,6 +9,7 @@ use wormhole_ptx::{DeviceHeap, GlobalMemory, LaunchConfig, Region};
 use crate::arrays::Objects;
 use crate::description::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
 use crate::launch::Needs;
+use crate::launch_events::Milestones;
 use crate::memory::{Memory, Owner, pointer};
 use crate::output::Output;
 use crate::scheduler::Work;
@@ -58,6 +59,8 @@ pub struct Surroundings {
     pub heap: Option<Arc<DeviceHeap>>,
     /// The conditions of the graph that runs them.
     pub conditions: Option<Arc<[AtomicU32]>>,
+    /// What hears how far the kernel is.
+    pub milestones: Option<Milestones>,
     /// Bytes of printed text that are kept between synchronizations.
     pub printed: u64,
     /// Whether kernels are checked.
@@ -196,6 +199,7 @@ impl Kernel {
                 heap: around.heap.as_deref(),
                 conditions: around.conditions.as_deref().unwrap_or_default(),
                 objects: Some(&*around.objects),
+                milestones: around.milestones.as_ref().map(|one| one as _),
                 cancel: Some(&around.cancel),
                 check: around.check,
                 threads: around.threads,

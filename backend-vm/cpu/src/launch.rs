@@ -15,8 +15,6 @@ use crate::description::{
 const MAX_CLUSTER: u32 = 8;
 const COOPERATIVE: u32 = 2;
 const CLUSTER_DIMENSION: u32 = 4;
-const PROGRAMMATIC_EVENT: u32 = 7;
-const LAUNCH_COMPLETION_EVENT: u32 = 12;
 const DEVICE_UPDATABLE_KERNEL_NODE: u32 = 13;
 /// Registers are given to warps in units of this many.
 const REGISTER_UNIT: u32 = 256;
@@ -120,9 +118,7 @@ fn attributes(attributes: &[LaunchAttribute]) -> Result<Asked> {
             CLUSTER_DIMENSION => {
                 asked.cluster = Some([0, 1, 2].map(|index| word(index).max(1)));
             }
-            PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT | DEVICE_UPDATABLE_KERNEL_NODE => {
-                return Err(CuError::NOT_SUPPORTED);
-            }
+            DEVICE_UPDATABLE_KERNEL_NODE => return Err(CuError::NOT_SUPPORTED),
             _ => {}
         }
     }
@@ -188,7 +184,7 @@ pub fn greatest_cluster(needs: &Needs) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use wormhole_device::{RawFunction, RawStream};
+    use wormhole_device::{LaunchEvents, RawFunction, RawStream};
 
     use super::*;
 
@@ -219,6 +215,7 @@ mod tests {
             block,
             shared,
             attributes: &[LaunchAttribute::new(id, bytes)],
+            events: LaunchEvents::default(),
             parameters: &[0; 12],
         };
         validate(&NEEDS, &launch, 2)

@@ -23,6 +23,7 @@ mod holes;
 mod image_limits;
 mod kernel;
 mod launch;
+mod launch_events;
 mod limits;
 mod linker;
 mod memory;

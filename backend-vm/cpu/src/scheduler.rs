@@ -148,6 +148,16 @@ impl Shared {
         }
     }
 
+    /// Wakes whom progress may concern.
+    fn progressed(&self, state: &State) {
+        for other in state.streams.values().filter(|stream| stream.held) {
+            other.wake.notify_one();
+        }
+        if state.waiters > 0 {
+            self.progressed.notify_all();
+        }
+    }
+
     /// Kills the context. The first error stays.
     fn kill(&self, error: CuError) {
         let _ = self
@@ -163,6 +173,32 @@ impl Shared {
             }
             self.progressed.notify_all();
         }
+    }
+}
+
+/// A point that is reached when work says so, which may be while it runs.
+#[derive(Clone)]
+pub struct Milestone {
+    shared: Arc<Shared>,
+    point: Point,
+}
+
+impl Milestone {
+    pub fn point(&self) -> Point {
+        self.point
+    }
+
+    pub fn reach(&self) {
+        let mut state = self.shared.lock();
+        if state.streams.remove(&self.point.stream).is_some() {
+            self.shared.progressed(&state);
+        }
+    }
+}
+
+impl std::fmt::Debug for Milestone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Milestone").field(&self.point).finish()
     }
 }
 
@@ -221,6 +257,26 @@ impl Scheduler {
         state.next += 1;
         state.streams.insert(id, Stream::new(blocking));
         RawStream(id)
+    }
+
+    /// A point of its own, like the end of a stream's only work.
+    pub fn milestone(&self) -> Milestone {
+        let mut state = self.shared.lock();
+        let stream = state.next;
+        state.next += 1;
+        let entry = Stream {
+            submitted: 1,
+            destroyed: true,
+            ..Stream::new(false)
+        };
+        state.streams.insert(stream, entry);
+        Milestone {
+            shared: Arc::clone(&self.shared),
+            point: Point {
+                stream,
+                sequence: 1,
+            },
+        }
     }
 
     /// Forgets a stream; what it holds still runs (`cuStreamDestroy`).
@@ -446,12 +502,7 @@ fn serve(shared: &Shared, id: u64, wake: &Condvar) {
         if let Some(stream) = state.streams.get_mut(&id) {
             stream.completed += 1;
         }
-        for other in state.streams.values().filter(|stream| stream.held) {
-            other.wake.notify_one();
-        }
-        if state.waiters > 0 {
-            shared.progressed.notify_all();
-        }
+        shared.progressed(&state);
     }
 }
 
@@ -597,6 +648,35 @@ mod tests {
             (scheduler.reached(&[point]), log.names()),
             (Ok(true), vec![1])
         );
+    }
+
+    #[test]
+    fn a_milestone_is_reached_while_its_work_runs() {
+        let (scheduler, log) = (Scheduler::new(), Log::new());
+        let (first, second) = (scheduler.create(false), scheduler.create(false));
+        let milestone = scheduler.milestone();
+        let point = milestone.point();
+        let ((open, held), (end, waits)) = (gate(), gate());
+        let work = move || {
+            held()?;
+            milestone.reach();
+            milestone.reach();
+            waits()
+        };
+        let last = scheduler.submit(first, Box::new(work)).expect("submit");
+        let behind = scheduler.submit_after(second, Some(point), log.work(1));
+        assert_eq!(scheduler.reached(&[point]), Ok(false));
+        assert!(scheduler.whole_frontier().contains(&point));
+        open.send(()).expect("open");
+        scheduler
+            .wait(&[point, behind.expect("submit")])
+            .expect("wait");
+        assert_eq!(
+            (scheduler.reached(&[last]), log.names()),
+            (Ok(false), vec![1])
+        );
+        end.send(()).expect("open");
+        scheduler.wait(&scheduler.whole_frontier()).expect("wait");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use wormhole_cpu_device::{CpuDevice, Options};
 use wormhole_device::{
-    CuError, Device, Fill, ImageKind, Jit, Launch, RawEvent, RawFunction, RawModule, RawStream,
+    CuError, Device, Fill, ImageKind, Jit, Launch, LaunchEvents, RawEvent, RawFunction, RawModule,
+    RawStream,
 };
 
 const LEGACY: RawStream = RawStream::LEGACY;
@@ -59,6 +60,7 @@ fn store(device: &CpuDevice, address: u64) -> Result<(), CuError> {
         block: [1; 3],
         shared: 0,
         attributes: &[],
+        events: LaunchEvents::default(),
         parameters: &address.to_le_bytes(),
     })?;
     device.synchronize()
@@ -214,6 +216,7 @@ AGAIN:
         block: [1; 3],
         shared: 0,
         attributes: &[],
+        events: LaunchEvents::default(),
         parameters: &[],
     };
     device.launch(&launch).expect("launch");
@@ -274,6 +277,7 @@ fn host_memory_that_a_dead_context_lets_go_of_is_in_use_no_more() {
         block: [1; 3],
         shared: 0,
         attributes: &[],
+        events: LaunchEvents::default(),
         parameters: &[],
     };
     device.launch(&launch).expect("a launch");

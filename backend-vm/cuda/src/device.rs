@@ -19,6 +19,7 @@ use wormhole_device::{
 use crate::driver::Driver;
 use crate::graph::Executable;
 use crate::image::{Facts, Images, Loaded, best_code, check, is_machine_code, terminated};
+use crate::launch_events::WithEvents;
 use crate::managed::Code;
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::wrapper::Wrapper;
@@ -646,6 +647,8 @@ impl Device for CudaDevice {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let mut with_events = WithEvents::new();
+        let attributes = with_events.all(launch)?;
         let config = CUlaunchConfig {
             gridDimX: launch.grid[0],
             gridDimY: launch.grid[1],
@@ -656,8 +659,8 @@ impl Device for CudaDevice {
             sharedMemBytes: launch.shared,
             hStream: stream(launch.stream),
             // Laid out as the driver's own type, which cannot hold an id that it does not know.
-            attrs: launch.attributes.as_ptr().cast_mut().cast(),
-            numAttrs: u32::try_from(launch.attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
+            attrs: attributes.as_ptr().cast_mut().cast(),
+            numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
         };
         let mut bytes = launch.parameters.len();
         // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
@@ -673,7 +676,7 @@ impl Device for CudaDevice {
         } else {
             extra.as_mut_ptr()
         };
-        // SAFETY: the caller passes a live function and stream; the driver reads configuration and
+        // SAFETY: the caller passes a live function and stream, and live events; the driver reads configuration and
         // parameters during the call and writes none of them.
         unsafe {
             self.driver.cuLaunchKernelEx(

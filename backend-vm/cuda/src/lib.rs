@@ -22,6 +22,7 @@ mod graph;
 mod green_contexts;
 mod image;
 mod jit;
+mod launch_events;
 mod managed;
 mod open;
 mod peers;

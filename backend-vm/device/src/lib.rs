@@ -239,6 +239,24 @@ impl LaunchAttribute {
     }
 }
 
+/// Events that a launch records, all made without timing and for one process only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaunchEvents {
+    /// Reached when all blocks have triggered it or ended (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`).
+    pub programmatic: Option<RawEvent>,
+    /// Blocks trigger it by beginning (`triggerAtBlockStart`).
+    pub at_block_start: bool,
+    /// Reached when all blocks have begun (`CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`).
+    pub begun: Option<RawEvent>,
+}
+
+impl LaunchEvents {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.programmatic.is_none() && self.begun.is_none()
+    }
+}
+
 /// A kernel launch.
 #[derive(Clone, Debug)]
 pub struct Launch<'a> {
@@ -248,7 +266,9 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Dynamic shared memory, bytes.
     pub shared: u32,
+    /// Those without handles.
     pub attributes: &'a [LaunchAttribute],
+    pub events: LaunchEvents,
     /// The packed parameter buffer (`CU_LAUNCH_PARAM_BUFFER_POINTER`).
     pub parameters: &'a [u8],
 }

@@ -11,11 +11,11 @@ use wormhole_api::array::ArrayShape;
 use crate::{
     Access, Arrays, BoxCopy, BoxEnd, ClusterLaunch, CuError, Description, Device, DeviceOutput,
     EncodedTensorMap, Fill, Granularity, GraphDescription, GraphNode, Graphs, GreenContexts,
-    ImageKind, Jit, Kernels, Launch, LaunchAttribute, LinkInput, LoadedFunction, Loading,
-    ManagedPlace, MemoryOperation, Multiprocessors, Peer, Peers, PoolProperties, Pools, RawArray,
-    RawEvent, RawFunction, RawGraph, RawGreen, RawMemory, RawMipmap, RawModule, RawPool, RawStream,
-    ReferenceKind, References, Resource, Result, Sampling, Split, StreamMemory, TensorMap, View,
-    VirtualMemory,
+    ImageKind, Jit, Kernels, Launch, LaunchAttribute, LaunchEvents, LinkInput, LoadedFunction,
+    Loading, ManagedPlace, MemoryOperation, Multiprocessors, Peer, Peers, PoolProperties, Pools,
+    RawArray, RawEvent, RawFunction, RawGraph, RawGreen, RawMemory, RawMipmap, RawModule, RawPool,
+    RawStream, ReferenceKind, References, Resource, Result, Sampling, Split, StreamMemory,
+    TensorMap, View, VirtualMemory,
 };
 
 /// Where a handle of a set says which device it is of. No device has handles that reach up there.
@@ -535,8 +535,14 @@ impl Device for DeviceSet {
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         let (number, device, stream) = self.at(launch.stream)?;
+        let own_event = |event: Option<RawEvent>| event.map(|event| own(event, number)).transpose();
         device.launch(&Launch {
             function: own(launch.function, number)?,
+            events: LaunchEvents {
+                programmatic: own_event(launch.events.programmatic)?,
+                begun: own_event(launch.events.begun)?,
+                ..launch.events
+            },
             stream,
             ..*launch
         })

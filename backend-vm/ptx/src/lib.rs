@@ -29,8 +29,8 @@ pub use decode::ParamLayout;
 pub use error::{Fault, FaultKind, KernelError, LoadError};
 pub use exec::{
     AddressMode, CLOCK_HZ, ChannelType, DeviceHeap, GlobalMemory, Image, LOCAL_WINDOW,
-    LOWEST_GLOBAL, LaunchConfig, Level, Objects, Output, PARAM_WINDOW, Region, SHARED_WINDOW,
-    Texture, launch,
+    LOWEST_GLOBAL, LaunchConfig, Level, Milestones, Objects, Output, PARAM_WINDOW, Region,
+    SHARED_WINDOW, Texture, launch,
 };
 pub use module::{Kernel, Module, ModuleVariable, Program};
 pub use parse::ast::Reference;

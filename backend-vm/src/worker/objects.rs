@@ -112,6 +112,8 @@ impl StreamObject {
 #[derive(Debug)]
 pub struct EventObject {
     pub raw: RawEvent,
+    /// A launch may record it: it keeps no time, and no other process knows it.
+    pub of_launches: bool,
 }
 
 /// What was loaded. Jobs hold it while they use it or a kernel of it; it is unloaded when nobody does.

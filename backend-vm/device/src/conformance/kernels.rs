@@ -203,6 +203,26 @@ AGAIN:
 }
 ";
 
+/// A kernel that lets its dependents be launched.
+pub const TRIGGERING: &str = r"
+.version 7.8
+.target sm_90
+.address_size 64
+
+// *address = 1, behind the trigger
+.visible .entry trigger(.param .u64 address)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [address];
+    cvta.to.global.u64 %rd2, %rd1;
+    griddepcontrol.launch_dependents;
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd2], %r1;
+    ret;
+}
+";
+
 /// A kernel that prints `thread 42`, and one whose assertion fails.
 pub const TALKING: &str = r#"
 .version 7.0

@@ -10,6 +10,7 @@ mod faults;
 mod graphs;
 mod green_contexts;
 mod kernels;
+mod launch_events;
 mod launches;
 mod linking;
 mod memory;
@@ -30,8 +31,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Device, ImageKind, Jit, Launch, LaunchAttribute, LoadedFunction, LoadedModule, Loading,
-    RawStream, Result,
+    Device, ImageKind, Jit, Launch, LaunchAttribute, LaunchEvents, LoadedFunction, LoadedModule,
+    Loading, RawStream, Result,
 };
 
 /// What a check finds: nothing, or a sentence.
@@ -54,6 +55,7 @@ pub fn checks() -> Vec<Check> {
         streams::CHECKS,
         stream_memory::CHECKS,
         launches::CHECKS,
+        launch_events::CHECKS,
         linking::CHECKS,
         modules::CHECKS,
         questions::CHECKS,
@@ -257,6 +259,7 @@ fn launch(
         block: [shape.block, 1, 1],
         shared: shape.shared,
         attributes: shape.attributes,
+        events: LaunchEvents::default(),
         parameters: &pack(function, values),
     })
 }

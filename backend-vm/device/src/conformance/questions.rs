@@ -6,8 +6,8 @@ use super::{
     Check, HostMemory, Outcome, function, holds, kernel, kernels, load, load_image, same, worked,
 };
 use crate::{
-    ClusterLaunch, CuError, Device, ImageKind, Launch, RawFunction, RawStream, TensorMap,
-    TensorMapMode,
+    ClusterLaunch, CuError, Device, ImageKind, Launch, LaunchEvents, RawFunction, RawStream,
+    TensorMap, TensorMapMode,
 };
 
 pub const CHECKS: &[Check] = &[
@@ -193,6 +193,7 @@ fn large_parameters(device: &dyn Device) -> Outcome {
         block: [1; 3],
         shared: 0,
         attributes: &[],
+        events: LaunchEvents::default(),
         parameters: &parameters,
     };
     worked("launch", device.launch(&launch))?;

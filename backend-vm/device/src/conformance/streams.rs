@@ -55,7 +55,7 @@ const LEGACY: RawStream = RawStream::LEGACY;
 const DISABLE_TIMING: u32 = 2;
 
 /// A word that kernels of held streams wait for.
-struct Gate<'a> {
+pub(super) struct Gate<'a> {
     device: &'a dyn Device,
     host: HostMemory<'a>,
     wait_for: LoadedFunction,
@@ -63,7 +63,7 @@ struct Gate<'a> {
 }
 
 impl<'a> Gate<'a> {
-    fn new(device: &'a dyn Device) -> Result<Self, String> {
+    pub(super) fn new(device: &'a dyn Device) -> Result<Self, String> {
         let gate = Self {
             device,
             host: HostMemory::new(device, 1)?,
@@ -81,7 +81,7 @@ impl<'a> Gate<'a> {
     }
 
     /// Holds what comes after in the stream until the gate is opened.
-    fn hold(&self, stream: RawStream) -> Outcome {
+    pub(super) fn hold(&self, stream: RawStream) -> Outcome {
         let word = [self.host.address(0)];
         worked(
             "hold",
@@ -89,24 +89,29 @@ impl<'a> Gate<'a> {
         )
     }
 
-    fn open(&self) {
+    pub(super) fn open(&self) {
         self.host.word(0).store(1, Ordering::Release);
     }
 
     /// Writes `value` to half word `index`, which is neither of the gate's own two.
-    fn store(&self, stream: RawStream, index: usize, value: u64) -> Outcome {
-        let values = [self.host.address(index * 4), value];
+    pub(super) fn store(&self, stream: RawStream, index: usize, value: u64) -> Outcome {
+        let values = [self.address(index), value];
         worked(
             "store",
             launch(self.device, stream, &self.store, ONE_THREAD, &values),
         )
     }
 
-    fn value(&self, index: usize) -> u32 {
+    /// Where half word `index` is.
+    pub(super) fn address(&self, index: usize) -> u64 {
+        self.host.address(index * 4)
+    }
+
+    pub(super) fn value(&self, index: usize) -> u32 {
         self.host.half_word(index).load(Ordering::Acquire)
     }
 
-    fn stream(&self, flags: u32) -> Result<RawStream, String> {
+    pub(super) fn stream(&self, flags: u32) -> Result<RawStream, String> {
         worked("stream", self.device.create_stream(flags, 0))
     }
 

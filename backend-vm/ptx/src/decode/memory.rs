@@ -105,6 +105,11 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.emit(Op::Fence);
                 Ok(true)
             }
+            // To wait for the grids that this one depends on is nothing: they are complete when it begins.
+            "griddepcontrol" if m.take("launch_dependents") => {
+                self.emit(Op::LaunchDependents);
+                Ok(true)
+            }
             "prefetch" | "prefetchu" | "applypriority" | "discard" | "pmevent"
             | "griddepcontrol" | "setmaxnreg" => {
                 while m.first().is_some() {}

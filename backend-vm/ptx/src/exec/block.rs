@@ -30,6 +30,7 @@ pub(super) struct Block {
     warps: Vec<Warp>,
     barriers: Barriers,
     checker: Option<Box<Checker>>,
+    triggered: bool,
 }
 
 impl Block {
@@ -42,6 +43,7 @@ impl Block {
             warps: warps.collect::<Result<_, _>>()?,
             barriers: Barriers::new(launch.threads()),
             checker: checker(launch),
+            triggered: false,
         })
     }
 
@@ -50,6 +52,7 @@ impl Block {
         self.index = launch.block_index(number);
         self.barriers = Barriers::new(launch.threads());
         self.checker = checker(launch);
+        self.triggered = false;
         for warp in &mut self.warps {
             warp.restart(launch, launch.lanes(warp.index))?;
         }
@@ -70,6 +73,7 @@ impl Block {
             barriers: &mut self.barriers,
             checker: self.checker.as_deref_mut(),
             block: self.index,
+            triggered: &mut self.triggered,
         };
         for _ in 0..rounds {
             let mut ready = false;
@@ -85,6 +89,7 @@ impl Block {
                 progress |= warp.count != before;
             }
             if cx.barriers.live() == 0 {
+                cx.trigger();
                 return Ok(Progress::Done);
             }
             if launch.stopped() {

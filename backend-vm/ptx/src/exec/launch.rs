@@ -41,6 +41,10 @@ pub(super) struct Launch<'a> {
     /// Blocks that one thread of the host begins before it ends one.
     resident: usize,
     stop: AtomicBool,
+    /// Blocks of the grid: all, those that have begun, and those that have triggered the launch of dependents.
+    blocks: u64,
+    begun: AtomicU64,
+    triggered: AtomicU64,
     /// What the checker found.
     pub findings: Findings,
 }
@@ -77,6 +81,27 @@ impl Launch<'_> {
     pub(super) fn thread_index(&self, number: u32) -> [u32; 3] {
         let [x, y, _] = self.config.block;
         [number % x, number / x % y, number / (x * y)]
+    }
+
+    fn block_begun(&self) {
+        if let Some(milestones) = self.config.milestones
+            && self.is_last(&self.begun)
+        {
+            milestones.begun();
+        }
+    }
+
+    pub(super) fn block_triggered(&self) {
+        if let Some(milestones) = self.config.milestones
+            && self.is_last(&self.triggered)
+        {
+            milestones.triggered();
+        }
+    }
+
+    /// Counts one more block. Who hears of the last one sees what all of them did before.
+    fn is_last(&self, count: &AtomicU64) -> bool {
+        count.fetch_add(1, Ordering::AcqRel) + 1 == self.blocks
     }
 
     /// Whether the launch is to end early.
@@ -198,6 +223,9 @@ pub fn launch(
         shared_bytes: usize::try_from(shared).unwrap_or(0),
         resident: (RESIDENT_BYTES / block_bytes.max(1)).clamp(1, RESIDENT),
         stop: AtomicBool::new(false),
+        blocks,
+        begun: AtomicU64::new(0),
+        triggered: AtomicU64::new(0),
         findings: Findings::default(),
     };
     let queue = Queue {
@@ -260,6 +288,7 @@ fn work(
         if room && (launch.config.cooperative || turns >= resident.len()) {
             match begin(launch, queue, &mut spare) {
                 Ok(Some(block)) => {
+                    launch.block_begun();
                     resident.push_front(block);
                     turns = 0;
                     wake = None;

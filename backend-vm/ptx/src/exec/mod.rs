@@ -138,6 +138,14 @@ pub trait Output: Sync {
     fn finding(&self, sentence: &str);
 }
 
+/// Who hears how far a launch is.
+pub trait Milestones: Sync + std::fmt::Debug {
+    /// All blocks have begun.
+    fn begun(&self);
+    /// Each block has let dependents be launched (`griddepcontrol.launch_dependents`), or has ended.
+    fn triggered(&self);
+}
+
 /// How a kernel is launched.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchConfig<'a> {
@@ -162,6 +170,8 @@ pub struct LaunchConfig<'a> {
     pub conditions: &'a [AtomicU32],
     /// The texture and surface objects that there are.
     pub objects: Option<&'a dyn Objects>,
+    /// Who is told how far the launch is.
+    pub milestones: Option<&'a dyn Milestones>,
     /// Ends the launch when it becomes true.
     pub cancel: Option<&'a AtomicBool>,
     /// Whether races between the threads of a block and reads of what nobody has written are looked for
@@ -184,6 +194,7 @@ impl Default for LaunchConfig<'_> {
             heap: None,
             conditions: &[],
             objects: None,
+            milestones: None,
             cancel: None,
             check: false,
             threads: 1,

@@ -233,6 +233,7 @@ impl Warp {
                     );
                 }
                 Op::Nothing => {}
+                Op::LaunchDependents => cx.trigger(),
                 Op::CopyGroup(copies) => {
                     copy::watch_group(cx.checker.as_deref_mut(), *copies, self.index, mask);
                 }

@@ -61,6 +61,17 @@ pub(super) struct Context<'w, 'a> {
     pub checker: Option<&'w mut Checker>,
     /// The block's index in each dimension.
     pub block: [u32; 3],
+    /// Whether the block has triggered the launch of dependents.
+    pub triggered: &'w mut bool,
+}
+
+impl Context<'_, '_> {
+    /// The block triggers, as far as it is concerned, the launch of dependents.
+    pub(super) fn trigger(&mut self) {
+        if !std::mem::replace(self.triggered, true) {
+            self.launch.block_triggered();
+        }
+    }
 }
 
 /// The state of a warp.

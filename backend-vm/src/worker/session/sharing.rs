@@ -225,7 +225,13 @@ impl Session {
             call,
             move |device| device.open_event(exchange.fetch(What::Event, token)?),
             move |session, raw| {
-                let entered = session.events.insert(new, Arc::new(EventObject { raw }));
+                let entered = session.events.insert(
+                    new,
+                    Arc::new(EventObject {
+                        raw,
+                        of_launches: false,
+                    }),
+                );
                 match entered {
                     Ok(()) => Answer::done(),
                     Err(error) => {

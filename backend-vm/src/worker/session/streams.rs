@@ -14,6 +14,10 @@ use super::{Answer, Call, Finish, Session, to_result};
 use crate::counters::Counter;
 use crate::worker::objects::{EventObject, StreamObject};
 
+/// Flags of `cuEventCreate`.
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+
 impl Session {
     /// The stream behind a handle.
     pub(super) fn stream(&self, handle: Handle<Stream>) -> Result<&Arc<StreamObject>, CuResult> {
@@ -137,7 +141,11 @@ impl Session {
         flags: u32,
     ) -> Result<(), CuResult> {
         let raw = self.done(self.device.create_event(flags))?;
-        let entered = self.events.insert(new, Arc::new(EventObject { raw }));
+        let event = EventObject {
+            raw,
+            of_launches: flags & (DISABLE_TIMING | INTERPROCESS) == DISABLE_TIMING,
+        };
+        let entered = self.events.insert(new, Arc::new(event));
         entered.map_err(|error| {
             self.counters.add(Counter::InvalidHandles, 1);
             let _ = self.device.destroy_event(raw);

@@ -447,6 +447,8 @@ pub(crate) enum Op {
     FallOff,
     /// `prefetch`, `discard` and others without effect here.
     Nothing,
+    /// As far as the block is concerned, grids that depend on this one may be launched.
+    LaunchDependents,
     /// Groups of `cp.async`.
     CopyGroup(CopyGroup),
     /// Copies so far arrive at an `mbarrier` when they are done, which they are.

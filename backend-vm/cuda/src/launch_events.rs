@@ -1,0 +1,104 @@
+//! Launch attributes that name events.
+
+use wormhole_device::{CuError, Launch, LaunchAttribute, RawEvent, Result};
+
+use crate::device::event;
+
+/// Attributes of one launch at most.
+const MOST: usize = 24;
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`, `CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`.
+const PROGRAMMATIC: u32 = 7;
+const LAUNCH_COMPLETION: u32 = 12;
+
+/// Room for the attributes of a launch as the driver takes them.
+pub(crate) struct WithEvents {
+    room: [LaunchAttribute; MOST],
+}
+
+impl WithEvents {
+    pub(crate) const fn new() -> Self {
+        // An attribute 0 is none (`CU_LAUNCH_ATTRIBUTE_IGNORE`).
+        Self {
+            room: [LaunchAttribute::new(0, [0; 64]); MOST],
+        }
+    }
+
+    /// All attributes of the launch. Without events they are used where they are.
+    pub(crate) fn all<'a>(&'a mut self, launch: &'a Launch<'_>) -> Result<&'a [LaunchAttribute]> {
+        let events = &launch.events;
+        if events.is_empty() {
+            return Ok(launch.attributes);
+        }
+        let plain = launch.attributes;
+        let programmatic = events
+            .programmatic
+            .map(|event| attribute(PROGRAMMATIC, event, events.at_block_start));
+        let begun = events
+            .begun
+            .map(|event| attribute(LAUNCH_COMPLETION, event, false));
+        let mut count = 0;
+        for attribute in plain.iter().copied().chain(programmatic).chain(begun) {
+            *self.room.get_mut(count).ok_or(CuError::INVALID_VALUE)? = attribute;
+            count += 1;
+        }
+        Ok(&self.room[..count])
+    }
+}
+
+/// The event, no flags, and whether beginning triggers it: `programmaticEvent`, which `launchCompletionEvent` begins
+/// like.
+fn attribute(id: u32, raw: RawEvent, at_block_start: bool) -> LaunchAttribute {
+    let mut value = [0; 64];
+    let handle = event(raw).expose_provenance() as u64;
+    value[..8].copy_from_slice(&handle.to_le_bytes());
+    value[12] = at_block_start.into();
+    LaunchAttribute::new(id, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use wormhole_device::{LaunchEvents, RawFunction, RawStream};
+
+    use super::*;
+
+    fn launch(attributes: &[LaunchAttribute], events: LaunchEvents) -> Launch<'_> {
+        Launch {
+            function: RawFunction(1),
+            stream: RawStream::LEGACY,
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes,
+            events,
+            parameters: &[],
+        }
+    }
+
+    #[test]
+    fn events_stand_where_the_driver_reads_them() {
+        let plain = [LaunchAttribute::new(8, [9; 64])];
+        let events = LaunchEvents {
+            programmatic: Some(RawEvent(0x1122_3344_5566)),
+            at_block_start: true,
+            begun: Some(RawEvent(0x7788)),
+        };
+        let mut room = WithEvents::new();
+        let given = launch(&plain, events);
+        let all = room.all(&given).expect("three attributes");
+        let ids: Vec<_> = all.iter().map(|attribute| attribute.id).collect();
+        assert_eq!(ids, [8, PROGRAMMATIC, LAUNCH_COMPLETION]);
+        assert_eq!(all[0].value, [9; 64]);
+        assert_eq!(all[1].value[..8], 0x1122_3344_5566_u64.to_le_bytes());
+        assert_eq!(all[1].value[8..16], [0, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(all[2].value[..16], 0x7788_u128.to_le_bytes());
+        let mut room = WithEvents::new();
+        let none = launch(&plain, LaunchEvents::default());
+        assert!(std::ptr::eq(room.all(&none).expect("as given"), &plain[..]));
+        let many = [plain[0]; MOST];
+        let many = launch(&many, events);
+        assert_eq!(
+            room.all(&many).expect_err("too many"),
+            CuError::INVALID_VALUE
+        );
+    }
+}
