@@ -11,8 +11,9 @@ use support::recorder::kernels::NAMES;
 use support::served::{Served, handle};
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, Decode, DevicePtr, Function, Handle, Items, LaunchAttribute, LibraryKernels,
-    Message, Module, ModuleGetFunction, ModuleKernels, ModuleKernelsReply, ResetPersistingL2,
+    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, Function, Handle, Items,
+    LaunchAttribute, LaunchKernel, LibraryKernels, Message, Module, ModuleGetFunction,
+    ModuleKernels, ModuleKernelsReply, ResetPersistingL2, Stream as StreamKind, StreamCreate,
     TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_backend::worker::session::Event;
@@ -200,4 +201,88 @@ fn the_cache_is_reset_on_the_device() {
     let ready = ready();
     ready.ask(3, &ResetPersistingL2 {});
     assert_eq!(ready.device.arrivals("reset_persisting_l2"), 1);
+}
+
+#[test]
+fn launches_record_the_events_that_they_name_if_these_are_for_it() {
+    const PROGRAMMATIC: u32 = 7;
+    const LAUNCH_COMPLETION: u32 = 12;
+    let ready = ready();
+    // Without timing, with it, and for other processes too.
+    for (number, flags) in [(1, 2), (2, 0), (3, 6)] {
+        let new = handle(number);
+        ready.served.record(&EventCreate { new, flags });
+    }
+    ready.served.record(&StreamCreate {
+        new: handle(1),
+        flags: 0,
+        priority: 0,
+    });
+    let event = |id: u32, handle: u64, at_start: u8| {
+        let mut value = [0; 64];
+        value[..8].copy_from_slice(&handle.to_le_bytes());
+        value[12] = at_start;
+        let reserved = 0;
+        LaunchAttribute {
+            id,
+            reserved,
+            value,
+        }
+    };
+    let wire = |number: u32| handle::<EventKind>(number).to_wire();
+    let mut sequence = 3;
+    let mut launch = |attributes: &[LaunchAttribute]| {
+        let message = LaunchKernel {
+            function: handle(1),
+            stream: handle(1),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Items::new(attributes),
+            parameters: &[0; 8],
+        };
+        sequence += 1;
+        ready.try_ask(sequence, &message).0
+    };
+    let arrivals = || {
+        [
+            "launch",
+            "a programmatic event",
+            "an event at the start of blocks",
+            "an event of blocks that have begun",
+        ]
+        .map(|call| ready.device.arrivals(call))
+    };
+    assert_eq!(launch(&[event(PROGRAMMATIC, wire(1), 0)]), 0);
+    assert_eq!(arrivals(), [1, 1, 0, 0]);
+    assert_eq!(launch(&[event(PROGRAMMATIC, wire(1), 1)]), 0);
+    assert_eq!(arrivals(), [2, 1, 1, 0]);
+    let both = [
+        event(LAUNCH_COMPLETION, wire(1), 0),
+        event(8, 0, 0),
+        event(PROGRAMMATIC, wire(1), 0),
+    ];
+    assert_eq!(launch(&both), 0);
+    assert_eq!(arrivals(), [3, 2, 1, 1]);
+    // Events for other uses, none, one that there is not, other things, and what no guest has been given.
+    let stream = handle::<StreamKind>(1).to_wire();
+    for id in [PROGRAMMATIC, LAUNCH_COMPLETION] {
+        for (handle, code) in [
+            (wire(2), 1),
+            (wire(3), 1),
+            (0, 400),
+            (1, 400),
+            (wire(9), 400),
+            (stream, 400),
+            (u64::MAX, 400),
+            (0x7fff_0000_1000, 400),
+        ] {
+            assert_eq!(launch(&[event(id, handle, 0)]), code, "{id}: {handle:#x}");
+        }
+    }
+    assert_eq!(
+        arrivals(),
+        [3, 2, 1, 1],
+        "nothing of that reaches the device"
+    );
 }

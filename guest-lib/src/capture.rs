@@ -8,7 +8,7 @@
 //! forbids them, and end it.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,10 +19,11 @@ use crate::boxes::Place;
 use crate::context::{self, Scope};
 use crate::copy::{Direction, Fill, Mode};
 use crate::error::{CuError, Result};
+use crate::event;
 use crate::graph::work::{HostCall, Kernel, Operations, Work};
-use crate::graph::{Edge, GraphHandle, GraphMemory, Model, NodeHandle, with};
+use crate::graph::{Edge, GraphHandle, GraphMemory, Model, NodeHandle, PROGRAMMATIC, port, with};
 use crate::handle::to_pointer;
-use crate::launch::{Attributes, Shape};
+use crate::launch::{Attributes, Milestone, Shape};
 use crate::memory_map::Origin;
 use crate::stream::{self, Target};
 use crate::types::{
@@ -263,7 +264,14 @@ impl Model {
         let id = self.capture_of(target)?;
         let captures = &self.captures;
         let graph = captures.live[&id].graph;
-        let before = captures.tails[&target.handle].before.clone();
+        let mut before = captures.tails[&target.handle].before.clone();
+        if !matches!(work, Work::Kernel(_)) {
+            // Other work cannot begin early.
+            let early = before
+                .iter_mut()
+                .filter(|edge| edge.data.r#type == PROGRAMMATIC);
+            early.for_each(|edge| edge.data = CUgraphEdgeData::default());
+        }
         let node = self.add(graph, &before, work)?;
         if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
             tail.before = vec![edge(node)];
@@ -456,9 +464,21 @@ fn edge(node: NodeHandle) -> Edge {
     }
 }
 
+/// Adds dependencies. Two different ones on the same node are a plain one, which is as strong as both.
 fn add_missing(edges: &mut Vec<Edge>, more: &[Edge]) {
-    let known: HashSet<NodeHandle> = edges.iter().map(|edge| edge.node).collect();
-    edges.extend(more.iter().filter(|edge| !known.contains(&edge.node)));
+    let known: HashMap<NodeHandle, usize> = (0..)
+        .zip(&*edges)
+        .map(|(at, edge)| (edge.node, at))
+        .collect();
+    for edge in more {
+        match known.get(&edge.node) {
+            Some(at) if edges[*at].data != edge.data => {
+                edges[*at].data = CUgraphEdgeData::default()
+            }
+            Some(_) => {}
+            None => edges.push(*edge),
+        }
+    }
 }
 
 fn add(target: Target, work: Work) -> Result {
@@ -474,7 +494,8 @@ pub fn kernel(
     attributes: &Attributes,
     parameters: &[u8],
 ) -> Result {
-    let mut attributes: Vec<LaunchAttribute> = attributes.items().iter().collect();
+    let events = attributes.events();
+    let mut attributes = attributes.plain().to_vec();
     let priority = target.stream.priority.load(Ordering::Relaxed);
     if priority != 0 && !attributes.iter().any(|attribute| attribute.id == PRIORITY) {
         let mut value = [0; 64];
@@ -486,7 +507,34 @@ pub fn kernel(
         });
     }
     let kernel = Kernel::new(function, shape, attributes, parameters)?;
-    add(target, Work::Kernel(Arc::new(kernel)))
+    let work = Work::Kernel(Arc::new(kernel));
+    with(|model| {
+        let node = model.captured(target, work)?;
+        let capture = model.capture_of(target)?;
+        for recorded in events {
+            let data = dependency(recorded.when);
+            let before = vec![Edge { node, data }];
+            let place = Recorded { capture, before };
+            model.captures.events.insert(recorded.event, place);
+            event::captured_by_launch(recorded.event);
+        }
+        Ok(())
+    })
+}
+
+/// How work depends on a captured launch that waits for an event of it (CUDA programming guide, "Programmatic
+/// Dependent Launch", "Use in CUDA Graphs").
+fn dependency(when: Milestone) -> CUgraphEdgeData {
+    let (from_port, kind) = match when {
+        Milestone::Triggered => (port::PROGRAMMATIC, PROGRAMMATIC),
+        Milestone::TriggeredByStart => (port::LAUNCH_ORDER, PROGRAMMATIC),
+        Milestone::Begun => (port::LAUNCH_ORDER, 0),
+    };
+    CUgraphEdgeData {
+        from_port,
+        r#type: kind,
+        ..CUgraphEdgeData::default()
+    }
 }
 
 fn no_copy() -> CUDA_MEMCPY3D {

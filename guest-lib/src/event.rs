@@ -80,6 +80,38 @@ pub fn recorded_by_graph(event: Handle<EventKind>) {
     }
 }
 
+/// An event that launches may record: it keeps no time, and no other process knows it (CUDA driver API,
+/// `CUlaunchAttributeID`).
+pub fn of_launches(event: CUevent) -> Result<Handle<EventKind>> {
+    let (handle, facts) = find(event)?;
+    let flags = facts.flags.load(Ordering::Relaxed);
+    if flags & (EVENT_DISABLE_TIMING | EVENT_INTERPROCESS) != EVENT_DISABLE_TIMING {
+        return Err(CuError::INVALID_VALUE);
+    }
+    Ok(handle)
+}
+
+/// Whether an event is there and of that device.
+pub fn is_on(event: Handle<EventKind>, device: usize) -> bool {
+    let facts = EVENTS.get(event);
+    facts.is_some_and(|facts| facts.device.load(Ordering::Relaxed) == device)
+}
+
+/// A launch records the event. It may be complete before the launch is, so there is no fence.
+pub fn recorded_by_launch(event: Handle<EventKind>) {
+    if let Some(facts) = EVENTS.get(event) {
+        facts.leave_capture(event);
+        facts.state.store(UNFENCED, Ordering::Release);
+    }
+}
+
+/// A launch that is captured records the event.
+pub fn captured_by_launch(event: Handle<EventKind>) {
+    if let Some(facts) = EVENTS.get(event) {
+        facts.captured.store(true, Ordering::Release);
+    }
+}
+
 pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
     if flags & !FLAGS != 0
         || flags & (EVENT_INTERPROCESS | EVENT_DISABLE_TIMING) == EVENT_INTERPROCESS

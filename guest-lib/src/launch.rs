@@ -5,13 +5,14 @@ use std::mem::MaybeUninit;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
-use wormhole_api::handle::Function as FunctionKind;
+use wormhole_api::handle::{Event as EventKind, Function as FunctionKind};
 use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
 use crate::capture;
 use crate::context::Scope;
 use crate::device::{Device, attribute as device_attribute};
 use crate::error::{CuError, Result};
+use crate::event;
 use crate::function::{self, Configuration, Function, attribute};
 use crate::handle;
 use crate::stream::Target;
@@ -33,8 +34,10 @@ const EXTRA_SIZE: usize = 2;
 const IGNORE: u32 = 0;
 pub const COOPERATIVE: u32 = 2;
 const CLUSTER_DIMENSION: u32 = 4;
-/// Attributes that carry handles of other kinds: events and graph nodes.
-const WITH_HANDLES: [u32; 3] = [7, 12, 13];
+const PROGRAMMATIC_EVENT: u32 = 7;
+const LAUNCH_COMPLETION_EVENT: u32 = 12;
+/// It would carry a node of a graph.
+const DEVICE_UPDATABLE_KERNEL_NODE: u32 = 13;
 
 /// Geometry and shared memory of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,11 +232,69 @@ pub struct Arguments {
     pub extra: *mut *mut c_void,
 }
 
+/// An event that a launch records.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchEvent {
+    pub event: Handle<EventKind>,
+    /// When it is complete.
+    pub when: Milestone,
+}
+
+/// How far a launch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Milestone {
+    /// All blocks have triggered it or ended.
+    Triggered,
+    /// All blocks have begun, which triggers it.
+    TriggeredByStart,
+    /// All blocks have begun.
+    Begun,
+}
+
+impl LaunchEvent {
+    /// The event of an attribute's value: the event, flags of its record, and for a programmatic one whether the
+    /// beginning of blocks triggers it.
+    fn read(id: u32, value: &CUstreamAttrValue) -> Result<Self> {
+        let event = usize::try_from(value[0]).unwrap_or(usize::MAX);
+        let event = event::of_launches(std::ptr::with_exposed_provenance_mut(event))?;
+        let [flags, at_block_start] = [value[1] & 0xffff_ffff, value[1] >> 32];
+        // The only flag that there is, of external records, is not for launches.
+        if flags != 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let when = match (id, at_block_start) {
+            (LAUNCH_COMPLETION_EVENT, _) => Milestone::Begun,
+            (_, 0) => Milestone::Triggered,
+            (..) => Milestone::TriggeredByStart,
+        };
+        Ok(Self { event, when })
+    }
+
+    /// As it goes to the backend, with the handle where the program has the event.
+    fn attribute(&self) -> LaunchAttribute {
+        let mut value = [0; 64];
+        value[..8].copy_from_slice(&self.event.to_wire().to_le_bytes());
+        value[12] = (self.when == Milestone::TriggeredByStart).into();
+        let id = match self.when {
+            Milestone::Begun => LAUNCH_COMPLETION_EVENT,
+            Milestone::Triggered | Milestone::TriggeredByStart => PROGRAMMATIC_EVENT,
+        };
+        LaunchAttribute {
+            id,
+            reserved: 0,
+            value,
+        }
+    }
+}
+
 /// The attributes of a launch, on the wire.
 #[derive(Debug)]
 pub struct Attributes {
+    /// Those without handles, then those of events.
     list: [LaunchAttribute; ATTRIBUTES],
+    plain: usize,
     count: usize,
+    events: [Option<LaunchEvent>; 2],
     cooperative: bool,
     cluster: [u32; 3],
 }
@@ -250,7 +311,9 @@ impl Attributes {
         };
         Self {
             list: [empty; ATTRIBUTES],
+            plain: 0,
             count: 0,
+            events: [None; 2],
             cooperative: false,
             cluster: [0; 3],
         }
@@ -260,10 +323,26 @@ impl Attributes {
         Items::new(&self.list[..self.count])
     }
 
+    /// Those that a node keeps, and that questions are about.
+    pub fn plain(&self) -> &[LaunchAttribute] {
+        &self.list[..self.plain]
+    }
+
+    pub fn events(&self) -> impl Iterator<Item = &LaunchEvent> {
+        self.events.iter().flatten()
+    }
+
+    fn push(&mut self, attribute: LaunchAttribute) -> Result {
+        let place = self.list.get_mut(self.count);
+        *place.ok_or(CuError::INVALID_VALUE)? = attribute;
+        self.count += 1;
+        Ok(())
+    }
+
     pub fn cooperative() -> Self {
         let mut attributes = Self::new();
         attributes.cooperative = true;
-        attributes.count = 1;
+        (attributes.plain, attributes.count) = (1, 1);
         attributes.list[0].id = COOPERATIVE;
         attributes.list[0].value[0] = 1;
         attributes
@@ -272,27 +351,39 @@ impl Attributes {
     /// Reads the attributes of `cuLaunchKernelEx`.
     pub fn read(list: &[CUlaunchAttribute]) -> Result<Self> {
         let mut attributes = Self::new();
-        for attribute in list.iter().filter(|attribute| attribute.id != IGNORE) {
-            if WITH_HANDLES.contains(&attribute.id) {
-                return Err(CuError::NOT_SUPPORTED);
+        for given in list.iter().filter(|attribute| attribute.id != IGNORE) {
+            match given.id {
+                PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT => {
+                    // What is given last holds.
+                    let place = usize::from(given.id == LAUNCH_COMPLETION_EVENT);
+                    let event = LaunchEvent::read(given.id, &given.value)?;
+                    attributes.events[place] = Some(event);
+                    continue;
+                }
+                DEVICE_UPDATABLE_KERNEL_NODE => return Err(CuError::NOT_SUPPORTED),
+                _ => {}
             }
-            let place = attributes
-                .list
-                .get_mut(attributes.count)
-                .ok_or(CuError::INVALID_VALUE)?;
-            place.id = attribute.id;
-            for (bytes, word) in place.value.chunks_exact_mut(8).zip(attribute.value) {
+            let mut attribute = LaunchAttribute {
+                id: given.id,
+                reserved: 0,
+                value: [0; 64],
+            };
+            for (bytes, word) in attribute.value.chunks_exact_mut(8).zip(given.value) {
                 bytes.copy_from_slice(&word.to_le_bytes());
             }
-            let words = place.value.as_chunks::<4>().0;
-            match attribute.id {
+            let words = attribute.value.as_chunks::<4>().0;
+            match given.id {
                 COOPERATIVE => attributes.cooperative = u32::from_le_bytes(words[0]) != 0,
                 CLUSTER_DIMENSION => {
                     attributes.cluster = [0, 1, 2].map(|index| u32::from_le_bytes(words[index]));
                 }
                 _ => {}
             }
-            attributes.count += 1;
+            attributes.push(attribute)?;
+        }
+        attributes.plain = attributes.count;
+        for event in attributes.events.into_iter().flatten() {
+            attributes.push(event.attribute())?;
         }
         Ok(attributes)
     }
@@ -342,7 +433,9 @@ pub unsafe fn launch(
     arguments: Arguments,
 ) -> Result {
     let (handle, facts) = function::find_on(scope, function)?;
-    if facts.device != target.device(scope) {
+    let device = target.device(scope);
+    let is_elsewhere = |one: &LaunchEvent| !event::is_on(one.event, device);
+    if facts.device != device || attributes.events().any(is_elsewhere) {
         return Err(CuError::INVALID_HANDLE);
     }
     if let Err(error) = check(scope, facts, &shape) {
@@ -369,7 +462,11 @@ pub unsafe fn launch(
         attributes,
     };
     // SAFETY: as the caller promises.
-    unsafe { with_parameters(facts, arguments, |packed| ready.launch(packed)) }
+    unsafe { with_parameters(facts, arguments, |packed| ready.launch(packed)) }?;
+    for recorded in attributes.events() {
+        event::recorded_by_launch(recorded.event);
+    }
+    Ok(())
 }
 
 /// Checks what the native driver checks at the call, with its codes.
@@ -631,6 +728,11 @@ mod tests {
         };
         assert_eq!(
             Attributes::read(&[event]).unwrap_err(),
+            CuError::INVALID_HANDLE
+        );
+        let node = CUlaunchAttribute { id: 13, ..event };
+        assert_eq!(
+            Attributes::read(&[node]).unwrap_err(),
             CuError::NOT_SUPPORTED
         );
         let many = [CUlaunchAttribute {

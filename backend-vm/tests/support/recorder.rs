@@ -447,6 +447,18 @@ impl Device for Recorder {
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.arrive("launch");
         self.check(launch.stream.0)?;
+        let events = launch.events;
+        if let Some(event) = events.programmatic {
+            self.check(event.0)?;
+            self.arrive(match events.at_block_start {
+                true => "an event at the start of blocks",
+                false => "a programmatic event",
+            });
+        }
+        if let Some(event) = events.begun {
+            self.check(event.0)?;
+            self.arrive("an event of blocks that have begun");
+        }
         self.enter(launch.shared);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
-use wormhole_api::{AvailableShared, ClusterOccupancy, ClusterQuestion};
+use wormhole_api::{AvailableShared, ClusterOccupancy, ClusterQuestion, Items};
 
 use super::{body, put};
 use crate::device::attribute;
@@ -153,7 +153,7 @@ unsafe fn clusters(
         grid,
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         shared: config.sharedMemBytes,
-        attributes: attributes.items(),
+        attributes: Items::new(attributes.plain()),
     };
     let count = scope.session.request(&message, |reply| reply.count)?;
     // SAFETY: as the caller promises.

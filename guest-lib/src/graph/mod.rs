@@ -446,15 +446,23 @@ impl Model {
     }
 }
 
+/// Ports of kernels other than their end (`CU_GRAPH_KERNEL_NODE_PORT_*`).
+pub mod port {
+    /// All blocks have let dependents be launched, or have ended.
+    pub const PROGRAMMATIC: u8 = 1;
+    /// All blocks have begun.
+    pub const LAUNCH_ORDER: u8 = 2;
+}
+
+/// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
+pub const PROGRAMMATIC: u8 = 1;
+
 /// Refuses kinds of dependencies that there are not: only kernels have ports, and only they allow what comes
 /// after them to begin early.
 fn check_data(from: &Node, data: CUgraphEdgeData) -> Result {
-    // CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER; CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.
-    const PORTS: u8 = 2;
-    const KINDS: u8 = 1;
     let plain = data.from_port == 0 && data.r#type == 0;
     let kernel = matches!(from.work, Work::Kernel(_));
-    let known = data.from_port <= PORTS && data.r#type <= KINDS;
+    let known = data.from_port <= port::LAUNCH_ORDER && data.r#type <= PROGRAMMATIC;
     if data.to_port != 0 || data.reserved != [0; 5] || !(plain || (kernel && known)) {
         return Err(CuError::INVALID_VALUE);
     }

@@ -113,6 +113,12 @@ fn kernels_of_an_image_and_launches_of_every_kind() {
 }
 
 #[test]
+fn launches_record_events_that_are_reached_while_they_run() {
+    passes("static", "launch_events");
+    passes_on("cpu:2", "static", "launch_events");
+}
+
+#[test]
 fn contexts_that_a_program_creates() {
     passes("static", "contexts");
 }

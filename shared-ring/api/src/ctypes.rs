@@ -207,7 +207,7 @@ pub struct CUdevprop {
 }
 
 /// `CUgraphEdgeData`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CUgraphEdgeData {
     pub from_port: u8,
