@@ -31,6 +31,8 @@ pub mod attribute {
     pub const HOST_NATIVE_ATOMIC_SUPPORTED: i32 = 86;
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+    pub const CAN_USE_STREAM_MEM_OPS_V1: i32 = 92;
+    pub const CAN_USE_64_BIT_STREAM_MEM_OPS_V1: i32 = 93;
     pub const HOST_REGISTER_SUPPORTED: i32 = 99;
 }
 

@@ -410,21 +410,27 @@ static cuuint64_t used(CUgraphMem_attribute attribute) {
     return bytes;
 }
 
-static void memory_of_graphs() {
+// A graph whose first node allocates, into what is wanted, and whose second one fills that.
+static CUgraph allocating(CUDA_MEM_ALLOC_NODE_PARAMS &wanted, CUgraphNode &allocation, CUgraphNode &fill) {
     CUgraph graph;
-    CUgraphNode allocation, fill, release;
     WORKS(cuGraphCreate, &graph, 0);
-    CUDA_MEM_ALLOC_NODE_PARAMS wanted, told;
     std::memset(&wanted, 0, sizeof wanted);
     wanted.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     wanted.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     wanted.bytesize = 4096;
     WORKS(cuGraphAddMemAllocNode, &allocation, graph, nullptr, 0, &wanted);
     HOLDS(wanted.dptr != 0);
-    WORKS(cuGraphMemAllocNodeGetParams, allocation, &told);
-    HOLDS(told.dptr == wanted.dptr && told.bytesize == 4096);
     CUDA_MEMSET_NODE_PARAMS set = {wanted.dptr, 0, 0x1234, 4, 1024, 1};
     WORKS(cuGraphAddMemsetNode, &fill, graph, &allocation, 1, &set, context);
+    return graph;
+}
+
+static void memory_of_graphs() {
+    CUgraphNode allocation, fill, release;
+    CUDA_MEM_ALLOC_NODE_PARAMS wanted, told;
+    CUgraph graph = allocating(wanted, allocation, fill);
+    WORKS(cuGraphMemAllocNodeGetParams, allocation, &told);
+    HOLDS(told.dptr == wanted.dptr && told.bytesize == 4096);
     CUgraphExec made = executable(graph);
     run(made);
     // The memory is the program's until it frees it; before that the graph cannot run again.
@@ -437,6 +443,10 @@ static void memory_of_graphs() {
     CUgraph clone;
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone, &clone, graph);
     WORKS(cuGraphExecDestroy, made);
+    WORKS(cuGraphDestroy, graph);
+
+    // Memory that the graph frees is nobody's after it has run.
+    graph = allocating(wanted, allocation, fill);
     WORKS(cuGraphAddMemFreeNode, &release, graph, &fill, 1, wanted.dptr);
     RETURNS(1, cuGraphAddMemFreeNode, &release, graph, &fill, 1, memory);
     CUdeviceptr address;

@@ -154,22 +154,28 @@ static void others(CUdevice device) {
     WORKS(cuDeviceRegisterAsyncNotification, device, notified, nullptr, &first);
     WORKS(cuDeviceRegisterAsyncNotification, device, notified, nullptr, &second);
     HOLDS(first != second);
+    const CUasyncCallbackHandle last = second;
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuDeviceRegisterAsyncNotification, device, nullptr, nullptr, &second);
     RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceRegisterAsyncNotification, 99, notified, nullptr, &second);
     WORKS(cuDeviceUnregisterAsyncNotification, device, first);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuDeviceUnregisterAsyncNotification, device, nullptr);
-    RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceUnregisterAsyncNotification, 99, second);
+    RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceUnregisterAsyncNotification, 99, last);
+    WORKS(cuDeviceUnregisterAsyncNotification, device, last);
 
     char list[64];
     RETURNS(CUDA_ERROR_INVALID_HANDLE, cuDeviceGetNvSciSyncAttributes, nullptr, device, 1);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuDeviceGetNvSciSyncAttributes, list, device, 4);
     RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetNvSciSyncAttributes, list, 99, 1);
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuDeviceGetNvSciSyncAttributes, list, device, 3);
-    for (const char *name :
-         {"cuDestroyExternalMemory", "cuDestroyExternalSemaphore", "cuSignalExternalSemaphoresAsync",
-          "cuSignalExternalSemaphoresAsync_ptsz", "cuWaitExternalSemaphoresAsync",
-          "cuWaitExternalSemaphoresAsync_ptsz", "cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"}) {
-        HOLDS(call(name, nullptr, nullptr, nullptr) == CUDA_ERROR_INVALID_VALUE);
+    for (const char *name : {"cuDestroyExternalMemory", "cuDestroyExternalSemaphore"}) {
+        GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr);
+    }
+    for (const char *name : {"cuSignalExternalSemaphoresAsync", "cuSignalExternalSemaphoresAsync_ptsz",
+                             "cuWaitExternalSemaphoresAsync", "cuWaitExternalSemaphoresAsync_ptsz"}) {
+        GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr, nullptr, 0u, nullptr);
+    }
+    for (const char *name : {"cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"}) {
+        GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr, 0u, nullptr);
     }
     CUprocessState state;
     WORKS(cuCheckpointProcessGetState, getpid(), &state);
@@ -183,9 +189,11 @@ static void others(CUdevice device) {
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuFlushGPUDirectRDMAWrites, target, (CUflushGPUDirectRDMAWritesScope)150);
-    for (const char *name : {"cuProfilerInitialize", "cuMemGetAttribute", "cuMemGetAttribute_v2",
-                             "cuMemBatchDecompressAsync", "cuMemBatchDecompressAsync_ptsz"}) {
-        HOLDS(call(name, nullptr, nullptr, 0) == CUDA_ERROR_NOT_SUPPORTED);
+    for (const char *name : {"cuProfilerInitialize", "cuMemGetAttribute", "cuMemGetAttribute_v2"}) {
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, name, nullptr, nullptr, 0);
+    }
+    for (const char *name : {"cuMemBatchDecompressAsync", "cuMemBatchDecompressAsync_ptsz"}) {
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, name, nullptr, size_t{0}, 0u, nullptr, nullptr);
     }
 }
 

@@ -133,6 +133,8 @@ static void buffer(size_t unit) {
         WORKED(do_cuMemRelease(retained));
         WORKED(do_cuMemGetAddressRange(&start, &size, address + 4096));
         expect(start == address && size == unit, "the range is the mapping");
+        // A set may still be under way when its call returns.
+        CHECK(cudaDeviceSynchronize());
         WORKED(do_cuMemUnmap(address, size));
         WORKED(do_cuMemRelease(made));
         WORKED(do_cuMemAddressFree(address, size));

@@ -115,9 +115,6 @@ fn attributes(processors: u32) -> Vec<(i32, i32)> {
         (87, 2),                                    // SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO
         (90, 1),                                    // COMPUTE_PREEMPTION_SUPPORTED
         (91, 1),                                    // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-        (92, 1),                                    // CAN_USE_STREAM_MEM_OPS_V1
-        (93, 1),                                    // CAN_USE_64_BIT_STREAM_MEM_OPS_V1
-        (94, 1),                                    // CAN_USE_STREAM_WAIT_VALUE_NOR_V1
         (95, 1),                                    // COOPERATIVE_LAUNCH
         (96, 1),                                    // COOPERATIVE_MULTI_DEVICE_LAUNCH
         (97, signed(SHARED_PER_BLOCK_OPTIN)),       // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN

@@ -1,6 +1,7 @@
 //! Memory operations of streams, and their attributes.
 
 use super::{body, put};
+use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::stream::target;
 use crate::stream_memory::{
@@ -32,8 +33,17 @@ fn operate(
     send(scope, target, &[read(&parameters)?])
 }
 
+/// Functions of the first version are for devices that allow it, which no driver does unless its module is told to.
+fn permit(default: DefaultStream, stream: CUstream, permission: i32) -> Result {
+    let (scope, _) = target(default, stream)?;
+    if scope.session.device().value(permission) == 0 {
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
 macro_rules! words {
-    ($($name:ident($value:ty): $operation:ident;)*) => {$(
+    ($($name:ident($value:ty): $operation:ident $(if $permission:ident)?;)*) => {$(
         pub unsafe fn $name(
             default: DefaultStream,
             stream: CUstream,
@@ -41,16 +51,60 @@ macro_rules! words {
             value: $value,
             flags: u32,
         ) -> CUresult {
-            body! { operate(default, stream, $operation, (addr, value.into()), flags) }
+            body! {
+                $(permit(default, stream, attribute::$permission)?;)?
+                operate(default, stream, $operation, (addr, value.into()), flags)
+            }
         }
     )*};
 }
 
 words! {
+    cuStreamWaitValue32(u32): WAIT_32 if CAN_USE_STREAM_MEM_OPS_V1;
     cuStreamWaitValue32_v2(u32): WAIT_32;
+    cuStreamWriteValue32(u32): WRITE_32 if CAN_USE_STREAM_MEM_OPS_V1;
     cuStreamWriteValue32_v2(u32): WRITE_32;
+    cuStreamWaitValue64(u64): WAIT_64 if CAN_USE_64_BIT_STREAM_MEM_OPS_V1;
     cuStreamWaitValue64_v2(u64): WAIT_64;
+    cuStreamWriteValue64(u64): WRITE_64 if CAN_USE_64_BIT_STREAM_MEM_OPS_V1;
     cuStreamWriteValue64_v2(u64): WRITE_64;
+}
+
+/// Several operations.
+///
+/// # Safety
+/// `list` is null or `count` operations.
+unsafe fn operate_all(
+    default: DefaultStream,
+    stream: CUstream,
+    count: u32,
+    list: *const CUstreamBatchMemOpParams,
+    flags: u32,
+) -> Result {
+    let (scope, target) = target(default, stream)?;
+    scope.session.alive()?;
+    let count = count as usize;
+    if flags != 0 || count > MOST || list.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    // SAFETY: the caller vouches for that many operations.
+    let list = unsafe { std::slice::from_raw_parts(list, count) };
+    let operations = list.iter().map(read).collect::<Result<Vec<_>>>()?;
+    send(scope, target, &operations)
+}
+
+pub unsafe fn cuStreamBatchMemOp(
+    default: DefaultStream,
+    stream: CUstream,
+    count: u32,
+    paramArray: *const CUstreamBatchMemOpParams,
+    flags: u32,
+) -> CUresult {
+    body! {
+        permit(default, stream, attribute::CAN_USE_STREAM_MEM_OPS_V1)?;
+        // SAFETY: passed on to the caller.
+        unsafe { operate_all(default, stream, count, paramArray, flags) }
+    }
 }
 
 pub unsafe fn cuStreamBatchMemOp_v2(
@@ -61,16 +115,8 @@ pub unsafe fn cuStreamBatchMemOp_v2(
     flags: u32,
 ) -> CUresult {
     body! {
-        let (scope, target) = target(default, stream)?;
-        scope.session.alive()?;
-        let count = count as usize;
-        if flags != 0 || count > MOST || paramArray.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: the caller vouches for that many operations.
-        let list = unsafe { std::slice::from_raw_parts(paramArray, count) };
-        let operations = list.iter().map(read).collect::<Result<Vec<_>>>()?;
-        send(scope, target, &operations)
+        // SAFETY: passed on to the caller.
+        unsafe { operate_all(default, stream, count, paramArray, flags) }
     }
 }
 
