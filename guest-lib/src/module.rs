@@ -190,6 +190,11 @@ pub fn find<K: Loadable>(pointer: *mut c_void) -> Result<(Handle<K>, &'static Im
     ))
 }
 
+/// The number of the context that a module belongs to.
+pub fn context_of(module: *mut c_void) -> Result<u32> {
+    Ok(find::<ModuleKind>(module)?.1.contents().context)
+}
+
 /// A live module or library that the worker knows.
 fn fresh<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<(Handle<K>, &'static Image)> {
     let (_, image) = find::<K>(pointer)?;

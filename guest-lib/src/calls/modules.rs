@@ -93,7 +93,7 @@ pub unsafe fn cuModuleLoadFatBinary(module: *mut CUmodule, fatCubin: *const c_vo
 
 pub unsafe fn cuModuleUnload(hmod: CUmodule) -> CUresult {
     body! {
-        let scope = context::scope()?;
+        let scope = context::scope_or(|| module::context_of(hmod))?;
         if module::is_of_library(hmod) {
             return Err(CuError::INVALID_HANDLE);
         }
