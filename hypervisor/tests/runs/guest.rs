@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use crate::bad_input;
 use crate::harness::{
-    Finished, PATIENCE, alone, demo_programs, finish, finish_within, images, program, wormhole,
+    Finished, alone, demo_programs, finish, images, per_thread_programs, program, wormhole,
 };
+use crate::process::{AFTER_12_1, BROKEN, FAULTS};
 
 macro_rules! names {
     ($($name:ident)*) => { [$(stringify!($name)),*] };
@@ -13,6 +14,44 @@ macro_rules! names {
 
 /// The demo's programs.
 const PROGRAMS: &[&str] = &demo_programs!(names);
+
+/// Programs that are also built with a default stream for each thread.
+const PER_THREAD: &[&str] = &per_thread_programs!(names);
+
+/// The folders of programs that check the driver API with one device: each says `PASS` and its name.
+const SUITES: [&str; 3] = ["api", "memory", "nvml"];
+
+/// The other folders of programs.
+const OTHERS: [&str; 6] = ["devices", "exits", "faults", "input", "lives", "order"];
+
+/// What tests here and in `guest_kill` start of these by name, beside [`FAULTS`].
+const BY_NAME: [&str; 9] = [
+    "bad_input",
+    "eight_waiters",
+    "handoff",
+    "lives",
+    "neighbour",
+    "peers",
+    "race",
+    "spin",
+    "steady",
+];
+
+/// Programs that no guest runs.
+const NOT_IN_A_GUEST: [(&str, &str); 3] = [
+    (
+        "registered",
+        "moves pages of the program's into the window, which a guest maps in whole segments",
+    ),
+    (
+        "shared_files",
+        "registers a file where it is, and files of a guest are not the backend's",
+    ),
+    (
+        "many",
+        "fills a window of two gigabytes, for which the emulated host would need as much memory",
+    ),
+];
 
 /// Runs a shell script in a guest that has these programs.
 fn in_guest(kernel: &str, programs: &[PathBuf], script: &str, more: &[&str]) -> Finished {
@@ -24,22 +63,24 @@ fn in_guest(kernel: &str, programs: &[PathBuf], script: &str, more: &[&str]) -> 
     finish(command.args(["--", "/bin/sh", "-c", script]))
 }
 
-fn all_programs_pass(kernel: &str) {
-    let _alone = alone();
-    let programs: Vec<PathBuf> = ["static", "shared"]
-        .iter()
-        .flat_map(|link| PROGRAMS.iter().map(|name| program(link, name)))
-        .collect();
-    let script: String = programs
-        .iter()
-        .map(|path| format!("{} || exit 1\n", path.display()))
-        .collect();
-    let run = in_guest(
-        kernel,
-        &programs,
-        &format!("read -r version < /proc/version; echo \"$version\"; {script}"),
-        &[],
-    );
+/// A program by its name, and the runtime that it was built with.
+type Built = (&'static str, String);
+
+/// Runs programs one after another in a guest, behind a script that may be empty; each says `PASS` and its name.
+fn all_pass(kernel: &str, programs: &[Built], script: &str, more: &[&str]) -> Finished {
+    let mut taken = Vec::new();
+    let mut script = script.to_owned();
+    for (link, name) in programs {
+        let path = program(link, name);
+        script.push_str(&format!(
+            "{} || echo FAILED {link} {name} $?\n",
+            path.display()
+        ));
+        taken.push(path);
+    }
+    // What programs load by themselves.
+    taken.push(program("shared", "libcudart.so.13"));
+    let run = in_guest(kernel, &taken, &script, more);
     assert!(
         run.status.success(),
         "{:?}\n{}\n{}",
@@ -47,20 +88,42 @@ fn all_programs_pass(kernel: &str) {
         run.stdout,
         run.stderr
     );
+    for (_, name) in programs {
+        let said = run.stdout.lines().filter(|line| {
+            let mut words = line.split([' ', ':']);
+            words.next() == Some("PASS") && words.next() == Some(name)
+        });
+        let builds = programs.iter().filter(|(_, other)| other == name);
+        assert_eq!(
+            said.count(),
+            builds.count(),
+            "{name}\n{}\n{}",
+            run.stdout,
+            run.stderr
+        );
+    }
+    assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
+    run
+}
+
+/// Each of these programs as it was built for each of these runtimes.
+fn built(links: &[&'static str], names: &[&str]) -> Vec<Built> {
+    links
+        .iter()
+        .flat_map(|link| names.iter().map(|name| (*link, (*name).to_owned())))
+        .collect()
+}
+
+fn the_demo_passes(kernel: &str) {
+    let _alone = alone();
+    let programs = built(&["static", "shared"], PROGRAMS);
+    let version = "read -r version < /proc/version; echo \"$version\"\n";
+    let run = all_pass(kernel, &programs, version, &[]);
     assert!(
         run.stdout.starts_with(&format!("Linux version {kernel}.")),
         "another kernel than {kernel}: {}",
         run.stdout
     );
-    for name in PROGRAMS {
-        let passed = |line: &&str| line.split(' ').take(2).eq(["PASS", name]);
-        assert_eq!(
-            run.stdout.lines().filter(passed).count(),
-            2,
-            "{name}\n{}",
-            run.stdout
-        );
-    }
     // What the backend says of the guest's processes.
     let sessions = format!("{} sessions", programs.len());
     assert!(run.stderr.contains(&sessions), "{}", run.stderr);
@@ -90,77 +153,102 @@ fn no_program_of_the_demo_is_forgotten_here() {
 }
 
 #[test]
+fn every_program_runs_in_a_guest_or_is_known_not_to() {
+    let faults = FAULTS.iter().map(|(name, _)| *name);
+    let known: Vec<&str> = faults
+        .chain(BY_NAME)
+        .chain(NOT_IN_A_GUEST.map(|(name, _)| name))
+        .collect();
+    for name in OTHERS.iter().flat_map(|folder| sources(folder)) {
+        assert!(known.contains(&name.as_str()), "{name} is not run");
+    }
+}
+
+#[test]
 fn programs_pass_on_linux_6_1() {
-    all_programs_pass("6.1");
+    the_demo_passes("6.1");
 }
 
 #[test]
 fn programs_pass_on_linux_6_12() {
-    all_programs_pass("6.12");
+    the_demo_passes("6.12");
+}
+/// Compiled by CUDA 11.8 and 12.4, the latter also with the runtimes of 12.1 and 12.9.
+#[test]
+fn programs_of_earlier_releases_pass_in_a_guest() {
+    let _alone = alone();
+    let mut programs = built(&["cuda11", "cuda12", "cuda12.1", "cuda12.9"], PROGRAMS);
+    programs.retain(|(link, name)| *link != "cuda12.1" || !AFTER_12_1.contains(&name.as_str()));
+    all_pass("6.12", &programs, "", &[]);
 }
 
-/// The folders of programs that check the driver API with one device: each says `PASS` and its name.
-const SUITES: [&str; 3] = ["api", "memory", "nvml"];
-
-/// Programs of the suites that a guest cannot serve.
-const NOT_IN_A_GUEST: [(&str, &str); 2] = [
-    (
-        "registered",
-        "moves pages of the program's into the window, which a guest maps in whole segments",
-    ),
-    (
-        "shared_files",
-        "registers a file where it is, and files of a guest are not the backend's",
-    ),
-];
-
-/// The programs of the suites, each built with the runtime that its test at `process` placement takes.
-fn suites() -> Vec<(&'static str, String)> {
-    let mut found = vec![("static", "lives".to_owned())];
+/// The programs of the suites, each with the runtimes that its tests at `process` placement take.
+fn suites() -> Vec<Built> {
+    let mut found = built(&["static"], &["lives"]);
     for folder in SUITES {
-        let link = if folder == "nvml" { "shared" } else { "static" };
-        found.extend(sources(folder).into_iter().map(|name| (link, name)));
+        let links: &[&str] = match folder {
+            "nvml" => &["shared"],
+            _ => &["static", "shared"],
+        };
+        let names = sources(folder);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        found.extend(built(links, &names));
     }
+    found.extend(built(&["per-thread"], PER_THREAD));
+    found.retain(|(_, name)| NOT_IN_A_GUEST.iter().all(|(not, _)| name != not));
     found
 }
 
 #[test]
 fn the_suites_pass_in_a_guest() {
     let _alone = alone();
-    let mut suites = suites();
-    for (not, _) in NOT_IN_A_GUEST {
-        let before = suites.len();
-        suites.retain(|(_, name)| name != not);
-        assert_eq!(suites.len() + 1, before, "{not} is no program");
-    }
-    let mut taken = Vec::new();
-    let mut script = String::new();
-    for (link, name) in &suites {
-        let path = program(link, name);
-        script.push_str(&format!("{} || echo FAILED {name} $?\n", path.display()));
-        taken.push(path);
-    }
-    // What programs load by themselves.
-    taken.push(program("shared", "libcudart.so.13"));
-    let handoff = program("shared", "handoff");
-    script.push_str(&format!("{} 50\n", handoff.display()));
-    taken.push(handoff);
+    all_pass("6.1", &suites(), "", &[]);
+}
 
-    let run = in_guest("6.1", &taken, &script, &["--timeout", "280"]);
-    let passed = |name: &str| {
-        let mut lines = run.stdout.lines();
-        lines.any(|line| line.split(' ').take(2).eq(["PASS", name]))
+/// Faults, kernels that err, and what threads wait for and hand to each other.
+#[test]
+fn programs_in_a_guest_say_what_they_say_elsewhere() {
+    let _alone = alone();
+    let mut taken = Vec::new();
+    let mut start = |link, name| {
+        let path = program(link, name);
+        let command = path.display().to_string();
+        taken.push(path);
+        command
     };
-    let names = suites.iter().map(|(_, name)| name.as_str());
-    let failed: Vec<&str> = names.filter(|name| !passed(name)).collect();
-    assert!(
-        failed.is_empty(),
-        "{failed:?} did not pass\n{}\n{}",
-        run.stdout,
-        run.stderr
-    );
-    assert!(run.stdout.contains("inversions 0"), "{}", run.stdout);
-    assert!(run.status.success(), "{:?}\n{}", run.status, run.stderr);
+    let mut script = String::new();
+    for (name, _) in FAULTS {
+        script.push_str(&format!(
+            "{} || echo FAILED {name} $?\n",
+            start("static", name)
+        ));
+    }
+    for name in BROKEN {
+        script.push_str(&format!(
+            "{}; echo broken {name} $?\n",
+            start("broken", name)
+        ));
+    }
+    script.push_str(&format!(
+        "echo fault | {}\n",
+        start("static", "eight_waiters")
+    ));
+    script.push_str(&format!("{} 50\n", start("shared", "handoff")));
+    let run = in_guest("6.1", &taken, &script, &[]);
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    let faults = FAULTS.iter().flat_map(|(_, lines)| *lines);
+    let errs = BROKEN.map(|name| [format!("FAIL {name}: index "), format!("broken {name} 1\n")]);
+    let others = ["PASS eight_waiters", "inversions 0"];
+    let lines = faults.copied().chain(others);
+    for line in lines.chain(errs.as_flattened().iter().map(String::as_str)) {
+        assert!(
+            run.stdout.contains(line),
+            "{line:?}\n{}\n{}",
+            run.stdout,
+            run.stderr
+        );
+    }
+    assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
 }
 
 /// More than two thousand cases, most in a process of its own.
@@ -168,19 +256,60 @@ fn the_suites_pass_in_a_guest() {
 fn bad_input_in_a_guest_is_answered_as_natively() {
     let _alone = alone();
     bad_input::is_answered_as_natively(|program, calls| {
-        let mut command = wormhole(&["run", "--placement", "host", "--timeout", "880", "--take"]);
-        command.arg(calls).arg("--").args([program, calls]).arg("1");
-        finish_within(&mut command, 3 * PATIENCE)
+        finish(
+            wormhole(&["run", "--placement", "host", "--take"])
+                .arg(calls)
+                .arg("--")
+                .args([program, calls])
+                .arg("1"),
+        )
     });
 }
 
+/// Those that are for several devices, also where they see some only, and those that are for one.
 #[test]
 fn a_guest_sees_all_devices_of_its_tenant() {
     let _alone = alone();
+    let one = [
+        "vector_add",
+        "pools",
+        "virtual_memory",
+        "contexts",
+        "managed_variables",
+    ];
     let peers = program("static", "peers");
-    let run = finish(wormhole(&["run", "--device", "cpu:2", "--"]).arg(peers));
+    let mut script = format!("{0} && CUDA_VISIBLE_DEVICES=1,0 {0}", peers.display());
+    let mut taken = vec![peers];
+    for name in one {
+        let path = program("static", name);
+        script.push_str(&format!(" && {}", path.display()));
+        taken.push(path);
+    }
+    let run = in_guest("6.1", &taken, &script, &["--device", "cpu:3"]);
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
-    assert!(run.stdout.contains("PASS peers: 2"), "{}", run.stdout);
+    let passed = ["peers: 3 devices", "peers: 2 devices"]
+        .into_iter()
+        .chain(one);
+    for name in passed {
+        assert!(
+            run.stdout.contains(&format!("PASS {name}")),
+            "{name}\n{}",
+            run.stdout
+        );
+    }
+}
+
+#[test]
+fn the_checker_tells_a_guests_program_of_its_races() {
+    let _alone = alone();
+    let race = program("static", "race");
+    let run =
+        finish(wormhole(&["run", "--placement", "host", "--device", "cpu,check", "--"]).arg(race));
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    for word in ["race: ", "uninitialised: "] {
+        let said = format!("wormhole: checker: {word}");
+        assert!(run.stderr.contains(&said), "{said}\n{}", run.stderr);
+    }
 }
 
 /// What launching adds to a guest's exits: less than one in twenty, where a call that trapped would add one.

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long any one run may take before it counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// The same in a guest: less than after which `wormhole` gives a guest up.
+const GUEST_PATIENCE: Duration = Duration::from_secs(590);
+
 /// The staged installation.
 pub fn stage() -> PathBuf {
     from_environment("WORMHOLE_STAGE")
@@ -36,6 +39,16 @@ macro_rules! demo_programs {
     };
 }
 pub(crate) use demo_programs;
+
+/// Hands on the names of the programs that are built once more with a default stream for each thread.
+macro_rules! per_thread_programs {
+    ($to:ident) => {
+        $to! {
+            boxes contexts graph_nodes host_functions kernels managed memory_operations pools
+        }
+    };
+}
+pub(crate) use per_thread_programs;
 
 /// The folder of images.
 pub fn images() -> PathBuf {
@@ -69,15 +82,11 @@ pub fn wormhole(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end; a run that outlasts [`PATIENCE`] fails the test. When the emulated host fails, or hangs
+/// Runs a command to its end; a run that outlasts its patience fails the test. When the emulated host fails, or hangs
 /// with the guest in it, another one is taken.
 pub fn finish(command: &mut Command) -> Finished {
-    finish_within(command, PATIENCE)
-}
-
-/// The same with another patience.
-pub fn finish_within(command: &mut Command, patience: Duration) -> Finished {
     let in_guest = command.get_args().any(|argument| argument == "host");
+    let patience = if in_guest { GUEST_PATIENCE } else { PATIENCE };
     for_emulation(|| {
         let start = Instant::now();
         let child = command

@@ -1,7 +1,8 @@
 //! Programs at `process` placement, on the CPU device.
 
 use crate::harness::{
-    PATIENCE, alone, demo_programs, eventually, finish, leftovers, program, wormhole,
+    PATIENCE, alone, demo_programs, eventually, finish, leftovers, per_thread_programs, program,
+    wormhole,
 };
 use crate::waiters::are_released_after_detection;
 
@@ -40,7 +41,7 @@ fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) {
 }
 
 /// Programs that call what the runtime of CUDA 12.1 lacks.
-const AFTER_12_1: [&str; 1] = ["graphs"];
+pub const AFTER_12_1: [&str; 1] = ["graphs"];
 
 /// Programs that CUDA 12.4 compiled, with an earlier and a later runtime.
 fn passes_with_other_runtimes(name: &str) {
@@ -98,9 +99,7 @@ macro_rules! programs_pass_per_thread {
     };
 }
 
-programs_pass_per_thread! {
-    boxes contexts graph_nodes host_functions kernels managed memory_operations pools
-}
+per_thread_programs!(programs_pass_per_thread);
 
 #[test]
 fn managed_memory_is_reached_by_both_sides() {
@@ -370,10 +369,13 @@ fn a_program_ended_by_a_signal_reports_it_as_a_shell_does() {
     );
 }
 
+/// Programs that are built once more with a kernel that errs.
+pub const BROKEN: [&str; 3] = ["vector_add", "prefix_scan", "black_scholes"];
+
 #[test]
 fn a_broken_kernel_is_noticed() {
     let _alone = alone();
-    for name in ["vector_add", "prefix_scan", "black_scholes"] {
+    for name in BROKEN {
         let run =
             finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("broken", name)));
         assert_eq!(run.status.code(), Some(1), "{}\n{}", run.stdout, run.stderr);
@@ -439,41 +441,43 @@ fn eight_waiting_threads_are_released_soon_after_a_fault_is_detected() {
     are_released_after_detection("cpu");
 }
 
-/// Faults, asserts and printf give what the native driver gives: these lines were printed by a GPU.
+/// Programs with faults, asserts and printf, and lines that a GPU printed for them.
+pub const FAULTS: [(&str, &[&str]); 4] = [
+    (
+        "trap",
+        &[
+            "cudaStreamSynchronize(legacy): cudaErrorLaunchFailure",
+            "PASS trap cudaErrorLaunchFailure",
+        ],
+    ),
+    (
+        "illegal_address",
+        &[
+            "cudaDeviceSynchronize(): cudaErrorIllegalAddress",
+            "PASS illegal_address",
+        ],
+    ),
+    (
+        "assert",
+        &[
+            "cudaDeviceSynchronize(): cudaErrorAssert",
+            "PASS assert cudaErrorAssert",
+        ],
+    ),
+    (
+        "printf",
+        &[
+            "device: -7 3000000000 -5000000000 beef  3.14 w %",
+            "thread 41 of block 0",
+            "PASS printf",
+        ],
+    ),
+];
+
 #[test]
 fn faults_report_as_a_gpu_does() {
     let _alone = alone();
-    for (name, lines) in [
-        (
-            "trap",
-            &[
-                "cudaStreamSynchronize(legacy): cudaErrorLaunchFailure",
-                "PASS trap cudaErrorLaunchFailure",
-            ][..],
-        ),
-        (
-            "illegal_address",
-            &[
-                "cudaDeviceSynchronize(): cudaErrorIllegalAddress",
-                "PASS illegal_address",
-            ][..],
-        ),
-        (
-            "assert",
-            &[
-                "cudaDeviceSynchronize(): cudaErrorAssert",
-                "PASS assert cudaErrorAssert",
-            ][..],
-        ),
-        (
-            "printf",
-            &[
-                "device: -7 3000000000 -5000000000 beef  3.14 w %",
-                "thread 41 of block 0",
-                "PASS printf",
-            ][..],
-        ),
-    ] {
+    for (name, lines) in FAULTS {
         let run =
             finish(wormhole(&["run", "--placement", "process", "--"]).arg(program("static", name)));
         assert!(
