@@ -60,6 +60,45 @@ static void await(void *device, pid_t pid, long long bytes, const char *what)
     }
 }
 
+// Waits until so much is used, or no more than that. What is asked may be some milliseconds old.
+static void await_use(void *device, unsigned long long bytes, bool more, const char *what)
+{
+    for (int tries = 0; more ? used(device) < bytes : used(device) > bytes; tries++) {
+        expect(tries < 400, what);
+        usleep(5000);
+    }
+}
+
+// Links that are active lead somewhere, by each version of the function; the others nowhere.
+static void links(void *device)
+{
+    struct Field { unsigned id, scope; long long time, latency; unsigned type, result; unsigned long long value; };
+    for (unsigned link = 0; link < 18; link++) {
+        unsigned active = 7, kind = 7;
+        unsigned known = nvml("nvmlDeviceGetNvLinkState", device, link, &active);
+        Field state = {165, link};
+        expect(nvml("nvmlDeviceGetFieldValues", device, 1, &state) == 0, "the fields are known");
+        if (known != 0) {
+            expect(state.result != 0, "a link without a state has none among the fields either");
+            continue;
+        }
+        expect(state.result == 0 && unsigned(state.value) == active, "a link has one state");
+        char first[68] = {}, second[68] = {};
+        unsigned given = nvml("nvmlDeviceGetNvLinkRemotePciInfo", device, link, first);
+        expect(nvml("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link, second) == given, "both versions answer alike");
+        if (!active)
+            continue;
+        expect(given == 0, "an active link leads somewhere");
+        expect(!strncmp(first, second, 16) && !memcmp(first + 16, second + 16, 12), "both versions give one place");
+        expect(nvml("nvmlDeviceGetNvLinkRemoteDeviceType", device, link, &kind) == 0, "it leads to some kind of device");
+        void *other = nullptr;
+        if (kind == 0)
+            expect(nvml("nvmlDeviceGetHandleByPciBusId_v2", second + 36, &other) == 0, "a device that it leads to is there");
+    }
+    unsigned beyond;
+    expect(nvml("nvmlDeviceGetNvLinkState", device, 18u, &beyond) != 0, "there are no more links");
+}
+
 // Another process of the tenant: says its number once it holds memory, and ends when its input does.
 static int second(int argc, char **argv)
 {
@@ -120,13 +159,14 @@ int main(int argc, char **argv)
     char byte;
     expect(read(output[0], &byte, 1) == 1, "the second process has memory");
     await(device, child, 8 << 20, "the second process is in the list with what it holds");
-    expect(used(device) >= with + (8 << 20), "what both hold is used");
+    await_use(device, with + (8 << 20), true, "what both hold is used");
     close(input[1]);
     int status;
     expect(waitpid(child, &status, 0) == child && status == 0, "the second process ends well");
     await(device, child, -1, "the second process leaves the list");
     CHECK(cudaFree(memory));
-    expect(used(device) + (64 << 20) <= with, "what was freed is not used");
+    await_use(device, with - (64 << 20), false, "what was freed is not used");
+    links(device);
     expect(nvml("nvmlShutdown") == 0, "it can be shut down");
     printf("PASS nvml\n");
     return 0;
