@@ -337,7 +337,7 @@ pub trait Device:
     /// Free and total memory, bytes.
     fn memory_info(&self) -> Result<(u64, u64)>;
     /// Bytes of device memory that this process holds, where the device counts them itself; otherwise what the
-    /// session has allocated is counted.
+    /// session has allocated is counted. Members of a set each count their own.
     fn own_memory(&self) -> Option<u64> {
         None
     }

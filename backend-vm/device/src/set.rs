@@ -363,10 +363,6 @@ impl Device for DeviceSet {
         self.here()?.memory_info()
     }
 
-    fn own_memory(&self) -> Option<u64> {
-        self.members.iter().map(|device| device.own_memory()).sum()
-    }
-
     fn allocate(&self, bytes: u64) -> Result<u64> {
         self.here()?.allocate(bytes)
     }

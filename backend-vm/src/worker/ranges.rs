@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use crate::device;
+
 /// Disjoint ranges of addresses by where they start.
 #[derive(Debug, Default)]
 pub struct Ranges {
-    /// Start → bytes, never 0, and no range reaches into the next.
-    starts: BTreeMap<u64, u64>,
-    /// The sum of their bytes.
-    bytes: u64,
+    /// Start → bytes, never 0, and the number of a device; no range reaches into the next.
+    starts: BTreeMap<u64, (u64, usize)>,
+    /// The sum of their bytes, by device.
+    bytes: [u64; device::MOST],
     /// The range that was found last: programs name the same one again and again.
     last: std::cell::Cell<(u64, u64)>,
 }
@@ -16,29 +18,37 @@ pub struct Ranges {
 impl Ranges {
     /// Adds a range. False, and nothing changes, when it is empty, wraps or overlaps another.
     pub fn insert(&mut self, start: u64, bytes: u64) -> bool {
+        self.insert_of(0, start, bytes)
+    }
+
+    /// Adds a range of a device, by its number.
+    pub fn insert_of(&mut self, device: usize, start: u64, bytes: u64) -> bool {
         let Some(end) = start.checked_add(bytes) else {
             return false;
         };
         let before = self.starts.range(..end).next_back();
-        if bytes == 0 || before.is_some_and(|(&at, &length)| at + length > start) {
+        let Some(sum) = self.bytes.get_mut(device) else {
+            return false;
+        };
+        if bytes == 0 || before.is_some_and(|(&at, &(length, _))| at + length > start) {
             return false;
         }
-        self.starts.insert(start, bytes);
-        self.bytes += bytes;
+        *sum += bytes;
+        self.starts.insert(start, (bytes, device));
         true
     }
 
     /// Removes the range that starts at `start`: its bytes.
     pub fn remove(&mut self, start: u64) -> Option<u64> {
         self.last.set((0, 0));
-        let removed = self.starts.remove(&start);
-        self.bytes -= removed.unwrap_or(0);
-        removed
+        let (bytes, device) = self.starts.remove(&start)?;
+        self.bytes[device] -= bytes;
+        Some(bytes)
     }
 
-    /// Bytes of all ranges.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// Bytes of all ranges of a device.
+    pub fn bytes_of(&self, device: usize) -> u64 {
+        self.bytes.get(device).copied().unwrap_or(0)
     }
 
     /// Whether `address..address + bytes` lies in one of the ranges.
@@ -50,7 +60,7 @@ impl Ranges {
             return true;
         }
         match self.starts.range(..=address).next_back() {
-            Some((&start, &length)) if within((start, length)) => {
+            Some((&start, &(length, _))) if within((start, length)) => {
                 self.last.set((start, length));
                 true
             }
@@ -60,7 +70,7 @@ impl Ranges {
 
     pub fn clear(&mut self) {
         self.starts.clear();
-        self.bytes = 0;
+        self.bytes = [0; device::MOST];
         self.last.set((0, 0));
     }
 }
@@ -87,11 +97,14 @@ mod tests {
     #[test]
     fn what_was_removed_is_not_remembered() {
         let mut ranges = Ranges::default();
-        assert!(ranges.insert(0x1000, 0x1000));
+        assert!(ranges.insert_of(2, 0x1000, 0x1000));
+        assert!(ranges.insert_of(1, 0x8000, 0x10));
+        assert!(!ranges.insert_of(device::MOST, 0x9000, 0x10));
         assert!(ranges.contains(0x1800, 8));
-        assert_eq!(ranges.bytes(), 0x1000);
+        let sums = |ranges: &Ranges| [0, 1, 2].map(|device| ranges.bytes_of(device));
+        assert_eq!(sums(&ranges), [0, 0x10, 0x1000]);
         assert_eq!(ranges.remove(0x1000), Some(0x1000));
-        assert_eq!(ranges.bytes(), 0);
+        assert_eq!(sums(&ranges), [0, 0x10, 0]);
         assert!(!ranges.contains(0x1800, 8));
     }
 

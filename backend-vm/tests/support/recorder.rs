@@ -60,6 +60,11 @@ struct Gates {
 
 impl Recorder {
     pub fn new() -> Self {
+        Self::at(0x6000_0000_0000)
+    }
+
+    /// One whose memory begins there.
+    pub fn at(address: u64) -> Self {
         Self {
             description: Description {
                 name: "recorder".to_owned(),
@@ -71,7 +76,7 @@ impl Recorder {
             },
             log: Mutex::new(Vec::new()),
             live: Mutex::new(HashSet::from([RawStream::LEGACY.0])),
-            next: AtomicU64::new(0x6000_0000_0000),
+            next: AtomicU64::new(address),
             random: Random::new(7),
             registered: Mutex::default(),
             gates: Mutex::default(),
@@ -251,6 +256,9 @@ impl StreamMemory for Recorder {
 
 /// There is one device.
 impl Peers for Recorder {
+    fn holds(&self, address: u64) -> bool {
+        self.live.lock().unwrap().contains(&address)
+    }
     fn as_peer(&self) -> Peer {
         Peer {
             ordinal: 0,

@@ -463,7 +463,7 @@ impl Session {
             return Ok(());
         }
         // Asked for before, it is there already.
-        if self.device_memory.insert(address, bytes) {
+        if self.device_memory.insert_of(self.on, address, bytes) {
             self.image(handle)?.globals.push(address);
         }
         Ok(())
@@ -551,8 +551,8 @@ impl Session {
         self.allocations.clear();
         self.unshare_context();
         // Pools belong to no context, and neither does what was allocated from them.
-        for (&address, &bytes) in &self.pool_allocations {
-            self.device_memory.insert(address, bytes);
+        for (&address, &(on, bytes)) in &self.pool_allocations {
+            self.device_memory.insert_of(on, address, bytes);
         }
         let watcher = self.watcher.pause(&self.legacy);
         let on = self.on;

@@ -40,7 +40,7 @@ impl Session {
                 Err(CuError::OUT_OF_MEMORY)
             },
             move |session, address| {
-                if !session.device_memory.insert(address, bytes) {
+                if !session.device_memory.insert_of(session.on, address, bytes) {
                     tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
                     return Answer::failed(to_result(CuError::UNKNOWN));
                 }

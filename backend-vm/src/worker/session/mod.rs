@@ -179,7 +179,7 @@ pub struct Session {
     /// Further tokens of the same.
     twice: Vec<(sharing::Key, Token)>,
     /// What was allocated from pools: start and bytes.
-    pool_allocations: HashMap<u64, u64>,
+    pool_allocations: HashMap<u64, (usize, u64)>,
     pools: wormhole_api::handle::Slab<Pool, Arc<PoolObject>>,
     memories: wormhole_api::handle::Slab<Memory, Arc<MemoryObject>>,
     virtual_memory: VirtualMemory,
@@ -315,20 +315,18 @@ impl Session {
         }
     }
 
-    /// Lets the supervisor know how much device memory the process holds.
+    /// Lets the supervisor know how much memory of each device the process holds.
     pub fn count_memory(&self) {
         let members = self.device.members();
-        if !members.is_empty() && self.device.own_memory().is_some() {
-            for (number, member) in members.iter().enumerate() {
-                let bytes = member.own_memory().unwrap_or(0);
-                self.counters.set_device_memory(number, bytes);
-            }
-            return;
+        for number in 0..self.legacy.len() {
+            let device = members
+                .get(number)
+                .map_or(self.device.as_ref(), AsRef::as_ref);
+            let bytes = device.own_memory().unwrap_or_else(|| {
+                self.device_memory.bytes_of(number) + self.virtual_memory.bytes_of(number)
+            });
+            self.counters.set_device_memory(number, bytes);
         }
-        let counted = self.device.own_memory();
-        let bytes =
-            counted.unwrap_or_else(|| self.device_memory.bytes() + self.virtual_memory.bytes());
-        self.counters.set_device_memory(0, bytes);
     }
 
     /// Whether a fence is outstanding, for which the guest may be waiting.

@@ -19,6 +19,8 @@ use crate::worker::objects::StreamObject;
 pub(super) struct PoolObject {
     device: Arc<dyn Device>,
     raw: RawPool,
+    /// The number of the device whose memory it gives out.
+    on: usize,
     is_default: bool,
 }
 
@@ -35,6 +37,10 @@ impl Drop for PoolObject {
 impl PoolObject {
     pub fn raw(&self) -> RawPool {
         self.raw
+    }
+
+    pub fn on(&self) -> usize {
+        self.on
     }
 }
 
@@ -67,6 +73,7 @@ impl Session {
             let pool = Arc::new(PoolObject {
                 device: Arc::clone(&session.device),
                 raw,
+                on: session.on,
                 is_default,
             });
             match session.pools.insert(new, pool) {
@@ -182,6 +189,10 @@ impl Session {
             Ok(stream) => Arc::clone(stream),
             Err(error) => return Outcome::Failed(error),
         };
+        let on = match self.pool(message.pool) {
+            Ok(pool) => pool.on,
+            Err(error) => return Outcome::Failed(error),
+        };
         self.ask_pool(
             call,
             message.pool,
@@ -195,11 +206,11 @@ impl Session {
                 Err(CuError::OUT_OF_MEMORY)
             },
             move |session, address| {
-                if !session.device_memory.insert(address, bytes) {
+                if !session.device_memory.insert_of(on, address, bytes) {
                     tracing::error!("a pool gave out {bytes} bytes at {address:#x} twice");
                     return Answer::failed(to_result(CuError::UNKNOWN));
                 }
-                session.pool_allocations.insert(address, bytes);
+                session.pool_allocations.insert(address, (on, bytes));
                 Answer::reply(&PoolAllocReply {
                     address: DevicePtr(address),
                 })

@@ -318,6 +318,10 @@ impl Session {
         message: &OpenPointer,
     ) -> Outcome<OpenPointerReply> {
         let (exchange, token) = (self.exchange.clone(), message.token);
+        let on = match self.pool(message.pool) {
+            Ok(pool) => pool.on(),
+            Err(error) => return Outcome::Failed(error),
+        };
         self.ask_pool(
             call,
             message.pool,
@@ -331,12 +335,12 @@ impl Session {
                 device.free(address)?;
                 Err(CuError::OUT_OF_MEMORY)
             },
-            |session, (address, bytes)| {
-                if !session.device_memory.insert(address, bytes) {
+            move |session, (address, bytes)| {
+                if !session.device_memory.insert_of(on, address, bytes) {
                     tracing::error!("a pool showed {bytes} bytes at {address:#x} twice");
                     return Answer::failed(to_result(CuError::UNKNOWN));
                 }
-                session.pool_allocations.insert(address, bytes);
+                session.pool_allocations.insert(address, (on, bytes));
                 let address = DevicePtr(address);
                 Answer::reply(&OpenPointerReply { address, bytes })
             },

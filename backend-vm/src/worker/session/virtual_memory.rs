@@ -17,6 +17,7 @@ use super::memory::in_bands;
 use super::peers::access;
 use super::{Answer, Call, OBJECTS, Session};
 use crate::counters::Counter;
+use crate::device::MOST;
 
 /// Mappable memory. Mappings hold it, and what they hold is not released.
 #[derive(Debug)]
@@ -24,9 +25,12 @@ pub(super) struct MemoryObject {
     device: Arc<dyn Device>,
     raw: RawMemory,
     bytes: u64,
-    /// Of all mappable memory of the session.
-    total: Arc<AtomicU64>,
+    /// The number of the device whose memory it is, and the bytes of all mappable memory of the session by device.
+    on: usize,
+    totals: Arc<Totals>,
 }
+
+type Totals = [AtomicU64; MOST];
 
 impl MemoryObject {
     pub fn raw(&self) -> RawMemory {
@@ -40,7 +44,7 @@ impl MemoryObject {
 
 impl Drop for MemoryObject {
     fn drop(&mut self) {
-        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.totals[self.on].fetch_sub(self.bytes, Ordering::Relaxed);
         if let Err(error) = self.device.release_memory(self.raw) {
             tracing::debug!("releasing mappable memory: {error}");
         }
@@ -62,13 +66,14 @@ pub(super) struct VirtualMemory {
     /// Start and bytes.
     reserved: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
-    /// Bytes of mappable memory, mapped or not.
-    bytes: Arc<AtomicU64>,
+    /// Bytes of mappable memory, mapped or not, by device.
+    totals: Arc<Totals>,
 }
 
 impl VirtualMemory {
-    pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+    pub fn bytes_of(&self, device: usize) -> u64 {
+        let total = self.totals.get(device);
+        total.map_or(0, |total| total.load(Ordering::Relaxed))
     }
 
     /// Whether copies may name a range: mappings hold it without a gap. What they may do with it is the
@@ -183,13 +188,14 @@ impl Session {
     }
 
     pub(super) fn memory_object(&self, raw: RawMemory, bytes: u64) -> Arc<MemoryObject> {
-        let total = Arc::clone(&self.virtual_memory.bytes);
-        total.fetch_add(bytes, Ordering::Relaxed);
+        let (on, totals) = (self.on, Arc::clone(&self.virtual_memory.totals));
+        totals[on].fetch_add(bytes, Ordering::Relaxed);
         Arc::new(MemoryObject {
             device: Arc::clone(&self.device),
             raw,
             bytes,
-            total,
+            on,
+            totals,
         })
     }
 

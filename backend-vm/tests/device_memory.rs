@@ -1,0 +1,116 @@
+//! What a process holds is counted on the device whose memory it is.
+
+mod support;
+
+use std::sync::Arc;
+
+use support::recorder::Recorder;
+use support::served::{Served, handle, push};
+use wormhole_api::{
+    Decode, Handle, MemAlloc, MemAllocReply, MemCreate, MemFree, MemRelease, Message, PoolAlloc,
+    PoolAllocReply, PoolCreate, PoolFree,
+};
+use wormhole_device::{Device, DeviceSet};
+use wormhole_ring::ring::RecordHead;
+use wormhole_ring::slot::SlotIndex;
+
+/// Two devices that do not count themselves, as GPUs do not.
+struct Two {
+    served: Served,
+    sequence: u64,
+}
+
+impl Two {
+    fn start() -> Self {
+        let starts = [0x6000_0000_0000, 0x6100_0000_0000];
+        let members = starts.map(|start| Arc::new(Recorder::at(start)) as Arc<dyn Device>);
+        let set: Arc<dyn Device> = Arc::new(DeviceSet::new(members.into()));
+        Self {
+            served: Served::start(&set, 5),
+            sequence: 0,
+        }
+    }
+
+    /// The answer to a request for a device.
+    fn on<M: Message>(&mut self, device: u16, message: &M) -> Vec<u8> {
+        self.sequence += 1;
+        let slot = SlotIndex::new(0).unwrap();
+        let head = RecordHead::request(M::ID, slot, self.sequence).on(device);
+        let sent = message.encode(|parts| push(&self.served.producer, head, parts));
+        sent.unwrap();
+        let (result, payload) = self.served.answer(0, self.sequence);
+        assert_eq!(result, 0);
+        payload
+    }
+
+    fn allocate(&mut self, device: u16, bytes: u64) -> MemFree {
+        let payload = self.on(device, &MemAlloc { bytes });
+        let address = MemAllocReply::decode(&payload).unwrap().address;
+        MemFree { address }
+    }
+
+    fn held(&self) -> [u64; 3] {
+        [0, 1, 2].map(|device| self.served.counters.device_memory(device))
+    }
+}
+
+#[test]
+fn allocations_count_on_their_device() {
+    let mut two = Two::start();
+    let (first, second) = (two.allocate(0, 0x1000), two.allocate(1, 0x20_0000));
+    assert_eq!(two.held(), [0x1000, 0x20_0000, 0]);
+    // Wherever the calls come from.
+    two.on(0, &second);
+    assert_eq!(two.held(), [0x1000, 0, 0]);
+    two.on(1, &first);
+    assert_eq!(two.held(), [0; 3]);
+}
+
+#[test]
+fn what_a_pool_gives_out_counts_on_the_pools_device() {
+    let mut two = Two::start();
+    let pool = handle(1);
+    let make = PoolCreate {
+        new: pool,
+        handle_types: 0,
+        most: 0,
+    };
+    two.on(1, &make);
+    let stream = Handle::LEGACY;
+    let bytes = 0x3000;
+    let payload = two.on(
+        0,
+        &PoolAlloc {
+            pool,
+            stream,
+            bytes,
+        },
+    );
+    assert_eq!(two.held(), [0, bytes, 0]);
+    let address = PoolAllocReply::decode(&payload).unwrap().address;
+    two.served.record(&PoolFree { address, stream });
+    // A record is counted with the next request at the latest.
+    two.allocate(0, 0x1000);
+    assert_eq!(two.held(), [0x1000, 0, 0]);
+}
+
+#[test]
+fn mappable_memory_counts_on_its_device() {
+    let mut two = Two::start();
+    let bytes = 0x20_0000;
+    for (device, number) in [(1, 1), (0, 2), (1, 3)] {
+        let new = handle(number);
+        let handle_types = 0;
+        two.on(
+            device,
+            &MemCreate {
+                new,
+                bytes,
+                handle_types,
+            },
+        );
+    }
+    assert_eq!(two.held(), [bytes, 2 * bytes, 0]);
+    two.on(0, &MemRelease { memory: handle(1) });
+    assert_eq!(two.held(), [bytes, bytes, 0]);
+}
