@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use support::backend::{Backend, PATIENCE, Tenant, Workers};
 use support::guest::{Control, Guest, Reply};
-use wormhole_api::{DevicePtr, MemAlloc, MemAllocReply, MemFree, PROTOCOL_HASH};
+use wormhole_api::{
+    DevicePtr, MemAlloc, MemAllocReply, MemFree, MemGetInfo, MemGetInfoReply, PROTOCOL_HASH,
+};
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{
     Attach, FEATURE_FILES, FEATURE_PROCESS, Message, Observe, ProcessNumber, Refusal, facts,
@@ -19,13 +21,19 @@ fn question(device: u32) -> Message<'static> {
     })
 }
 
-/// Asks of the first device, and puts the answer together.
+/// Asks of the only device, and puts the answer together.
 fn ask(control: &mut Control) -> String {
-    control.send(&question(0)).unwrap();
+    ask_of(control, 0, 1)
+}
+
+/// Asks of one of so many devices.
+fn ask_of(control: &mut Control, device: u32, count: u32) -> String {
+    control.send(&question(device)).unwrap();
     let mut text = String::new();
     loop {
         match control.receive() {
-            Reply::Observation(0, 1, more, facts) => {
+            Reply::Observation(told, devices, more, facts) => {
+                assert_eq!((told, devices), (device, count));
                 text.push_str(&facts);
                 if !more {
                     return text;
@@ -130,6 +138,72 @@ fn a_tenant_sees_its_own_memory_and_processes_alone() {
     assert_eq!(backend.report().end, "the guest process ended");
     let text = ask(&mut observer);
     assert_eq!((used(&text), processes(&text)), (0, vec![(4001, 0)]));
+}
+
+/// Free and total memory of a device, as a process is told.
+fn memory(guest: &mut Guest, device: u16) -> (u64, u64) {
+    let answer = guest.call_on(device, &MemGetInfo {});
+    let reply = answer.reply::<MemGetInfoReply>();
+    (reply.free, reply.total)
+}
+
+#[test]
+fn each_device_of_a_tenant_tells_of_its_own_memory() {
+    let mut backend = Backend::start(Workers::built(), &["--device", "cpu:2"]);
+    backend.attach(64, Attach::default()).unwrap();
+    let mut observer = backend.connect();
+    let mut guest = backend.connect().open();
+    name_process(&mut guest, 4001);
+    let mib = 1 << 20;
+    let totals = [0, 1].map(|device| memory(&mut guest, device).1);
+    let held = [3 * mib, 5 * mib];
+    for (device, bytes) in (0..).zip(held) {
+        assert_eq!(guest.call_on(device, &MemAlloc { bytes }).status, 0);
+    }
+    let end = Instant::now() + PATIENCE;
+    while processes(&ask_of(&mut observer, 1, 2)) != [(4001, 5 * mib)] {
+        assert!(Instant::now() < end, "the process is not heard of");
+    }
+    for (device, (bytes, total)) in (0..).zip(held.into_iter().zip(totals)) {
+        let text = ask_of(&mut observer, device.into(), 2);
+        assert_eq!(facts::number(&text, facts::TOTAL_MEMORY), Some(total));
+        assert_eq!(
+            (used(&text), processes(&text)),
+            (bytes, vec![(4001, bytes)])
+        );
+        assert_eq!(memory(&mut guest, device), (total - bytes, total));
+    }
+}
+
+/// What its worker may not have is not said to be free, and what is said to be free can be had. Beside it a spare worker
+/// waits, of which the tenant's figures know nothing.
+#[test]
+fn what_is_free_can_be_allocated_and_no_more() {
+    let (mib, limit) = (1 << 20, 600 << 20);
+    for devices in [1, 2] {
+        let choice = format!("cpu:{devices}");
+        let options = ["--device", &choice, "--worker-memory", "600M"];
+        let mut backend = Backend::start(Workers::built(), &options);
+        backend.attach(64, Attach::default()).unwrap();
+        let mut observer = backend.connect();
+        let mut guest = backend.connect().open();
+        let mut together = 0;
+        for device in 0..devices {
+            let (free, total) = memory(&mut guest, device);
+            assert_eq!(free, total);
+            let text = ask_of(&mut observer, device.into(), devices.into());
+            assert_eq!(facts::number(&text, facts::TOTAL_MEMORY), Some(total));
+            assert_eq!(used(&text), 0);
+            together += total;
+            let all = guest.call_on(device, &MemAlloc { bytes: free });
+            let address = all.reply::<MemAllocReply>().address;
+            assert_eq!(memory(&mut guest, device), (0, total));
+            assert_eq!(guest.call_on(device, &MemAlloc { bytes: 1 }).status, 2);
+            assert_eq!(guest.call_on(device, &MemFree { address }).status, 0);
+            assert_eq!(memory(&mut guest, device), (total, total));
+        }
+        assert!((64 * mib..=limit / 3 * 2).contains(&together), "{together}");
+    }
 }
 
 #[test]

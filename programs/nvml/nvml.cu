@@ -109,6 +109,31 @@ static int second(int argc, char **argv)
     return 0;
 }
 
+// What is allocated on one of several devices is used there alone.
+static void each_device(int devices)
+{
+    const unsigned long long bytes = 32 << 20;
+    for (int number = 1; number < devices; number++) {
+        void *first, *device, *memory;
+        expect(nvml("nvmlDeviceGetHandleByIndex_v2", 0u, &first) == 0, "there is a device");
+        expect(nvml("nvmlDeviceGetHandleByIndex_v2", unsigned(number), &device) == 0, "there is another device");
+        CHECK(cudaSetDevice(number));
+        CHECK(cudaFree(nullptr));
+        size_t before, after, total;
+        CHECK(cudaMemGetInfo(&before, &total));
+        unsigned long long of_first = used(first), own = used(device);
+        CHECK(cudaMalloc(&memory, bytes));
+        await_use(device, own + bytes, true, "what is allocated on a further device is used there");
+        expect(used(first) < of_first + bytes, "it is not used on the first one");
+        await(device, getpid(), (long long)bytes, "the process holds it there");
+        CHECK(cudaMemGetInfo(&after, &total));
+        expect(after + bytes <= before, "it is not free there");
+        CHECK(cudaFree(memory));
+        await_use(device, own + bytes - 1, false, "what was freed there is not used");
+    }
+    CHECK(cudaSetDevice(0));
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -167,6 +192,9 @@ int main(int argc, char **argv)
     CHECK(cudaFree(memory));
     await_use(device, with - (64 << 20), false, "what was freed is not used");
     links(device);
+    int devices = 0;
+    CHECK(cudaGetDeviceCount(&devices));
+    each_device(devices);
     expect(nvml("nvmlShutdown") == 0, "it can be shut down");
     printf("PASS nvml\n");
     return 0;

@@ -43,11 +43,23 @@ const FALLBACK_MEMORY: u64 = 1 << 30;
 /// How to open the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Bytes of memory of each device; together half of the host's memory if not given.
+    /// Bytes of memory of each device; together half of the host's memory if not given, and no more than `most`.
     pub memory: Option<u64>,
+    pub most: Option<u64>,
     /// Whether kernels are checked for races and uninitialised shared memory; what is found goes to the log and
     /// to the program's standard error.
     pub check: bool,
+}
+
+impl Options {
+    fn memory_of_each(&self, count: u8) -> u64 {
+        /// All of a device's memory is one allocation's to have, if that is its size.
+        const UNIT: u64 = 2 << 20;
+        self.memory.unwrap_or_else(|| {
+            let all = (host_memory() / 2).min(self.most.unwrap_or(u64::MAX));
+            all / u64::from(count.max(1)) / UNIT * UNIT
+        })
+    }
 }
 
 /// Why the device cannot be opened.
@@ -123,15 +135,12 @@ impl Context {
 impl CpuDevice {
     /// Opens the device. Each one opened is a device of its own, that knows of no other.
     pub fn open(options: &Options) -> std::result::Result<Self, OpenError> {
-        let bytes = options.memory.unwrap_or_else(|| host_memory() / 2);
-        Self::with_memory(bytes, 0, options.check)
+        Self::with_memory(options.memory_of_each(1), 0, options.check)
     }
 
     /// Opens several devices, at most 64, that know each other and share the processors.
     pub fn open_several(options: &Options, count: u8) -> std::result::Result<Vec<Self>, OpenError> {
-        let bytes = options
-            .memory
-            .unwrap_or_else(|| host_memory() / 2 / u64::from(count.max(1)));
+        let bytes = options.memory_of_each(count);
         let devices = (0..count)
             .map(|number| Self::with_memory(bytes, number, options.check))
             .collect::<std::result::Result<Vec<_>, _>>()?;

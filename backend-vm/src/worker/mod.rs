@@ -506,6 +506,7 @@ fn open_cpu(count: u8, check: bool) -> Result<Vec<Arc<dyn Device>>, String> {
     use wormhole_cpu_device::{CpuDevice, Options};
     let options = Options {
         check,
+        most: device_memory(),
         ..Options::default()
     };
     let devices = CpuDevice::open_several(&options, count);
@@ -513,6 +514,18 @@ fn open_cpu(count: u8, check: bool) -> Result<Vec<Arc<dyn Device>>, String> {
     Ok(devices
         .map(|device| Arc::new(device) as Arc<dyn Device>)
         .collect())
+}
+
+/// Bytes that devices in this process's memory may have, if the supervisor limits it: two thirds, as half of the system's
+/// memory is of three quarters. The rest is for the window and for itself.
+fn device_memory() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: a local structure.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur / 3 * 2)
 }
 
 fn open_cuda(ordinals: &[u32]) -> Result<Vec<Arc<dyn Device>>, String> {

@@ -331,10 +331,22 @@ impl Guest {
     }
 
     pub fn start_raw(&mut self, slot: u16, id: u16, parts: &[&[u8]]) -> u64 {
+        self.start_on(0, slot, id, parts)
+    }
+
+    fn start_on(&mut self, device: u16, slot: u16, id: u16, parts: &[&[u8]]) -> u64 {
         let sequence = self.next_sequence(slot);
         let index = SlotIndex::new(slot).unwrap();
-        self.push(RecordHead::request(id, index, sequence), parts);
+        let head = RecordHead::request(id, index, sequence).on(device);
+        self.push(head, parts);
         sequence
+    }
+
+    /// The answer to a request for a device.
+    pub fn call_on<M: ApiMessage>(&mut self, device: u16, message: &M) -> Answer {
+        let sequence = message.encode(|parts| self.start_on(device, 0, M::ID, parts));
+        self.wait(0, sequence.unwrap())
+            .unwrap_or_else(|cause| panic!("the session ended: {cause:?}"))
     }
 
     pub fn next_sequence(&mut self, slot: u16) -> u64 {

@@ -206,6 +206,7 @@ fn processes_share_memory_and_pools_by_descriptors() {
 #[test]
 fn nvml_tells_of_the_tenants_own_memory_and_processes() {
     passes("shared", "nvml");
+    passes_on("cpu:2", "shared", "nvml");
 }
 
 #[test]
