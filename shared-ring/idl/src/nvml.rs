@@ -535,7 +535,14 @@ pub fn nvml_coverage(table: &Nvml) -> String {
     let fields: Vec<String> = table
         .fields
         .iter()
-        .map(|field| format!("{} ({})", field.name, field.id))
+        .map(|field| {
+            let of = if field.scopes.is_some() {
+                ", of each link"
+            } else {
+                ""
+            };
+            format!("{} ({}{of})", field.name, field.id)
+        })
         .collect();
     let _ = writeln!(
         out,
