@@ -81,7 +81,7 @@ static void primary_contexts() {
 static void stacks() {
     HOLDS(current() == nullptr);
     CUcontext made[4] = {}, popped = nullptr;
-    GIVES(CUDA_SUCCESS, "cuCtxCreate", &made[0], 0u, 0);
+    GIVES(CUDA_SUCCESS, "cuCtxCreate_v2", &made[0], 0u, 0);
     HOLDS(made[0] && current() == made[0]);
     GIVES(CUDA_SUCCESS, "cuCtxCreate_v2", &made[1], 0u, 0);
     HOLDS(made[1] && made[1] != made[0] && current() == made[1]);
@@ -108,6 +108,17 @@ static void stacks() {
     GIVES(CUDA_SUCCESS, "cuCtxDestroy_v2", made[0]);
     HOLDS(current() == nullptr);
     GIVES(CUDA_ERROR_INVALID_CONTEXT, "cuCtxDestroy", nullptr);
+}
+
+// A context as CUDA 3.1 made it. It is alone: natively there was no memory for a second one beside it.
+static void oldest() {
+    CUcontext made = nullptr;
+    HOLDS(current() == nullptr);
+    GIVES(CUDA_SUCCESS, "cuCtxCreate", &made, 0u, 0);
+    HOLDS(made && current() == made);
+    GIVES(CUDA_ERROR_INVALID_DEVICE, "cuCtxCreate", &made, 0u, 99);
+    GIVES(CUDA_SUCCESS, "cuCtxDestroy", made);
+    HOLDS(current() == nullptr);
 }
 
 static void settings() {
@@ -151,8 +162,28 @@ static void names() {
 
 static void heard(void *, CUlogLevel, char *, size_t) {}
 
-// Nothing has been logged.
+// From now on nothing is logged.
 static void logs() {
+    CUlogIterator place = 0xeeeeeeee;
+    char text[256];
+    std::memset(text, 'x', sizeof text);
+    size_t size = sizeof text;
+    char path[] = "/tmp/wormhole-logs-XXXXXX";
+    const int file = mkstemp(path);
+    HOLDS(file >= 0 && write(file, "x", 1) == 1 && close(file) == 0);
+    WORKS(cuLogsCurrent, &place, 0);
+    HOLDS(place != 0xeeeeeeee);
+    WORKS(cuLogsDumpToFile, &place, path, 0);
+    std::FILE *written = std::fopen(path, "r");
+    HOLDS(written && std::fgetc(written) == EOF);
+    std::fclose(written);
+    std::remove(path);
+    WORKS(cuLogsDumpToMemory, &place, text, &size, 0);
+    HOLDS(size == 0 && text[0] == 0);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsCurrent, &place, 1);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsDumpToMemory, &place, nullptr, &size, 0);
+    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsDumpToFile, &place, "/nowhere/at/all", 0);
+
     CUlogsCallbackHandle first = nullptr, second = nullptr;
     WORKS(cuLogsRegisterCallback, heard, nullptr, &first);
     WORKS(cuLogsRegisterCallback, heard, nullptr, &second);
@@ -161,25 +192,6 @@ static void logs() {
     WORKS(cuLogsUnregisterCallback, second);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsRegisterCallback, nullptr, nullptr, &first);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsUnregisterCallback, nullptr);
-    CUlogIterator place = 0xeeeeeeee;
-    WORKS(cuLogsCurrent, &place, 0);
-    HOLDS(place != 0xeeeeeeee);
-    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsCurrent, &place, 1);
-    char text[256];
-    std::memset(text, 'x', sizeof text);
-    size_t size = sizeof text;
-    WORKS(cuLogsDumpToMemory, &place, text, &size, 0);
-    HOLDS(size == 0 && text[0] == 0);
-    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsDumpToMemory, &place, nullptr, &size, 0);
-    char path[] = "/tmp/wormhole-logs-XXXXXX";
-    const int file = mkstemp(path);
-    HOLDS(file >= 0 && write(file, "x", 1) == 1 && close(file) == 0);
-    WORKS(cuLogsDumpToFile, &place, path, 0);
-    std::FILE *written = std::fopen(path, "r");
-    HOLDS(written && std::fgetc(written) == EOF);
-    std::fclose(written);
-    std::remove(path);
-    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsDumpToFile, &place, "/nowhere/at/all", 0);
 }
 
 int main() {
@@ -194,7 +206,9 @@ int main() {
     WORKS(cuDevicePrimaryCtxRetain, &context, 0);
     WORKS(cuCtxSetCurrent, context);
     settings();
+    WORKS(cuCtxSetCurrent, nullptr);
     WORKS(cuDevicePrimaryCtxRelease, 0);
+    oldest();
     std::printf("PASS devices_and_contexts\n");
     return 0;
 }
