@@ -188,6 +188,19 @@ pub fn check_work(target: Target) -> Result {
     Ok(())
 }
 
+/// Refuses to destroy the stream that a capture began with, whose end would be nobody's. Natively that one is not to be
+/// destroyed either; the others are, as NCCL does.
+pub fn check_destroy(target: Target) -> Result {
+    let begins = |model: &mut Model| {
+        let capture = model.capture_of(target)?;
+        Ok(model.captures.live[&capture].origin == target.handle)
+    };
+    if target.is_captured() && with(begins).unwrap_or(false) {
+        return check_work(target);
+    }
+    Ok(())
+}
+
 /// Ends the capture of a stream for a call that it does not allow; the answer is the call's code.
 #[cold]
 pub fn refuse(target: Target, code: CuError) -> CuError {

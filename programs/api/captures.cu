@@ -211,6 +211,30 @@ static void ends() {
     HOLDS(graph == nullptr);
     WORKS(cuStreamIsCapturing, side, &status);
     HOLDS(status == CU_STREAM_CAPTURE_STATUS_NONE);
+    // A stream that another follows may go, as NCCL lets one go that it has forked for a moment.
+    fork();
+    WORKS(cuMemsetD8Async, memory, 0, 64, stream);
+    CUstream moment;
+    CUevent after;
+    size_t count = 0;
+    const CUgraphNode *nodes = nullptr;
+    WORKS(cuStreamCreate, &moment, 1);
+    WORKS(cuEventCreate, &after, CU_EVENT_DISABLE_TIMING);
+    WORKS(cuEventRecord, after, stream);
+    WORKS(cuStreamWaitEvent, moment, after, 0);
+    WORKS(cuStreamGetCaptureInfo, moment, &status, nullptr, nullptr, &nodes, nullptr, &count);
+    HOLDS(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && count == 1);
+    WORKS(cuStreamUpdateCaptureDependencies, side, const_cast<CUgraphNode *>(nodes), nullptr, count,
+          CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+    WORKS(cuStreamDestroy, moment);
+    WORKS(cuMemsetD8Async, memory, 0, 64, side);
+    WORKS(cuEventRecord, after, side);
+    WORKS(cuStreamWaitEvent, stream, after, 0);
+    WORKS(cuStreamEndCapture, stream, &graph);
+    WORKS(cuGraphGetNodes, graph, nullptr, &count);
+    HOLDS(count == 2);
+    WORKS(cuGraphDestroy, graph);
+    WORKS(cuEventDestroy, after);
     // The end is the origin's.
     fork();
     RETURNS(903, cuStreamEndCapture, side, &graph);

@@ -35,8 +35,7 @@ pub unsafe fn cuStreamDestroy_v2(hStream: CUstream) -> CUresult {
     body! {
         let stream = stream::minted(hStream)?;
         let scope = context::scope_or(|| stream::owner(hStream))?;
-        let target = stream::existing(stream)?;
-        capture::check_work(target)?;
+        capture::check_destroy(stream::existing(stream)?)?;
         stream::destroy(scope, stream)
     }
 }
