@@ -169,6 +169,7 @@ fn granted(control: &mut Control) {
 fn confinement(execution_limit: Duration) -> Confinement {
     Confinement {
         isolation: Isolation::None,
+        processes: None,
         profile: Profile::Cpu,
         device_files: Vec::new(),
         memory: 1 << 30,

@@ -7,10 +7,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
+use wormhole_device::file;
 use wormhole_ring::band;
 use wormhole_ring::layout::APERTURE_HIGH;
-
-use crate::file;
 
 /// The band that device addresses lie in.
 const BAND_START: u64 = APERTURE_HIGH.0;

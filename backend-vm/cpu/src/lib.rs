@@ -16,7 +16,6 @@ mod description;
 mod device;
 mod event;
 mod family;
-mod file;
 mod graph;
 mod green_contexts;
 mod holes;

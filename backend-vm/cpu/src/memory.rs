@@ -10,11 +10,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use wormhole_device::{CuError, Result};
+use wormhole_device::{CuError, Result, file};
 
 use crate::aperture::{Aperture, ApertureError, to_usize};
 use crate::family::{Accesses, Family};
-use crate::file;
 use crate::holes::Holes;
 use crate::virtual_memory::VirtualBooks;
 

@@ -8,11 +8,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use wormhole_device::{Access, CuError, Found, Granularity, RawMemory, Result, Shared};
+use wormhole_device::{Access, CuError, Found, Granularity, RawMemory, Result, Shared, file};
 
 use crate::aperture::Aperture;
 use crate::family::Accesses;
-use crate::file;
 use crate::memory::{Books, Memory, Range, Use};
 
 /// What sizes and addresses are multiples of: as on the GPUs there are.

@@ -23,7 +23,7 @@ use crate::launch_events::WithEvents;
 use crate::managed::Code;
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::wrapper::Wrapper;
-use crate::{capture, jit};
+use crate::{capture, jit, shared_events};
 
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
@@ -57,7 +57,8 @@ pub(crate) fn stream(stream: RawStream) -> CUstream {
 }
 
 pub(crate) fn event(event: RawEvent) -> CUevent {
-    ptr::with_exposed_provenance_mut(size(event.0))
+    let place = shared_events::place_of(event);
+    ptr::with_exposed_provenance_mut(size(place.0))
 }
 
 pub(crate) fn function(function: RawFunction) -> CUfunction {
@@ -450,6 +451,9 @@ impl Device for CudaDevice {
     }
 
     fn wait_event(&self, on: RawStream, after: RawEvent, flags: u32) -> Result<()> {
+        if let Some(shared) = shared_events::find(after)? {
+            return self.wait_shared(on, &shared);
+        }
         // SAFETY: the caller passes a live stream and event.
         unsafe {
             self.driver
@@ -466,6 +470,9 @@ impl Device for CudaDevice {
     }
 
     fn create_event(&self, flags: u32) -> Result<RawEvent> {
+        if shared_events::is_for_sharing(flags) {
+            return self.create_shared(flags);
+        }
         let mut event = ptr::null_mut();
         // SAFETY: the pointer is good.
         unsafe { self.driver.cuEventCreate(&raw mut event, flags) }?;
@@ -473,11 +480,17 @@ impl Device for CudaDevice {
     }
 
     fn destroy_event(&self, raw: RawEvent) -> Result<()> {
+        if shared_events::is_shared(raw) {
+            return self.destroy_shared(raw);
+        }
         // SAFETY: the caller passes a live event.
         unsafe { self.driver.cuEventDestroy_v2(event(raw)) }
     }
 
     fn record_event(&self, raw: RawEvent, on: RawStream, flags: u32) -> Result<()> {
+        if let Some(shared) = shared_events::find(raw)? {
+            return self.record_shared(&shared, on);
+        }
         // SAFETY: the caller passes a live event and stream.
         unsafe {
             self.driver
@@ -486,11 +499,17 @@ impl Device for CudaDevice {
     }
 
     fn query_event(&self, raw: RawEvent) -> Result<bool> {
+        if let Some(shared) = shared_events::find(raw)? {
+            return Ok(shared.is_reached());
+        }
         // SAFETY: the caller passes a live event.
         ready(unsafe { self.driver.cuEventQuery(event(raw)) })
     }
 
     fn synchronize_event(&self, raw: RawEvent) -> Result<()> {
+        if let Some(shared) = shared_events::find(raw)? {
+            return self.synchronize_shared(&shared);
+        }
         // SAFETY: the caller passes a live event.
         unsafe { self.driver.cuEventSynchronize(event(raw)) }
     }
@@ -704,6 +723,7 @@ impl Device for CudaDevice {
         let mut context = locked(&self.context);
         locked(&self.images).clear();
         self.forget_graphs();
+        shared_events::forget(self.device);
         // SAFETY: the device exists; what the reset destroys is used by nobody afterwards, says the
         // caller. The reset keeps the reference that was retained, so one is given back.
         unsafe {

@@ -10,9 +10,9 @@ use std::ffi::{CStr, c_char, c_void};
 use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUcontext, CUevent, CUfunction,
     CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo_v1, CUgraphNode,
-    CUipcEventHandle, CUipcMemHandle, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState,
-    CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool,
-    CUmodule, CUstream, CUuuid,
+    CUipcMemHandle, CUkernel, CUlaunchConfig, CUlibrary, CUlinkState, CUmemAccessDesc,
+    CUmemAllocationProp, CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool, CUmodule, CUstream,
+    CUuuid,
 };
 use libloading::Library;
 use wormhole_api::ctypes::{
@@ -154,8 +154,6 @@ entry_points! {
     fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: u64);
     fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: CUipcMemHandle, flags: u32);
     fn cuIpcCloseMemHandle(address: u64);
-    fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent);
-    fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle);
     fn cuMemGetAllocationGranularity(bytes: *mut usize, properties: *const CUmemAllocationProp, option: u32);
     fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, hint: u64, flags: u64);
     fn cuMemAddressFree(address: u64, bytes: usize);

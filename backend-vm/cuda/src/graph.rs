@@ -16,7 +16,8 @@ use wormhole_device::{
 };
 
 use crate::arrays::described;
-use crate::device::{CudaDevice, event, function, locked, size, stream};
+use crate::device::{CudaDevice, function, locked, size, stream};
+use crate::shared_events;
 use crate::stream_memory::parameters;
 
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS_v1`.
@@ -159,10 +160,12 @@ impl CudaDevice {
                 }
                 GraphNode::Memory(operations) => self.add_memory(graph, place, operations)?,
                 GraphNode::RecordEvent(raw) => {
-                    driver.cuGraphAddEventRecordNode(place, graph, none, 0, event(*raw))?;
+                    let event = shared_events::for_a_node(*raw)?;
+                    driver.cuGraphAddEventRecordNode(place, graph, none, 0, event)?;
                 }
                 GraphNode::WaitEvent(raw) => {
-                    driver.cuGraphAddEventWaitNode(place, graph, none, 0, event(*raw))?;
+                    let event = shared_events::for_a_node(*raw)?;
+                    driver.cuGraphAddEventWaitNode(place, graph, none, 0, event)?;
                 }
                 GraphNode::Empty => driver.cuGraphAddEmptyNode(place, graph, none, 0)?,
                 // Made with its bodies, by `add_conditional`.

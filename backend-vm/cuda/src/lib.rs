@@ -28,6 +28,7 @@ mod open;
 mod peers;
 mod pools;
 mod references;
+mod shared_events;
 mod sharing;
 mod stream_memory;
 mod virtual_memory;

@@ -114,9 +114,10 @@ fn device_name(driver: &Driver, device: i32) -> Result<String> {
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
-/// Whether the driver has where to keep what processes share by handles (`cuIpc*`): a confined worker has not.
-fn has_shared_files() -> bool {
-    std::path::Path::new("/dev/shm").is_dir()
+/// Whether memory can be shared by handles (`cuIpc*`): the driver takes a process with this one's number for this one,
+/// and where each worker is in a namespace of its own all of them have number 1.
+fn has_a_number() -> bool {
+    std::process::id() != 1
 }
 
 fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
@@ -128,7 +129,7 @@ fn device_attributes(driver: &Driver, device: i32) -> Vec<(i32, i32)> {
             // Pools are shared by descriptors alone.
             let value = match id {
                 MEMPOOL_SUPPORTED_HANDLE_TYPES => value & FILE_DESCRIPTOR,
-                IPC_EVENT_SUPPORTED if !has_shared_files() => 0,
+                IPC_EVENT_SUPPORTED if !has_a_number() => 0,
                 _ => value,
             };
             known.ok().map(|()| (id, value))

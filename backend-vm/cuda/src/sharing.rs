@@ -1,14 +1,15 @@
-//! Sharing with other processes, by the driver's own means.
+//! Sharing with other processes: of memory and pools by the driver's own means.
 
 use std::ffi::{c_char, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-use cudarc::driver::sys::{CUipcEventHandle, CUipcMemHandle, CUmemPoolPtrExportData};
+use cudarc::driver::sys::{CUipcMemHandle, CUmemPoolPtrExportData};
 use wormhole_device::{CuError, Found, RawEvent, RawMemory, RawPool, Result, Shared, Sharing};
 
-use crate::device::{CudaDevice, event, handle};
+use crate::device::{CudaDevice, handle};
 use crate::pools::pool;
+use crate::shared_events;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag there is, and one that must be given.
 const LAZY_PEER_ACCESS: u32 = 1;
@@ -98,21 +99,12 @@ impl Sharing for CudaDevice {
     }
 
     fn share_event(&self, raw: RawEvent) -> Result<Shared> {
-        let mut made = CUipcEventHandle { reserved: [0; 64] };
-        // SAFETY: the pointer is good, and the event exists.
-        unsafe { self.driver().cuIpcGetEventHandle(&raw mut made, event(raw)) }?;
-        Ok(Shared::described(words(made.reserved)))
+        let shared = shared_events::find(raw)?.ok_or(CuError::INVALID_HANDLE)?;
+        shared.share()
     }
 
     fn open_event(&self, found: Found) -> Result<RawEvent> {
-        let reserved = bytes(&found.description);
-        let mut opened = ptr::null_mut();
-        // SAFETY: the pointer is good. The driver checks a handle, whoever made it up.
-        unsafe {
-            self.driver()
-                .cuIpcOpenEventHandle(&raw mut opened, CUipcEventHandle { reserved })
-        }?;
-        Ok(RawEvent(handle(opened)))
+        self.open_shared(found)
     }
 
     fn share_memory(&self, memory: RawMemory, bytes: u64) -> Result<Shared> {

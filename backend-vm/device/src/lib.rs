@@ -22,6 +22,7 @@ macro_rules! raw_handle {
 mod arrays;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod file;
 mod graphs;
 mod green_contexts;
 mod kernels;
@@ -30,6 +31,7 @@ mod peers;
 mod pools;
 mod references;
 mod set;
+mod shared_words;
 mod sharing;
 mod virtual_memory;
 
@@ -38,7 +40,8 @@ pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
 pub use references::{ReferenceKind, References};
 pub use set::DeviceSet;
-pub use sharing::{EventWords, Found, PARTIES, Shared, Sharing, WORDS_FILE};
+pub use shared_words::{EventWords, PARTIES, SharedWords, WORDS_FILE};
+pub use sharing::{Found, Shared, Sharing};
 pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
 
 mod stream_memory;

@@ -248,8 +248,8 @@ unsafe fn take_step(step: &Step) -> Outcome {
             }
             Step::Proc(at) => {
                 // A container that masks parts of its own /proc may not mount a fresh one; a worker
-                // can do without.
-                let _ = mount_new(c"proc", at, c"");
+                // can do without. Of processes it shows the worker's own user's alone.
+                let _ = mount_new(c"proc", at, c"hidepid=2");
             }
         }
     }
@@ -387,8 +387,8 @@ unsafe fn limit_resources(plan: &Plan) -> Outcome {
     Ok(())
 }
 
-/// A user that no other process has: by the process's number in the supervisor's namespace, where the process
-/// itself has number 1 in its own. "nobody" where that cannot be had.
+/// A user that no other process has: by the process's number in the supervisor's namespace, which is not the one that it
+/// has in its own. "nobody" where that cannot be had.
 unsafe fn own_user() -> u32 {
     let mut digits = [0u8; 16];
     // SAFETY: a C string and a local buffer of the length given.

@@ -9,17 +9,20 @@
 //! [`Cgroups`]), and on the CPU device by a resource limit, which counts private memory only; the driver
 //! reserves too much address space for one.
 //!
-//! As root the namespaces are made directly; otherwise inside a user namespace of their own.
+//! As root the namespaces are made directly; otherwise inside a user namespace of their own. Of a GPU's workers root
+//! makes one PID namespace for all ([`Processes`]).
 
 mod cgroup;
 mod child;
 mod gpu;
+mod processes;
 mod root;
 mod seccomp;
 mod spawn;
 
 pub use self::cgroup::{CgroupError, Cgroups};
 pub use self::gpu::{GpuError, Gpus};
+pub use self::processes::Processes;
 pub use self::seccomp::Profile;
 pub(crate) use self::spawn::null_device;
 pub use self::spawn::{

@@ -60,6 +60,9 @@ pub(super) fn steps(
         for file in device_files {
             steps.file(file, true);
         }
+        // Where the driver keeps a file of its process before it shares memory with others.
+        steps.directory("/dev/shm");
+        steps.0.push(Step::Temporary(staged(Path::new("/dev/shm"))));
         steps.tree(Path::new("/sys"));
         for directory in library_directories {
             steps.tree(directory);

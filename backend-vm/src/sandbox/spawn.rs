@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::cgroup::{Cgroup, CgroupError, Cgroups};
 use super::child::{self, NOBODY, Plan, STAGES};
+use super::processes::Processes;
 use super::root::{self, PROGRAM, STAGE};
 use super::seccomp::{self, Profile};
 
@@ -29,6 +30,8 @@ pub enum Isolation {
 #[derive(Clone, Debug)]
 pub struct Confinement {
     pub isolation: Isolation,
+    /// The PID namespace that workers have in common; without it each has its own.
+    pub processes: Option<Arc<Processes>>,
     pub profile: Profile,
     /// Device files that a worker may open, beyond those of every worker.
     pub device_files: Vec<PathBuf>,
@@ -192,69 +195,41 @@ impl Confinement {
         })?;
         let report_writer = duplicate_high(borrow(&low_writer))?;
         drop(low_writer);
-        let namespaces = libc::CLONE_NEWPID
-            | libc::CLONE_NEWNET
-            | libc::CLONE_NEWIPC
-            | libc::CLONE_NEWNS
-            | libc::CLONE_NEWUTS;
-        let flags = libc::CLONE_PIDFD
-            | match self.isolation {
-                Isolation::Namespaces => namespaces,
-                Isolation::UserNamespace => namespaces | libc::CLONE_NEWUSER,
-                Isolation::None => 0,
-            };
+        let namespaces =
+            libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWNS | libc::CLONE_NEWUTS;
+        let own_processes = match &self.processes {
+            Some(_) => 0,
+            None => libc::CLONE_NEWPID,
+        };
+        let flags = match self.isolation {
+            Isolation::Namespaces => namespaces | own_processes,
+            Isolation::UserNamespace => namespaces | own_processes | libc::CLONE_NEWUSER,
+            Isolation::None => 0,
+        };
         let cgroup = self.cgroups.as_ref().map(Cgroups::make);
         let cgroup = cgroup.transpose().map_err(|cause| SpawnError::Cgroup {
             program: program.to_owned(),
             cause,
         })?;
-        let (into, place) = match &cgroup {
-            Some(cgroup) => (CLONE_INTO_CGROUP, cgroup.as_fd().as_raw_fd().unsigned_abs()),
-            None => (0, 0),
+        let clone = || {
+            // SAFETY: the child only runs `become_worker`, which neither allocates nor returns.
+            let (pid, pidfd) = unsafe { cloned(flags.unsigned_abs().into(), cgroup.as_ref()) }?;
+            if pid == 0 {
+                // SAFETY: this is the child just cloned; `plan` was prepared for it.
+                unsafe { child::become_worker(plan, report_writer.as_raw_fd()) }
+            }
+            Ok((pid, pidfd.ok_or(io::ErrorKind::NotFound)?))
         };
-        let mut pidfd: RawFd = -1;
-        // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
-        // set_tid_size, cgroup.
-        let arguments: [u64; 11] = [
-            u64::from(flags.unsigned_abs()) | into,
-            (&raw mut pidfd) as u64,
-            0,
-            0,
-            u64::from(libc::SIGCHLD.unsigned_abs()),
-            0,
-            0,
-            0,
-            0,
-            0,
-            u64::from(place),
-        ];
-        // SAFETY: a complete `struct clone_args` without CLONE_VM: the child gets a copy of this
-        // process's memory and only runs `become_worker`, which neither allocates nor returns.
-        let pid = unsafe {
-            libc::syscall(
-                libc::SYS_clone3,
-                arguments.as_ptr(),
-                size_of_val(&arguments),
-            )
+        let made = match &self.processes {
+            Some(processes) => processes.within(clone).flatten(),
+            None => clone(),
         };
-        if pid < 0 {
-            return Err(SpawnError::Clone {
-                program: program.to_owned(),
-                cause: io::Error::last_os_error(),
-            });
-        }
-        if pid == 0 {
-            // SAFETY: this is the child just cloned; `plan` was prepared for it.
-            unsafe { child::become_worker(plan, report_writer.as_raw_fd()) }
-        }
+        let (pid, pidfd) = made.map_err(|cause| SpawnError::Clone {
+            program: program.to_owned(),
+            cause,
+        })?;
         drop(report_writer);
-        // SAFETY: the kernel stored a fresh descriptor there because of CLONE_PIDFD.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-        let child = Child {
-            pid: libc::pid_t::try_from(pid).unwrap_or(-1),
-            pidfd,
-            cgroup,
-        };
+        let child = Child { pid, pidfd, cgroup };
         if !readable_within(&report, self.execution_limit) {
             child.end_stuck();
             return Err(SpawnError::Late {
@@ -398,6 +373,7 @@ pub fn probe(profile: Profile) -> Result<Isolation, String> {
     for isolation in [Isolation::Namespaces, Isolation::UserNamespace] {
         let confinement = Confinement {
             isolation,
+            processes: None,
             profile,
             device_files: Vec::new(),
             memory: libc::RLIM_INFINITY,
@@ -519,7 +495,54 @@ fn duplicate_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-fn pipe() -> io::Result<(std::fs::File, OwnedFd)> {
+/// Clones this process, without its memory and its other threads: in the parent the child's number and a descriptor of
+/// it, in the child 0.
+///
+/// # Safety
+/// Other threads of this process may have held any lock: the child makes system calls on what is there, and neither
+/// allocates nor returns.
+pub(super) unsafe fn cloned(
+    flags: u64,
+    cgroup: Option<&Cgroup>,
+) -> io::Result<(libc::pid_t, Option<OwnedFd>)> {
+    let (into, place) = match cgroup {
+        Some(cgroup) => (CLONE_INTO_CGROUP, cgroup.as_fd().as_raw_fd().unsigned_abs()),
+        None => (0, 0),
+    };
+    let mut pidfd: RawFd = -1;
+    // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
+    // set_tid_size, cgroup.
+    let arguments: [u64; 11] = [
+        flags | u64::from(libc::CLONE_PIDFD.unsigned_abs()) | into,
+        (&raw mut pidfd) as u64,
+        0,
+        0,
+        u64::from(libc::SIGCHLD.unsigned_abs()),
+        0,
+        0,
+        0,
+        0,
+        0,
+        u64::from(place),
+    ];
+    // SAFETY: a complete `struct clone_args` without CLONE_VM: the child gets a copy of this process's memory, and
+    // what it does there is the caller's promise.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            arguments.as_ptr(),
+            size_of_val(&arguments),
+        )
+    };
+    match libc::pid_t::try_from(pid) {
+        Ok(0) => Ok((0, None)),
+        // SAFETY: the kernel stored a fresh descriptor there because of CLONE_PIDFD.
+        Ok(pid) if pid > 0 => Ok((pid, Some(unsafe { OwnedFd::from_raw_fd(pidfd) }))),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+pub(super) fn pipe() -> io::Result<(std::fs::File, OwnedFd)> {
     let mut ends = [0; 2];
     // SAFETY: two integers the kernel fills.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {

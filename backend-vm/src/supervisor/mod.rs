@@ -58,7 +58,7 @@ pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use self::workers::Executables;
 pub use self::workers::ExecutablesError;
 use crate::device::DeviceChoice;
-use crate::sandbox::{self, Cgroups, Confinement, GpuError, Gpus, Isolation, Profile};
+use crate::sandbox::{self, Cgroups, Confinement, GpuError, Gpus, Isolation, Processes, Profile};
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -208,6 +208,22 @@ fn cgroups(profile: Profile, memory: u64) -> Option<Arc<Cgroups>> {
     None
 }
 
+/// The PID namespace of all workers, where the device's driver tells processes by their numbers and each worker has a
+/// user of its own.
+fn processes(profile: Profile, isolation: Isolation) -> Option<Arc<Processes>> {
+    // SAFETY: it takes nothing and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if (profile, isolation, root) != (Profile::Cuda, Isolation::Namespaces, true) {
+        return None;
+    }
+    let made = Processes::new().inspect_err(|error| {
+        tracing::warn!(
+            "programs share no memory by cuIpcGetMemHandle, since workers have no numbers: {error}"
+        );
+    });
+    made.ok().map(Arc::new)
+}
+
 /// Serves until told to stop.
 ///
 /// # Errors
@@ -236,6 +252,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let memory = options.worker_memory;
     let confinement = Confinement {
         isolation,
+        processes: processes(profile, isolation),
         profile,
         device_files,
         memory,

@@ -1,4 +1,4 @@
-//! The anonymous files that device memory is in.
+//! Anonymous files: those that the CPU device's memory is in, and those by which processes share an event.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -9,6 +9,9 @@ const NAME: &CStr = c"wormhole-device";
 const SIZE_SEALS: i32 = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
 
 /// A file of zeros, whose size is fixed for good.
+///
+/// # Errors
+/// As `memfd_create`, `ftruncate` and `F_ADD_SEALS`.
 pub fn anonymous(bytes: u64) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: a C string; the result is a fresh descriptor or an error.
@@ -36,6 +39,7 @@ pub fn anonymous(bytes: u64) -> io::Result<OwnedFd> {
 
 /// The size of a file that another process has made, if it is an anonymous one whose size is fixed: what is
 /// mapped of it stays there.
+#[must_use]
 pub fn fixed_size(file: &OwnedFd) -> Option<u64> {
     // SAFETY: an open descriptor.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -47,6 +51,9 @@ pub fn fixed_size(file: &OwnedFd) -> Option<u64> {
 }
 
 /// Gives the memory behind whole pages of a file back: they read as zeros.
+///
+/// # Errors
+/// As `fallocate`.
 pub fn punch_hole(file: impl AsRawFd, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let number = |value: u64| libc::off_t::try_from(value).map_err(io::Error::other);
