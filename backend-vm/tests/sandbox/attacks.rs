@@ -278,7 +278,7 @@ const FILES: &[(&str, i32, [Option<i32>; 2])] = &[
     ("/dev/mem", READ, both(libc::ENOENT)),
     ("/dev/kmsg", READ, both(libc::ENOENT)),
     ("/dev/ptmx", READ, both(libc::ENOENT)),
-    ("/dev/shm", READ, both(libc::ENOENT)),
+    ("/dev/shm", READ, [Some(libc::ENOENT), None]),
     ("/sys/kernel", READ, [Some(libc::ENOENT), None]),
     ("/proc/kcore", READ, both(libc::EACCES)),
     (
@@ -305,6 +305,9 @@ type Row = (
     Control,
 );
 
+/// Workers of a GPU have numbers in a namespace that they have in common.
+const NUMBERED: [Option<i32>; 2] = [Some(libc::ESRCH), Some(libc::EPERM)];
+
 const OTHERS: &[Row] = &[
     (
         "signal the supervisor",
@@ -322,6 +325,24 @@ const OTHERS: &[Row] = &[
         "signal the supervisor's thread",
         signal_thread,
         both(libc::ESRCH),
+        Control::Succeeds,
+    ),
+    (
+        "signal whatever process has a number",
+        |_| any_other(signal_by_number),
+        NUMBERED,
+        Control::Succeeds,
+    ),
+    (
+        "see the limits of whatever process has a number",
+        |_| any_other(limits_by_number),
+        NUMBERED,
+        Control::Succeeds,
+    ),
+    (
+        "move whatever process has a number to a processor",
+        |_| any_other(move_by_number),
+        NUMBERED,
         Control::Succeeds,
     ),
     (
@@ -451,7 +472,7 @@ const OTHERS: &[Row] = &[
     (
         "make a file in shared memory",
         |targets| create("/dev/shm", targets),
-        both(libc::ENOENT),
+        [Some(libc::ENOENT), None],
         Control::Succeeds,
     ),
     (
@@ -590,6 +611,43 @@ fn signal_thread(targets: &Targets) -> Outcome {
     let pid = i64::from(targets.supervisor);
     // SAFETY: no pointer; signal 0 only asks.
     outcome(unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, 0) })
+}
+
+/// What comes of an attempt at each process with a low number but this one: that it succeeded, or how it was refused.
+fn any_other(attempt: fn(i32) -> Outcome) -> Outcome {
+    let own = i32::try_from(std::process::id()).unwrap();
+    let outcomes: Vec<Outcome> = (1..1000).filter(|pid| *pid != own).map(attempt).collect();
+    let found = |wanted| outcomes.contains(&wanted).then_some(wanted);
+    let refused = outcomes
+        .iter()
+        .copied()
+        .find(|outcome| *outcome != libc::ESRCH);
+    found(0).or(refused).unwrap_or(libc::ESRCH)
+}
+
+fn signal_by_number(pid: i32) -> Outcome {
+    // SAFETY: no pointer; signal 0 only asks.
+    outcome(unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, 0) })
+}
+
+fn limits_by_number(pid: i32) -> Outcome {
+    // SAFETY: a local structure that the kernel fills.
+    outcome(unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit).into()
+    })
+}
+
+/// To where it may be already.
+fn move_by_number(pid: i32) -> Outcome {
+    // SAFETY: a local structure of the size given.
+    outcome(unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(pid, size_of_val(&set), &raw mut set) != 0 {
+            return outcome(-1);
+        }
+        libc::sched_setaffinity(pid, size_of_val(&set), &raw const set).into()
+    })
 }
 
 fn own_descriptor(targets: &Targets) -> Outcome {
