@@ -19,6 +19,7 @@ mod peers;
 mod pools;
 mod questions;
 mod references;
+mod sharing;
 mod stream_memory;
 mod streams;
 mod virtual_memory;
@@ -60,6 +61,7 @@ pub fn checks() -> Vec<Check> {
         modules::CHECKS,
         questions::CHECKS,
         references::CHECKS,
+        sharing::CHECKS,
         faults::CHECKS,
         graphs::CHECKS,
         conditional_graphs::CHECKS,
