@@ -81,6 +81,8 @@ struct Capture {
 struct Tail {
     capture: u64,
     before: Vec<Edge>,
+    /// The node of its last work.
+    own: Option<NodeHandle>,
     /// What the program was shown of it.
     shown: Shown,
 }
@@ -288,6 +290,7 @@ impl Model {
         let node = self.add(graph, &before, work)?;
         if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
             tail.before = vec![edge(node)];
+            tail.own = Some(node);
         }
         Ok(node)
     }
@@ -363,14 +366,16 @@ impl Model {
         result.map(|()| ended.graph)
     }
 
-    /// Whether the work of all other streams of a capture comes before what its origin has come to.
+    /// Whether the work of all other streams of a capture comes before what its origin has come to. What the program
+    /// itself had them depend on need not, nor what it had them depend on no longer (CUDA driver API,
+    /// `cuStreamUpdateCaptureDependencies`; NCCL leaves nodes of its own so).
     fn is_joined(&self, id: u64, origin: Handle<Stream>) -> bool {
-        let nodes = |edges: &[Edge]| edges.iter().map(|edge| edge.node).collect::<Vec<_>>();
-        let last = nodes(&self.captures.tails[&origin].before);
+        let nodes = |tail: &Tail| tail.before.iter().map(|edge| edge.node).collect::<Vec<_>>();
+        let last = nodes(&self.captures.tails[&origin]);
         let others = self.captures.live[&id].streams.iter();
         let others = others.filter_map(|stream| self.captures.tails.get(stream));
-        let all: Vec<NodeHandle> = others.flat_map(|tail| nodes(&tail.before)).collect();
-        self.all_before(&all, &last)
+        let own = others.filter_map(|tail| tail.own.filter(|own| nodes(tail).contains(own)));
+        self.all_before(&own.collect::<Vec<_>>(), &last)
     }
 
     /// `cuStreamIsCapturing`.

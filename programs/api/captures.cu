@@ -235,6 +235,18 @@ static void ends() {
     HOLDS(count == 2);
     WORKS(cuGraphDestroy, graph);
     WORKS(cuEventDestroy, after);
+    // Nodes that the program itself has a stream depend on need not be joined, nor work that none depends on.
+    fork();
+    CUgraphNode alone;
+    WORKS(cuMemsetD8Async, memory, 0, 64, side);
+    WORKS(cuStreamUpdateCaptureDependencies, side, nullptr, nullptr, 0, CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+    WORKS(cuStreamGetCaptureInfo, side, &status, nullptr, &graph, nullptr, nullptr, nullptr);
+    WORKS(cuGraphAddEmptyNode, &alone, graph, nullptr, 0);
+    WORKS(cuStreamUpdateCaptureDependencies, side, &alone, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+    WORKS(cuStreamEndCapture, stream, &graph);
+    WORKS(cuGraphGetNodes, graph, nullptr, &count);
+    HOLDS(count == 2);
+    WORKS(cuGraphDestroy, graph);
     // The end is the origin's.
     fork();
     RETURNS(903, cuStreamEndCapture, side, &graph);
