@@ -336,8 +336,8 @@ impl Model {
         Ok(())
     }
 
-    /// `cuStreamEndCapture`.
-    pub fn end_capture(&mut self, target: Target) -> Result<GraphHandle> {
+    /// `cuStreamEndCapture`; the graph of the capture is destroyed unless somebody wants it.
+    pub fn end_capture(&mut self, target: Target, wanted: bool) -> Result<GraphHandle> {
         let tail = self.captures.tails.get(&target.handle);
         let id = tail.ok_or(CuError::ILLEGAL_STATE)?.capture;
         let capture = self.captures.live.get_mut(&id).ok_or(CuError::UNKNOWN)?;
@@ -359,7 +359,7 @@ impl Model {
             Ok(())
         };
         let ended = self.captures.end(id).ok_or(CuError::UNKNOWN)?;
-        if result.is_err() && ended.owns {
+        if (result.is_err() || !wanted) && ended.owns {
             // The program may have destroyed it already.
             let _ = self.destroy(ended.graph);
         }

@@ -323,6 +323,9 @@ pub fn wait(scope: Scope, target: Target, event: CUevent, flags: u32) -> Result 
     if is_captured || (external && target.is_captured()) {
         return capture::wait(target, handle, is_captured, external);
     }
+    if external {
+        return Err(CuError::ILLEGAL_STATE);
+    }
     if facts.state.load(Ordering::Acquire) == NEVER && !facts.is_shared() {
         return scope.session.alive();
     }

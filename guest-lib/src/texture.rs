@@ -76,7 +76,7 @@ pub fn create(
     sampling: &CUDA_TEXTURE_DESC,
     view: Option<&CUDA_RESOURCE_VIEW_DESC>,
 ) -> Result<CUtexObject> {
-    if resource.flags != 0 {
+    if resource.flags != 0 || sampling.reserved.iter().any(|word| *word != 0) {
         return Err(CuError::INVALID_VALUE);
     }
     let [address, described, first, second, third, ..] = resource.res;

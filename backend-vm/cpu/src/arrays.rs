@@ -443,6 +443,12 @@ fn texture(image: Image, sampling: &Sampling) -> Result<Texture> {
         _ => Err(CuError::INVALID_VALUE),
     };
     let [x, y, z] = sampling.address_modes;
+    // As natively, the third dimension's is looked at where there is one.
+    let deep = image
+        .levels
+        .first()
+        .is_some_and(|level| level.extent[2] > 1);
+    let z = if deep { z } else { Sampling::CLAMP };
     let flags = sampling.flags;
     if flags & !KNOWN != 0 {
         return Err(CuError::INVALID_VALUE);

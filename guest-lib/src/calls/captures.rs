@@ -6,6 +6,7 @@ use crate::capture::{self, ACTIVE, exchange_mode};
 use crate::error::{CuError, Result};
 use crate::graph::{Model, graph_handle, with};
 use crate::handle::to_pointer;
+use crate::session::session;
 use crate::stream::target;
 use crate::types::{
     CUgraph, CUgraphEdgeData, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode,
@@ -62,14 +63,11 @@ pub unsafe fn cuStreamEndCapture(
 ) -> CUresult {
     body! {
         let (scope, target) = target(default, hStream)?;
-        if phGraph.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
         scope.session.alive()?;
-        let ended = with(|model| model.end_capture(target));
+        let ended = with(|model| model.end_capture(target, !phGraph.is_null()));
         let graph = ended.map_or(std::ptr::null_mut(), to_pointer);
         // SAFETY: as the caller promises.
-        unsafe { put(phGraph, graph) }?;
+        unsafe { put_if_wanted(phGraph, graph) };
         ended.map(drop)
     }
 }
@@ -83,7 +81,8 @@ pub unsafe fn cuStreamIsCapturing(
         if captureStatus.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
-        let (_, target) = target(default, hStream)?;
+        let (scope, target) = target(default, hStream)?;
+        scope.session.alive()?;
         let status = match target.is_captured() {
             true => with(|model| model.capture_status(target))?,
             false => capture::NONE,
@@ -113,7 +112,8 @@ unsafe fn info(default: DefaultStream, stream: CUstream, places: &Places) -> Res
     if places.status.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let (_, target) = target(default, stream)?;
+    let (scope, target) = target(default, stream)?;
+    scope.session.alive()?;
     let answer = |model: &mut Model| {
         let status = model.capture_status(target)?;
         let info = match status {
@@ -253,6 +253,7 @@ pub unsafe fn cuStreamUpdateCaptureDependencies_v2(
 
 pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult {
     body! {
+        session()?;
         if mode.is_null() {
             return Err(CuError::INVALID_VALUE);
         }
