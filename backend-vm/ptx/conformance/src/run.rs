@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_device::{
-    CuError, Device, Fill, ImageKind, Jit, Launch, Loading, RawFunction, RawStream,
+    CuError, Device, Fill, ImageKind, Jit, Launch, LaunchEvents, Loading, RawFunction, RawStream,
 };
 
 use crate::form::Form;
@@ -137,6 +137,7 @@ impl<'d> Runner<'d> {
             block: [u32::try_from(rows.len()).unwrap_or(u32::MAX), 1, 1],
             shared: 0,
             attributes: &[],
+            events: LaunchEvents::default(),
             parameters: &parameters,
         })?;
         if let (Some(Object::Written(picture)), Some(placed)) = (&form.object, object) {
