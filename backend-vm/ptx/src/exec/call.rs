@@ -1,12 +1,12 @@
 //! Calls and returns: frames are made and left, parameters copied between them.
 
-use super::memory::Lanes;
+use super::memory::{LaneFault, Lanes};
 use super::step::{first, lane_fault};
 use super::warp::{Context, Group, Wait, Warp};
 use super::{builtin, function_address, function_at};
 use crate::alu::commit;
 use crate::decode::insn::{Call, Callee, Op, Param, Pc, Slot};
-use crate::error::{Fault, FaultKind};
+use crate::error::FaultKind;
 
 impl Warp {
     /// Calls a function; whether the group is gone from here.
@@ -17,7 +17,7 @@ impl Warp {
         group: &Group,
         pc: Pc,
         mask: u32,
-    ) -> Result<bool, Box<Fault>> {
+    ) -> Result<bool, LaneFault> {
         let rest = Group {
             pc: pc + 1,
             mask: group.mask & !mask,
@@ -26,8 +26,7 @@ impl Warp {
         };
         match call.callee {
             Callee::Builtin(function) => {
-                let done = builtin::call(self, cx, function, call, group.frame, mask);
-                done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                builtin::call(self, cx, function, call, group.frame, mask)?;
                 Ok(false)
             }
             Callee::Function(index) => {
@@ -46,11 +45,7 @@ impl Warp {
                         .filter(|&other| row[other] == address)
                         .fold(0, |m, l| m | 1 << l);
                     let Some(index) = function_at(address) else {
-                        return Err(self.fault(
-                            cx,
-                            (group.frame, pc),
-                            lane_fault(FaultKind::InvalidPc { address }, lane),
-                        ));
+                        return Err(lane_fault(FaultKind::InvalidPc { address }, lane));
                     };
                     self.enter(cx, call, index, group, pc, same)?;
                     left &= !same;
@@ -68,7 +63,7 @@ impl Warp {
         group: &Group,
         pc: Pc,
         mask: u32,
-    ) -> Result<(), Box<Fault>> {
+    ) -> Result<(), LaneFault> {
         let kernel = cx.launch.code;
         let found = kernel.local_index(module_index).and_then(|index| {
             let placed = kernel.functions.get(index as usize)?;
@@ -81,11 +76,7 @@ impl Warp {
         });
         let Some((index, function)) = found else {
             let address = function_address(module_index);
-            return Err(self.fault(
-                cx,
-                (group.frame, pc),
-                first(FaultKind::InvalidPc { address }, mask),
-            ));
+            return Err(first(FaultKind::InvalidPc { address }, mask));
         };
         let parent = self.frames.get(group.frame);
         let parent_bytes = self.function(cx, group.frame).code.local_bytes;
@@ -97,7 +88,7 @@ impl Warp {
                 let own = (index, function, kernel.dynamic_shared);
                 self.frames.push(own, group.frame, pc, mask)
             });
-        let frame = made.map_err(|kind| self.fault(cx, (group.frame, pc), first(kind, mask)))?;
+        let frame = made.map_err(|kind| first(kind, mask))?;
         self.frames.get_mut(frame).local_base = local_base;
         for (actual, formal) in call.args.iter().zip(&function.params) {
             self.copy_param(group.frame, actual, frame, formal, mask);

@@ -94,6 +94,8 @@ impl Warp {
                 pc += 1;
                 continue;
             }
+            // Where it is: for a fault in its function, for the checker in the kernel.
+            let (place, at) = ((group.frame, pc), (self.index, start + pc));
             match &insn.op {
                 Op::Alu { f, ops } => f(&mut frame.rows, mask, ops),
                 Op::Compare { compare, d, a, b } => {
@@ -120,14 +122,12 @@ impl Warp {
                     if access.order.strong {
                         self.count += POLL;
                     }
-                    let loaded = Self::spaces(&mut self.local, cx, (self.index, start + pc))
-                        .load(frame, access, mask);
-                    loaded.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    let loaded = Self::spaces(&mut self.local, cx, at).load(frame, access, mask);
+                    loaded.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::Store(access) => {
-                    let stored = Self::spaces(&mut self.local, cx, (self.index, start + pc))
-                        .store(frame, access, mask);
-                    stored.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    let stored = Self::spaces(&mut self.local, cx, at).store(frame, access, mask);
+                    stored.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::SetPredicate {
                     test: condition,
@@ -214,12 +214,12 @@ impl Warp {
                 Op::Carry(carry) => add_with_carry(frame, carry, mask),
                 Op::Atomic(operation) => {
                     let done = atomic::execute(
-                        &mut Self::spaces(&mut self.local, cx, (self.index, start + pc)),
+                        &mut Self::spaces(&mut self.local, cx, at),
                         frame,
                         operation,
                         mask,
                     );
-                    let changed = done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    let changed = done.map_err(|fault| self.fault(cx, place, fault))?;
                     if !changed {
                         self.count += FUTILE;
                     }
@@ -238,7 +238,7 @@ impl Warp {
                     copy::watch_group(cx.checker.as_deref_mut(), *copies, self.index, mask);
                 }
                 Op::CopiesArrive(place) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, at);
                     if spaces.watch.is_some() {
                         let addresses = place.addresses(frame);
                         for lane in Lanes(mask) {
@@ -247,36 +247,36 @@ impl Warp {
                     }
                 }
                 Op::Copy(copy) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, at);
                     let copied = copy::execute(&mut spaces, frame, copy, mask);
-                    copied.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    copied.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::BulkCopy(copy) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, at);
                     let copied = copy::execute_bulk(&mut spaces, frame, copy, mask);
-                    copied.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    copied.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::Matrix(matrix) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, at);
                     let done = matrix::execute(&mut spaces, frame, matrix, mask);
-                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    done.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::Sample(args) => {
                     let done = texture::sample(cx.global, launch, frame, args, mask);
-                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    done.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::Surface(args) => {
                     let done = texture::access(cx.global, launch, frame, args, mask);
-                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    done.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::Query(args) => {
                     let done = texture::query(cx.global, launch, frame, args, mask);
-                    done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    done.map_err(|fault| self.fault(cx, place, fault))?;
                 }
                 Op::Mbarrier(args) => {
-                    let mut spaces = Self::spaces(&mut self.local, cx, (self.index, start + pc));
+                    let mut spaces = Self::spaces(&mut self.local, cx, at);
                     let done = mbarrier::execute(&mut spaces, frame, args, mask);
-                    let early = done.map_err(|fault| self.fault(cx, (group.frame, pc), fault))?;
+                    let early = done.map_err(|fault| self.fault(cx, place, fault))?;
                     if early != 0 {
                         let until = special::now() + SUSPENSION;
                         self.part(&group, pc, early, Wait::Sleep { until });
@@ -296,7 +296,7 @@ impl Warp {
                     match row {
                         Ok(row) => commit(&mut frame.rows[*d as usize], &row, mask),
                         Err(kind) => {
-                            return Err(self.fault(cx, (group.frame, pc), first(kind, mask)));
+                            return Err(self.fault(cx, place, first(kind, mask)));
                         }
                     }
                 }
@@ -311,7 +311,9 @@ impl Warp {
                     }
                 }
                 Op::Barrier(barrier) => {
-                    if let Some(wait) = self.arrive(cx, barrier, &group, pc, mask)? {
+                    let arrived = self.arrive(cx, barrier, &group, mask);
+                    let wait = arrived.map_err(|fault| self.fault(cx, place, fault))?;
+                    if let Some(wait) = wait {
                         self.part(&group, pc, mask, wait);
                         return Ok(());
                     }
@@ -364,7 +366,7 @@ impl Warp {
                                 .ok_or_else(|| {
                                     let kind =
                                         FaultKind::IllegalInstruction("brx.idx beyond its list");
-                                    self.fault(cx, (group.frame, pc), lane_fault(kind, lane))
+                                    self.fault(cx, place, lane_fault(kind, lane))
                                 })?;
                         self.push(Group {
                             pc: target,
@@ -376,7 +378,8 @@ impl Warp {
                     return Ok(());
                 }
                 Op::Call(call) => {
-                    if self.call(cx, call, &group, pc, mask)? {
+                    let called = self.call(cx, call, &group, pc, mask);
+                    if called.map_err(|fault| self.fault(cx, place, fault))? {
                         return Ok(());
                     }
                 }
@@ -395,11 +398,11 @@ impl Warp {
                     return Ok(());
                 }
                 Op::Trap => {
-                    return Err(self.fault(cx, (group.frame, pc), first(FaultKind::Trap, mask)));
+                    return Err(self.fault(cx, place, first(FaultKind::Trap, mask)));
                 }
                 Op::Illegal(why) => {
                     let kind = FaultKind::IllegalInstruction(why);
-                    return Err(self.fault(cx, (group.frame, pc), first(kind, mask)));
+                    return Err(self.fault(cx, place, first(kind, mask)));
                 }
             }
             pc += 1;
@@ -436,9 +439,8 @@ impl Warp {
         cx: &mut Context<'_, '_>,
         barrier: &Barrier,
         group: &Group,
-        pc: Pc,
         mask: u32,
-    ) -> Result<Option<Wait>, Box<Fault>> {
+    ) -> Result<Option<Wait>, LaneFault> {
         let frame = self.frames.get(group.frame);
         let lane = mask.trailing_zeros() as usize;
         let id = u64::from(word(&frame.rows[barrier.id as usize], lane));
@@ -450,8 +452,7 @@ impl Warp {
         let arrived = cx
             .barriers
             .arrive(id, expected, mask.count_ones(), holds, whole);
-        let (id, generation) =
-            arrived.map_err(|kind| self.fault(cx, (group.frame, pc), first(kind, mask)))?;
+        let (id, generation) = arrived.map_err(|kind| first(kind, mask))?;
         if let Some(checker) = &mut cx.checker {
             checker.arrive(id, self.index, mask, barrier.kind != BarrierKind::Arrive);
             checker.settle(id, cx.barriers);
