@@ -48,7 +48,7 @@ use self::observers::Observers;
 use self::pool::Worker;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
-use self::scrubber::{Finished, Scrubber};
+use self::scrubber::{Scrubber, Told};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::Signals;
@@ -390,14 +390,10 @@ impl Supervisor {
 
     /// The thread that gives memory back has finished something.
     fn memory_given_back(&mut self, ops: &mut EventOps<'_>) {
-        for finished in self.scrubber.finished() {
-            match finished {
-                Finished::Scrubbed {
-                    session,
-                    run,
-                    result,
-                } => self.run_scrubbed(session, run, result),
-                Finished::Forgotten { session, request } => self.unshared(ops, session, request),
+        for (told, result) in self.scrubber.finished() {
+            match told {
+                Told::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
+                Told::Forgotten { session, request } => self.unshared(ops, session, request),
             }
         }
     }

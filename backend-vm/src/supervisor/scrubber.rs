@@ -25,23 +25,10 @@ struct Order {
 
 /// What the event loop is told when an order is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    /// The session goes on and may be granted the run again.
+pub enum Told {
+    /// The run of a session that goes on may be granted again, unless it cannot be scrubbed.
     Scrubbed { session: Id, run: Run },
-    /// The session asked for it, by this number.
-    Forgotten { session: Id, request: u32 },
-}
-
-/// What was asked of the thread is finished.
-#[derive(Debug)]
-pub enum Finished {
-    /// A run of a session that goes on is scrubbed, or cannot be.
-    Scrubbed {
-        session: Id,
-        run: Run,
-        result: io::Result<()>,
-    },
-    /// The file that a session asked to let go of is closed.
+    /// The file that a session asked to let go of, by this number, is closed.
     Forgotten { session: Id, request: u32 },
 }
 
@@ -49,7 +36,8 @@ pub enum Finished {
 #[derive(Debug)]
 struct Outcome {
     tenant: Id,
-    told: Option<Finished>,
+    told: Option<Told>,
+    result: io::Result<()>,
 }
 
 /// The event loop's handle on the thread. It is readable when something is scrubbed.
@@ -138,19 +126,24 @@ impl Scrubber {
         taken
     }
 
-    /// What was finished since the last call.
-    pub fn finished(&mut self) -> Vec<Finished> {
+    /// What was finished since the last call, and whether it could be done.
+    pub fn finished(&mut self) -> Vec<(Told, io::Result<()>)> {
         // Empty when nothing was.
         let _ = self.bell.read();
         let mut finished = Vec::new();
-        for Outcome { tenant, told } in self.outcomes.try_iter() {
+        for Outcome {
+            tenant,
+            told,
+            result,
+        } in self.outcomes.try_iter()
+        {
             if let Some(held) = self.held.get_mut(&tenant) {
                 *held -= 1;
                 if *held == 0 {
                     self.held.remove(&tenant);
                 }
             }
-            finished.extend(told);
+            finished.extend(told.map(|told| (told, result)));
         }
         finished
     }
@@ -247,14 +240,8 @@ impl Order {
         drop(self.file);
         Ok(Outcome {
             tenant: self.tenant,
-            told: self.told.map(|told| match told {
-                Told::Scrubbed { session, run } => Finished::Scrubbed {
-                    session,
-                    run,
-                    result,
-                },
-                Told::Forgotten { session, request } => Finished::Forgotten { session, request },
-            }),
+            told: self.told,
+            result,
         })
     }
 }
@@ -309,13 +296,11 @@ mod tests {
         assert!(queue.turn(|_, _| Ok(())).is_none());
         queue.add(order(2, Some(20), &[run(7, SLICE)]));
         let outcome = (0..2).find_map(|_| queue.turn(|_, _| Ok(()))).unwrap();
-        let Some(Finished::Scrubbed {
-            session, run: told, ..
-        }) = outcome.told
-        else {
-            panic!("{outcome:?}");
+        let scrubbed = Told::Scrubbed {
+            session: 20,
+            run: run(7, SLICE),
         };
-        assert_eq!((session, told), (20, run(7, SLICE)));
+        assert_eq!(outcome.told, Some(scrubbed));
     }
 
     #[test]
@@ -323,22 +308,16 @@ mod tests {
         let mut queue = Queue::default();
         queue.add(order(1, None, &[run(1, 1000 * SLICE)]));
         assert!(queue.turn(|_, _| Ok(())).is_none());
+        let told = Some(Told::Forgotten {
+            session: 10,
+            request: 7,
+        });
         queue.add(Order {
-            told: Some(Told::Forgotten {
-                session: 10,
-                request: 7,
-            }),
+            told,
             ..order(1, None, &[])
         });
         let outcome = queue.turn(|_, _| Ok(())).unwrap();
-        let told = matches!(
-            outcome.told,
-            Some(Finished::Forgotten {
-                session: 10,
-                request: 7
-            })
-        );
-        assert!(told, "{outcome:?}");
+        assert_eq!(outcome.told, told);
         assert!(!queue.tenants.is_empty());
     }
 
@@ -370,14 +349,12 @@ mod tests {
         queue.add(order(1, Some(10), &[run(1, 3 * SLICE)]));
         let failed = |_: &OwnedFd, _| Err(io::Error::from_raw_os_error(libc::EPERM));
         let outcome = queue.turn(failed).unwrap();
-        let Some(Finished::Scrubbed {
-            run: told, result, ..
-        }) = outcome.told
-        else {
-            panic!("{outcome:?}");
+        assert!(outcome.result.is_err());
+        let scrubbed = Told::Scrubbed {
+            session: 10,
+            run: run(1, 3 * SLICE),
         };
-        assert!(result.is_err());
-        assert_eq!(told, run(1, 3 * SLICE));
+        assert_eq!(outcome.told, Some(scrubbed));
         assert!(queue.tenants.is_empty());
     }
 
@@ -391,12 +368,15 @@ mod tests {
         assert_eq!((scrubber.held(), scrubber.held_for(1)), (2, 1));
         let finished = all_finished(&mut scrubber);
         assert!(
-            matches!(&finished[..], [Finished::Scrubbed { session: 20, .. }]),
+            matches!(
+                &finished[..],
+                [(Told::Scrubbed { session: 20, .. }, Ok(()))]
+            ),
             "{finished:?}"
         );
     }
 
-    fn all_finished(scrubber: &mut Scrubber) -> Vec<Finished> {
+    fn all_finished(scrubber: &mut Scrubber) -> Vec<(Told, io::Result<()>)> {
         let mut finished = Vec::new();
         while scrubber.held() > 0 {
             finished.extend(scrubber.finished());
@@ -412,8 +392,19 @@ mod tests {
             let (reader, writer) = io::pipe().unwrap();
             scrubber.forget_for(1, writer.into(), 10, request);
             let finished = all_finished(&mut scrubber);
-            let told = matches!(&finished[..], [Finished::Forgotten { session: 10, request: told }] if *told == request);
-            assert!(told, "{finished:?}");
+            let [
+                (
+                    Told::Forgotten {
+                        session,
+                        request: told,
+                    },
+                    Ok(()),
+                ),
+            ] = finished[..]
+            else {
+                panic!("{finished:?}");
+            };
+            assert_eq!((session, told), (10, request));
             let mut state = libc::pollfd {
                 fd: reader.as_raw_fd(),
                 events: libc::POLLIN,
