@@ -50,7 +50,7 @@ enum Action {
     Nccl,
     /// For each function of the driver API, find a test that notices when it does nothing.
     Mutants {
-        /// Only functions whose names contain this, also those that have a test; otherwise those that have none yet.
+        /// Only functions whose names contain this, also those that have a test; otherwise those that have none (any more).
         filter: Option<String>,
     },
     /// Measure, and print ratios of one run.

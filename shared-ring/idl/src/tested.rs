@@ -2,7 +2,7 @@
 //!
 //! A line is a function, a tab, and the test; or `none: ` and the reason why no test can notice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{fs, io};
@@ -10,6 +10,9 @@ use std::{fs, io};
 use crate::table::Table;
 
 const HEAD: &str = "# Functions, and for each the test that fails when it returns success and does nothing: `cargo xtask mutants`.\n";
+
+/// What stands before a reason.
+const NONE: &str = "none: ";
 
 /// The tests of functions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,14 +44,21 @@ impl Tested {
         self.0.insert(name.to_owned(), test.to_owned());
     }
 
-    /// The functions that are served and have neither.
-    pub fn missing<'t>(&self, table: &'t Table) -> impl Iterator<Item = &'t str> {
+    /// The functions that are served and have no reason, and no test that is one of these.
+    pub fn missing<'t>(
+        &self,
+        table: &'t Table,
+        tests: &BTreeSet<&str>,
+    ) -> impl Iterator<Item = &'t str> {
         let served = table
             .functions
             .iter()
             .filter(|function| table.forwarded(function).is_some());
         let names = served.map(|function| function.name.as_str());
-        names.filter(|name| self.by(name).is_none())
+        names.filter(|name| {
+            self.by(name)
+                .is_none_or(|by| !by.starts_with(NONE) && !tests.contains(by))
+        })
     }
 
     /// The file's text, in the order of the table.
