@@ -50,6 +50,7 @@ pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
                 .args(["--quiet", "--"])
                 .args([folder.join("bin/python").as_path()])
                 .args(["-m", "pytest", "--quiet", "-p", "wormhole_outcomes"])
+                .args(["-p", "wormhole_initialised"])
                 .args(["-p", "no:cacheprovider", "--tb=no", "--no-summary"])
                 .args([
                     format!("--timeout={TIMEOUT}"),
