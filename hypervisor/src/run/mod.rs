@@ -188,7 +188,9 @@ const LEAST_WINDOW: u64 = 8 << 20;
 pub fn run(mut options: Options) -> Result<u8, RunError> {
     let program = find_program(&options.command[0])?;
     for path in &mut options.take {
-        *path = std::fs::canonicalize(&*path).map_err(|source| RunError::Io {
+        // Links stay: the guest looks for what it was named.
+        let named = std::fs::metadata(&*path).and_then(|_| std::path::absolute(&*path));
+        *path = named.map_err(|source| RunError::Io {
             what: format!("cannot take {} along", path.display()),
             source,
         })?;

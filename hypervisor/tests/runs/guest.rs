@@ -358,6 +358,20 @@ fn output_and_status_come_out_of_the_guest_apart() {
 }
 
 #[test]
+fn what_is_taken_along_is_where_it_was_named() {
+    let _alone = alone();
+    let place = tempfile::tempdir().expect("a folder");
+    let (folder, link) = (place.path().join("folder"), place.path().join("link"));
+    std::fs::create_dir(&folder).expect("a folder");
+    std::fs::write(folder.join("file"), "in a folder\n").expect("a file");
+    std::os::unix::fs::symlink(&folder, &link).expect("a link");
+    let named = link.join("file");
+    let script = format!("read -r line < {}; echo \"$line\"", named.display());
+    let run = in_guest("6.1", &[named], &script, &[]);
+    assert_eq!(run.stdout, "in a folder\n", "{}", run.stderr);
+}
+
+#[test]
 fn a_killed_process_of_a_guest_leaves_its_memory_to_the_other() {
     let _alone = alone();
     let neighbour = program("static", "neighbour");
