@@ -182,7 +182,8 @@ impl Events {
         // (`griddepcontrol.wait`), so other streams wait for its end.
         let programmatic = reached.programmatic.map(|seen| (reached.end, seen));
         let begun = reached.begun.map(|point| (point, point));
-        for (event, places) in [(events.programmatic, programmatic), (events.begun, begun)] {
+        // One that is both is complete when it is the one as well as the other: blocks begin before they trigger.
+        for (event, places) in [(events.begun, begun), (events.programmatic, programmatic)] {
             if let (Some(event), Some((point, seen))) = (event, places)
                 && let Some(entry) = slab.events.get_mut(&event.0)
             {
@@ -242,5 +243,52 @@ impl Events {
         };
         #[expect(clippy::cast_possible_truncation, reason = "the API's type")]
         Ok(milliseconds as f32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_says_where_its_events_are_reached() {
+        let (scheduler, events) = (Scheduler::new(), Events::default());
+        let [end, programmatic, begun] = [(); 3].map(|()| scheduler.milestone().point());
+        let [first, second, both] = [(); 3].map(|()| events.create(DISABLE_TIMING).expect("event"));
+        let reached = || {
+            Ok(Reached {
+                end,
+                programmatic: Some(programmatic),
+                begun: Some(begun),
+            })
+        };
+        for (programmatic, begun) in [(first, second), (both, both)] {
+            let named = LaunchEvents {
+                programmatic: Some(programmatic),
+                at_block_start: false,
+                begun: Some(begun),
+            };
+            events.launch(&named, reached).expect("a launch");
+        }
+        for (event, waited_for, shown) in [
+            (first, end, programmatic),
+            (second, begun, begun),
+            (both, end, programmatic),
+        ] {
+            let found = [events.last(event), events.seen(event)];
+            assert!(
+                matches!(found, [Ok(Last::Point(last)), Ok(Last::Point(seen))]
+                    if (last, seen) == (waited_for, shown)),
+                "{found:?}"
+            );
+        }
+        // What is not queued records nothing.
+        let alone = LaunchEvents {
+            begun: Some(first),
+            ..LaunchEvents::default()
+        };
+        let refused = events.launch(&alone, || Err(CuError::OUT_OF_MEMORY));
+        assert_eq!(refused, Err(CuError::OUT_OF_MEMORY));
+        assert!(matches!(events.last(first), Ok(Last::Point(point)) if point == end));
     }
 }

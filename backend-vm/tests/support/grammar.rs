@@ -93,7 +93,7 @@ pub fn grammar(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         memory(things),
         streams(things, guest),
         code(things, guest),
-        kernels(things),
+        kernels(things, guest),
         arrays(things, guest),
         pools(things, guest),
         peers(things),
@@ -293,7 +293,7 @@ fn code(things: &Things, guest: &mut Guest) -> Vec<Entry> {
     ]
 }
 
-fn kernels(things: &Things) -> Vec<Entry> {
+fn kernels(things: &Things, guest: &mut Guest) -> Vec<Entry> {
     let Things {
         stream,
         function,
@@ -305,6 +305,15 @@ fn kernels(things: &Things) -> Vec<Entry> {
         reserved: 0,
         value: [0; 64],
     }];
+    let recorded: Handle<Event> = guest.mint();
+    let mut value = [0; 64];
+    value[..8].copy_from_slice(&recorded.to_wire().to_le_bytes());
+    let reserved = 0;
+    let of_events = [7, 12].map(|id| LaunchAttribute {
+        id,
+        reserved,
+        value,
+    });
     vec![
         entry(&FunctionGetAttribute {
             function,
@@ -334,6 +343,21 @@ fn kernels(things: &Things) -> Vec<Entry> {
             attributes: Items::new(&attribute),
             parameters: &device.0.to_le_bytes(),
         }),
+        entry(&EventCreate {
+            new: recorded,
+            flags: 2,
+        }),
+        entry(&LaunchKernel {
+            function,
+            stream,
+            grid: [2, 1, 1],
+            block: [32, 1, 1],
+            shared: 0,
+            attributes: Items::new(&of_events),
+            parameters: &device.0.to_le_bytes(),
+        }),
+        entry(&EventQuery { event: recorded }),
+        entry(&EventDestroy { event: recorded }),
         entry(&ClusterOccupancy {
             function,
             question: ClusterQuestion::GreatestSize,
