@@ -15,6 +15,9 @@ use crate::description::{
 const MAX_CLUSTER: u32 = 8;
 const COOPERATIVE: u32 = 2;
 const CLUSTER_DIMENSION: u32 = 4;
+/// Launches say by other means which events they record.
+const PROGRAMMATIC_EVENT: u32 = 7;
+const LAUNCH_COMPLETION_EVENT: u32 = 12;
 const DEVICE_UPDATABLE_KERNEL_NODE: u32 = 13;
 /// Registers are given to warps in units of this many.
 const REGISTER_UNIT: u32 = 256;
@@ -118,7 +121,9 @@ fn attributes(attributes: &[LaunchAttribute]) -> Result<Asked> {
             CLUSTER_DIMENSION => {
                 asked.cluster = Some([0, 1, 2].map(|index| word(index).max(1)));
             }
-            DEVICE_UPDATABLE_KERNEL_NODE => return Err(CuError::NOT_SUPPORTED),
+            PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT | DEVICE_UPDATABLE_KERNEL_NODE => {
+                return Err(CuError::NOT_SUPPORTED);
+            }
             _ => {}
         }
     }
@@ -260,6 +265,14 @@ mod tests {
         );
         let cluster = try_launch([2, 1, 1], [1, 1, 1], 0, CLUSTER_DIMENSION, 2);
         assert_eq!(cluster, Err(CuError::NOT_SUPPORTED));
+        for missed in [
+            PROGRAMMATIC_EVENT,
+            LAUNCH_COMPLETION_EVENT,
+            DEVICE_UPDATABLE_KERNEL_NODE,
+        ] {
+            let missed = try_launch([1; 3], [1; 3], 0, missed, 1);
+            assert_eq!(missed, Err(CuError::NOT_SUPPORTED));
+        }
     }
 
     #[test]
