@@ -429,6 +429,7 @@ static void memory_of_graphs() {
     CUgraphNode allocation, fill, release;
     CUDA_MEM_ALLOC_NODE_PARAMS wanted, told;
     CUgraph graph = allocating(wanted, allocation, fill);
+    CUgraphExec never;
     WORKS(cuGraphMemAllocNodeGetParams, allocation, &told);
     HOLDS(told.dptr == wanted.dptr && told.bytesize == 4096);
     CUgraphExec made = executable(graph);
@@ -443,6 +444,16 @@ static void memory_of_graphs() {
     CUgraph clone;
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone, &clone, graph);
     WORKS(cuGraphExecDestroy, made);
+    // Memory of a graph that was made executable is freed by other graphs, or by none.
+    RETURNS(1, cuGraphAddMemFreeNode, &release, graph, &fill, 1, wanted.dptr);
+    made = executable(graph);
+    RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiate, &never, graph, 0);
+    CUgraph other;
+    WORKS(cuGraphCreate, &other, 0);
+    WORKS(cuGraphAddMemFreeNode, &release, other, nullptr, 0, wanted.dptr);
+    RETURNS(1, cuGraphAddMemFreeNode, &release, other, nullptr, 0, wanted.dptr);
+    WORKS(cuGraphExecDestroy, made);
+    WORKS(cuGraphDestroy, other);
     WORKS(cuGraphDestroy, graph);
 
     // Memory that the graph frees is nobody's after it has run.
@@ -456,7 +467,8 @@ static void memory_of_graphs() {
     RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphDestroyNode, fill);
     made = executable(graph);
     CUgraphExec second;
-    RETURNS(1, cuGraphInstantiate, &second, graph, 0);
+    RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiate, &second, graph, 0);
+    RETURNS(CUDA_ERROR_NOT_SUPPORTED, cuGraphDestroyNode, release);
     run(made);
     run(made);
     WORKS(cuGraphExecDestroy, made);

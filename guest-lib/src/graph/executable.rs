@@ -188,7 +188,7 @@ pub fn instantiate(
     let memory = |work: &Work| matches!(work, Work::Alloc(_) | Work::Free(_));
     let holder = |executable: &Executable| executable.graph == graph;
     if model.has(graph, &memory)? && model.executables.values().any(holder) {
-        return Err(CuError::INVALID_VALUE.into());
+        return Err(CuError::NOT_SUPPORTED.into());
     }
     model.check_can_be_executable(graph)?;
     if !model.all_conditions_used(graph)? {
@@ -254,6 +254,7 @@ pub fn instantiate(
             .store(executable.is_special(), Ordering::Release);
     }
     model.executables.insert(handle, executable);
+    model.graph_mut(graph)?.instantiated = true;
     Ok(handle)
 }
 

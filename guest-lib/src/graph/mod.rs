@@ -66,6 +66,8 @@ pub struct Graph {
     pub conditions: Vec<Condition>,
     /// How many graphs came before it.
     pub number: u64,
+    /// Whether it was ever made executable.
+    pub instantiated: bool,
 }
 
 /// All graphs of the process.
@@ -201,13 +203,14 @@ impl Model {
 
     pub fn add(&mut self, graph: GraphHandle, before: &[Edge], work: Work) -> Result<NodeHandle> {
         self.check_dependencies(graph, before)?;
-        if let Work::Free(address) = work
-            && self.has(
-                graph,
-                &|work| matches!(work, Work::Free(other) if *other == address),
-            )?
-        {
-            return Err(CuError::INVALID_VALUE);
+        if let Work::Free(address) = work {
+            let freed = |work: &Work| matches!(work, Work::Free(other) if *other == address);
+            // A graph that was made executable as it allocates is not made one that frees.
+            let own = |work: &Work| matches!(work, Work::Alloc(own) if own.address == address);
+            let settled = self.graph(graph)?.instantiated && self.has(graph, &own)?;
+            if settled || self.has(graph, &freed)? {
+                return Err(CuError::INVALID_VALUE);
+            }
         }
         if let Work::Child(child) = work {
             if self.graph(child)?.parent.is_some() || self.lies_in(graph, child)? {
