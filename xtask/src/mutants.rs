@@ -219,7 +219,10 @@ fn recorded(
                     };
                     match record(test, names, lane, root, &calls) {
                         Ok(Some(record)) => locked(records).push(record),
-                        Ok(None) => eprintln!("xtask: {} fails as it is", test.label),
+                        Ok(None) => {
+                            let said = fs::read_to_string(said_to(&calls)).unwrap_or_default();
+                            eprintln!("xtask: {} fails as it is: {said}", test.label);
+                        }
                         Err(failed) => *locked(failure) = Some(failed),
                     }
                 }
@@ -245,7 +248,9 @@ fn record(
     fs::write(calls, vec![0; names.len()]).map_err(unusable)?;
     let start = Instant::now();
     let environment = ("WORMHOLE_CALLED", calls.as_os_str().to_owned());
-    let passed = passes(test, lane, root, environment, Duration::from_secs(200))?;
+    let said = fs::File::create(said_to(calls)).map_err(unusable)?;
+    let limit = Duration::from_secs(200);
+    let passed = passes(test, lane, root, environment, limit, said.into())?;
     let bytes = fs::read(calls).map_err(unusable)?;
     let called = names.iter().zip(bytes).filter(|(_, byte)| *byte == 1);
     let record = Record {
@@ -254,6 +259,11 @@ fn record(
         calls: called.map(|(name, _)| name.clone()).collect(),
     };
     Ok(passed.then_some(record))
+}
+
+/// What a test that is recorded says, beside the file of its calls.
+fn said_to(calls: &Path) -> PathBuf {
+    calls.with_extension("said")
 }
 
 /// The first test that fails when a function does nothing, and passes when it does what it does. The one that is known
@@ -280,20 +290,21 @@ fn catcher<'a>(
             let limit = LEAST.max(record.took * SLOWER);
             let outcome = |mutant: &str| {
                 let environment = ("WORMHOLE_MUTANT", mutant.into());
-                passes(&record.test, lane, root, environment, limit).ok()
+                passes(&record.test, lane, root, environment, limit, Stdio::null()).ok()
             };
             outcome(name) == Some(false) && outcome("") == Some(true)
         })
         .map(|record| &record.test)
 }
 
-/// Runs one test; one that takes longer than `limit` has failed.
+/// Runs one test, whose output goes there; one that takes longer than `limit` has failed.
 fn passes(
     test: &Test,
     lane: &Stage,
     root: &Path,
     environment: (&str, std::ffi::OsString),
     limit: Duration,
+    output: Stdio,
 ) -> Result<bool, Failure> {
     let seconds = limit.as_secs().to_string();
     let status = Command::new("timeout")
@@ -305,7 +316,7 @@ fn passes(
         .env("WORMHOLE_IMAGES", root.join("target/images"))
         .env(environment.0, environment.1)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(output)
         .stderr(Stdio::null())
         .status();
     let status =
