@@ -190,6 +190,25 @@ static void words(const std::string &version) {
         GIVES(CUDA_SUCCESS, "cuStreamBatchMemOp" + version, stream, 2u, both, 0u);
         opens(true);
     }
+    GIVES(CUDA_ERROR_INVALID_VALUE, "cuStreamBatchMemOp" + version, stream, 300u, both, 0u);
+    if (!narrow) {
+        // Nothing else is looked at, but that no capture can take it.
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, "cuStreamBatchMemOp" + version, stream, 1u, nullptr, 9u);
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, "cuStreamWriteValue32" + version, stream, CUdeviceptr{2}, cuuint32_t{5}, 99u);
+        for (const bool several : {false, true}) {
+            CUgraph graph = nullptr;
+            WORKS(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+            for (int times = 0; times < 2; ++times) {
+                if (several) {
+                    GIVES(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "cuStreamBatchMemOp" + version, stream, 1u, both, 0u);
+                } else {
+                    GIVES(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "cuStreamWriteValue32" + version, stream, mark,
+                          cuuint32_t{5}, 0u);
+                }
+            }
+            RETURNS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture, stream, &graph);
+        }
+    }
     for (const char *name : {"cuStreamWaitValue32", "cuStreamWriteValue32"}) {
         if (narrow) GIVES(CUDA_ERROR_INVALID_VALUE, name + version, stream, gate + 2, cuuint32_t{5}, 0u);
     }

@@ -19,6 +19,11 @@ pub(super) struct Place {
 impl Place {
     /// The last bus that there can be.
     const LAST_BUS: u32 = 0xff;
+
+    /// Whether there can be no such place: earlier drivers have the bus too large, later ones the domain.
+    const fn is_none(self) -> bool {
+        self.bus > Self::LAST_BUS || self.domain == u32::MAX
+    }
 }
 
 impl From<&nvmlPciInfo_t> for Place {
@@ -50,7 +55,7 @@ pub(super) fn known(link: Result<Option<Remote>, u32>, own: &[Option<Place>]) ->
         _ if remote.kind == Some(SWITCH) => Link::Switch,
         // Where the host is a virtual machine itself and has the GPUs without their switches, NVML gives a place that is
         // none. NCCL takes that for a switch too (ncclTopoGetXmlFromGpu in its src/graph/xml.cc).
-        Some(place) if place.bus > Place::LAST_BUS => Link::Switch,
+        Some(place) if place.is_none() => Link::Switch,
         Some(place) => own
             .iter()
             .position(|own| *own == Some(place))
@@ -83,6 +88,11 @@ mod tests {
         let own = [None, Some(OWN)];
         let switch = Place { bus: 5, ..OWN };
         let nowhere = Place {
+            domain: u32::MAX,
+            bus: 0xff,
+            device: 0xff,
+        };
+        let earlier = Place {
             domain: 0x0fff_ffff,
             bus: 0xffff,
             device: 0xff,
@@ -91,6 +101,7 @@ mod tests {
             (to(SWITCH, switch), Link::Switch),
             (to(SWITCH, OWN), Link::Switch),
             (to(0xff, nowhere), Link::Switch),
+            (to(0xff, earlier), Link::Switch),
             (to(0, OWN), Link::Device(1)),
             (to(0, FOREIGN), Link::Inactive),
             (to(0, Place { domain: 1, ..OWN }), Link::Inactive),

@@ -571,10 +571,13 @@ fn links_lead_to_switches_and_to_devices_of_the_tenant() {
         "nvmlDeviceGetNvLinkRemotePciInfo",
         "nvmlDeviceGetNvLinkRemotePciInfo_v2",
     ];
-    // A switch has a place that is none; NCCL knows it by the name of sixteen bytes that it has in the earlier structure.
+    // A switch has a place that is none.
     let switch = remote(later, 0).unwrap();
-    assert_eq!(&switch[..16], b"FFFFFFF:FFFF:FF\0");
-    assert_eq!(&switch[36..55], b"0FFFFFFF:FFFF:FF.0\0");
+    assert_eq!(&switch[..16], b"FFFFFFF:FF:FF.0\0");
+    assert_eq!(&switch[36..53], b"FFFFFFFF:FF:FF.0\0");
+    assert_eq!(&switch[16..20], [0xff; 4]);
+    assert_eq!(&switch[20..28], [0xff, 0, 0, 0, 0xff, 0, 0, 0]);
+    assert_eq!(&switch[28..32], [0xff; 4]);
     let other = remote(later, 1).unwrap();
     assert_eq!(&other[..13], b"0001:12:02.0\0");
     assert_eq!(&other[36..53], b"00000001:12:02.0\0");
@@ -635,13 +638,13 @@ fn devices_are_joined_as_the_host_says_if_they_reach_each_other() {
         let arguments = [device, other, index, address(&mut status)];
         (call("nvmlDeviceGetP2PStatus", arguments), status)
     };
-    // Reads, writes, NVLink, atomic operations, PCI.
-    let all = |device, other| [0, 1, 2, 3, 4].map(|index| status(device, other, index));
+    // Reads, writes, NVLink, atomic operations, PCI, any.
+    let all = |device, other| [0, 1, 2, 3, 4, 5].map(|index| status(device, other, index));
     let (yes, no) = ((OK, 0), (OK, 5));
-    assert_eq!(all(first, second), [yes, yes, yes, (OK, 4), no]);
-    assert_eq!(all(second, first), [no; 5]);
-    assert_eq!(all(first, first), [no; 5]);
-    assert_eq!(status(first, second, 5), (INVALID, 9));
+    assert_eq!(all(first, second), [yes, yes, yes, (OK, 4), no, yes]);
+    assert_eq!(all(second, first), [no; 6]);
+    assert_eq!(all(first, first), [yes, yes, yes, yes, no, yes]);
+    assert_eq!(status(first, second, 6), (INVALID, 9));
     assert_eq!(status(first, 1, 0), (INVALID, 9));
 }
 

@@ -1,6 +1,7 @@
 //! Memory operations of streams, and their attributes.
 
 use super::{body, put};
+use crate::capture;
 use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::stream::target;
@@ -35,8 +36,10 @@ fn operate(
 
 /// Functions of the first version are for devices that allow it, which no driver does unless its module is told to.
 fn permit(default: DefaultStream, stream: CUstream, permission: i32) -> Result {
-    let (scope, _) = target(default, stream)?;
+    let (scope, target) = target(default, stream)?;
     if scope.session.device().value(permission) == 0 {
+        // Also where the capture is invalid already.
+        capture::check_work(target).map_err(|_| CuError::STREAM_CAPTURE_UNSUPPORTED)?;
         return Err(CuError::NOT_SUPPORTED);
     }
     Ok(())
@@ -101,6 +104,11 @@ pub unsafe fn cuStreamBatchMemOp(
     flags: u32,
 ) -> CUresult {
     body! {
+        target(default, stream)?;
+        // The driver sees this before it looks at the device.
+        if count as usize > MOST {
+            return Err(CuError::INVALID_VALUE);
+        }
         permit(default, stream, attribute::CAN_USE_STREAM_MEM_OPS_V1)?;
         // SAFETY: passed on to the caller.
         unsafe { operate_all(default, stream, count, paramArray, flags) }

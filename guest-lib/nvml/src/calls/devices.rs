@@ -119,7 +119,7 @@ pub unsafe fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, place: *mut u32) ->
 }
 
 /// What is told of whatever is at a place.
-pub(super) fn at(place: Place) -> nvmlPciInfo_t {
+fn at(place: Place) -> nvmlPciInfo_t {
     let Place {
         domain,
         bus,

@@ -3,19 +3,25 @@
 use nvml_wrapper_sys::bindings::*;
 use wormhole_ring::control::facts::Link;
 
-use super::devices::{at, pci, second};
-use super::put;
+use super::devices::{pci, second};
+use super::{characters, put};
 use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
-use crate::view::{Place, View};
+use crate::view::View;
 
-/// Where a switch is of which nothing is told: what NVML gives in virtual machines that have GPUs without their switches,
-/// and NCCL knows (`ncclTopoGetXmlFromGpu` in its src/graph/xml.cc).
-const NOWHERE: Place = Place {
-    domain: 0x0fff_ffff,
-    bus: 0xffff,
-    device: 0xff,
-};
+/// Where a switch is of which nothing is told: what NVML gives in virtual machines that have GPUs without their switches.
+/// NCCL finds no such place and takes it for a switch (`ncclTopoGetXmlFromGpu` in its src/graph/xml.cc).
+fn nowhere() -> nvmlPciInfo_t {
+    nvmlPciInfo_t {
+        busIdLegacy: characters("FFFFFFF:FF:FF.0"),
+        domain: u32::MAX,
+        bus: 0xff,
+        device: 0xff,
+        pciDeviceId: u32::MAX,
+        pciSubSystemId: 0,
+        busId: characters("FFFFFFFF:FF:FF.0"),
+    }
+}
 
 pub(super) fn is_active(view: &View, number: u32) -> bool {
     matches!(view.link(number), Some(Link::Switch | Link::Device(_)))
@@ -61,7 +67,7 @@ pub unsafe fn nvmlDeviceGetNvLinkRemoteDeviceType(
 
 fn remote(device: nvmlDevice_t, number: u32) -> Result<nvmlPciInfo_t> {
     match link(device, number)? {
-        Link::Switch => Ok(at(NOWHERE)),
+        Link::Switch => Ok(nowhere()),
         Link::Device(other) => pci(library().handle(other)?),
         Link::Inactive | Link::Failed(_) => Err(NvmlError::NOT_SUPPORTED),
     }

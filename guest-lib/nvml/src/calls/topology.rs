@@ -1,8 +1,10 @@
 //! How devices are connected.
 
 use nvml_wrapper_sys::bindings::{
-    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_READ as READ,
-    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_WRITE as WRITE, *,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_ATOMICS as ATOMICS,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_NVLINK as NVLINK,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_PCI as PCI,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_UNKNOWN as UNKNOWN, *,
 };
 
 use super::{put, version};
@@ -48,7 +50,7 @@ pub unsafe fn nvmlDeviceGetTopologyNearestGpus(
 }
 
 /// Devices of a tenant reach each other as `cuDeviceCanAccessPeer` says: what connects those that do, and which atomic
-/// operations pass, is what the host's NVML says. Of PCI nothing is told.
+/// operations pass, is what the host's NVML says. Of PCI nothing is told. A device reaches itself in every other way.
 pub unsafe fn nvmlDeviceGetP2PStatus(
     device: nvmlDevice_t,
     other: nvmlDevice_t,
@@ -56,14 +58,15 @@ pub unsafe fn nvmlDeviceGetP2PStatus(
     place: *mut nvmlGpuP2PStatus_t,
 ) -> Result {
     let (device, other) = both(device, other)?;
-    if index >= nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_UNKNOWN {
+    if index > UNKNOWN {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
     let view = library().view(device, Age::Any)?;
     let said = match index {
-        _ if !view.reaches(other) => None,
-        READ | WRITE => Some(nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK),
-        index => view.p2p(index, other),
+        _ if other != device && !view.reaches(other) => None,
+        PCI => None,
+        NVLINK | ATOMICS if other != device => view.p2p(index, other),
+        _ => Some(nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK),
     };
     let status = said.unwrap_or(nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED);
     // SAFETY: passed on to the caller.
