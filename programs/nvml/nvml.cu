@@ -60,12 +60,29 @@ static void await(void *device, pid_t pid, long long bytes, const char *what)
     }
 }
 
-// Waits until so much is used, or no more than that. What is asked may be some milliseconds old.
-static void await_use(void *device, unsigned long long bytes, bool more, const char *what)
+// Waits until so much is used. What is asked may be some milliseconds old.
+static void await_use(void *device, unsigned long long bytes, const char *what)
 {
-    for (int tries = 0; more ? used(device) < bytes : used(device) > bytes; tries++) {
-        expect(tries < 400, what);
+    for (int tries = 0; used(device) < bytes; tries++) {
+        expect(tries < 4000, what);
         usleep(5000);
+    }
+}
+
+// Frees memory, which is no longer used then. Where others of the machine begin to use as much meanwhile, as they may
+// natively, it is tried again.
+static void frees(void *device, void *memory, unsigned long long bytes)
+{
+    for (int tries = 0;; tries++) {
+        unsigned long long with = used(device);
+        CHECK(cudaFree(memory));
+        for (int waits = 0; waits < 400; waits++) {
+            if (used(device) + bytes <= with)
+                return;
+            usleep(5000);
+        }
+        expect(tries < 10, "what was freed is not used");
+        CHECK(cudaMalloc(&memory, bytes));
     }
 }
 
@@ -123,13 +140,12 @@ static void each_device(int devices)
         CHECK(cudaMemGetInfo(&before, &total));
         unsigned long long of_first = used(first), own = used(device);
         CHECK(cudaMalloc(&memory, bytes));
-        await_use(device, own + bytes, true, "what is allocated on a further device is used there");
+        await_use(device, own + bytes, "what is allocated on a further device is used there");
         expect(used(first) < of_first + bytes, "it is not used on the first one");
         await(device, getpid(), (long long)bytes, "the process holds it there");
         CHECK(cudaMemGetInfo(&after, &total));
         expect(after + bytes <= before, "it is not free there");
-        CHECK(cudaFree(memory));
-        await_use(device, own + bytes - 1, false, "what was freed there is not used");
+        frees(device, memory, bytes);
     }
     CHECK(cudaSetDevice(0));
 }
@@ -184,13 +200,12 @@ int main(int argc, char **argv)
     char byte;
     expect(read(output[0], &byte, 1) == 1, "the second process has memory");
     await(device, child, 8 << 20, "the second process is in the list with what it holds");
-    await_use(device, with + (8 << 20), true, "what both hold is used");
+    await_use(device, with + (8 << 20), "what both hold is used");
     close(input[1]);
     int status;
     expect(waitpid(child, &status, 0) == child && status == 0, "the second process ends well");
     await(device, child, -1, "the second process leaves the list");
-    CHECK(cudaFree(memory));
-    await_use(device, with - (64 << 20), false, "what was freed is not used");
+    frees(device, memory, 64 << 20);
     links(device);
     int devices = 0;
     CHECK(cudaGetDeviceCount(&devices));

@@ -3,7 +3,7 @@
 //! The devices are described by a worker that had not met a guest yet; the host's NVML adds what it has to say. Of use
 //! and processes a tenant is told its own alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,37 @@ pub(super) struct Observer {
 #[derive(Debug, Default)]
 pub(super) struct Observers {
     waiting: BTreeSet<Id>,
-    /// What the host's NVML said last, and when, by device.
-    samples: Option<(Instant, Vec<Sample>)>,
+    heard: Option<Heard>,
+}
+
+/// What the host's NVML said last.
+#[derive(Clone, Debug)]
+struct Heard {
+    at: Instant,
+    /// By device.
+    samples: Vec<Sample>,
+    /// What the workers had counted by then, by their process and the device.
+    counted: BTreeMap<(i32, usize), u64>,
+}
+
+impl Observers {
+    /// The host's NVML is asked anew: there is a process that it may not have heard of.
+    pub(super) fn ask_anew(&mut self) {
+        self.heard = None;
+    }
+}
+
+impl Heard {
+    /// What a process holds on a device by now, if the host's NVML knows it: as much as was said, and what its worker has
+    /// counted since. The worker's count alone would be less, for it has no part in what the driver keeps for itself.
+    fn bytes(&self, process: i32, device: usize, counts: u64) -> Option<u64> {
+        let said = *self.samples.get(device)?.processes.get(&process)?;
+        let then = self.counted.get(&(process, device)).copied();
+        Some(
+            said.saturating_add(counts)
+                .saturating_sub(then.unwrap_or(0)),
+        )
+    }
 }
 
 /// The descriptions of a worker's devices, which an empty line sets apart.
@@ -64,9 +93,21 @@ impl Supervisor {
 
     /// The host's NVML has answered.
     pub(super) fn device_sampled(&mut self) {
-        if let Some(samples) = self.sampler.as_mut().and_then(Sampler::finished) {
-            self.observers.samples = Some((Instant::now(), samples));
+        let Some(samples) = self.sampler.as_mut().and_then(Sampler::finished) else {
+            return;
+        };
+        let mut counted = BTreeMap::new();
+        for session in self.sessions.values().filter(|one| one.worker.is_some()) {
+            for device in 0..samples.len() {
+                let bytes = session.counters.device_memory(device);
+                counted.insert((session.worker_pid, device), bytes);
+            }
         }
+        self.observers.heard = Some(Heard {
+            at: Instant::now(),
+            samples,
+            counted,
+        });
     }
 
     /// Tells those who wait what has become known.
@@ -84,18 +125,17 @@ impl Supervisor {
             }
             return;
         }
-        let samples = &mut self.observers.samples;
-        samples.take_if(|(at, _)| at.elapsed() >= FRESH);
+        let heard = &mut self.observers.heard;
+        heard.take_if(|heard| heard.at.elapsed() >= FRESH);
         if let Some(sampler) = &mut self.sampler
-            && self.observers.samples.is_none()
+            && self.observers.heard.is_none()
             && sampler.order(&self.devices)
         {
             return;
         }
-        let samples = self.observers.samples.clone();
-        let samples = samples.map_or_else(Vec::new, |(_, samples)| samples);
+        let heard = self.observers.heard.clone();
         for id in std::mem::take(&mut self.observers.waiting) {
-            if let Err(error) = self.tell_observer(ops, id, &samples) {
+            if let Err(error) = self.tell_observer(ops, id, heard.as_ref()) {
                 let why = format!("the guest does not take its answer: {error}");
                 self.end_guest(ops, id, &why, None);
             }
@@ -113,7 +153,7 @@ impl Supervisor {
         &mut self,
         ops: &mut EventOps<'_>,
         id: Id,
-        samples: &[Sample],
+        heard: Option<&Heard>,
     ) -> Result<(), ChannelError> {
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
@@ -126,7 +166,7 @@ impl Supervisor {
         else {
             return Ok(());
         };
-        let text = self.facts(tenant, device as usize, samples);
+        let text = self.facts(tenant, device as usize, heard);
         let devices = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
@@ -150,13 +190,12 @@ impl Supervisor {
     }
 
     /// What a tenant may know of a device; nothing of one that does not exist.
-    fn facts(&self, tenant: Id, device: usize, samples: &[Sample]) -> String {
+    fn facts(&self, tenant: Id, device: usize, heard: Option<&Heard>) -> String {
         let Some(description) = self.devices.get(device) else {
             return String::new();
         };
         let mut text = format!("{}\n", description.trim_end());
-        let sample = samples.get(device);
-        if let Some(sample) = sample {
+        if let Some(sample) = heard.and_then(|heard| heard.samples.get(device)) {
             text.push_str(&sample.facts);
         }
         let mut used: u64 = 0;
@@ -169,9 +208,10 @@ impl Supervisor {
             if session.worker.is_none() {
                 continue;
             }
-            let bytes = sample
-                .and_then(|sample| sample.processes.get(&session.worker_pid).copied())
-                .unwrap_or_else(|| session.counters.device_memory(device));
+            let counts = session.counters.device_memory(device);
+            let bytes = heard
+                .and_then(|heard| heard.bytes(session.worker_pid, device, counts))
+                .unwrap_or(counts);
             used = used.saturating_add(bytes);
             if let Some(pid) = session.process {
                 let _ = writeln!(text, "{}={pid} {bytes}", facts::PROCESS);
@@ -216,6 +256,28 @@ mod tests {
         let text = "ä".repeat(PART);
         let (part, rest) = split(&text);
         assert_eq!((part.len(), rest.len()), (PART, PART));
+    }
+
+    #[test]
+    fn what_a_process_holds_is_what_was_said_of_it_and_what_it_has_counted_since() {
+        let sample = Sample {
+            processes: BTreeMap::from([(7, 600), (8, 500)]),
+            ..Sample::default()
+        };
+        let heard = Heard {
+            at: Instant::now(),
+            samples: vec![Sample::default(), sample],
+            counted: BTreeMap::from([((7, 1), 100)]),
+        };
+        let bytes = |process, counts| heard.bytes(process, 1, counts);
+        assert_eq!(bytes(7, 100), Some(600));
+        assert_eq!(bytes(7, 164), Some(664));
+        assert_eq!(bytes(7, 0), Some(500));
+        // It had no session yet when the host's NVML was asked.
+        assert_eq!(bytes(8, 64), Some(564));
+        assert_eq!(bytes(8, u64::MAX), Some(u64::MAX));
+        assert_eq!(bytes(9, 64), None);
+        assert_eq!((heard.bytes(7, 0, 64), heard.bytes(7, 2, 64)), (None, None));
     }
 
     #[test]

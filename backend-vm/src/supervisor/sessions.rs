@@ -230,6 +230,7 @@ impl Supervisor {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.worker = Some(worker);
             session.worker_pid = pid;
+            self.observers.ask_anew();
         }
     }
 
