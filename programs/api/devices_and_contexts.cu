@@ -94,31 +94,40 @@ static void stacks() {
     WORKS(cuCtxGetId, made[1], &ids[1]);
     HOLDS(ids[0] && ids[1] && ids[0] != ids[1]);
 
-    // The first two versions do the same with the stack.
-    GIVES(CUDA_SUCCESS, "cuCtxPopCurrent", &popped);
+    WORKS(cuCtxPopCurrent, &popped);
     HOLDS(popped == made[2] && current() == made[1]);
-    GIVES(CUDA_SUCCESS, "cuCtxPushCurrent", made[0]);
+    WORKS(cuCtxPushCurrent, made[0]);
     HOLDS(current() == made[0]);
     WORKS(cuCtxPopCurrent, &popped);
     HOLDS(popped == made[0] && current() == made[1]);
-    GIVES(CUDA_SUCCESS, "cuCtxDestroy", made[2]);
+    WORKS(cuCtxDestroy, made[2]);
     // One that is destroyed while it is current is taken from the stack.
-    GIVES(CUDA_SUCCESS, "cuCtxDestroy", made[1]);
+    WORKS(cuCtxDestroy, made[1]);
     HOLDS(current() == made[0]);
-    GIVES(CUDA_SUCCESS, "cuCtxDestroy_v2", made[0]);
+    WORKS(cuCtxDestroy, made[0]);
     HOLDS(current() == nullptr);
-    GIVES(CUDA_ERROR_INVALID_CONTEXT, "cuCtxDestroy", nullptr);
 }
 
-// A context as CUDA 3.1 made it. It is alone: natively there was no memory for a second one beside it.
+// Contexts as CUDA 3.1 made them, by the functions of their time. Natively there are none beside contexts of later
+// versions, whose functions do not work in them.
 static void oldest() {
-    CUcontext made = nullptr;
-    HOLDS(current() == nullptr);
-    GIVES(CUDA_SUCCESS, "cuCtxCreate", &made, 0u, 0);
-    HOLDS(made && current() == made);
-    GIVES(CUDA_ERROR_INVALID_DEVICE, "cuCtxCreate", &made, 0u, 99);
-    GIVES(CUDA_SUCCESS, "cuCtxDestroy", made);
-    HOLDS(current() == nullptr);
+    CUcontext made[2] = {}, none = nullptr, popped = nullptr;
+    GIVES(CUDA_ERROR_INVALID_CONTEXT, "cuCtxPopCurrent", &popped);
+    GIVES(CUDA_ERROR_INVALID_VALUE, "cuCtxPushCurrent", nullptr);
+    for (const char *name : {"cuCtxDestroy", "cuCtxDestroy_v2"}) GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr);
+    GIVES(CUDA_ERROR_INVALID_DEVICE, "cuCtxCreate", &none, 0u, 99);
+    for (CUcontext &context : made) GIVES(CUDA_SUCCESS, "cuCtxCreate", &context, 0u, 0);
+    HOLDS(made[0] && made[1] && made[0] != made[1]);
+    GIVES(CUDA_SUCCESS, "cuCtxPopCurrent", &popped);
+    HOLDS(popped == made[1]);
+    GIVES(CUDA_SUCCESS, "cuCtxPopCurrent", &popped);
+    HOLDS(popped == made[0]);
+    GIVES(CUDA_ERROR_INVALID_CONTEXT, "cuCtxPopCurrent", &popped);
+    for (CUcontext context : made) {
+        GIVES(CUDA_SUCCESS, "cuCtxPushCurrent", context);
+        GIVES(CUDA_SUCCESS, "cuCtxDestroy", context);
+        GIVES(CUDA_ERROR_INVALID_CONTEXT, "cuCtxPopCurrent", &popped);
+    }
 }
 
 static void settings() {
@@ -179,8 +188,8 @@ static void logs() {
     std::fclose(written);
     std::remove(path);
     WORKS(cuLogsDumpToMemory, &place, text, &size, 0);
-    HOLDS(size == 0 && text[0] == 0);
-    RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsCurrent, &place, 1);
+    HOLDS(size == 0);
+    WORKS(cuLogsCurrent, &place, 1);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsDumpToMemory, &place, nullptr, &size, 0);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuLogsDumpToFile, &place, "/nowhere/at/all", 0);
 
@@ -196,6 +205,7 @@ static void logs() {
 
 int main() {
     WORKS(cuInit, 0);
+    oldest();
     devices();
     primary_contexts();
     stacks();
@@ -208,7 +218,6 @@ int main() {
     settings();
     WORKS(cuCtxSetCurrent, nullptr);
     WORKS(cuDevicePrimaryCtxRelease, 0);
-    oldest();
     std::printf("PASS devices_and_contexts\n");
     return 0;
 }

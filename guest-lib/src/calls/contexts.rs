@@ -130,6 +130,9 @@ pub unsafe fn cuCtxCreate_v4(
 pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
     body! {
         let session = session()?;
+        if ctx.is_null() {
+            return Err(CuError::INVALID_VALUE);
+        }
         let found = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
         let scope = context::scope_in(session, found.0, found.1);
         if green::of(scope.context).is_some() {

@@ -28,12 +28,10 @@ pub unsafe fn cuLogsUnregisterCallback(callback: CUlogsCallbackHandle) -> CUresu
     body! { logs::unregister(callback.addr()) }
 }
 
-pub unsafe fn cuLogsCurrent(iterator_out: *mut CUlogIterator, flags: u32) -> CUresult {
+/// The driver takes any flags here.
+pub unsafe fn cuLogsCurrent(iterator_out: *mut CUlogIterator, _flags: u32) -> CUresult {
     body! {
         logs::keep();
-        if flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
         // SAFETY: as the caller promises.
         unsafe { put(iterator_out, logs::current()) }
     }
