@@ -9,6 +9,7 @@
 
 static const char PTX[] =
     ".version 8.0\n.target sm_70\n.address_size 64\n"
+    ".visible .global .u32 word;\n"
     ".visible .entry one(.param .u64 out)\n{ .reg .b64 %o; ld.param.u64 %o,[out]; st.global.u32 [%o],77; ret; }\n";
 
 static void narrow(CUdevice device) {
@@ -42,7 +43,7 @@ static void narrow(CUdevice device) {
     first = second = seven;
     CUmodule module;
     WORKS(cuModuleLoadData, &module, PTX);
-    HOLDS(call("cuModuleGetGlobal", &first, &second, module, "x") == wide && first == 0 && second == 0);
+    HOLDS(call("cuModuleGetGlobal", &first, &second, module, "word") == wide && first == 0 && second == 0);
     WORKS(cuModuleUnload, module);
     for (const char *name : {"cuArrayGetDescriptor", "cuArray3DGetDescriptor"}) {
         HOLDS(call(name, bytes, nullptr) == CUDA_ERROR_INVALID_HANDLE);
@@ -51,11 +52,19 @@ static void narrow(CUdevice device) {
     for (const char *name :
          {"cuArray3DCreate", "cuArrayCreate", "cuMemFree", "cuMemcpy2DAsync", "cuMemcpy2DUnaligned", "cuMemcpy3D",
           "cuMemcpy3DAsync", "cuMemcpyAtoA", "cuMemcpyAtoD", "cuMemcpyAtoH", "cuMemcpyAtoHAsync", "cuMemcpyDtoA",
-          "cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyDtoH", "cuMemcpyDtoHAsync", "cuMemcpyHtoA",
-          "cuMemcpyHtoAAsync", "cuMemcpyHtoDAsync", "cuMemsetD16", "cuMemsetD2D16", "cuMemsetD2D8", "cuMemsetD32",
-          "cuMemsetD8"}) {
+          "cuMemcpyHtoA", "cuMemcpyHtoAAsync", "cuMemsetD2D16", "cuMemsetD2D8"}) {
         GIVES(wide, name, nullptr, nullptr, nullptr, nullptr, nullptr);
     }
+    CUstream stream;
+    WORKS(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    GIVES(wide, "cuMemcpyDtoD", 4096u, 8192u, 16u);
+    GIVES(wide, "cuMemcpyDtoDAsync", 4096u, 8192u, 16u, stream);
+    GIVES(wide, "cuMemcpyDtoH", (void *)bytes, 4096u, 16u);
+    GIVES(wide, "cuMemcpyDtoHAsync", (void *)bytes, 4096u, 16u, stream);
+    GIVES(wide, "cuMemcpyHtoDAsync", 4096u, (void *)bytes, 16u, stream);
+    for (const char *name : {"cuMemsetD8", "cuMemsetD16", "cuMemsetD32"}) GIVES(wide, name, 4096u, 1u, 16u);
+    WORKS(cuStreamDestroy, stream);
+    // It goes with its context.
     void *reference = nullptr;
     GIVES(CUDA_SUCCESS, "cuTexRefCreate", &reference);
     first = seven;
@@ -64,7 +73,6 @@ static void narrow(CUdevice device) {
     HOLDS(call("cuTexRefGetAddress", &first, reference) == wide && first == 0);
     const unsigned narrow_descriptor[] = {4, 4, CU_AD_FORMAT_FLOAT, 1};
     HOLDS(call("cuTexRefSetAddress2D", reference, narrow_descriptor, 4096u, 512u) == wide);
-    GIVES(CUDA_SUCCESS, "cuTexRefDestroy", reference);
     first = seven;
     HOLDS(call("cuTexRefSetAddress", &first, nullptr, 4096u, 16u) == CUDA_ERROR_INVALID_HANDLE && first == 0);
     first = seven;
@@ -160,9 +168,9 @@ static void others(CUdevice device) {
     WORKS(cuDeviceUnregisterAsyncNotification, device, first);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuDeviceUnregisterAsyncNotification, device, nullptr);
     RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceUnregisterAsyncNotification, 99, last);
-    WORKS(cuDeviceUnregisterAsyncNotification, device, last);
+    // The last one ends with its context.
 
-    char list[64];
+    static char list[4096];
     RETURNS(CUDA_ERROR_INVALID_HANDLE, cuDeviceGetNvSciSyncAttributes, nullptr, device, 1);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuDeviceGetNvSciSyncAttributes, list, device, 4);
     RETURNS(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetNvSciSyncAttributes, list, 99, 1);
@@ -170,10 +178,13 @@ static void others(CUdevice device) {
     for (const char *name : {"cuDestroyExternalMemory", "cuDestroyExternalSemaphore"}) {
         GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr);
     }
+    CUstream stream;
+    WORKS(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
     for (const char *name : {"cuSignalExternalSemaphoresAsync", "cuSignalExternalSemaphoresAsync_ptsz",
                              "cuWaitExternalSemaphoresAsync", "cuWaitExternalSemaphoresAsync_ptsz"}) {
-        GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr, nullptr, 0u, nullptr);
+        GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr, nullptr, 0u, stream);
     }
+    WORKS(cuStreamDestroy, stream);
     for (const char *name : {"cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"}) {
         GIVES(CUDA_ERROR_INVALID_VALUE, name, nullptr, 0u, nullptr);
     }
@@ -189,17 +200,19 @@ static void others(CUdevice device) {
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
     WORKS(cuFlushGPUDirectRDMAWrites, target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);
     RETURNS(CUDA_ERROR_INVALID_VALUE, cuFlushGPUDirectRDMAWrites, target, (CUflushGPUDirectRDMAWritesScope)150);
-    for (const char *name : {"cuProfilerInitialize", "cuMemGetAttribute", "cuMemGetAttribute_v2"}) {
-        GIVES(CUDA_ERROR_NOT_SUPPORTED, name, nullptr, nullptr, 0);
+    GIVES(CUDA_ERROR_NOT_SUPPORTED, "cuProfilerInitialize", nullptr, nullptr, 0);
+    CUdeviceptr memory;
+    WORKS(cuMemAlloc, &memory, 4096);
+    for (const char *name : {"cuMemGetAttribute", "cuMemGetAttribute_v2"}) {
+        GIVES(CUDA_ERROR_NOT_SUPPORTED, name, (void *)list, 0, memory);
     }
+    WORKS(cuMemFree, memory);
     for (const char *name : {"cuMemBatchDecompressAsync", "cuMemBatchDecompressAsync_ptsz"}) {
         GIVES(CUDA_ERROR_NOT_SUPPORTED, name, nullptr, size_t{0}, 0u, nullptr, nullptr);
     }
 }
 
 int main() {
-    RETURNS(CUDA_ERROR_NOT_INITIALIZED, cuFlushGPUDirectRDMAWrites, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-            CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
     unsigned untouched = 7;
     HOLDS(call("cuMemAlloc", &untouched, 100u) == CUDA_ERROR_NOT_INITIALIZED);
     CUdevice device;
