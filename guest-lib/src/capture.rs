@@ -74,6 +74,8 @@ struct Capture {
     mode: CUstreamCaptureMode,
     valid: bool,
     streams: Vec<Handle<Stream>>,
+    /// The last work of streams that are destroyed.
+    left: Vec<NodeHandle>,
 }
 
 /// Where a stream is in its capture.
@@ -81,7 +83,7 @@ struct Capture {
 struct Tail {
     capture: u64,
     before: Vec<Edge>,
-    /// The node of its last work.
+    /// The node of its last work, unless the program has had it depend on something else since.
     own: Option<NodeHandle>,
     /// What the program was shown of it.
     shown: Shown,
@@ -329,6 +331,7 @@ impl Model {
             mode,
             valid: true,
             streams: Vec::new(),
+            left: Vec::new(),
         };
         captures.live.insert(id, capture);
         UNDER_WAY.fetch_add(1, Ordering::Release);
@@ -370,12 +373,13 @@ impl Model {
     /// itself had them depend on need not, nor what it had them depend on no longer (CUDA driver API,
     /// `cuStreamUpdateCaptureDependencies`; NCCL leaves nodes of its own so).
     fn is_joined(&self, id: u64, origin: Handle<Stream>) -> bool {
-        let nodes = |tail: &Tail| tail.before.iter().map(|edge| edge.node).collect::<Vec<_>>();
-        let last = nodes(&self.captures.tails[&origin]);
-        let others = self.captures.live[&id].streams.iter();
-        let others = others.filter_map(|stream| self.captures.tails.get(stream));
-        let own = others.filter_map(|tail| tail.own.filter(|own| nodes(tail).contains(own)));
-        self.all_before(&own.collect::<Vec<_>>(), &last)
+        let capture = &self.captures.live[&id];
+        let last = self.captures.tails[&origin].before.iter();
+        let last: Vec<NodeHandle> = last.map(|edge| edge.node).collect();
+        let others = capture.streams.iter();
+        let own = others.filter_map(|stream| self.captures.tails.get(stream)?.own);
+        let all: Vec<NodeHandle> = own.chain(capture.left.iter().copied()).collect();
+        self.all_before(&all, &last)
     }
 
     /// `cuStreamIsCapturing`.
@@ -429,7 +433,7 @@ impl Model {
         if let Some(tail) = self.captures.tails.get_mut(&target.handle) {
             match adds {
                 true => add_missing(&mut tail.before, &before),
-                false => tail.before = before,
+                false => (tail.before, tail.own) = (before, None),
             }
         }
         Ok(())
@@ -815,12 +819,15 @@ pub fn leave(stream: Handle<Stream>) {
         };
         let begun_here = |capture: &Capture| capture.origin == stream;
         let capture = model.captures.live.get(&tail.capture);
-        if capture.is_some_and(begun_here)
-            && let Some(capture) = model.captures.end(tail.capture)
-            && capture.owns
-        {
-            // The program may have destroyed it already.
-            let _ = model.destroy(capture.graph);
+        if capture.is_some_and(begun_here) {
+            if let Some(capture) = model.captures.end(tail.capture)
+                && capture.owns
+            {
+                // The program may have destroyed it already.
+                let _ = model.destroy(capture.graph);
+            }
+        } else if let Some(capture) = model.captures.live.get_mut(&tail.capture) {
+            capture.left.extend(tail.own);
         }
         Ok(())
     });

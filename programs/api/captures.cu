@@ -235,6 +235,14 @@ static void ends() {
     HOLDS(count == 2);
     WORKS(cuGraphDestroy, graph);
     WORKS(cuEventDestroy, after);
+    // With work that nobody follows it may go, and the capture does not end well.
+    CUstream gone;
+    WORKS(cuStreamCreate, &gone, 1);
+    fork();
+    WORKS(cuStreamWaitEvent, gone, event, 0);
+    WORKS(cuMemsetD8Async, memory, 0, 64, gone);
+    WORKS(cuStreamDestroy, gone);
+    RETURNS(904, cuStreamEndCapture, stream, &graph);
     // Nodes that the program itself has a stream depend on need not be joined, nor work that none depends on.
     fork();
     CUgraphNode alone;
