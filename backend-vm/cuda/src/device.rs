@@ -626,6 +626,7 @@ impl Device for CudaDevice {
     }
 
     fn function_attribute(&self, raw: RawFunction, attribute: i32) -> Result<i32> {
+        check_attribute(attribute)?;
         let mut value = 0;
         // SAFETY: the caller passes a live function; the pointer is good.
         unsafe {
@@ -636,6 +637,7 @@ impl Device for CudaDevice {
     }
 
     fn set_function_attribute(&self, raw: RawFunction, attribute: i32, value: i32) -> Result<()> {
+        check_attribute(attribute)?;
         // SAFETY: the caller passes a live function.
         unsafe {
             self.driver
@@ -733,6 +735,14 @@ impl Device for CudaDevice {
             *context = again;
         }
         Ok(())
+    }
+}
+
+/// Refuses numbers below those of attributes, of which the driver (580) dies.
+fn check_attribute(attribute: i32) -> Result<()> {
+    match attribute {
+        0.. => Ok(()),
+        _ => Err(CuError::INVALID_VALUE),
     }
 }
 

@@ -153,6 +153,14 @@ fn dynamic_shared(device: &dyn Device) -> Outcome {
         Err(CuError::INVALID_VALUE),
     )?;
     worked("set the attribute", set(LARGE))?;
+    for none in [-1, i32::MIN, i32::MAX] {
+        let (asked, given) = (
+            device.function_attribute(rotate.function, none),
+            device.set_function_attribute(rotate.function, none, 1),
+        );
+        same("what is no attribute", asked, Err(CuError::INVALID_VALUE))?;
+        same("what is no attribute", given, Err(CuError::INVALID_VALUE))?;
+    }
     let kept = device.function_attribute(rotate.function, MAX_DYNAMIC_SHARED);
     same("the attribute", kept, Ok(LARGE))?;
     worked("launch", run())?;
