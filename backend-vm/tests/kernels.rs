@@ -13,8 +13,9 @@ use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
     ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, Function, Handle, Items,
     LaunchAttribute, LaunchKernel, LibraryKernels, Message, Module, ModuleGetFunction,
-    ModuleKernels, ModuleKernelsReply, ResetPersistingL2, Stream as StreamKind, StreamCreate,
-    TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace, TensorMapReplaceReply,
+    ModuleKernels, ModuleKernelsReply, ResetPersistingL2, SharedEventCreate, Stream as StreamKind,
+    StreamCreate, TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace,
+    TensorMapReplaceReply,
 };
 use wormhole_backend::worker::session::Event;
 use wormhole_device::Device;
@@ -209,10 +210,12 @@ fn launches_record_the_events_that_they_name_if_these_are_for_it() {
     const LAUNCH_COMPLETION: u32 = 12;
     let ready = ready();
     // Without timing, with it, and for other processes too.
-    for (number, flags) in [(1, 2), (2, 0), (3, 6)] {
+    for (number, flags) in [(1, 2), (2, 0)] {
         let new = handle(number);
         ready.served.record(&EventCreate { new, flags });
     }
+    let new = handle(3);
+    ready.ask(100, &SharedEventCreate { new });
     ready.served.record(&StreamCreate {
         new: handle(1),
         flags: 0,

@@ -7,20 +7,18 @@ use std::fs;
 use support::backend::{Backend, Tenant, Workers, kill, wait_until};
 use support::guest::Guest;
 use wormhole_api::{
-    CloseAllocation, Decode, DevicePtr, Element, Event, EventCreate, EventDestroy, Fence,
-    FenceWrite, Handle, MemAlloc, MemAllocReply, MemCopy, MemCreate, MemFree, MemRelease, MemSet,
-    Memory, Message as ApiMessage, OpenAllocation, OpenAllocationReply, OpenEvent, OpenMemory,
+    CloseAllocation, Decode, DevicePtr, Element, Event, EventDestroy, Fence, FenceWrite, Handle,
+    MemAlloc, MemAllocReply, MemCopy, MemCreate, MemFree, MemRelease, MemSet, Memory,
+    Message as ApiMessage, OpenAllocation, OpenAllocationReply, OpenEvent, OpenMemory,
     OpenMemoryReply, OpenPointer, OpenPointerReply, OpenPool, Pool, PoolAlloc, PoolAllocReply,
     PoolCreate, PoolDestroy, ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply,
-    ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress,
+    ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress, SharedEventCreate,
 };
 use wormhole_ring::control::Attach;
 
 const INVALID_VALUE: u32 = 1;
 const INVALID_CONTEXT: u32 = 201;
 const INVALID_HANDLE: u32 = 400;
-/// `CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS`.
-const INTERPROCESS: u32 = 6;
 const BYTES: u64 = 64 << 10;
 /// Where the last word of as many bytes is.
 const WORDS_END: usize = (64 << 10) - 4;
@@ -56,8 +54,7 @@ fn share(guest: &mut Guest) -> Shared {
     let payload = succeeds(guest, &MemAlloc { bytes: BYTES });
     let address = MemAllocReply::decode(&payload).unwrap().address;
     let (event, memory, pool) = (guest.mint(), guest.mint(), guest.mint());
-    let flags = INTERPROCESS;
-    guest.record(&EventCreate { new: event, flags });
+    succeeds(guest, &SharedEventCreate { new: event });
     succeeds(
         guest,
         &MemCreate {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use wormhole_api::handle::{Event as EventKind, Stream as StreamKind};
 use wormhole_api::{
     EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Handle,
-    Message, OpenEvent, ShareEvent, StreamWaitEvent,
+    Message, OpenEvent, ShareEvent, SharedEventCreate, StreamWaitEvent,
 };
 
 use crate::capture;
@@ -118,8 +118,9 @@ pub fn create(scope: Scope, flags: u32) -> Result<CUevent> {
     {
         return Err(CuError::INVALID_VALUE);
     }
-    make(scope, flags, |new| {
-        scope.session.record(&EventCreate { new, flags })
+    make(scope, flags, |new| match flags & EVENT_INTERPROCESS {
+        0 => scope.session.record(&EventCreate { new, flags }),
+        _ => scope.session.request(&SharedEventCreate { new }, |()| ()),
     })
 }
 

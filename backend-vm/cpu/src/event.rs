@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use wormhole_device::{CuError, LaunchEvents, RawEvent, RawStream, Result};
+use wormhole_device::{CuError, EventRecord, LaunchEvents, RawEvent, RawStream, Result};
 
 use crate::scheduler::{Point, Scheduler};
 use crate::sharing::SharedEvent;
@@ -27,8 +27,8 @@ struct Event {
 pub enum Last {
     Never,
     Point(Point),
-    /// The record with this number.
-    Shared(Arc<SharedEvent>, u64),
+    /// One of its records.
+    Shared(Arc<SharedEvent>, EventRecord),
 }
 
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use wormhole_device::{
-    CuError, Found, RawEvent, RawMemory, RawPool, Result, Shared, SharedWords, Sharing,
+    CuError, EventRecord, Found, RawEvent, RawMemory, RawPool, Result, Shared, SharedWords, Sharing,
 };
 
 use crate::device::CpuDevice;
@@ -29,26 +29,28 @@ impl SharedEvent {
         Ok(Self(words))
     }
 
-    /// The number of a new record.
-    pub fn record(&self) -> u64 {
-        self.0.record()
+    /// A new record, for which others wait from now on.
+    pub fn record(&self) -> EventRecord {
+        let record = self.0.record();
+        self.0.words().publish(record);
+        record
     }
 
-    pub fn complete(&self, record: u64) {
+    pub fn complete(&self, record: EventRecord) {
         self.0.words().complete(record);
     }
 
-    pub fn is_complete(&self, record: u64) -> bool {
+    pub fn is_complete(&self, record: EventRecord) -> bool {
         self.0.words().is_complete(record)
     }
 
-    /// The number of the last record.
-    pub fn last(&self) -> u64 {
+    /// The last record, whoever made it.
+    pub fn last(&self) -> EventRecord {
         self.0.words().last()
     }
 
     /// Waits until a record is complete, or `stopped` says that nobody waits any more.
-    pub fn wait(&self, record: u64, stopped: impl Fn() -> bool) {
+    pub fn wait(&self, record: EventRecord, stopped: impl Fn() -> bool) {
         while !self.is_complete(record) && !stopped() {
             thread::sleep(LOOK);
         }

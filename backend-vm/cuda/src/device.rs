@@ -725,7 +725,7 @@ impl Device for CudaDevice {
         let mut context = locked(&self.context);
         locked(&self.images).clear();
         self.forget_graphs();
-        shared_events::forget(self.device);
+        let shared = shared_events::take(self.device);
         // SAFETY: the device exists; what the reset destroys is used by nobody afterwards, says the
         // caller. The reset keeps the reference that was retained, so one is given back.
         unsafe {
@@ -734,6 +734,7 @@ impl Device for CudaDevice {
             self.driver.cuDevicePrimaryCtxRelease_v2(self.device)?;
             *context = again;
         }
+        shared_events::end(shared);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUevent;
 use wormhole_device::{
-    CuError, Device, EventWords, Found, MemoryOperation, MemoryOperationKind, RawEvent, RawStream,
+    CuError, Device, EventRecord, Found, MemoryOperation, MemoryOperationKind, RawEvent, RawStream,
     Result, Shared, SharedWords, StreamMemory, WORDS_FILE, condition,
 };
 
@@ -82,12 +82,24 @@ pub(crate) fn find(raw: RawEvent) -> Result<Option<Arc<SharedEvent>>> {
     found.map(Some).ok_or(CuError::INVALID_HANDLE)
 }
 
-/// Forgets what a device's context had: its words are no longer the driver's.
-pub(crate) fn forget(device: i32) {
+/// What a device's context had, to be [let go](end) once the context is gone.
+pub(crate) fn take(device: i32) -> Vec<Arc<SharedEvent>> {
     with(|registry| {
-        registry.live.retain(|_, (owner, _)| *owner != device);
-        registry.retired.retain(|(owner, _)| *owner != device);
-    });
+        let live = registry.live.extract_if(|_, (owner, _)| *owner == device);
+        let mut taken: Vec<_> = live.map(|(_, (_, shared))| shared).collect();
+        let retired = registry
+            .retired
+            .extract_if(.., |(owner, _)| *owner == device);
+        taken.extend(retired.map(|(_, shared)| shared));
+        taken
+    })
+}
+
+/// The context is gone, and with it what it was to complete.
+pub(crate) fn end(taken: Vec<Arc<SharedEvent>>) {
+    for shared in taken {
+        shared.words.bury();
+    }
 }
 
 impl SharedEvent {
@@ -96,18 +108,18 @@ impl SharedEvent {
         self.words.base().as_ptr().expose_provenance() as u64
     }
 
-    /// Writes the number of a record to its word.
-    fn write(&self, record: u64) -> MemoryOperation {
+    /// Completes a record.
+    fn write(&self, record: EventRecord) -> MemoryOperation {
         MemoryOperation {
             kind: MemoryOperationKind::Write64,
             flags: 0,
-            address: self.address() + EventWords::place(record) as u64,
-            value: record,
+            address: self.address() + record.place() as u64,
+            value: record.value(),
         }
     }
 
     /// Waits until a record is complete.
-    fn wait(&self, record: u64) -> MemoryOperation {
+    fn wait(&self, record: EventRecord) -> MemoryOperation {
         MemoryOperation {
             kind: MemoryOperationKind::Wait64,
             flags: condition::GEQ,
@@ -146,12 +158,12 @@ impl CudaDevice {
         Ok(raw)
     }
 
+    /// What the event had is given back when the next is made: that may wait for the device.
     pub(crate) fn destroy_shared(&self, raw: RawEvent) -> Result<()> {
         with(|registry| {
             let gone = registry.live.remove(&raw.0);
             registry.retired.extend(gone);
         });
-        self.sweep_shared();
         self.destroy_event(place_of(raw))
     }
 
@@ -175,40 +187,50 @@ impl CudaDevice {
         }
     }
 
-    /// Notes that a stream has work with the words of an event.
-    fn uses(&self, shared: &SharedEvent, on: RawStream) -> Result<()> {
+    /// Has a stream do something with the words of an event, and notes what is behind that.
+    fn use_shared(
+        &self,
+        shared: &SharedEvent,
+        on: RawStream,
+        operations: &[MemoryOperation],
+    ) -> Result<()> {
         let mut uses = locked(&shared.uses);
         let known = uses.iter().find(|(stream, _)| *stream == on);
         let after = match known {
             Some((_, after)) => *after,
             None => {
+                // Of streams that are gone, maybe.
+                for (_, after) in uses.extract_if(.., |(_, after)| is_over(self.driver(), *after)) {
+                    self.destroy_event(after)?;
+                }
                 let after = self.create_event(DISABLE_TIMING)?;
                 uses.push((on, after));
                 after
             }
         };
+        self.memory_operations(on, operations)?;
         self.record_event(after, on, 0)
     }
 
     pub(crate) fn record_shared(&self, shared: &SharedEvent, on: RawStream) -> Result<()> {
         let record = shared.words.record();
         let write = shared.write(record);
-        let written = match EventWords::predecessor(record) {
-            Some(before) => self.memory_operations(on, &[shared.wait(before), write]),
-            None => self.memory_operations(on, &[write]),
+        let written = match record.predecessor() {
+            Some(before) => self.use_shared(shared, on, &[shared.wait(before), write]),
+            None => self.use_shared(shared, on, &[write]),
         };
-        // Nobody is to wait for what never comes.
+        // What never comes is not made known, and holds no later one up.
         written.inspect_err(|_| shared.words.words().complete(record))?;
-        self.uses(shared, on)
+        shared.words.words().publish(record);
+        Ok(())
     }
 
     pub(crate) fn wait_shared(&self, on: RawStream, shared: &SharedEvent) -> Result<()> {
         let record = shared.words.words().last();
-        if shared.words.words().is_complete(record) {
+        if shared.is_complete(record) {
             return Ok(());
         }
-        self.memory_operations(on, &[shared.wait(record)])?;
-        self.uses(shared, on)
+        self.use_shared(shared, on, &[shared.wait(record)])
     }
 
     /// Waits in the calling thread, as long as the context lives.
@@ -230,7 +252,7 @@ impl SharedEvent {
         self.is_complete(self.words.words().last())
     }
 
-    fn is_complete(&self, record: u64) -> bool {
+    fn is_complete(&self, record: EventRecord) -> bool {
         self.words.words().is_complete(record)
     }
 
@@ -240,10 +262,13 @@ impl SharedEvent {
 
     fn is_unused(&self, driver: &Driver) -> bool {
         let uses = locked(&self.uses);
-        uses.iter().all(|(_, after)| {
-            // SAFETY: an event of this object's own.
-            let state = unsafe { driver.cuEventQuery(event(*after)) };
-            state != Err(CuError::NOT_READY)
-        })
+        uses.iter().all(|(_, after)| is_over(driver, *after))
     }
+}
+
+/// Whether the work before an event's record is complete, or its context gone.
+fn is_over(driver: &Driver, after: RawEvent) -> bool {
+    // SAFETY: an event of the caller's own.
+    let state = unsafe { driver.cuEventQuery(event(after)) };
+    state != Err(CuError::NOT_READY)
 }

@@ -40,7 +40,7 @@ pub use peers::{Peer, Peers};
 pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
 pub use references::{ReferenceKind, References};
 pub use set::DeviceSet;
-pub use shared_words::{EventWords, PARTIES, SharedWords, WORDS_FILE};
+pub use shared_words::{EventRecord, EventWords, PARTIES, SharedWords, WORDS_FILE};
 pub use sharing::{Found, Shared, Sharing};
 pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
 

@@ -9,32 +9,66 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::{CuError, Found, Result, Shared, file};
 
 /// Bytes of a file with an event's words.
-pub const WORDS_FILE: usize = 4096;
-/// Parties that may use one event.
-pub const PARTIES: u32 = 1 << PARTY_BITS;
+pub const WORDS_FILE: usize = 32 << 10;
+/// Parties that may use one event at the same time.
+pub const PARTIES: u32 = 31;
 
 const PARTY_BITS: u32 = 8;
-/// Records of an event that are told apart while they are incomplete.
-const MARKS: usize = 255;
+/// Records of a party that are told apart while they are incomplete.
+const MARKS: usize = 128;
 
 /// What is in the file. All zeros: never recorded.
 #[repr(C)]
 struct Layout {
-    /// The number of the last record, above the party that made it.
+    /// The last record: its number among those of its party, above the party.
     last: AtomicU64,
-    /// By the records' numbers, each of which shares its mark with the one [`MARKS`] before it: which of them was
-    /// completed last.
-    marks: [AtomicU64; MARKS],
-    /// Which of them was made last, and by whom, as in `last`.
-    makers: [AtomicU64; MARKS],
+    /// By party, how many records it has made.
+    counts: [AtomicU64; PARTIES as usize],
+    /// By party and number, where a number shares its mark with the one [`MARKS`] before it: the number of the one that
+    /// was completed last.
+    marks: [[AtomicU64; MARKS]; PARTIES as usize],
 }
 
 const _: () = assert!(size_of::<Layout>() <= WORDS_FILE);
 
+/// One record of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventRecord {
+    party: usize,
+    /// From 1 on; 0 is none, which is complete.
+    number: u64,
+}
+
+impl EventRecord {
+    fn mark(self) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "below `MARKS`")]
+        let mark = (self.number % MARKS as u64) as usize;
+        mark
+    }
+
+    /// Where in the file the word is that has [`value`](Self::value), or a larger one, once the record is complete.
+    #[must_use]
+    pub fn place(self) -> usize {
+        let index = self.party * MARKS + self.mark();
+        std::mem::offset_of!(Layout, marks) + index * size_of::<AtomicU64>()
+    }
+
+    #[must_use]
+    pub fn value(self) -> u64 {
+        self.number
+    }
+
+    /// The same party's record that has the same word, if there is one: the word is not to fall back to it.
+    #[must_use]
+    pub fn predecessor(self) -> Option<Self> {
+        let number = self.number.checked_sub(MARKS as u64)?;
+        (number > 0).then_some(Self { number, ..self })
+    }
+}
+
 /// The words of an event, in a file that all its parties map.
 ///
-/// Records are numbered in the order in which they are made, whoever makes them, and the last one counts. Who
-/// made it stands beside its number: what a party has recorded that died is complete.
+/// The last record counts, whoever made it. What a party has recorded that died is complete.
 #[derive(Clone, Copy)]
 pub struct EventWords<'a>(&'a Layout);
 
@@ -51,74 +85,54 @@ impl EventWords<'_> {
         Self(unsafe { &*base.cast::<Layout>() })
     }
 
-    fn mark(&self, record: u64) -> &AtomicU64 {
-        &self.0.marks[index(record)]
+    fn mark(&self, record: EventRecord) -> &AtomicU64 {
+        &self.0.marks[record.party][record.mark()]
     }
 
-    /// Where in the file the word is that reaches the number of a record, or a later one, once it is complete.
+    /// A new record of a party below [`PARTIES`]. It is not the last one before it is [made known](Self::publish).
     #[must_use]
-    pub fn place(record: u64) -> usize {
-        std::mem::offset_of!(Layout, marks) + index(record) * size_of::<AtomicU64>()
+    pub fn record(&self, party: u32) -> EventRecord {
+        let party = index(party);
+        let number = self.0.counts[party]
+            .fetch_add(1, Ordering::AcqRel)
+            .wrapping_add(1);
+        EventRecord { party, number }
     }
 
-    /// The record that has the same word, if there is one: the word is not to fall back to it.
-    #[must_use]
-    pub fn predecessor(record: u64) -> Option<u64> {
-        record
-            .checked_sub(MARKS as u64)
-            .filter(|record| *record > 0)
+    /// Makes a record the last one: nothing waits for it before.
+    pub fn publish(&self, record: EventRecord) {
+        let last = record.number << PARTY_BITS | record.party as u64;
+        self.0.last.store(last, Ordering::Release);
     }
 
-    /// The number of a new record of a party.
+    /// The last record.
     #[must_use]
-    pub fn record(&self, party: u32) -> u64 {
-        let mut last = self.0.last.load(Ordering::Acquire);
-        loop {
-            let number = (last >> PARTY_BITS).wrapping_add(1);
-            let next = number << PARTY_BITS | u64::from(party % PARTIES);
-            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-            match self
-                .0
-                .last
-                .compare_exchange_weak(last, next, success, failure)
-            {
-                Ok(_) => {
-                    self.0.makers[index(number)].store(next, Ordering::Release);
-                    return number;
-                }
-                Err(found) => last = found,
-            }
+    pub fn last(&self) -> EventRecord {
+        let last = self.0.last.load(Ordering::Acquire);
+        let party = (last % (1 << PARTY_BITS)) as u32;
+        EventRecord {
+            party: index(party),
+            number: last >> PARTY_BITS,
         }
     }
 
-    /// The number of the last record, 0 if there is none.
-    #[must_use]
-    pub fn last(&self) -> u64 {
-        self.0.last.load(Ordering::Acquire) >> PARTY_BITS
-    }
-
     /// The work before a record is complete.
-    pub fn complete(&self, record: u64) {
-        self.mark(record).fetch_max(record, Ordering::AcqRel);
+    pub fn complete(&self, record: EventRecord) {
+        self.mark(record).fetch_max(record.number, Ordering::AcqRel);
     }
 
     /// Whether the work before a record is complete.
     #[must_use]
-    pub fn is_complete(&self, record: u64) -> bool {
-        record == 0 || self.mark(record).load(Ordering::Acquire) >= record
+    pub fn is_complete(&self, record: EventRecord) -> bool {
+        self.mark(record).load(Ordering::Acquire) >= record.number
     }
 
-    /// A party has died: nobody is to wait for what it recorded. Of what was recorded so long ago that its word has
-    /// another maker by now, nobody knows who did.
+    /// A party has died, or what it had to do: nobody is to wait for what it recorded.
     pub fn bury(&self, party: u32) {
-        for made in std::iter::once(&self.0.last).chain(&self.0.makers) {
-            let made = made.load(Ordering::Acquire);
-            let record = made >> PARTY_BITS;
-            if record != 0 && made % u64::from(PARTIES) == u64::from(party) {
-                self.complete(record);
-            } else if let Some(record) = Self::predecessor(record) {
-                self.complete(record);
-            }
+        let party = index(party);
+        let made = self.0.counts[party].load(Ordering::Acquire);
+        for mark in &self.0.marks[party] {
+            mark.fetch_max(made, Ordering::AcqRel);
         }
     }
 }
@@ -131,10 +145,9 @@ impl fmt::Debug for EventWords<'_> {
     }
 }
 
-fn index(record: u64) -> usize {
-    #[expect(clippy::cast_possible_truncation, reason = "below `MARKS`")]
-    let index = (record % MARKS as u64) as usize;
-    index
+/// A party's place, also of what is none: it comes from another process.
+fn index(party: u32) -> usize {
+    (party % PARTIES) as usize
 }
 
 /// One party's mapping of an event's words.
@@ -209,10 +222,15 @@ impl SharedWords {
         self.base
     }
 
-    /// The number of a new record of this party.
+    /// A new record of this party.
     #[must_use]
-    pub fn record(&self) -> u64 {
+    pub fn record(&self) -> EventRecord {
         self.words().record(self.party)
+    }
+
+    /// Nobody is to wait any more for what this party has recorded.
+    pub fn bury(&self) {
+        self.words().bury(self.party);
     }
 
     /// What another process needs to map them.
@@ -248,61 +266,83 @@ mod tests {
         }
     }
 
+    fn published(words: EventWords<'_>, party: u32) -> EventRecord {
+        let record = words.record(party);
+        words.publish(record);
+        record
+    }
+
     #[test]
     fn what_a_party_recorded_that_died_is_complete_and_no_other_s() {
         let shared = SharedWords::new().unwrap();
         let words = shared.words();
         assert!(words.is_complete(words.last()), "never recorded");
-        let first = words.record(3);
+        let first = published(words, 3);
         assert_eq!(words.last(), first);
-        let second = words.record(PARTIES - 1);
+        let second = published(words, PARTIES - 1);
+        assert_eq!(words.last(), second);
         words.bury(3);
         assert!(words.is_complete(first) && !words.is_complete(second));
         words.bury(PARTIES - 1);
         assert!(words.is_complete(second));
+        // The number is another process's by now.
+        let third = published(words, 3);
+        assert!(!words.is_complete(third));
+        words.complete(third);
+        assert!(words.is_complete(third));
     }
 
     #[test]
     fn records_are_complete_each_by_itself() {
         let shared = SharedWords::new().unwrap();
         let words = shared.words();
-        let [first, second] = [words.record(0), words.record(0)];
+        let [first, second, other] = [0, 0, 1].map(|party| published(words, party));
         words.complete(second);
         assert!(!words.is_complete(first) && words.is_complete(second));
+        assert!(!words.is_complete(other));
         words.complete(first);
         assert!(words.is_complete(first) && words.is_complete(second));
     }
 
     #[test]
-    fn a_mark_is_used_again_and_does_not_fall_back() {
+    fn a_mark_is_its_party_s_and_does_not_fall_back() {
         let shared = SharedWords::new().unwrap();
         let words = shared.words();
         let first = words.record(1);
         let later = loop {
-            let record = words.record(0);
-            if EventWords::predecessor(record).is_some() {
+            let record = words.record(1);
+            if record.predecessor().is_some() {
                 break record;
             }
         };
-        assert_eq!(EventWords::predecessor(later), Some(first));
-        assert_eq!(EventWords::place(later), EventWords::place(first));
-        assert_eq!(EventWords::place(first + 1), EventWords::place(first) + 8);
+        assert_eq!(later.predecessor(), Some(first));
+        assert_eq!(later.place(), first.place());
         words.complete(later);
         words.complete(first);
         assert!(words.is_complete(first) && words.is_complete(later));
+        let places = (0..PARTIES).flat_map(|party| (0..MARKS).map(move |_| party));
+        let mut places: Vec<usize> = places.map(|party| words.record(party).place()).collect();
+        let count = places.len();
+        places.sort_unstable();
+        places.dedup();
+        assert_eq!(places.len(), count);
+        assert!(
+            places
+                .iter()
+                .all(|place| place % 8 == 0 && place + 8 <= WORDS_FILE)
+        );
     }
 
     #[test]
-    fn a_dead_party_s_record_whose_mark_another_uses_by_now_is_waited_for_by_nobody() {
+    fn what_other_processes_write_there_is_no_more_than_wrong() {
         let shared = SharedWords::new().unwrap();
+        // SAFETY: the mapping, byte by byte.
+        unsafe { shared.base().as_ptr().write_bytes(0xFF, WORDS_FILE) };
         let words = shared.words();
-        let first = words.record(1);
-        while words.last() < first + MARKS as u64 {
-            let _ = words.record(0);
-        }
-        assert!(!words.is_complete(first));
-        words.bury(1);
-        assert!(words.is_complete(first) && !words.is_complete(words.last()));
+        let last = words.last();
+        assert!(last.place() + 8 <= WORDS_FILE && words.is_complete(last));
+        words.publish(words.record(7));
+        words.bury(7);
     }
 
     #[test]
@@ -310,12 +350,11 @@ mod tests {
         let own = SharedWords::new().unwrap();
         let other = SharedWords::open(found(&own, 1)).unwrap();
         let record = other.record();
+        other.words().publish(record);
         assert_eq!(own.words().last(), record);
         // SAFETY: a word of the mapping.
-        let word = unsafe {
-            AtomicU64::from_ptr(other.base().as_ptr().add(EventWords::place(record)).cast())
-        };
-        word.store(record, Ordering::Release);
+        let word = unsafe { AtomicU64::from_ptr(other.base().as_ptr().add(record.place()).cast()) };
+        word.store(record.value(), Ordering::Release);
         assert!(own.words().is_complete(record));
     }
 

@@ -30,10 +30,10 @@ struct Entry {
     what: u32,
     description: [u64; 8],
     descriptor: Option<OwnedFd>,
-    /// An event's words, at the start of the descriptor's file.
-    words: Option<Mapping>,
-    /// The sessions that use an event, each by its number but for the one that shares it.
-    parties: Vec<Id>,
+    /// An event's words are in the descriptor's file.
+    words: bool,
+    /// The sessions that use an event, each at its number but for the one that shares it, which is the first party.
+    parties: Vec<Option<Id>>,
 }
 
 /// What a session is given for a token.
@@ -47,34 +47,46 @@ struct Given {
 impl Entry {
     /// A session uses what is shared: which of an event's parties it is.
     fn party(&mut self, session: Id) -> Option<u32> {
-        if self.words.is_none() {
+        if !self.words {
             return Some(0);
         }
-        let known = self.parties.iter().position(|party| *party == session);
-        let index = known.unwrap_or_else(|| {
-            self.parties.push(session);
-            self.parties.len() - 1
-        });
-        u32::try_from(index + 1)
+        let find = |wanted| self.parties.iter().position(|party| *party == wanted);
+        let place = find(Some(session)).or_else(|| find(None));
+        let place = place.unwrap_or(self.parties.len());
+        let number = u32::try_from(place + 1)
             .ok()
-            .filter(|party| *party < PARTIES)
+            .filter(|party| *party < PARTIES)?;
+        if place == self.parties.len() {
+            self.parties.push(None);
+        }
+        self.parties[place] = Some(session);
+        Some(number)
     }
 
-    /// A session has ended: what it recorded is complete.
-    fn bury(&self, session: Id) {
-        let Some(mapping) = &self.words else {
+    /// A session has ended: what it recorded is complete, and who comes next may have its number.
+    fn bury(&mut self, session: Id) {
+        let own = self.session == session;
+        let place = self
+            .parties
+            .iter()
+            .position(|party| *party == Some(session));
+        let (Some(file), true) = (&self.descriptor, self.words && (own || place.is_some())) else {
             return;
         };
-        // SAFETY: a page of a file that cannot shrink, mapped as long as the entry.
+        let Ok(mapping) = Mapping::new(file, 0, WORDS_FILE) else {
+            tracing::error!(
+                "the words of an event cannot be mapped: who waits for it may do so for ever"
+            );
+            return;
+        };
+        // SAFETY: pages of a file that cannot shrink, mapped until the end of this function.
         let words = unsafe { EventWords::new(mapping.base()) };
-        if self.session == session {
+        if own {
             words.bury(0);
         }
-        for (number, _) in (1..)
-            .zip(&self.parties)
-            .filter(|(_, party)| **party == session)
-        {
-            words.bury(number);
+        if let Some(place) = place {
+            words.bury(u32::try_from(place + 1).unwrap_or(0));
+            self.parties[place] = None;
         }
     }
 }
@@ -110,10 +122,10 @@ impl Shares {
         if self.entries.values().filter(of_session).count() >= LIMIT {
             return Err(OUT_OF_MEMORY);
         }
-        let words = match &*descriptor {
-            Some(file) if share.words != 0 => Some(words(file).ok_or(INVALID_VALUE)?),
-            _ => None,
-        };
+        let words = share.words != 0 && descriptor.is_some();
+        if words && !descriptor.as_ref().is_some_and(may_have_words) {
+            return Err(INVALID_VALUE);
+        }
         let token = random().ok_or(OUT_OF_MEMORY)?;
         let entry = Entry {
             tenant,
@@ -155,7 +167,7 @@ impl Shares {
     /// A session's worker has ended: what waits for it waits no longer, and nobody finds what it shared. Its
     /// descriptors.
     fn end(&mut self, session: Id) -> Vec<OwnedFd> {
-        for entry in self.entries.values() {
+        for entry in self.entries.values_mut() {
             entry.bury(session);
         }
         let ended = |_: &[u64; 2], entry: &mut Entry| entry.session == session;
@@ -166,15 +178,11 @@ impl Shares {
     }
 }
 
-/// Maps the words of an event, if the file is one that keeps its size.
-fn words(file: &OwnedFd) -> Option<Mapping> {
+/// Whether a file may have the words of an event: it keeps its size.
+fn may_have_words(file: &OwnedFd) -> bool {
     let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    let seals = memory::seals(file).ok()?;
-    let size = memory::size(file).ok()?;
-    if seals & fixed != fixed || size != WORDS_FILE as u64 {
-        return None;
-    }
-    Mapping::new(file, 0, WORDS_FILE).ok()
+    let sealed = memory::seals(file).is_ok_and(|seals| seals & fixed == fixed);
+    sealed && memory::size(file).is_ok_and(|size| size == WORDS_FILE as u64)
 }
 
 /// Sixteen bytes that nobody knows.
@@ -382,22 +390,29 @@ mod tests {
         let words = unsafe { EventWords::new(mapping.base()) };
         let token = shares.add(1, 10, &share(1), &mut Some(file)).unwrap();
         let party = |shares: &mut Shares, session| {
-            shares
-                .find(1, session, &fetch(token, MEMORY))
-                .unwrap()
-                .party
+            let given = shares.find(1, session, &fetch(token, MEMORY));
+            given.map(|given| given.party)
         };
-        assert_eq!(party(&mut shares, 11), 1);
-        assert_eq!(party(&mut shares, 12), 2);
-        assert_eq!(party(&mut shares, 11), 1, "once each");
-        let record = words.record(2);
+        assert_eq!(party(&mut shares, 11), Ok(1));
+        assert_eq!(party(&mut shares, 12), Ok(2));
+        assert_eq!(party(&mut shares, 11), Ok(1), "once each");
+        let [first, second, own] = [1, 2, 0].map(|party| words.record(party));
         shares.end(11);
-        assert!(!words.is_complete(record));
+        assert!(words.is_complete(first) && !words.is_complete(second));
+        assert_eq!(party(&mut shares, 13), Ok(1), "its number is another's");
+        assert!(!words.is_complete(words.record(1)));
         shares.end(12);
-        assert!(words.is_complete(record));
-        let record = words.record(0);
+        assert!(words.is_complete(second) && !words.is_complete(own));
+        // As many as there may be at the same time, and then one for each that goes.
+        let last = 13 + Id::from(PARTIES);
+        for session in 14..last - 1 {
+            party(&mut shares, session).unwrap();
+        }
+        assert_eq!(party(&mut shares, last), Err(OUT_OF_MEMORY));
+        shares.end(20);
+        assert!(party(&mut shares, last).is_ok());
         shares.end(10);
-        assert!(words.is_complete(record));
+        assert!(words.is_complete(own));
     }
 
     #[test]

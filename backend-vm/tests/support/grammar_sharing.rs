@@ -3,6 +3,7 @@
 use wormhole_api::{
     CloseAllocation, DevicePtr, FileMap, FileUnmap, OpenAllocation, OpenEvent, OpenMemory,
     OpenPointer, OpenPool, ShareAddress, ShareEvent, ShareMemory, SharePool, SharedAddress,
+    SharedEventCreate,
 };
 use wormhole_ring::layout::FILES;
 
@@ -28,6 +29,7 @@ pub fn sharing(things: &Things, guest: &mut Guest) -> Vec<Entry> {
         entry(&OpenAllocation { token }),
         entry(&CloseAllocation { address: device }),
         entry(&ShareEvent { event }),
+        entry(&SharedEventCreate { new: event }),
         entry(&OpenEvent {
             new: guest.mint(),
             token,

@@ -31,7 +31,7 @@ use wormhole_api::{
     CloseAllocation, FileMap, FileUnmap, OpenAllocation, OpenAllocationReply, OpenEvent,
     OpenMemory, OpenMemoryReply, OpenPointer, OpenPointerReply, OpenPool, ShareAddress,
     ShareAddressReply, ShareEvent, ShareEventReply, ShareMemory, ShareMemoryReply, SharePool,
-    SharePoolReply,
+    SharePoolReply, SharedEventCreate,
 };
 use wormhole_api::{
     GraphBegin, GraphBody, GraphCondition, GraphConditional, GraphCopy, GraphDestroy, GraphEdges,
@@ -249,6 +249,10 @@ impl Service for Session {
 
     fn share_event(&mut self, call: &Call, message: &ShareEvent) -> Outcome<ShareEventReply> {
         Self::share_event(self, call, message.event)
+    }
+
+    fn shared_event_create(&mut self, call: &Call, message: &SharedEventCreate) -> Outcome<()> {
+        self.create_shared_event(call, message.new)
     }
 
     fn open_event(&mut self, call: &Call, message: &OpenEvent) -> Outcome<()> {

@@ -7,9 +7,10 @@ use wormhole_api::{
     OpenPointer, OpenPointerReply, Outcome, Pool, ShareAddress, ShareAddressReply, ShareEventReply,
     ShareMemoryReply, SharePoolReply, SharedAddress,
 };
-use wormhole_device::{CuError, Device};
+use wormhole_device::{CuError, Device, RawEvent};
 
 use super::memory::in_bands;
+use super::streams::{DISABLE_TIMING, INTERPROCESS};
 use super::{Answer, Call, Session, to_result};
 use crate::counters::Counter;
 use crate::worker::exchange::{Token, What};
@@ -221,27 +222,40 @@ impl Session {
             return Outcome::Failed(CuResult::INVALID_CONTEXT);
         }
         let exchange = self.exchange.clone();
-        self.ask(
-            call,
-            move |device| device.open_event(exchange.fetch(What::Event, token)?),
-            move |session, raw| {
-                let entered = session.events.insert(
-                    new,
-                    Arc::new(EventObject {
-                        raw,
-                        of_launches: false,
-                    }),
-                );
-                match entered {
-                    Ok(()) => Answer::done(),
-                    Err(error) => {
-                        session.counters.add(Counter::InvalidHandles, 1);
-                        let _ = session.device.destroy_event(raw);
-                        Answer::failed(error.into())
-                    }
+        let open =
+            move |device: &dyn Device| device.open_event(exchange.fetch(What::Event, token)?);
+        self.make_shared_event(call, new, open)
+    }
+
+    pub(super) fn create_shared_event(
+        &mut self,
+        call: &Call,
+        new: Handle<EventKind>,
+    ) -> Outcome<()> {
+        let create = |device: &dyn Device| device.create_event(INTERPROCESS | DISABLE_TIMING);
+        self.make_shared_event(call, new, create)
+    }
+
+    fn make_shared_event(
+        &mut self,
+        call: &Call,
+        new: Handle<EventKind>,
+        make: impl FnOnce(&dyn Device) -> wormhole_device::Result<RawEvent> + Send + 'static,
+    ) -> Outcome<()> {
+        self.ask(call, make, move |session, raw| {
+            let event = EventObject {
+                raw,
+                of_launches: false,
+            };
+            match session.events.insert(new, Arc::new(event)) {
+                Ok(()) => Answer::done(),
+                Err(error) => {
+                    session.counters.add(Counter::InvalidHandles, 1);
+                    let _ = session.device.destroy_event(raw);
+                    Answer::failed(error.into())
                 }
-            },
-        )
+            }
+        })
     }
 
     pub(super) fn share_memory(

@@ -15,8 +15,8 @@ use crate::counters::Counter;
 use crate::worker::objects::{EventObject, StreamObject};
 
 /// Flags of `cuEventCreate`.
-const DISABLE_TIMING: u32 = 2;
-const INTERPROCESS: u32 = 4;
+pub(super) const DISABLE_TIMING: u32 = 2;
+pub(super) const INTERPROCESS: u32 = 4;
 
 impl Session {
     /// The stream behind a handle.
@@ -140,10 +140,14 @@ impl Session {
         new: Handle<EventKind>,
         flags: u32,
     ) -> Result<(), CuResult> {
+        // One that is to be shared may wait for the device, and has a message of its own.
+        if flags & INTERPROCESS != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
         let raw = self.done(self.device.create_event(flags))?;
         let event = EventObject {
             raw,
-            of_launches: flags & (DISABLE_TIMING | INTERPROCESS) == DISABLE_TIMING,
+            of_launches: flags & DISABLE_TIMING != 0,
         };
         let entered = self.events.insert(new, Arc::new(event));
         entered.map_err(|error| {
