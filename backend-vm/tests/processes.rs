@@ -76,6 +76,7 @@ fn processes_of_one_namespace_have_numbers_of_their_own_and_see_only_themselves(
     let shells = [(); 3].map(|()| shell(&confinement));
     let mut numbers: Vec<u32> = shells.iter().map(|shell| shell.1).collect();
     assert!(!numbers.contains(&1), "{numbers:?}");
+    numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), 3);
     for (child, own, seen, line) in shells {
@@ -117,6 +118,54 @@ fn the_thread_that_made_one_makes_others_and_threads_as_before() {
         String::from_utf8(status.stdout).unwrap().trim(),
         own.to_str().unwrap()
     );
+}
+
+/// The process that a namespace began with: a child of this one that is number 1 in its own.
+fn first_process() -> i32 {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let children = threads.flat_map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        let numbers = text
+            .split_whitespace()
+            .map(|number| number.parse().unwrap());
+        numbers.collect::<Vec<i32>>()
+    });
+    let is_first = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let numbers = status.lines().find(|line| line.starts_with("NSpid:"));
+        numbers.is_some_and(|line| {
+            line.split_whitespace().skip(1).count() == 2 && line.ends_with("\t1")
+        })
+    };
+    children.into_iter().find(is_first).unwrap()
+}
+
+#[test]
+fn a_namespace_that_has_ended_has_a_successor() {
+    // A process of its own has no children but these.
+    const ALONE: &str = "WORMHOLE_TEST_ALONE";
+    if !is_root() {
+        return;
+    }
+    if std::env::var_os(ALONE).is_none() {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_namespace_that_has_ended_has_a_successor"])
+            .env(ALONE, "")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let confinement = confinement(Some(Arc::new(Processes::new().unwrap())));
+    let (child, _, _, line) = shell(&confinement);
+    // SAFETY: it takes integers.
+    assert_eq!(unsafe { libc::kill(first_process(), libc::SIGKILL) }, 0);
+    assert_eq!(child.wait(), Some(Ending::Signalled(libc::SIGKILL)));
+    drop(line);
+    let (child, own, seen, line) = shell(&confinement);
+    assert_eq!((own, seen), (2, vec![2]));
+    drop(line);
+    child.wait();
 }
 
 #[test]

@@ -91,9 +91,6 @@ const COMMON: &[i64] = &[
     libc::SYS_getrusage,
     libc::SYS_sysinfo,
     libc::SYS_uname,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_getres,
-    libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
     libc::SYS_gettimeofday,
     libc::SYS_time,
@@ -147,7 +144,6 @@ const DRIVER: &[i64] = &[
     libc::SYS_statfs,
     libc::SYS_sched_setscheduler,
     libc::SYS_times,
-    libc::SYS_timer_create,
     libc::SYS_timer_settime,
     libc::SYS_timer_delete,
     // `cuInit` names an abstract socket after its process, in the worker's own network namespace.
@@ -156,6 +152,15 @@ const DRIVER: &[i64] = &[
     libc::SYS_connect,
     libc::SYS_setsockopt,
 ];
+
+/// What takes a clock first. Numbers of clocks from here on are other processes' time.
+const CLOCKS: &[i64] = &[
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_timer_create,
+];
+const LAST_CLOCK: u64 = 15;
 
 /// `prctl` operations that name a thread or a mapping. Among what is left out is the one that would let
 /// a worker outlive its supervisor.
@@ -196,6 +201,13 @@ pub(super) fn filters(profile: Profile) -> Result<Vec<BpfProgram>, seccompiler::
         prctl.push(argument(0, operation)?);
     }
     rules.insert(libc::SYS_prctl, prctl);
+    for &call in CLOCKS {
+        if profile == Profile::Cuda || call != libc::SYS_timer_create {
+            let own =
+                SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Le, LAST_CLOCK)?;
+            rules.insert(call, vec![SeccompRule::new(vec![own])?]);
+        }
+    }
     rules.insert(
         libc::SYS_clone,
         vec![SeccompRule::new(vec![SeccompCondition::new(

@@ -340,6 +340,12 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "read the time of whatever process has a number",
+        |_| any_other(time_by_number),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
         "move whatever process has a number to a processor",
         |_| any_other(move_by_number),
         NUMBERED,
@@ -635,6 +641,16 @@ fn limits_by_number(pid: i32) -> Outcome {
     outcome(unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit).into()
+    })
+}
+
+fn time_by_number(pid: i32) -> Outcome {
+    // clock_getcpuclockid(3): what a process has taken of the processors.
+    let clock = (!pid << 3) | 2;
+    // SAFETY: a local structure that the kernel fills.
+    outcome(unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(clock, &raw mut time).into()
     })
 }
 
