@@ -487,6 +487,38 @@ fn what_is_refused_of_a_description_leaves_the_session_alive() {
 }
 
 #[test]
+fn dependencies_of_every_kind_arrive_as_they_were_sent() {
+    let mut ready = ready();
+    ready.load(1);
+    let graph = handle(1);
+    assert_eq!(ready.status(&GraphBegin { new: graph }), 0);
+    for _ in 0..3 {
+        ready.served.record(&GraphKernel {
+            graph,
+            function: handle(1),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Items::new(&[]),
+            parameters: &[0; 8],
+        });
+    }
+    // A launch, one that may begin early, and one behind the ends of both.
+    let kinds = [(0, 1, [2, 0, 0]), (0, 2, [0; 3]), (1, 2, [1, 0, 1])];
+    let sent = kinds.map(|(from, to, [port, to_port, kind])| GraphEdge {
+        from,
+        to,
+        data: u32::from_le_bytes([port, to_port, kind, 0]),
+    });
+    let edges = Items::new(&sent);
+    assert_eq!(ready.status(&GraphEdges { graph, edges }), 0);
+    assert_eq!(ready.instantiate(graph), 0);
+    let arrived = ready.device.edges.lock().unwrap();
+    let arrived: Vec<_> = arrived.iter().map(|e| (e.from, e.to, e.data)).collect();
+    assert_eq!(arrived, kinds);
+}
+
+#[test]
 fn nodes_may_have_many_edges() {
     const LAYER: u32 = 128;
     let mut ready = ready();

@@ -271,8 +271,8 @@ fn launches_record_the_events_that_they_name_if_these_are_for_it() {
     let stream = handle::<StreamKind>(1).to_wire();
     for id in [PROGRAMMATIC, LAUNCH_COMPLETION] {
         for (handle, code) in [
-            (wire(2), 1),
-            (wire(3), 1),
+            (wire(2), 801),
+            (wire(3), 801),
             (0, 400),
             (1, 400),
             (wire(9), 400),

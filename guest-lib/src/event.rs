@@ -25,7 +25,7 @@ const FLAGS: u32 = 7;
 /// One more among them: another process has made the event.
 const OPENED: u32 = 1 << 31;
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node.
-const EXTERNAL: u32 = 1;
+pub const EXTERNAL: u32 = 1;
 /// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Above:
 /// one more than the fence's value.
 const NEVER: u64 = 0;
@@ -86,7 +86,7 @@ pub fn of_launches(event: CUevent) -> Result<Handle<EventKind>> {
     let (handle, facts) = find(event)?;
     let flags = facts.flags.load(Ordering::Relaxed);
     if flags & (EVENT_DISABLE_TIMING | EVENT_INTERPROCESS) != EVENT_DISABLE_TIMING {
-        return Err(CuError::INVALID_VALUE);
+        return Err(CuError::NOT_SUPPORTED);
     }
     Ok(handle)
 }

@@ -259,6 +259,9 @@ impl LaunchEvent {
         let event = event::of_launches(std::ptr::with_exposed_provenance_mut(event))?;
         let [flags, at_block_start] = [value[1] & 0xffff_ffff, value[1] >> 32];
         // The only flag that there is, of external records, is not for launches.
+        if flags == u64::from(event::EXTERNAL) {
+            return Err(CuError::ILLEGAL_STATE);
+        }
         if flags != 0 {
             return Err(CuError::INVALID_VALUE);
         }

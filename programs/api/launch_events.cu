@@ -185,11 +185,11 @@ void refusals() {
     const CUevent good = event(), timed = event(0);
     const CUevent shared = event(CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
     for (const CUevent bad : {timed, shared}) {
-        HOLDS(launch({begun(bad)}, first) == CUDA_ERROR_INVALID_VALUE);
-        HOLDS(launch({triggered(bad)}, first) == CUDA_ERROR_INVALID_VALUE);
+        HOLDS(launch({begun(bad)}, first) == CUDA_ERROR_NOT_SUPPORTED);
+        HOLDS(launch({triggered(bad)}, first) == CUDA_ERROR_NOT_SUPPORTED);
     }
-    HOLDS(launch({begun(good, CU_EVENT_RECORD_EXTERNAL)}, first) == CUDA_ERROR_INVALID_VALUE);
-    HOLDS(launch({triggered(good, 0, CU_EVENT_RECORD_EXTERNAL)}, first) == CUDA_ERROR_INVALID_VALUE);
+    HOLDS(launch({begun(good, CU_EVENT_RECORD_EXTERNAL)}, first) == CUDA_ERROR_ILLEGAL_STATE);
+    HOLDS(launch({triggered(good, 0, CU_EVENT_RECORD_EXTERNAL)}, first) == CUDA_ERROR_ILLEGAL_STATE);
     WORKS(cuEventQuery, good);
     WORKS(cuStreamQuery, first);
     HOLDS(words[2] == 0);
@@ -258,8 +258,9 @@ void captures() {
     }
 }
 
-// Other work than a kernel waits for the end of the launch, and so does a kernel that waits for more than its event.
-void captures_with_plain_dependencies() {
+// Other work than a kernel comes behind the launch too, and so does a kernel that waits for its event and its end. How
+// such dependencies are told is not said.
+void captures_of_other_dependencies() {
     const CUevent launched = event(), behind = event(), joined = event();
     CUdeviceptr memory = 0;
     WORKS(cuMemAlloc, &memory, 4);
@@ -279,11 +280,34 @@ void captures_with_plain_dependencies() {
         WORKS(cuEventRecord, joined, second);
         WORKS(cuStreamWaitEvent, first, joined, 0);
         WORKS(cuStreamEndCapture, first, &graph);
-        CUgraphNode from, to;
-        CUgraphEdgeData data;
-        size_t count = 1;
-        WORKS(cuGraphGetEdges, graph, &from, &to, &data, &count);
-        HOLDS(count == 1 && data.from_port == 0 && data.type == 0);
+        CUgraphNode from[4], to[4];
+        CUgraphEdgeData data[4];
+        size_t count = 4;
+        WORKS(cuGraphGetEdges, graph, from, to, data, &count);
+        HOLDS(count == 1 || (kernel && count == 2));
+        for (size_t edge = 0; edge < count; edge++) {
+            CUgraphNodeType before, after;
+            WORKS(cuGraphNodeGetType, from[edge], &before);
+            WORKS(cuGraphNodeGetType, to[edge], &after);
+            HOLDS(before == CU_GRAPH_NODE_TYPE_KERNEL);
+            HOLDS(after == (kernel ? CU_GRAPH_NODE_TYPE_KERNEL : CU_GRAPH_NODE_TYPE_MEMSET));
+        }
+        CUgraphExec executable = nullptr;
+        WORKS(cuGraphInstantiate, &executable, graph, 0);
+        unsigned filled = 0;
+        WORKS(cuMemcpyHtoD, memory, &filled, sizeof filled);
+        WORKS(cuGraphLaunch, executable, first);
+        // Neither happens before the launch lets it.
+        WORKS(cuMemcpyDtoHAsync, &filled, memory, sizeof filled, second);
+        WORKS(cuStreamSynchronize, second);
+        HOLDS(words[3] == 0 && filled == 0);
+        set(0);
+        set(1);
+        WORKS(cuStreamSynchronize, first);
+        WORKS(cuMemcpyDtoH, &filled, memory, sizeof filled);
+        if (kernel) HOLDS(words[3] == 2);
+        else HOLDS(filled == 1);
+        WORKS(cuGraphExecDestroy, executable);
         WORKS(cuGraphDestroy, graph);
     }
     // An event that is captured is no other's to ask for; recorded outside it is.
@@ -330,7 +354,7 @@ int main() {
     waits_of_other_streams();
     refusals();
     captures();
-    captures_with_plain_dependencies();
+    captures_of_other_dependencies();
     std::printf("PASS launch_events\n");
     return 0;
 }

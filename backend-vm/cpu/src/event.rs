@@ -174,7 +174,7 @@ impl Events {
         for event in [events.programmatic, events.begun].into_iter().flatten() {
             let entry = slab.events.get(&event.0).ok_or(CuError::INVALID_HANDLE)?;
             if entry.timing || entry.shared.is_some() {
-                return Err(CuError::INVALID_VALUE);
+                return Err(CuError::NOT_SUPPORTED);
             }
         }
         let reached = queue()?;

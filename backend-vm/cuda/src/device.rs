@@ -668,8 +668,13 @@ impl Device for CudaDevice {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let mut with_events = WithEvents::new();
-        let attributes = with_events.all(launch)?;
+        let with_events;
+        let attributes = if launch.events.is_empty() {
+            launch.attributes
+        } else {
+            with_events = WithEvents::new(launch)?;
+            with_events.all()
+        };
         let config = CUlaunchConfig {
             gridDimX: launch.grid[0],
             gridDimY: launch.grid[1],

@@ -10,38 +10,36 @@ const MOST: usize = 24;
 const PROGRAMMATIC: u32 = 7;
 const LAUNCH_COMPLETION: u32 = 12;
 
-/// Room for the attributes of a launch as the driver takes them.
+/// The attributes of a launch that records events, as the driver takes them.
 pub(crate) struct WithEvents {
     room: [LaunchAttribute; MOST],
+    count: usize,
 }
 
 impl WithEvents {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new(launch: &Launch<'_>) -> Result<Self> {
+        let (plain, events) = (launch.attributes, &launch.events);
         // An attribute 0 is none (`CU_LAUNCH_ATTRIBUTE_IGNORE`).
-        Self {
+        let mut all = Self {
             room: [LaunchAttribute::new(0, [0; 64]); MOST],
-        }
-    }
-
-    /// All attributes of the launch. Without events they are used where they are.
-    pub(crate) fn all<'a>(&'a mut self, launch: &'a Launch<'_>) -> Result<&'a [LaunchAttribute]> {
-        let events = &launch.events;
-        if events.is_empty() {
-            return Ok(launch.attributes);
-        }
-        let plain = launch.attributes;
+            count: 0,
+        };
         let programmatic = events
             .programmatic
             .map(|event| attribute(PROGRAMMATIC, event, events.at_block_start));
         let begun = events
             .begun
             .map(|event| attribute(LAUNCH_COMPLETION, event, false));
-        let mut count = 0;
         for attribute in plain.iter().copied().chain(programmatic).chain(begun) {
-            *self.room.get_mut(count).ok_or(CuError::INVALID_VALUE)? = attribute;
-            count += 1;
+            *all.room.get_mut(all.count).ok_or(CuError::INVALID_VALUE)? = attribute;
+            all.count += 1;
         }
-        Ok(&self.room[..count])
+        Ok(all)
+    }
+
+    /// Those of the launch itself, then its events.
+    pub(crate) fn all(&self) -> &[LaunchAttribute] {
+        &self.room[..self.count]
     }
 }
 
@@ -82,23 +80,16 @@ mod tests {
             at_block_start: true,
             begun: Some(RawEvent(0x7788)),
         };
-        let mut room = WithEvents::new();
-        let given = launch(&plain, events);
-        let all = room.all(&given).expect("three attributes");
+        let with_events = WithEvents::new(&launch(&plain, events)).expect("three attributes");
+        let all = with_events.all();
         let ids: Vec<_> = all.iter().map(|attribute| attribute.id).collect();
         assert_eq!(ids, [8, PROGRAMMATIC, LAUNCH_COMPLETION]);
         assert_eq!(all[0].value, [9; 64]);
         assert_eq!(all[1].value[..8], 0x1122_3344_5566_u64.to_le_bytes());
         assert_eq!(all[1].value[8..16], [0, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(all[2].value[..16], 0x7788_u128.to_le_bytes());
-        let mut room = WithEvents::new();
-        let none = launch(&plain, LaunchEvents::default());
-        assert!(std::ptr::eq(room.all(&none).expect("as given"), &plain[..]));
         let many = [plain[0]; MOST];
-        let many = launch(&many, events);
-        assert_eq!(
-            room.all(&many).expect_err("too many"),
-            CuError::INVALID_VALUE
-        );
+        let refused = WithEvents::new(&launch(&many, events)).err();
+        assert_eq!(refused, Some(CuError::INVALID_VALUE));
     }
 }

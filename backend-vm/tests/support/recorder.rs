@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use wormhole_device::{
     Access, BoxCopy, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
-    GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput,
+    GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput,
     LoadedFunction, LoadedModule, Loading, ManagedPlace, MemoryOperation, Parameter, Peer, Peers,
     PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawPool,
     RawStream, Result, StreamMemory, VirtualMemory,
@@ -48,6 +48,8 @@ pub struct Recorder {
     pub keeps_memory: AtomicBool,
     /// The work of this stream has faulted, which shows when the stream is asked.
     pub faulted: Mutex<Option<RawStream>>,
+    /// The dependencies of the graph that was made executable last.
+    pub edges: Mutex<Vec<GraphEdge>>,
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +88,7 @@ impl Recorder {
             refuses_memory: AtomicBool::new(false),
             keeps_memory: AtomicBool::new(false),
             faulted: Mutex::default(),
+            edges: Mutex::default(),
         }
     }
 
@@ -210,6 +213,7 @@ impl Graphs for Recorder {
     fn instantiate(&self, graph: &GraphDescription, _: u64) -> Result<RawGraph> {
         self.arrive("instantiate");
         self.check_nodes(graph)?;
+        self.edges.lock().unwrap().clone_from(&graph.edges);
         let made = self.make();
         self.enter(u32::try_from(graph.nodes.len()).unwrap());
         Ok(RawGraph(made))

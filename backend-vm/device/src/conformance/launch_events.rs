@@ -165,7 +165,7 @@ fn refused(device: &dyn Device) -> Outcome {
             same(
                 &format!("flags {flags}, {events:?}"),
                 result,
-                Err(CuError::INVALID_VALUE),
+                Err(CuError::NOT_SUPPORTED),
             )?;
         }
         worked("destroy", device.destroy_event(event))?;

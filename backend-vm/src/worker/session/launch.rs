@@ -126,7 +126,7 @@ impl Session {
         let handle = Handle::from_wire(u64::from_le_bytes(*handle));
         let event = self.event(handle.ok_or_else(|| self.invalid_handle())?)?;
         if !event.of_launches {
-            return Err(CuResult::INVALID_VALUE);
+            return Err(to_result(CuError::NOT_SUPPORTED));
         }
         Ok(Arc::clone(event))
     }
