@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use wormhole_device::{
     Access, BoxCopy, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
-    GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute, LinkInput,
-    LoadedFunction, LoadedModule, Loading, ManagedPlace, MemoryOperation, Parameter, Peer, Peers,
-    PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory, RawModule, RawPool,
-    RawStream, Result, StreamMemory, VirtualMemory,
+    GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute,
+    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemoryOperation, Parameter,
+    Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory, RawModule,
+    RawPool, RawStream, Result, StreamMemory, VirtualMemory,
 };
 
 use super::backend::PATIENCE;
