@@ -497,7 +497,6 @@ static void objects_and_text() {
     WORKS(cuGraphRetainUserObject, graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
     WORKS(cuGraphRetainUserObject, graph, object, 2, 0);
     WORKS(cuGraphReleaseUserObject, graph, object, 2);
-    RETURNS(1, cuGraphReleaseUserObject, graph, object, 2);
     CUgraphNode node;
     Parameters parameters(memory, 1);
     WORKS(cuGraphAddKernelNode, &node, graph, nullptr, 0, &parameters.node);

@@ -744,10 +744,10 @@ impl Device for CudaDevice {
     }
 }
 
-/// Refuses numbers below those of attributes, of which the driver (580) dies.
+/// Refuses numbers that are no attributes of functions: of some the driver (580) dies.
 fn check_attribute(attribute: i32) -> Result<()> {
     match attribute {
-        0.. => Ok(()),
+        0..FUNCTION_ATTRIBUTES_END => Ok(()),
         _ => Err(CuError::INVALID_VALUE),
     }
 }

@@ -103,34 +103,34 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Adds edges between nodes of one graph.
+    /// Adds edges between nodes of one graph. Of several in one call the driver (580) gives all the first one's data.
     fn connect(&self, graph: CUgraph, nodes: &[CUgraphNode], edges: &[&GraphEdge]) -> Result<()> {
-        let mut ends = (Vec::new(), Vec::new(), Vec::new());
-        for GraphEdge { from, to, data } in edges {
-            let node = |place: &u32| nodes.get(*place as usize).copied();
-            let (from, to) = node(from).zip(node(to)).ok_or(CuError::INVALID_VALUE)?;
-            ends.0.push(from);
-            ends.1.push(to);
-            ends.2.push(CUgraphEdgeData {
-                from_port: data[0],
-                to_port: data[1],
-                type_: data[2],
-                reserved: [0; 5],
-            });
+        for alike in edges.chunk_by(|one, next| one.data == next.data) {
+            let mut ends = (Vec::new(), Vec::new(), Vec::new());
+            for GraphEdge { from, to, data } in alike {
+                let node = |place: &u32| nodes.get(*place as usize).copied();
+                let (from, to) = node(from).zip(node(to)).ok_or(CuError::INVALID_VALUE)?;
+                ends.0.push(from);
+                ends.1.push(to);
+                ends.2.push(CUgraphEdgeData {
+                    from_port: data[0],
+                    to_port: data[1],
+                    type_: data[2],
+                    reserved: [0; 5],
+                });
+            }
+            // SAFETY: three lists of one length, of nodes of this graph.
+            unsafe {
+                self.driver.cuGraphAddDependencies_v2(
+                    graph,
+                    ends.0.as_ptr(),
+                    ends.1.as_ptr(),
+                    ends.2.as_ptr(),
+                    ends.0.len(),
+                )
+            }?;
         }
-        if ends.0.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: three lists of one length, of nodes of this graph.
-        unsafe {
-            self.driver.cuGraphAddDependencies_v2(
-                graph,
-                ends.0.as_ptr(),
-                ends.1.as_ptr(),
-                ends.2.as_ptr(),
-                ends.0.len(),
-            )
-        }
+        Ok(())
     }
 
     fn add_node(&self, graph: CUgraph, node: &GraphNode) -> Result<CUgraphNode> {
@@ -160,11 +160,11 @@ impl CudaDevice {
                 }
                 GraphNode::Memory(operations) => self.add_memory(graph, place, operations)?,
                 GraphNode::RecordEvent(raw) => {
-                    let event = shared_events::for_a_node(*raw)?;
+                    let event = shared_events::unshared(*raw)?;
                     driver.cuGraphAddEventRecordNode(place, graph, none, 0, event)?;
                 }
                 GraphNode::WaitEvent(raw) => {
-                    let event = shared_events::for_a_node(*raw)?;
+                    let event = shared_events::unshared(*raw)?;
                     driver.cuGraphAddEventWaitNode(place, graph, none, 0, event)?;
                 }
                 GraphNode::Empty => driver.cuGraphAddEmptyNode(place, graph, none, 0)?,

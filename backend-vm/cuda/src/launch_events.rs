@@ -2,7 +2,7 @@
 
 use wormhole_device::{CuError, Launch, LaunchAttribute, RawEvent, Result};
 
-use crate::device::event;
+use crate::shared_events;
 
 /// Attributes of one launch at most.
 const MOST: usize = 24;
@@ -26,10 +26,12 @@ impl WithEvents {
         };
         let programmatic = events
             .programmatic
-            .map(|event| attribute(PROGRAMMATIC, event, events.at_block_start));
+            .map(|event| attribute(PROGRAMMATIC, event, events.at_block_start))
+            .transpose()?;
         let begun = events
             .begun
-            .map(|event| attribute(LAUNCH_COMPLETION, event, false));
+            .map(|event| attribute(LAUNCH_COMPLETION, event, false))
+            .transpose()?;
         for attribute in plain.iter().copied().chain(programmatic).chain(begun) {
             *all.room.get_mut(all.count).ok_or(CuError::INVALID_VALUE)? = attribute;
             all.count += 1;
@@ -45,12 +47,12 @@ impl WithEvents {
 
 /// The event, no flags, and whether beginning triggers it: `programmaticEvent`, which `launchCompletionEvent` begins
 /// like.
-fn attribute(id: u32, raw: RawEvent, at_block_start: bool) -> LaunchAttribute {
+fn attribute(id: u32, raw: RawEvent, at_block_start: bool) -> Result<LaunchAttribute> {
     let mut value = [0; 64];
-    let handle = event(raw).expose_provenance() as u64;
+    let handle = shared_events::unshared(raw)?.expose_provenance() as u64;
     value[..8].copy_from_slice(&handle.to_le_bytes());
     value[12] = at_block_start.into();
-    LaunchAttribute::new(id, value)
+    Ok(LaunchAttribute::new(id, value))
 }
 
 #[cfg(test)]

@@ -65,8 +65,8 @@ pub(crate) fn is_shared(raw: RawEvent) -> bool {
     raw.0 & SHARED != 0
 }
 
-/// An event for a graph's node. Its words are written by each record, and so by no node.
-pub(crate) fn for_a_node(raw: RawEvent) -> Result<CUevent> {
+/// An event for a graph's node or a launch, neither of which writes words.
+pub(crate) fn unshared(raw: RawEvent) -> Result<CUevent> {
     if is_shared(raw) {
         return Err(CuError::NOT_SUPPORTED);
     }
