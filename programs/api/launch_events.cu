@@ -296,6 +296,8 @@ void captures_of_other_dependencies() {
         WORKS(cuGraphInstantiate, &executable, graph, 0);
         unsigned filled = 0;
         WORKS(cuMemcpyHtoD, memory, &filled, sizeof filled);
+        // The copy may return before it is there, and these streams do not wait for it.
+        WORKS(cuCtxSynchronize);
         WORKS(cuGraphLaunch, executable, first);
         // Neither happens before the launch lets it.
         WORKS(cuMemcpyDtoHAsync, &filled, memory, sizeof filled, second);
