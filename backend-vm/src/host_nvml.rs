@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use libloading::Library;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlFieldValue_t,
+    NVML_NVLINK_MAX_LINKS, nvmlDevice_t, nvmlFieldValue_t,
     nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_ATOMICS as P2P_ATOMICS,
     nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_NVLINK as P2P_NVLINK, nvmlMemory_t, nvmlPciInfo_t,
     nvmlProcessInfo_t, nvmlReturn_t,
@@ -194,7 +194,7 @@ impl HostNvml {
             .iter()
             .map(|own| Some(Place::from(own.as_ref()?.pci.as_ref()?)))
             .collect();
-        let links: Vec<String> = (0..links::LINKS)
+        let links: Vec<String> = (0..NVML_NVLINK_MAX_LINKS)
             .map(|number| links::known(self.link(device, number), &places).to_string())
             .collect();
         let mut text = format!("{}={}\n", facts::LINKS, links.join(" "));

@@ -46,41 +46,6 @@ pub fn seals(file: &impl AsRawFd) -> io::Result<i32> {
     Ok(seals)
 }
 
-/// The size of a file.
-///
-/// # Errors
-/// As `fstat`.
-pub fn size(file: &impl AsRawFd) -> io::Result<u64> {
-    // SAFETY: all zeros are a valid value of this structure.
-    let mut status: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: an open descriptor, and a local structure that the kernel fills.
-    if unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    u64::try_from(status.st_size).map_err(io::Error::other)
-}
-
-/// Gives the memory behind a range of an anonymous file back: it reads as zero afterwards.
-///
-/// # Errors
-/// As `fallocate`.
-pub fn punch_hole(file: &impl AsRawFd, offset: u64, bytes: u64) -> io::Result<()> {
-    let (offset, bytes) = (to_offset(offset)?, to_offset(bytes)?);
-    // SAFETY: an open descriptor and integers.
-    let result = unsafe {
-        libc::fallocate(
-            file.as_raw_fd(),
-            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-            offset,
-            bytes,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
 /// Maps a part of a file, shared, at an address the kernel chooses.
 ///
 /// # Errors

@@ -1,11 +1,14 @@
 //! Processes in one PID namespace: told apart by numbers, and hidden from each other.
 
+mod support;
+
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use support::backend::children_of;
 use wormhole_backend::sandbox::{
     Child, Command, Confinement, EXECUTION_LIMIT, Ending, Isolation, Processes, Profile, probe,
 };
@@ -122,14 +125,6 @@ fn the_thread_that_made_one_makes_others_and_threads_as_before() {
 
 /// The process that a namespace began with: a child of this one that is number 1 in its own.
 fn first_process() -> i32 {
-    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let children = threads.flat_map(|thread| {
-        let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        let numbers = text
-            .split_whitespace()
-            .map(|number| number.parse().unwrap());
-        numbers.collect::<Vec<i32>>()
-    });
     let is_first = |pid: &i32| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let numbers = status.lines().find(|line| line.starts_with("NSpid:"));
@@ -137,6 +132,7 @@ fn first_process() -> i32 {
             line.split_whitespace().skip(1).count() == 2 && line.ends_with("\t1")
         })
     };
+    let children = children_of(std::process::id());
     children.into_iter().find(is_first).unwrap()
 }
 

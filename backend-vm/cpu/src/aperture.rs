@@ -161,7 +161,7 @@ impl Aperture {
     /// Gives whole pages of the aperture's own memory back: they read as zeros.
     fn punch(&self, address: u64, bytes: u64) -> io::Result<()> {
         let (file, offset) = self.place(address);
-        file::punch_hole(file, offset, bytes)
+        file::punch_hole(&file, offset, bytes)
     }
 
     fn holds(&self, address: u64, bytes: u64) -> bool {

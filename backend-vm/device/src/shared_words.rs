@@ -212,7 +212,7 @@ impl SharedWords {
 
     #[must_use]
     pub fn words(&self) -> EventWords<'_> {
-        // SAFETY: a whole page, mapped until this is dropped.
+        // SAFETY: the whole file, mapped until this is dropped.
         unsafe { EventWords::new(self.base.as_ptr()) }
     }
 

@@ -5,9 +5,6 @@ use nvml_wrapper_sys::bindings::{
 };
 use wormhole_ring::control::facts::Link;
 
-/// The most links that a device has: `NVML_NVLINK_MAX_LINKS`.
-pub(super) const LINKS: u32 = 18;
-
 /// A place in the host's PCI space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {

@@ -83,7 +83,7 @@ impl From<SessionFile> for OwnedFd {
 /// # Errors
 /// As `fallocate`.
 pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
-    memory::punch_hole(
+    wormhole_device::file::punch_hole(
         file,
         u64::from(run.first) * SEGMENT,
         u64::from(run.count) * SEGMENT,

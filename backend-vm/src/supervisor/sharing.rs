@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use event_manager::EventOps;
-use wormhole_device::{EventWords, PARTIES, WORDS_FILE};
+use wormhole_device::{EventWords, PARTIES, WORDS_FILE, file};
 use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
 
 use super::{Id, Supervisor};
-use crate::memory::{self, Mapping};
+use crate::memory::Mapping;
 
 /// Things that one session may share at the same time.
 const LIMIT: usize = 1 << 14;
@@ -123,7 +123,7 @@ impl Shares {
             return Err(OUT_OF_MEMORY);
         }
         let words = share.words != 0 && descriptor.is_some();
-        if words && !descriptor.as_ref().is_some_and(may_have_words) {
+        if words && descriptor.as_ref().and_then(file::fixed_size) != Some(WORDS_FILE as u64) {
             return Err(INVALID_VALUE);
         }
         let token = random().ok_or(OUT_OF_MEMORY)?;
@@ -176,13 +176,6 @@ impl Shares {
             .filter_map(|(_, entry)| entry.descriptor)
             .collect()
     }
-}
-
-/// Whether a file may have the words of an event: it keeps its size.
-fn may_have_words(file: &OwnedFd) -> bool {
-    let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-    let sealed = memory::seals(file).is_ok_and(|seals| seals & fixed == fixed);
-    sealed && memory::size(file).is_ok_and(|size| size == WORDS_FILE as u64)
 }
 
 /// Sixteen bytes that nobody knows.
@@ -300,6 +293,7 @@ impl Supervisor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory;
 
     const MEMORY: u32 = 1;
 
