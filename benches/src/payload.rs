@@ -13,7 +13,7 @@ use wormhole_monitor::payload::{
     ParameterBlock, PayloadConfig, PayloadReport, PayloadVm, PayloadWindow,
 };
 use wormhole_monitor::stats::VmStats;
-use wormhole_monitor::{DisabledExits, Outcome, VmError};
+use wormhole_monitor::{DisabledExits, ExitReason, VmError};
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
 use wormhole_ring::memory::{MemoryError, SessionMemory};
 
@@ -40,7 +40,7 @@ pub enum BenchError {
     #[error("the payload {name} failed: {outcome}")]
     Failed {
         name: &'static str,
-        outcome: Outcome,
+        outcome: ExitReason,
     },
     #[error("the ring broke")]
     Ring(#[from] wormhole_ring::ring::Violation),
@@ -195,7 +195,7 @@ pub fn run<T: Send>(
             .join()
             .map_err(|_| BenchError::Missing("report of the guest's thread"))??;
         match report.outcome {
-            Outcome::Exited { status: 0 } => host
+            ExitReason::Exited { status: 0 } => host
                 .join()
                 .map_err(|_| BenchError::Missing("result of the host's thread"))?,
             outcome => Err(BenchError::Failed { name, outcome }),

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, InitramfsPart, KvmAbility, Refused, Vm, VmConfig,
+    BootSource, ConnectRequest, DisabledExits, InitramfsPart, KvmCaps, Refused, Vm, VmConfig,
     VsockConfig, probe,
 };
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 fn boot() -> Result<ExitCode, Box<dyn Error>> {
-    if let KvmAbility::Missing { why } | KvmAbility::PayloadOnly { why } = probe() {
+    if let KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } = probe() {
         return Err(why.into());
     }
     let mut args = std::env::args().skip(1);

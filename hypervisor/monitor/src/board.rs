@@ -5,10 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vm_superio::Serial;
 use vm_superio::serial::NoEvents;
 
-use crate::accounts::{self, ExitAccounts};
 use crate::devices::pci::{CONFIG_PORTS, PciBus};
 use crate::devices::power::{self, Effect, PowerPorts};
 use crate::devices::serial::{self, IrqTrigger, Tee};
+use crate::exit_accounting::{self, ExitAccounting};
 use crate::vcpu::{Board, PortEffect};
 
 /// What a Linux guest's accesses reach.
@@ -18,14 +18,14 @@ pub(crate) struct LinuxBoard {
     pci: Mutex<PciBus>,
     power: Mutex<PowerPorts>,
     status: Mutex<Option<u32>>,
-    accounts: ExitAccounts,
+    accounts: ExitAccounting,
 }
 
 impl LinuxBoard {
     pub fn new(
         serial: Serial<IrqTrigger, NoEvents, Tee>,
         pci: PciBus,
-        accounts: ExitAccounts,
+        accounts: ExitAccounting,
     ) -> Self {
         Self {
             serial: Mutex::new(serial),
@@ -42,7 +42,7 @@ impl LinuxBoard {
     }
 
     /// Exits by what the guest said it was doing.
-    pub fn exit_accounts(&self) -> [u64; accounts::COUNT] {
+    pub fn exit_accounts(&self) -> [u64; exit_accounting::COUNT] {
         self.accounts.read()
     }
 
@@ -97,7 +97,7 @@ impl Board for LinuxBoard {
             }
         } else if CONFIG_PORTS.contains(&port) {
             self.lock_pci().write_port(port, data);
-        } else if port == accounts::PORT {
+        } else if port == exit_accounting::PORT {
             if let Some(account) = data.first() {
                 self.accounts.change(*account);
             }

@@ -7,35 +7,35 @@
 //!   power-off, ports for exit status and exit accounts, a PCI bus with virtio-vsock, and the window as soft-reserved
 //!   memory that Linux's `dax_hmem` and `device_dax` make a `/dev/dax` device.
 //! - [`payload`] runs a freestanding program in user mode.
-//! - [`ability::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
+//! - [`kvm_caps::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
 //!
 //! Invariants: guest memory is never the target of a Rust reference; what a guest wrote is copied
 //! out before it is looked at; nothing a guest does makes the monitor panic, wait or grow without
 //! bound.
 
-pub mod ability;
-pub mod accounts;
 mod board;
 pub mod boot;
 mod cpu;
 mod device_thread;
 pub mod devices;
+pub mod exit_accounting;
+mod exit_reason;
 pub mod irq;
+pub mod kvm_caps;
 pub mod memory;
-mod outcome;
 pub mod payload;
 pub mod ram;
 pub mod stats;
 mod vcpu;
 mod vm;
 
-pub use ability::{KvmAbility, probe};
 pub use boot::{BootError, BootSource, InitramfsPart};
 pub use cpu::CpuError;
 pub use devices::power::EXIT_STATUS as EXIT_STATUS_PORT;
 pub use devices::serial::ConsoleTail;
 pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
+pub use exit_reason::{ExitReason, Registers, Report};
+pub use kvm_caps::{KvmCaps, probe};
 pub use memory::{MemoryError, Window};
-pub use outcome::{Outcome, Registers, Report};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
 pub use vm::{DisabledExits, MAX_VCPUS, Vm, VmConfig, VmError, VsockConfig};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::outcome::{Outcome, Registers};
+use crate::exit_reason::{ExitReason, Registers};
 
 /// Why the threads of a VM could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -69,28 +69,28 @@ pub(crate) struct VcpuEnd {
 
 impl VcpuEnd {
     /// The outcome of an end that means the same for every kind of VM.
-    pub fn failure(&self) -> Option<Outcome> {
+    pub fn failure(&self) -> Option<ExitReason> {
         let Self {
             vcpu, registers, ..
         } = *self;
         Some(match &self.end {
             End::Port(_) => return None,
-            End::Shutdown => Outcome::TripleFault { vcpu, registers },
-            End::Internal { suberror } => Outcome::InternalError {
+            End::Shutdown => ExitReason::TripleFault { vcpu, registers },
+            End::Internal { suberror } => ExitReason::InternalError {
                 vcpu,
                 suberror: *suberror,
                 registers,
             },
-            End::EntryFailed { reason, cpu } => Outcome::EntryFailed {
+            End::EntryFailed { reason, cpu } => ExitReason::EntryFailed {
                 vcpu,
                 reason: *reason,
                 cpu: *cpu,
             },
-            End::Unexpected { exit } => Outcome::UnexpectedExit {
+            End::Unexpected { exit } => ExitReason::UnexpectedExit {
                 vcpu,
                 exit: exit.clone(),
             },
-            End::RunFailed { error } => Outcome::RunFailed {
+            End::RunFailed { error } => ExitReason::RunFailed {
                 vcpu,
                 error: error.clone(),
             },
@@ -113,7 +113,7 @@ impl StopHandle {
         Self(events)
     }
 
-    /// Ends the VM: its `run` returns with [`Outcome::Stopped`]. Without effect on a VM that has
+    /// Ends the VM: its `run` returns with [`ExitReason::Stopped`]. Without effect on a VM that has
     /// ended.
     pub fn stop(&self) {
         // A VM that has ended has dropped the receiver.
@@ -252,8 +252,8 @@ impl VcpuThreads {
         &self,
         events: &Receiver<Event>,
         timeout: Option<Duration>,
-        mut judge: impl FnMut(VcpuEnd) -> Option<Outcome>,
-    ) -> Outcome {
+        mut judge: impl FnMut(VcpuEnd) -> Option<ExitReason>,
+    ) -> ExitReason {
         let deadline = timeout.map(|after| (after, Instant::now() + after));
         loop {
             let event = match deadline {
@@ -263,14 +263,16 @@ impl VcpuThreads {
                 }
             };
             match event {
-                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return Outcome::Stopped,
+                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    return ExitReason::Stopped;
+                }
                 Ok(Event::Ended(end)) => {
                     if let Some(outcome) = judge(end) {
                         return outcome;
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    return Outcome::TimedOut {
+                    return ExitReason::TimedOut {
                         after: timeout.unwrap_or_default(),
                     };
                 }

@@ -12,7 +12,6 @@ use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vm_superio::Serial;
 
-use crate::accounts::ExitAccounts;
 use crate::board::LinuxBoard;
 use crate::boot::{self, BootError, BootSource};
 use crate::cpu::{self, CpuError};
@@ -21,9 +20,10 @@ use crate::devices::pci::{Msix, PciBus, PciFunction};
 use crate::devices::serial::{self, ConsoleTail, IrqTrigger, Tee};
 use crate::devices::virtio::VirtioPci;
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockEngine};
+use crate::exit_accounting::ExitAccounting;
+use crate::exit_reason::{ExitReason, Report};
 use crate::irq::{IrqError, IrqRouter, MsiController};
 use crate::memory::{self, Layout, MemoryError, PCI_HOLE_START, Range, Window};
-use crate::outcome::{Outcome, Report};
 use crate::ram::GuestRam;
 use crate::stats::{Stats, StatsError, VmStats};
 use crate::vcpu::{
@@ -249,7 +249,7 @@ impl Vm {
         let board = Arc::new(LinuxBoard::new(
             Serial::new(interrupt, console),
             PciBus::new(functions),
-            ExitAccounts::new({
+            ExitAccounting::new({
                 let stats = stats.clone();
                 move || stats.read().ok().map(|now| now.vcpu_sum("exits"))
             }),
@@ -313,7 +313,7 @@ impl Vm {
         drop(threads);
         // A kernel that panicked and then could not even reset itself has still panicked.
         let outcome = match outcome {
-            Outcome::TimedOut { .. } => panicked(&self.tail).unwrap_or(outcome),
+            ExitReason::TimedOut { .. } => panicked(&self.tail).unwrap_or(outcome),
             outcome => outcome,
         };
         Ok(Report {
@@ -328,7 +328,7 @@ impl Vm {
 }
 
 /// What a vCPU's end means for a Linux guest: the first one is the VM's.
-fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> Outcome {
+fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> ExitReason {
     if let Some(failure) = end.failure() {
         return failure;
     }
@@ -338,23 +338,23 @@ fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> Outcome {
     let status = board.exit_status();
     match (status, &end.end) {
         (Some(status), _) | (None, &End::Port(PortEffect::Exited(status))) => {
-            Outcome::Exited { status }
+            ExitReason::Exited { status }
         }
-        (None, End::Port(PortEffect::PowerOff)) => Outcome::PoweredOff,
-        (None, _) => Outcome::Reset,
+        (None, End::Port(PortEffect::PowerOff)) => ExitReason::PoweredOff,
+        (None, _) => ExitReason::Reset,
     }
 }
 
 /// What the console says of a panic.
-fn panicked(tail: &ConsoleTail) -> Option<Outcome> {
+fn panicked(tail: &ConsoleTail) -> Option<ExitReason> {
     let line = tail.panic()?;
     // "Out of memory: …", "System is deadlocked on memory".
     let memory = line.to_ascii_lowercase();
     Some(
         if memory.contains("out of memory") || memory.contains("deadlocked on memory") {
-            Outcome::OutOfMemory { line }
+            ExitReason::OutOfMemory { line }
         } else {
-            Outcome::Panicked { line }
+            ExitReason::Panicked { line }
         },
     )
 }
@@ -420,8 +420,8 @@ fn create_vsock(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accounts;
-    use crate::outcome::Registers;
+    use crate::exit_accounting;
+    use crate::exit_reason::Registers;
     use crate::vcpu::Board;
     use vmm_sys_util::eventfd::EventFd;
 
@@ -431,12 +431,12 @@ mod tests {
         LinuxBoard::new(
             Serial::new(interrupt, console),
             PciBus::new(Vec::new()),
-            ExitAccounts::new(|| None),
+            ExitAccounting::new(|| None),
         )
     }
 
     /// How a guest ends that writes `text` to its console, `status` to its port, and then `end`s.
-    fn ended(text: &str, status: Option<u8>, end: PortEffect) -> Outcome {
+    fn ended(text: &str, status: Option<u8>, end: PortEffect) -> ExitReason {
         let tail = ConsoleTail::default();
         let board = board(&tail);
         board.write_port(serial::COM1, text.as_bytes());
@@ -454,14 +454,17 @@ mod tests {
     #[test]
     fn an_exit_status_counts_however_the_guest_ends() {
         for end in [PortEffect::PowerOff, PortEffect::Reset] {
-            assert_eq!(ended("", Some(3), end), Outcome::Exited { status: 3 });
+            assert_eq!(ended("", Some(3), end), ExitReason::Exited { status: 3 });
         }
     }
 
     #[test]
     fn ends_without_a_status_are_told_apart() {
-        assert_eq!(ended("", None, PortEffect::PowerOff), Outcome::PoweredOff);
-        assert_eq!(ended("", None, PortEffect::Reset), Outcome::Reset);
+        assert_eq!(
+            ended("", None, PortEffect::PowerOff),
+            ExitReason::PoweredOff
+        );
+        assert_eq!(ended("", None, PortEffect::Reset), ExitReason::Reset);
     }
 
     #[test]
@@ -470,14 +473,14 @@ mod tests {
         let text = format!("{line}\r\n[    2.6] Rebooting\r\n");
         assert_eq!(
             ended(&text, None, PortEffect::Reset),
-            Outcome::Panicked {
+            ExitReason::Panicked {
                 line: line.to_owned()
             }
         );
         let line = "Kernel panic - not syncing: System is deadlocked on memory";
         assert_eq!(
             ended(&format!("{line}\n"), None, PortEffect::Reset),
-            Outcome::OutOfMemory {
+            ExitReason::OutOfMemory {
                 line: line.to_owned()
             }
         );
@@ -493,7 +496,7 @@ mod tests {
         assert_eq!(data, [0xff; 4]);
         assert_eq!(board.write_port(0x300, &data), PortEffect::Continue);
         for data in [&data[..], &[]] {
-            let effect = board.write_port(accounts::PORT, data);
+            let effect = board.write_port(exit_accounting::PORT, data);
             assert_eq!(effect, PortEffect::Continue);
         }
     }

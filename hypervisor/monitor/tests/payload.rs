@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use wormhole_monitor::payload::{PayloadConfig, PayloadVm, PayloadWindow};
-use wormhole_monitor::{DisabledExits, KvmAbility, Outcome, probe};
+use wormhole_monitor::{DisabledExits, ExitReason, KvmCaps, probe};
 
 const WINDOW_ADDRESS: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: usize = 4 << 20;
@@ -18,7 +18,7 @@ const SHOWN: u64 = 2 << 20;
 
 /// Whether payloads can run here; says so if not.
 fn kvm() -> bool {
-    if let KvmAbility::Missing { why } = probe() {
+    if let KvmCaps::Missing { why } = probe() {
         eprintln!("skipped: {why}");
         return false;
     }
@@ -76,7 +76,7 @@ fn spin_makes_its_turns_on_every_vcpu_without_exits() {
     let vm = PayloadVm::new(config("spin", vec![vec![turns], vec![turns]])).expect("payload");
     let blocks = [0, 1].map(|vcpu| vm.parameters(vcpu).expect("block"));
     let report = vm.run().expect("run");
-    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert_eq!(report.outcome, ExitReason::Exited { status: 0 });
     assert_eq!(report.statuses.len(), 2);
     // One exit per vCPU: the write of its status.
     assert_eq!((report.exits.io, report.exits.mmio), (2, 0));
@@ -107,7 +107,7 @@ fn spin_stops_at_a_word_in_its_parameter_block() {
     }
     assert!(block.store(1, 1));
     let report = running.join().expect("thread").expect("run");
-    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert_eq!(report.outcome, ExitReason::Exited { status: 0 });
     assert!(block.load(2) > Some(0));
 }
 
@@ -121,7 +121,7 @@ fn a_payload_that_does_not_end_is_stopped() {
     let running = std::thread::spawn(move || vm.run());
     stop.stop();
     let report = running.join().expect("thread").expect("run");
-    assert_eq!(report.outcome, Outcome::Stopped);
+    assert_eq!(report.outcome, ExitReason::Stopped);
 
     let after = Duration::from_millis(50);
     let vm = PayloadVm::new(PayloadConfig {
@@ -129,7 +129,10 @@ fn a_payload_that_does_not_end_is_stopped() {
         ..config("spin", vec![vec![0]])
     })
     .expect("payload");
-    assert_eq!(vm.run().expect("run").outcome, Outcome::TimedOut { after });
+    assert_eq!(
+        vm.run().expect("run").outcome,
+        ExitReason::TimedOut { after }
+    );
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn pingpong_reaches_the_host_through_the_window() {
         pong.store(round, std::sync::atomic::Ordering::Release);
     }
     let report = running.join().expect("thread").expect("run");
-    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert_eq!(report.outcome, ExitReason::Exited { status: 0 });
     assert_eq!(report.exits.total(), 1, "{:?}", report.exits);
     for round in 0..1000 {
         let duration = word(0x1000 + 8 * round).load(std::sync::atomic::Ordering::Relaxed);
@@ -236,7 +239,7 @@ fn parts_of_a_window_change_under_a_running_payload() {
             .expect("in the window");
     }
     let report = running.join().expect("thread").expect("run");
-    assert_eq!(report.outcome, Outcome::Exited { status: 0 });
+    assert_eq!(report.outcome, ExitReason::Exited { status: 0 });
     assert_eq!(
         load(1, 0),
         600,
@@ -260,7 +263,7 @@ fn exceptions_are_told_with_their_place() {
     ] {
         let vm = PayloadVm::new(config("fault", vec![vec![fault, target]])).expect("payload");
         let report = vm.run().expect("run");
-        let Outcome::PayloadException {
+        let ExitReason::PayloadException {
             vector,
             error_code,
             registers,

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use wormhole_images::{COMMAND_LINE, Ending, GuestRun, Image, Report, guest_overlay, ports};
 use wormhole_monitor::stats::{Snapshot, VmStats};
 use wormhole_monitor::{
-    BootSource, ConnectRequest, DisabledExits, InitramfsPart, Outcome, Refused, Vm, VmConfig,
-    VmError, VsockConfig, accounts,
+    BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, Refused, Vm, VmConfig,
+    VmError, VsockConfig, exit_accounting,
 };
 
 use crate::backend::{Backend, Port};
@@ -31,7 +31,10 @@ pub enum GuestError {
     #[error(transparent)]
     Vm(#[from] VmError),
     #[error("{outcome}{}", console(.tail))]
-    Ended { outcome: Outcome, tail: Vec<String> },
+    Ended {
+        outcome: ExitReason,
+        tail: Vec<String>,
+    },
     #[error("the guest could not run the program: {0}")]
     Failed(String),
     #[error("the guest ended without a report of its program{}", console(.0))]
@@ -56,7 +59,10 @@ pub fn run(
     let folder = images()?;
     let image = Image::guest(&folder, options.kernel.into())?;
     let mut variables = super::forwarded_variables();
-    variables.push((ACCOUNTS_VARIABLE.into(), accounts::PORT.to_string().into()));
+    variables.push((
+        ACCOUNTS_VARIABLE.into(),
+        exit_accounting::PORT.to_string().into(),
+    ));
     let overlay = guest_overlay(&GuestRun {
         init: installation.init()?,
         frontends: installation.frontends()?,
@@ -182,9 +188,13 @@ fn copy(mut from: UnixStream, mut to: impl Write) {
     drop(io::copy(&mut from, &mut to).and_then(|_| to.flush()));
 }
 
-fn status(outcome: Outcome, report: Option<Report>, tail: Vec<String>) -> Result<u8, GuestError> {
+fn status(
+    outcome: ExitReason,
+    report: Option<Report>,
+    tail: Vec<String>,
+) -> Result<u8, GuestError> {
     match outcome {
-        Outcome::Exited { .. } => match report {
+        ExitReason::Exited { .. } => match report {
             Some(Report {
                 ending: Ending::Failed { message, .. },
                 ..

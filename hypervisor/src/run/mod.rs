@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use wormhole_backend::device::DeviceChoice;
-use wormhole_monitor::KvmAbility;
+use wormhole_monitor::KvmCaps;
 
 use crate::backend::BackendError;
 use crate::installation::{Installation, InstallationError};
@@ -279,8 +279,8 @@ fn choose_host(wanted: Host) -> Result<Host, RunError> {
         return Ok(Host::Emulated);
     }
     match wormhole_monitor::probe() {
-        KvmAbility::Linux => Ok(Host::Kvm),
-        KvmAbility::Missing { why } | KvmAbility::PayloadOnly { why } => {
+        KvmCaps::Linux => Ok(Host::Kvm),
+        KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } => {
             if wanted == Host::Auto {
                 eprintln!("wormhole: {why}; using the emulated host");
                 Ok(Host::Emulated)

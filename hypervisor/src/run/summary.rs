@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wormhole_backend::report::SessionReport;
-use wormhole_monitor::accounts;
+use wormhole_monitor::exit_accounting;
 
 /// The outcome of one `wormhole run`, for people (its `Display`) and machines (as JSON).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Summary {
     /// VM exits of all vCPUs while the program ran, from KVM's statistics; none without a VM.
     pub vm_exits: Option<u64>,
     /// VM exits by what the program said it was doing; none without a VM.
-    pub exit_accounts: Option<[u64; accounts::COUNT]>,
+    pub exit_accounts: Option<[u64; exit_accounting::COUNT]>,
     /// One for each guest process that used the driver.
     pub sessions: Vec<SessionReport>,
 }

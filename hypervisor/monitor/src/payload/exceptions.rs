@@ -5,7 +5,7 @@
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
-use crate::outcome::{Outcome, Registers};
+use crate::exit_reason::{ExitReason, Registers};
 use crate::ram::GuestRam;
 
 /// A write here means: an exception, see the stack.
@@ -63,7 +63,7 @@ pub(super) fn write(ram: &GuestRam, vcpu: u8) -> Result<Tables, GuestMemoryError
 }
 
 /// What happened, from the stack of the handler that wrote to [`PORT`].
-pub(super) fn outcome(ram: &GuestRam, vcpu: u8, registers: Registers) -> Outcome {
+pub(super) fn outcome(ram: &GuestRam, vcpu: u8, registers: Registers) -> ExitReason {
     let word = |index: u64| {
         registers
             .rsp
@@ -71,7 +71,7 @@ pub(super) fn outcome(ram: &GuestRam, vcpu: u8, registers: Registers) -> Outcome
             .and_then(|address| ram.read_obj::<u64>(GuestAddress(address)).ok())
             .unwrap_or(0)
     };
-    Outcome::PayloadException {
+    ExitReason::PayloadException {
         vcpu,
         vector: word(0).to_le_bytes()[0],
         error_code: word(1),
@@ -119,7 +119,7 @@ mod tests {
             cr2: 0xbad_0000,
             ..Registers::default()
         };
-        let Outcome::PayloadException {
+        let ExitReason::PayloadException {
             vector,
             error_code,
             registers,
@@ -143,7 +143,7 @@ mod tests {
             };
             assert!(matches!(
                 outcome(&ram, 0, registers),
-                Outcome::PayloadException { .. }
+                ExitReason::PayloadException { .. }
             ));
         }
     }

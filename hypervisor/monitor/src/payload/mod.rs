@@ -33,8 +33,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::cpu::{self, CpuError};
 use crate::devices::power;
+use crate::exit_reason::ExitReason;
 use crate::memory::{self, Range, WINDOW_ALIGN, WINDOW_UNIT, Window};
-use crate::outcome::Outcome;
 use crate::ram::GuestRam;
 use crate::stats::{Stats, VmStats};
 use crate::vcpu::{
@@ -152,9 +152,9 @@ pub struct PayloadConfig {
 /// Everything known after a payload has ended.
 #[derive(Debug, Clone)]
 pub struct PayloadReport {
-    /// [`Outcome::Exited`] with the first status that is not 0, or 0, if all vCPUs ended by
+    /// [`ExitReason::Exited`] with the first status that is not 0, or 0, if all vCPUs ended by
     /// themselves; otherwise what ended the VM.
-    pub outcome: Outcome,
+    pub outcome: ExitReason,
     /// The statuses of those vCPUs that ended by themselves.
     pub statuses: BTreeMap<u8, u32>,
     /// How long it ran.
@@ -318,7 +318,7 @@ impl PayloadVm {
         let outcome = threads.wait(receiver, self.timeout, |end| match end.end {
             End::Port(PortEffect::Exited(status)) => {
                 statuses.insert(end.vcpu, status);
-                (statuses.len() == count).then(|| Outcome::Exited {
+                (statuses.len() == count).then(|| ExitReason::Exited {
                     status: statuses.values().copied().find(|s| *s != 0).unwrap_or(0),
                 })
             }

@@ -32,9 +32,9 @@ impl fmt::Display for Registers {
     }
 }
 
-/// How a VM ended. Only [`Outcome::Exited`] and [`Outcome::PoweredOff`] are orderly ends.
+/// How a VM ended. Only [`ExitReason::Exited`] and [`ExitReason::PoweredOff`] are orderly ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Outcome {
+pub enum ExitReason {
     /// The guest wrote its exit status and ended.
     #[error("the guest ended with status {status}")]
     Exited {
@@ -133,7 +133,7 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl ExitReason {
     /// The guest's exit status, if it told one.
     pub fn status(&self) -> Option<u32> {
         match self {
@@ -173,7 +173,7 @@ fn exception_name(vector: u8) -> &'static str {
 #[derive(Debug, Clone)]
 pub struct Report {
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: ExitReason,
     /// How long it ran.
     pub duration: Duration,
     /// The console's last lines, oldest first.
@@ -182,8 +182,8 @@ pub struct Report {
     pub out_of_memory: Option<String>,
     /// Exits to the monitor, counted per reason over all vCPUs.
     pub exits: crate::vcpu::ExitCounts,
-    /// Exits of all vCPUs, by what the guest said it was doing ([`crate::accounts`]); a payload says nothing.
-    pub exit_accounts: [u64; crate::accounts::COUNT],
+    /// Exits of all vCPUs, by what the guest said it was doing ([`crate::exit_accounting`]); a payload says nothing.
+    pub exit_accounts: [u64; crate::exit_accounting::COUNT],
 }
 
 #[cfg(test)]
@@ -198,7 +198,7 @@ mod tests {
             cs: 0x33,
             ..Default::default()
         };
-        let text = Outcome::PayloadException {
+        let text = ExitReason::PayloadException {
             vcpu: 1,
             vector: 14,
             error_code: 4,
@@ -208,7 +208,7 @@ mod tests {
         for part in ["vCPU 1", "page fault", "0x1234", "0xdead0000", "level 3"] {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
-        let text = Outcome::TimedOut {
+        let text = ExitReason::TimedOut {
             after: Duration::from_millis(1500),
         }
         .to_string();

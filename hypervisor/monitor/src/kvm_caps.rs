@@ -1,4 +1,4 @@
-//! What the machine's KVM can do.
+//! Probes what this machine's KVM can run.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm};
@@ -21,9 +21,9 @@ const LEAF_1_ECX: u32 = 1 << 9
 /// Leaf 7 EBX: FSGSBASE, BMI1, AVX2, BMI2, ERMS, RDSEED, ADX, SMAP.
 const LEAF_7_EBX: u32 = 1 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 18 | 1 << 19 | 1 << 20;
 
-/// What the machine's KVM can do.
+/// What this machine's KVM can run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KvmAbility {
+pub enum KvmCaps {
     /// There is no KVM to use.
     Missing {
         /// One line: why, and what to do.
@@ -38,7 +38,7 @@ pub enum KvmAbility {
     Linux,
 }
 
-impl KvmAbility {
+impl KvmCaps {
     /// Why something does not work, if something does not.
     pub fn why(&self) -> Option<&str> {
         match self {
@@ -53,8 +53,8 @@ impl KvmAbility {
 /// A paravirtual nested KVM runs the guest's user mode on the real processor but interprets its
 /// kernel, incompletely: stock Linux does not boot there. It gives itself away by ignoring the
 /// CPUID that was set: bits that were cleared come back.
-pub fn probe() -> KvmAbility {
-    let missing = |what: &str, error: &dyn std::fmt::Display| KvmAbility::Missing {
+pub fn probe() -> KvmCaps {
+    let missing = |what: &str, error: &dyn std::fmt::Display| KvmCaps::Missing {
         why: format!("{what}: {error}; use --host emulated"),
     };
     let kvm = match Kvm::new() {
@@ -78,8 +78,8 @@ pub fn probe() -> KvmAbility {
     }
     match returned_bits(&kvm) {
         Err(error) => missing("KVM cannot make a VM", &error),
-        Ok((0, 0)) => KvmAbility::Linux,
-        Ok((leaf_1, leaf_7)) => KvmAbility::PayloadOnly {
+        Ok((0, 0)) => KvmCaps::Linux,
+        Ok((leaf_1, leaf_7)) => KvmCaps::PayloadOnly {
             why: format!(
                 "this machine's KVM interprets guest kernels and ignores the CPUID it is given \
                  (cleared bits came back: leaf 1 {leaf_1:#x}, leaf 7 {leaf_7:#x}), so Linux guests \
@@ -123,9 +123,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_inability_says_what_to_do() {
-        let ability = probe();
-        if let Some(why) = ability.why() {
+    fn every_lack_says_what_to_do() {
+        let caps = probe();
+        if let Some(why) = caps.why() {
             assert!(why.contains("--host emulated"), "{why}");
             assert!(!why.contains('\n'), "{why}");
         }

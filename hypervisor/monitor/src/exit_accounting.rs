@@ -1,8 +1,8 @@
-//! VM exits by what the guest says it is doing.
+//! VM exits by account, which a program in the guest selects.
 //!
-//! A program in the guest writes the number of an account to [`PORT`]; from then on exits of all vCPUs are
-//! entered there, until it writes another one. So a program can have the exits of its work told from those
-//! of a control that takes as long. Each change is an exit itself and is entered in the account that it ends.
+//! The program writes an account's number to [`PORT`]; exits of all vCPUs count there until it writes
+//! another number. So the exits of its work can be compared with those of a control that takes as long.
+//! Each write is an exit itself and counts in the account that it ends.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,14 +10,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Where a guest writes the account's number, one byte. Not used by any PC device that Linux probes.
 pub const PORT: u16 = 0xf5;
 
-/// How many accounts there are; what a guest enters elsewhere is entered nowhere.
+/// Number of accounts. Exits in an account of a higher number count nowhere.
 pub const COUNT: usize = 4;
 
 /// How many exits there were so far; none if that cannot be told.
 type Exits = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// Exits by account.
-pub(crate) struct ExitAccounts {
+pub(crate) struct ExitAccounting {
     exits: Exits,
     entries: Mutex<Entries>,
 }
@@ -30,15 +30,15 @@ struct Entries {
     entered: [u64; COUNT],
 }
 
-impl fmt::Debug for ExitAccounts {
+impl fmt::Debug for ExitAccounting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExitAccounts")
+        f.debug_struct("ExitAccounting")
             .field("entries", &self.entries)
             .finish_non_exhaustive()
     }
 }
 
-impl ExitAccounts {
+impl ExitAccounting {
     /// All exits go to account 0 at first.
     pub fn new(exits: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
         Self {
@@ -83,7 +83,7 @@ mod tests {
     fn entered(changes: &[(u8, u64)]) -> [u64; COUNT] {
         let exits = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&exits);
-        let accounts = ExitAccounts::new(move || Some(counted.load(Ordering::Relaxed)));
+        let accounts = ExitAccounting::new(move || Some(counted.load(Ordering::Relaxed)));
         for (account, now) in changes {
             exits.store(*now, Ordering::Relaxed);
             accounts.change(*account);
