@@ -11,6 +11,7 @@ mod numba;
 mod programs;
 mod pytest;
 mod setup;
+mod soak;
 mod speed;
 mod stage;
 mod tally;
@@ -48,6 +49,8 @@ enum Action {
     CudaPython,
     /// Run NCCL between two processes over the CPU device.
     Nccl,
+    /// Run programs in lanes under load, beside a heartbeat; look for wrong results, stalls and growing memory.
+    Soak(soak::Options),
     /// For each function of the driver API, find a test that notices when it does nothing.
     Mutants {
         /// Only functions whose names contain this, also those that have a test; otherwise those that have none (any more).
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),
         Action::Nccl => nccl::nccl(&root),
+        Action::Soak(options) => soak::soak(&root, &options),
         Action::Mutants { filter } => mutants::mutants(&root, filter.as_deref()),
         Action::Bench(bench) => bench::bench(&root, &bench).map(|()| true),
     };

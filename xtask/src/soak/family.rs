@@ -1,0 +1,199 @@
+//! The processes that a run consists of, as `/proc` shows them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Pid, WaitOptions, waitpid};
+
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The children that somebody here waits for. What else becomes a child of this process has lost its parent.
+#[derive(Debug, Default)]
+pub struct Spawned(Mutex<BTreeSet<i32>>);
+
+impl Spawned {
+    /// Starts a child that its caller waits for, by [`Spawned::wait`].
+    pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        let mut own = locked(&self.0);
+        let child = command.spawn()?;
+        own.insert(number(&child));
+        Ok(child)
+    }
+
+    pub fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
+        let status = child.wait();
+        locked(&self.0).remove(&number(child));
+        status
+    }
+
+    pub fn run(&self, command: &mut Command) -> io::Result<ExitStatus> {
+        let mut child = self.spawn(command)?;
+        self.wait(&mut child)
+    }
+
+    /// Reaps children that nobody waits for and that have ended.
+    pub fn reap_orphans(&self, table: &Table) {
+        let own = locked(&self.0);
+        for process in table.children(own_number()) {
+            if process.state == 'Z'
+                && !own.contains(&process.pid)
+                && let Some(pid) = Pid::from_raw(process.pid)
+            {
+                let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+            }
+        }
+    }
+
+    pub fn contains(&self, pid: i32) -> bool {
+        locked(&self.0).contains(&pid)
+    }
+}
+
+/// A child's process number.
+pub fn number(child: &Child) -> i32 {
+    child.id().cast_signed()
+}
+
+/// This process's number.
+pub fn own_number() -> i32 {
+    std::process::id().cast_signed()
+}
+
+/// A process at one moment.
+#[derive(Clone, Debug)]
+pub struct Process {
+    pub pid: i32,
+    parent: i32,
+    pub name: String,
+    pub state: char,
+    /// Ticks of the system's clock that it and the children it has waited for have executed.
+    executed: u64,
+    /// Ticks from the system's start to its own. With the number it names a process for good.
+    pub started: u64,
+    /// Pages of memory that it has.
+    pages: u64,
+}
+
+impl Process {
+    /// Reads `/proc/PID/stat` (proc_pid_stat(5)).
+    fn parse(stat: &str) -> Option<Self> {
+        let (head, tail) = stat.rsplit_once(") ")?;
+        let (pid, name) = head.split_once(" (")?;
+        let fields: Vec<&str> = tail.split_whitespace().collect();
+        // The third field of the file is the first of these.
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        Some(Self {
+            pid: pid.parse().ok()?,
+            parent: fields.get(1)?.parse().ok()?,
+            name: name.to_owned(),
+            state: fields.first()?.chars().next()?,
+            executed: (14..=17).filter_map(field).sum(),
+            started: field(22)?,
+            pages: field(24)?,
+        })
+    }
+
+    /// KiB of memory that it has.
+    pub fn resident(&self) -> u64 {
+        self.pages * 4
+    }
+
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
+    }
+
+    /// What each of its threads is doing, for people to read.
+    pub fn describe(&self) -> String {
+        let mut text = format!("{} {} ({})\n", self.pid, self.name, self.state);
+        let tasks = format!("/proc/{}/task", self.pid);
+        for task in fs::read_dir(&tasks).into_iter().flatten().flatten() {
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let status = read("status");
+            let state = status.lines().find(|line| line.starts_with("State:"));
+            text.push_str(&format!(
+                "  {} {:<16} {} in {} {}\n    {}\n",
+                task.file_name().display(),
+                read("comm").trim_end(),
+                state.unwrap_or_default(),
+                read("wchan"),
+                read("syscall").trim_end(),
+                read("stack").trim_end().replace('\n', "\n    ")
+            ));
+        }
+        text
+    }
+}
+
+/// All processes at one moment.
+#[derive(Debug)]
+pub struct Table(BTreeMap<i32, Process>);
+
+impl Table {
+    pub fn read() -> Self {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let processes = entries.filter_map(|entry| {
+            let _: i32 = entry.file_name().to_str()?.parse().ok()?;
+            Process::parse(&fs::read_to_string(entry.path().join("stat")).ok()?)
+        });
+        Self(processes.map(|process| (process.pid, process)).collect())
+    }
+
+    pub fn get(&self, pid: i32) -> Option<&Process> {
+        self.0.get(&pid)
+    }
+
+    pub fn children(&self, parent: i32) -> impl Iterator<Item = &Process> {
+        self.0
+            .values()
+            .filter(move |process| process.parent == parent)
+    }
+
+    /// A process and what descends from it.
+    pub fn family(&self, root: i32) -> Vec<&Process> {
+        let mut family: Vec<&Process> = self.get(root).into_iter().collect();
+        let mut next = 0;
+        while let Some(process) = family.get(next) {
+            let children: Vec<&Process> = self.children(process.pid).collect();
+            family.extend(children);
+            next += 1;
+        }
+        family
+    }
+}
+
+/// Ticks that a family has executed.
+pub fn executed(family: &[&Process]) -> u64 {
+    family.iter().map(|process| process.executed).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_read_whatever_its_name() {
+        let stat = "17 (a) (b) S 3 1 1 0 -1 4 9 9 9 9 5 6 7 8 20 0 1 0 1234 4096 77 1";
+        let process = Process::parse(stat).unwrap();
+        assert_eq!((process.pid, process.parent, process.state), (17, 3, 'S'));
+        assert_eq!(process.name, "a) (b");
+        assert_eq!(
+            (process.executed, process.started, process.pages),
+            (26, 1234, 77)
+        );
+    }
+
+    #[test]
+    fn this_process_is_in_its_own_family() {
+        let table = Table::read();
+        let family = table.family(own_number());
+        assert_eq!(
+            family.first().map(|process| process.pid),
+            Some(own_number())
+        );
+    }
+}

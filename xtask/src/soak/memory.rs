@@ -1,0 +1,105 @@
+//! What the processes that live as long as the soak hold: it must not grow with the runs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::family::Table;
+
+/// KiB by which a process may grow however long it runs.
+const ALLOWED: u64 = 1 << 10;
+/// KiB by which a launcher may grow: it keeps a report of each session until its end.
+const ALLOWED_LAUNCHER: u64 = 16 << 10;
+/// Descriptors more than at first, for sessions that are ending.
+const ALLOWED_DESCRIPTORS: usize = 64;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    resident: u64,
+    descriptors: usize,
+}
+
+/// Samples of the shared launcher and its supervisor, by name.
+#[derive(Debug, Default)]
+pub struct Memory {
+    samples: BTreeMap<String, Vec<Sample>>,
+}
+
+impl Memory {
+    pub fn sample(&mut self, table: &Table, launcher: i32) {
+        let own = table
+            .children(launcher)
+            .filter(|child| child.name.starts_with("wormhole"));
+        for process in table.get(launcher).into_iter().chain(own) {
+            let samples = self.samples.entry(process.name.clone()).or_default();
+            samples.push(Sample {
+                resident: process.resident(),
+                descriptors: process.descriptors(),
+            });
+        }
+    }
+
+    /// The medians of the first and the last third, after the first sample, which shows no session.
+    fn medians(samples: &[Sample]) -> (Sample, Sample) {
+        let warm = &samples[1.min(samples.len())..];
+        let third = warm.len().div_ceil(3);
+        let median = |part: &[Sample]| {
+            let middle = |mut numbers: Vec<u64>| {
+                numbers.sort_unstable();
+                numbers.get(numbers.len() / 2).copied().unwrap_or(0)
+            };
+            Sample {
+                resident: middle(part.iter().map(|sample| sample.resident).collect()),
+                descriptors: middle(
+                    part.iter()
+                        .map(|sample| sample.descriptors as u64)
+                        .collect(),
+                )
+                .try_into()
+                .unwrap_or(usize::MAX),
+            }
+        };
+        (median(&warm[..third]), median(&warm[warm.len() - third..]))
+    }
+
+    /// What grew more than it may.
+    pub fn growth(&self) -> Vec<String> {
+        let mut grown = Vec::new();
+        for (name, samples) in &self.samples {
+            let (first, last) = Self::medians(samples);
+            let allowed = if name == "wormhole" {
+                ALLOWED_LAUNCHER
+            } else {
+                ALLOWED
+            };
+            if last.resident > first.resident + allowed {
+                grown.push(format!(
+                    "the memory of {name} grew from {} to {} KiB",
+                    first.resident, last.resident
+                ));
+            }
+            if last.descriptors > first.descriptors + ALLOWED_DESCRIPTORS {
+                grown.push(format!(
+                    "the descriptors of {name} grew from {} to {}",
+                    first.descriptors, last.descriptors
+                ));
+            }
+        }
+        grown
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("memory=")?;
+        for (index, (name, samples)) in self.samples.iter().enumerate() {
+            let (first, last) = Self::medians(samples);
+            let comma = if index == 0 { "" } else { "," };
+            write!(
+                f,
+                "{comma}{name}:{}->{}KiB,{}->{}fds",
+                first.resident, last.resident, first.descriptors, last.descriptors
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! `cargo xtask soak`: lanes of programs under load for as long as asked, beside a heartbeat that tells a pause of the
+//! machine from a stall of Wormhole.
+//!
+//! A lane *stands* while the processes of its run execute next to nothing, measured by what a thread that always wants
+//! to execute got in the same time. That holds however loaded the machine is.
+
+mod family;
+mod heartbeat;
+mod lane;
+mod memory;
+mod shared;
+mod watch;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::process::set_child_subreaper;
+use rustix::time::{ClockId, clock_gettime};
+
+use self::family::locked;
+use self::heartbeat::{Heartbeat, duration};
+use self::lane::{Lane, Program, Soak};
+use self::shared::SharedBackend;
+use self::watch::Watch;
+use crate::command::{Failure, step};
+use crate::{programs, stage};
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// How long programs are started.
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+    /// Programs that run at the same time.
+    #[arg(long, default_value_t = 4)]
+    lanes: usize,
+    /// The staged installation; built anew without it.
+    #[arg(long)]
+    stage: Option<PathBuf>,
+}
+
+/// A lane that stands longer than this while the machine does not is a stall.
+const STALL: Duration = Duration::from_secs(5);
+/// Threads that always want to execute.
+const BUSY: u32 = 2;
+/// The folders below target/programs from which programs are taken.
+const LINKS: [&str; 3] = ["static", "shared", "per-thread"];
+/// Programs that verify themselves and are run by lanes.
+const PROGRAMS: [&str; 36] = [
+    "batches",
+    "bitonic_sort",
+    "black_scholes",
+    "boxes",
+    "captures",
+    "conditional_nodes",
+    "contexts",
+    "convolution",
+    "graph_nodes",
+    "graphs",
+    "green_contexts",
+    "grid_sync",
+    "half_gemm",
+    "handoff",
+    "histogram",
+    "host_functions",
+    "ipc",
+    "kernels",
+    "linked_units",
+    "managed",
+    "managed_variables",
+    "matrix_mul",
+    "memory_operations",
+    "nbody",
+    "pools",
+    "prefix_scan",
+    "reduction",
+    "registered",
+    "shareable",
+    "shared_files",
+    "spin_lock",
+    "streams_events",
+    "textures",
+    "transpose",
+    "vector_add",
+    "virtual_memory",
+];
+
+/// Threads that always want to execute: the load, and the measure of what an eager thread gets.
+#[derive(Debug, Default)]
+struct Load {
+    /// Nanoseconds that they have executed, together.
+    executed: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Load {
+    fn run(&self) {
+        let executed = || duration(clock_gettime(ClockId::ThreadCPUTime));
+        let mut counted = Duration::ZERO;
+        while !self.stop.load(Ordering::Relaxed) {
+            for _ in 0..1 << 16 {
+                std::hint::spin_loop();
+            }
+            let now = executed();
+            let more = now.saturating_sub(counted).as_nanos();
+            self.executed
+                .fetch_add(more.try_into().unwrap_or(0), Ordering::Relaxed);
+            counted = now;
+        }
+    }
+
+    /// How long one of them has executed.
+    fn share(&self) -> Duration {
+        Duration::from_nanos(self.executed.load(Ordering::Relaxed)) / BUSY
+    }
+}
+
+/// Runs the lanes, prints the closing line, and tells whether all went well.
+pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
+    let prefix = match &options.stage {
+        Some(prefix) => prefix.clone(),
+        None => stage::stage(root)?.prefix,
+    };
+    let start = Instant::now();
+    let soak = Arc::new(prepare(root, &prefix, start, options)?);
+    // Whoever loses its parent becomes a child of this process, so that all that runs belong to is below it.
+    set_child_subreaper(rustix::process::Pid::from_raw(family::own_number()))
+        .map_err(|error| Failure::new(format!("orphans would be lost: {error}")))?;
+    let heartbeat = Heartbeat::start(&soak.folder, &soak.spawned)?;
+    let backend =
+        SharedBackend::start(&soak.wormhole, &soak.folder, &soak.temporary, &soak.spawned)?;
+    let backend = Arc::new(backend);
+    let lanes: Vec<Arc<Lane>> = (0..options.lanes)
+        .map(|number| {
+            let shares = number >= options.lanes.div_ceil(2);
+            Arc::new(Lane::new(number, shares.then(|| Arc::clone(&backend))))
+        })
+        .collect();
+    step(&format!(
+        "{} lanes of {} programs for {} min; logs and dumps in {}",
+        lanes.len(),
+        soak.programs.len(),
+        options.minutes,
+        soak.folder.display()
+    ));
+
+    let load = Load::default();
+    let mut watch = Watch::new(&soak, &lanes, &backend, &heartbeat, &load);
+    std::thread::scope(|scope| {
+        for _ in 0..BUSY {
+            scope.spawn(|| load.run());
+        }
+        let threads: Vec<_> = lanes
+            .iter()
+            .map(|lane| scope.spawn(|| lane.serve(&soak)))
+            .collect();
+        while !threads
+            .iter()
+            .all(std::thread::ScopedJoinHandle::is_finished)
+        {
+            watch.look();
+            std::thread::sleep(watch::INTERVAL);
+        }
+        load.stop.store(true, Ordering::Relaxed);
+    });
+    let mut wrong = watch.finish();
+    let (pause, missing, memory) = (watch.longest_pause(), watch.missing_then(), watch.memory());
+    if !backend.finish()? {
+        wrong.push("the shared backend ended with an error".to_owned());
+    }
+    let left = fs::read_dir(&soak.temporary).map_or(0, Iterator::count);
+    if left > 0 {
+        wrong.push(format!(
+            "{left} files are left in {}",
+            soak.temporary.display()
+        ));
+    }
+    let mut verified = 0;
+    let mut ended = 0;
+    let mut longest = Duration::ZERO;
+    for lane in &lanes {
+        let tally = locked(&lane.tally);
+        verified += tally.verified;
+        ended += tally.ended;
+        longest = longest.max(tally.longest);
+        wrong.extend(tally.wrong.iter().cloned());
+    }
+    for text in &wrong {
+        eprintln!("xtask: FAILED: {text}");
+    }
+    let (processors, files, processes) = heartbeat.longest();
+    heartbeat.stop();
+    let passed = wrong.is_empty() && verified > 0;
+    println!(
+        "soak: {} minutes={} verified={verified} ended={ended} wrong={} longest_run={:.1}s longest_pause={:.1}s \
+         heartbeat_missing_then={:.1}s longest_gaps=processor:{:.1}s,file:{:.1}s,process:{:.1}s {memory}",
+        if passed { "PASS" } else { "FAIL" },
+        start.elapsed().as_secs() / 60,
+        wrong.len(),
+        longest.as_secs_f64(),
+        pause.as_secs_f64(),
+        missing.as_secs_f64(),
+        processors.as_secs_f64(),
+        files.as_secs_f64(),
+        processes.as_secs_f64(),
+    );
+    Ok(passed)
+}
+
+/// Finds what is to run, in a folder that holds nothing yet.
+fn prepare(root: &Path, prefix: &Path, start: Instant, options: &Options) -> Result<Soak, Failure> {
+    let built = root.join("target/programs");
+    let mut found = Vec::new();
+    for link in LINKS {
+        let named = PROGRAMS.map(|name| (built.join(link).join(name), name));
+        found.extend(named.into_iter().filter(|(path, _)| path.is_file()));
+    }
+    if found.is_empty() {
+        return Err(Failure::new(format!(
+            "no program is built in {}: run cargo xtask setup",
+            built.display()
+        )));
+    }
+    let folder = root.join("target/soak");
+    let temporary = folder.join("tmp");
+    let made = match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => fs::create_dir_all(&temporary),
+    };
+    made.map_err(|error| Failure::new(format!("cannot make {}: {error}", folder.display())))?;
+    Ok(Soak {
+        wormhole: prefix.join("bin/wormhole"),
+        folder,
+        temporary,
+        programs: found
+            .into_iter()
+            .map(|(path, name)| Program {
+                path,
+                name: name.to_owned(),
+            })
+            .collect(),
+        endless: built
+            .join(programs::Link::Static.name())
+            .join(lane::ENDLESS),
+        spawned: Arc::default(),
+        end: start + Duration::from_secs(60 * options.minutes),
+    })
+}
