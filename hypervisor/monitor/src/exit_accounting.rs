@@ -5,7 +5,8 @@
 //! Each write is an exit itself and counts in the account that it ends.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::bus::{BusDevice, Effect};
 
 /// Where a guest writes the account's number, one byte. Not used by any PC device that Linux probes.
 pub const PORT: u16 = 0xf5;
@@ -14,16 +15,11 @@ pub const PORT: u16 = 0xf5;
 pub const COUNT: usize = 4;
 
 /// How many exits there were so far; none if that cannot be told.
-type Exits = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+type Exits = Box<dyn Fn() -> Option<u64> + Send>;
 
 /// Exits by account.
 pub(crate) struct ExitAccounting {
     exits: Exits,
-    entries: Mutex<Entries>,
-}
-
-#[derive(Debug, Default)]
-struct Entries {
     account: usize,
     /// The exits before those that are entered there.
     before: u64,
@@ -33,42 +29,52 @@ struct Entries {
 impl fmt::Debug for ExitAccounting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExitAccounting")
-            .field("entries", &self.entries)
+            .field("account", &self.account)
+            .field("entered", &self.entered)
             .finish_non_exhaustive()
     }
 }
 
 impl ExitAccounting {
     /// All exits go to account 0 at first.
-    pub fn new(exits: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
+    pub fn new(exits: impl Fn() -> Option<u64> + Send + 'static) -> Self {
         Self {
             exits: Box::new(exits),
-            entries: Mutex::default(),
+            account: 0,
+            before: 0,
+            entered: [0; COUNT],
         }
     }
 
     /// Enters what comes now in another account.
-    pub fn change(&self, account: u8) {
+    fn change(&mut self, account: u8) {
         let Some(now) = (self.exits)() else {
             return;
         };
-        let mut entries = self.lock();
-        let exits = now.saturating_sub(entries.before);
-        let ended = entries.account;
-        if let Some(entered) = entries.entered.get_mut(ended) {
-            *entered += exits;
+        if let Some(entered) = self.entered.get_mut(self.account) {
+            *entered += now.saturating_sub(self.before);
         }
-        entries.before = now;
-        entries.account = account.into();
+        self.before = now;
+        self.account = account.into();
     }
 
     /// What was entered in accounts that have ended since.
-    pub fn read(&self) -> [u64; COUNT] {
-        self.lock().entered
+    pub fn entered(&self) -> [u64; COUNT] {
+        self.entered
+    }
+}
+
+impl BusDevice for ExitAccounting {
+    /// Nothing is to be read.
+    fn read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn write(&mut self, _: u64, data: &[u8]) -> Effect {
+        if let Some(account) = data.first() {
+            self.change(*account);
+        }
+        Effect::Continue
     }
 }
 
@@ -83,12 +89,12 @@ mod tests {
     fn entered(changes: &[(u8, u64)]) -> [u64; COUNT] {
         let exits = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&exits);
-        let accounts = ExitAccounting::new(move || Some(counted.load(Ordering::Relaxed)));
+        let mut accounts = ExitAccounting::new(move || Some(counted.load(Ordering::Relaxed)));
         for (account, now) in changes {
             exits.store(*now, Ordering::Relaxed);
-            accounts.change(*account);
+            accounts.write(0, &[*account]);
         }
-        accounts.read()
+        accounts.entered()
     }
 
     #[test]
@@ -97,6 +103,13 @@ mod tests {
             entered(&[(1, 100), (0, 107), (2, 150), (0, 155), (1, 160), (0, 162)]),
             [100 + 43 + 5, 7 + 2, 5, 0]
         );
+    }
+
+    #[test]
+    fn a_write_of_nothing_changes_no_account() {
+        let mut accounts = ExitAccounting::new(|| Some(7));
+        assert_eq!(accounts.write(0, &[]), Effect::Continue);
+        assert_eq!(accounts.entered(), [0; COUNT]);
     }
 
     #[test]

@@ -182,6 +182,8 @@ pub struct Report {
     pub out_of_memory: Option<String>,
     /// Exits to the monitor, counted per reason over all vCPUs.
     pub exits: crate::vcpu::ExitCounts,
+    /// Accesses to ports and memory that no device claims.
+    pub unclaimed_accesses: u64,
     /// Exits of all vCPUs, by what the guest said it was doing ([`crate::exit_accounting`]); a payload says nothing.
     pub exit_accounts: [u64; crate::exit_accounting::COUNT],
 }

@@ -1,6 +1,6 @@
 //! Interrupt routing: the legacy lines as KVM routes them by default, and one route per MSI.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
@@ -8,6 +8,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::sync::lock;
 
 /// Interrupt lines of the IOAPIC; MSIs get the numbers behind them.
 pub const IOAPIC_PINS: u32 = 24;
@@ -87,7 +89,7 @@ impl IrqRouter {
 
 impl MsiController for IrqRouter {
     fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut messages = lock(&self.messages);
         let index = messages.len();
         let event = self.irqfd(gsi_of(index))?;
         messages.push(None);
@@ -95,7 +97,7 @@ impl MsiController for IrqRouter {
     }
 
     fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut messages = lock(&self.messages);
         if messages.get(index).copied() == Some(Some(message)) {
             return Ok(());
         }

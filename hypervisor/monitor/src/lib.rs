@@ -13,8 +13,8 @@
 //! out before it is looked at; nothing a guest does makes the monitor panic, wait or grow without
 //! bound.
 
-mod board;
 pub mod boot;
+pub mod bus;
 mod cpu;
 mod device_thread;
 pub mod devices;
@@ -26,6 +26,7 @@ pub mod memory;
 pub mod payload;
 pub mod ram;
 pub mod stats;
+mod sync;
 mod vcpu;
 mod vm;
 

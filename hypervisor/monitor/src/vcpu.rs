@@ -1,4 +1,4 @@
-//! The vCPU threads: run, dispatch exits, count them, stop when told.
+//! Runs vCPUs: dispatches their exits to the buses, counts them, stops the threads.
 
 use std::cell::Cell;
 use std::os::unix::thread::JoinHandleExt;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
+use crate::bus::{Buses, Effect};
 use crate::exit_reason::{ExitReason, Registers};
 
 /// Why the threads of a VM could not be started.
@@ -29,35 +30,25 @@ pub enum ThreadError {
     },
 }
 
-/// What an access to a port means to the thread that ran into it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PortEffect {
-    Continue,
-    /// This vCPU's program ended.
-    Exited(u32),
-    PowerOff,
-    Reset,
-    /// A payload's exception handler: the stack holds what happened.
-    Exception,
-}
-
-/// What the guest's accesses reach.
-pub(crate) trait Board: Send + Sync {
-    fn read_port(&self, port: u16, data: &mut [u8]);
-    fn write_port(&self, port: u16, data: &[u8]) -> PortEffect;
-    fn read_memory(&self, address: u64, data: &mut [u8]);
-    fn write_memory(&self, address: u64, data: &[u8]);
-}
-
 /// Why a vCPU thread ended by itself.
 #[derive(Debug, Clone)]
 pub(crate) enum End {
-    Port(PortEffect),
+    /// A write to a device ended the guest or the vCPU's program.
+    Write(Effect),
     Shutdown,
-    Internal { suberror: u32 },
-    EntryFailed { reason: u64, cpu: u32 },
-    Unexpected { exit: String },
-    RunFailed { error: String },
+    Internal {
+        suberror: u32,
+    },
+    EntryFailed {
+        reason: u64,
+        cpu: u32,
+    },
+    Unexpected {
+        exit: String,
+    },
+    RunFailed {
+        error: String,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -74,7 +65,7 @@ impl VcpuEnd {
             vcpu, registers, ..
         } = *self;
         Some(match &self.end {
-            End::Port(_) => return None,
+            End::Write(_) => return None,
             End::Shutdown => ExitReason::TripleFault { vcpu, registers },
             End::Internal { suberror } => ExitReason::InternalError {
                 vcpu,
@@ -210,9 +201,9 @@ pub(crate) struct VcpuThreads {
 
 impl VcpuThreads {
     /// Starts one thread per vCPU.
-    pub fn start<B: Board + 'static>(
+    pub fn start(
         vcpus: Vec<VcpuFd>,
-        board: &Arc<B>,
+        buses: &Arc<Buses>,
         counters: &Arc<ExitCounters>,
         events: &Sender<Event>,
     ) -> Result<Self, ThreadError> {
@@ -226,7 +217,7 @@ impl VcpuThreads {
             let thread = VcpuThread {
                 id,
                 fd,
-                board: Arc::clone(board),
+                buses: Arc::clone(buses),
                 counters: Arc::clone(counters),
                 stop: Arc::clone(&started.stop),
             };
@@ -296,15 +287,15 @@ impl Drop for VcpuThreads {
     }
 }
 
-struct VcpuThread<B> {
+struct VcpuThread {
     id: u8,
     fd: VcpuFd,
-    board: Arc<B>,
+    buses: Arc<Buses>,
     counters: Arc<ExitCounters>,
     stop: Arc<AtomicBool>,
 }
 
-impl<B: Board> VcpuThread<B> {
+impl VcpuThread {
     /// Runs until the guest ends (then says how) or the VM is stopped.
     fn run(mut self) -> Option<VcpuEnd> {
         if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
@@ -324,7 +315,7 @@ impl<B: Board> VcpuThread<B> {
     fn run_until_end(&mut self) -> Option<End> {
         while !self.stop.load(Ordering::SeqCst) {
             let end = match self.fd.run() {
-                Ok(exit) => handle(exit, self.board.as_ref(), &self.counters),
+                Ok(exit) => handle(exit, &self.buses, &self.counters),
                 Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                     count(&self.counters.interrupted);
                     self.fd.set_kvm_immediate_exit(0);
@@ -362,29 +353,25 @@ impl<B: Board> VcpuThread<B> {
     }
 }
 
-fn handle(exit: VcpuExit<'_>, board: &impl Board, counters: &ExitCounters) -> Option<End> {
+fn handle(exit: VcpuExit<'_>, buses: &Buses, counters: &ExitCounters) -> Option<End> {
     match exit {
         VcpuExit::IoIn(port, data) => {
             count(&counters.io);
-            board.read_port(port, data);
+            buses.ports.read(port.into(), data);
             None
         }
         VcpuExit::IoOut(port, data) => {
             count(&counters.io);
-            match board.write_port(port, data) {
-                PortEffect::Continue => None,
-                effect => Some(End::Port(effect)),
-            }
+            end_of(buses.ports.write(port.into(), data))
         }
         VcpuExit::MmioRead(address, data) => {
             count(&counters.mmio);
-            board.read_memory(address, data);
+            buses.memory.read(address, data);
             None
         }
         VcpuExit::MmioWrite(address, data) => {
             count(&counters.mmio);
-            board.write_memory(address, data);
-            None
+            end_of(buses.memory.write(address, data))
         }
         VcpuExit::Shutdown => {
             count(&counters.other);
@@ -415,4 +402,8 @@ fn handle(exit: VcpuExit<'_>, board: &impl Board, counters: &ExitCounters) -> Op
             })
         }
     }
+}
+
+fn end_of(effect: Effect) -> Option<End> {
+    (effect != Effect::Continue).then_some(End::Write(effect))
 }

@@ -3,32 +3,31 @@
 use std::fmt;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, SubscriberId, SubscriberOps};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
-use vm_superio::Serial;
 
-use crate::board::LinuxBoard;
 use crate::boot::{self, BootError, BootSource};
+use crate::bus::{BusError, Buses, Effect};
 use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
-use crate::devices::pci::{Msix, PciBus, PciFunction};
-use crate::devices::serial::{self, ConsoleTail, IrqTrigger, Tee};
+use crate::devices::pci::{CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus, PciFull};
+use crate::devices::power::{self, ExitStatusPort, I8042Ports, Pm1Ports};
+use crate::devices::serial::{self, ConsoleTail, IrqTrigger, SerialPort, Tee};
 use crate::devices::virtio::VirtioPci;
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockEngine};
-use crate::exit_accounting::ExitAccounting;
+use crate::exit_accounting::{self, ExitAccounting};
 use crate::exit_reason::{ExitReason, Report};
 use crate::irq::{IrqError, IrqRouter, MsiController};
 use crate::memory::{self, Layout, MemoryError, PCI_HOLE_START, Range, Window};
 use crate::ram::GuestRam;
 use crate::stats::{Stats, StatsError, VmStats};
-use crate::vcpu::{
-    End, Event, ExitCounters, PortEffect, StopHandle, ThreadError, VcpuEnd, VcpuThreads,
-};
+use crate::sync::lock;
+use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, VcpuThreads};
 
 /// Where Intel processors' KVM keeps three pages for real mode.
 const TSS_ADDRESS: usize = 0xfffb_d000;
@@ -70,6 +69,12 @@ pub enum VmError {
     /// Processors.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// Ports and memory of devices.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// Devices on the PCI bus.
+    #[error(transparent)]
+    Pci(#[from] PciFull),
     /// Interrupts.
     #[error(transparent)]
     Irq(#[from] IrqError),
@@ -185,7 +190,9 @@ impl fmt::Debug for VmConfig {
 #[derive(Debug)]
 pub struct Vm {
     vcpus: Vec<VcpuFd>,
-    board: Arc<LinuxBoard>,
+    buses: Arc<Buses>,
+    exit_status: Arc<Mutex<ExitStatusPort>>,
+    accounting: Arc<Mutex<ExitAccounting>>,
     tail: ConsoleTail,
     stats: VmStats,
     counters: Arc<ExitCounters>,
@@ -228,11 +235,12 @@ impl Vm {
         let tail = ConsoleTail::default();
         let console = Tee::new(config.console, tail.clone());
         let interrupt = IrqTrigger(router.legacy_line(serial::IRQ)?);
-        let mut functions: Vec<Box<dyn PciFunction>> = Vec::new();
+        let buses = Arc::new(Buses::default());
+        let mut pci = PciBus::new(Arc::clone(&buses.memory));
         let device_thread = DeviceThread::start(|manager| match config.vsock {
             Some(vsock) => {
                 let (engine, device) = create_vsock(manager, &vm, &ram, &router, vsock)?;
-                functions.push(Box::new(device));
+                pci.add(Arc::new(Mutex::new(device)))?;
                 Ok(Some(engine))
             }
             None => Ok(None),
@@ -246,17 +254,35 @@ impl Vm {
             Stats::of_vm(&vm)?,
             vcpus.iter().map(Stats::of_vcpu).collect::<Result<_, _>>()?,
         );
-        let board = Arc::new(LinuxBoard::new(
-            Serial::new(interrupt, console),
-            PciBus::new(functions),
-            ExitAccounting::new({
-                let stats = stats.clone();
-                move || stats.read().ok().map(|now| now.vcpu_sum("exits"))
-            }),
-        ));
+        let accounting = Arc::new(Mutex::new(ExitAccounting::new({
+            let stats = stats.clone();
+            move || stats.read().ok().map(|now| now.vcpu_sum("exits"))
+        })));
+        let exit_status = Arc::new(Mutex::new(ExitStatusPort::default()));
+        let serial = SerialPort::new(interrupt, console);
+        let port = |start: u16, len: u16, device| {
+            let (start, len) = (start.into(), len.into());
+            buses.ports.insert(start, len, device)
+        };
+        port(serial::COM1, serial::PORTS, Arc::new(Mutex::new(serial)))?;
+        port(power::EXIT_STATUS, 1, exit_status.clone())?;
+        port(exit_accounting::PORT, 1, accounting.clone())?;
+        port(
+            power::I8042,
+            power::I8042_PORTS,
+            Arc::new(Mutex::new(I8042Ports)),
+        )?;
+        port(
+            power::PM1_EVENT,
+            power::PM1_PORTS,
+            Arc::new(Mutex::new(Pm1Ports::default())),
+        )?;
+        port(CONFIG_PORTS, CONFIG_PORTS_LEN, Arc::new(Mutex::new(pci)))?;
         Ok(Self {
             vcpus,
-            board,
+            buses,
+            exit_status,
+            accounting,
             tail,
             stats,
             counters: Arc::new(ExitCounters::default()),
@@ -306,9 +332,9 @@ impl Vm {
     pub fn run(self) -> Result<Report, VmError> {
         let (sender, receiver) = &self.events;
         let start = Instant::now();
-        let threads = VcpuThreads::start(self.vcpus, &self.board, &self.counters, sender)?;
+        let threads = VcpuThreads::start(self.vcpus, &self.buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| {
-            Some(judge(&end, &self.board, &self.tail))
+            Some(judge(&end, lock(&self.exit_status).status, &self.tail))
         });
         drop(threads);
         // A kernel that panicked and then could not even reset itself has still panicked.
@@ -322,25 +348,25 @@ impl Vm {
             console_tail: self.tail.lines(),
             out_of_memory: self.tail.out_of_memory(),
             exits: self.counters.read(),
-            exit_accounts: self.board.exit_accounts(),
+            unclaimed_accesses: self.buses.ports.unclaimed() + self.buses.memory.unclaimed(),
+            exit_accounts: lock(&self.accounting).entered(),
         })
     }
 }
 
 /// What a vCPU's end means for a Linux guest: the first one is the VM's.
-fn judge(end: &VcpuEnd, board: &LinuxBoard, tail: &ConsoleTail) -> ExitReason {
+fn judge(end: &VcpuEnd, status: Option<u32>, tail: &ConsoleTail) -> ExitReason {
     if let Some(failure) = end.failure() {
         return failure;
     }
     if let Some(panic) = panicked(tail) {
         return panic;
     }
-    let status = board.exit_status();
     match (status, &end.end) {
-        (Some(status), _) | (None, &End::Port(PortEffect::Exited(status))) => {
+        (Some(status), _) | (None, &End::Write(Effect::Exited(status))) => {
             ExitReason::Exited { status }
         }
-        (None, End::Port(PortEffect::PowerOff)) => ExitReason::PoweredOff,
+        (None, End::Write(Effect::PowerOff)) => ExitReason::PoweredOff,
         (None, _) => ExitReason::Reset,
     }
 }
@@ -420,51 +446,32 @@ fn create_vsock(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit_accounting;
     use crate::exit_reason::Registers;
-    use crate::vcpu::Board;
-    use vmm_sys_util::eventfd::EventFd;
-
-    fn board(tail: &ConsoleTail) -> LinuxBoard {
-        let interrupt = IrqTrigger(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd"));
-        let console = Tee::new(Box::new(std::io::sink()), tail.clone());
-        LinuxBoard::new(
-            Serial::new(interrupt, console),
-            PciBus::new(Vec::new()),
-            ExitAccounting::new(|| None),
-        )
-    }
 
     /// How a guest ends that writes `text` to its console, `status` to its port, and then `end`s.
-    fn ended(text: &str, status: Option<u8>, end: PortEffect) -> ExitReason {
+    fn ended(text: &str, status: Option<u32>, end: Effect) -> ExitReason {
         let tail = ConsoleTail::default();
-        let board = board(&tail);
-        board.write_port(serial::COM1, text.as_bytes());
-        if let Some(status) = status {
-            board.write_port(crate::EXIT_STATUS_PORT, &[status]);
-        }
+        let mut console = Tee::new(Box::new(std::io::sink()), tail.clone());
+        console.write_all(text.as_bytes()).expect("a sink");
         let end = VcpuEnd {
             vcpu: 0,
-            end: End::Port(end),
+            end: End::Write(end),
             registers: Registers::default(),
         };
-        judge(&end, &board, &tail)
+        judge(&end, status, &tail)
     }
 
     #[test]
     fn an_exit_status_counts_however_the_guest_ends() {
-        for end in [PortEffect::PowerOff, PortEffect::Reset] {
+        for end in [Effect::PowerOff, Effect::Reset] {
             assert_eq!(ended("", Some(3), end), ExitReason::Exited { status: 3 });
         }
     }
 
     #[test]
     fn ends_without_a_status_are_told_apart() {
-        assert_eq!(
-            ended("", None, PortEffect::PowerOff),
-            ExitReason::PoweredOff
-        );
-        assert_eq!(ended("", None, PortEffect::Reset), ExitReason::Reset);
+        assert_eq!(ended("", None, Effect::PowerOff), ExitReason::PoweredOff);
+        assert_eq!(ended("", None, Effect::Reset), ExitReason::Reset);
     }
 
     #[test]
@@ -472,33 +479,18 @@ mod tests {
         let line = "[    2.5] Kernel panic - not syncing: VFS: Unable to mount root fs";
         let text = format!("{line}\r\n[    2.6] Rebooting\r\n");
         assert_eq!(
-            ended(&text, None, PortEffect::Reset),
+            ended(&text, None, Effect::Reset),
             ExitReason::Panicked {
                 line: line.to_owned()
             }
         );
         let line = "Kernel panic - not syncing: System is deadlocked on memory";
         assert_eq!(
-            ended(&format!("{line}\n"), None, PortEffect::Reset),
+            ended(&format!("{line}\n"), None, Effect::Reset),
             ExitReason::OutOfMemory {
                 line: line.to_owned()
             }
         );
-    }
-
-    #[test]
-    fn ports_where_nothing_is_read_as_ones() {
-        let board = board(&ConsoleTail::default());
-        let mut data = [0; 4];
-        board.read_port(0x300, &mut data);
-        assert_eq!(data, [0xff; 4]);
-        board.read_memory(0xd000_0000, &mut data);
-        assert_eq!(data, [0xff; 4]);
-        assert_eq!(board.write_port(0x300, &data), PortEffect::Continue);
-        for data in [&data[..], &[]] {
-            let effect = board.write_port(exit_accounting::PORT, data);
-            assert_eq!(effect, PortEffect::Continue);
-        }
     }
 
     #[test]

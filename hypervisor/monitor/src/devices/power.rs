@@ -1,5 +1,7 @@
 //! The ports through which a guest ends: exit status, power-off, reset.
 
+use crate::bus::{BusDevice, Effect};
+
 /// A guest writes its program's exit status here (any width; a payload ends with it at once, a
 /// Linux guest goes on to power off). Not used by any PC device that Linux probes.
 pub const EXIT_STATUS: u16 = 0xf4;
@@ -7,8 +9,14 @@ pub const EXIT_STATUS: u16 = 0xf4;
 pub const PM1_EVENT: u16 = 0x600;
 /// ACPI PM1a control block: two bytes.
 pub const PM1_CONTROL: u16 = 0x604;
+/// Number of ports from [`PM1_EVENT`] to the end of the control block.
+pub const PM1_PORTS: u16 = PM1_CONTROL + 2 - PM1_EVENT;
+/// First port of the 8042, its data port.
+pub const I8042: u16 = 0x60;
 /// The command port of the 8042, which resets the machine.
 pub const I8042_COMMAND: u16 = 0x64;
+/// Number of ports from [`I8042`] to the command port. KVM's timer has port 0x61, between the two.
+pub const I8042_PORTS: u16 = I8042_COMMAND + 1 - I8042;
 /// The 8042's command that pulses the reset line.
 pub const I8042_RESET: u8 = 0xfe;
 /// `SLP_TYP` that means S5, soft-off.
@@ -18,27 +26,12 @@ pub const SLEEP_TYPE_S5: u8 = 5;
 const SCI_ENABLED: u16 = 1;
 const SLEEP_ENABLE: u16 = 1 << 13;
 
-/// What a write to a port means for the VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
-    /// Nothing.
-    None,
-    /// The guest told its exit status.
-    ExitStatus(u32),
-    /// The guest switched itself off.
-    PowerOff,
-    /// The guest reset itself.
-    Reset,
-}
-
-/// The event block's second half: which events are enabled.
-const PM1_ENABLE: u16 = PM1_EVENT + 2;
-
-/// Whether the ports of this device include `port`.
-pub fn owns(port: u16) -> bool {
-    matches!(port, EXIT_STATUS | 0x60 | I8042_COMMAND)
-        || (PM1_EVENT..PM1_CONTROL + 2).contains(&port)
-}
+/// Offset of the event block's second half: which events are enabled.
+const ENABLE: u64 = 2;
+/// Offset of the control block.
+const CONTROL: u64 = (PM1_CONTROL - PM1_EVENT) as u64;
+/// Offset of the command port.
+const COMMAND: u64 = (I8042_COMMAND - I8042) as u64;
 
 /// The exit status in a write to [`EXIT_STATUS`]: little-endian, missing bytes are 0.
 pub fn status(data: &[u8]) -> u32 {
@@ -53,44 +46,77 @@ fn first_bytes(data: &[u8]) -> [u8; 4] {
     bytes
 }
 
-/// The ports.
+/// The port [`EXIT_STATUS`] of a Linux guest.
 #[derive(Debug, Default)]
-pub struct PowerPorts {
+pub struct ExitStatusPort {
+    /// The last status that the guest wrote.
+    pub status: Option<u32>,
+}
+
+impl BusDevice for ExitStatusPort {
+    fn read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&mut self, _: u64, data: &[u8]) -> Effect {
+        self.status = Some(status(data));
+        Effect::Continue
+    }
+}
+
+/// The 8042 keyboard controller, of which only the reset line exists.
+#[derive(Debug, Default)]
+pub struct I8042Ports;
+
+impl BusDevice for I8042Ports {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        // An empty input buffer: the controller takes commands.
+        data.fill(if matches!(offset, 0 | COMMAND) {
+            0
+        } else {
+            0xff
+        });
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
+        match (offset, data.first()) {
+            (COMMAND, Some(&I8042_RESET)) => Effect::Reset,
+            _ => Effect::Continue,
+        }
+    }
+}
+
+/// ACPI's PM1a event and control blocks.
+#[derive(Debug, Default)]
+pub struct Pm1Ports {
     /// Reads as written: Linux checks that it took effect.
     enabled_events: u16,
 }
 
-impl PowerPorts {
-    /// What a write does; every byte sequence has a meaning.
-    pub fn write(&mut self, port: u16, data: &[u8]) -> Effect {
-        let [b0, b1, ..] = first_bytes(data);
-        let word = u16::from_le_bytes([b0, b1]);
-        match port {
-            EXIT_STATUS => Effect::ExitStatus(status(data)),
-            I8042_COMMAND if b0 == I8042_RESET => Effect::Reset,
-            PM1_CONTROL
-                if word & SLEEP_ENABLE != 0 && word >> 10 & 7 == u16::from(SLEEP_TYPE_S5) =>
-            {
-                Effect::PowerOff
-            }
-            PM1_ENABLE => {
-                self.enabled_events = word;
-                Effect::None
-            }
-            _ => Effect::None,
-        }
-    }
-
-    /// What a read answers.
-    pub fn read(&self, port: u16, data: &mut [u8]) {
-        let value = match port {
-            PM1_CONTROL => SCI_ENABLED,
-            PM1_ENABLE => self.enabled_events,
+impl BusDevice for Pm1Ports {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        let value = match offset {
+            CONTROL => SCI_ENABLED,
+            ENABLE => self.enabled_events,
             _ => 0,
         };
         data.fill(0);
         for (byte, value) in data.iter_mut().zip(value.to_le_bytes()) {
             *byte = value;
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
+        let [b0, b1, ..] = first_bytes(data);
+        let word = u16::from_le_bytes([b0, b1]);
+        let sleeps = word & SLEEP_ENABLE != 0;
+        match offset {
+            CONTROL if sleeps && word >> 10 & 7 == u16::from(SLEEP_TYPE_S5) => Effect::PowerOff,
+            ENABLE => {
+                self.enabled_events = word;
+                Effect::Continue
+            }
+            _ => Effect::Continue,
         }
     }
 }
@@ -101,46 +127,49 @@ mod tests {
 
     #[test]
     fn only_s5_switches_off() {
-        let control = |value: u16| PowerPorts::default().write(PM1_CONTROL, &value.to_le_bytes());
+        let control = |value: u16| Pm1Ports::default().write(CONTROL, &value.to_le_bytes());
         assert_eq!(control(SLEEP_ENABLE | 5 << 10), Effect::PowerOff);
-        assert_eq!(control(SLEEP_ENABLE | 3 << 10), Effect::None);
-        assert_eq!(control(5 << 10), Effect::None);
+        assert_eq!(control(SLEEP_ENABLE | 3 << 10), Effect::Continue);
+        assert_eq!(control(5 << 10), Effect::Continue);
     }
 
     #[test]
     fn statuses_of_all_widths_are_taken() {
-        assert_eq!(
-            PowerPorts::default().write(EXIT_STATUS, &[7]),
-            Effect::ExitStatus(7)
-        );
-        assert_eq!(
-            PowerPorts::default().write(EXIT_STATUS, &0x1234_5678u32.to_le_bytes()),
-            Effect::ExitStatus(0x1234_5678)
-        );
-        assert_eq!(
-            PowerPorts::default().write(EXIT_STATUS, &[]),
-            Effect::ExitStatus(0)
-        );
+        for (data, status) in [
+            (&[7][..], 7),
+            (&0x1234_5678u32.to_le_bytes(), 0x1234_5678),
+            (&[], 0),
+        ] {
+            let mut port = ExitStatusPort::default();
+            assert_eq!(port.write(0, data), Effect::Continue);
+            assert_eq!(port.status, Some(status));
+        }
     }
 
     #[test]
     fn enabled_events_read_back() {
-        let mut ports = PowerPorts::default();
-        ports.write(PM1_ENABLE, &0x20u16.to_le_bytes());
+        let mut ports = Pm1Ports::default();
+        ports.write(ENABLE, &0x20u16.to_le_bytes());
         let mut data = [0; 2];
-        ports.read(PM1_ENABLE, &mut data);
+        ports.read(ENABLE, &mut data);
         assert_eq!(u16::from_le_bytes(data), 0x20);
     }
 
     #[test]
     fn only_the_reset_command_resets() {
-        assert_eq!(
-            PowerPorts::default().write(I8042_COMMAND, &[I8042_RESET]),
-            Effect::Reset
-        );
-        assert_eq!(
-            PowerPorts::default().write(I8042_COMMAND, &[0xd1]),
-            Effect::None
-        );
+        let command = |offset, byte| I8042Ports.write(offset, &[byte]);
+        assert_eq!(command(COMMAND, I8042_RESET), Effect::Reset);
+        assert_eq!(command(COMMAND, 0xd1), Effect::Continue);
+        assert_eq!(command(0, I8042_RESET), Effect::Continue);
+        assert_eq!(I8042Ports.write(COMMAND, &[]), Effect::Continue);
+    }
+
+    #[test]
+    fn the_8042_is_ready_and_the_ports_between_are_empty() {
+        for (offset, byte) in [(0, 0), (1, 0xff), (3, 0xff), (COMMAND, 0)] {
+            let mut data = [7];
+            I8042Ports.read(offset, &mut data);
+            assert_eq!(data, [byte]);
+        }
     }
 }

@@ -2,10 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use vm_superio::Trigger;
+use vm_superio::serial::NoEvents;
+use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::{BusDevice, Effect};
+use crate::sync::lock;
 
 /// First port of COM1.
 pub const COM1: u16 = 0x3f8;
@@ -75,7 +79,7 @@ pub struct ConsoleTail(Arc<Mutex<Lines>>);
 impl ConsoleTail {
     /// The last lines, oldest first; an unfinished line comes last.
     pub fn lines(&self) -> Vec<String> {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = lock(&self.0);
         let mut all: Vec<String> = lines.last.iter().cloned().collect();
         if !lines.current.is_empty() {
             all.push(String::from_utf8_lossy(&lines.current).into_owned());
@@ -85,20 +89,12 @@ impl ConsoleTail {
 
     /// The line in which the kernel said that it panics.
     pub fn panic(&self) -> Option<String> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .panic
-            .clone()
+        lock(&self.0).panic.clone()
     }
 
     /// The line in which the kernel said that memory ran out.
     pub fn out_of_memory(&self) -> Option<String> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .out_of_memory
-            .clone()
+        lock(&self.0).out_of_memory.clone()
     }
 }
 
@@ -126,7 +122,7 @@ impl Tee {
 impl Write for Tee {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         {
-            let mut lines = self.tail.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lines = lock(&self.tail.0);
             for byte in bytes {
                 lines.byte(*byte);
             }
@@ -140,6 +136,38 @@ impl Write for Tee {
 
     fn flush(&mut self) -> std::io::Result<()> {
         self.sink.flush()
+    }
+}
+
+/// The 8250 at [`COM1`].
+#[derive(Debug)]
+pub struct SerialPort(Serial<IrqTrigger, NoEvents, Tee>);
+
+impl SerialPort {
+    /// A port that raises `interrupt` and writes what the guest sends to `output`.
+    pub fn new(interrupt: IrqTrigger, output: Tee) -> Self {
+        Self(Serial::new(interrupt, output))
+    }
+}
+
+impl BusDevice for SerialPort {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        // A string instruction reads one register again and again.
+        for byte in data {
+            *byte = u8::try_from(offset).map_or(0xff, |register| self.0.read(register));
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
+        let Ok(register) = u8::try_from(offset) else {
+            return Effect::Continue;
+        };
+        for byte in data {
+            if let Err(error) = self.0.write(register, *byte) {
+                tracing::debug!(?error, "the serial port cannot take a byte");
+            }
+        }
+        Effect::Continue
     }
 }
 

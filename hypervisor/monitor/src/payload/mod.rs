@@ -22,24 +22,23 @@ mod paging;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
+use crate::bus::{BusDevice, BusError, Buses, Effect};
 use crate::cpu::{self, CpuError};
 use crate::devices::power;
 use crate::exit_reason::ExitReason;
 use crate::memory::{self, Range, WINDOW_ALIGN, WINDOW_UNIT, Window};
 use crate::ram::GuestRam;
 use crate::stats::{Stats, VmStats};
-use crate::vcpu::{
-    Board, End, Event, ExitCounters, ExitCounts, PortEffect, StopHandle, VcpuThreads,
-};
+use crate::vcpu::{End, Event, ExitCounters, ExitCounts, StopHandle, VcpuThreads};
 use crate::vm::{DisabledExits, VmError, kvm_error};
 
 /// Words in a parameter block.
@@ -310,19 +309,19 @@ impl PayloadVm {
     /// Runs until every vCPU's program has ended, or one fails.
     pub fn run(self) -> Result<PayloadReport, VmError> {
         let count = self.vcpus.len();
-        let board = Arc::new(PayloadBoard);
+        let buses = Arc::new(buses()?);
         let (sender, receiver) = &self.events;
         let mut statuses = BTreeMap::new();
         let start = Instant::now();
-        let threads = VcpuThreads::start(self.vcpus, &board, &self.counters, sender)?;
+        let threads = VcpuThreads::start(self.vcpus, &buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| match end.end {
-            End::Port(PortEffect::Exited(status)) => {
+            End::Write(Effect::Exited(status)) => {
                 statuses.insert(end.vcpu, status);
                 (statuses.len() == count).then(|| ExitReason::Exited {
                     status: statuses.values().copied().find(|s| *s != 0).unwrap_or(0),
                 })
             }
-            End::Port(PortEffect::Exception) => {
+            End::Write(Effect::Exception) => {
                 Some(exceptions::outcome(&self.ram, end.vcpu, end.registers))
             }
             _ => end.failure(),
@@ -473,27 +472,40 @@ fn enter(
     .map_err(set("registers"))
 }
 
+/// [`power::EXIT_STATUS`]: a payload ends with its status at once.
+#[derive(Debug)]
+struct ExitPort;
+
+impl BusDevice for ExitPort {
+    fn read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn write(&mut self, _: u64, data: &[u8]) -> Effect {
+        Effect::Exited(power::status(data))
+    }
+}
+
+/// [`exceptions::PORT`]: the handlers of exceptions write to it.
+#[derive(Debug)]
+struct ExceptionPort;
+
+impl BusDevice for ExceptionPort {
+    fn read(&mut self, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn write(&mut self, _: u64, _: &[u8]) -> Effect {
+        Effect::Exception
+    }
+}
+
 /// The two ports of a payload; there is nothing else.
-struct PayloadBoard;
-
-impl Board for PayloadBoard {
-    fn read_port(&self, _: u16, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn write_port(&self, port: u16, data: &[u8]) -> PortEffect {
-        match (port, power::status(data)) {
-            (power::EXIT_STATUS, status) => PortEffect::Exited(status),
-            (exceptions::PORT, _) => PortEffect::Exception,
-            _ => PortEffect::Continue,
-        }
-    }
-
-    fn read_memory(&self, _: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn write_memory(&self, address: u64, _: &[u8]) {
-        tracing::trace!(address, "a payload writes to where nothing is");
-    }
+fn buses() -> Result<Buses, BusError> {
+    let buses = Buses::default();
+    let exit = Arc::new(Mutex::new(ExitPort));
+    buses.ports.insert(power::EXIT_STATUS.into(), 1, exit)?;
+    let exception = Arc::new(Mutex::new(ExceptionPort));
+    buses.ports.insert(exceptions::PORT.into(), 1, exception)?;
+    Ok(buses)
 }

@@ -1,41 +1,56 @@
-//! Configuration mechanism 1 (ports 0xcf8 to 0xcff) and the dispatch of memory accesses.
+//! Configuration mechanism 1 (ports 0xcf8 to 0xcff) of bus 0, and where the functions' BARs lie.
 
-use std::fmt::Debug;
-use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex};
 
 use super::config_space::{Bar, ConfigSpace, Identity};
+use crate::bus::{Bus, BusDevice, Effect};
+use crate::sync::lock;
 
-/// The ports of configuration mechanism 1.
-pub const CONFIG_PORTS: RangeInclusive<u16> = 0xcf8..=0xcff;
-const ADDRESS: u16 = 0xcf8;
-const DATA: u16 = 0xcfc;
+/// First port of configuration mechanism 1.
+pub const CONFIG_PORTS: u16 = 0xcf8;
+/// Number of ports of configuration mechanism 1.
+pub const CONFIG_PORTS_LEN: u16 = 8;
+/// Functions that the bus has room for beside the host bridge, one for each device number.
+pub const MAX_FUNCTIONS: usize = 31;
+/// Offset of the data register from the address register.
+const DATA: u64 = 4;
 const ENABLE: u32 = 1 << 31;
 
-/// A function on the bus.
-pub trait PciFunction: Debug + Send {
+/// The bus has no free device number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the PCI bus has room for {MAX_FUNCTIONS} devices and no more")]
+pub struct PciFull;
+
+/// A function on the bus. As a [`BusDevice`] it answers accesses to its BAR.
+pub trait PciFunction: BusDevice {
     /// Reads configuration space.
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes configuration space.
     fn write_config(&mut self, offset: usize, data: &[u8]);
     /// Where the BAR is, if it decodes.
     fn bar(&self) -> Option<Bar>;
-    /// Reads the BAR.
-    fn read_bar(&mut self, offset: u64, data: &mut [u8]);
-    /// Writes the BAR.
-    fn write_bar(&mut self, offset: u64, data: &[u8]);
 }
 
-/// Bus 0: device 0 is the host bridge, without which Linux finds no bus.
+#[derive(Debug)]
+struct Slot {
+    function: Arc<Mutex<dyn PciFunction>>,
+    /// The range that the memory bus has for the function at the moment.
+    placed: Option<Bar>,
+}
+
+/// Bus 0: device 0 is the host bridge, without which Linux finds no bus. As a [`BusDevice`] it
+/// answers accesses to the ports of mechanism 1.
 #[derive(Debug)]
 pub struct PciBus {
     address: u32,
     bridge: ConfigSpace,
-    functions: Vec<Box<dyn PciFunction>>,
+    slots: Vec<Slot>,
+    memory: Arc<Bus>,
 }
 
 impl PciBus {
-    /// A bus with these functions, which become devices 1, 2, …
-    pub fn new(functions: Vec<Box<dyn PciFunction>>) -> Self {
+    /// A bus without functions, whose BARs will lie in `memory`.
+    pub fn new(memory: Arc<Bus>) -> Self {
         // Intel 440FX: the host bridge that every guest knows.
         let bridge = ConfigSpace::new(
             Identity {
@@ -50,88 +65,58 @@ impl PciBus {
         Self {
             address: 0,
             bridge,
-            functions,
+            slots: Vec::new(),
+            memory,
         }
     }
 
-    /// A read of one of [`CONFIG_PORTS`].
-    pub fn read_port(&self, port: u16, data: &mut [u8]) {
-        data.fill(0xff);
-        if port < DATA {
-            if port == ADDRESS && data.len() == 4 {
-                data.copy_from_slice(&self.address.to_le_bytes());
-            }
-            return;
+    /// Puts a function at the next device number, from 1 on.
+    ///
+    /// # Errors
+    /// All [`MAX_FUNCTIONS`] device numbers are taken.
+    pub fn add(&mut self, function: Arc<Mutex<dyn PciFunction>>) -> Result<(), PciFull> {
+        if self.slots.len() == MAX_FUNCTIONS {
+            return Err(PciFull);
         }
-        let Some((device, offset)) = self.selected(port, data.len()) else {
-            return;
-        };
-        match device.checked_sub(1) {
-            None => self.bridge.read(offset, data),
-            Some(index) => {
-                if let Some(function) = self.functions.get(index) {
-                    function.read_config(offset, data);
-                }
-            }
-        }
+        self.slots.push(Slot {
+            function,
+            placed: None,
+        });
+        self.place_bars();
+        Ok(())
     }
 
-    /// A write to one of [`CONFIG_PORTS`].
-    pub fn write_port(&mut self, port: u16, data: &[u8]) {
-        if port < DATA {
-            if let (ADDRESS, Ok(bytes)) = (port, data.try_into()) {
-                self.address = u32::from_le_bytes(bytes);
-            }
-            return;
-        }
-        let Some((device, offset)) = self.selected(port, data.len()) else {
-            return;
-        };
-        match device.checked_sub(1) {
-            None => self.bridge.write(offset, data),
-            Some(index) => {
-                if let Some(function) = self.functions.get_mut(index) {
-                    function.write_config(offset, data);
-                }
+    /// Moves the ranges on the memory bus to where the BARs are now. A BAR that overlaps a range is
+    /// out of reach until one of the two moves.
+    fn place_bars(&mut self) {
+        let wanted = |slot: &Slot| lock(&slot.function).bar();
+        for slot in &mut self.slots {
+            if slot.placed != wanted(slot)
+                && let Some(old) = slot.placed.take()
+            {
+                self.memory.remove(old.address.into());
             }
         }
+        for slot in &mut self.slots {
+            if slot.placed.is_some() {
+                continue;
+            }
+            let Some(bar) = wanted(slot) else {
+                continue;
+            };
+            let device = Arc::clone(&slot.function);
+            let (start, len) = (bar.address.into(), bar.size.into());
+            match self.memory.insert(start, len, device) {
+                Ok(()) => slot.placed = Some(bar),
+                Err(error) => tracing::debug!(%error, "the guest placed a BAR where it cannot be"),
+            }
+        }
     }
 
-    /// A read of guest physical memory that no memslot backs; `false` if no BAR is there.
-    pub fn read_memory(&mut self, address: u64, data: &mut [u8]) -> bool {
-        let Some((function, offset)) = self.decode(address, data.len()) else {
-            return false;
-        };
-        function.read_bar(offset, data);
-        true
-    }
-
-    /// A write; `false` if no BAR is there.
-    pub fn write_memory(&mut self, address: u64, data: &[u8]) -> bool {
-        let Some((function, offset)) = self.decode(address, data.len()) else {
-            return false;
-        };
-        function.write_bar(offset, data);
-        true
-    }
-
-    fn decode(
-        &mut self,
-        address: u64,
-        len: usize,
-    ) -> Option<(&mut (dyn PciFunction + 'static), u64)> {
-        let end = address.checked_add(len as u64)?;
-        self.functions.iter_mut().find_map(|function| {
-            let bar = function.bar()?;
-            let start = u64::from(bar.address);
-            (address >= start && end <= start + u64::from(bar.size))
-                .then(|| (function.as_mut(), address - start))
-        })
-    }
-
-    /// The device and offset that the address register selects for an access to `port`.
-    fn selected(&self, port: u16, len: usize) -> Option<(usize, usize)> {
-        let low = usize::from(port - DATA);
+    /// The device and offset that the address register selects for an access to `offset` of the
+    /// ports.
+    fn selected(&self, offset: u64, len: usize) -> Option<(usize, usize)> {
+        let low = usize::try_from(offset.checked_sub(DATA)?).ok()?;
         let [register, function, bus, _] = self.address.to_le_bytes();
         // Device and function share a byte; there are no functions but 0, and only bus 0.
         let present = self.address & ENABLE != 0 && bus == 0 && function & 7 == 0;
@@ -144,36 +129,81 @@ impl PciBus {
     }
 }
 
+impl BusDevice for PciBus {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        if offset == 0 && data.len() == 4 {
+            data.copy_from_slice(&self.address.to_le_bytes());
+            return;
+        }
+        let Some((device, offset)) = self.selected(offset, data.len()) else {
+            return;
+        };
+        match device.checked_sub(1) {
+            None => self.bridge.read(offset, data),
+            Some(index) => {
+                if let Some(slot) = self.slots.get(index) {
+                    lock(&slot.function).read_config(offset, data);
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
+        if let (0, Ok(bytes)) = (offset, data.try_into()) {
+            self.address = u32::from_le_bytes(bytes);
+        }
+        let Some((device, offset)) = self.selected(offset, data.len()) else {
+            return Effect::Continue;
+        };
+        match device.checked_sub(1) {
+            None => self.bridge.write(offset, data),
+            Some(index) => {
+                if let Some(slot) = self.slots.get(index) {
+                    lock(&slot.function).write_config(offset, data);
+                    self.place_bars();
+                }
+            }
+        }
+        Effect::Continue
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bus::Buses;
     use proptest::prelude::*;
 
+    const BAR: u64 = 0xc000_0000;
+    const COMMAND: u32 = 0x04;
+    const BAR_REGISTER: u32 = 0x10;
+
     #[derive(Debug)]
-    struct Probe {
-        config: ConfigSpace,
-        last: (u64, Vec<u8>),
+    struct Probe(ConfigSpace);
+
+    impl BusDevice for Probe {
+        fn read(&mut self, offset: u64, data: &mut [u8]) {
+            data.fill(offset.to_le_bytes()[0]);
+        }
+        fn write(&mut self, _: u64, _: &[u8]) -> Effect {
+            Effect::Continue
+        }
     }
 
     impl PciFunction for Probe {
         fn read_config(&self, offset: usize, data: &mut [u8]) {
-            self.config.read(offset, data);
+            self.0.read(offset, data);
         }
         fn write_config(&mut self, offset: usize, data: &[u8]) {
-            self.config.write(offset, data);
+            self.0.write(offset, data);
         }
         fn bar(&self) -> Option<Bar> {
-            self.config.bar()
-        }
-        fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
-            data.fill(offset.to_le_bytes()[0]);
-        }
-        fn write_bar(&mut self, offset: u64, data: &[u8]) {
-            self.last = (offset, data.to_vec());
+            self.0.bar()
         }
     }
 
-    fn bus() -> PciBus {
+    fn probe(address: u32) -> Arc<Mutex<dyn PciFunction>> {
         let identity = Identity {
             vendor: 0x1af4,
             device: 0x1053,
@@ -182,25 +212,47 @@ mod tests {
             subsystem: 0,
         };
         let bar = Bar {
-            address: 0xc000_0000,
+            address,
             size: 0x1000,
         };
-        PciBus::new(vec![Box::new(Probe {
-            config: ConfigSpace::new(identity, Some(bar)),
-            last: (0, Vec::new()),
-        })])
+        Arc::new(Mutex::new(Probe(ConfigSpace::new(identity, Some(bar)))))
+    }
+
+    /// A bus with functions whose BARs lie behind each other from [`BAR`] on.
+    fn bus(functions: u32) -> (Arc<Bus>, PciBus) {
+        let memory = Arc::new(Bus::default());
+        let mut bus = PciBus::new(Arc::clone(&memory));
+        for index in 0..functions {
+            bus.add(probe(0xc000_0000 + 0x1000 * index)).expect("room");
+        }
+        (memory, bus)
+    }
+
+    fn select(bus: &mut PciBus, device: u32, register: u32) {
+        bus.write(0, &(ENABLE | device << 11 | register).to_le_bytes());
     }
 
     fn config(bus: &mut PciBus, device: u32, register: u32) -> u32 {
-        bus.write_port(ADDRESS, &(ENABLE | device << 11 | register).to_le_bytes());
+        select(bus, device, register);
         let mut data = [0; 4];
-        bus.read_port(DATA, &mut data);
+        bus.read(DATA, &mut data);
         u32::from_le_bytes(data)
+    }
+
+    fn set_config(bus: &mut PciBus, device: u32, register: u32, value: u32) {
+        select(bus, device, register);
+        bus.write(DATA, &value.to_le_bytes());
+    }
+
+    fn read(memory: &Bus, address: u64) -> u8 {
+        let mut data = [0];
+        memory.read(address, &mut data);
+        data[0]
     }
 
     #[test]
     fn bridge_device_and_nothing_are_told_apart() {
-        let mut bus = bus();
+        let (_, mut bus) = bus(1);
         assert_eq!(config(&mut bus, 0, 0), 0x1237_8086);
         assert_eq!(config(&mut bus, 1, 0), 0x1053_1af4);
         assert_eq!(config(&mut bus, 2, 0), u32::MAX);
@@ -210,26 +262,85 @@ mod tests {
 
     #[test]
     fn memory_accesses_reach_the_bar_and_only_it() {
-        let mut bus = bus();
-        let mut data = [0; 2];
-        assert!(bus.read_memory(0xc000_0010, &mut data));
-        assert_eq!(data, [0x10; 2]);
-        assert!(!bus.read_memory(0xc000_0fff, &mut data));
-        assert!(!bus.write_memory(u64::MAX, &data));
+        let (memory, _bus) = bus(1);
+        assert_eq!(read(&memory, BAR + 0x10), 0x10);
+        assert_eq!(read(&memory, BAR + 0x1000), 0xff);
+        assert_eq!(read(&memory, BAR - 1), 0xff);
+    }
+
+    #[test]
+    fn a_bar_is_where_the_guest_moved_it_and_nowhere_without_decoding() {
+        let (memory, mut bus) = bus(1);
+        set_config(&mut bus, 1, BAR_REGISTER, 0xd000_0000);
+        assert_eq!(read(&memory, BAR + 0x10), 0xff);
+        assert_eq!(read(&memory, 0xd000_0010), 0x10);
+        set_config(&mut bus, 1, COMMAND, 0);
+        assert_eq!(read(&memory, 0xd000_0010), 0xff);
+        set_config(&mut bus, 1, COMMAND, 2);
+        assert_eq!(read(&memory, 0xd000_0010), 0x10);
+    }
+
+    #[test]
+    fn a_bar_that_was_covered_is_reached_when_the_other_one_leaves() {
+        let (memory, mut bus) = bus(2);
+        set_config(&mut bus, 1, BAR_REGISTER, 0xc000_1000);
+        assert_eq!(read(&memory, BAR), 0xff);
+        set_config(&mut bus, 2, BAR_REGISTER, 0xe000_0000);
+        assert_eq!(read(&memory, 0xc000_1010), 0x10);
+        assert_eq!(read(&memory, 0xe000_0010), 0x10);
+    }
+
+    #[test]
+    fn functions_end_with_the_buses() {
+        let buses = Buses::default();
+        let mut pci = PciBus::new(Arc::clone(&buses.memory));
+        let function = probe(0xc000_0000);
+        let alive = Arc::downgrade(&function);
+        pci.add(function).expect("room");
+        let (start, len) = (CONFIG_PORTS.into(), CONFIG_PORTS_LEN.into());
+        let pci = Arc::new(Mutex::new(pci));
+        buses.ports.insert(start, len, pci).expect("free");
+        drop(buses);
+        assert!(alive.upgrade().is_none());
+    }
+
+    #[test]
+    fn a_full_bus_takes_no_function() {
+        let (_, mut bus) = bus(31);
+        assert_eq!(bus.add(probe(0xd000_0000)), Err(PciFull));
+        assert_eq!(config(&mut bus, 31, 0), 0x1053_1af4);
     }
 
     proptest! {
         #[test]
         fn no_port_access_panics(
-            accesses in proptest::collection::vec((CONFIG_PORTS, proptest::collection::vec(any::<u8>(), 0..9), any::<bool>()), 0..100)
+            accesses in proptest::collection::vec((0..u64::from(CONFIG_PORTS_LEN), proptest::collection::vec(any::<u8>(), 0..9), any::<bool>()), 0..100)
         ) {
-            let mut bus = bus();
+            let (_, mut bus) = bus(2);
             for (port, mut data, write) in accesses {
                 if write {
-                    bus.write_port(port, &data);
+                    bus.write(port, &data);
                 } else {
-                    bus.read_port(port, &mut data);
+                    bus.read(port, &mut data);
                 }
+            }
+        }
+
+        /// Wherever a guest puts two BARs: what is reached at an address is a BAR that lies there.
+        #[test]
+        fn bars_are_found_where_they_lie_after_any_moves(
+            moves in proptest::collection::vec((1u32..3, 0u32..4, any::<bool>()), 0..30)
+        ) {
+            let (memory, mut bus) = bus(2);
+            for (device, page, decode) in moves {
+                set_config(&mut bus, device, BAR_REGISTER, 0xc000_0000 + 0x1000 * page);
+                set_config(&mut bus, device, COMMAND, u32::from(decode) << 1);
+            }
+            let bars: Vec<_> = bus.slots.iter().filter_map(|slot| lock(&slot.function).bar()).collect();
+            for page in 0..4 {
+                let address = BAR + 0x1000 * page;
+                let there = bars.iter().any(|bar| u64::from(bar.address) == address);
+                prop_assert_eq!(read(&memory, address + 0x10) == 0x10, there);
             }
         }
     }

@@ -29,7 +29,7 @@ pub struct Identity {
 }
 
 /// A 32-bit memory BAR.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bar {
     /// Where it is when the guest starts.
     pub address: u32,

@@ -4,7 +4,7 @@ mod bus;
 mod config_space;
 mod msix;
 
-pub use bus::{CONFIG_PORTS, PciBus, PciFunction};
+pub use bus::{CONFIG_PORTS, CONFIG_PORTS_LEN, PciBus, PciFull, PciFunction};
 pub use config_space::{Bar, ConfigSpace, Identity};
 pub use msix::{Msix, NO_VECTOR};
 

@@ -1,10 +1,11 @@
 //! Message-signalled interrupts (MSI-X): table, pending bits, and the routes in KVM.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::irq::{IrqError, MsiController, MsiMessage};
+use crate::sync::lock;
 
 /// "No vector": what a virtio driver writes to have no interrupt.
 pub const NO_VECTOR: u16 = 0xffff;
@@ -160,7 +161,7 @@ impl Msix {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use virtio_queue::{Queue, QueueT};
 
 use super::device::{ActiveQueue, PciInterrupt, VirtioDevice};
+use crate::bus::{BusDevice, Effect};
 use crate::devices::pci::{Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction};
 use crate::ram::GuestRam;
 
@@ -319,8 +320,11 @@ impl<D: VirtioDevice> PciFunction for VirtioPci<D> {
     fn bar(&self) -> Option<Bar> {
         self.config.bar()
     }
+}
 
-    fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
+/// Accesses to the BAR.
+impl<D: VirtioDevice> BusDevice for VirtioPci<D> {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let within = usize::try_from(offset % REGION).unwrap_or(0);
         match offset - offset % REGION {
@@ -334,7 +338,7 @@ impl<D: VirtioDevice> PciFunction for VirtioPci<D> {
         }
     }
 
-    fn write_bar(&mut self, offset: u64, data: &[u8]) {
+    fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         let within = offset % REGION;
         match offset - within {
             COMMON => self.write_common(offset, data),
@@ -348,6 +352,7 @@ impl<D: VirtioDevice> PciFunction for VirtioPci<D> {
                 .write_table(usize::try_from(within).unwrap_or(0), data),
             _ => {}
         }
+        Effect::Continue
     }
 }
 
@@ -474,30 +479,30 @@ mod tests {
     }
 
     fn write16(transport: &mut VirtioPci<Fake>, offset: u64, value: u16) {
-        transport.write_bar(offset, &value.to_le_bytes());
+        transport.write(offset, &value.to_le_bytes());
     }
 
     fn write32(transport: &mut VirtioPci<Fake>, offset: u64, value: u32) {
-        transport.write_bar(offset, &value.to_le_bytes());
+        transport.write(offset, &value.to_le_bytes());
     }
 
     fn read<const N: usize>(transport: &mut VirtioPci<Fake>, offset: u64) -> [u8; N] {
         let mut data = [0; N];
-        transport.read_bar(offset, &mut data);
+        transport.read(offset, &mut data);
         data
     }
 
     /// What Linux does from finding the device to using it, with the first queue at `first`.
     fn initialise(transport: &mut VirtioPci<Fake>, first: u32) {
-        transport.write_bar(0x14, &[0]);
-        transport.write_bar(0x14, &[3]);
+        transport.write(0x14, &[0]);
+        transport.write(0x14, &[3]);
         for select in [0, 1] {
             write32(transport, 0x00, select);
             let features = u32::from_le_bytes(read(transport, 0x04));
             write32(transport, 0x08, select);
             write32(transport, 0x0c, features);
         }
-        transport.write_bar(0x14, &[3 | STATUS_FEATURES_OK]);
+        transport.write(0x14, &[3 | STATUS_FEATURES_OK]);
         for queue in [0u16, 1] {
             write16(transport, 0x16, queue);
             write16(transport, 0x18, 16);
@@ -509,7 +514,7 @@ mod tests {
             }
             write16(transport, 0x1c, 1);
         }
-        transport.write_bar(0x14, &[3 | STATUS_FEATURES_OK | STATUS_DRIVER_OK]);
+        transport.write(0x14, &[3 | STATUS_FEATURES_OK | STATUS_DRIVER_OK]);
     }
 
     #[test]
@@ -523,7 +528,7 @@ mod tests {
         interrupt.queue_used(1);
         assert_eq!(read(&mut transport, ISR), [1]);
         assert_eq!(read(&mut transport, ISR), [0]);
-        transport.write_bar(0x14, &[0]);
+        transport.write(0x14, &[0]);
         assert_eq!(read(&mut transport, 0x14), [0]);
         // One reset before the driver starts, one now.
         assert_eq!(device.lock().resets, 2);
@@ -599,9 +604,9 @@ mod tests {
                 let offset = if value % 2 == 0 { offset % 0x40 } else { offset };
                 let mut data = value.to_le_bytes()[..len].to_vec();
                 if write {
-                    transport.write_bar(offset, &data);
+                    transport.write(offset, &data);
                 } else {
-                    transport.read_bar(offset, &mut data);
+                    transport.read(offset, &mut data);
                 }
             }
         }
