@@ -1,5 +1,6 @@
 //! Interrupt routing: the legacy lines as KVM routes them by default, and one route per MSI.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{
@@ -25,6 +26,18 @@ pub enum IrqError {
     TooMany {
         /// Entries of the table.
         entries: usize,
+    },
+    /// Another device has the line.
+    #[error("another device has interrupt line {line}")]
+    LineTaken {
+        /// The line.
+        line: u32,
+    },
+    /// The interrupt controllers have no such line.
+    #[error("there is no interrupt line {line}: the IOAPIC has {IOAPIC_PINS}")]
+    NoLine {
+        /// The line.
+        line: u32,
     },
     /// An eventfd could not be made.
     #[error("cannot make an eventfd")]
@@ -60,6 +73,8 @@ pub trait MsiController: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct IrqRouter {
     vm: Arc<VmFd>,
+    /// The legacy lines that have a device.
+    lines: Mutex<BTreeSet<u32>>,
     messages: Mutex<Vec<Option<MsiMessage>>>,
 }
 
@@ -68,13 +83,15 @@ impl IrqRouter {
     pub fn new(vm: Arc<VmFd>) -> Self {
         Self {
             vm,
-            messages: Mutex::new(Vec::new()),
+            lines: Mutex::default(),
+            messages: Mutex::default(),
         }
     }
 
-    /// Connects a new eventfd to a legacy line.
-    pub fn legacy_line(&self, gsi: u32) -> Result<EventFd, IrqError> {
-        self.irqfd(gsi)
+    /// Connects a new eventfd to a legacy line that no device has yet.
+    pub fn legacy_line(&self, line: u32) -> Result<EventFd, IrqError> {
+        claim(&mut lock(&self.lines), line)?;
+        self.irqfd(line)
     }
 
     fn irqfd(&self, gsi: u32) -> Result<EventFd, IrqError> {
@@ -110,6 +127,17 @@ impl MsiController for IrqRouter {
         })?;
         self.vm.set_gsi_routing(&routing).map_err(IrqError::Routing)
     }
+}
+
+/// Gives a legacy line to one device.
+fn claim(lines: &mut BTreeSet<u32>, line: u32) -> Result<(), IrqError> {
+    if line >= IOAPIC_PINS {
+        return Err(IrqError::NoLine { line });
+    }
+    if !lines.insert(line) {
+        return Err(IrqError::LineTaken { line });
+    }
+    Ok(())
 }
 
 fn gsi_of(msi: usize) -> u32 {
@@ -157,6 +185,20 @@ fn table(messages: &[Option<MsiMessage>]) -> Vec<kvm_irq_routing_entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_has_one_device() {
+        let mut lines = BTreeSet::new();
+        claim(&mut lines, 4).expect("free");
+        assert!(matches!(
+            claim(&mut lines, 4),
+            Err(IrqError::LineTaken { line: 4 })
+        ));
+        assert!(matches!(
+            claim(&mut lines, IOAPIC_PINS),
+            Err(IrqError::NoLine { .. })
+        ));
+    }
 
     #[test]
     fn the_table_keeps_legacy_lines_and_adds_routed_messages_only() {

@@ -15,6 +15,7 @@
 
 pub mod boot;
 pub mod bus;
+mod chipset;
 mod cpu;
 mod device_thread;
 pub mod devices;

@@ -7,32 +7,27 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use event_manager::{EventManager, SubscriberId, SubscriberOps};
-use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config};
-use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
+use kvm_bindings::kvm_enable_cap;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
 use crate::boot::{self, BootError, BootSource};
 use crate::bus::{BusError, Buses, Effect};
+use crate::chipset::{self, Chipset};
 use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
-use crate::devices::pci::{CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus, PciFull};
+use crate::devices::pci::{NoBarSpace, PciFull};
 use crate::devices::power::{self, ExitStatusPort, I8042Ports, Pm1Ports};
 use crate::devices::serial::{self, ConsoleTail, IrqTrigger, SerialPort, Tee};
-use crate::devices::virtio::VirtioPci;
-use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockEngine};
+use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockWorker};
 use crate::exit_accounting::{self, ExitAccounting};
 use crate::exit_reason::{ExitReason, Report};
-use crate::irq::{IrqError, IrqRouter, MsiController};
-use crate::memory::{self, Layout, MemoryError, PCI_HOLE_START, Range, Window};
+use crate::irq::IrqError;
+use crate::memory::{self, Layout, MemoryError, Range, Window};
 use crate::ram::GuestRam;
 use crate::stats::{Stats, StatsError, VmStats};
 use crate::sync::lock;
 use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, VcpuThreads};
 
-/// Where Intel processors' KVM keeps three pages for real mode.
-const TSS_ADDRESS: usize = 0xfffb_d000;
-/// Where it keeps its identity map.
-const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 /// More than a firmware-less guest on one host has any use for; APIC ids are 8 bits.
 pub const MAX_VCPUS: u8 = 64;
 
@@ -75,6 +70,9 @@ pub enum VmError {
     /// Devices on the PCI bus.
     #[error(transparent)]
     Pci(#[from] PciFull),
+    /// Addresses of devices on the PCI bus.
+    #[error(transparent)]
+    Bar(#[from] NoBarSpace),
     /// Interrupts.
     #[error(transparent)]
     Irq(#[from] IrqError),
@@ -87,9 +85,9 @@ pub enum VmError {
     /// Payload.
     #[error(transparent)]
     Payload(#[from] crate::payload::PayloadError),
-    /// The vsock device could not be made.
-    #[error("cannot make the vsock device")]
-    Vsock(#[source] std::io::Error),
+    /// An eventfd of a device's queue could not be made.
+    #[error("cannot make an eventfd for a queue")]
+    EventFd(#[source] std::io::Error),
     /// The event loop of the devices could not be made.
     #[error("cannot make the devices' event loop")]
     EventLoop(#[source] event_manager::Error),
@@ -220,7 +218,7 @@ impl Vm {
         }
         let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
         let vm = Arc::new(kvm.create_vm().map_err(kvm_error("a VM"))?);
-        create_chips(&vm)?;
+        chipset::create_chips(&vm)?;
         config.disabled_exits.apply(&vm)?;
 
         let window = config.window.map(Window::new).transpose()?;
@@ -231,20 +229,17 @@ impl Vm {
             window.add_memslot(&vm, range.start)?;
         }
 
-        let router = Arc::new(IrqRouter::new(Arc::clone(&vm)));
-        let tail = ConsoleTail::default();
-        let console = Tee::new(config.console, tail.clone());
-        let interrupt = IrqTrigger(router.legacy_line(serial::IRQ)?);
-        let buses = Arc::new(Buses::default());
-        let mut pci = PciBus::new(Arc::clone(&buses.memory));
-        let device_thread = DeviceThread::start(|manager| match config.vsock {
-            Some(vsock) => {
-                let (engine, device) = create_vsock(manager, &vm, &ram, &router, vsock)?;
-                pci.add(Arc::new(Mutex::new(device)))?;
-                Ok(Some(engine))
-            }
-            None => Ok(None),
-        })?;
+        let device_thread = DeviceThread::start("devices")?;
+        let mut chipset = Chipset::new(Arc::clone(&vm), ram.clone());
+        if let Some(VsockConfig {
+            guest_cid,
+            acceptor,
+        }) = config.vsock
+        {
+            let device = Vsock::new(guest_cid.into());
+            let worker = VsockWorker::new(ram.clone(), Mux::new(guest_cid.into(), acceptor));
+            chipset.add_virtio(&device_thread, Box::new(device), Box::new(worker))?;
+        }
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
         if let Some(first) = vcpus.first() {
@@ -259,28 +254,20 @@ impl Vm {
             move || stats.read().ok().map(|now| now.vcpu_sum("exits"))
         })));
         let exit_status = Arc::new(Mutex::new(ExitStatusPort::default()));
-        let serial = SerialPort::new(interrupt, console);
-        let port = |start: u16, len: u16, device| {
-            let (start, len) = (start.into(), len.into());
-            buses.ports.insert(start, len, device)
-        };
-        port(serial::COM1, serial::PORTS, Arc::new(Mutex::new(serial)))?;
-        port(power::EXIT_STATUS, 1, exit_status.clone())?;
-        port(exit_accounting::PORT, 1, accounting.clone())?;
-        port(
-            power::I8042,
-            power::I8042_PORTS,
-            Arc::new(Mutex::new(I8042Ports)),
-        )?;
-        port(
-            power::PM1_EVENT,
-            power::PM1_PORTS,
-            Arc::new(Mutex::new(Pm1Ports::default())),
-        )?;
-        port(CONFIG_PORTS, CONFIG_PORTS_LEN, Arc::new(Mutex::new(pci)))?;
+        let tail = ConsoleTail::default();
+        let console = Tee::new(config.console, tail.clone());
+        let interrupt = IrqTrigger(chipset.legacy_line(serial::IRQ)?);
+        let serial = Arc::new(Mutex::new(SerialPort::new(interrupt, console)));
+        chipset.add_ports(serial::COM1, serial::PORTS, serial)?;
+        chipset.add_ports(power::EXIT_STATUS, 1, exit_status.clone())?;
+        chipset.add_ports(exit_accounting::PORT, 1, accounting.clone())?;
+        let i8042 = Arc::new(Mutex::new(I8042Ports));
+        chipset.add_ports(power::I8042, power::I8042_PORTS, i8042)?;
+        let pm1 = Arc::new(Mutex::new(Pm1Ports::default()));
+        chipset.add_ports(power::PM1_EVENT, power::PM1_PORTS, pm1)?;
         Ok(Self {
             vcpus,
-            buses,
+            buses: Arc::new(chipset.into_buses()?),
             exit_status,
             accounting,
             tail,
@@ -389,20 +376,6 @@ pub(crate) fn kvm_error(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> VmE
     move |source| VmError::Kvm { what, source }
 }
 
-fn create_chips(vm: &VmFd) -> Result<(), VmError> {
-    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
-        .map_err(kvm_error("to place its identity map"))?;
-    vm.set_tss_address(TSS_ADDRESS)
-        .map_err(kvm_error("to place its task state"))?;
-    vm.create_irq_chip()
-        .map_err(kvm_error("an interrupt controller"))?;
-    vm.create_pit2(kvm_pit_config {
-        flags: KVM_PIT_SPEAKER_DUMMY,
-        ..Default::default()
-    })
-    .map_err(kvm_error("a timer"))
-}
-
 fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, VmError> {
     let supported = cpu::supported_cpuid(kvm)?;
     (0..count)
@@ -415,32 +388,6 @@ fn create_vcpus(kvm: &Kvm, vm: &VmFd, count: u8) -> Result<Vec<VcpuFd>, VmError>
             Ok(vcpu)
         })
         .collect()
-}
-
-fn create_vsock(
-    manager: &mut EventManager<VsockEngine>,
-    vm: &VmFd,
-    ram: &GuestRam,
-    router: &Arc<IrqRouter>,
-    config: VsockConfig,
-) -> Result<(SubscriberId, VirtioPci<Vsock>), VmError> {
-    let address = u32::try_from(PCI_HOLE_START).unwrap_or(0);
-    let cid = u64::from(config.guest_cid);
-    let engine =
-        VsockEngine::new(ram.clone(), Mux::new(cid, config.acceptor)).map_err(VmError::Vsock)?;
-    let kicks = engine.kicks().map_err(VmError::Vsock)?;
-    for (queue, kick) in (0u16..).zip(&kicks) {
-        let address = VirtioPci::<Vsock>::notify_address(address, queue);
-        vm.register_ioevent(kick, &IoEventAddress::Mmio(address), NoDatamatch)
-            .map_err(kvm_error("an ioeventfd"))?;
-    }
-    let endpoint = manager.remote_endpoint();
-    let engine = manager.add_subscriber(engine);
-    let device = Vsock::new(cid, kicks, endpoint, engine);
-    let controller: Arc<dyn MsiController> = router.clone();
-    let msix = Msix::new(controller, Vsock::VECTORS)?;
-    let function = VirtioPci::new(device, ram.clone(), msix, address);
-    Ok((engine, function))
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! PCI with configuration mechanism 1: one bus, a host bridge, and the functions behind it.
 
+mod bar_space;
 mod bus;
 mod config_space;
 mod msix;
 
+pub use bar_space::{BarSpace, NoBarSpace};
 pub use bus::{CONFIG_PORTS, CONFIG_PORTS_LEN, PciBus, PciFull, PciFunction};
 pub use config_space::{Bar, ConfigSpace, Identity};
 pub use msix::{Msix, NO_VECTOR};

@@ -41,7 +41,7 @@ pub struct Msix {
 
 impl Msix {
     /// A table of `count` vectors, all masked.
-    pub fn new(router: Arc<dyn MsiController>, count: u16) -> Result<Self, IrqError> {
+    pub fn new(router: Arc<dyn MsiController>, count: usize) -> Result<Self, IrqError> {
         let mut vectors = Vec::new();
         for _ in 0..count {
             let (msi, event) = router.allocate_msi()?;

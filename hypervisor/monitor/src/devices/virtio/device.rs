@@ -1,73 +1,49 @@
-//! The interface between a virtio device and its transport.
+//! The two halves of a virtio device: the one that its driver sees in registers, on vCPU threads, and
+//! the one that serves the queues, on a device thread.
 
 use std::fmt::Debug;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
-use virtio_queue::Queue;
+use event_manager::{EventOps, Events};
 
-use crate::devices::pci::Msix;
-
-/// ISR status: a queue was used.
-const ISR_QUEUE: u8 = 1;
-
-/// Why a device could not start to work.
-#[derive(Debug, thiserror::Error)]
-pub enum ActivateError {
-    /// The thread that serves the device has ended.
-    #[error("the device's thread has ended")]
-    ThreadGone,
-}
-
-/// A queue that the driver has set up, and the interrupt it asked for.
-#[derive(Debug)]
-pub struct ActiveQueue {
-    /// The queue; its rings lie in RAM.
-    pub queue: Queue,
-    /// The MSI-X vector, or `NO_VECTOR`.
-    pub vector: u16,
-}
-
-/// How a device interrupts the guest.
-pub trait Interrupt: Debug + Send + Sync {
-    /// A queue with this vector has used buffers.
-    fn queue_used(&self, vector: u16);
-}
-
-/// Interrupts through MSI-X vectors, and the ISR status.
-#[derive(Debug)]
-pub(super) struct PciInterrupt {
-    pub msix: Arc<Msix>,
-    pub isr: Arc<AtomicU8>,
-}
-
-impl Interrupt for PciInterrupt {
-    fn queue_used(&self, vector: u16) {
-        self.isr.fetch_or(ISR_QUEUE, Ordering::SeqCst);
-        self.msix.trigger(vector);
-    }
-}
+use super::queue::ActiveQueue;
 
 /// A virtio device as its transport sees it.
 pub trait VirtioDevice: Debug + Send {
-    /// The virtio device id.
+    /// The virtio device id (virtio 1.2, section 5), `VIRTIO_ID_*`.
     fn id(&self) -> u16;
     /// PCI class, subclass and interface.
     fn pci_class(&self) -> [u8; 3];
-    /// The feature bits offered, `VIRTIO_F_VERSION_1` included.
-    fn features(&self) -> u64;
-    /// The largest size of each queue.
+    /// The device's own feature bits; the transport adds those of virtio itself.
+    fn features(&self) -> u64 {
+        0
+    }
+    /// The largest size of each queue, powers of two.
     fn queue_sizes(&self) -> &[u16];
-    /// Reads the device's configuration; bytes past its end are zero.
-    fn read_config(&self, offset: usize, data: &mut [u8]);
-    /// The driver is ready: serve these queues.
-    fn activate(
-        &mut self,
-        queues: Vec<ActiveQueue>,
-        interrupt: Arc<dyn Interrupt>,
-    ) -> Result<(), ActivateError>;
-    /// Stop serving; when this returns no queue is touched any more.
-    fn reset(&mut self);
-    /// The driver notified a queue by a write that KVM did not take.
-    fn notify(&self, queue: u16);
+    /// Reads the device's configuration at `offset`; bytes past its end are zero.
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let _ = offset;
+        data.fill(0);
+    }
+}
+
+/// Serves a device's queues. All calls between [`Self::start`] and [`Self::stop`] or
+/// [`Self::finish`] come from the device thread; none may block for long, since other devices of the
+/// guest wait meanwhile.
+pub trait VirtioWorker: Debug + Send {
+    /// The driver is ready: takes the queues, as many as the device has.
+    fn start(&mut self, queues: Vec<ActiveQueue>);
+    /// The driver notified `queue`, or the worker asked for another turn at it
+    /// ([`ActiveQueue::again`]). Takes a bounded number of buffers.
+    fn queue_ready(&mut self, queue: usize, ops: &mut EventOps<'_>);
+    /// A descriptor is ready that the worker added to `ops` in an earlier call.
+    fn descriptor_ready(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let _ = (events, ops);
+    }
+    /// The driver reset the device: drops the queues and all state of this driver. No descriptor of
+    /// the worker is watched any more.
+    fn stop(&mut self);
+    /// The guest has ended and its vCPUs stand still; queues that it filled before may be emptied.
+    fn finish(&mut self) {
+        self.stop();
+    }
 }

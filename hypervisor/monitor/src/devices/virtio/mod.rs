@@ -1,7 +1,11 @@
-//! virtio: what a device is, and the PCI transport that carries it.
+//! virtio: what a device is, the PCI transport that carries it, and the server of its queues.
 
 mod device;
 mod pci_transport;
+mod queue;
+mod server;
 
-pub use device::{ActivateError, ActiveQueue, Interrupt, VirtioDevice};
+pub use device::{VirtioDevice, VirtioWorker};
 pub use pci_transport::{BAR_SIZE, VirtioPci};
+pub use queue::{ActiveQueue, Interrupt};
+pub use server::{QueueServer, ServerHandle};

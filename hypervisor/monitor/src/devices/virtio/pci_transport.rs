@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use virtio_queue::{Queue, QueueT};
-
-use super::device::{ActiveQueue, PciInterrupt, VirtioDevice};
+use super::device::VirtioDevice;
+use super::queue::{ActiveQueue, Interrupt, QueueSetup};
+use super::server::ServerHandle;
 use crate::bus::{BusDevice, Effect};
 use crate::devices::pci::{Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction};
 use crate::ram::GuestRam;
@@ -32,57 +32,35 @@ const DEVICE_ID_BASE: u16 = 0x1040;
 const CAPABILITY_VENDOR: u8 = 0x09;
 const CAPABILITY_MSIX: u8 = 0x11;
 
+/// Bit number of the feature that says: not a legacy device.
+const VIRTIO_F_VERSION_1: u32 = 32;
+
 const STATUS_DRIVER_OK: u8 = 4;
 const STATUS_FEATURES_OK: u8 = 8;
 const STATUS_NEEDS_RESET: u8 = 0x40;
 
-/// What a driver has said about one queue.
-#[derive(Debug, Clone)]
-struct QueueSetup {
-    max_size: u16,
-    size: u16,
-    vector: u16,
-    enabled: bool,
-    descriptors: u64,
-    available: u64,
-    used: u64,
+/// ISR status: a queue was used.
+const ISR_QUEUE: u8 = 1;
+
+/// Interrupts through MSI-X vectors, and the ISR status.
+#[derive(Debug)]
+struct PciInterrupt {
+    msix: Arc<Msix>,
+    isr: Arc<AtomicU8>,
 }
 
-impl QueueSetup {
-    fn new(max_size: u16) -> Self {
-        Self {
-            max_size,
-            size: max_size,
-            vector: NO_VECTOR,
-            enabled: false,
-            descriptors: 0,
-            available: 0,
-            used: 0,
-        }
-    }
-
-    /// The queue, if the driver described one that lies in guest memory.
-    fn build(&self, memory: &GuestRam) -> Option<Queue> {
-        let mut queue = Queue::new(self.max_size).ok()?;
-        queue.try_set_size(self.size).ok()?;
-        queue
-            .try_set_desc_table_address(vm_memory::GuestAddress(self.descriptors))
-            .ok()?;
-        queue
-            .try_set_avail_ring_address(vm_memory::GuestAddress(self.available))
-            .ok()?;
-        queue
-            .try_set_used_ring_address(vm_memory::GuestAddress(self.used))
-            .ok()?;
-        queue.set_ready(true);
-        queue.is_valid(memory).then_some(queue)
+impl Interrupt for PciInterrupt {
+    fn queue_used(&self, vector: u16) {
+        self.isr.fetch_or(ISR_QUEUE, Ordering::SeqCst);
+        self.msix.trigger(vector);
     }
 }
 
 /// A virtio device on the PCI bus.
 #[derive(Debug)]
-pub struct VirtioPci<D> {
-    device: D,
+pub struct VirtioPci {
+    device: Box<dyn VirtioDevice>,
+    server: ServerHandle,
     memory: GuestRam,
     config: ConfigSpace,
     msix: Arc<Msix>,
@@ -97,9 +75,15 @@ pub struct VirtioPci<D> {
     queues: Vec<QueueSetup>,
 }
 
-impl<D: VirtioDevice> VirtioPci<D> {
-    /// Puts `device` on the bus with its BAR at `address`.
-    pub fn new(device: D, memory: GuestRam, msix: Msix, address: u32) -> Self {
+impl VirtioPci {
+    /// Carries `device`, whose queues `server` serves, with its BAR at `address`.
+    pub fn new(
+        device: Box<dyn VirtioDevice>,
+        server: ServerHandle,
+        memory: GuestRam,
+        msix: Msix,
+        address: u32,
+    ) -> Self {
         let mut config = ConfigSpace::new(
             Identity {
                 vendor: VENDOR,
@@ -129,6 +113,7 @@ impl<D: VirtioDevice> VirtioPci<D> {
             .collect();
         Self {
             device,
+            server,
             memory,
             config,
             msix: Arc::new(msix),
@@ -149,6 +134,11 @@ impl<D: VirtioDevice> VirtioPci<D> {
         u64::from(address) + NOTIFY + u64::from(queue) * u64::from(NOTIFY_MULTIPLIER)
     }
 
+    /// The feature bits that the driver may choose from.
+    fn features(&self) -> u64 {
+        self.device.features() | 1 << VIRTIO_F_VERSION_1
+    }
+
     fn selected(&self) -> Option<&QueueSetup> {
         self.queues.get(usize::from(self.queue_select))
     }
@@ -166,7 +156,7 @@ impl<D: VirtioDevice> VirtioPci<D> {
         put(0x00, &self.device_feature_select.to_le_bytes());
         put(
             0x04,
-            &features(self.device_feature_select, self.device.features()).to_le_bytes(),
+            &features(self.device_feature_select, self.features()).to_le_bytes(),
         );
         put(0x08, &self.driver_feature_select.to_le_bytes());
         put(
@@ -218,7 +208,7 @@ impl<D: VirtioDevice> VirtioPci<D> {
             _ => return,
         };
         let others = self.driver_features & !(u64::from(u32::MAX) << shift);
-        self.driver_features = (others | u64::from(bits) << shift) & self.device.features();
+        self.driver_features = (others | u64::from(bits) << shift) & self.features();
     }
 
     fn checked_vector(&self, vector: u16) -> u16 {
@@ -257,7 +247,7 @@ impl<D: VirtioDevice> VirtioPci<D> {
 
     fn write_status(&mut self, status: u8) {
         if status == 0 {
-            self.device.reset();
+            self.server.stop();
             self.status = 0;
             self.driver_features = 0;
             self.config_vector = NO_VECTOR;
@@ -274,28 +264,28 @@ impl<D: VirtioDevice> VirtioPci<D> {
         }
     }
 
-    /// Hands the queues to the device; `false` if the driver set up something impossible.
+    /// Hands the queues to the worker; `false` if the driver set up something impossible.
     fn activate(&mut self) -> bool {
+        let interrupt = Arc::new(PciInterrupt {
+            msix: Arc::clone(&self.msix),
+            isr: Arc::clone(&self.isr),
+        });
         let queues = self
             .queues
             .iter()
-            .map(|setup| {
-                let queue = setup.enabled.then(|| setup.build(&self.memory)).flatten()?;
-                Some(ActiveQueue {
-                    queue,
-                    vector: setup.vector,
-                })
+            .zip(self.server.kicks())
+            .map(|(setup, kick)| {
+                let interrupt = Arc::clone(&interrupt) as Arc<dyn Interrupt>;
+                let queue = setup.build(&self.memory)?;
+                let kick = Arc::clone(kick);
+                Some(ActiveQueue::new(queue, setup.vector, interrupt, kick))
             })
             .collect::<Option<Vec<_>>>();
         let Some(queues) = queues else {
             tracing::debug!(device = ?self.device, "the driver set up queues that cannot be");
             return false;
         };
-        let interrupt = Arc::new(PciInterrupt {
-            msix: Arc::clone(&self.msix),
-            isr: Arc::clone(&self.isr),
-        });
-        match self.device.activate(queues, interrupt) {
+        match self.server.start(queues) {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!(%error, "a device does not start");
@@ -305,7 +295,7 @@ impl<D: VirtioDevice> VirtioPci<D> {
     }
 }
 
-impl<D: VirtioDevice> PciFunction for VirtioPci<D> {
+impl PciFunction for VirtioPci {
     fn read_config(&self, offset: usize, data: &mut [u8]) {
         self.config.read(offset, data);
     }
@@ -323,7 +313,7 @@ impl<D: VirtioDevice> PciFunction for VirtioPci<D> {
 }
 
 /// Accesses to the BAR.
-impl<D: VirtioDevice> BusDevice for VirtioPci<D> {
+impl BusDevice for VirtioPci {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let within = usize::try_from(offset % REGION).unwrap_or(0);
@@ -344,7 +334,7 @@ impl<D: VirtioDevice> BusDevice for VirtioPci<D> {
             COMMON => self.write_common(offset, data),
             NOTIFY => {
                 if let Ok(queue) = u16::try_from(within / u64::from(NOTIFY_MULTIPLIER)) {
-                    self.device.notify(queue);
+                    self.server.notify(queue);
                 }
             }
             MSIX_TABLE => self
@@ -409,26 +399,27 @@ fn low16(value: u64) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device_thread::DeviceThread;
     use crate::devices::pci::tests::FakeController;
-    use crate::devices::virtio::{ActivateError, Interrupt};
+    use crate::devices::virtio::VirtioWorker;
+    use crate::sync::lock;
+    use event_manager::EventOps;
     use proptest::prelude::*;
     use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use virtio_queue::QueueT;
 
     #[derive(Debug, Default)]
     struct Record {
-        active: Vec<(u16, u16, u64)>,
-        interrupt: Option<Arc<dyn Interrupt>>,
-        resets: usize,
-        notified: Vec<u16>,
+        active: Vec<ActiveQueue>,
+        stops: usize,
     }
 
-    #[derive(Debug, Default, Clone)]
-    struct Fake(Arc<Mutex<Record>>);
-
-    impl Fake {
-        fn lock(&self) -> std::sync::MutexGuard<'_, Record> {
-            self.0.lock().expect("no panic elsewhere")
-        }
+    /// Both halves of a device; remembers what is done to it.
+    #[derive(Debug, Clone)]
+    struct Fake {
+        record: Arc<Mutex<Record>>,
+        notified: Sender<usize>,
     }
 
     impl VirtioDevice for Fake {
@@ -439,7 +430,7 @@ mod tests {
             [7, 0x80, 0]
         }
         fn features(&self) -> u64 {
-            1 << 32 | 1
+            1
         }
         fn queue_sizes(&self) -> &[u16] {
             &[64, 32]
@@ -447,53 +438,70 @@ mod tests {
         fn read_config(&self, offset: usize, data: &mut [u8]) {
             data.fill(offset.to_le_bytes()[0]);
         }
-        fn activate(
-            &mut self,
-            queues: Vec<ActiveQueue>,
-            interrupt: Arc<dyn Interrupt>,
-        ) -> Result<(), ActivateError> {
-            let mut record = self.lock();
-            record.active = queues
-                .iter()
-                .map(|active| (active.queue.size(), active.vector, active.queue.used_ring()))
-                .collect();
-            record.interrupt = Some(interrupt);
-            Ok(())
+    }
+
+    impl VirtioWorker for Fake {
+        fn start(&mut self, queues: Vec<ActiveQueue>) {
+            lock(&self.record).active = queues;
         }
-        fn reset(&mut self) {
-            self.lock().resets += 1;
+        fn queue_ready(&mut self, queue: usize, _: &mut EventOps<'_>) {
+            // A test that does not look has dropped the receiver.
+            let _ = self.notified.send(queue);
         }
-        fn notify(&self, queue: u16) {
-            self.lock().notified.push(queue);
+        fn stop(&mut self) {
+            let mut record = lock(&self.record);
+            record.active.clear();
+            record.stops += 1;
         }
     }
 
-    fn transport() -> (Fake, VirtioPci<Fake>) {
+    /// A transport, what happened to its device, and what the device's queues were notified of.
+    struct Fixture {
+        transport: VirtioPci,
+        record: Arc<Mutex<Record>>,
+        notified: Receiver<usize>,
+        memory: GuestRam,
+        thread: DeviceThread,
+    }
+
+    fn fixture() -> Fixture {
         let memory = crate::ram::test_ram(1 << 20);
         let msix = Msix::new(Arc::new(FakeController::default()), 3).expect("eventfds");
-        let device = Fake::default();
-        (
-            device.clone(),
-            VirtioPci::new(device, memory, msix, 0xc000_0000),
-        )
+        let thread = DeviceThread::start("devices").expect("a thread");
+        let (sender, notified) = channel();
+        let device = Fake {
+            record: Arc::default(),
+            notified: sender,
+        };
+        let record = Arc::clone(&device.record);
+        let worker = Box::new(device.clone());
+        let server = ServerHandle::new(thread.handle(), worker, 2).expect("eventfds");
+        let device = Box::new(device);
+        Fixture {
+            transport: VirtioPci::new(device, server, memory.clone(), msix, 0xc000_0000),
+            record,
+            notified,
+            memory,
+            thread,
+        }
     }
 
-    fn write16(transport: &mut VirtioPci<Fake>, offset: u64, value: u16) {
+    fn write16(transport: &mut VirtioPci, offset: u64, value: u16) {
         transport.write(offset, &value.to_le_bytes());
     }
 
-    fn write32(transport: &mut VirtioPci<Fake>, offset: u64, value: u32) {
+    fn write32(transport: &mut VirtioPci, offset: u64, value: u32) {
         transport.write(offset, &value.to_le_bytes());
     }
 
-    fn read<const N: usize>(transport: &mut VirtioPci<Fake>, offset: u64) -> [u8; N] {
+    fn read<const N: usize>(transport: &mut VirtioPci, offset: u64) -> [u8; N] {
         let mut data = [0; N];
         transport.read(offset, &mut data);
         data
     }
 
     /// What Linux does from finding the device to using it, with the first queue at `first`.
-    fn initialise(transport: &mut VirtioPci<Fake>, first: u32) {
+    fn initialise(transport: &mut VirtioPci, first: u32) {
         transport.write(0x14, &[0]);
         transport.write(0x14, &[3]);
         for select in [0, 1] {
@@ -519,37 +527,66 @@ mod tests {
 
     #[test]
     fn a_driver_brings_the_device_up_and_resets_it() {
-        let (device, mut transport) = transport();
-        assert_eq!(u16::from_le_bytes(read(&mut transport, 0x12)), 2);
-        initialise(&mut transport, 0x1_0000);
-        assert_eq!(read(&mut transport, 0x14), [15]);
-        assert_eq!(device.lock().active, [(16, 1, 0x1_0800), (16, 2, 0x1_1800)]);
-        let interrupt = device.lock().interrupt.clone().expect("active");
-        interrupt.queue_used(1);
-        assert_eq!(read(&mut transport, ISR), [1]);
-        assert_eq!(read(&mut transport, ISR), [0]);
+        let mut fixture = fixture();
+        let transport = &mut fixture.transport;
+        assert_eq!(u16::from_le_bytes(read(transport, 0x12)), 2);
+        initialise(transport, 0x1_0000);
+        assert_eq!(read(transport, 0x14), [15]);
+        {
+            let active = &mut lock(&fixture.record).active;
+            let shapes = active
+                .iter()
+                .map(|active| (active.size(), active.vector, active.queue.used_ring()));
+            let wanted = [(16, 1, 0x1_0800), (16, 2, 0x1_1800)];
+            assert_eq!(shapes.collect::<Vec<_>>(), wanted);
+            active[0].interrupt(&fixture.memory);
+        }
+        assert_eq!(read(transport, ISR), [1]);
+        assert_eq!(read(transport, ISR), [0]);
         transport.write(0x14, &[0]);
-        assert_eq!(read(&mut transport, 0x14), [0]);
-        // One reset before the driver starts, one now.
-        assert_eq!(device.lock().resets, 2);
-        write16(&mut transport, 0x16, 0);
-        assert_eq!(u16::from_le_bytes(read(&mut transport, 0x18)), 64);
+        assert_eq!(read(transport, 0x14), [0]);
+        assert_eq!(lock(&fixture.record).stops, 1);
+        write16(transport, 0x16, 0);
+        assert_eq!(u16::from_le_bytes(read(transport, 0x18)), 64);
+        // A second driver finds a device as new.
+        initialise(transport, 0x1_0000);
+        assert_eq!(lock(&fixture.record).active.len(), 2);
     }
 
     #[test]
     fn a_queue_outside_of_memory_is_not_activated() {
-        let (device, mut transport) = transport();
-        initialise(&mut transport, 0x7000_0000);
+        let mut fixture = fixture();
+        initialise(&mut fixture.transport, 0x7000_0000);
         assert_eq!(
-            read::<1>(&mut transport, 0x14)[0] & STATUS_NEEDS_RESET,
+            read::<1>(&mut fixture.transport, 0x14)[0] & STATUS_NEEDS_RESET,
             STATUS_NEEDS_RESET
         );
-        assert!(device.lock().active.is_empty());
+        assert!(lock(&fixture.record).active.is_empty());
+    }
+
+    #[test]
+    fn a_device_whose_thread_has_ended_needs_a_reset() {
+        let mut fixture = fixture();
+        drop(fixture.thread);
+        for _ in 0..2 {
+            initialise(&mut fixture.transport, 0x1_0000);
+            let [status] = read(&mut fixture.transport, 0x14);
+            assert_eq!(status & STATUS_NEEDS_RESET, STATUS_NEEDS_RESET);
+        }
+    }
+
+    #[test]
+    fn a_serving_device_is_finished_with_its_thread() {
+        let mut fixture = fixture();
+        initialise(&mut fixture.transport, 0x1_0000);
+        drop(fixture.thread);
+        // What finishes a device stops it, unless it says otherwise.
+        assert_eq!(lock(&fixture.record).stops, 1);
     }
 
     #[test]
     fn impossible_sizes_vectors_and_features_do_not_stick() {
-        let (_, mut transport) = transport();
+        let mut transport = fixture().transport;
         for size in [0, 3, 128] {
             write16(&mut transport, 0x18, size);
             assert_eq!(u16::from_le_bytes(read(&mut transport, 0x18)), 64);
@@ -562,16 +599,23 @@ mod tests {
 
     #[test]
     fn notifications_and_configuration_reach_the_device() {
-        let (device, mut transport) = transport();
-        let offset = VirtioPci::<Fake>::notify_address(0, 1);
-        write16(&mut transport, offset, 1);
-        assert_eq!(device.lock().notified, [1]);
-        assert_eq!(read(&mut transport, DEVICE + 4), [4]);
+        let mut fixture = fixture();
+        let transport = &mut fixture.transport;
+        initialise(transport, 0x1_0000);
+        // The start of a device looks at each queue once.
+        let notified = || fixture.notified.recv().expect("a notification");
+        let mut first = [notified(), notified()];
+        first.sort_unstable();
+        assert_eq!(first, [0, 1]);
+        let offset = VirtioPci::notify_address(0, 1);
+        write16(transport, offset, 1);
+        assert_eq!(notified(), 1);
+        assert_eq!(read(transport, DEVICE + 4), [4]);
     }
 
     #[test]
     fn every_region_is_announced_within_the_bar() {
-        let (_, transport) = transport();
+        let transport = fixture().transport;
         let mut at = transport.config.byte(0x34);
         let mut kinds = Vec::new();
         while at != 0 {
@@ -599,7 +643,7 @@ mod tests {
                 0..200,
             )
         ) {
-            let (_, mut transport) = transport();
+            let mut transport = fixture().transport;
             for (offset, len, value, write) in accesses {
                 let offset = if value % 2 == 0 { offset % 0x40 } else { offset };
                 let mut data = value.to_le_bytes()[..len].to_vec();

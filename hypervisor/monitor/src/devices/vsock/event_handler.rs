@@ -2,44 +2,38 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
-use vmm_sys_util::eventfd::EventFd;
+use event_manager::{EventOps, EventSet, Events};
+use virtio_queue::{DescriptorChain, Reader, Writer};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::connection::{Interest, Key};
 use super::device::QUEUES;
 use super::mux::{Mux, WatchChange};
 use super::packet::{HEADER_LEN, Header};
-use crate::devices::virtio::{ActiveQueue, Interrupt};
+use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
 /// Payload bytes that one packet may carry, either way.
 const MAX_PAYLOAD: usize = 64 << 10;
 /// How long the host may take to read what a guest sent before it ended.
 const LAST_BYTES: Duration = Duration::from_secs(10);
-const RECEIVE: usize = 0;
-const TRANSMIT: usize = 1;
 
 #[derive(Debug)]
 struct Active {
-    queues: Vec<ActiveQueue>,
-    interrupt: Arc<dyn Interrupt>,
+    receive: ActiveQueue,
+    transmit: ActiveQueue,
+    /// Nothing migrates or restarts, so that there are no events.
+    _events: ActiveQueue,
 }
 
-/// The device's work. Lives on the event manager's thread.
+/// The device's work. Lives on the device thread.
 #[derive(Debug)]
-pub struct VsockEngine {
+pub struct VsockWorker {
     memory: GuestRam,
     mux: Mux,
-    kicks: Vec<EventFd>,
-    /// Rung by the engine itself when it stopped before everything was done, so that no queue
-    /// keeps the thread from the others.
-    again: EventFd,
     active: Option<Active>,
     keys: HashMap<RawFd, Key>,
     payload: Vec<u8>,
@@ -47,53 +41,17 @@ pub struct VsockEngine {
     transmit_waits: bool,
 }
 
-impl VsockEngine {
-    /// An engine that waits for its queues.
-    pub fn new(memory: GuestRam, mux: Mux) -> std::io::Result<Self> {
-        let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-        Ok(Self {
+impl VsockWorker {
+    /// A worker without queues.
+    pub fn new(memory: GuestRam, mux: Mux) -> Self {
+        Self {
             memory,
             mux,
-            kicks: (0..QUEUES).map(|_| event()).collect::<Result<_, _>>()?,
-            again: event()?,
             active: None,
             keys: HashMap::new(),
             payload: vec![0; MAX_PAYLOAD],
             transmit_waits: false,
-        })
-    }
-
-    /// The eventfds that notify the queues.
-    pub fn kicks(&self) -> std::io::Result<Vec<EventFd>> {
-        self.kicks.iter().map(EventFd::try_clone).collect()
-    }
-
-    /// Empties the eventfd `fd`, if it is one of the engine's own.
-    fn take_kick(&self, fd: RawFd) -> bool {
-        let mut kicks = self.kicks.iter().chain([&self.again]);
-        let Some(kick) = kicks.find(|kick| kick.as_raw_fd() == fd) else {
-            return false;
-        };
-        // An empty counter: the event was taken with an earlier one.
-        if let Err(error) = kick.read() {
-            tracing::trace!(%error, "a vsock eventfd was empty");
         }
-        true
-    }
-
-    pub(super) fn start(&mut self, queues: Vec<ActiveQueue>, interrupt: Arc<dyn Interrupt>) {
-        self.active = (queues.len() == QUEUES).then_some(Active { queues, interrupt });
-        // What was notified before the queues were here is looked at now.
-        ring(&self.again);
-    }
-
-    /// Drops queues and connections; the caller applies the changes.
-    pub(super) fn stop(&mut self) -> Vec<WatchChange> {
-        self.active = None;
-        self.transmit_waits = false;
-        self.keys.clear();
-        self.mux.clear();
-        self.mux.watch_changes()
     }
 
     /// Takes the guest's packets, at most a queue full.
@@ -101,31 +59,31 @@ impl VsockEngine {
         let Some(active) = &mut self.active else {
             return;
         };
-        let queue = &mut active.queues[TRANSMIT];
+        let queue = &mut active.transmit;
         let mut used = false;
-        let mut left = queue.queue.size();
+        let mut left = queue.size();
         self.transmit_waits = false;
         loop {
             if !self.mux.can_receive() {
                 self.transmit_waits = true;
                 break;
             }
-            let Some(chain) = queue.queue.pop_descriptor_chain(&self.memory) else {
+            let Some(chain) = queue.pop(&self.memory) else {
                 break;
             };
             let head = chain.head_index();
             if let Some((header, len)) = read_packet(&self.memory, chain, &mut self.payload) {
                 self.mux.receive(&header, &self.payload[..len]);
             }
-            used |= give_back(&mut queue.queue, &self.memory, head, 0);
+            used |= queue.add_used(&self.memory, head, 0);
             left = left.saturating_sub(1);
             if left == 0 {
-                ring(&self.again);
+                queue.again();
                 break;
             }
         }
         if used {
-            interrupt(queue, &self.memory, active.interrupt.as_ref());
+            queue.interrupt(&self.memory);
         }
     }
 
@@ -134,16 +92,16 @@ impl VsockEngine {
         let Some(active) = &mut self.active else {
             return;
         };
-        let queue = &mut active.queues[RECEIVE];
+        let queue = &mut active.receive;
         let mut used = false;
-        let mut left = queue.queue.size();
+        let mut left = queue.size();
         while self.mux.has_packets() {
             if left == 0 {
-                ring(&self.again);
+                queue.again();
                 break;
             }
             left -= 1;
-            let Some(chain) = queue.queue.pop_descriptor_chain(&self.memory) else {
+            let Some(chain) = queue.pop(&self.memory) else {
                 break;
             };
             let head = chain.head_index();
@@ -151,7 +109,7 @@ impl VsockEngine {
                 Ok(mut writer) if writer.available_bytes() > HEADER_LEN => {
                     let room = (writer.available_bytes() - HEADER_LEN).min(MAX_PAYLOAD);
                     let Some(header) = self.mux.next_packet(&mut self.payload[..room]) else {
-                        queue.queue.go_to_previous_position();
+                        queue.undo_pop();
                         break;
                     };
                     write_packet(&mut writer, &header, &self.payload)
@@ -159,30 +117,18 @@ impl VsockEngine {
                 // A buffer that cannot hold a packet goes back empty.
                 _ => 0,
             };
-            used |= give_back(&mut queue.queue, &self.memory, head, written);
+            used |= queue.add_used(&self.memory, head, written);
         }
         if used {
-            interrupt(queue, &self.memory, active.interrupt.as_ref());
+            queue.interrupt(&self.memory);
         }
         if self.transmit_waits && self.mux.can_receive() {
-            ring(&self.again);
+            active.transmit.again();
         }
-    }
-
-    /// The guest has ended: what it put into its transmit queue before is still delivered.
-    pub fn finish(&mut self) {
-        let deadline = Instant::now() + LAST_BYTES;
-        // One round takes a queue full, and nobody refills it.
-        for _ in 0..2 {
-            self.transmit();
-            self.mux.forget_resets();
-        }
-        self.active = None;
-        self.mux.finish(deadline);
     }
 
     /// Applies changes to what the event manager watches.
-    pub(super) fn apply(changes: Vec<WatchChange>, ops: &mut EventOps<'_>) {
+    fn apply(changes: Vec<WatchChange>, ops: &mut EventOps<'_>) {
         for change in changes {
             let result = match change {
                 WatchChange::Add(fd, _, interest) => {
@@ -225,12 +171,24 @@ impl VsockEngine {
     }
 }
 
-impl MutEventSubscriber for VsockEngine {
-    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
-        let fd = events.fd();
-        if self.take_kick(fd) {
-            self.transmit();
-        } else if let Some(key) = self.keys.get(&fd) {
+impl VirtioWorker for VsockWorker {
+    fn start(&mut self, queues: Vec<ActiveQueue>) {
+        let queues = <[ActiveQueue; QUEUES]>::try_from(queues);
+        self.active = queues.ok().map(|[receive, transmit, events]| Active {
+            receive,
+            transmit,
+            _events: events,
+        });
+    }
+
+    fn queue_ready(&mut self, _: usize, ops: &mut EventOps<'_>) {
+        self.transmit();
+        self.receive();
+        self.sync_watches(ops);
+    }
+
+    fn descriptor_ready(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        if let Some(key) = self.keys.get(&events.fd()) {
             let set = events.event_set();
             let hung_up = set.intersects(EventSet::HANG_UP | EventSet::ERROR);
             self.mux
@@ -240,19 +198,23 @@ impl MutEventSubscriber for VsockEngine {
         self.sync_watches(ops);
     }
 
-    fn init(&mut self, ops: &mut EventOps<'_>) {
-        for kick in self.kicks.iter().chain([&self.again]) {
-            if let Err(error) = ops.add(Events::new(kick, EventSet::IN)) {
-                tracing::error!(%error, "the vsock device cannot wait for its queues");
-            }
-        }
+    fn stop(&mut self) {
+        self.active = None;
+        self.transmit_waits = false;
+        self.keys.clear();
+        self.mux.clear();
     }
-}
 
-fn ring(again: &EventFd) {
-    // The counter never fills: it is read to zero each time.
-    if let Err(error) = again.write(1) {
-        tracing::debug!(%error, "the vsock engine's own eventfd is full");
+    /// Delivers what the guest put into its transmit queue before it ended.
+    fn finish(&mut self) {
+        let deadline = Instant::now() + LAST_BYTES;
+        // One round takes a queue full, and nobody refills it.
+        for _ in 0..2 {
+            self.transmit();
+            self.mux.forget_resets();
+        }
+        self.active = None;
+        self.mux.finish(deadline);
     }
 }
 
@@ -293,32 +255,20 @@ fn write_packet(writer: &mut Writer<'_>, header: &Header, payload: &[u8]) -> u32
     }
 }
 
-/// Returns a buffer to the driver.
-fn give_back(queue: &mut Queue, memory: &GuestRam, head: u16, written: u32) -> bool {
-    queue
-        .add_used(memory, head, written)
-        .inspect_err(|error| tracing::debug!(%error, "the guest's used ring is not usable"))
-        .is_ok()
-}
-
-fn interrupt(queue: &mut ActiveQueue, memory: &GuestRam, target: &dyn Interrupt) {
-    if queue.queue.needs_notification(memory).unwrap_or(true) {
-        target.queue_used(queue.vector);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::virtio::Interrupt;
     use crate::devices::vsock::packet::{Op, TYPE_STREAM};
     use crate::devices::vsock::{ConnectRequest, HOST_CID, Refused};
     use proptest::prelude::*;
     use std::os::unix::net::UnixStream;
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
     use virtio_queue::desc::RawDescriptor;
     use virtio_queue::desc::split::Descriptor;
     use virtio_queue::mock::MockSplitQueue;
     use vm_memory::{Bytes, GuestAddress};
+    use vmm_sys_util::eventfd::EventFd;
 
     const SIZE: u16 = 16;
     const NEXT: u16 = 1;
@@ -343,8 +293,8 @@ mod tests {
         QUEUE_ADDRESSES.map(|at| MockSplitQueue::create(memory, GuestAddress(at), SIZE))
     }
 
-    /// An engine that is active on queues whose vectors are 10, 11, 12; it accepts everything.
-    fn engine(memory: &GuestRam) -> (VsockEngine, Arc<Log>, Arc<Mutex<Vec<UnixStream>>>) {
+    /// An worker that is active on queues whose vectors are 10, 11, 12; it accepts everything.
+    fn worker(memory: &GuestRam) -> (VsockWorker, Arc<Log>, Arc<Mutex<Vec<UnixStream>>>) {
         let accepted = Arc::new(Mutex::new(Vec::new()));
         let streams = Arc::clone(&accepted);
         let accept = move |_: ConnectRequest, stream: UnixStream| {
@@ -352,17 +302,19 @@ mod tests {
             Ok(())
         };
         let mux = Mux::new(3, Box::new(accept));
-        let mut engine = VsockEngine::new(memory.clone(), mux).expect("eventfds");
+        let mut worker = VsockWorker::new(memory.clone(), mux);
+        let log = Arc::new(Log::default());
         let queues = (10..)
             .zip(mocks(memory))
-            .map(|(vector, mock)| ActiveQueue {
-                queue: mock.create_queue().expect("queue"),
-                vector,
+            .map(|(vector, mock)| {
+                let queue = mock.create_queue().expect("queue");
+                let interrupt = Arc::clone(&log) as Arc<dyn Interrupt>;
+                let kick = EventFd::new(libc::EFD_NONBLOCK).expect("eventfd");
+                ActiveQueue::new(queue, vector, interrupt, Arc::new(kick))
             })
             .collect();
-        let log = Arc::new(Log::default());
-        engine.start(queues, Arc::clone(&log) as Arc<dyn Interrupt>);
-        (engine, log, accepted)
+        worker.start(queues);
+        (worker, log, accepted)
     }
 
     fn header(op: Op, len: u32) -> Header {
@@ -402,17 +354,17 @@ mod tests {
     fn a_connection_is_made_and_answered_through_the_queues() {
         let memory = memory();
         let [receive, transmit, _] = mocks(&memory);
-        let (mut engine, log, accepted) = engine(&memory);
+        let (mut worker, log, accepted) = worker(&memory);
         request(&memory, &transmit);
-        engine.transmit();
-        engine.receive();
+        worker.transmit();
+        worker.receive();
         // No receive buffer yet: the answer waits.
         assert_eq!(log.0.lock().expect("log")[..], [11]);
         assert_eq!(accepted.lock().expect("streams").len(), 1);
         receive
             .add_desc_chains(&[descriptor(BUFFERS + 0x1000, 4096, WRITE, 0)], 0)
             .expect("ram");
-        engine.receive();
+        worker.receive();
         assert_eq!(log.0.lock().expect("log")[..], [11, 10]);
         let mut bytes = [0; HEADER_LEN];
         memory
@@ -427,7 +379,7 @@ mod tests {
     fn payload_may_be_spread_and_must_be_there() {
         let memory = memory();
         let [_, transmit, _] = mocks(&memory);
-        let (mut engine, _, accepted) = engine(&memory);
+        let (mut worker, _, accepted) = worker(&memory);
         write(&memory, 0, header(Op::Request, 0).as_bytes());
         write(&memory, 100, header(Op::Data, 8).as_bytes());
         write(&memory, 200, b"abcdefgh");
@@ -444,7 +396,7 @@ mod tests {
                 0,
             )
             .expect("ram");
-        engine.transmit();
+        worker.transmit();
         let mut streams = accepted.lock().expect("streams");
         streams[0].set_nonblocking(true).expect("socket");
         let mut buffer = [0; 64];
@@ -457,10 +409,10 @@ mod tests {
     fn a_reset_drops_connections_and_touches_no_queue_any_more() {
         let memory = memory();
         let [receive, transmit, _] = mocks(&memory);
-        let (mut engine, _, accepted) = engine(&memory);
+        let (mut worker, _, accepted) = worker(&memory);
         request(&memory, &transmit);
-        engine.transmit();
-        drop(engine.stop());
+        worker.transmit();
+        worker.stop();
         let mut end = Vec::new();
         accepted.lock().expect("streams")[0]
             .read_to_end(&mut end)
@@ -468,7 +420,7 @@ mod tests {
         receive
             .add_desc_chains(&[descriptor(BUFFERS + 0x1000, 4096, WRITE, 0)], 0)
             .expect("ram");
-        engine.receive();
+        worker.receive();
         assert_eq!(receive.used().idx().load(), 0);
     }
 
@@ -476,14 +428,14 @@ mod tests {
     fn what_was_sent_before_the_end_is_delivered() {
         let memory = memory();
         let [_, transmit, _] = mocks(&memory);
-        let (mut engine, _, accepted) = engine(&memory);
+        let (mut worker, _, accepted) = worker(&memory);
         write(&memory, 0, header(Op::Request, 0).as_bytes());
         write(&memory, 0x100, header(Op::Data, 0x8000).as_bytes());
         let data = descriptor(BUFFERS + 0x100, 44 + 0x8000, 0, 0);
         transmit
             .add_desc_chains(&[descriptor(BUFFERS, 44, 0, 0), data, data], 0)
             .expect("ram");
-        engine.finish();
+        worker.finish();
         let mut all = Vec::new();
         accepted.lock().expect("streams")[0]
             .read_to_end(&mut all)
@@ -504,7 +456,7 @@ mod tests {
         ) {
             let memory = memory();
             let mocks = mocks(&memory);
-            let (mut engine, _, _) = engine(&memory);
+            let (mut worker, _, _) = worker(&memory);
             write(&memory, 0, &junk);
             write(&memory, 0, header(Op::Request, 0).as_bytes());
             write(&memory, 0x100, header(Op::from(op), 40).as_bytes());
@@ -523,10 +475,10 @@ mod tests {
                 memory.write_obj(idx, GuestAddress(mock.avail_addr().0 + 2)).expect("ram");
             }
             for _ in 0..4 {
-                engine.transmit();
-                engine.receive();
+                worker.transmit();
+                worker.receive();
             }
-            prop_assert!(engine.mux.connections() <= 1);
+            prop_assert!(worker.mux.connections() <= 1);
         }
     }
 }

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 
 pub use connection::BUFFER;
 pub use device::Vsock;
-pub use event_handler::VsockEngine;
+pub use event_handler::VsockWorker;
 pub use mux::{MAX_CONNECTIONS, Mux};
 pub use packet::{HEADER_LEN, Header, Op};
 

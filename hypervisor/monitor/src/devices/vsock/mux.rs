@@ -247,7 +247,6 @@ impl Mux {
             connection.finish(deadline);
         }
         self.clear();
-        self.closed.clear();
     }
 
     /// Forgets resets: the guest has ended and takes none.
@@ -255,10 +254,10 @@ impl Mux {
         self.resets.clear();
     }
 
-    /// Forgets everything: the driver reset the device.
+    /// Forgets everything, no socket being watched any more: the driver reset the device.
     pub fn clear(&mut self) {
-        self.closed
-            .extend(self.connections.drain().map(|(_, connection)| connection));
+        self.connections.clear();
+        self.closed.clear();
         self.ready.clear();
         self.resets.clear();
         self.touched.clear();
@@ -497,7 +496,8 @@ mod tests {
             "{changes:?}"
         );
         mux.clear();
-        assert!(matches!(mux.watch_changes()[..], [WatchChange::Close(_)]));
+        assert!(mux.watch_changes().is_empty());
+        stream.write_all(b"6").expect_err("the other end is closed");
     }
 
     proptest! {

@@ -1,0 +1,108 @@
+//! The machine around the vCPUs: KVM's interrupt controllers and timer, the buses, and the devices,
+//! which get their addresses and interrupts here.
+
+use std::sync::{Arc, Mutex};
+
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::{BusError, Buses, SharedDevice};
+use crate::device_thread::DeviceThread;
+use crate::devices::pci::{BarSpace, CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus};
+use crate::devices::virtio::{BAR_SIZE, ServerHandle, VirtioDevice, VirtioPci, VirtioWorker};
+use crate::irq::{IrqError, IrqRouter, MsiController};
+use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
+use crate::ram::GuestRam;
+use crate::vm::{VmError, kvm_error};
+
+/// Where Intel processors' KVM keeps three pages for real mode.
+const TSS_ADDRESS: usize = 0xfffb_d000;
+/// Where it keeps its identity map.
+const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+
+/// Creates the chips that KVM emulates; before any vCPU.
+pub(crate) fn create_chips(vm: &VmFd) -> Result<(), VmError> {
+    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
+        .map_err(kvm_error("to place its identity map"))?;
+    vm.set_tss_address(TSS_ADDRESS)
+        .map_err(kvm_error("to place its task state"))?;
+    vm.create_irq_chip()
+        .map_err(kvm_error("an interrupt controller"))?;
+    vm.create_pit2(kvm_pit_config {
+        flags: KVM_PIT_SPEAKER_DUMMY,
+        ..Default::default()
+    })
+    .map_err(kvm_error("a timer"))
+}
+
+/// Puts devices into a VM: on the buses, with interrupts and with notifications.
+#[derive(Debug)]
+pub(crate) struct Chipset {
+    vm: Arc<VmFd>,
+    ram: GuestRam,
+    router: Arc<IrqRouter>,
+    buses: Buses,
+    pci: PciBus,
+    bars: BarSpace,
+}
+
+impl Chipset {
+    /// A machine without devices, whose devices reach `ram`.
+    pub fn new(vm: Arc<VmFd>, ram: GuestRam) -> Self {
+        let buses = Buses::default();
+        Self {
+            router: Arc::new(IrqRouter::new(Arc::clone(&vm))),
+            pci: PciBus::new(Arc::clone(&buses.memory)),
+            bars: BarSpace::new(PCI_HOLE_START..PCI_HOLE_END),
+            vm,
+            ram,
+            buses,
+        }
+    }
+
+    /// Connects a new eventfd to a line of the interrupt controllers that no device has yet.
+    pub fn legacy_line(&self, line: u32) -> Result<EventFd, IrqError> {
+        self.router.legacy_line(line)
+    }
+
+    /// Puts a device at `len` ports from `start` on.
+    pub fn add_ports(&self, start: u16, len: u16, device: SharedDevice) -> Result<(), BusError> {
+        self.buses.ports.insert(start.into(), len.into(), device)
+    }
+
+    /// Puts a virtio device on the PCI bus; `worker` serves its queues on `thread`.
+    ///
+    /// The device gets a BAR, an MSI-X vector for each queue and one for changes of its configuration,
+    /// and an ioeventfd for each queue's notifications.
+    pub fn add_virtio(
+        &mut self,
+        thread: &DeviceThread,
+        device: Box<dyn VirtioDevice>,
+        worker: Box<dyn VirtioWorker>,
+    ) -> Result<(), VmError> {
+        let queues = device.queue_sizes().len();
+        let address = self.bars.allocate(BAR_SIZE)?;
+        let server =
+            ServerHandle::new(thread.handle(), worker, queues).map_err(VmError::EventFd)?;
+        for (queue, kick) in (0u16..).zip(server.kicks()) {
+            let address = IoEventAddress::Mmio(VirtioPci::notify_address(address, queue));
+            self.vm
+                .register_ioevent(kick, &address, NoDatamatch)
+                .map_err(kvm_error("an ioeventfd"))?;
+        }
+        let controller: Arc<dyn MsiController> = self.router.clone();
+        let msix = Msix::new(controller, queues + 1)?;
+        let function = VirtioPci::new(device, server, self.ram.clone(), msix, address);
+        self.pci.add(Arc::new(Mutex::new(function)))?;
+        Ok(())
+    }
+
+    /// The buses with all devices, for the vCPUs.
+    pub fn into_buses(self) -> Result<Buses, BusError> {
+        let pci = Arc::new(Mutex::new(self.pci));
+        let (start, len) = (CONFIG_PORTS.into(), CONFIG_PORTS_LEN.into());
+        self.buses.ports.insert(start, len, pci)?;
+        Ok(self.buses)
+    }
+}

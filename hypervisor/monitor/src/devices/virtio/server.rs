@@ -1,0 +1,129 @@
+//! A worker and its queues' notifications: what a device thread's event loop serves.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber, SubscriberId};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::device::VirtioWorker;
+use super::queue::{ActiveQueue, ring};
+use crate::device_thread::{DeviceThreadHandle, ThreadGone};
+
+/// A device's worker with the eventfds that notify its queues.
+#[derive(Debug)]
+pub struct QueueServer {
+    worker: Box<dyn VirtioWorker>,
+    kicks: Vec<Arc<EventFd>>,
+}
+
+impl QueueServer {
+    /// The driver reset the device.
+    pub(crate) fn stop(&mut self) {
+        self.worker.stop();
+    }
+
+    /// The guest has ended.
+    pub(crate) fn finish(&mut self) {
+        self.worker.finish();
+    }
+}
+
+impl MutEventSubscriber for QueueServer {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let fd = events.fd();
+        let Some(queue) = self.kicks.iter().position(|kick| kick.as_raw_fd() == fd) else {
+            return self.worker.descriptor_ready(events, ops);
+        };
+        // An empty counter: the notification was taken with an earlier one.
+        if let Err(error) = self.kicks[queue].read() {
+            tracing::trace!(%error, "a queue's eventfd was empty");
+        }
+        self.worker.queue_ready(queue, ops);
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        for kick in &self.kicks {
+            if let Err(error) = ops.add(Events::new(kick, EventSet::IN)) {
+                tracing::error!(%error, "a device cannot wait for its queues");
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    /// The driver has not started the device.
+    Idle(QueueServer),
+    /// The server is on the device thread.
+    Serving(SubscriberId),
+    /// The device thread ended, and the server with it.
+    Gone,
+}
+
+/// A device's way to its worker from the vCPU threads.
+#[derive(Debug)]
+pub struct ServerHandle {
+    thread: DeviceThreadHandle,
+    kicks: Vec<Arc<EventFd>>,
+    state: State,
+}
+
+impl ServerHandle {
+    /// A device that is to serve its queues by `worker` on `thread`.
+    ///
+    /// # Errors
+    /// No eventfds for `queues` queues can be had.
+    pub fn new(
+        thread: DeviceThreadHandle,
+        worker: Box<dyn VirtioWorker>,
+        queues: usize,
+    ) -> std::io::Result<Self> {
+        let kicks = (0..queues)
+            .map(|_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(Arc::new))
+            .collect::<Result<Vec<_>, _>>()?;
+        let server = QueueServer {
+            worker,
+            kicks: kicks.clone(),
+        };
+        Ok(Self {
+            thread,
+            kicks,
+            state: State::Idle(server),
+        })
+    }
+
+    /// The eventfds that notify the queues.
+    pub fn kicks(&self) -> &[Arc<EventFd>] {
+        &self.kicks
+    }
+
+    /// Notifies a queue.
+    pub fn notify(&self, queue: u16) {
+        if let Some(kick) = self.kicks.get(usize::from(queue)) {
+            ring(kick);
+        }
+    }
+
+    /// Hands `queues` to the worker, on its thread.
+    pub fn start(&mut self, queues: Vec<ActiveQueue>) -> Result<(), ThreadGone> {
+        self.stop();
+        let State::Idle(mut server) = std::mem::replace(&mut self.state, State::Gone) else {
+            return Err(ThreadGone);
+        };
+        server.worker.start(queues);
+        self.state = State::Serving(self.thread.add(server)?);
+        // Buffers that were made available before are looked at now.
+        for kick in &self.kicks {
+            ring(kick);
+        }
+        Ok(())
+    }
+
+    /// Takes the queues from the worker; when this returns it touches none any more.
+    pub fn stop(&mut self) {
+        if let State::Serving(id) = self.state {
+            self.state = self.thread.remove(id).map_or(State::Gone, State::Idle);
+        }
+    }
+}
