@@ -10,7 +10,7 @@ use super::queue::ActiveQueue;
 /// A virtio device as its transport sees it.
 pub trait VirtioDevice: Debug + Send {
     /// The virtio device id (virtio 1.2, section 5), `VIRTIO_ID_*`.
-    fn id(&self) -> u16;
+    fn id(&self) -> u32;
     /// PCI class, subclass and interface.
     fn pci_class(&self) -> [u8; 3];
     /// The device's own feature bits; the transport adds those of virtio itself.

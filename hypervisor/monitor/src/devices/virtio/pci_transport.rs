@@ -7,6 +7,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
+    VIRTIO_F_VERSION_1,
+};
+
 use super::device::VirtioDevice;
 use super::queue::{ActiveQueue, Interrupt, QueueSetup};
 use super::server::ServerHandle;
@@ -32,12 +37,9 @@ const DEVICE_ID_BASE: u16 = 0x1040;
 const CAPABILITY_VENDOR: u8 = 0x09;
 const CAPABILITY_MSIX: u8 = 0x11;
 
-/// Bit number of the feature that says: not a legacy device.
-const VIRTIO_F_VERSION_1: u32 = 32;
-
-const STATUS_DRIVER_OK: u8 = 4;
-const STATUS_FEATURES_OK: u8 = 8;
-const STATUS_NEEDS_RESET: u8 = 0x40;
+const STATUS_DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK.to_le_bytes()[0];
+const STATUS_FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK.to_le_bytes()[0];
+const STATUS_NEEDS_RESET: u8 = VIRTIO_CONFIG_S_NEEDS_RESET.to_le_bytes()[0];
 
 /// ISR status: a queue was used.
 const ISR_QUEUE: u8 = 1;
@@ -84,13 +86,14 @@ impl VirtioPci {
         msix: Msix,
         address: u32,
     ) -> Self {
+        let pci_device = DEVICE_ID_BASE + low16(device.id().into());
         let mut config = ConfigSpace::new(
             Identity {
                 vendor: VENDOR,
-                device: DEVICE_ID_BASE + device.id(),
+                device: pci_device,
                 revision: 1,
                 class: device.pci_class(),
-                subsystem: DEVICE_ID_BASE + device.id(),
+                subsystem: pci_device,
             },
             Some(Bar {
                 address,
@@ -423,7 +426,7 @@ mod tests {
     }
 
     impl VirtioDevice for Fake {
-        fn id(&self) -> u16 {
+        fn id(&self) -> u32 {
             19
         }
         fn pci_class(&self) -> [u8; 3] {

@@ -1,8 +1,9 @@
 //! The device as the transport sees it; the work is done on the device thread.
 
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+
 use crate::devices::virtio::VirtioDevice;
 
-const VIRTIO_ID_VSOCK: u16 = 19;
 /// "Simple communication controller", other.
 const PCI_CLASS: [u8; 3] = [7, 0x80, 0];
 const QUEUE_SIZE: u16 = 128;
@@ -23,7 +24,7 @@ impl Vsock {
 }
 
 impl VirtioDevice for Vsock {
-    fn id(&self) -> u16 {
+    fn id(&self) -> u32 {
         VIRTIO_ID_VSOCK
     }
 
