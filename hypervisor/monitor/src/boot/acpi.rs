@@ -3,13 +3,15 @@
 //! Not "hardware-reduced" ACPI: stock kernels then keep the legacy interrupt controllers and the
 //! timer that KVM emulates. Register blocks are the ports of [`crate::devices::power`].
 
-use acpi_tables::sdt::{GenericAddress, Sdt};
-use acpi_tables::{Aml, aml, rsdp, xsdt};
+use acpi_tables::fadt::{self, Flags};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::sdt::Sdt;
+use acpi_tables::{Aml, aml, madt, rsdp, xsdt};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::BootError;
 use super::e820::{FIRMWARE_START, HIGH_MEMORY_START};
-use crate::devices::power;
+use crate::devices::{power, serial};
 use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
 use crate::ram::GuestRam;
 
@@ -25,8 +27,13 @@ const LOCAL_APIC_ADDRESS: u32 = 0xfee0_0000;
 /// The interrupt of the (silent) ACPI events.
 const SCI: u16 = 9;
 
-/// Bytes of a FADT of revision 6.
-const FADT_LEN: u32 = 276;
+/// P_LVL2_LAT above 100 µs: the processors have no C2.
+const NO_C2: u16 = 0xffff;
+/// P_LVL3_LAT above 1000 µs: they have no C3.
+const NO_C3: u16 = 0xffff;
+/// IAPC_BOOT_ARCH: legacy devices; no 8042 to probe, no VGA, no CMOS clock. The 8042's reset command
+/// works without a probe.
+const BOOT_ARCH: u16 = 1 | 1 << 2 | 1 << 5;
 
 /// Writes the tables for `vcpus` processors and returns the address of the RSDP.
 pub fn write(ram: &GuestRam, vcpus: u8) -> Result<u64, BootError> {
@@ -36,7 +43,7 @@ pub fn write(ram: &GuestRam, vcpus: u8) -> Result<u64, BootError> {
         next: FIRMWARE_START + 64,
     };
     let dsdt = place.put(dsdt().as_slice())?;
-    let fadt = place.put(fadt(dsdt).as_slice())?;
+    let fadt = place.put(&aml_bytes(&fadt(dsdt)))?;
     let madt = place.put(madt(vcpus).as_slice())?;
     let mut root = xsdt::XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     root.add_entry(fadt);
@@ -82,60 +89,54 @@ fn aml_bytes(object: &dyn Aml) -> Vec<u8> {
 }
 
 /// The interrupt controllers (ACPI 6.5, 5.2.12): one local APIC per processor and the IOAPIC.
+///
+/// The header is written by offset: `madt::MADT` cannot say PCAT_COMPAT.
 fn madt(vcpus: u8) -> Sdt {
     let mut table = Sdt::new(*b"APIC", 44, 5, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.write_u32(36, LOCAL_APIC_ADDRESS);
     table.write_u32(40, 1); // PCAT_COMPAT: the 8259 pair is there too
     for id in 0..vcpus {
-        // Processor Local APIC: type, length, UID, APIC id, flags (enabled).
-        table.append_slice(&[0, 8, id, id, 1, 0, 0, 0]);
+        let enabled = madt::EnabledStatus::Enabled;
+        let processor = madt::ProcessorLocalApic::new(id, id, enabled);
+        processor.to_aml_bytes(&mut table);
     }
-    table.append_slice(&[1, 12, 0, 0]);
-    table.append_slice(&IOAPIC_ADDRESS.to_le_bytes());
-    table.append_slice(&0u32.to_le_bytes()); // first global interrupt
+    madt::IoApic::new(0, IOAPIC_ADDRESS, 0).to_aml_bytes(&mut table);
     table
 }
 
 /// The fixed table (ACPI 6.5, 5.2.9).
-fn fadt(dsdt: u64) -> Sdt {
-    let mut table = Sdt::new(*b"FACP", FADT_LEN, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    // DSDT, 32 bits: the firmware's area lies below 1 MiB.
-    table.write_u32(40, u32::try_from(dsdt).unwrap_or(0));
-    table.write_u16(46, SCI);
-    table.write_u32(56, u32::from(power::PM1_EVENT));
-    table.write_u32(64, u32::from(power::PM1_CONTROL));
-    table.write_u8(88, 4); // PM1_EVT_LEN
-    table.write_u8(89, 2); // PM1_CNT_LEN
-    table.write_u16(96, 0xffff); // no C2
-    table.write_u16(98, 0xffff); // no C3
-    // IAPC_BOOT_ARCH: legacy devices; no 8042 to probe, no VGA, no CMOS clock. The 8042's reset
-    // command works without a probe.
-    table.write_u16(109, 1 | 1 << 2 | 1 << 5);
-    // Flags: WBINVD works, C1 works, power and sleep buttons are not fixed hardware, a reset
-    // register is there.
-    table.write_u32(112, 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 10);
-    table.write(
-        116,
-        GenericAddress::io_port_address::<u8>(power::I8042_COMMAND),
-    );
-    table.write_u8(128, power::I8042_RESET);
-    table.write_u8(131, 5); // minor revision
-    table.write_u64(140, dsdt);
-    table.write(
-        148,
-        GenericAddress::io_port_address::<u32>(power::PM1_EVENT),
-    );
-    table.write(
-        172,
-        GenericAddress::io_port_address::<u16>(power::PM1_CONTROL),
-    );
-    table.update_checksum();
-    table
+fn fadt(dsdt: u64) -> fadt::FADT {
+    let port =
+        |port: u16, bits, access| GAS::new(AddressSpace::SystemIo, bits, 0, access, port.into());
+    let mut table = fadt::FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
+        .flag(Flags::Wbinvd)
+        .flag(Flags::ProcC1)
+        // Power and sleep buttons are not fixed hardware.
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
+        .flag(Flags::ResetRegSup);
+    // 32 bits suffice: the firmware's area lies below 1 MiB.
+    table.dsdt = u32::try_from(dsdt).unwrap_or(0).into();
+    table.x_dsdt = dsdt.into();
+    table.sci_int = SCI.into();
+    table.pm1a_evt_blk = u32::from(power::PM1_EVENT).into();
+    table.pm1a_cnt_blk = u32::from(power::PM1_CONTROL).into();
+    table.pm1_evt_len = 4;
+    table.pm1_cnt_len = 2;
+    table.p_lvl2_lat = NO_C2.into();
+    table.p_lvl3_lat = NO_C3.into();
+    table.iapc_boot_arch = BOOT_ARCH.into();
+    table.reset_reg = port(power::I8042_COMMAND, 8, AccessSize::ByteAccess);
+    table.reset_value = power::I8042_RESET;
+    table.x_pm1a_evt_blk = port(power::PM1_EVENT, 32, AccessSize::DwordAccess);
+    table.x_pm1a_cnt_blk = port(power::PM1_CONTROL, 16, AccessSize::WordAccess);
+    table.finalize()
 }
 
 fn dsdt() -> Sdt {
     let mut code = Vec::new();
     let hole_end = u32::try_from(PCI_HOLE_END - 1).unwrap_or(u32::MAX);
+    let ports = u8::try_from(serial::PORTS).unwrap_or(u8::MAX);
     let hole_start = u32::try_from(PCI_HOLE_START).unwrap_or(0);
     aml::Device::new(
         "_SB_.PCI0".into(),
@@ -169,8 +170,8 @@ fn dsdt() -> Sdt {
             &aml::Name::new(
                 "_CRS".into(),
                 &aml::ResourceTemplate::new(vec![
-                    &aml::IO::new(0x3f8, 0x3f8, 1, 8),
-                    &aml::Interrupt::new(true, true, false, false, 4),
+                    &aml::IO::new(serial::COM1, serial::COM1, 1, ports),
+                    &aml::Interrupt::new(true, true, false, false, serial::IRQ),
                 ]),
             ),
         ],
