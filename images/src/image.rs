@@ -20,8 +20,12 @@ pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k tsc=reliab
 /// A module to load, and its parameters.
 pub(crate) type Wanted = (&'static str, &'static str);
 
-/// A guest's sockets to the outside.
-pub(crate) const SOCKETS: [Wanted; 2] = [("virtio_pci", ""), ("vmw_vsock_virtio_transport", "")];
+/// The drivers of a guest's virtio devices: its sockets to the outside, and random bytes.
+pub(crate) const VIRTIO: [Wanted; 3] = [
+    ("virtio_pci", ""),
+    ("vmw_vsock_virtio_transport", ""),
+    ("virtio_rng", ""),
+];
 
 /// The drivers of a guest's window.
 const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
@@ -109,7 +113,7 @@ pub fn build_guest(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
         Kernel::V6_1 => WINDOW_6_1,
         Kernel::V6_12 => WINDOW_6_12,
     };
-    let modules = [SOCKETS, window].concat();
+    let modules = [&VIRTIO[..], &window].concat();
     build("guest", &Content::modules(&modules), options)
 }
 

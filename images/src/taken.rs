@@ -6,7 +6,7 @@
 //! brings a table that does (Documentation/admin-guide/acpi/initrd_table_override.rst of Linux).
 
 use crate::error::ImageError;
-use crate::image::{BuildOptions, Content, Image, SOCKETS, build};
+use crate::image::{BuildOptions, Content, Image, VIRTIO, build};
 
 /// The first part of the name of its folder.
 pub const TAKEN: &str = "guest-taken-window";
@@ -20,7 +20,7 @@ const TABLE: &str = "kernel/firmware/acpi/srat.aml";
 /// Builds the image unless it is there.
 pub fn build_guest_that_takes_its_window(options: &BuildOptions<'_>) -> Result<Image, ImageError> {
     let content = Content {
-        modules: &[&SOCKETS[..], &WINDOW].concat(),
+        modules: &[&VIRTIO[..], &WINDOW].concat(),
         file: Some((TABLE, &affinity())),
     };
     build(TAKEN, &content, options)

@@ -4,8 +4,8 @@
 //! Mechanism only; what is run and why is decided by the caller.
 //!
 //! - [`Vm`] boots a stock kernel with an initramfs. The guest gets a serial console, ACPI
-//!   power-off, ports for exit status and exit accounts, a PCI bus with virtio-vsock, and the window as soft-reserved
-//!   memory that Linux's `dax_hmem` and `device_dax` make a `/dev/dax` device.
+//!   power-off, ports for exit status and exit accounts, a PCI bus with virtio-vsock and virtio-rng, and the
+//!   window as soft-reserved memory that Linux's `dax_hmem` and `device_dax` make a `/dev/dax` device.
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`kvm_caps::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
 //!

@@ -17,6 +17,7 @@ use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
 use crate::devices::pci::{NoBarSpace, PciFull};
 use crate::devices::power::{self, ExitStatusPort, I8042Ports, Pm1Ports};
+use crate::devices::rng::{Rng, RngWorker};
 use crate::devices::serial::{self, ConsoleTail, IrqTrigger, SerialPort, Tee};
 use crate::devices::vsock::{Mux, Vsock, VsockAcceptor, VsockWorker};
 use crate::exit_accounting::{self, ExitAccounting};
@@ -240,6 +241,8 @@ impl Vm {
             let worker = VsockWorker::new(ram.clone(), Mux::new(guest_cid.into(), acceptor));
             chipset.add_virtio(&device_thread, Box::new(device), Box::new(worker))?;
         }
+        let worker = Box::new(RngWorker::new(ram.clone()));
+        chipset.add_virtio(&device_thread, Box::new(Rng), worker)?;
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
         if let Some(first) = vcpus.first() {

@@ -2,6 +2,7 @@
 
 pub mod pci;
 pub mod power;
+pub mod rng;
 pub mod serial;
 pub mod virtio;
 pub mod vsock;
