@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-use wormhole_backend::report::SessionReport;
+use wormhole_link::report::SessionReport;
 use wormhole_monitor::{MemoryError, StopHandle, Window};
 use wormhole_ring::control::{
     Attach, ControlError, HEADER_BYTES, Header, Message, Stream, WindowRun,

@@ -1,7 +1,7 @@
 //! The `wormhole` command.
 //!
 //! Policy only: what to start, in which order, and what to tell the user. The mechanisms are the
-//! monitor (`wormhole-monitor`), the backend (`wormhole-backend`) and the images (`wormhole-images`).
+//! monitor (`wormhole-monitor`), its link to the backend (`wormhole-link`) and the images (`wormhole-images`).
 
 mod backend;
 mod image;
@@ -11,7 +11,7 @@ mod run;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use wormhole_backend::chain;
+use wormhole_link::chain;
 
 /// Exit status of everything that is wrong before or beside the program itself.
 const USAGE: u8 = 2;

@@ -31,7 +31,9 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
             "--package",
             "wormhole",
             "--package",
-            "wormhole-backend",
+            "wormhole-supervisor",
+            "--package",
+            "wormhole-worker",
         ])
         .args(["--package", "wormhole-guest"])
         .args(["--package", "wormhole-nvml"])

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use wormhole_backend::device::DeviceChoice;
+use wormhole_link::device::DeviceChoice;
 use wormhole_monitor::KvmCaps;
 
 use crate::backend::BackendError;

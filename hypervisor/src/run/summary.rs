@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use wormhole_backend::report::SessionReport;
+use wormhole_link::report::SessionReport;
 use wormhole_monitor::exit_accounting;
 
 /// The outcome of one `wormhole run`, for people (its `Display`) and machines (as JSON).

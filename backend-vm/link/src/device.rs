@@ -1,0 +1,152 @@
+//! Which devices a backend serves.
+
+use std::fmt;
+use std::str::FromStr;
+
+use wormhole_ring::layout::MOST_DEVICES;
+
+/// What workers execute on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceChoice {
+    /// PTX on the CPU.
+    Cpu {
+        /// So many devices: from 1 to [`MOST`].
+        count: u8,
+        /// Whether kernels are checked for races and uninitialised shared memory.
+        check: bool,
+    },
+    /// Devices of the NVIDIA driver, by their numbers, each once: from 1 to [`MOST`], in the order in which programs
+    /// see them.
+    Cuda(Vec<u32>),
+}
+
+/// What a worker executes on decides which system calls it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// PTX on the CPU: memory, threads and its own descriptors.
+    Cpu,
+    /// The NVIDIA driver: also `ioctl` on its device files, memory policy and a cache directory.
+    Cuda,
+}
+
+/// The most devices of a tenant.
+pub const MOST: usize = MOST_DEVICES;
+
+impl DeviceChoice {
+    /// The system calls that a worker on this device needs.
+    pub fn profile(&self) -> Profile {
+        match self {
+            Self::Cpu { .. } => Profile::Cpu,
+            Self::Cuda(_) => Profile::Cuda,
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu { count, check } => {
+                f.write_str("cpu")?;
+                if *count != 1 {
+                    write!(f, ":{count}")?;
+                }
+                f.write_str(if *check { ",check" } else { "" })
+            }
+            Self::Cuda(ordinals) => {
+                for (at, ordinal) in ordinals.iter().enumerate() {
+                    let comma = if at > 0 { "," } else { "" };
+                    write!(f, "{comma}cuda:{ordinal}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A text that names no device.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "\"{0}\" is no device: say cpu, cpu:N for N devices of the CPU, either with ,check to have kernels checked, or \
+     cuda:N with the number of a GPU, several with \
+     commas between them; {MOST} at most"
+)]
+pub struct UnknownDevice(String);
+
+impl FromStr for DeviceChoice {
+    type Err = UnknownDevice;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = || UnknownDevice(text.to_owned());
+        if let Some(rest) = text.strip_prefix("cpu") {
+            let (rest, check) = match rest.strip_suffix(",check") {
+                Some(rest) => (rest, true),
+                None => (rest, false),
+            };
+            let count = match rest.strip_prefix(':') {
+                Some(count) => count.parse().map_err(|_| unknown())?,
+                None if rest.is_empty() => 1,
+                None => return Err(unknown()),
+            };
+            let known = (1..=MOST).contains(&usize::from(count));
+            return known
+                .then_some(Self::Cpu { count, check })
+                .ok_or_else(unknown);
+        }
+        let mut ordinals = Vec::new();
+        for name in text.split(',') {
+            let ordinal = match name.split_once(':') {
+                None if name == "cuda" => 0,
+                Some(("cuda", ordinal)) => ordinal.parse().map_err(|_| unknown())?,
+                _ => return Err(unknown()),
+            };
+            if ordinals.contains(&ordinal) || ordinals.len() == MOST {
+                return Err(unknown());
+            }
+            ordinals.push(ordinal);
+        }
+        Ok(Self::Cuda(ordinals))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpu(count: u8, check: bool) -> DeviceChoice {
+        DeviceChoice::Cpu { count, check }
+    }
+
+    #[test]
+    fn a_device_is_read_as_it_is_written() {
+        for device in [
+            cpu(1, false),
+            cpu(2, false),
+            cpu(1, true),
+            cpu(3, true),
+            DeviceChoice::Cuda(vec![0]),
+            DeviceChoice::Cuda(vec![7, 0, 3]),
+        ] {
+            assert_eq!(device.to_string().parse::<DeviceChoice>().unwrap(), device);
+        }
+        assert_eq!(
+            "cuda".parse::<DeviceChoice>().unwrap().to_string(),
+            "cuda:0"
+        );
+        let wrong = [
+            "gpu",
+            "cuda:",
+            "cuda:-1",
+            "cpu:0",
+            "cpu:17",
+            "cpu2",
+            "cpu,cpu",
+            "cpu,cuda:0",
+            "cuda:0,cuda:0",
+            "cuda:0,",
+            "",
+        ];
+        for wrong in wrong {
+            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The file system a worker sees, as a list of steps that the child carries out without allocating.
+
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use wormhole_link::device::Profile;
+
+/// Where the new root is assembled: a directory that exists everywhere and that nothing is taken from.
+pub(super) const STAGE: &str = "/proc";
+/// The worker's executable, in the new root.
+pub(super) const PROGRAM: &str = "/worker";
+
+/// One step in assembling the root. Paths are complete C strings.
+#[derive(Debug)]
+pub(super) enum Step {
+    Directory(CString),
+    /// An empty file to mount something on.
+    File(CString),
+    Link {
+        target: CString,
+        at: CString,
+    },
+    /// A read-only view of `source`; one that cannot be had is an error unless `optional`.
+    Bind {
+        source: CString,
+        at: CString,
+        optional: bool,
+        writable: bool,
+    },
+    Temporary(CString),
+    Proc(CString),
+}
+
+/// The steps for a worker of this profile that may open `device_files`. `library_directories` are further
+/// places the host keeps shared libraries in.
+pub(super) fn steps(
+    profile: Profile,
+    program: &Path,
+    device_files: &[PathBuf],
+    library_directories: &[PathBuf],
+) -> Vec<Step> {
+    let mut steps = Steps(Vec::new());
+    for directory in ["/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin"] {
+        steps.system(Path::new(directory));
+    }
+    steps.directory("/etc");
+    for file in ["/etc/ld.so.cache", "/etc/localtime"] {
+        steps.file(Path::new(file), false);
+    }
+    steps.directory("/dev");
+    for device in ["/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"] {
+        steps.file(Path::new(device), true);
+    }
+    steps.directory("/proc");
+    steps.0.push(Step::Proc(staged(Path::new("/proc"))));
+    steps.directory("/tmp");
+    steps.0.push(Step::Temporary(staged(Path::new("/tmp"))));
+    if profile == Profile::Cuda {
+        for file in device_files {
+            steps.file(file, true);
+        }
+        // Where the driver keeps a file of its process before it shares memory with others.
+        steps.directory("/dev/shm");
+        steps.0.push(Step::Temporary(staged(Path::new("/dev/shm"))));
+        steps.tree(Path::new("/sys"));
+        for directory in library_directories {
+            steps.tree(directory);
+        }
+    }
+    steps.0.push(Step::File(staged(Path::new(PROGRAM))));
+    steps.0.push(Step::Bind {
+        source: c_string(program.as_os_str()),
+        at: staged(Path::new(PROGRAM)),
+        optional: false,
+        writable: false,
+    });
+    steps.directory("/old");
+    steps.0
+}
+
+struct Steps(Vec<Step>);
+
+impl Steps {
+    fn directory(&mut self, path: &str) {
+        self.0.push(Step::Directory(staged(Path::new(path))));
+    }
+
+    /// A top-level directory of the system, which may be a link (`/lib` → `usr/lib`).
+    fn system(&mut self, path: &Path) {
+        let Ok(metadata) = path.symlink_metadata() else {
+            return;
+        };
+        if metadata.is_symlink() {
+            if let Ok(target) = std::fs::read_link(path) {
+                self.0.push(Step::Link {
+                    target: c_string(target.as_os_str()),
+                    at: staged(path),
+                });
+            }
+        } else if metadata.is_dir() {
+            self.tree(path);
+        }
+    }
+
+    fn tree(&mut self, path: &Path) {
+        if !path.is_absolute() || !path.is_dir() {
+            return;
+        }
+        let mut parents: Vec<&Path> = path
+            .ancestors()
+            .filter(|at| at.parent().is_some())
+            .collect();
+        parents.reverse();
+        for parent in parents {
+            self.0.push(Step::Directory(staged(parent)));
+        }
+        self.0.push(Step::Bind {
+            source: c_string(path.as_os_str()),
+            at: staged(path),
+            optional: true,
+            writable: false,
+        });
+    }
+
+    fn file(&mut self, path: &Path, writable: bool) {
+        if !path.exists() {
+            return;
+        }
+        self.0.push(Step::File(staged(path)));
+        self.0.push(Step::Bind {
+            source: c_string(path.as_os_str()),
+            at: staged(path),
+            optional: true,
+            writable,
+        });
+    }
+}
+
+fn staged(path: &Path) -> CString {
+    let mut whole = STAGE.as_bytes().to_vec();
+    whole.extend_from_slice(path.as_os_str().as_bytes());
+    c_string(OsStr::from_bytes(&whole))
+}
+
+pub(super) fn c_string(text: &OsStr) -> CString {
+    CString::new(text.as_bytes()).unwrap_or_else(|_| {
+        CString::new(
+            text.as_bytes()
+                .split(|&byte| byte == 0)
+                .next()
+                .unwrap_or(b""),
+        )
+        .unwrap_or_default()
+    })
+}

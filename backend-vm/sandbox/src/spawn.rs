@@ -1,0 +1,559 @@
+//! Starting a confined process and learning whether it got as far as `exec`.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::cgroup::{Cgroup, CgroupError, Cgroups};
+use super::child::{self, NOBODY, Plan, STAGES};
+use super::processes::Processes;
+use super::root::{self, PROGRAM, STAGE};
+use super::seccomp;
+use wormhole_link::device::Profile;
+
+/// How a worker is kept apart from the rest of the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isolation {
+    /// Namespaces, made by a supervisor that may make them.
+    Namespaces,
+    /// The same, inside a user namespace of the worker's own.
+    UserNamespace,
+    /// None: only the system call filter, limits and dropped privileges hold.
+    None,
+}
+
+/// How workers are confined on this system.
+#[derive(Clone, Debug)]
+pub struct Confinement {
+    pub isolation: Isolation,
+    /// The PID namespace that workers have in common; without it each has its own.
+    pub processes: Option<Arc<Processes>>,
+    pub profile: Profile,
+    /// Device files that a worker may open, beyond those of every worker.
+    pub device_files: Vec<PathBuf>,
+    /// Bytes of memory that a worker may have.
+    pub memory: u64,
+    /// What holds it to that, and to its number of tasks.
+    pub cgroups: Option<Arc<Cgroups>>,
+    /// Directories outside the system's own that hold shared libraries a worker loads.
+    pub library_directories: Vec<PathBuf>,
+    /// How long a process may take to confine itself and execute its program.
+    pub execution_limit: Duration,
+}
+
+/// Far more than that takes where files can be reached at all.
+pub const EXECUTION_LIMIT: Duration = Duration::from_secs(10);
+
+/// What to start.
+#[derive(Debug)]
+pub struct Command<'a> {
+    pub program: &'a Path,
+    pub arguments: &'a [OsString],
+    pub environment: &'a [(OsString, OsString)],
+    pub stdin: BorrowedFd<'a>,
+    /// Standard output and standard error.
+    pub output: BorrowedFd<'a>,
+    /// Descriptors 3, 4, … of the process.
+    pub descriptors: &'a [BorrowedFd<'a>],
+    /// Descriptor 3 is a stream whose other end is the supervisor's.
+    pub lifeline: bool,
+}
+
+/// A process that was started and not yet reaped.
+#[derive(Debug)]
+pub struct Child {
+    pid: libc::pid_t,
+    pidfd: OwnedFd,
+    cgroup: Option<Cgroup>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    #[error("cannot start a process for {program}")]
+    Clone {
+        program: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("the process for {program} failed while {stage}")]
+    Child {
+        program: PathBuf,
+        stage: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("the process for {program} had not executed it after {limit:?}")]
+    Late { program: PathBuf, limit: Duration },
+    #[error("cannot prepare {what}")]
+    Prepare {
+        what: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("a process for {program} has no cgroup")]
+    Cgroup {
+        program: PathBuf,
+        #[source]
+        cause: CgroupError,
+    },
+    #[error("the system call filter does not compile")]
+    Filter(#[from] seccompiler::BackendError),
+}
+
+const OPEN_FILES: u64 = 4096;
+/// `CLONE_INTO_CGROUP` of clone(2), beyond the flags that are an `int`.
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
+
+impl Confinement {
+    /// Starts `command`, confined. Returns once the process has executed its program, so that whatever
+    /// keeps it from doing so is an error here; so is a process that takes too long.
+    ///
+    /// # Errors
+    /// When the process cannot be made, or cannot confine itself, or the program cannot be executed.
+    pub fn spawn(&self, command: &Command<'_>) -> Result<Child, SpawnError> {
+        let steps = if self.isolation == Isolation::None {
+            Vec::new()
+        } else {
+            root::steps(
+                self.profile,
+                command.program,
+                &self.device_files,
+                &self.library_directories,
+            )
+        };
+        let executed = if self.isolation == Isolation::None {
+            root::c_string(command.program.as_os_str())
+        } else {
+            c_string(PROGRAM)
+        };
+        let argument_strings: Vec<CString> = std::iter::once(command.program.as_os_str())
+            .chain(command.arguments.iter().map(OsString::as_os_str))
+            .map(root::c_string)
+            .collect();
+        let environment_strings: Vec<CString> = command
+            .environment
+            .iter()
+            .map(|(name, value)| {
+                let mut entry = name.clone();
+                entry.push("=");
+                entry.push(value);
+                root::c_string(&entry)
+            })
+            .collect();
+
+        let mut sources = vec![
+            duplicate_high(command.stdin)?,
+            duplicate_high(command.output)?,
+        ];
+        let mut descriptors = vec![
+            (sources[0].as_raw_fd(), 0),
+            (sources[1].as_raw_fd(), 1),
+            (sources[1].as_raw_fd(), 2),
+        ];
+        for (target, source) in (3..).zip(command.descriptors) {
+            let source = duplicate_high(*source)?;
+            descriptors.push((source.as_raw_fd(), target));
+            sources.push(source);
+        }
+
+        // SAFETY: getuid and getgid cannot fail.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let plan = Plan {
+            isolation: self.isolation,
+            steps,
+            stage: c_string(STAGE),
+            old_root: c_string(&format!("{STAGE}/old")),
+            uid_map: format!("{NOBODY} {uid} 1").into_bytes(),
+            gid_map: format!("{NOBODY} {gid} 1").into_bytes(),
+            groups: device_groups(&self.device_files),
+            change_user: uid == 0 && self.isolation != Isolation::UserNamespace,
+            descriptors,
+            lifeline: command.lifeline.then_some(3),
+            open_files: OPEN_FILES,
+            memory: match self.profile {
+                Profile::Cpu => self.memory,
+                Profile::Cuda => libc::RLIM_INFINITY,
+            },
+            filters: seccomp::filters(self.profile)?,
+            program: executed,
+            arguments: pointers(&argument_strings),
+            environment: pointers(&environment_strings),
+        };
+        let child = self.clone_child(&plan, command.program)?;
+        drop(sources);
+        Ok(child)
+    }
+
+    fn clone_child(&self, plan: &Plan, program: &Path) -> Result<Child, SpawnError> {
+        let (mut report, low_writer) = pipe().map_err(|cause| SpawnError::Prepare {
+            what: "a pipe",
+            cause,
+        })?;
+        let report_writer = duplicate_high(borrow(&low_writer))?;
+        drop(low_writer);
+        let namespaces =
+            libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWNS | libc::CLONE_NEWUTS;
+        let own_processes = match &self.processes {
+            Some(_) => 0,
+            None => libc::CLONE_NEWPID,
+        };
+        let flags = match self.isolation {
+            Isolation::Namespaces => namespaces | own_processes,
+            Isolation::UserNamespace => namespaces | own_processes | libc::CLONE_NEWUSER,
+            Isolation::None => 0,
+        };
+        let cgroup = self.cgroups.as_ref().map(Cgroups::make);
+        let cgroup = cgroup.transpose().map_err(|cause| SpawnError::Cgroup {
+            program: program.to_owned(),
+            cause,
+        })?;
+        let clone = || {
+            // SAFETY: the child only runs `become_worker`, which neither allocates nor returns.
+            let (pid, pidfd) = unsafe { cloned(flags.unsigned_abs().into(), cgroup.as_ref()) }?;
+            if pid == 0 {
+                // SAFETY: this is the child just cloned; `plan` was prepared for it.
+                unsafe { child::become_worker(plan, report_writer.as_raw_fd()) }
+            }
+            Ok((pid, pidfd.ok_or(io::ErrorKind::NotFound)?))
+        };
+        let made = match &self.processes {
+            Some(processes) => processes.within(clone).flatten(),
+            None => clone(),
+        };
+        let (pid, pidfd) = made.map_err(|cause| SpawnError::Clone {
+            program: program.to_owned(),
+            cause,
+        })?;
+        drop(report_writer);
+        let child = Child { pid, pidfd, cgroup };
+        if !readable_within(&report, self.execution_limit) {
+            child.end_stuck();
+            return Err(SpawnError::Late {
+                program: program.to_owned(),
+                limit: self.execution_limit,
+            });
+        }
+        let mut message = [0u8; 8];
+        // Written at once, or not at all.
+        match report.read_exact(&mut message) {
+            // Closed by exec without a word.
+            Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => Ok(child),
+            Err(cause) => {
+                child.kill();
+                child.wait();
+                Err(SpawnError::Prepare {
+                    what: "the worker: its report cannot be read",
+                    cause,
+                })
+            }
+            Ok(()) => {
+                child.kill();
+                child.wait();
+                let [stage, errno] = [&message[..4], &message[4..]]
+                    .map(|bytes| i32::from_le_bytes(bytes.try_into().unwrap_or([0; 4])));
+                Err(SpawnError::Child {
+                    program: program.to_owned(),
+                    stage: usize::try_from(stage)
+                        .ok()
+                        .and_then(|stage| STAGES.get(stage))
+                        .copied()
+                        .unwrap_or("starting"),
+                    cause: io::Error::from_raw_os_error(errno),
+                })
+            }
+        }
+    }
+}
+
+impl Child {
+    /// The process's number in the supervisor's PID namespace: for people to read, never an identity.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Whether the kernel has killed it because it wanted more memory than its cgroup may have.
+    pub fn ran_out_of_memory(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::ran_out_of_memory)
+    }
+
+    /// Readable once the process has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        borrow(&self.pidfd)
+    }
+
+    /// Ends the process with SIGKILL; nothing happens when it has ended already.
+    pub fn kill(&self) {
+        // SAFETY: a descriptor we own, no pointer.
+        unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.pidfd.as_raw_fd(),
+                libc::SIGKILL,
+                std::ptr::null::<libc::siginfo_t>(),
+                0,
+            );
+        }
+    }
+
+    /// Reaps the process if it has ended: a sentence on how.
+    pub fn try_reap(&self) -> Option<Ending> {
+        self.reap(libc::WNOHANG)
+    }
+
+    /// Waits for the end of the process and reaps it.
+    pub fn wait(&self) -> Option<Ending> {
+        self.reap(0)
+    }
+
+    /// Ends a process that waits in the kernel, maybe for something that even SIGKILL does not end: nobody else
+    /// is to wait for it.
+    fn end_stuck(self) {
+        self.kill();
+        let reaper = std::thread::Builder::new().name("reaper".to_owned());
+        if let Err(error) = reaper.spawn(move || self.wait()) {
+            tracing::error!("a process that was killed is not waited for: {error}");
+        }
+    }
+
+    fn reap(&self, flags: i32) -> Option<Ending> {
+        // SAFETY: `info` is a local structure the kernel fills.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            loop {
+                let result = libc::waitid(
+                    libc::P_PIDFD,
+                    self.pidfd.as_raw_fd().unsigned_abs(),
+                    &raw mut info,
+                    libc::WEXITED | flags,
+                );
+                if result == 0 {
+                    break;
+                }
+                if *libc::__errno_location() != libc::EINTR {
+                    return None;
+                }
+            }
+            if info.si_pid() == 0 {
+                return None;
+            }
+            Some(match info.si_code {
+                libc::CLD_EXITED => Ending::Exited(info.si_status()),
+                _ => Ending::Signalled(info.si_status()),
+            })
+        }
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Exited(i32),
+    Signalled(i32),
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(status) => write!(f, "exited with status {status}"),
+            Self::Signalled(signal) => write!(f, "was ended by signal {signal}"),
+        }
+    }
+}
+
+/// The best isolation this system allows, or why there is none.
+///
+/// # Errors
+/// What was missing for namespaces, and for namespaces inside a user namespace.
+pub fn probe(profile: Profile) -> Result<Isolation, String> {
+    let mut reasons = Vec::new();
+    for isolation in [Isolation::Namespaces, Isolation::UserNamespace] {
+        let confinement = Confinement {
+            isolation,
+            processes: None,
+            profile,
+            device_files: Vec::new(),
+            memory: libc::RLIM_INFINITY,
+            cgroups: None,
+            library_directories: Vec::new(),
+            execution_limit: EXECUTION_LIMIT,
+        };
+        match confinement.try_itself() {
+            Ok(()) => return Ok(isolation),
+            Err(error) => {
+                let cause = std::error::Error::source(&error)
+                    .map(|cause| format!(": {cause}"))
+                    .unwrap_or_default();
+                reasons.push(match isolation {
+                    Isolation::UserNamespace => format!("with a user namespace: {error}{cause}"),
+                    _ => format!("directly: {error}{cause}"),
+                });
+            }
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+impl Confinement {
+    /// Starts the one program that is certainly there, this one, for nothing but its version.
+    fn try_itself(&self) -> Result<(), SpawnError> {
+        let null = null_device()?;
+        let itself = std::env::current_exe().map_err(|cause| SpawnError::Prepare {
+            what: "the running program",
+            cause,
+        })?;
+        let child = self.spawn(&Command {
+            program: &itself,
+            arguments: &["--version".into()],
+            environment: &[],
+            stdin: borrow(&null),
+            output: borrow(&null),
+            descriptors: &[],
+            lifeline: false,
+        })?;
+        child.wait();
+        Ok(())
+    }
+}
+
+/// `/dev/null`, open for reading and writing.
+pub fn null_device() -> Result<OwnedFd, SpawnError> {
+    std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map(OwnedFd::from)
+        .map_err(|cause| SpawnError::Prepare {
+            what: "/dev/null",
+            cause,
+        })
+}
+
+fn device_groups(device_files: &[PathBuf]) -> Vec<libc::gid_t> {
+    let mut groups: Vec<libc::gid_t> = device_files
+        .iter()
+        .filter_map(|device| device.metadata().ok())
+        .filter(|metadata| metadata.mode() & 0o006 != 0o006 && metadata.gid() != 0)
+        .map(|metadata| metadata.gid())
+        .collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings
+        .iter()
+        .map(|string| string.as_ptr())
+        .chain(std::iter::once(std::ptr::null()))
+        .collect()
+}
+
+fn c_string(text: &str) -> CString {
+    root::c_string(OsStr::from_bytes(text.as_bytes()))
+}
+
+fn borrow(fd: &OwnedFd) -> BorrowedFd<'_> {
+    fd.as_fd()
+}
+
+/// Whether something can be read, or the other end is closed, before the time is over.
+fn readable_within(pipe: &std::fs::File, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    let mut entry = libc::pollfd {
+        fd: pipe.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    loop {
+        let left = end.saturating_duration_since(Instant::now()).as_millis();
+        let milliseconds = i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX);
+        // SAFETY: one entry, which lives during the call.
+        if unsafe { libc::poll(&raw mut entry, 1, milliseconds) } > 0 {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+    }
+}
+
+/// A copy whose number collides with none that a child is given.
+fn duplicate_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, SpawnError> {
+    // SAFETY: F_DUPFD_CLOEXEC on a descriptor that is borrowed, hence open.
+    let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 16) };
+    if copy < 0 {
+        return Err(SpawnError::Prepare {
+            what: "a descriptor",
+            cause: io::Error::last_os_error(),
+        });
+    }
+    // SAFETY: just made, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Clones this process, without its memory and its other threads: in the parent the child's number and a descriptor of
+/// it, in the child 0.
+///
+/// # Safety
+/// Other threads of this process may have held any lock: the child makes system calls on what is there, and neither
+/// allocates nor returns.
+pub(super) unsafe fn cloned(
+    flags: u64,
+    cgroup: Option<&Cgroup>,
+) -> io::Result<(libc::pid_t, Option<OwnedFd>)> {
+    let (into, place) = match cgroup {
+        Some(cgroup) => (CLONE_INTO_CGROUP, cgroup.as_fd().as_raw_fd().unsigned_abs()),
+        None => (0, 0),
+    };
+    let mut pidfd: RawFd = -1;
+    // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
+    // set_tid_size, cgroup.
+    let arguments: [u64; 11] = [
+        flags | u64::from(libc::CLONE_PIDFD.unsigned_abs()) | into,
+        (&raw mut pidfd) as u64,
+        0,
+        0,
+        u64::from(libc::SIGCHLD.unsigned_abs()),
+        0,
+        0,
+        0,
+        0,
+        0,
+        u64::from(place),
+    ];
+    // SAFETY: a complete `struct clone_args` without CLONE_VM: the child gets a copy of this process's memory, and
+    // what it does there is the caller's promise.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            arguments.as_ptr(),
+            size_of_val(&arguments),
+        )
+    };
+    match libc::pid_t::try_from(pid) {
+        Ok(0) => Ok((0, None)),
+        // SAFETY: the kernel stored a fresh descriptor there because of CLONE_PIDFD.
+        Ok(pid) if pid > 0 => Ok((pid, Some(unsafe { OwnedFd::from_raw_fd(pidfd) }))),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+pub(super) fn pipe() -> io::Result<(std::fs::File, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: two integers the kernel fills.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: both were just made.
+    unsafe {
+        Ok((
+            std::fs::File::from_raw_fd(ends[0]),
+            OwnedFd::from_raw_fd(ends[1]),
+        ))
+    }
+}

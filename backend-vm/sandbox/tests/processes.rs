@@ -1,0 +1,176 @@
+//! Processes in one PID namespace: told apart by numbers, and hidden from each other.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use wormhole_backend_tests::backend::children_of;
+use wormhole_sandbox::{
+    Child, Command, Confinement, EXECUTION_LIMIT, Ending, Isolation, Processes, Profile, probe,
+};
+
+/// Says its number and those that it sees, then waits for a line.
+const SCRIPT: &str =
+    "echo $$; for at in /proc/[0-9]*; do echo ${at#/proc/}; done; echo end; read line";
+
+fn confinement(processes: Option<Arc<Processes>>) -> Confinement {
+    Confinement {
+        isolation: Isolation::Namespaces,
+        processes,
+        profile: Profile::Cpu,
+        device_files: Vec::new(),
+        memory: 1 << 30,
+        cgroups: None,
+        library_directories: Vec::new(),
+        execution_limit: EXECUTION_LIMIT,
+    }
+}
+
+/// A shell with the script: its process, its number as it has it itself, those that it sees, and what it waits for.
+fn shell(confinement: &Confinement) -> (Child, u32, Vec<u32>, OwnedFd) {
+    let (stdin, line) = std::io::pipe().unwrap();
+    let (mut said, output) = std::io::pipe().unwrap();
+    let child = confinement
+        .spawn(&Command {
+            program: Path::new("/bin/sh"),
+            arguments: &["-c".into(), SCRIPT.into()],
+            environment: &[],
+            stdin: stdin.as_fd(),
+            output: output.as_fd(),
+            descriptors: &[],
+            lifeline: false,
+        })
+        .unwrap();
+    drop(output);
+    let mut text = String::new();
+    while !text.contains("end\n") {
+        let mut bytes = [0; 256];
+        let count = said.read(&mut bytes).unwrap();
+        assert!(count > 0, "{text}");
+        text.push_str(std::str::from_utf8(&bytes[..count]).unwrap());
+    }
+    let numbers = text.lines().take_while(|line| *line != "end");
+    let mut numbers = numbers.map(|number| number.parse::<u32>().unwrap());
+    let own = numbers.next().unwrap();
+    (child, own, numbers.collect(), line.into())
+}
+
+fn is_root() -> bool {
+    // SAFETY: it takes nothing and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    let can = root && matches!(probe(Profile::Cpu), Ok(Isolation::Namespaces));
+    if !can {
+        println!("skipped: only root makes these namespaces");
+    }
+    can
+}
+
+#[test]
+fn processes_of_one_namespace_have_numbers_of_their_own_and_see_only_themselves() {
+    if !is_root() {
+        return;
+    }
+    let processes = Arc::new(Processes::new().unwrap());
+    let confinement = confinement(Some(processes));
+    let shells = [(); 3].map(|()| shell(&confinement));
+    let mut numbers: Vec<u32> = shells.iter().map(|shell| shell.1).collect();
+    assert!(!numbers.contains(&1), "{numbers:?}");
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 3);
+    for (child, own, seen, line) in shells {
+        assert_eq!(seen, [own]);
+        drop(line);
+        assert_eq!(
+            child.wait(),
+            Some(Ending::Exited(1)),
+            "at the end of its input"
+        );
+    }
+}
+
+#[test]
+fn a_process_without_one_is_the_first_of_its_own() {
+    if !is_root() {
+        return;
+    }
+    let (child, own, seen, line) = shell(&confinement(None));
+    assert_eq!((own, seen), (1, vec![1]));
+    drop(line);
+    child.wait();
+}
+
+#[test]
+fn the_thread_that_made_one_makes_others_and_threads_as_before() {
+    if !is_root() {
+        return;
+    }
+    let processes = Processes::new().unwrap();
+    processes.within(|| ()).unwrap();
+    std::thread::spawn(|| ()).join().unwrap();
+    let status = std::process::Command::new("/bin/sh")
+        .args(["-c", "readlink /proc/self/ns/pid"])
+        .output()
+        .unwrap();
+    let own = std::fs::read_link("/proc/self/ns/pid").unwrap();
+    assert_eq!(
+        String::from_utf8(status.stdout).unwrap().trim(),
+        own.to_str().unwrap()
+    );
+}
+
+/// The process that a namespace began with: a child of this one that is number 1 in its own.
+fn first_process() -> i32 {
+    let is_first = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let numbers = status.lines().find(|line| line.starts_with("NSpid:"));
+        numbers.is_some_and(|line| {
+            line.split_whitespace().skip(1).count() == 2 && line.ends_with("\t1")
+        })
+    };
+    let children = children_of(std::process::id());
+    children.into_iter().find(is_first).unwrap()
+}
+
+#[test]
+fn a_namespace_that_has_ended_has_a_successor() {
+    // A process of its own has no children but these.
+    const ALONE: &str = "WORMHOLE_TEST_ALONE";
+    if !is_root() {
+        return;
+    }
+    if std::env::var_os(ALONE).is_none() {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_namespace_that_has_ended_has_a_successor"])
+            .env(ALONE, "")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let confinement = confinement(Some(Arc::new(Processes::new().unwrap())));
+    let (child, _, _, line) = shell(&confinement);
+    // SAFETY: it takes integers.
+    assert_eq!(unsafe { libc::kill(first_process(), libc::SIGKILL) }, 0);
+    assert_eq!(child.wait(), Some(Ending::Signalled(libc::SIGKILL)));
+    drop(line);
+    let (child, own, seen, line) = shell(&confinement);
+    assert_eq!((own, seen), (2, vec![2]));
+    drop(line);
+    child.wait();
+}
+
+#[test]
+fn with_a_namespace_its_processes_end() {
+    if !is_root() {
+        return;
+    }
+    let processes = Arc::new(Processes::new().unwrap());
+    let confinement = confinement(Some(Arc::clone(&processes)));
+    let (child, _, _, line) = shell(&confinement);
+    drop((confinement, processes));
+    assert_eq!(child.wait(), Some(Ending::Signalled(libc::SIGKILL)));
+    assert!(File::from(line).metadata().is_ok(), "its input was open");
+}

@@ -1,0 +1,318 @@
+//! Arena: runs of segments that a session gains and gives back while it lives.
+//!
+//! A run is the guest's once its worker has mapped it, and free again once the worker has let go of it and
+//! it is scrubbed.
+
+use std::io;
+
+use event_manager::EventOps;
+use wormhole_ring::control::{ArenaDenied, ArenaRequest, ArenaRun, Message, Refusal};
+use wormhole_ring::session::Run;
+
+use super::guests::GuestError;
+use super::sessions::{Session, refusal_of};
+use super::tenants::window_of;
+use super::{Id, Supervisor};
+use wormhole_link::channel::ChannelError;
+
+/// Arena that is on its way between a worker and its guest.
+const MAX_PENDING_ARENA: usize = 16;
+
+/// A run of arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub count: u32,
+    pub state: ExtentState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtentState {
+    /// The worker maps it; the guest's request has this number.
+    Adding(u32),
+    /// The launcher lets the guest see it.
+    Showing(u32),
+    Granted,
+    /// The worker lets go of it.
+    Removing,
+    /// Its memory is given back.
+    Scrubbing,
+}
+
+impl Session {
+    /// The extent that a message names, in the state in which it may.
+    fn extent(&mut self, run: Run, state: ExtentState) -> Option<&mut Extent> {
+        self.extents
+            .get_mut(&run.first)
+            .filter(|extent| extent.count == run.count && extent.state == state)
+    }
+}
+
+impl Supervisor {
+    pub(super) fn request_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        key: Id,
+        request: &ArenaRequest,
+    ) -> Result<(), GuestError> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(window) = window_of(&mut self.tenants, session.tenant) else {
+            return Ok(());
+        };
+        let pending = session
+            .extents
+            .values()
+            .filter(|extent| extent.state != ExtentState::Granted)
+            .count();
+        let granted = if pending >= MAX_PENDING_ARENA {
+            Err((Refusal::Quota, format!("{pending} runs are on their way")))
+        } else {
+            window
+                .segments
+                .grant(session.id, request.segments)
+                .map_err(|error| (refusal_of(&error), error.to_string()))
+        };
+        match granted {
+            Ok(run) => {
+                session.extents.insert(
+                    run.first,
+                    Extent {
+                        count: run.count,
+                        state: ExtentState::Adding(request.id),
+                    },
+                );
+                let run = ArenaRun {
+                    id: request.id,
+                    first: run.first,
+                    count: run.count,
+                };
+                self.tell_worker(ops, key, &Message::ArenaAdd(run))
+            }
+            Err((refusal, reason)) => {
+                let (tenant, id) = (session.tenant, session.id);
+                if self.may_log(tenant) {
+                    tracing::info!("tenant {tenant} {id}: {reason}");
+                }
+                Ok(self.deny_arena(ops, guest, request.id, refusal)?)
+            }
+        }
+    }
+
+    /// Answers a request for arena that there will be none.
+    pub(super) fn deny_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        request: u32,
+        refusal: Refusal,
+    ) -> Result<(), ChannelError> {
+        let denied = ArenaDenied {
+            id: request,
+            code: refusal as u32,
+        };
+        match self.guests.get_mut(&guest) {
+            Some(guest) => guest
+                .peer
+                .send(ops, &Message::ArenaDenied(denied), Vec::new()),
+            None => Ok(()),
+        }
+    }
+
+    /// A session ends: the requests of its guest that nobody will answer any more are denied.
+    pub(super) fn deny_pending_arena(&mut self, ops: &mut EventOps<'_>, key: Id) {
+        let Some((session, guest)) = self
+            .sessions
+            .get(&key)
+            .and_then(|session| Some((session, session.guest?)))
+        else {
+            return;
+        };
+        let pending: Vec<u32> = session
+            .extents
+            .values()
+            .filter_map(|extent| match extent.state {
+                ExtentState::Adding(request) | ExtentState::Showing(request) => Some(request),
+                _ => None,
+            })
+            .collect();
+        for request in pending {
+            if let Err(error) = self.deny_arena(ops, guest, request, Refusal::NoDevice) {
+                tracing::debug!("a guest is not told that its session is over: {error}");
+            }
+        }
+    }
+
+    pub(super) fn return_arena(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), GuestError> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(extent) = session.extent(run.segments(), ExtentState::Granted) else {
+            return Err(GuestError::Return {
+                first: run.first,
+                count: run.count,
+            });
+        };
+        extent.state = ExtentState::Removing;
+        self.tell_worker(ops, key, &Message::ArenaRemove(*run))
+    }
+
+    /// A worker answers for a run that it was given, which is now in `state`. No session if the guest has
+    /// been denied the run.
+    fn answered(
+        &mut self,
+        key: Id,
+        run: &ArenaRun,
+        state: ExtentState,
+    ) -> Result<Option<&Session>, String> {
+        if self.is_dying(key) {
+            return Ok(None);
+        }
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(None);
+        };
+        let Some(extent) = session.extent(run.segments(), ExtentState::Adding(run.id)) else {
+            return Err("it answers for arena that it was not given".to_owned());
+        };
+        extent.state = state;
+        Ok(Some(session))
+    }
+
+    /// The worker has mapped a run: the guest is to see it.
+    pub(super) fn arena_added(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), String> {
+        let Some(session) = self.answered(key, run, ExtentState::Showing(run.id))? else {
+            return Ok(());
+        };
+        if session.local {
+            self.arena_shown(ops, key, run.segments())
+                .map_err(str::to_owned)
+        } else {
+            self.show_run(ops, key, run.segments());
+            Ok(())
+        }
+    }
+
+    /// The worker cannot register a run: the guest is denied it, and it is free again.
+    pub(super) fn arena_refused(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), String> {
+        let Some(session) = self.answered(key, run, ExtentState::Scrubbing)? else {
+            return Ok(());
+        };
+        let guest = session.guest;
+        self.scrub_run(key, run.segments());
+        let Some(guest) = guest else {
+            return Ok(());
+        };
+        if let Err(error) = self.deny_arena(ops, guest, run.id, Refusal::NoDevice) {
+            let why = format!("the guest does not take an answer: {error}");
+            self.end_guest(ops, guest, &why, None);
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of a run back, which nobody uses any more.
+    fn scrub_run(&mut self, key: Id, run: Run) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        match session.file.descriptor() {
+            Ok(file) => self.scrubber.scrub(session.tenant, key, file, run),
+            // The run stays taken until the session ends.
+            Err(error) => tracing::error!("{run} cannot be scrubbed: {error}"),
+        }
+    }
+
+    /// The guest sees a run: it may use it.
+    pub(super) fn arena_shown(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: Run,
+    ) -> Result<(), &'static str> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let extent = session.extents.get_mut(&run.first);
+        let Some((extent, request)) = extent.and_then(|extent| match extent.state {
+            ExtentState::Showing(request) if extent.count == run.count => Some((extent, request)),
+            _ => None,
+        }) else {
+            return Err("it shows arena that it was not asked to");
+        };
+        extent.state = ExtentState::Granted;
+        let Some(id) = session.guest else {
+            return Ok(());
+        };
+        let granted = Message::ArenaGrant(ArenaRun {
+            id: request,
+            first: run.first,
+            count: run.count,
+        });
+        let sent = match self.guests.get_mut(&id) {
+            Some(guest) => guest.peer.send(ops, &granted, Vec::new()),
+            None => Ok(()),
+        };
+        if let Err(error) = sent {
+            let why = format!("the guest does not take its arena: {error}");
+            self.end_guest(ops, id, &why, None);
+        }
+        Ok(())
+    }
+
+    /// The worker has let go of a run: its memory is given back.
+    pub(super) fn arena_removed(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        run: &ArenaRun,
+    ) -> Result<(), String> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        let run = run.segments();
+        let Some(extent) = session.extent(run, ExtentState::Removing) else {
+            return Err("it gave back arena that was not asked back".to_owned());
+        };
+        extent.state = ExtentState::Scrubbing;
+        let (tenant, local) = (session.tenant, session.local);
+        self.hide_run(ops, tenant, local, key, run);
+        self.scrub_run(key, run);
+        Ok(())
+    }
+
+    /// A run has been scrubbed: it can be granted again.
+    pub(super) fn run_scrubbed(&mut self, key: Id, run: Run, result: io::Result<()>) {
+        // A session that has ended meanwhile took its runs along.
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        if let Err(error) = result {
+            // What still holds data is not granted again.
+            tracing::error!("{run} of {} cannot be scrubbed: {error}", session.id);
+            return;
+        }
+        session.extents.remove(&run.first);
+        let freed = window_of(&mut self.tenants, session.tenant).map(|window| {
+            window.segments.take_back(session.id, run)?;
+            window.segments.scrubbed(session.id, run)
+        });
+        if let Some(Err(error)) = freed {
+            tracing::error!("{error}");
+        }
+    }
+}

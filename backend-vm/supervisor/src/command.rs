@@ -1,0 +1,168 @@
+//! The supervisor's command line.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use wormhole_link::chain;
+use wormhole_link::device::DeviceChoice;
+
+use crate::Options;
+
+/// Serves tenants' guests with a device: accepts windows and control streams, runs a confined worker for
+/// each guest process.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// A descriptor that is one tenant's stream; the supervisor ends with it.
+    #[arg(long, value_name = "N", required_unless_present = "listen")]
+    fd: Option<RawFd>,
+    /// A Unix socket to accept tenants on.
+    #[arg(long, value_name = "PATH")]
+    listen: Option<PathBuf>,
+    /// What to execute on: cpu, cpu:N for N devices of the CPU, or cuda:N for the N-th GPU by PCI address, several
+    /// with commas between them in the order in which programs see them.
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
+    /// Directories that hold worker executables.
+    #[arg(long, value_name = "DIR", required = true, num_args = 1..)]
+    workers: Vec<PathBuf>,
+    /// How workers are confined.
+    #[arg(long, value_enum, default_value_t = Sandbox::Full)]
+    sandbox: Sandbox,
+    /// Memory that a worker may have, as in 4G: what the device holds in it on the CPU, and the window. Three
+    /// quarters of the system's memory if not given. A cgroup of each worker's own limits it where the
+    /// supervisor's own is delegated to it (systemd: Delegate=yes); elsewhere a resource limit does on the CPU
+    /// device, for private memory, and nothing does with CUDA.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    worker_memory: Option<u64>,
+}
+
+/// Far more than a driver takes for a GPU that nobody has used for a while.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// A guest says hello as soon as it is connected.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+
+/// Less is not enough for a worker to start in.
+const LEAST_MEMORY: u64 = 64 << 20;
+
+fn memory(text: &str) -> Result<u64, String> {
+    let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+    let (digits, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(*unit)?, *shift)))
+        .unwrap_or((text, 0));
+    digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|count| count.checked_mul(1u64 << shift))
+        .filter(|bytes| *bytes >= LEAST_MEMORY)
+        .ok_or_else(|| format!("write a size such as 4G, at least {}M", LEAST_MEMORY >> 20))
+}
+
+/// Three quarters of the system's memory: the CPU device takes half of it at most.
+fn default_memory() -> u64 {
+    // SAFETY: they take no pointers.
+    let (pages, bytes) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    let all = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
+    (all / 4 * 3).max(LEAST_MEMORY)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sandbox {
+    /// With namespaces; where the system has none to give, nothing is started.
+    Full,
+    /// Where the system has no namespaces to give, with the rest: system call filter, limits, privileges.
+    Filter,
+}
+
+/// The whole executable.
+pub fn main() -> ExitCode {
+    let filter = std::env::var("WORMHOLE_LOG").unwrap_or_else(|_| "warn".to_owned());
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .without_time()
+        .with_ansi(false)
+        .init();
+    match start(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(sentence) => {
+            eprintln!("wormhole-supervisor: {sentence}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn start(arguments: Arguments) -> Result<(), String> {
+    let stream = arguments.fd.map(inherited).transpose()?;
+    let listener = match &arguments.listen {
+        Some(path) => Some(listen(path)?),
+        None => None,
+    };
+    let result = crate::run(Options {
+        device: arguments.device,
+        workers: arguments.workers,
+        listener,
+        stream,
+        without_namespaces: arguments.sandbox == Sandbox::Filter,
+        worker_memory: arguments.worker_memory.unwrap_or_else(default_memory),
+        start_limit: START_LIMIT,
+        hello_limit: HELLO_LIMIT,
+    });
+    if let Some(path) = &arguments.listen {
+        let _ = std::fs::remove_file(path);
+    }
+    result.map_err(|error| chain(&error))
+}
+
+fn inherited(fd: RawFd) -> Result<OwnedFd, String> {
+    // SAFETY: asks about a number, whatever it is.
+    if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+        return Err(format!("descriptor {fd} is not open"));
+    }
+    // SAFETY: open, and given to this process for this use.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A listener at `path`, in place of a socket that nobody listens on any more.
+fn listen(path: &PathBuf) -> Result<UnixListener, String> {
+    let failed = |error: std::io::Error| format!("cannot listen on {}: {error}", path.display());
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(format!("another process listens on {}", path.display()));
+            }
+            std::fs::remove_file(path).map_err(failed)?;
+            UnixListener::bind(path).map_err(failed)?
+        }
+        other => other.map_err(failed)?,
+    };
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_read_with_its_unit() {
+        assert_eq!(memory("4G"), Ok(4 << 30));
+        assert_eq!(memory("100M"), Ok(100 << 20));
+        assert_eq!(memory("100000000"), Ok(100_000_000));
+        for wrong in ["", "G", "4GG", "-4G", "4 G", "4g", "63M", "99999999999T"] {
+            assert!(memory(wrong).is_err(), "{wrong}");
+        }
+    }
+}

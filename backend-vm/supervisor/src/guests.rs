@@ -1,0 +1,394 @@
+//! Guest processes' control streams.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use event_manager::{EventOps, EventSet};
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{ArenaRequest, ArenaRun, Message, Observe, ProcessNumber, Refusal};
+use wormhole_ring::status::EndCause;
+
+use super::observers::Observer;
+use super::peer::Peer;
+use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
+use wormhole_link::channel::ChannelError;
+
+/// One control stream.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub tenant: Id,
+    /// Descriptors can be passed over the stream.
+    pub local: bool,
+    pub peer: Peer,
+    token: u32,
+    /// Its session, from the hello on.
+    pub session: Option<Id>,
+    /// It observes, and has no session.
+    pub observer: Option<Observer>,
+    /// Until then it may say hello, or begin to observe. None once that is over.
+    hello_end: Option<Instant>,
+}
+
+impl Guest {
+    /// When it must have said hello, if it has not.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.hello_end.filter(|_| self.is_silent())
+    }
+
+    /// Whether it has said nothing yet.
+    pub fn is_silent(&self) -> bool {
+        self.session.is_none() && self.observer.is_none()
+    }
+}
+
+/// What a guest said, without what it was read from.
+enum Request {
+    Hello {
+        version: u32,
+        hash: u64,
+        features: u64,
+        environment: String,
+    },
+    Mapped,
+    Unmappable,
+    ArenaRequest(ArenaRequest),
+    ArenaReturn(ArenaRun),
+    Doorbell,
+    Process(ProcessNumber),
+    Observe(Observe),
+    Wrong(&'static str),
+}
+
+/// Why a control stream is closed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum GuestError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error("it sent {0}, which guests do not send")]
+    Direction(&'static str),
+    #[error("it sent {0} before its session was granted")]
+    Early(&'static str),
+    #[error("it said hello twice")]
+    SecondHello,
+    #[error("it asked again before it was answered")]
+    Impatient,
+    #[error("it returned {count} segments from {first}, which are no extent of its arena")]
+    Return { first: u32, count: u32 },
+    #[error("its worker's stream failed")]
+    Worker,
+    /// The guest has been told.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Supervisor {
+    pub(super) fn add_guest(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        tenant: Id,
+        socket: OwnedFd,
+        local: bool,
+    ) {
+        if self.stopping || !self.has_room_for_guest(tenant) {
+            if self.may_log(tenant) {
+                tracing::warn!("tenant {tenant} has too many control streams: one is closed");
+            }
+            return;
+        }
+        let id = self.id();
+        let token = self.token(Source::Guest(id));
+        let hello_end = Instant::now() + self.hello_limit;
+        // Guests send no descriptors; what they attach is dropped by the kernel.
+        match Peer::register(ops, socket, token, false) {
+            Ok(peer) => {
+                self.guests.insert(
+                    id,
+                    Guest {
+                        tenant,
+                        local,
+                        peer,
+                        token,
+                        session: None,
+                        observer: None,
+                        hello_end: Some(hello_end),
+                    },
+                );
+                self.set_deadline(hello_end);
+            }
+            Err(error) => {
+                self.sources.remove(&token);
+                tracing::warn!("tenant {tenant}: a control stream cannot be watched: {error}");
+            }
+        }
+    }
+
+    pub(super) fn guest_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
+        let Err(error) = self.serve_guest(ops, id, set) else {
+            return;
+        };
+        let name = self.guest_name(id);
+        let logs = match (&error, self.guests.get(&id).map(|guest| guest.tenant)) {
+            (GuestError::Channel(ChannelError::Ended), _) | (_, None) => true,
+            (_, Some(tenant)) => self.may_log(tenant),
+        };
+        let why = match error {
+            GuestError::Channel(ChannelError::Ended) => {
+                tracing::debug!("{name}: its guest process is gone");
+                "the guest process ended".to_owned()
+            }
+            GuestError::Refused(reason) => {
+                if logs {
+                    tracing::info!("{name} is refused: {reason}");
+                }
+                reason
+            }
+            error => {
+                let why = format!(
+                    "the guest broke the protocol: {}",
+                    wormhole_link::chain(&error)
+                );
+                if logs {
+                    tracing::warn!("{name}: {why}");
+                }
+                why
+            }
+        };
+        self.end_guest(ops, id, &why, None);
+    }
+
+    /// Closes the streams on which no hello came in time.
+    pub(super) fn end_late_guests(&mut self, now: Instant) {
+        let mut late = Vec::new();
+        for (id, guest) in &mut self.guests {
+            if guest.deadline().is_some_and(|end| end <= now) {
+                guest.hello_end = None;
+                guest.peer.shut_down();
+                late.push((*id, guest.tenant));
+            }
+        }
+        for (id, tenant) in late {
+            if self.may_log(tenant) {
+                let name = self.guest_name(id);
+                tracing::warn!("{name} is closed: no hello after {:?}", self.hello_limit);
+            }
+        }
+    }
+
+    /// What the log calls a control stream.
+    fn guest_name(&self, id: Id) -> String {
+        let session = self
+            .guests
+            .get(&id)
+            .and_then(|guest| guest.session)
+            .and_then(|session| self.sessions.get(&session));
+        match (session, self.guests.get(&id)) {
+            (Some(session), _) => format!("tenant {} {}", session.tenant, session.id),
+            (None, Some(guest)) => format!("tenant {} control stream {id}", guest.tenant),
+            (None, None) => format!("control stream {id}"),
+        }
+    }
+
+    fn serve_guest(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        set: EventSet,
+    ) -> Result<(), GuestError> {
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return Ok(());
+        };
+        if set.contains(EventSet::OUT) {
+            guest.peer.flush(ops)?;
+        }
+        guest.peer.fill()?;
+        loop {
+            let Some(guest) = self.guests.get_mut(&id) else {
+                return Ok(());
+            };
+            let request = match guest.peer.incoming.take()? {
+                None => return Ok(()),
+                Some(Message::Hello {
+                    bootstrap_version,
+                    protocol_hash,
+                    features,
+                    environment,
+                }) => Request::Hello {
+                    version: bootstrap_version,
+                    hash: protocol_hash,
+                    features,
+                    environment: environment.to_owned(),
+                },
+                Some(Message::Mapped) => Request::Mapped,
+                Some(Message::Unmappable) => Request::Unmappable,
+                Some(Message::ArenaRequest(request)) => Request::ArenaRequest(request),
+                Some(Message::ArenaReturn(run)) => Request::ArenaReturn(run),
+                Some(Message::Doorbell) => Request::Doorbell,
+                Some(Message::Process(process)) => Request::Process(process),
+                Some(Message::Observe(observe)) => Request::Observe(observe),
+                Some(other) => Request::Wrong(other.name()),
+            };
+            let session = guest.session;
+            self.guest_request(ops, id, session, request)?;
+        }
+    }
+
+    fn guest_request(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        session: Option<Id>,
+        request: Request,
+    ) -> Result<(), GuestError> {
+        let observes = self
+            .guests
+            .get(&id)
+            .is_some_and(|guest| guest.observer.is_some());
+        let session = match (session, request) {
+            (None, Request::Observe(observe)) => return self.observe(ops, id, observe),
+            (None, request) if observes => return Err(GuestError::Direction(request.name())),
+            (
+                None,
+                Request::Hello {
+                    version,
+                    hash,
+                    features,
+                    environment,
+                },
+            ) => return self.hello(ops, id, version, hash, features, &environment),
+            (Some(_), Request::Hello { .. }) => return Err(GuestError::SecondHello),
+            (_, Request::Wrong(name)) => return Err(GuestError::Direction(name)),
+            // It cannot know yet; it will read so in its status word. Who asks waits for an answer.
+            (Some(session), Request::ArenaRequest(request)) if self.is_dying(session) => {
+                return Ok(self.deny_arena(ops, id, request.id, Refusal::NoDevice)?);
+            }
+            (Some(session), _) if self.is_dying(session) => return Ok(()),
+            (session, request) => {
+                let granted = session.filter(|session| self.is_granted(*session));
+                let Some(session) = granted else {
+                    return Err(GuestError::Early(request.name()));
+                };
+                match request {
+                    Request::Mapped => return Ok(()),
+                    Request::Unmappable => {
+                        let reason =
+                            "the address bands of the session are taken in the guest process";
+                        return Err(self.refuse(ops, id, Refusal::Bands, reason.to_owned()));
+                    }
+                    Request::ArenaRequest(request) => {
+                        return self.request_arena(ops, id, session, &request);
+                    }
+                    Request::ArenaReturn(run) => return self.return_arena(ops, session, &run),
+                    Request::Process(process) => {
+                        self.name_process(session, process.pid);
+                        return Ok(());
+                    }
+                    Request::Observe(_) => return Err(GuestError::Direction(request.name())),
+                    Request::Doorbell | Request::Hello { .. } | Request::Wrong(_) => session,
+                }
+            }
+        };
+        self.ring_doorbell(ops, session)
+    }
+
+    fn hello(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        version: u32,
+        hash: u64,
+        features: u64,
+        environment: &str,
+    ) -> Result<(), GuestError> {
+        self.check_version(ops, id, version)?;
+        if self.executables.get(hash).is_none() {
+            let reason = format!(
+                "the guest speaks protocol {hash:016x}, the installed workers speak {}",
+                self.executables.names()
+            );
+            return Err(self.refuse(ops, id, Refusal::Version, reason));
+        }
+        let environment = environment::passed_on(environment);
+        match self.begin_session(ops, id, hash, features, environment) {
+            Ok(()) => Ok(()),
+            Err((refusal, reason)) => Err(self.refuse(ops, id, refusal, reason)),
+        }
+    }
+
+    pub(super) fn check_version(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        version: u32,
+    ) -> Result<(), GuestError> {
+        if version == bootstrap::VERSION {
+            return Ok(());
+        }
+        let reason = format!(
+            "the guest speaks version {version} of the control channel, the backend version {}",
+            bootstrap::VERSION
+        );
+        Err(self.refuse(ops, id, Refusal::Version, reason))
+    }
+
+    /// Tells a guest that it is refused, and gives the reason to close its stream for.
+    pub(super) fn refuse(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        refusal: Refusal,
+        reason: String,
+    ) -> GuestError {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            let message = Message::Refused {
+                code: refusal as u32,
+                reason: &reason,
+            };
+            if let Err(error) = guest.peer.send(ops, &message, Vec::new()) {
+                tracing::debug!("a refusal was not taken: {error}");
+            }
+        }
+        GuestError::Refused(reason)
+    }
+
+    /// Closes a control stream; its session ends.
+    pub(super) fn end_guest(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        why: &str,
+        status: Option<(u32, EndCause)>,
+    ) {
+        let Some(guest) = self.guests.remove(&id) else {
+            return;
+        };
+        self.sources.remove(&guest.token);
+        guest.peer.forget(ops);
+        if let Some(session) = guest.session {
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.guest = None;
+            }
+            self.end_session(ops, session, why, status);
+        }
+    }
+
+    /// Cuts a guest off that has done nothing wrong.
+    pub(super) fn revoke_guest(&mut self, ops: &mut EventOps<'_>, id: Id, why: &str) {
+        self.end_guest(ops, id, why, Some((REVOKED_RESULT, EndCause::Revoked)));
+    }
+}
+
+impl Request {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "Hello",
+            Self::Mapped => "Mapped",
+            Self::Unmappable => "Unmappable",
+            Self::ArenaRequest(_) => "ArenaRequest",
+            Self::ArenaReturn(_) => "ArenaReturn",
+            Self::Doorbell => "Doorbell",
+            Self::Process(_) => "Process",
+            Self::Observe(_) => "Observe",
+            Self::Wrong(name) => name,
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! The supervisor: one event loop that waits for nobody, and two threads that start workers and give memory
+//! back for it.
+//!
+//! Launchers bring windows and guest processes' control streams over tenant streams. A guest's hello is
+//! matched with a worker by the hash of its protocol; the session is granted when the worker has mapped it.
+//! Everything a launcher, a guest or a worker sends is checked, and whoever breaks the protocol loses its
+//! stream, with one line in the log, while the others notice nothing.
+//!
+//! A session ends in one order, whoever dies first: its worker is killed and reaped; its guest's stream has
+//! ended; its segments are scrubbed; they are free. See [`sessions`].
+//!
+//! When the supervisor itself is killed, the kernel kills its workers and closes its guests' streams; a guest
+//! learns it from the end of its stream.
+
+mod arena;
+mod command;
+mod descriptors;
+mod environment;
+mod guests;
+mod host_nvml;
+mod log_budget;
+mod observers;
+mod peer;
+mod pool;
+mod sampler;
+mod scrubber;
+mod session_file;
+mod sessions;
+mod sharing;
+mod signals;
+mod starter;
+mod starts;
+mod tenants;
+mod window;
+mod workers;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+
+pub use self::command::main;
+use self::descriptors::Descriptors;
+use self::guests::Guest;
+use self::observers::Observers;
+use self::pool::Worker;
+pub use self::sampler::Sample;
+use self::sampler::Sampler;
+use self::scrubber::{Scrubber, Told};
+use self::sessions::Session;
+use self::sharing::Shares;
+use self::signals::Signals;
+use self::starts::Starts;
+use self::tenants::Tenant;
+pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
+use self::workers::Executables;
+pub use self::workers::ExecutablesError;
+use wormhole_link::device::DeviceChoice;
+use wormhole_sandbox::{Cgroups, Confinement, GpuError, Gpus, Isolation, Processes, Profile};
+
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
+pub const WORKER_LOST_RESULT: u32 = 709;
+/// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor was told to stop.
+pub const REVOKED_RESULT: u32 = 802;
+
+/// What a supervisor is to do.
+#[derive(Debug)]
+pub struct Options {
+    pub device: DeviceChoice,
+    /// Directories of worker executables.
+    pub workers: Vec<PathBuf>,
+    /// Tenants connect here.
+    pub listener: Option<UnixListener>,
+    /// The stream of one tenant; when it ends and its sessions are closed, so is the supervisor.
+    pub stream: Option<OwnedFd>,
+    /// Start workers although this system lets nobody confine them with namespaces.
+    pub without_namespaces: bool,
+    /// Bytes of memory that a worker may have.
+    pub worker_memory: u64,
+    /// How long a worker may take to have its device.
+    pub start_limit: Duration,
+    /// How long a guest may take to say hello.
+    pub hello_limit: Duration,
+}
+
+/// Why the supervisor cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisorError {
+    #[error(
+        "workers cannot be confined on this system ({0}); --sandbox=filter starts them with the system call \
+         filter and resource limits only"
+    )]
+    Sandbox(String),
+    #[error(transparent)]
+    Executables(#[from] ExecutablesError),
+    #[error("the event loop failed: {0}")]
+    Loop(#[from] event_manager::Error),
+    #[error("the limit of open files cannot be raised")]
+    Descriptors(#[source] std::io::Error),
+    #[error("signals cannot be received")]
+    Signals(#[source] std::io::Error),
+    #[error("the thread that starts workers cannot be made")]
+    Starter(#[source] std::io::Error),
+    #[error("the thread that gives memory back cannot be made")]
+    Scrubber(#[source] std::io::Error),
+    #[error("the thread that asks the host's NVML cannot be made")]
+    Sampler(#[source] std::io::Error),
+}
+
+/// A number that names a tenant, a guest, a worker or a session in this supervisor, and is not used again
+/// while it is in use.
+type Id = u32;
+
+/// What a descriptor of the event loop belongs to.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Listener,
+    Signals,
+    Starter,
+    Scrubber,
+    Sampler,
+    Tenant(Id),
+    Guest(Id),
+    WorkerStream(Id),
+    WorkerEnd(Id),
+    WorkerLog(Id),
+}
+
+/// The supervisor's state. Reached through [`run`].
+#[derive(Debug)]
+struct Supervisor {
+    /// What workers are started on, or why none can be.
+    device: Result<DeviceChoice, String>,
+    executables: Executables,
+    /// What every worker is started with, before what its guest adds.
+    environment: Vec<(OsString, OsString)>,
+    listener: Option<UnixListener>,
+    /// Tenants may be waiting that could not be accepted.
+    keeps_tenants_waiting: bool,
+    descriptors: Descriptors,
+    stream: Option<OwnedFd>,
+    signals: Signals,
+    /// End when the last tenant is gone.
+    ends_with_tenants: bool,
+    stopping: bool,
+    sources: HashMap<u32, Source>,
+    next_token: u32,
+    next_id: Id,
+    tenants: BTreeMap<Id, Tenant>,
+    guests: BTreeMap<Id, Guest>,
+    sessions: BTreeMap<Id, Session>,
+    workers: BTreeMap<Id, Worker>,
+    shares: Shares,
+    /// Workers that are to come.
+    starts: Starts,
+    start_limit: Duration,
+    hello_limit: Duration,
+    /// When to look for workers and guests that have taken longer than that.
+    next_deadline: Option<Instant>,
+    scrubber: Scrubber,
+    /// Asks the host's NVML. None where the device has none.
+    sampler: Option<Sampler>,
+    observers: Observers,
+    /// What the last worker that became ready says of its devices, in facts.
+    devices: Vec<String>,
+    /// Why the last spare worker of a protocol could not be had; the next demand tries again.
+    failures: BTreeMap<u64, String>,
+    /// A worker has been ready once: the device works.
+    device_works: bool,
+}
+
+/// What a worker for `device` calls it, the device files it needs, and in `environment` what shows it no
+/// others. Without a driver there is nothing to show: the worker will say what is missing.
+fn shown(
+    device: DeviceChoice,
+    environment: &mut Vec<(OsString, OsString)>,
+) -> Result<(DeviceChoice, Vec<PathBuf>), GpuError> {
+    let DeviceChoice::Cuda(ordinals) = &device else {
+        return Ok((device, Vec::new()));
+    };
+    Ok(match Gpus::find(ordinals)? {
+        Some(gpus) => {
+            environment.extend(gpus.environment());
+            (DeviceChoice::Cuda(gpus.ordinals()), gpus.files())
+        }
+        None => (device, Vec::new()),
+    })
+}
+
+/// Cgroups for workers, where there are any; and one line in the log on how their memory is limited.
+fn cgroups(profile: Profile, memory: u64) -> Option<Arc<Cgroups>> {
+    let mebibytes = memory >> 20;
+    let reason = match Cgroups::prepare(memory) {
+        Ok(cgroups) => {
+            tracing::info!("a worker may have {mebibytes} MiB of memory, by its cgroup");
+            return Some(Arc::new(cgroups));
+        }
+        Err(error) => wormhole_link::chain(&error),
+    };
+    match profile {
+        Profile::Cpu => tracing::info!(
+            "a worker may have {mebibytes} MiB of private memory, by a resource limit: {reason}"
+        ),
+        Profile::Cuda => tracing::info!("workers' memory is not limited: {reason}"),
+    }
+    None
+}
+
+/// The PID namespace of all workers, where the device's driver tells processes by their numbers and each worker has a
+/// user of its own.
+fn processes(profile: Profile, isolation: Isolation) -> Option<Arc<Processes>> {
+    // SAFETY: it takes nothing and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if (profile, isolation, root) != (Profile::Cuda, Isolation::Namespaces, true) {
+        return None;
+    }
+    let made = Processes::new().inspect_err(|error| {
+        tracing::warn!(
+            "programs share no memory by cuIpcGetMemHandle, since workers have no numbers: {error}"
+        );
+    });
+    made.ok().map(Arc::new)
+}
+
+/// Serves until told to stop.
+///
+/// # Errors
+/// When workers cannot be confined or found, or the event loop fails.
+pub fn run(options: Options) -> Result<(), SupervisorError> {
+    let descriptors = Descriptors::claim().map_err(SupervisorError::Descriptors)?;
+    let profile = options.device.profile();
+    let isolation = match wormhole_sandbox::probe(profile) {
+        Ok(isolation) => isolation,
+        Err(reason) if options.without_namespaces => {
+            tracing::warn!("workers run without namespaces: {reason}");
+            Isolation::None
+        }
+        Err(reason) => return Err(SupervisorError::Sandbox(reason)),
+    };
+    let mut environment = environment::inherited();
+    let library_directories = environment
+        .iter()
+        .filter(|(name, _)| name == "LD_LIBRARY_PATH")
+        .flat_map(|(_, value)| std::env::split_paths(value).collect::<Vec<_>>())
+        .collect();
+    let (device, device_files) = match shown(options.device.clone(), &mut environment) {
+        Ok((device, files)) => (Ok(device), files),
+        Err(error) => (Err(wormhole_link::chain(&error)), Vec::new()),
+    };
+    let memory = options.worker_memory;
+    let confinement = Confinement {
+        isolation,
+        processes: processes(profile, isolation),
+        profile,
+        device_files,
+        memory,
+        cgroups: cgroups(profile, memory),
+        library_directories,
+        execution_limit: wormhole_sandbox::EXECUTION_LIMIT,
+    };
+    let executables = Executables::find(&options.workers, &confinement)?;
+    tracing::debug!(
+        "device {}, protocols {}, isolation {isolation:?}",
+        options.device,
+        executables.names()
+    );
+    // The threads that follow have these signals blocked as well.
+    let signals = Signals::new().map_err(SupervisorError::Signals)?;
+    let starts = Starts::new(confinement).map_err(SupervisorError::Starter)?;
+    let scrubber = Scrubber::new().map_err(SupervisorError::Scrubber)?;
+    let sampler = match options.device {
+        DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
+        DeviceChoice::Cpu { .. } => None,
+    };
+    let supervisor = Supervisor {
+        device,
+        executables,
+        environment,
+        ends_with_tenants: options.listener.is_none(),
+        listener: options.listener,
+        keeps_tenants_waiting: false,
+        descriptors,
+        stream: options.stream,
+        signals,
+        stopping: false,
+        sources: HashMap::new(),
+        next_token: 0,
+        next_id: 0,
+        tenants: BTreeMap::new(),
+        guests: BTreeMap::new(),
+        sessions: BTreeMap::new(),
+        workers: BTreeMap::new(),
+        shares: Shares::default(),
+        starts,
+        start_limit: options.start_limit,
+        hello_limit: options.hello_limit,
+        next_deadline: None,
+        scrubber,
+        sampler,
+        observers: Observers::default(),
+        devices: Vec::new(),
+        failures: BTreeMap::new(),
+        device_works: false,
+    };
+    let mut manager = EventManager::new()?;
+    let id = manager.add_subscriber(supervisor);
+    while !manager.subscriber_mut(id)?.is_done() {
+        let milliseconds = manager.subscriber_mut(id)?.meet_deadlines();
+        manager.run_with_timeout(milliseconds)?;
+    }
+    manager.subscriber_mut(id)?.end_spares();
+    Ok(())
+}
+
+impl Supervisor {
+    fn is_done(&self) -> bool {
+        let idle = self.tenants.is_empty() && self.sessions.is_empty();
+        (self.stopping || (self.ends_with_tenants && self.stream.is_none())) && idle
+    }
+
+    /// Has [`meet_deadlines`](Self::meet_deadlines) look again then, at the latest.
+    fn set_deadline(&mut self, end: Instant) {
+        self.next_deadline = Some(self.next_deadline.map_or(end, |next| next.min(end)));
+    }
+
+    /// Ends what has taken too long; its end is announced like any other's. How many milliseconds there are
+    /// until the next may be late, -1 for ever.
+    fn meet_deadlines(&mut self) -> i32 {
+        let Some(next) = self.next_deadline else {
+            return -1;
+        };
+        let now = Instant::now();
+        if next <= now {
+            self.end_late_workers(now);
+            self.end_late_guests(now);
+            let workers = self.workers.values().filter_map(Worker::deadline);
+            let guests = self.guests.values().filter_map(Guest::deadline);
+            self.next_deadline = workers.chain(guests).min();
+        }
+        self.next_deadline.map_or(-1, |next| {
+            let left = next.saturating_duration_since(now).as_millis();
+            // Not before it.
+            i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
+        })
+    }
+
+    /// A token for a descriptor.
+    fn token(&mut self, source: Source) -> u32 {
+        loop {
+            self.next_token = self.next_token.wrapping_add(1);
+            if let std::collections::hash_map::Entry::Vacant(entry) =
+                self.sources.entry(self.next_token)
+            {
+                entry.insert(source);
+                return self.next_token;
+            }
+        }
+    }
+
+    /// A number that nothing has.
+    fn id(&mut self) -> Id {
+        loop {
+            self.next_id = self.next_id.wrapping_add(1);
+            let id = self.next_id;
+            let used = self.tenants.contains_key(&id)
+                || self.guests.contains_key(&id)
+                || self.sessions.contains_key(&id)
+                || self.workers.contains_key(&id);
+            if !used {
+                return id;
+            }
+        }
+    }
+
+    fn add_source(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        fd: &impl AsRawFd,
+        source: Source,
+    ) -> Result<u32, event_manager::Error> {
+        let token = self.token(source);
+        ops.add(Events::with_data(fd, token, EventSet::IN))
+            .inspect_err(|_| {
+                self.sources.remove(&token);
+            })?;
+        Ok(token)
+    }
+
+    /// The thread that gives memory back has finished something.
+    fn memory_given_back(&mut self, ops: &mut EventOps<'_>) {
+        for (told, result) in self.scrubber.finished() {
+            match told {
+                Told::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
+                Told::Forgotten { session, request } => self.unshared(ops, session, request),
+            }
+        }
+    }
+
+    /// Ends every session, in order; the loop ends when they have.
+    fn stop(&mut self, ops: &mut EventOps<'_>, why: &str) {
+        if self.stopping {
+            return;
+        }
+        self.stopping = true;
+        tracing::info!("the supervisor ends: {why}");
+        let tenants: Vec<Id> = self.tenants.keys().copied().collect();
+        for id in tenants {
+            self.end_sessions_of(ops, id, &format!("the supervisor ended: {why}"));
+        }
+        self.end_idle_tenants(ops);
+    }
+}
+
+impl MutEventSubscriber for Supervisor {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let watched = self.watch_start(ops);
+        if let Err(error) = watched {
+            tracing::error!("the event loop: {error}");
+            self.stopping = true;
+        }
+        if let Some(stream) = self.stream.take() {
+            self.add_tenant(ops, stream);
+        }
+        self.keep_spares(ops);
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let token = events.data();
+        // What was closed earlier in this round may still be announced.
+        let Some(source) = self.sources.get(&token).copied() else {
+            return;
+        };
+        let set = events.event_set();
+        match source {
+            Source::Listener => self.accept(ops),
+            Source::Signals => {
+                if let Some(name) = self.signals.take() {
+                    self.stop(ops, name);
+                }
+            }
+            Source::Starter => self.workers_started(ops),
+            Source::Scrubber => self.memory_given_back(ops),
+            Source::Sampler => self.device_sampled(),
+            Source::Tenant(id) => self.tenant_event(ops, id, set),
+            Source::Guest(id) => self.guest_event(ops, id, set),
+            Source::WorkerStream(id) => self.worker_event(ops, id, set),
+            Source::WorkerEnd(id) => self.worker_ended(ops, id),
+            Source::WorkerLog(id) => self.worker_log(ops, id),
+        }
+        self.answer_observers(ops);
+        // A descriptor may be free again.
+        if self.keeps_tenants_waiting {
+            self.accept(ops);
+        }
+    }
+}
+
+impl Supervisor {
+    fn watch_start(&mut self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
+        let token = self.token(Source::Signals);
+        ops.add(Events::with_data(
+            &self.signals.as_fd(),
+            token,
+            EventSet::IN,
+        ))?;
+        let token = self.token(Source::Starter);
+        ops.add(Events::with_data(
+            self.starts.starter(),
+            token,
+            EventSet::IN,
+        ))?;
+        let token = self.token(Source::Scrubber);
+        ops.add(Events::with_data(&self.scrubber, token, EventSet::IN))?;
+        if let Some(sampler) = &self.sampler {
+            let bell = sampler.as_raw_fd();
+            let token = self.token(Source::Sampler);
+            ops.add(Events::with_data(&bell, token, EventSet::IN))?;
+        }
+        if let Some(listener) = self.listener.take() {
+            // Announced once, a tenant that cannot be accepted does not keep the loop busy.
+            let token = self.token(Source::Listener);
+            let set = EventSet::IN | EventSet::EDGE_TRIGGERED;
+            ops.add(Events::with_data(&listener, token, set))?;
+            self.listener = Some(listener);
+        }
+        Ok(())
+    }
+}

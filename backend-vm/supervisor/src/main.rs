@@ -1,0 +1,5 @@
+//! The supervisor's executable.
+
+fn main() -> std::process::ExitCode {
+    wormhole_supervisor::main()
+}

@@ -1,0 +1,291 @@
+//! Guests that observe: they have no session, and ask what their tenant may know of its devices.
+//!
+//! The devices are described by a worker that had not met a guest yet; the host's NVML adds what it has to say. Of use
+//! and processes a tenant is told its own alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use event_manager::EventOps;
+use wormhole_ring::control::{Message, Observe, Refusal, facts};
+
+use super::guests::GuestError;
+use super::sampler::{Sample, Sampler};
+use super::{Id, Supervisor};
+use wormhole_link::channel::ChannelError;
+
+/// Bytes of facts in one message.
+const PART: usize = 4096;
+/// How long what the host's NVML said is told to whoever asks: a guest that asks all the time shall not keep it busy.
+const FRESH: Duration = Duration::from_millis(50);
+
+/// What a guest that observes waits for.
+#[derive(Debug)]
+pub(super) struct Observer {
+    /// The device that it asked about and was not told of yet.
+    asked: Option<u32>,
+}
+
+/// Those that wait.
+#[derive(Debug, Default)]
+pub(super) struct Observers {
+    waiting: BTreeSet<Id>,
+    heard: Option<Heard>,
+}
+
+/// What the host's NVML said last.
+#[derive(Clone, Debug)]
+struct Heard {
+    at: Instant,
+    /// By device.
+    samples: Vec<Sample>,
+    /// What the workers had counted by then, by their process and the device.
+    counted: BTreeMap<(i32, usize), u64>,
+}
+
+impl Observers {
+    /// The host's NVML is asked anew: there is a process that it may not have heard of.
+    pub(super) fn ask_anew(&mut self) {
+        self.heard = None;
+    }
+}
+
+impl Heard {
+    /// What a process holds on a device by now, if the host's NVML knows it: as much as was said, and what its worker has
+    /// counted since. The worker's count alone would be less, for it has no part in what the driver keeps for itself.
+    fn bytes(&self, process: i32, device: usize, counts: u64) -> Option<u64> {
+        let said = *self.samples.get(device)?.processes.get(&process)?;
+        let then = self.counted.get(&(process, device)).copied();
+        Some(
+            said.saturating_add(counts)
+                .saturating_sub(then.unwrap_or(0)),
+        )
+    }
+}
+
+/// The descriptions of a worker's devices, which an empty line sets apart.
+pub(super) fn devices(text: &str) -> Vec<String> {
+    let blocks = text.split("\n\n").filter(|block| !block.trim().is_empty());
+    blocks.map(str::to_owned).collect()
+}
+
+impl Supervisor {
+    /// A guest asks. It is answered at the end of the event loop's round, or when more is known, and may then ask
+    /// again.
+    pub(super) fn observe(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        observe: Observe,
+    ) -> Result<(), GuestError> {
+        self.check_version(ops, id, observe.bootstrap_version)?;
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return Ok(());
+        };
+        let observer = guest.observer.get_or_insert(Observer { asked: None });
+        if observer.asked.replace(observe.device).is_some() {
+            return Err(GuestError::Impatient);
+        }
+        self.observers.waiting.insert(id);
+        Ok(())
+    }
+
+    /// The host's NVML has answered.
+    pub(super) fn device_sampled(&mut self) {
+        let Some(samples) = self.sampler.as_mut().and_then(Sampler::finished) else {
+            return;
+        };
+        let mut counted = BTreeMap::new();
+        for session in self.sessions.values().filter(|one| one.worker.is_some()) {
+            for device in 0..samples.len() {
+                let bytes = session.counters.device_memory(device);
+                counted.insert((session.worker_pid, device), bytes);
+            }
+        }
+        self.observers.heard = Some(Heard {
+            at: Instant::now(),
+            samples,
+            counted,
+        });
+    }
+
+    /// Tells those who wait what has become known.
+    pub(super) fn answer_observers(&mut self, ops: &mut EventOps<'_>) {
+        if self.observers.waiting.is_empty() {
+            return;
+        }
+        if !self.device_works {
+            let starting = self.workers.values().any(|worker| !worker.is_settled());
+            if !starting
+                && self.starts.is_empty()
+                && let Some(reason) = self.failures.values().next().cloned()
+            {
+                self.refuse_observers(ops, &reason);
+            }
+            return;
+        }
+        let heard = &mut self.observers.heard;
+        heard.take_if(|heard| heard.at.elapsed() >= FRESH);
+        if let Some(sampler) = &mut self.sampler
+            && self.observers.heard.is_none()
+            && sampler.order(&self.devices)
+        {
+            return;
+        }
+        let heard = self.observers.heard.clone();
+        for id in std::mem::take(&mut self.observers.waiting) {
+            if let Err(error) = self.tell_observer(ops, id, heard.as_ref()) {
+                let why = format!("the guest does not take its answer: {error}");
+                self.end_guest(ops, id, &why, None);
+            }
+        }
+    }
+
+    fn refuse_observers(&mut self, ops: &mut EventOps<'_>, reason: &str) {
+        for id in std::mem::take(&mut self.observers.waiting) {
+            self.refuse(ops, id, Refusal::NoDevice, reason.to_owned());
+            self.end_guest(ops, id, reason, None);
+        }
+    }
+
+    fn tell_observer(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        heard: Option<&Heard>,
+    ) -> Result<(), ChannelError> {
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return Ok(());
+        };
+        let tenant = guest.tenant;
+        let Some(device) = guest
+            .observer
+            .as_mut()
+            .and_then(|observer| observer.asked.take())
+        else {
+            return Ok(());
+        };
+        let text = self.facts(tenant, device as usize, heard);
+        let devices = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return Ok(());
+        };
+        let mut rest = text.as_str();
+        loop {
+            let (part, after) = split(rest);
+            let more = u32::from(!after.is_empty());
+            let message = Message::Observation {
+                device,
+                devices,
+                more,
+                facts: part,
+            };
+            guest.peer.send(ops, &message, Vec::new())?;
+            if more == 0 {
+                return Ok(());
+            }
+            rest = after;
+        }
+    }
+
+    /// What a tenant may know of a device; nothing of one that does not exist.
+    fn facts(&self, tenant: Id, device: usize, heard: Option<&Heard>) -> String {
+        let Some(description) = self.devices.get(device) else {
+            return String::new();
+        };
+        let mut text = format!("{}\n", description.trim_end());
+        if let Some(sample) = heard.and_then(|heard| heard.samples.get(device)) {
+            text.push_str(&sample.facts);
+        }
+        let mut used: u64 = 0;
+        let sessions = self
+            .sessions
+            .values()
+            .filter(|session| session.tenant == tenant);
+        for session in sessions {
+            // A worker that is gone holds nothing.
+            if session.worker.is_none() {
+                continue;
+            }
+            let counts = session.counters.device_memory(device);
+            let bytes = heard
+                .and_then(|heard| heard.bytes(session.worker_pid, device, counts))
+                .unwrap_or(counts);
+            used = used.saturating_add(bytes);
+            if let Some(pid) = session.process {
+                let _ = writeln!(text, "{}={pid} {bytes}", facts::PROCESS);
+            }
+        }
+        let _ = writeln!(text, "{}={used}", facts::USED_MEMORY);
+        text
+    }
+}
+
+/// As many whole lines as fit into one message, and the rest.
+fn split(text: &str) -> (&str, &str) {
+    if text.len() <= PART {
+        return (text, "");
+    }
+    let end = text.as_bytes()[..PART]
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or_else(|| text.floor_char_boundary(PART), |at| at + 1);
+    text.split_at(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_sent_in_whole_lines() {
+        let text: String = (0..2000).map(|at| format!("fact{at}={at}\n")).collect();
+        let (mut rest, mut parts) = (text.as_str(), Vec::new());
+        while !rest.is_empty() {
+            let (part, after) = split(rest);
+            assert!(part.len() <= PART && part.ends_with('\n'));
+            parts.push(part);
+            rest = after;
+        }
+        assert_eq!(parts.concat(), text);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_sent_in_parts_all_the_same() {
+        let text = "ä".repeat(PART);
+        let (part, rest) = split(&text);
+        assert_eq!((part.len(), rest.len()), (PART, PART));
+    }
+
+    #[test]
+    fn what_a_process_holds_is_what_was_said_of_it_and_what_it_has_counted_since() {
+        let sample = Sample {
+            processes: BTreeMap::from([(7, 600), (8, 500)]),
+            ..Sample::default()
+        };
+        let heard = Heard {
+            at: Instant::now(),
+            samples: vec![Sample::default(), sample],
+            counted: BTreeMap::from([((7, 1), 100)]),
+        };
+        let bytes = |process, counts| heard.bytes(process, 1, counts);
+        assert_eq!(bytes(7, 100), Some(600));
+        assert_eq!(bytes(7, 164), Some(664));
+        assert_eq!(bytes(7, 0), Some(500));
+        // It had no session yet when the host's NVML was asked.
+        assert_eq!(bytes(8, 64), Some(564));
+        assert_eq!(bytes(8, u64::MAX), Some(u64::MAX));
+        assert_eq!(bytes(9, 64), None);
+        assert_eq!((heard.bytes(7, 0, 64), heard.bytes(7, 2, 64)), (None, None));
+    }
+
+    #[test]
+    fn devices_are_told_apart_by_empty_lines() {
+        assert_eq!(
+            devices("name=a\nuuid=0\n\nname=b\n"),
+            ["name=a\nuuid=0", "name=b\n"]
+        );
+        assert!(devices("").is_empty());
+    }
+}

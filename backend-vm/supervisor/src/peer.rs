@@ -1,0 +1,120 @@
+//! One stream of the event loop, with what was read and what is still to be written.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use event_manager::{EventOps, EventSet, Events};
+use wormhole_ring::control::Message;
+
+use wormhole_link::channel::{ChannelError, Incoming, Outgoing};
+
+/// A registered stream.
+#[derive(Debug)]
+pub struct Peer {
+    socket: OwnedFd,
+    pub incoming: Incoming,
+    outgoing: Outgoing,
+    token: u32,
+    /// What the event loop watches it for.
+    watched: EventSet,
+    /// Whether the other side may still say something.
+    reads: bool,
+}
+
+impl Peer {
+    /// Registers `socket` with the event loop, under `token`.
+    ///
+    /// # Errors
+    /// The loop cannot watch the descriptor.
+    pub fn register(
+        ops: &mut EventOps<'_>,
+        socket: OwnedFd,
+        token: u32,
+        takes_descriptors: bool,
+    ) -> Result<Self, event_manager::Error> {
+        ops.add(Events::with_data(&socket, token, EventSet::IN))?;
+        Ok(Self {
+            socket,
+            incoming: Incoming::new(takes_descriptors),
+            outgoing: Outgoing::default(),
+            token,
+            watched: EventSet::IN,
+            reads: true,
+        })
+    }
+
+    /// Reads what is there, once.
+    ///
+    /// # Errors
+    /// As [`Incoming::fill`].
+    pub fn fill(&mut self) -> Result<(), ChannelError> {
+        self.incoming.fill(&self.socket)
+    }
+
+    /// Sends a message, or queues it for when the reader has room.
+    ///
+    /// # Errors
+    /// As [`Outgoing::send`].
+    pub fn send(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        self.outgoing.send(&self.socket, message, descriptors)?;
+        self.watch(ops);
+        Ok(())
+    }
+
+    /// Writes what waited.
+    ///
+    /// # Errors
+    /// As [`Outgoing::flush`].
+    pub fn flush(&mut self, ops: &mut EventOps<'_>) -> Result<(), ChannelError> {
+        self.outgoing.flush(&self.socket)?;
+        self.watch(ops);
+        Ok(())
+    }
+
+    /// Whether the reader has left something unread.
+    pub fn is_waiting(&self) -> bool {
+        self.outgoing.is_waiting()
+    }
+
+    /// Takes the stream out of the event loop. To be called before it is dropped.
+    pub fn forget(&self, ops: &mut EventOps<'_>) {
+        forget(ops, &self.socket);
+    }
+
+    /// Closes the stream in both directions; the event loop announces its end.
+    pub fn shut_down(&self) {
+        // SAFETY: a descriptor that this owns. The launcher may have sent one that is no stream; it stays.
+        unsafe {
+            libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR);
+        }
+    }
+
+    /// Stops reading: the other side has said its last word, but still listens.
+    pub fn stop_reading(&mut self, ops: &mut EventOps<'_>) {
+        self.reads = false;
+        self.watch(ops);
+    }
+
+    fn watch(&mut self, ops: &mut EventOps<'_>) {
+        let mut set = EventSet::empty();
+        set.set(EventSet::IN, self.reads);
+        set.set(EventSet::OUT, self.outgoing.is_waiting());
+        if set != self.watched {
+            match ops.modify(Events::with_data(&self.socket, self.token, set)) {
+                Ok(()) => self.watched = set,
+                Err(error) => tracing::error!("the event loop: {error}"),
+            }
+        }
+    }
+}
+
+/// Takes a descriptor out of the event loop.
+pub fn forget(ops: &mut EventOps<'_>, fd: &impl AsRawFd) {
+    if let Err(error) = ops.remove(Events::empty(fd)) {
+        tracing::error!("the event loop: {error}");
+    }
+}

@@ -1,0 +1,573 @@
+//! Workers, from the start to the reaping, and the spare ones that wait with a ready device.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use event_manager::{EventOps, EventSet};
+use wormhole_ring::control::{ArenaRun, Fetch, Message, Share, facts};
+
+use super::observers;
+use super::peer::{self, Peer};
+use super::starter::Order;
+use super::starts::Start;
+use super::workers::{Log, Portion, Started};
+use super::{Id, Source, Supervisor};
+use wormhole_link::channel::ChannelError;
+use wormhole_link::process::BROKEN;
+use wormhole_sandbox::Child;
+
+/// Portions of log that are read of a worker that has ended: more than a pipe holds.
+const LAST_PORTIONS: usize = 512;
+
+/// One worker process.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub child: Child,
+    pub peer: Peer,
+    log: Option<Log>,
+    tokens: [u32; 3],
+    hash: u64,
+    /// What it was started with beyond what every worker is.
+    environment: Vec<(OsString, OsString)>,
+    /// The tenant whose demand started it.
+    account: Option<Id>,
+    state: WorkerState,
+    /// The session it has or is to have.
+    session: Option<Id>,
+    /// Why it cannot serve, where that is known before its end.
+    refusal: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WorkerState {
+    /// It has its process and not yet its device, and until then to get it.
+    Starting(Instant),
+    /// It has had no device in time and was killed.
+    Late,
+    Ready,
+    /// It has been told its session.
+    Assigned,
+}
+
+impl Worker {
+    /// Whether it is known if the device works in it.
+    pub fn is_settled(&self) -> bool {
+        !matches!(self.state, WorkerState::Starting(_) | WorkerState::Late)
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            WorkerState::Starting(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    fn end_late(&mut self, limit: Duration) {
+        self.state = WorkerState::Late;
+        self.refusal.get_or_insert_with(|| {
+            format!("worker {} had no device after {limit:?}", self.child.pid())
+        });
+        self.child.kill();
+    }
+}
+
+/// What a worker said, without what it was read from.
+enum Report {
+    Ready(u64, String),
+    Refused(String),
+    Assigned,
+    Added(ArenaRun),
+    Removed(ArenaRun),
+    RefusedArena(ArenaRun),
+    Share(Share, Option<OwnedFd>),
+    Fetch(Fetch),
+    Unshare(Fetch),
+    Wrong(&'static str),
+}
+
+impl Supervisor {
+    /// Sees to it that a spare worker is ready, or getting so, for every protocol.
+    pub(super) fn keep_spares(&mut self, ops: &mut EventOps<'_>) {
+        self.replace_spares(ops, None);
+    }
+
+    /// As [`keep_spares`](Self::keep_spares); what is missing was taken by the tenant `account`.
+    fn replace_spares(&mut self, ops: &mut EventOps<'_>, account: Option<Id>) {
+        if self.stopping {
+            return;
+        }
+        let hashes: Vec<u64> = self.executables.hashes().collect();
+        for hash in hashes {
+            let is_spare = |worker: &Worker| {
+                worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
+            };
+            if !self.starts.has_spare(hash) && !self.workers.values().any(is_spare) {
+                self.failures.remove(&hash);
+                self.starts.add(Start {
+                    hash,
+                    environment: Vec::new(),
+                    session: None,
+                    account,
+                });
+            }
+        }
+        self.start_next(ops);
+    }
+
+    fn worker_failed(&mut self, hash: u64, reason: String) {
+        tracing::error!("no worker for protocol {hash:016x}: {reason}");
+        self.failures.insert(hash, reason);
+    }
+
+    /// Starts those workers whose turn it is.
+    fn start_next(&mut self, ops: &mut EventOps<'_>) {
+        while !self.stopping {
+            let waiting: BTreeSet<Id> = self
+                .sessions
+                .keys()
+                .copied()
+                .filter(|session| !self.is_dying(*session))
+                .collect();
+            self.starts.retain(
+                |session| waiting.contains(&session),
+                |tenant| self.tenants.contains_key(&tenant),
+            );
+            let starting = self.workers.values().filter(|worker| !worker.is_settled());
+            let Some(start) = self.starts.next(starting.map(|worker| worker.account)) else {
+                return;
+            };
+            if let Err((start, reason)) = self.order_worker(start) {
+                self.start_failed(ops, &start, reason);
+            }
+        }
+    }
+
+    fn order_worker(&mut self, start: Start) -> Result<(), (Start, String)> {
+        let device = match &self.device {
+            Ok(device) => device.clone(),
+            Err(reason) => return Err((start, reason.clone())),
+        };
+        let Some(program) = self.executables.get(start.hash) else {
+            let reason = format!("no worker speaks protocol {:016x}", start.hash);
+            return Err((start, reason));
+        };
+        let program = program.to_owned();
+        let mut environment = self.environment.clone();
+        environment.extend(start.environment.iter().cloned());
+        let order = Order {
+            program,
+            device,
+            environment,
+        };
+        self.starts
+            .order(start, order)
+            .map_err(|start| (start, "the thread that starts workers has ended".to_owned()))
+    }
+
+    fn start_failed(&mut self, ops: &mut EventOps<'_>, start: &Start, reason: String) {
+        match start.session {
+            Some(session) => self.session_lost_worker(ops, session, &reason),
+            None => self.worker_failed(start.hash, reason),
+        }
+    }
+
+    /// Processes that were ordered have been made, or could not be.
+    pub(super) fn workers_started(&mut self, ops: &mut EventOps<'_>) {
+        for (start, result) in self.starts.finished() {
+            match result {
+                Ok(started) => self.add_worker(ops, start, started),
+                Err(error) => self.start_failed(ops, &start, wormhole_link::chain(&error)),
+            }
+        }
+        self.start_next(ops);
+        self.answer_if_known(ops);
+    }
+
+    /// With a worker still to come, a failure is not the last word on the device.
+    fn answer_if_known(&mut self, ops: &mut EventOps<'_>) {
+        if self.device_works || self.starts.is_empty() {
+            self.answer_attached(ops);
+        }
+    }
+
+    fn add_worker(&mut self, ops: &mut EventOps<'_>, start: Start, started: Started) {
+        let Started { child, socket, log } = started;
+        let id = self.id();
+        let (peer, tokens) = match self.watch_worker(ops, id, socket, &child, &log) {
+            Ok(watched) => watched,
+            Err(error) => {
+                child.kill();
+                child.wait();
+                return self.start_failed(ops, &start, format!("the event loop: {error}"));
+            }
+        };
+        let pid = child.pid();
+        if let Ok(device) = &self.device {
+            let hash = start.hash;
+            tracing::debug!("worker {pid} starts on {device} for protocol {hash:016x}");
+        }
+        let waits = start
+            .session
+            .map(|session| self.sessions.contains_key(&session) && !self.is_dying(session));
+        // Its session has ended meanwhile.
+        if waits == Some(false) {
+            child.kill();
+        }
+        let end = Instant::now() + self.start_limit;
+        self.set_deadline(end);
+        self.workers.insert(
+            id,
+            Worker {
+                child,
+                peer,
+                log: Some(log),
+                tokens,
+                hash: start.hash,
+                environment: start.environment,
+                account: start.account,
+                state: WorkerState::Starting(end),
+                session: start.session,
+                refusal: None,
+            },
+        );
+        if let (Some(session), Some(true)) = (start.session, waits) {
+            self.bind_worker(session, id, pid);
+        }
+    }
+
+    /// Has the event loop watch a worker's stream, end and log; all of them or none.
+    fn watch_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        socket: OwnedFd,
+        child: &Child,
+        log: &Log,
+    ) -> Result<(Peer, [u32; 3]), event_manager::Error> {
+        let stream = self.token(Source::WorkerStream(id));
+        let peer = Peer::register(ops, socket, stream, true).inspect_err(|_| {
+            self.sources.remove(&stream);
+        })?;
+        let end = match self.add_source(ops, &child.pidfd(), Source::WorkerEnd(id)) {
+            Ok(end) => end,
+            Err(error) => {
+                peer.forget(ops);
+                self.sources.remove(&stream);
+                return Err(error);
+            }
+        };
+        match self.add_source(ops, log.pipe(), Source::WorkerLog(id)) {
+            Ok(log) => Ok((peer, [stream, end, log])),
+            Err(error) => {
+                peer.forget(ops);
+                peer::forget(ops, &child.pidfd());
+                self.sources.remove(&stream);
+                self.sources.remove(&end);
+                Err(error)
+            }
+        }
+    }
+
+    /// Kills the workers that have had no device in time.
+    pub(super) fn end_late_workers(&mut self, now: Instant) {
+        for worker in self.workers.values_mut() {
+            if worker.deadline().is_some_and(|end| end <= now) {
+                worker.end_late(self.start_limit);
+            }
+        }
+    }
+
+    pub(super) fn worker_of(&mut self, session: Id) -> Option<&mut Worker> {
+        let worker = self.sessions.get(&session)?.worker?;
+        self.workers.get_mut(&worker)
+    }
+
+    /// Gives a session a spare worker that was started like it wants, or has one started.
+    pub(super) fn find_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        session: Id,
+    ) -> Result<(), String> {
+        let Some(wanted) = self.sessions.get(&session) else {
+            return Ok(());
+        };
+        let wanted = Start {
+            hash: wanted.hash,
+            environment: wanted.environment.clone(),
+            session: Some(session),
+            account: Some(wanted.tenant),
+        };
+        let spare = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| {
+                worker.session.is_none()
+                    && worker.refusal.is_none()
+                    && worker.hash == wanted.hash
+                    && worker.environment == wanted.environment
+            })
+            .max_by_key(|(_, worker)| worker.is_settled())
+            .map(|(id, _)| *id);
+        let Some((id, worker)) = spare.and_then(|id| Some((id, self.workers.get_mut(&id)?))) else {
+            if !self.starts.claim(&wanted) {
+                self.starts.add(wanted);
+            }
+            self.start_next(ops);
+            return Ok(());
+        };
+        worker.session = Some(session);
+        let (pid, ready) = (worker.child.pid(), worker.state == WorkerState::Ready);
+        self.bind_worker(session, id, pid);
+        if ready {
+            self.assign(ops, id);
+        }
+        Ok(())
+    }
+
+    /// Tells a ready worker its session.
+    fn assign(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        let Some(key) = self.workers.get(&id).and_then(|worker| worker.session) else {
+            return;
+        };
+        let grant = self.grant_of(key);
+        let session = self.sessions.get_mut(&key);
+        let descriptors = session.and_then(|session| session.descriptors().ok());
+        let (Some(grant), Some(descriptors), Some(worker)) =
+            (grant, descriptors, self.workers.get_mut(&id))
+        else {
+            self.session_unserved(ops, key, "no descriptor is left for the session");
+            return;
+        };
+        worker.state = WorkerState::Assigned;
+        if let Err(error) = worker.peer.send(ops, &Message::Assign(grant), descriptors) {
+            tracing::warn!("worker {} takes no session: {error}", worker.child.pid());
+            worker.child.kill();
+        }
+    }
+
+    pub(super) fn worker_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
+        let Err(reason) = self.serve_worker(ops, id, set) else {
+            return;
+        };
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        if let Some(reason) = reason {
+            tracing::warn!(
+                "worker {} is killed: it broke the protocol: {reason}",
+                worker.child.pid()
+            );
+        }
+        // Its end is announced on its own descriptor; this one would only repeat itself.
+        worker.child.kill();
+        worker.peer.forget(ops);
+        let token = std::mem::take(&mut worker.tokens[0]);
+        self.sources.remove(&token);
+    }
+
+    /// `Err(None)`: the stream ended.
+    fn serve_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        set: EventSet,
+    ) -> Result<(), Option<String>> {
+        let failed = |error: ChannelError| match error {
+            ChannelError::Ended => None,
+            error => Some(wormhole_link::chain(&error)),
+        };
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return Ok(());
+        };
+        if set.contains(EventSet::OUT) {
+            worker.peer.flush(ops).map_err(failed)?;
+        }
+        worker.peer.fill().map_err(failed)?;
+        loop {
+            let Some(worker) = self.workers.get_mut(&id) else {
+                return Ok(());
+            };
+            let report = match worker.peer.incoming.take().map_err(failed)? {
+                None => return Ok(()),
+                Some(Message::Ready {
+                    protocol_hash,
+                    device,
+                }) => Report::Ready(protocol_hash, device.to_owned()),
+                Some(Message::Refused { reason, .. }) => {
+                    Report::Refused(reason.chars().take(1000).collect())
+                }
+                Some(Message::Assigned) => Report::Assigned,
+                Some(Message::ArenaAdded(run)) => Report::Added(run),
+                Some(Message::ArenaRemoved(run)) => Report::Removed(run),
+                Some(Message::ArenaRefused(run)) => Report::RefusedArena(run),
+                Some(Message::Share(share)) if share.descriptor == 0 => Report::Share(share, None),
+                Some(Message::Share(share)) => {
+                    let descriptor = worker.peer.incoming.descriptor();
+                    if descriptor.is_none() {
+                        return Err(Some("it shares a descriptor that did not come".to_owned()));
+                    }
+                    Report::Share(share, descriptor)
+                }
+                Some(Message::Fetch(fetch)) => Report::Fetch(fetch),
+                Some(Message::Unshare(fetch)) => Report::Unshare(fetch),
+                Some(other) => Report::Wrong(other.name()),
+            };
+            self.worker_report(ops, id, report).map_err(Some)?;
+        }
+    }
+
+    fn worker_report(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        report: Report,
+    ) -> Result<(), String> {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return Ok(());
+        };
+        let assigned = worker
+            .session
+            .filter(|_| worker.state == WorkerState::Assigned);
+        match (report, assigned) {
+            // Its end is on its way.
+            _ if worker.state == WorkerState::Late => Ok(()),
+            (Report::Ready(hash, device), None) if !worker.is_settled() => {
+                if hash != worker.hash {
+                    return Err(format!(
+                        "it speaks protocol {hash:016x}, its executable said {:016x}",
+                        worker.hash
+                    ));
+                }
+                let name = facts::get(&device, facts::NAME).unwrap_or(&device);
+                let name: String = name.chars().take(200).collect();
+                tracing::debug!("worker {} is ready on {name:?}", worker.child.pid());
+                worker.state = WorkerState::Ready;
+                // It has not met a guest yet, so it can be believed.
+                self.devices = observers::devices(&device);
+                self.device_works = true;
+                self.answer_attached(ops);
+                self.assign(ops, id);
+                self.start_next(ops);
+                Ok(())
+            }
+            (Report::Refused(reason), None) if !worker.is_settled() => {
+                worker.refusal = Some(reason);
+                Ok(())
+            }
+            (Report::Assigned, Some(session)) => {
+                self.session_assigned(ops, session)?;
+                let tenant = self.sessions.get(&session).map(|session| session.tenant);
+                self.replace_spares(ops, tenant);
+                Ok(())
+            }
+            (Report::Added(run), Some(session)) => self.arena_added(ops, session, &run),
+            (Report::Removed(run), Some(session)) => self.arena_removed(ops, session, &run),
+            (Report::RefusedArena(run), Some(session)) => self.arena_refused(ops, session, &run),
+            (Report::Share(share, descriptor), Some(session)) => {
+                self.share(ops, session, &share, descriptor);
+                Ok(())
+            }
+            (Report::Fetch(fetch), Some(session)) => {
+                self.fetch(ops, session, &fetch);
+                Ok(())
+            }
+            (Report::Unshare(fetch), Some(session)) => {
+                self.unshare(ops, session, &fetch);
+                Ok(())
+            }
+            (Report::Wrong(name), _) => Err(format!("it sent {name}, which workers do not send")),
+            _ => Err("it sent a message out of turn".to_owned()),
+        }
+    }
+
+    /// A worker's process has ended.
+    pub(super) fn worker_ended(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        let Some(ending) = self
+            .workers
+            .get(&id)
+            .and_then(|worker| worker.child.try_reap())
+        else {
+            return;
+        };
+        // What it said last may say why.
+        let _ = self.serve_worker(ops, id, EventSet::IN);
+        // The worker may have left the pipe's other end somewhere, so its end may never be seen.
+        for _ in 0..LAST_PORTIONS {
+            if self.read_log(id) != Portion::Data {
+                break;
+            }
+        }
+        let Some(worker) = self.workers.remove(&id) else {
+            return;
+        };
+        if worker.tokens[0] != 0 {
+            worker.peer.forget(ops);
+        }
+        peer::forget(ops, &worker.child.pidfd());
+        if let Some(log) = &worker.log {
+            peer::forget(ops, log.pipe());
+        }
+        for token in worker.tokens {
+            self.sources.remove(&token);
+        }
+        let why = match (&worker.refusal, ending) {
+            (Some(reason), _) => reason.clone(),
+            (None, wormhole_sandbox::Ending::Exited(BROKEN)) => {
+                "the guest corrupted its ring".to_owned()
+            }
+            (None, _) if worker.child.ran_out_of_memory() => format!(
+                "worker {} wanted more memory than workers may have",
+                worker.child.pid()
+            ),
+            (None, ending) => format!("worker {} {ending}", worker.child.pid()),
+        };
+        match worker.session {
+            Some(session) => self.session_lost_worker(ops, session, &why),
+            None => self.worker_failed(worker.hash, why),
+        }
+        self.start_next(ops);
+        self.answer_if_known(ops);
+    }
+
+    pub(super) fn worker_log(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        if self.read_log(id) != Portion::Closed {
+            return;
+        }
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        if let Some(log) = worker.log.take() {
+            peer::forget(ops, log.pipe());
+            let token = std::mem::take(&mut worker.tokens[2]);
+            self.sources.remove(&token);
+        }
+    }
+
+    /// Passes on one portion of a worker's log.
+    fn read_log(&mut self, id: Id) -> Portion {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return Portion::Closed;
+        };
+        let pid = worker.child.pid();
+        worker
+            .log
+            .as_mut()
+            .map_or(Portion::Closed, |log| log.read(pid))
+    }
+
+    /// Ends what is left when the supervisor ends.
+    pub(super) fn end_spares(&mut self) {
+        for started in self.starts.end() {
+            started.child.kill();
+            started.child.wait();
+        }
+        for worker in self.workers.values() {
+            worker.child.kill();
+        }
+        for worker in self.workers.values() {
+            worker.child.wait();
+        }
+    }
+}

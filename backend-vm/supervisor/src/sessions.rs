@@ -1,0 +1,614 @@
+//! Sessions, from the hello to the scrubbed segments.
+//!
+//! `begin` reserves a number and segments, and a worker. When the worker has mapped them the guest is
+//! granted the session. It ends when the guest's stream ends, when the worker dies, or when either breaks
+//! the protocol; then the worker is killed and reaped, and once the guest is gone too, the segments are
+//! scrubbed and free, and the launcher gets the report. As long as the guest lives its segments stay
+//! quarantined: it may still map them, and it reads there why its session ended.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+
+use event_manager::EventOps;
+use wormhole_ring::control::{
+    Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, Refusal, WindowRun,
+};
+use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
+use wormhole_ring::session::{GrantError, Run, SegmentTable, SessionId, SessionState, State};
+use wormhole_ring::status::EndCause;
+
+use super::arena::{Extent, ExtentState};
+use super::descriptors::SESSION;
+use super::guests::GuestError;
+use super::session_file::{SessionFile, SessionHeader};
+use super::tenants::window_of;
+use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
+use wormhole_link::counters::CountersFile;
+use wormhole_link::report::SessionReport;
+
+/// Arena segments that a session starts with, where the tenant's quota has them.
+const FIRST_ARENA: u32 = 8;
+
+/// One session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub id: SessionId,
+    pub tenant: Id,
+    /// The guest is a process of this system and maps the session's file itself; the window of a guest VM
+    /// shows it what its launcher maps there.
+    pub local: bool,
+    /// None once its stream has ended.
+    pub guest: Option<Id>,
+    /// None once it has been reaped.
+    pub worker: Option<Id>,
+    pub worker_pid: i32,
+    pub hash: u64,
+    /// Features of the hello that the supervisor has too.
+    features: u64,
+    /// Which process of its guest it is, if that has said so.
+    pub process: Option<u32>,
+    pub environment: Vec<(OsString, OsString)>,
+    header: SessionHeader,
+    /// The memory behind its segments.
+    pub file: SessionFile,
+    segment: Run,
+    arena: Option<Run>,
+    /// Runs of arena by their first segment.
+    pub extents: BTreeMap<u32, Extent>,
+    phase: Phase,
+    pub counters: CountersFile,
+    /// The guest's end of the socket for descriptors, until it is granted the session.
+    files: Option<UnixDatagram>,
+    /// Why it ended.
+    end: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The worker is starting or mapping.
+    Preparing,
+    /// The launcher lets the guest see the segments.
+    Showing,
+    Granted,
+    Dying,
+}
+
+impl Session {
+    /// The descriptors that its worker is assigned it with.
+    pub fn descriptors(&mut self) -> io::Result<Vec<OwnedFd>> {
+        let page = self.counters.file().try_clone()?;
+        let mut descriptors = vec![self.file.descriptor()?, page.into()];
+        if self.features & FEATURE_FILES != 0 {
+            let (guest, worker) = UnixDatagram::pair()?;
+            // A worker that is told of a descriptor does not wait for it.
+            worker.set_nonblocking(true)?;
+            self.files = Some(guest);
+            descriptors.push(worker.into());
+        }
+        Ok(descriptors)
+    }
+
+    /// Why it ended, with what its status word said before.
+    fn end_with_status(&self) -> String {
+        let said = self.header.status.load().and_then(|said| {
+            let cause = EndCause::from_code(said.cause)?;
+            matches!(cause, EndCause::Violation | EndCause::ContextDead)
+                .then(|| format!("{}; error {}: {}", self.end, said.result, cause.describe()))
+        });
+        said.unwrap_or_else(|| self.end.clone())
+    }
+}
+
+impl Supervisor {
+    pub(super) fn is_granted(&self, session: Id) -> bool {
+        self.sessions
+            .get(&session)
+            .is_some_and(|session| session.phase == Phase::Granted)
+    }
+
+    /// Whether a session is over while its guest is still there.
+    pub(super) fn is_dying(&self, session: Id) -> bool {
+        self.sessions
+            .get(&session)
+            .is_some_and(|session| session.phase == Phase::Dying)
+    }
+
+    /// Makes a session for a guest that said hello, and finds it a worker.
+    pub(super) fn begin_session(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        guest: Id,
+        hash: u64,
+        features: u64,
+        environment: Vec<(OsString, OsString)>,
+    ) -> Result<(), (Refusal, String)> {
+        let key = self.id();
+        let Some(said) = self.guests.get(&guest) else {
+            return Err((Refusal::Protocol, "the control stream is closed".to_owned()));
+        };
+        let (tenant_id, local) = (said.tenant, said.local);
+        let live = self
+            .sessions
+            .values()
+            .filter(|session| session.tenant == tenant_id)
+            .count();
+        if !self.may_hold(tenant_id, SESSION) {
+            let reason =
+                format!("no descriptors are left for more than the {live} sessions there are");
+            return Err((Refusal::Quota, reason));
+        }
+        let Some(tenant) = self.tenants.get_mut(&tenant_id) else {
+            return Err((Refusal::Protocol, "the tenant is gone".to_owned()));
+        };
+        let Some(window) = &mut tenant.window else {
+            let reason = "no window is attached for this guest".to_owned();
+            return Err((Refusal::Protocol, reason));
+        };
+        let limit = tenant.session_limit;
+        if limit != 0 && live >= limit as usize {
+            let reason = format!("the tenant has {live} sessions, its limit is {limit}");
+            return Err((Refusal::Quota, reason));
+        }
+        let id = activate(&mut tenant.numbers);
+        let granted = grant_first(&mut window.segments, id).and_then(|(segment, arena)| {
+            let (file, header) = SessionFile::new(window.bytes())
+                .and_then(|file| {
+                    let header = file.header(segment.first)?;
+                    Ok((file, header))
+                })
+                .map_err(|error| (Refusal::WindowFull, wormhole_link::chain(&error)))?;
+            let counters = CountersFile::create().map_err(|error| {
+                (
+                    Refusal::NoDevice,
+                    format!("no memory for counters: {error}"),
+                )
+            })?;
+            Ok((segment, arena, file, header, counters))
+        });
+        let (segment, arena, file, header, counters) = match granted {
+            Ok(granted) => granted,
+            Err(refused) => {
+                for run in window.segments.take_back_all(id) {
+                    let _ = window.segments.scrubbed(id, run);
+                }
+                release(&tenant.numbers, id);
+                return Err(refused);
+            }
+        };
+        header.status.set_generation(id.generation);
+        let extents = arena
+            .map(|run| {
+                let state = ExtentState::Granted;
+                let count = run.count;
+                (run.first, Extent { count, state })
+            })
+            .into_iter()
+            .collect();
+        self.sessions.insert(
+            key,
+            Session {
+                id,
+                tenant: tenant_id,
+                local,
+                guest: Some(guest),
+                worker: None,
+                worker_pid: 0,
+                hash,
+                features: features & features_of(local),
+                process: None,
+                environment,
+                header,
+                file,
+                segment,
+                arena,
+                extents,
+                phase: Phase::Preparing,
+                counters,
+                files: None,
+                end: String::new(),
+            },
+        );
+        if let Some(guest) = self.guests.get_mut(&guest) {
+            guest.session = Some(key);
+        }
+        self.find_worker(ops, key)
+            .map_err(|reason| (Refusal::NoDevice, reason))
+    }
+
+    /// Notes which process of its guest a session belongs to, as that says.
+    pub(super) fn name_process(&mut self, session: Id, pid: u32) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.process = Some(pid);
+        }
+    }
+
+    /// Ties a session to its worker.
+    pub(super) fn bind_worker(&mut self, session: Id, worker: Id, pid: i32) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.worker = Some(worker);
+            session.worker_pid = pid;
+            self.observers.ask_anew();
+        }
+    }
+
+    /// What the worker and the guest are told of a session.
+    pub(super) fn grant_of(&self, session: Id) -> Option<Grant> {
+        let session = self.sessions.get(&session)?;
+        let window = self.tenants.get(&session.tenant)?.window.as_ref()?;
+        let band = |(base, size)| Band { base, size };
+        let arena = session.arena.unwrap_or(Run { first: 0, count: 0 });
+        Some(Grant {
+            session: session.id.index,
+            generation: session.id.generation,
+            session_segment: session.segment.first,
+            arena_first: arena.first,
+            arena_count: arena.count,
+            reserved: 0,
+            window_base: WINDOW_BASE,
+            window_size: window.bytes(),
+            handle_base: HANDLE_BASE,
+            apertures: [band(APERTURE_HIGH), band(APERTURE_LOW)],
+            protocol_hash: session.hash,
+            features: session.features,
+        })
+    }
+
+    /// The worker has mapped the session: the guest is to see it.
+    pub(super) fn session_assigned(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+    ) -> Result<(), String> {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return Ok(());
+        };
+        if session.phase != Phase::Preparing {
+            return Err("it sent Assigned for a session that it has".to_owned());
+        }
+        session.phase = Phase::Showing;
+        if session.local {
+            self.grant_session(ops, key);
+            return Ok(());
+        }
+        let runs = [Some(session.segment), session.arena];
+        for run in runs.into_iter().flatten() {
+            self.show_run(ops, key, run);
+        }
+        Ok(())
+    }
+
+    /// Has the launcher let the guest see a run.
+    pub(super) fn show_run(&mut self, ops: &mut EventOps<'_>, key: Id, run: Run) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        let tenant = session.tenant;
+        let message = Message::WindowMap(window_run(key, run));
+        let shown = match session.file.descriptor() {
+            Ok(file) => self
+                .tell_tenant(ops, tenant, &message, vec![file])
+                .map_err(|error| wormhole_link::chain(&error)),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(reason) = shown {
+            let why = format!("the guest cannot be shown its memory: {reason}");
+            self.end_session(ops, key, &why, Some((REVOKED_RESULT, EndCause::Revoked)));
+        }
+    }
+
+    /// The guest sees a run: it is granted the session, or the arena.
+    pub(super) fn run_shown(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        tenant: Id,
+        run: &WindowRun,
+    ) -> Result<(), &'static str> {
+        let key = run.session;
+        let Some(session) = self.sessions.get(&key) else {
+            return Ok(());
+        };
+        if session.tenant != tenant || session.local {
+            return Err("it shows a session's memory that is not its own");
+        }
+        match session.phase {
+            Phase::Dying => Ok(()),
+            Phase::Preparing => Err("it shows memory before it was asked to"),
+            Phase::Showing => {
+                if run.first == session.arena.unwrap_or(session.segment).first {
+                    self.grant_session(ops, key);
+                }
+                Ok(())
+            }
+            Phase::Granted => self.arena_shown(ops, key, run.segments()),
+        }
+    }
+
+    /// The worker has mapped the session and the guest sees it: the guest gets it.
+    fn grant_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
+        let grant = self.grant_of(key);
+        let (Some(session), Some(grant)) = (self.sessions.get_mut(&key), grant) else {
+            return;
+        };
+        session.phase = Phase::Granted;
+        let Some((id, guest)) = session
+            .guest
+            .and_then(|id| Some((id, self.guests.get_mut(&id)?)))
+        else {
+            return;
+        };
+        let mut descriptors = Vec::new();
+        if session.local {
+            match session.file.descriptor() {
+                Ok(file) => descriptors.push(file),
+                Err(error) => tracing::error!("the session's file cannot be passed on: {error}"),
+            }
+            descriptors.extend(session.files.take().map(OwnedFd::from));
+        }
+        if let Err(error) = guest.peer.send(ops, &Message::Grant(grant), descriptors) {
+            let why = format!("the guest does not take its grant: {error}");
+            self.end_guest(ops, id, &why, None);
+        }
+    }
+
+    /// The session's worker cannot be had: the guest is refused.
+    pub(super) fn session_unserved(&mut self, ops: &mut EventOps<'_>, key: Id, reason: &str) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        match session.guest {
+            Some(guest) => {
+                self.refuse(ops, guest, Refusal::NoDevice, reason.to_owned());
+                self.end_guest(ops, guest, reason, None);
+            }
+            None => self.end_session(ops, key, reason, None),
+        }
+    }
+
+    pub(super) fn ring_doorbell(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        session: Id,
+    ) -> Result<(), GuestError> {
+        let Some(worker) = self.worker_of(session) else {
+            return Ok(());
+        };
+        // With something unread before it, the worker will look anyway.
+        if worker.peer.is_waiting() {
+            return Ok(());
+        }
+        worker
+            .peer
+            .send(ops, &Message::Doorbell, Vec::new())
+            .or(Ok(()))
+    }
+
+    pub(super) fn tell_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        session: Id,
+        message: &Message<'_>,
+    ) -> Result<(), GuestError> {
+        match self.worker_of(session) {
+            Some(worker) => worker
+                .peer
+                .send(ops, message, Vec::new())
+                .map_err(|_| GuestError::Worker),
+            // It has died; the guest reads so in its status word.
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a session: its status word says why, its worker is killed. The rest follows when the worker is
+    /// reaped and the guest is gone.
+    pub(super) fn end_session(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        why: &str,
+        status: Option<(u32, EndCause)>,
+    ) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        if session.phase != Phase::Dying {
+            session.phase = Phase::Dying;
+            why.clone_into(&mut session.end);
+            if let Some((result, cause)) = status {
+                session.header.status.set_once(result, cause);
+            }
+            advance(&self.tenants, session, SessionState::end);
+            if let Some(worker) = session.worker.and_then(|worker| self.workers.get(&worker)) {
+                worker.child.kill();
+            }
+            self.deny_pending_arena(ops, key);
+        }
+        self.finish_session(ops, key);
+    }
+
+    /// The worker of a session has been reaped.
+    pub(super) fn session_lost_worker(&mut self, ops: &mut EventOps<'_>, key: Id, why: &str) {
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        session.worker = None;
+        let tenant = session.tenant;
+        self.end_shares(key, tenant);
+        let Some(session) = self.sessions.get_mut(&key) else {
+            return;
+        };
+        let lost = (WORKER_LOST_RESULT, EndCause::WorkerLost);
+        if matches!(session.phase, Phase::Preparing | Phase::Showing) {
+            self.session_unserved(ops, key, why);
+        } else if session.phase == Phase::Granted {
+            let (tenant, id) = (session.tenant, session.id);
+            if self.may_log(tenant) {
+                tracing::warn!("tenant {tenant} {id}: {why}");
+            }
+            self.end_session(ops, key, why, Some(lost));
+        }
+        self.finish_session(ops, key);
+    }
+
+    /// Has the launcher take a run from the guest's sight; after that it can be granted again.
+    fn free_run(&mut self, ops: &mut EventOps<'_>, session: &Session, key: Id, run: Run) {
+        self.hide_run(ops, session.tenant, session.local, key, run);
+        if let Some(window) = window_of(&mut self.tenants, session.tenant)
+            && let Err(error) = window.segments.scrubbed(session.id, run)
+        {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// Has the launcher of a guest VM take a run from the guest's sight. What it is told later about the same
+    /// segments it does later; one that cannot be told is cut off, lest the guest go on seeing what is not its
+    /// own any more.
+    pub(super) fn hide_run(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        tenant: Id,
+        local: bool,
+        key: Id,
+        run: Run,
+    ) {
+        if local {
+            return;
+        }
+        let message = Message::WindowUnmap(window_run(key, run));
+        if let Err(error) = self.tell_tenant(ops, tenant, &message, Vec::new()) {
+            tracing::warn!("tenant {tenant} is cut off: {run} cannot be taken from it: {error}");
+            self.cut_off(tenant);
+        }
+    }
+
+    /// Frees a session's segments once nobody is left who could touch them.
+    fn finish_session(&mut self, ops: &mut EventOps<'_>, key: Id) {
+        let over = self.sessions.get(&key).is_some_and(|session| {
+            session.phase == Phase::Dying && session.worker.is_none() && session.guest.is_none()
+        });
+        if !over {
+            return;
+        }
+        let Some(session) = self.sessions.remove(&key) else {
+            return;
+        };
+        advance(&self.tenants, &session, SessionState::worker_reaped);
+        let report = SessionReport::new(
+            format!("{}.{}", session.id.index, session.id.generation),
+            session.worker_pid,
+            &session.counters.read(),
+            session.header.status.local_calls(),
+            session.end_with_status(),
+        );
+        // A window that is let go of is granted to nobody again; its guests may still read there why.
+        let goes_on = |tenant: &&mut super::Tenant| !self.stopping && tenant.is_attached();
+        let runs = self
+            .tenants
+            .get_mut(&session.tenant)
+            .filter(goes_on)
+            .and_then(|tenant| tenant.window.as_mut())
+            .map(|window| window.segments.take_back_all(session.id))
+            .unwrap_or_default();
+        for run in &runs {
+            self.free_run(ops, &session, key, *run);
+        }
+        advance(&self.tenants, &session, SessionState::scrubbed);
+        advance(&self.tenants, &session, SessionState::release);
+        tracing::debug!(
+            "tenant {} {} ended: {}",
+            session.tenant,
+            session.id,
+            session.end
+        );
+        self.send_report(ops, session.tenant, &report);
+        // What is left in the session's file is nobody's any more, and no other session sees it.
+        self.scrubber
+            .discard(session.tenant, session.file.into(), runs);
+        self.end_idle_tenants(ops);
+    }
+}
+
+/// The features that a guest may have.
+fn features_of(local: bool) -> u64 {
+    if local {
+        FEATURE_PROCESS | FEATURE_FILES
+    } else {
+        FEATURE_PROCESS
+    }
+}
+
+fn window_run(session: Id, run: Run) -> WindowRun {
+    WindowRun {
+        session,
+        first: run.first,
+        count: run.count,
+    }
+}
+
+/// Takes the first free session number.
+fn activate(numbers: &mut Vec<SessionState>) -> SessionId {
+    let free = numbers
+        .iter()
+        .position(|number| number.load().0 == State::Free)
+        .unwrap_or_else(|| {
+            numbers.push(SessionState::new());
+            numbers.len() - 1
+        });
+    let generation = numbers[free].activate().unwrap_or(0);
+    SessionId {
+        index: u32::try_from(free).unwrap_or(u32::MAX),
+        generation,
+    }
+}
+
+/// Gives a number back that no session came to use.
+fn release(numbers: &[SessionState], id: SessionId) {
+    let steps = [
+        SessionState::end,
+        SessionState::worker_reaped,
+        SessionState::scrubbed,
+        SessionState::release,
+    ];
+    for step in steps {
+        if let Err(error) = step(&numbers[id.index as usize], id.generation) {
+            tracing::error!("{id}: {error}");
+        }
+    }
+}
+
+fn advance(
+    tenants: &BTreeMap<Id, super::Tenant>,
+    session: &Session,
+    step: impl Fn(&SessionState, u32) -> Result<(), wormhole_ring::session::TransitionError>,
+) {
+    let number = tenants
+        .get(&session.tenant)
+        .and_then(|tenant| tenant.numbers.get(session.id.index as usize));
+    if let Some(Err(error)) = number.map(|number| step(number, session.id.generation)) {
+        tracing::error!("{}: {error}", session.id);
+    }
+}
+
+/// The session's own segment, and what arena the quota has room for.
+fn grant_first(
+    segments: &mut SegmentTable,
+    id: SessionId,
+) -> Result<(Run, Option<Run>), (Refusal, String)> {
+    let segment = segments
+        .grant(id, 1)
+        .map_err(|error| (refusal_of(&error), error.to_string()))?;
+    let arena = (0..=FIRST_ARENA.ilog2())
+        .rev()
+        .find_map(|power| segments.grant(id, 1 << power).ok());
+    Ok((segment, arena))
+}
+
+pub(super) fn refusal_of(error: &GrantError) -> Refusal {
+    match error {
+        GrantError::Empty { .. } => Refusal::Protocol,
+        GrantError::Quota { .. } => Refusal::Quota,
+        GrantError::NoRun { .. } => Refusal::WindowFull,
+    }
+}

@@ -1,0 +1,110 @@
+//! The thread that starts workers: a clone, mounts and an exec that the event loop does not wait for.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::workers::{self, Started};
+use wormhole_link::device::DeviceChoice;
+use wormhole_sandbox::{Confinement, SpawnError};
+
+/// A worker to start.
+#[derive(Debug)]
+pub struct Order {
+    pub program: PathBuf,
+    pub device: DeviceChoice,
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+/// What became of an order, by its ticket.
+type Outcome = (u64, Result<Started, SpawnError>);
+
+/// The event loop's handle on the thread. It is readable when an order is finished.
+///
+/// The kernel kills a worker when the thread that started it ends, so the thread lives as long as this.
+#[derive(Debug)]
+pub struct Starter {
+    orders: Option<Sender<(u64, Order)>>,
+    outcomes: Receiver<Outcome>,
+    bell: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Starter {
+    /// Starts the thread, with the calling thread's signal mask.
+    ///
+    /// # Errors
+    /// No descriptor or no thread can be had.
+    pub fn new(confinement: Confinement) -> io::Result<Self> {
+        let bell = EventFd::new(EFD_NONBLOCK)?;
+        let theirs = bell.try_clone()?;
+        let (orders, inbox) = mpsc::channel();
+        let (outbox, outcomes) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("starter".to_owned())
+            .spawn(move || serve(&confinement, &inbox, &outbox, &theirs))?;
+        Ok(Self {
+            orders: Some(orders),
+            outcomes,
+            bell,
+            thread: Some(thread),
+        })
+    }
+
+    /// Hands the thread an order; false when it has ended.
+    pub fn order(&self, ticket: u64, order: Order) -> bool {
+        self.orders
+            .as_ref()
+            .is_some_and(|orders| orders.send((ticket, order)).is_ok())
+    }
+
+    /// What has become of orders since the last call.
+    pub fn finished(&self) -> Vec<Outcome> {
+        // Empty when nothing was finished.
+        let _ = self.bell.read();
+        self.outcomes.try_iter().collect()
+    }
+
+    /// Waits for the order in hand; there can be no more.
+    pub fn end(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that starts workers has panicked");
+        }
+    }
+}
+
+impl AsRawFd for Starter {
+    fn as_raw_fd(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+}
+
+fn serve(
+    confinement: &Confinement,
+    orders: &Receiver<(u64, Order)>,
+    outcomes: &Sender<Outcome>,
+    bell: &EventFd,
+) {
+    for (ticket, order) in orders {
+        let outcome = workers::start(
+            &order.program,
+            order.device,
+            &order.environment,
+            confinement,
+        );
+        if outcomes.send((ticket, outcome)).is_err() {
+            return;
+        }
+        if let Err(error) = bell.write(1) {
+            tracing::error!("a started worker cannot be announced: {error}");
+        }
+    }
+}

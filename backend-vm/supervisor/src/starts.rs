@@ -1,0 +1,239 @@
+//! Workers that are to be started: in which order, and how many at once.
+//!
+//! A tenant that opens sessions as fast as it can has one worker starting at a time, and every other tenant
+//! its own turn between two of them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsString;
+use std::io;
+
+use super::Id;
+use super::starter::{Order, Starter};
+use super::workers::Started;
+use wormhole_sandbox::{Confinement, SpawnError};
+
+/// Workers that may be starting at once, from the clone to the ready device.
+const AT_ONCE: usize = 4;
+
+/// A worker that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    pub hash: u64,
+    /// What it is started with beyond what every worker is.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The session that waits for it; none for a spare.
+    pub session: Option<Id>,
+    /// The tenant whose demand it is; none for the supervisor's own.
+    pub account: Option<Id>,
+}
+
+impl Start {
+    fn is_spare(&self) -> bool {
+        self.session.is_none() && self.environment.is_empty()
+    }
+}
+
+/// Those that wait for their turn.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Start>,
+    /// When each account had its last turn.
+    turns: BTreeMap<Option<Id>, u64>,
+    turn: u64,
+}
+
+impl Queue {
+    /// The next to start while workers of these accounts are starting: of the accounts that have none, the
+    /// one whose last turn is the longest ago.
+    fn next(&mut self, starting: &[Option<Id>]) -> Option<Start> {
+        if starting.len() >= AT_ONCE {
+            return None;
+        }
+        let index = self
+            .waiting
+            .iter()
+            .enumerate()
+            .filter(|(_, start)| !starting.contains(&start.account))
+            .min_by_key(|(index, start)| (self.turns.get(&start.account).copied(), *index))?
+            .0;
+        let start = self.waiting.remove(index)?;
+        self.turn += 1;
+        self.turns.insert(start.account, self.turn);
+        Some(start)
+    }
+}
+
+/// The starts of a supervisor, from the demand to the process.
+#[derive(Debug)]
+pub struct Starts {
+    queue: Queue,
+    underway: BTreeMap<u64, Start>,
+    next_ticket: u64,
+    starter: Starter,
+}
+
+impl Starts {
+    /// # Errors
+    /// The thread that starts workers cannot be made.
+    pub fn new(confinement: Confinement) -> io::Result<Self> {
+        Ok(Self {
+            queue: Queue::default(),
+            underway: BTreeMap::new(),
+            next_ticket: 0,
+            starter: Starter::new(confinement)?,
+        })
+    }
+
+    pub fn starter(&self) -> &Starter {
+        &self.starter
+    }
+
+    pub fn add(&mut self, start: Start) {
+        self.queue.waiting.push_back(start);
+    }
+
+    /// Drops what nobody wants any more.
+    pub fn retain(&mut self, wanted: impl Fn(Id) -> bool, is_tenant: impl Fn(Id) -> bool) {
+        self.queue
+            .waiting
+            .retain(|start| start.session.is_none_or(&wanted));
+        self.queue
+            .turns
+            .retain(|account, _| account.is_none_or(&is_tenant));
+    }
+
+    /// The next to be given to [`order`](Self::order), beside the workers of these accounts that have their
+    /// process but not their device.
+    pub fn next(&mut self, starting: impl Iterator<Item = Option<Id>>) -> Option<Start> {
+        let underway = self.underway.values().map(|start| start.account);
+        let starting: Vec<Option<Id>> = starting.chain(underway).collect();
+        self.queue.next(&starting)
+    }
+
+    /// Has the process made.
+    ///
+    /// # Errors
+    /// The start, when there is nobody left to make it.
+    pub fn order(&mut self, start: Start, order: Order) -> Result<(), Start> {
+        if !self.starter.order(self.next_ticket, order) {
+            return Err(start);
+        }
+        self.underway.insert(self.next_ticket, start);
+        self.next_ticket += 1;
+        Ok(())
+    }
+
+    /// What has become of those that were ordered.
+    pub fn finished(&mut self) -> Vec<(Start, Result<Started, SpawnError>)> {
+        let mut finished = Vec::new();
+        for (ticket, result) in self.starter.finished() {
+            if let Some(start) = self.underway.remove(&ticket) {
+                finished.push((start, result));
+            }
+        }
+        finished
+    }
+
+    /// Gives a session a spare of its own tenant, or of the supervisor, that is still to come.
+    pub fn claim(&mut self, wanted: &Start) -> bool {
+        let spare = self
+            .underway
+            .values_mut()
+            .chain(&mut self.queue.waiting)
+            .find(|start| {
+                start.session.is_none()
+                    && start.hash == wanted.hash
+                    && start.environment == wanted.environment
+                    && (start.account.is_none() || start.account == wanted.account)
+            });
+        let Some(spare) = spare else {
+            return false;
+        };
+        spare.session = wanted.session;
+        true
+    }
+
+    /// Whether a spare worker for this protocol is to come.
+    pub fn has_spare(&self, hash: u64) -> bool {
+        self.underway
+            .values()
+            .chain(&self.queue.waiting)
+            .any(|start| start.is_spare() && start.hash == hash)
+    }
+
+    /// Whether any worker is to come.
+    pub fn is_empty(&self) -> bool {
+        self.underway.is_empty() && self.queue.waiting.is_empty()
+    }
+
+    /// Starts no more: what was under way.
+    pub fn end(&mut self) -> Vec<Started> {
+        self.queue.waiting.clear();
+        self.starter.end();
+        self.finished()
+            .into_iter()
+            .filter_map(|(_, result)| result.ok())
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(accounts: &[Id]) -> Queue {
+        let mut queue = Queue::default();
+        for (session, account) in (0..).zip(accounts) {
+            queue.waiting.push_back(Start {
+                hash: 0,
+                environment: Vec::new(),
+                session: Some(session),
+                account: Some(*account),
+            });
+        }
+        queue
+    }
+
+    /// The accounts served when each start is over before the next.
+    fn one_by_one(queue: &mut Queue, count: usize) -> Vec<Id> {
+        (0..count)
+            .map(|_| queue.next(&[]).unwrap().account.unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_tenant_has_one_worker_starting_at_a_time() {
+        let mut queue = queue(&[1, 1, 1]);
+        let first = queue.next(&[]).unwrap();
+        assert_eq!(first.session, Some(0));
+        assert_eq!(queue.next(&[Some(1)]), None);
+        assert_eq!(queue.next(&[]).unwrap().session, Some(1));
+    }
+
+    #[test]
+    fn so_many_start_at_once_and_no_more() {
+        let mut queue = queue(&[9]);
+        let others = [Some(1), Some(2), Some(3), Some(4)];
+        assert_eq!(queue.next(&others[..AT_ONCE]), None);
+        assert!(queue.next(&others[..AT_ONCE - 1]).is_some());
+    }
+
+    #[test]
+    fn tenants_take_turns_however_much_one_of_them_wants() {
+        let mut queue = queue(&[1, 1, 1, 1, 2, 2, 3]);
+        assert_eq!(one_by_one(&mut queue, 7), [1, 2, 3, 1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn a_tenant_that_comes_back_for_more_has_had_its_turn() {
+        let mut queue = queue(&[1, 2]);
+        assert_eq!(one_by_one(&mut queue, 1), [1]);
+        queue.waiting.push_front(Start {
+            hash: 0,
+            environment: Vec::new(),
+            session: None,
+            account: Some(1),
+        });
+        assert_eq!(one_by_one(&mut queue, 2), [2, 1]);
+    }
+}

@@ -1,0 +1,410 @@
+//! Tenant streams: a launcher attaches a window, then brings control streams.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use event_manager::{EventOps, EventSet};
+use wormhole_ring::control::{Attach, Message, Refusal, Stream, WindowRun};
+use wormhole_ring::session::SessionState;
+
+use super::descriptors::{SESSION, STREAM, TENANT};
+use super::log_budget::{LogBudget, Verdict};
+use super::peer::Peer;
+use super::window::Window;
+use super::{Id, Source, Supervisor};
+use wormhole_link::channel::ChannelError;
+use wormhole_link::report::SessionReport;
+
+/// Control streams that a tenant may have open.
+const MAX_GUESTS: usize = 1024;
+/// Those of them on which no hello has come.
+const MAX_SILENT_GUESTS: usize = 128;
+
+/// One tenant.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    /// None once the stream has ended.
+    peer: Option<Peer>,
+    token: u32,
+    pub window: Option<Window>,
+    pub session_limit: u32,
+    /// The states of the session numbers used so far.
+    pub numbers: Vec<SessionState>,
+    log: LogBudget,
+    /// The launcher waits to hear whether the device works.
+    awaits_device: bool,
+    /// The launcher has said its last word and waits for its sessions' reports.
+    leaving: bool,
+}
+
+/// The window of a tenant that still has one.
+pub(super) fn window_of(tenants: &mut BTreeMap<Id, Tenant>, tenant: Id) -> Option<&mut Window> {
+    tenants.get_mut(&tenant)?.window.as_mut()
+}
+
+impl Tenant {
+    /// Whether its launcher is still there.
+    pub fn is_attached(&self) -> bool {
+        self.peer.is_some() && !self.leaving
+    }
+}
+
+/// What a launcher said, without what it was read from.
+enum Request {
+    Attach(Attach),
+    Stream(Stream),
+    Mapped(WindowRun),
+    Wrong(&'static str),
+}
+
+impl Supervisor {
+    /// Accepts tenants until no more are waiting.
+    pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
+        let kept_waiting = std::mem::take(&mut self.keeps_tenants_waiting);
+        loop {
+            let Some(listener) = &self.listener else {
+                return;
+            };
+            let why = if self.descriptors.allow(self.held_by_tenants(), 0, TENANT) {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        self.add_tenant(ops, stream.into());
+                        continue;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                    Err(error) if passes(&error) => continue,
+                    Err(error) => error.to_string(),
+                }
+            } else {
+                "others hold the descriptors that there are".to_owned()
+            };
+            self.keeps_tenants_waiting = true;
+            if !kept_waiting {
+                tracing::warn!("tenants are kept waiting: {why}");
+            }
+            return;
+        }
+    }
+
+    pub(super) fn add_tenant(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd) {
+        let id = self.id();
+        let token = self.token(Source::Tenant(id));
+        match Peer::register(ops, stream, token, true) {
+            Ok(peer) => {
+                self.tenants.insert(
+                    id,
+                    Tenant {
+                        peer: Some(peer),
+                        token,
+                        window: None,
+                        session_limit: 0,
+                        numbers: Vec::new(),
+                        log: LogBudget::new(Instant::now()),
+                        awaits_device: false,
+                        leaving: false,
+                    },
+                );
+            }
+            Err(error) => {
+                self.sources.remove(&token);
+                tracing::error!("a tenant's stream cannot be watched: {error}");
+            }
+        }
+    }
+
+    pub(super) fn tenant_event(&mut self, ops: &mut EventOps<'_>, id: Id, set: EventSet) {
+        if let Err(error) = self.serve_tenant(ops, id, set) {
+            match error {
+                ChannelError::Ended => {
+                    if self.let_tenant_leave(ops, id) {
+                        return;
+                    }
+                    tracing::debug!("tenant {id} is gone");
+                }
+                error => tracing::warn!("tenant {id} is cut off: {}", wormhole_link::chain(&error)),
+            }
+            self.end_tenant(ops, id);
+        }
+    }
+
+    fn serve_tenant(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        set: EventSet,
+    ) -> Result<(), ChannelError> {
+        let Some(peer) = self.tenant_peer(id) else {
+            return Ok(());
+        };
+        if set.contains(EventSet::OUT) {
+            peer.flush(ops)?;
+        }
+        peer.fill()?;
+        loop {
+            let Some(peer) = self.tenant_peer(id) else {
+                return Ok(());
+            };
+            let request = match peer.incoming.take()? {
+                None => return Ok(()),
+                Some(Message::Attach(attach)) => Request::Attach(attach),
+                Some(Message::Stream(stream)) => Request::Stream(stream),
+                Some(Message::WindowMapped(run)) => Request::Mapped(run),
+                Some(other) => Request::Wrong(other.name()),
+            };
+            match request {
+                Request::Attach(attach) => {
+                    let file = peer.incoming.descriptor();
+                    self.attach(ops, id, &attach, file)?;
+                }
+                Request::Stream(stream) => match peer.incoming.descriptor() {
+                    Some(socket) => self.add_guest(ops, id, socket, stream.local != 0),
+                    None if self.may_log(id) => {
+                        tracing::warn!("tenant {id} announced a stream and sent none");
+                    }
+                    None => {}
+                },
+                Request::Mapped(run) => {
+                    if let Err(reason) = self.run_shown(ops, id, &run) {
+                        tracing::warn!("tenant {id}: {reason}");
+                        return Err(ChannelError::Cut);
+                    }
+                }
+                Request::Wrong(name) => {
+                    tracing::warn!("tenant {id} sent {name}, which launchers do not send");
+                    return Err(ChannelError::Cut);
+                }
+            }
+        }
+    }
+
+    fn tenant_peer(&mut self, id: Id) -> Option<&mut Peer> {
+        self.tenants.get_mut(&id)?.peer.as_mut()
+    }
+
+    fn attach(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        attach: &Attach,
+        file: Option<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return Ok(());
+        };
+        let accepted = match file {
+            _ if tenant.window.is_some() => Err("the window is attached already".to_owned()),
+            None => Err("the window's descriptor did not come with it".to_owned()),
+            Some(file) => {
+                Window::accept(file, attach).map_err(|error| wormhole_link::chain(&error))
+            }
+        };
+        match accepted {
+            Ok(window) => {
+                tenant.window = Some(window);
+                tenant.session_limit = attach.session_limit;
+                tenant.awaits_device = true;
+                self.keep_spares(ops);
+                self.answer_attached(ops);
+                Ok(())
+            }
+            Err(reason) => {
+                if self.may_log(id) {
+                    tracing::warn!("tenant {id}: {reason}");
+                }
+                self.tell_tenant(
+                    ops,
+                    id,
+                    &Message::Refused {
+                        code: Refusal::Protocol as u32,
+                        reason: &reason,
+                    },
+                    Vec::new(),
+                )
+            }
+        }
+    }
+
+    /// Tells waiting launchers what has become known of the device.
+    pub(super) fn answer_attached(&mut self, ops: &mut EventOps<'_>) {
+        let starting = self.workers.values().any(|worker| !worker.is_settled());
+        let failure = self.failures.values().next().cloned();
+        let reason = match (self.device_works, starting, failure) {
+            (true, ..) => None,
+            (false, false, Some(reason)) => Some(reason),
+            (false, ..) => return,
+        };
+        let waiting: Vec<Id> = self
+            .tenants
+            .iter()
+            .filter(|(_, tenant)| tenant.awaits_device)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in waiting {
+            if let Some(tenant) = self.tenants.get_mut(&id) {
+                tenant.awaits_device = false;
+            }
+            let message = match &reason {
+                None => Message::Attached,
+                Some(reason) => Message::Refused {
+                    code: Refusal::NoDevice as u32,
+                    reason,
+                },
+            };
+            if self.tell_tenant(ops, id, &message, Vec::new()).is_err() {
+                self.end_tenant(ops, id);
+            }
+        }
+    }
+
+    pub(super) fn tell_tenant(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        match self.tenant_peer(id) {
+            Some(peer) => peer.send(ops, message, descriptors),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes a tenant's stream; its end is announced like any other's.
+    pub(super) fn cut_off(&mut self, id: Id) {
+        if let Some(peer) = self.tenant_peer(id) {
+            peer.shut_down();
+        }
+    }
+
+    /// Sends a session's report to its launcher, if that still listens.
+    pub(super) fn send_report(&mut self, ops: &mut EventOps<'_>, id: Id, report: &SessionReport) {
+        let text = match serde_json::to_string(report) {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::error!("a report cannot be written: {error}");
+                return;
+            }
+        };
+        let message = Message::SessionReport(&text);
+        if let Err(error) = self.tell_tenant(ops, id, &message, Vec::new()) {
+            tracing::debug!("tenant {id} does not take its report: {error}");
+        }
+    }
+
+    /// The launcher has closed its direction: its sessions end, and their reports still go to it. False
+    /// if it had done so before, which means that the other direction is closed now too.
+    fn let_tenant_leave(&mut self, ops: &mut EventOps<'_>, id: Id) -> bool {
+        match self.tenants.get_mut(&id) {
+            Some(Tenant {
+                leaving: leaving @ false,
+                peer: Some(peer),
+                ..
+            }) => {
+                *leaving = true;
+                peer.stop_reading(ops);
+            }
+            _ => return false,
+        }
+        self.end_sessions_of(ops, id, "the launcher has closed its stream");
+        self.end_idle_tenants(ops);
+        true
+    }
+
+    /// The launcher is gone: so is everything it brought.
+    fn end_tenant(&mut self, ops: &mut EventOps<'_>, id: Id) {
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            if let Some(peer) = tenant.peer.take() {
+                peer.forget(ops);
+            }
+            self.sources.remove(&tenant.token);
+        }
+        self.end_sessions_of(ops, id, "the launcher is gone");
+        self.end_idle_tenants(ops);
+    }
+
+    /// Ends a tenant's streams and sessions.
+    pub(super) fn end_sessions_of(&mut self, ops: &mut EventOps<'_>, id: Id, why: &str) {
+        let guests: Vec<Id> = self
+            .guests
+            .iter()
+            .filter(|(_, guest)| guest.tenant == id)
+            .map(|(id, _)| *id)
+            .collect();
+        for guest in guests {
+            self.revoke_guest(ops, guest, why);
+        }
+    }
+
+    /// Lets go of tenants that are gone and have no session left.
+    pub(super) fn end_idle_tenants(&mut self, ops: &mut EventOps<'_>) {
+        let idle: Vec<Id> = self
+            .tenants
+            .iter()
+            .filter(|(id, tenant)| {
+                (self.stopping || tenant.leaving || tenant.peer.is_none())
+                    && !self.sessions.values().any(|session| session.tenant == **id)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in idle {
+            if let Some(tenant) = self.tenants.remove(&id) {
+                if let Some(mut peer) = tenant.peer {
+                    let _ = peer.flush(ops);
+                    peer.forget(ops);
+                }
+                self.sources.remove(&tenant.token);
+            }
+        }
+    }
+
+    /// Whether a line that the tenant or its guests caused is to be logged.
+    pub(super) fn may_log(&mut self, id: Id) -> bool {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return true;
+        };
+        let verdict = tenant.log.spend(Instant::now());
+        if verdict == Verdict::Last {
+            tracing::warn!("tenant {id} causes too many lines: most that follow are left out");
+        }
+        verdict != Verdict::Drop
+    }
+
+    /// Whether the tenant may open another control stream.
+    pub(super) fn has_room_for_guest(&self, id: Id) -> bool {
+        let guests = || self.guests.values().filter(|guest| guest.tenant == id);
+        guests().count() < MAX_GUESTS
+            && guests().filter(|guest| guest.is_silent()).count() < MAX_SILENT_GUESTS
+            && self.may_hold(id, STREAM)
+    }
+
+    /// Whether the tenant may hold so many more descriptors.
+    pub(super) fn may_hold(&self, id: Id, more: usize) -> bool {
+        let guests = self.guests.values().filter(|guest| guest.tenant == id);
+        let sessions = self
+            .sessions
+            .values()
+            .filter(|session| session.tenant == id);
+        let held = TENANT + STREAM * guests.count() + SESSION * sessions.count();
+        let held = held + self.scrubber.held_for(id) + self.shares.held_for(id);
+        self.descriptors.allow(self.held_by_tenants(), held, more)
+    }
+
+    /// Descriptors that all tenants together may have taken.
+    fn held_by_tenants(&self) -> usize {
+        TENANT * self.tenants.len()
+            + STREAM * self.guests.len()
+            + SESSION * self.sessions.len()
+            + self.scrubber.held()
+            + self.shares.held()
+    }
+}
+
+/// Whether a tenant that could not be accepted has gone, and the next can be.
+fn passes(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+    )
+}

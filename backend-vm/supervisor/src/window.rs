@@ -1,0 +1,159 @@
+//! A tenant's window, as the supervisor knows it: who owns which segment.
+//!
+//! The file that a launcher attaches holds the bootstrap. The memory of each session is a file of its own,
+//! see [`session_file`](super::session_file).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use wormhole_ring::bootstrap::Bootstrap;
+use wormhole_ring::control::Attach;
+use wormhole_ring::layout::{BOOTSTRAP_BYTES, SEGMENT_BYTES, WINDOW_MAX_BYTES};
+use wormhole_ring::memory::{MemoryError, WindowMemory};
+use wormhole_ring::session::SegmentTable;
+
+use wormhole_link::memory::{self, Mapping};
+
+const SEGMENT: u64 = SEGMENT_BYTES as u64;
+/// The bootstrap's segment, one session, and arena for it to work with.
+pub const MINIMUM_BYTES: u64 = 4 * SEGMENT;
+
+/// Why a window is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowError {
+    #[error("the window is no anonymous file that can be sealed")]
+    NotSealable(#[source] io::Error),
+    #[error(
+        "the window can still be resized: it must be sealed with F_SEAL_GROW and F_SEAL_SHRINK"
+    )]
+    Resizable,
+    #[error(
+        "the window can no longer be written: it is sealed with F_SEAL_WRITE or F_SEAL_FUTURE_WRITE"
+    )]
+    ReadOnly,
+    #[error("the window has {actual} bytes, {announced} were announced")]
+    Size { actual: u64, announced: u64 },
+    #[error("a window of {0} bytes is not a multiple of {SEGMENT}")]
+    Uneven(u64),
+    #[error("a window of {0} bytes is too small: it takes at least {MINIMUM_BYTES}")]
+    TooSmall(u64),
+    #[error("a window of {0} bytes is too large: it takes at most {WINDOW_MAX_BYTES}")]
+    TooLarge(u64),
+    #[error("the window cannot be used")]
+    Io(#[from] io::Error),
+    #[error("the window cannot be mapped")]
+    Memory(#[from] MemoryError),
+}
+
+/// How large the window is, and who owns its segments.
+#[derive(Debug)]
+pub struct Window {
+    bytes: u64,
+    pub segments: SegmentTable,
+}
+
+impl Window {
+    /// Checks the file that a launcher attached and writes the bootstrap.
+    ///
+    /// # Errors
+    /// It is not what was announced, or its size can still change.
+    pub fn accept(fd: OwnedFd, attach: &Attach) -> Result<Self, WindowError> {
+        let file = File::from(fd);
+        let seals = memory::seals(&file).map_err(WindowError::NotSealable)?;
+        let needed = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
+        if seals & needed != needed {
+            return Err(WindowError::Resizable);
+        }
+        if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
+            return Err(WindowError::ReadOnly);
+        }
+        let (actual, announced) = (file.metadata()?.len(), attach.window_size);
+        if actual != announced {
+            return Err(WindowError::Size { actual, announced });
+        }
+        if !actual.is_multiple_of(SEGMENT) {
+            return Err(WindowError::Uneven(actual));
+        }
+        if actual < MINIMUM_BYTES {
+            return Err(WindowError::TooSmall(actual));
+        }
+        if actual > WINDOW_MAX_BYTES {
+            return Err(WindowError::TooLarge(actual));
+        }
+        let start = Mapping::new(&file, 0, BOOTSTRAP_BYTES)?;
+        // SAFETY: the mapping outlives the window, which is dropped in this statement.
+        unsafe { WindowMemory::new(start.base(), start.bytes()) }
+            .and_then(|window| Bootstrap::for_window(actual).write(&window))?;
+        let count = u32::try_from(actual / SEGMENT).unwrap_or(u32::MAX);
+        let limit = match attach.segment_limit {
+            0 => count,
+            limit => limit,
+        };
+        Ok(Self {
+            bytes: actual,
+            segments: SegmentTable::new(count, limit),
+        })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    fn attach(window_size: u64) -> Attach {
+        Attach {
+            window_size,
+            ..Attach::default()
+        }
+    }
+
+    fn file(bytes: u64, seals: i32) -> OwnedFd {
+        let fd = memory::anonymous_file(c"window").unwrap();
+        let file = File::from(fd);
+        file.set_len(bytes).unwrap();
+        // SAFETY: an open descriptor and flags.
+        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+        assert_eq!(result, 0);
+        file.into()
+    }
+
+    const SEALED: i32 = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
+
+    #[test]
+    fn a_window_that_can_change_its_size_is_refused() {
+        let size = MINIMUM_BYTES;
+        for seals in [0, libc::F_SEAL_GROW, libc::F_SEAL_SHRINK] {
+            let error = Window::accept(file(size, seals), &attach(size)).unwrap_err();
+            assert!(matches!(error, WindowError::Resizable), "{error}");
+        }
+        let plain = OwnedFd::from(tempfile::tempfile().unwrap());
+        let error = Window::accept(plain, &attach(size)).unwrap_err();
+        assert!(
+            matches!(error, WindowError::NotSealable(_) | WindowError::Resizable),
+            "{error}"
+        );
+        assert!(Window::accept(file(size, SEALED), &attach(size)).is_ok());
+    }
+
+    #[test]
+    fn a_window_of_an_impossible_size_is_refused_with_the_size() {
+        let odd = MINIMUM_BYTES + 4096;
+        let error = Window::accept(file(odd, SEALED), &attach(odd)).unwrap_err();
+        assert!(error.to_string().contains(&odd.to_string()));
+        let small = MINIMUM_BYTES - SEGMENT;
+        let error = Window::accept(file(small, SEALED), &attach(small)).unwrap_err();
+        assert!(matches!(error, WindowError::TooSmall(_)));
+        let large = WINDOW_MAX_BYTES + SEGMENT;
+        let error = Window::accept(file(large, SEALED), &attach(large)).unwrap_err();
+        assert!(matches!(error, WindowError::TooLarge(_)));
+        let error =
+            Window::accept(file(MINIMUM_BYTES, SEALED), &attach(MINIMUM_BYTES * 2)).unwrap_err();
+        assert!(matches!(error, WindowError::Size { .. }));
+    }
+}

@@ -1,0 +1,294 @@
+//! Worker processes: which executables there are, how one is started, what it says in its log.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use wormhole_link::device::DeviceChoice;
+use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
+
+/// Worker executables are the files whose names begin like this.
+const NAME: &str = "wormhole-worker";
+/// How long an executable may take to print its protocol.
+const PROTOCOL_DEADLINE: Duration = Duration::from_secs(10);
+/// Bytes of log that are passed on for one worker.
+const LOG_LIMIT: usize = 256 << 10;
+/// Bytes of a line of log.
+const LINE_LIMIT: usize = 1024;
+
+/// Why the installed workers cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutablesError {
+    #[error("the workers' directory {directory} cannot be read")]
+    Directory {
+        directory: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("no file named {NAME}* in {0} is a worker that can be started")]
+    None(String),
+}
+
+/// The installed workers by the hash of the protocol they speak.
+#[derive(Clone, Debug, Default)]
+pub struct Executables {
+    by_hash: BTreeMap<u64, PathBuf>,
+}
+
+impl Executables {
+    /// Asks every worker in `directories` for its protocol, confined as it will be.
+    ///
+    /// # Errors
+    /// A directory cannot be read, or no worker is there.
+    pub fn find(
+        directories: &[PathBuf],
+        confinement: &Confinement,
+    ) -> Result<Self, ExecutablesError> {
+        let mut by_hash = BTreeMap::new();
+        for directory in directories {
+            let failed = |cause| ExecutablesError::Directory {
+                directory: directory.clone(),
+                cause,
+            };
+            let mut files: Vec<PathBuf> = std::fs::read_dir(directory)
+                .map_err(failed)?
+                .flatten()
+                .map(|entry| entry.path())
+                .filter(|path| is_worker(path))
+                .collect();
+            files.sort();
+            for file in files {
+                // The path must hold after the directory changes and inside another root.
+                let Ok(file) = file.canonicalize() else {
+                    continue;
+                };
+                match protocol_of(&file, confinement) {
+                    Ok(hash) => {
+                        tracing::debug!("{} speaks protocol {hash:016x}", file.display());
+                        by_hash.entry(hash).or_insert(file);
+                    }
+                    Err(reason) => tracing::warn!("{} is passed over: {reason}", file.display()),
+                }
+            }
+        }
+        if by_hash.is_empty() {
+            let names: Vec<String> = directories
+                .iter()
+                .map(|directory| directory.display().to_string())
+                .collect();
+            return Err(ExecutablesError::None(names.join(", ")));
+        }
+        Ok(Self { by_hash })
+    }
+
+    pub fn get(&self, hash: u64) -> Option<&Path> {
+        self.by_hash.get(&hash).map(PathBuf::as_path)
+    }
+
+    pub fn hashes(&self) -> impl Iterator<Item = u64> {
+        self.by_hash.keys().copied()
+    }
+
+    /// The hashes, for a refusal.
+    pub fn names(&self) -> String {
+        let names: Vec<String> = self.hashes().map(|hash| format!("{hash:016x}")).collect();
+        names.join(", ")
+    }
+}
+
+fn is_worker(path: &Path) -> bool {
+    let named = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        // Build tools leave notes beside what they build.
+        .is_some_and(|name| name.starts_with(NAME) && !name.ends_with(".d"));
+    named
+        && path
+            .metadata()
+            .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+fn protocol_of(file: &Path, confinement: &Confinement) -> Result<u64, String> {
+    let (reader, writer) = pipe().map_err(|error| error.to_string())?;
+    let null = wormhole_sandbox::null_device().map_err(|error| wormhole_link::chain(&error))?;
+    let child = confinement
+        .spawn(&Command {
+            program: file,
+            arguments: &[OsString::from("--protocol")],
+            environment: &[],
+            stdin: null.as_fd(),
+            output: writer.as_fd(),
+            descriptors: &[],
+            lifeline: false,
+        })
+        .map_err(|error| wormhole_link::chain(&error))?;
+    drop(writer);
+    let text = read_until_end(reader, PROTOCOL_DEADLINE);
+    child.kill();
+    child.wait();
+    let text = text?;
+    u64::from_str_radix(text.trim(), 16)
+        .map_err(|_| format!("it says \"{}\" when asked for its protocol", text.trim()))
+}
+
+fn read_until_end(mut reader: File, deadline: Duration) -> Result<String, String> {
+    let end = Instant::now() + deadline;
+    let mut text = Vec::new();
+    let mut buffer = [0; 256];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() || text.len() > 4096 {
+            return Err("it does not say which protocol it speaks".to_owned());
+        }
+        let mut entry = libc::pollfd {
+            fd: reader.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1);
+        // SAFETY: one entry, which lives during the call.
+        if unsafe { libc::poll(&raw mut entry, 1, milliseconds) } <= 0 {
+            continue;
+        }
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok(String::from_utf8_lossy(&text).into_owned()),
+            Ok(count) => text.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+/// A worker that was just started.
+#[derive(Debug)]
+pub struct Started {
+    pub child: Child,
+    /// The supervisor's end of the worker's stream.
+    pub socket: OwnedFd,
+    pub log: Log,
+}
+
+/// Starts a worker on `device`.
+///
+/// # Errors
+/// The process cannot be made or confined.
+pub fn start(
+    program: &Path,
+    device: DeviceChoice,
+    environment: &[(OsString, OsString)],
+    confinement: &Confinement,
+) -> Result<Started, SpawnError> {
+    let prepare = |what| move |cause| SpawnError::Prepare { what, cause };
+    let (near, far) = UnixStream::pair().map_err(prepare("a stream"))?;
+    let (reader, writer) = pipe().map_err(prepare("a pipe"))?;
+    let null = wormhole_sandbox::null_device()?;
+    let child = confinement.spawn(&Command {
+        program,
+        arguments: &[OsString::from("--device"), device.to_string().into()],
+        environment,
+        stdin: null.as_fd(),
+        output: writer.as_fd(),
+        descriptors: &[far.as_fd(), writer.as_fd()],
+        lifeline: true,
+    })?;
+    Ok(Started {
+        child,
+        socket: near.into(),
+        log: Log::new(reader),
+    })
+}
+
+/// What one look at a worker's log found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Portion {
+    Data,
+    /// Nothing for now: somebody still holds the pipe's other end.
+    Empty,
+    Closed,
+}
+
+/// What a worker writes to its log, passed on line by line, so much and no more.
+#[derive(Debug)]
+pub struct Log {
+    pipe: File,
+    line: Vec<u8>,
+    passed_on: usize,
+}
+
+impl Log {
+    fn new(pipe: File) -> Self {
+        Self {
+            pipe,
+            line: Vec::new(),
+            passed_on: 0,
+        }
+    }
+
+    pub fn pipe(&self) -> &File {
+        &self.pipe
+    }
+
+    /// Reads once, without waiting.
+    pub fn read(&mut self, pid: i32) -> Portion {
+        let mut buffer = [0; 4096];
+        let count = match self.pipe.read(&mut buffer) {
+            Ok(0) => return Portion::Closed,
+            Ok(count) => count,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                return Portion::Empty;
+            }
+            Err(_) => return Portion::Closed,
+        };
+        for &byte in &buffer[..count] {
+            if byte == b'\n' || self.line.len() == LINE_LIMIT {
+                self.pass_on(pid);
+            }
+            if byte != b'\n' {
+                self.line.push(byte);
+            }
+        }
+        Portion::Data
+    }
+
+    fn pass_on(&mut self, pid: i32) {
+        if self.passed_on < LOG_LIMIT {
+            self.passed_on += self.line.len() + 1;
+            // What a worker writes must not reach a terminal as control characters.
+            let text: String = String::from_utf8_lossy(&self.line)
+                .chars()
+                .map(|c| if c.is_control() && c != '\t' { '.' } else { c })
+                .collect();
+            tracing::info!("worker {pid}: {}", text.trim_end());
+            if self.passed_on >= LOG_LIMIT {
+                tracing::warn!("worker {pid} writes too much: the rest of its log is dropped");
+            }
+        }
+        self.line.clear();
+    }
+}
+
+fn pipe() -> io::Result<(File, File)> {
+    let mut ends = [0; 2];
+    // SAFETY: two integers the kernel fills.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: both were just made.
+    let (reader, writer) = unsafe { (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1])) };
+    // SAFETY: an open descriptor and a flag of its own, not of the worker's end.
+    unsafe {
+        libc::fcntl(reader.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK);
+    }
+    Ok((reader, writer))
+}

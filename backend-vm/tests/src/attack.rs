@@ -1,0 +1,133 @@
+//! Attacks on a live window: what a hostile guest can write, by chance and by design.
+
+use wormhole_api::MESSAGES;
+use wormhole_ring::layout::{MAX_RECORD, RECORD_HEADER, RING_BYTES, UNIT, session};
+
+use crate::guest::Guest;
+use crate::random::Random;
+
+/// A record as it lies in a ring, to be spoilt.
+#[derive(Clone)]
+pub struct Entry {
+    pub message: u16,
+    pub slot: u16,
+    pub device: u16,
+    pub body: Vec<u8>,
+    /// Given instead of the right one.
+    pub body_len: Option<u32>,
+    pub units: Option<u64>,
+    pub lap: Option<u32>,
+    pub pad: bool,
+}
+
+/// Writes entries straight into a ring, as its only producer.
+pub struct Writer {
+    segment: *mut u8,
+    /// Bytes since the session began.
+    pub cursor: u64,
+}
+
+// SAFETY: a pointer to shared memory that the guest keeps mapped, used through volatile accesses.
+unsafe impl Send for Writer {}
+
+impl Writer {
+    pub fn new(guest: &Guest) -> Self {
+        let mut writer = Self {
+            segment: guest.segment,
+            cursor: 0,
+        };
+        writer.cursor = writer.word(session::TAIL);
+        writer
+    }
+
+    pub fn word(&self, offset: usize) -> u64 {
+        assert!(offset + 8 <= session::BYTES);
+        // SAFETY: inside the segment.
+        unsafe { self.segment.add(offset).cast::<u64>().read_volatile() }
+    }
+
+    pub fn set_word(&self, offset: usize, value: u64) {
+        assert!(offset + 8 <= session::BYTES);
+        // SAFETY: inside the segment.
+        unsafe { self.segment.add(offset).cast::<u64>().write_volatile(value) }
+    }
+
+    pub fn set_byte(&self, offset: usize, value: u8) {
+        assert!(offset < session::BYTES);
+        // SAFETY: inside the segment.
+        unsafe { self.segment.add(offset).write_volatile(value) }
+    }
+
+    /// Where the next entry goes, as an offset in the segment.
+    pub fn place(&self) -> usize {
+        session::RING_BASE + (self.cursor as usize & (RING_BYTES - 1))
+    }
+
+    /// Writes an entry, right or wrong, and publishes it.
+    pub fn write(&mut self, entry: &Entry, sequence: u64) {
+        let bytes = (RECORD_HEADER + entry.body.len()).next_multiple_of(UNIT);
+        assert!(bytes <= MAX_RECORD);
+        let left = RING_BYTES - (self.cursor as usize & (RING_BYTES - 1));
+        let lap = |cursor: u64| (cursor / RING_BYTES as u64) << 32;
+        if left < bytes {
+            let place = self.place();
+            let end = self.cursor + left as u64;
+            self.set_word(session::TAIL, end);
+            self.set_word(place, lap(self.cursor) | 1 << 16 | (left / UNIT) as u64);
+            self.cursor = end;
+        }
+        let place = self.place();
+        let cursor = self.cursor;
+        self.cursor += bytes as u64;
+        self.set_word(session::TAIL, self.cursor);
+        let body_len = entry.body_len.unwrap_or(entry.body.len() as u32);
+        let heads =
+            u64::from(entry.message) | u64::from(entry.slot) << 32 | u64::from(entry.device) << 48;
+        self.set_word(place + 8, heads);
+        self.set_word(place + 16, u64::from(body_len) << 32);
+        self.set_word(place + 24, sequence);
+        for (index, byte) in entry.body.iter().enumerate() {
+            self.set_byte(place + RECORD_HEADER + index, *byte);
+        }
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let units = entry.units.unwrap_or((bytes / UNIT) as u64);
+        let lap = entry.lap.map_or(lap(cursor), |lap| u64::from(lap) << 32);
+        self.set_word(place, lap | u64::from(entry.pad) << 16 | units);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// Spoils a valid entry the way somebody would who knows the grammar.
+pub fn mutate(entry: &mut Entry, random: &Random) {
+    for _ in 0..=random.below(3) {
+        // What spoils the content comes more often than what spoils the ring, which ends the session.
+        match random.below(32).saturating_sub(16) {
+            0..=4 if !entry.body.is_empty() => {
+                let at = random.below(entry.body.len());
+                entry.body[at] = random.byte();
+            }
+            5..=6 if entry.body.len() >= 8 => {
+                // A whole field becomes an extreme.
+                let at = random.below(entry.body.len() / 8) * 8;
+                let extremes = [0, 1, 2, u64::MAX, 1 << 31, 1 << 32, 1 << 38, 1 << 63];
+                let value: u64 = extremes[random.below(extremes.len())];
+                entry.body[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            7 if !entry.body.is_empty() => {
+                entry.body.truncate(random.below(entry.body.len()));
+            }
+            8 => {
+                let extra = random.below(200);
+                entry.body.extend((0..extra).map(|_| random.byte()));
+            }
+            9 => entry.message = MESSAGES[random.below(MESSAGES.len())].id,
+            10 => entry.slot = random.below(256) as u16,
+            11 => entry.body_len = Some(random.next() as u32 >> random.below(32)),
+            12 => entry.units = Some(random.below(128) as u64),
+            13 => entry.lap = Some(random.below(3) as u32),
+            14 => entry.pad = true,
+            15 if random.one_in(2) => entry.device = random.below(4) as u16,
+            _ => entry.slot = random.below(4) as u16,
+        }
+    }
+}

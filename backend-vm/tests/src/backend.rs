@@ -1,0 +1,411 @@
+//! A supervisor under test, and the launcher's side of it.
+
+use std::fs::File;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
+use wormhole_link::memory;
+use wormhole_link::report::SessionReport;
+use wormhole_ring::control::{Attach, Message, Stream};
+use wormhole_ring::layout::SEGMENT_BYTES;
+
+use crate::guest::Control;
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An executable of this package, which cargo builds before the package's tests. Cargo tells its place to the tests
+/// alone: it is beside the folder that they are in.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join(name);
+    assert!(program.exists(), "{} is not built", program.display());
+    program
+}
+
+/// A directory with worker executables, gone with the value.
+pub struct Workers {
+    directory: tempfile::TempDir,
+}
+
+impl Workers {
+    /// The worker of this build.
+    pub fn built() -> Self {
+        Self::of(&[&program("worker")])
+    }
+
+    pub fn of(files: &[&Path]) -> Self {
+        Self::numbered(&(0..).zip(files.iter().copied()).collect::<Vec<_>>())
+    }
+
+    /// Files with the numbers that their names end in.
+    pub fn numbered(files: &[(u64, &Path)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        for (number, file) in files {
+            let place = directory.path().join(format!("wormhole-worker-{number}"));
+            if std::fs::hard_link(file, &place).is_err() {
+                copy_program(file, &place);
+            }
+        }
+        Self { directory }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().to_owned()
+    }
+}
+
+/// Copies a program by a process of its own. Were the copy open here, a process that another test starts would have it
+/// open for a moment as well, and what is open for writing cannot be executed.
+fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args([from, to]).status().unwrap();
+    assert!(copied.success(), "{} is not copied", from.display());
+}
+
+/// A launcher: one tenant's stream, and its window.
+pub struct Tenant {
+    socket: UnixStream,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    reports: Vec<SessionReport>,
+}
+
+/// A running supervisor with its first tenant.
+pub struct Backend {
+    pub child: Child,
+    tenant: Tenant,
+    log: Arc<Mutex<String>>,
+    _workers: Workers,
+}
+
+impl Deref for Backend {
+    type Target = Tenant;
+
+    fn deref(&self) -> &Tenant {
+        &self.tenant
+    }
+}
+
+impl DerefMut for Backend {
+    fn deref_mut(&mut self) -> &mut Tenant {
+        &mut self.tenant
+    }
+}
+
+impl Backend {
+    /// Starts a supervisor; nothing is attached yet.
+    pub fn start(workers: Workers, arguments: &[&str]) -> Self {
+        let supervisor = Command::new(program("supervisor"));
+        Self::start_as(supervisor, workers, arguments)
+    }
+
+    /// As [`start`](Self::start), with another executable.
+    pub fn start_as(mut command: Command, workers: Workers, arguments: &[&str]) -> Self {
+        let (near, far) = UnixStream::pair().unwrap();
+        let number = far.as_raw_fd();
+        command
+            .args(["--fd", "3", "--workers"])
+            .arg(workers.path())
+            .args(arguments)
+            .env("WORMHOLE_LOG", "debug")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        // SAFETY: dup2 and fcntl are safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                if number == 3 {
+                    libc::fcntl(3, libc::F_SETFD, 0);
+                } else {
+                    libc::dup2(number, 3);
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().unwrap();
+        drop(far);
+        let log = Arc::new(Mutex::new(String::new()));
+        let (mut stderr, sink) = (child.stderr.take().unwrap(), Arc::clone(&log));
+        std::thread::spawn(move || {
+            use std::io::Read;
+            let mut buffer = [0; 4096];
+            while let Ok(count) = stderr.read(&mut buffer) {
+                if count == 0 {
+                    break;
+                }
+                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                if std::env::var_os("WORMHOLE_TEST_LOG").is_some() {
+                    eprint!("{text}");
+                }
+                sink.lock().unwrap().push_str(&text);
+            }
+        });
+        Self {
+            child,
+            tenant: Tenant::new(near),
+            log,
+            _workers: workers,
+        }
+    }
+
+    /// A supervisor on the CPU device with a window of `segments` segments attached.
+    pub fn with_window(segments: u64) -> Self {
+        Self::with_devices(segments, "cpu")
+    }
+
+    /// The same, on these devices.
+    pub fn with_devices(segments: u64, devices: &str) -> Self {
+        let mut backend = Self::start(Workers::built(), &["--device", devices]);
+        backend.attach(segments, Attach::default()).unwrap();
+        backend
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until the log says something.
+    pub fn wait_for_log(&self, text: &str) {
+        wait_until(
+            || self.log().contains(text),
+            || format!("\"{text}\" in the log:\n{}", self.log()),
+        );
+    }
+
+    /// Processes started by the supervisor, by their numbers.
+    pub fn workers(&self) -> Vec<i32> {
+        children_of(self.child.id())
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Sends a signal to the supervisor.
+    pub fn signal(&self, signal: i32) {
+        kill(i32::try_from(self.child.id()).unwrap(), signal);
+    }
+
+    pub fn wait_for_end(&mut self) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "the supervisor does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Closes the tenant stream and waits for the supervisor to end.
+    pub fn finish(mut self) -> ExitStatus {
+        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        self.wait_for_end()
+    }
+}
+
+impl Tenant {
+    fn new(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            incoming: Incoming::new(false),
+            outgoing: Outgoing::default(),
+            reports: Vec::new(),
+        }
+    }
+
+    /// One more tenant of a supervisor that listens at `path`.
+    pub fn join(path: &Path) -> Self {
+        Self::new(UnixStream::connect(path).unwrap())
+    }
+
+    /// Attaches a fresh window: what the supervisor answers.
+    pub fn attach(&mut self, segments: u64, limits: Attach) -> Result<(), String> {
+        let bytes = segments * SEGMENT_BYTES as u64;
+        let file = File::from(memory::anonymous_file(c"test-window").unwrap());
+        file.set_len(bytes).unwrap();
+        memory::seal_size(&file).unwrap();
+        let attach = Attach {
+            window_size: bytes,
+            ..limits
+        };
+        self.send(&Message::Attach(attach), vec![file.into()]);
+        self.attached()
+    }
+
+    pub fn attached(&mut self) -> Result<(), String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.incoming.take().expect("the tenant stream") {
+                Some(Message::Attached) => return Ok(()),
+                Some(Message::Refused { reason, .. }) => return Err(reason.to_owned()),
+                Some(Message::SessionReport(text)) => {
+                    self.reports.push(serde_json::from_str(text).unwrap());
+                }
+                Some(other) => panic!("unexpected {other:?}"),
+                None => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+            }
+        }
+    }
+
+    pub fn send(&mut self, message: &Message<'_>, descriptors: Vec<OwnedFd>) {
+        self.outgoing
+            .send(&self.socket, message, descriptors)
+            .unwrap();
+        while self.outgoing.is_waiting() {
+            channel::wait_writable(&self.socket).unwrap();
+            self.outgoing.flush(&self.socket).unwrap();
+        }
+    }
+
+    /// A fresh control stream, brought to the supervisor.
+    pub fn connect(&mut self) -> Control {
+        self.bring(Stream { local: 1 })
+    }
+
+    /// The same, of a guest that sees what the launcher shows it.
+    pub fn connect_remote(&mut self) -> Control {
+        self.bring(Stream { local: 0 })
+    }
+
+    fn bring(&mut self, stream: Stream) -> Control {
+        let (near, far) = UnixStream::pair().unwrap();
+        self.send(&Message::Stream(stream), vec![far.into()]);
+        Control::new(near)
+    }
+
+    /// Waits until the supervisor has read all that was sent.
+    pub fn wait_until_read(&self) {
+        let unread = || {
+            let mut bytes: libc::c_int = 0;
+            // SAFETY: an open descriptor, and an integer that the kernel fills.
+            let result =
+                unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+            assert_eq!(result, 0);
+            bytes
+        };
+        wait_until(
+            || unread() == 0,
+            || "the supervisor to read its stream".into(),
+        );
+    }
+
+    /// Reads up to a message of this name. False if the stream ends before.
+    pub fn hears(&mut self, name: &str) -> bool {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.incoming.take() {
+                Ok(Some(message)) if message.name() == name => return true,
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+                Err(ChannelError::Ended | ChannelError::Cut) => return false,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Waits for the next report of an ended session.
+    pub fn report(&mut self) -> SessionReport {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if !self.reports.is_empty() {
+                return self.reports.remove(0);
+            }
+            match self.incoming.take().expect("the tenant stream") {
+                Some(Message::SessionReport(text)) => {
+                    self.reports.push(serde_json::from_str(text).unwrap());
+                }
+                Some(other) => panic!("unexpected {other:?}"),
+                None => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+            }
+        }
+    }
+
+    /// A report that is there already.
+    pub fn ready_report(&mut self) -> Option<SessionReport> {
+        self.incoming.fill(&self.socket).unwrap();
+        while let Some(message) = self.incoming.take().expect("the tenant stream") {
+            if let Message::SessionReport(text) = message {
+                self.reports.push(serde_json::from_str(text).unwrap());
+            }
+        }
+        (!self.reports.is_empty()).then(|| self.reports.remove(0))
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the supervisor's log:\n{}", self.log());
+        }
+    }
+}
+
+pub fn kill(pid: i32, signal: i32) {
+    // SAFETY: a process that this test started, directly or not.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "kill {pid}");
+}
+
+/// Whether a process exists and is no zombie.
+pub fn is_running(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit_once(')')
+            .is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    })
+}
+
+/// The children of all threads of a process.
+pub fn children_of(pid: u32) -> Vec<i32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    threads
+        .flatten()
+        .flat_map(|thread| {
+            let text = std::fs::read_to_string(thread.path().join("children"));
+            let numbers = text.unwrap_or_default();
+            let numbers = numbers.split_whitespace().map(|number| number.parse());
+            numbers.collect::<Result<Vec<i32>, _>>().unwrap()
+        })
+        .collect()
+}
+
+/// Waits for a condition that nothing announces.
+pub fn wait_until(mut condition: impl FnMut() -> bool, what: impl Fn() -> String) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain for {}", what());
+        std::thread::yield_now();
+    }
+}
+
+pub fn wait_readable(socket: &impl AsRawFd, end: Instant) {
+    let left = end.saturating_duration_since(Instant::now());
+    let mut entry = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let milliseconds = i32::try_from(left.as_millis()).unwrap();
+    // SAFETY: one entry, which lives during the call.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
+    assert!(ready > 0, "waited in vain for a message");
+}

@@ -1,0 +1,433 @@
+//! A guest process, as far as the window is concerned.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::time::{Duration, Instant};
+
+use wormhole_api::handle::{HandleKind, Key};
+use wormhole_api::{Decode, Handle, Message as ApiMessage, PROTOCOL_HASH};
+use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
+use wormhole_link::memory::Mapping;
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{ArenaRequest, ArenaRun, FEATURE_FILES, Grant, Message};
+use wormhole_ring::fence::{FenceIndex, Fences};
+use wormhole_ring::layout::SEGMENT_BYTES;
+use wormhole_ring::memory::SessionMemory;
+use wormhole_ring::ring::{Producer, PushError, RecordHead};
+use wormhole_ring::slot::{AnswerSlots, SlotIndex};
+use wormhole_ring::status::{Cause, Status};
+
+use crate::backend::{PATIENCE, wait_readable, wait_until};
+
+/// A guest's end of a control stream.
+pub struct Control {
+    pub socket: UnixStream,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+/// A message from the supervisor, without what it was read from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    Grant(Grant),
+    Refused(u32, String),
+    ArenaGrant(ArenaRun),
+    ArenaDenied(u32, u32),
+    /// Device, devices, whether more follows, facts.
+    Observation(u32, u32, bool, String),
+    Other(&'static str),
+    Ended,
+}
+
+impl Control {
+    pub fn new(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            incoming: Incoming::new(true),
+            outgoing: Outgoing::default(),
+        }
+    }
+
+    pub fn send(&mut self, message: &Message<'_>) -> Result<(), ChannelError> {
+        self.outgoing.send(&self.socket, message, Vec::new())?;
+        while self.outgoing.is_waiting() {
+            channel::wait_writable(&self.socket).map_err(ChannelError::Socket)?;
+            self.outgoing.flush(&self.socket)?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes as they are.
+    pub fn send_raw(&mut self, bytes: &[u8]) {
+        use std::io::Write;
+        self.socket.write_all(bytes).unwrap();
+    }
+
+    pub fn hello(&mut self, hash: u64, environment: &str) {
+        self.send(&Message::Hello {
+            bootstrap_version: bootstrap::VERSION,
+            protocol_hash: hash,
+            features: 0,
+            environment,
+        })
+        .unwrap();
+    }
+
+    pub fn receive(&mut self) -> Reply {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.incoming.take() {
+                Ok(Some(message)) => {
+                    return match message {
+                        Message::Grant(grant) => Reply::Grant(grant),
+                        Message::Refused { code, reason } => {
+                            Reply::Refused(code, reason.to_owned())
+                        }
+                        Message::ArenaGrant(run) => Reply::ArenaGrant(run),
+                        Message::ArenaDenied(denied) => Reply::ArenaDenied(denied.id, denied.code),
+                        Message::Observation {
+                            device,
+                            devices,
+                            more,
+                            facts,
+                        } => Reply::Observation(device, devices, more != 0, facts.to_owned()),
+                        other => Reply::Other(other.name()),
+                    };
+                }
+                Ok(None) => {
+                    wait_readable(&self.socket, end);
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+                Err(ChannelError::Ended | ChannelError::Cut) => return Reply::Ended,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    pub fn descriptor(&mut self) -> Option<OwnedFd> {
+        self.incoming.descriptor()
+    }
+
+    /// Says hello and maps what is granted.
+    pub fn open(self) -> Guest {
+        self.open_with(PROTOCOL_HASH)
+    }
+
+    pub fn open_with(mut self, hash: u64) -> Guest {
+        self.hello(hash, "");
+        self.map().0
+    }
+
+    /// A guest that sends descriptors of files on the socket that comes with its grant.
+    pub fn open_with_files(mut self) -> (Guest, UnixDatagram) {
+        self.send(&Message::Hello {
+            bootstrap_version: bootstrap::VERSION,
+            protocol_hash: PROTOCOL_HASH,
+            features: FEATURE_FILES,
+            environment: "",
+        })
+        .unwrap();
+        let (guest, socket) = self.map();
+        (guest, socket.expect("the socket for files").into())
+    }
+
+    fn map(mut self) -> (Guest, Option<OwnedFd>) {
+        let grant = match self.receive() {
+            Reply::Grant(grant) => grant,
+            other => panic!("no grant but {other:?}"),
+        };
+        let file = self
+            .descriptor()
+            .expect("the session's file comes with the grant");
+        let further = self.descriptor();
+        self.send(&Message::Mapped).unwrap();
+        (Guest::new(self, grant, file), further)
+    }
+}
+
+/// The memory behind a session.
+pub struct Memory(File);
+
+impl Memory {
+    /// Bytes that it holds.
+    pub fn held(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        self.0.metadata().unwrap().blocks() * 512
+    }
+
+    /// Waits until it holds nothing.
+    pub fn wait_until_scrubbed(&self) {
+        wait_until(
+            || self.held() == 0,
+            || "the session's memory to be given back".into(),
+        );
+    }
+}
+
+/// A run of arena, mapped here at any address.
+pub struct Extent {
+    pub run: ArenaRun,
+    /// What the worker and the device call it.
+    pub address: u64,
+    mapping: Mapping,
+}
+
+impl Extent {
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.mapping.bytes());
+        // SAFETY: inside the mapping; the test reads what it wrote after a synchronization.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.mapping.base().add(offset),
+                bytes.len(),
+            );
+        }
+    }
+
+    pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
+        assert!(offset + length <= self.mapping.bytes());
+        let mut bytes = vec![0; length];
+        // SAFETY: as in `write`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.mapping.base().add(offset),
+                bytes.as_mut_ptr(),
+                length,
+            );
+        }
+        bytes
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.mapping.bytes() as u64
+    }
+}
+
+/// What came back for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u32,
+    pub payload: Vec<u8>,
+}
+
+/// A session, from the guest's side.
+pub struct Guest {
+    pub control: Control,
+    pub grant: Grant,
+    pub producer: Producer,
+    pub slots: AnswerSlots,
+    pub fences: Fences,
+    pub status: Status,
+    pub arena: Vec<Extent>,
+    file: OwnedFd,
+    sequences: Vec<u64>,
+    next_index: u32,
+    /// Raw bytes of the session segment, to spoil.
+    pub segment: *mut u8,
+    // Dropped last.
+    _mapping: Mapping,
+}
+
+// SAFETY: the pointer names shared memory that `_mapping` keeps; it is used through volatile accesses.
+unsafe impl Send for Guest {}
+
+impl Guest {
+    pub fn new(control: Control, grant: Grant, file: OwnedFd) -> Self {
+        let offset = u64::from(grant.session_segment) * SEGMENT_BYTES as u64;
+        let mapping = Mapping::new(&file, offset, SEGMENT_BYTES).unwrap();
+        // SAFETY: the mapping lives as long as the guest; this process reaches it through the crate, but
+        // for tests that spoil it on purpose.
+        let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) }.unwrap();
+        // SAFETY: the consumer lives in the worker; one thread of the test polls a slot.
+        let (producer, slots) = unsafe {
+            (
+                Producer::new(memory.clone()),
+                AnswerSlots::new(memory.clone()),
+            )
+        };
+        let mut guest = Self {
+            control,
+            grant,
+            producer,
+            slots,
+            fences: Fences::new(memory.clone()),
+            status: Status::new(memory),
+            arena: Vec::new(),
+            file,
+            sequences: vec![0; 128],
+            next_index: 0,
+            segment: mapping.base(),
+            _mapping: mapping,
+        };
+        if grant.arena_count > 0 {
+            guest.map_arena(ArenaRun {
+                id: 0,
+                first: grant.arena_first,
+                count: grant.arena_count,
+            });
+        }
+        guest
+    }
+
+    pub fn map_arena(&mut self, run: ArenaRun) {
+        let offset = u64::from(run.first) * SEGMENT_BYTES as u64;
+        let bytes = run.count as usize * SEGMENT_BYTES;
+        self.arena.push(Extent {
+            run,
+            address: self.grant.window_base + offset,
+            mapping: Mapping::new(&self.file, offset, bytes).unwrap(),
+        });
+    }
+
+    pub fn request_arena(&mut self, id: u32, segments: u32) -> Reply {
+        self.control
+            .send(&Message::ArenaRequest(ArenaRequest { id, segments }))
+            .unwrap();
+        self.control.receive()
+    }
+
+    /// A handle that was not used before.
+    pub fn mint<K: HandleKind>(&mut self) -> Handle<K> {
+        self.next_index += 1;
+        Handle::new(Key {
+            index: self.next_index,
+            generation: 1,
+        })
+        .unwrap()
+    }
+
+    /// Pushes, waiting for room and ringing the doorbell as a frontend does.
+    pub fn push(&mut self, head: RecordHead, parts: &[&[u8]]) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.producer.push(head, parts) {
+                Ok(()) => break,
+                Err(PushError::Full { .. }) => {
+                    assert!(Instant::now() < end, "the ring stays full");
+                    std::thread::yield_now();
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        if self.producer.consumer_parked() {
+            let _ = self.control.send(&Message::Doorbell);
+        }
+    }
+
+    /// Sends a record that nobody waits for.
+    pub fn record<M: ApiMessage>(&mut self, message: &M) {
+        message
+            .encode(|parts| self.push(RecordHead::record(M::ID), parts))
+            .unwrap();
+    }
+
+    /// Sends a request on `slot` without waiting: its sequence number.
+    pub fn start<M: ApiMessage>(&mut self, slot: u16, message: &M) -> u64 {
+        message
+            .encode(|parts| self.start_raw(slot, M::ID, parts))
+            .unwrap()
+    }
+
+    pub fn start_raw(&mut self, slot: u16, id: u16, parts: &[&[u8]]) -> u64 {
+        self.start_on(0, slot, id, parts)
+    }
+
+    fn start_on(&mut self, device: u16, slot: u16, id: u16, parts: &[&[u8]]) -> u64 {
+        let sequence = self.next_sequence(slot);
+        let index = SlotIndex::new(slot).unwrap();
+        let head = RecordHead::request(id, index, sequence).on(device);
+        self.push(head, parts);
+        sequence
+    }
+
+    /// The answer to a request for a device.
+    pub fn call_on<M: ApiMessage>(&mut self, device: u16, message: &M) -> Answer {
+        let sequence = message.encode(|parts| self.start_on(device, 0, M::ID, parts));
+        self.wait(0, sequence.unwrap())
+            .unwrap_or_else(|cause| panic!("the session ended: {cause:?}"))
+    }
+
+    pub fn next_sequence(&mut self, slot: u16) -> u64 {
+        let sequence = &mut self.sequences[usize::from(slot)];
+        *sequence += 1;
+        *sequence
+    }
+
+    /// The answer, or why there will be none.
+    pub fn wait(&self, slot: u16, sequence: u64) -> Result<Answer, Cause> {
+        self.wait_at_most(slot, sequence, PATIENCE)
+    }
+
+    pub fn wait_at_most(
+        &self,
+        slot: u16,
+        sequence: u64,
+        patience: Duration,
+    ) -> Result<Answer, Cause> {
+        let slot = SlotIndex::new(slot).unwrap();
+        let end = Instant::now() + patience;
+        loop {
+            if let Some(answer) = self.slots.poll(slot, sequence).unwrap() {
+                let mut payload = vec![0; answer.length];
+                self.slots.copy_payload(slot, 0, &mut payload);
+                return Ok(Answer {
+                    status: answer.status,
+                    payload,
+                });
+            }
+            if let Some(cause) = self.status.load() {
+                return Err(cause);
+            }
+            assert!(Instant::now() < end, "waited in vain for an answer");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The session's memory, which can be looked at after the session.
+    pub fn memory(&self) -> Memory {
+        Memory(self.file.try_clone().unwrap().into())
+    }
+
+    /// Sends a request and waits for its answer.
+    pub fn call<M: ApiMessage>(&mut self, message: &M) -> Answer {
+        let sequence = self.start(0, message);
+        self.wait(0, sequence)
+            .unwrap_or_else(|cause| panic!("the session ended: {cause:?}"))
+    }
+
+    pub fn call_raw(&mut self, id: u16, body: &[u8]) -> Result<Answer, Cause> {
+        let sequence = self.start_raw(0, id, &[body]);
+        self.wait(0, sequence)
+    }
+
+    /// Waits until the status word says why the session ended.
+    pub fn wait_for_status(&self) -> Cause {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(cause) = self.status.load() {
+                return cause;
+            }
+            assert!(Instant::now() < end, "the status word stays empty");
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn wait_for_fence(&self, index: u32, value: u64) {
+        let fence = FenceIndex::new(index).unwrap();
+        let end = Instant::now() + PATIENCE;
+        while self.fences.load(fence) < value {
+            assert!(Instant::now() < end, "the fence is not written");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Answer {
+    /// The reply of a successful call.
+    pub fn reply<'a, R: Decode<'a>>(&'a self) -> R {
+        assert_eq!(self.status, 0, "the call failed");
+        R::decode(&self.payload).unwrap()
+    }
+}

@@ -1,0 +1,134 @@
+//! A worker executable that does what a test wants: the test's own, which so plays both parts.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+
+use wormhole_api::PROTOCOL_HASH;
+use wormhole_link::channel::{self, Incoming, Outgoing};
+use wormhole_ring::control::{ArenaRun, Message};
+
+/// What the executable does: started by a supervisor it is `worker`, otherwise it runs those of `tests` whose
+/// names hold an argument.
+pub fn main(tests: &[(&str, fn())], worker: fn(Stub)) {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.get(1).map(String::as_str) {
+        Some("--protocol") => println!("{:016x}", protocol_of(Path::new(&arguments[0]))),
+        // A supervisor that runs in this executable sees so whether processes can be confined.
+        Some("--version") => {}
+        Some("--device") => worker(Stub::inherited(protocol_of(Path::new(&arguments[0])))),
+        // What `cargo test` may ask of a test executable.
+        Some("--list") => {
+            for (name, _) in tests {
+                println!("{name}: test");
+            }
+        }
+        _ => run(tests, &arguments[1..]),
+    }
+}
+
+fn run(tests: &[(&str, fn())], arguments: &[String]) {
+    let names: Vec<&String> = arguments
+        .iter()
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(*part));
+    let (chosen, left): (Vec<_>, Vec<_>) = tests.iter().partition(|(name, _)| wanted(name));
+    println!("\nrunning {} tests", chosen.len());
+    for (name, test) in &chosen {
+        test();
+        println!("test {name} ... ok");
+    }
+    println!(
+        "\ntest result: ok. {} passed; 0 failed; 0 ignored; 0 measured; {} filtered out\n",
+        chosen.len(),
+        left.len()
+    );
+}
+
+/// Each installed copy speaks another protocol.
+fn protocol_of(program: &Path) -> u64 {
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let index = name.strip_prefix("wormhole-worker-").unwrap_or("0");
+    protocol(index.parse().unwrap())
+}
+
+/// The protocol of the copy with this number.
+pub fn protocol(index: u64) -> u64 {
+    PROTOCOL_HASH.wrapping_add(index)
+}
+
+/// What a worker is started with.
+pub struct Stub {
+    pub protocol: u64,
+    socket: OwnedFd,
+    pub log: File,
+    incoming: Incoming,
+    outgoing: Outgoing,
+}
+
+impl Stub {
+    fn inherited(protocol: u64) -> Self {
+        // SAFETY: the supervisor put the stream and the log there, and nothing else here uses the numbers.
+        let (socket, log) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
+        Self {
+            protocol,
+            socket,
+            log: log.into(),
+            incoming: Incoming::new(true),
+            outgoing: Outgoing::default(),
+        }
+    }
+
+    pub fn send(&mut self, message: &Message<'_>, descriptors: Vec<OwnedFd>) {
+        self.outgoing
+            .send(&self.socket, message, descriptors)
+            .unwrap();
+    }
+
+    /// Says that it is ready, waits for its session and takes it: the window and the counters.
+    pub fn take_session(&mut self) -> (OwnedFd, OwnedFd) {
+        let ready = Message::Ready {
+            protocol_hash: self.protocol,
+            device: "stub",
+        };
+        self.send(&ready, Vec::new());
+        loop {
+            channel::wait_readable(&self.socket).unwrap();
+            self.incoming.fill(&self.socket).unwrap();
+            match self.incoming.take() {
+                Ok(Some(Message::Assign(_))) => break,
+                Ok(_) => {}
+                // The supervisor is gone.
+                Err(_) => std::process::exit(0),
+            }
+        }
+        let mut descriptor = || self.incoming.descriptor().unwrap();
+        let given = (descriptor(), descriptor());
+        self.send(&Message::Assigned, Vec::new());
+        given
+    }
+
+    /// A run that it is asked to let go of, if there is one.
+    pub fn take_removal(&mut self) -> Option<ArenaRun> {
+        self.incoming.fill(&self.socket).unwrap();
+        match self.incoming.take() {
+            Ok(Some(Message::ArenaRemove(run))) => Some(run),
+            Ok(_) => None,
+            // The supervisor is gone.
+            Err(_) => std::process::exit(0),
+        }
+    }
+
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.log, "{line}").unwrap();
+    }
+}
+
+/// Does nothing, whatever happens to its stream.
+pub fn idle() -> ! {
+    loop {
+        std::thread::park();
+    }
+}

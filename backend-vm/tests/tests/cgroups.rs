@@ -1,0 +1,255 @@
+//! Workers are held to their memory by cgroups, and nothing is left of those.
+//!
+//! What a system delegates cannot be had from every system, so this runs in the emulated host, where this
+//! executable plays its third part beside test and worker: it is all that runs there.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use wormhole_backend_tests::backend::{Backend, Workers, wait_until};
+use wormhole_backend_tests::guest::{Control, Reply};
+use wormhole_backend_tests::stub::{self, Stub};
+use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay};
+use wormhole_ring::control::Attach;
+
+fn main() {
+    if std::env::args().nth(1).as_deref() == Some(MACHINE) {
+        return in_machine();
+    }
+    stub::main(
+        &[(
+            "workers_are_held_to_their_memory_by_cgroups_that_do_not_stay",
+            workers_are_held_to_their_memory_by_cgroups_that_do_not_stay,
+        )],
+        worker,
+    );
+}
+
+const MACHINE: &str = "--machine";
+/// What a guest says for its worker to take more than it may have.
+const EAT: &str = "CUDA_MODULE_LOADING=EAT\n";
+const MEMORY: usize = 96 << 20;
+
+fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
+    let folders = ["WORMHOLE_IMAGES", "WORMHOLE_STAGE"].map(std::env::var_os);
+    let [Some(images), Some(stage)] = folders.map(|folder| folder.map(PathBuf::from)) else {
+        println!("skipped: there is no emulated host without `cargo xtask test`");
+        return;
+    };
+    let overlay = host_overlay(&HostRun {
+        init: stage.join("lib/wormhole/wormhole-init"),
+        wormhole: std::env::current_exe().unwrap(),
+        parts: Vec::new(),
+        guest: Image::guest(&images, Kernel::V6_1).unwrap(),
+        guest_kernel: Kernel::V6_1,
+        arguments: vec![MACHINE.into()],
+        variables: Vec::new(),
+        programs: vec![env!("CARGO_BIN_EXE_supervisor").into()],
+        collect: Vec::new(),
+    })
+    .unwrap();
+    let host = EmulatedHost {
+        image: &Image::emulated_host(&images, Kernel::V6_1).unwrap(),
+        overlay: &overlay,
+        memory: 1 << 30,
+        processors: 2,
+        timeout: Duration::from_secs(240),
+    };
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let report = host.run(&mut stdout, &mut stderr).unwrap();
+    let said = String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr);
+    assert_eq!(report.ending, Ending::Exited(0), "{said}");
+    println!("{said}");
+}
+
+/// The worker's part.
+fn worker(mut stub: Stub) {
+    stub.take_session();
+    if std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAT") {
+        // Shared memory, which no resource limit counts.
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a mapping of its own, written within its size.
+        unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), 4 * MEMORY, protection, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            at.cast::<u8>().write_bytes(1, 4 * MEMORY);
+        }
+        stub.say("it has eaten");
+    }
+    stub::idle();
+}
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+fn in_machine() {
+    // SAFETY: C strings.
+    let mounted = unsafe {
+        libc::mount(
+            c"cgroup2".as_ptr(),
+            c"/sys/fs/cgroup".as_ptr(),
+            c"cgroup2".as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    };
+    assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
+    let root = Path::new(ROOT);
+    a_worker_that_takes_too_much_ends_alone(root);
+    what_a_killed_supervisor_leaves_is_removed_by_the_next(root);
+    assert!(
+        !root.join("supervisor").exists(),
+        "the root need not be empty"
+    );
+
+    let delegated = cgroup(&root.join("delegated"));
+    mark(&delegated);
+    enter(&delegated);
+    a_worker_that_takes_too_much_ends_alone(&delegated);
+    what_a_killed_supervisor_leaves_is_removed_by_the_next(&delegated);
+    assert_eq!(names(&delegated), ["supervisor"]);
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    assert_eq!(own, "0::/delegated/supervisor\n");
+
+    let other = cgroup(&root.join("other"));
+    enter(&other);
+    what_is_not_delegated_is_left_alone(&other);
+}
+
+fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
+    let mut backend = start();
+    let place = base.join(format!("workers-{}.0", backend.child.id()));
+    let mut neighbour = assign(&mut backend, "");
+    let doomed = assign(&mut backend, EAT);
+    backend.wait_for_log("more memory than workers may have");
+    drop(doomed);
+    let end = backend.report().end;
+    assert!(end.contains("more memory than workers may have"), "{end}");
+    assert!(!backend.log().contains("it has eaten"));
+    neighbour.hello(stub::protocol(0), "");
+    assert_eq!(neighbour.receive(), Reply::Ended);
+    assert!(backend.report().end.contains("hello twice"));
+
+    // The process that is in each of them.
+    let processes = || -> Vec<String> {
+        let read = |name| fs::read_to_string(place.join(name).join("cgroup.procs"));
+        let text = names(&place).into_iter().map(|name| read(name).ok());
+        text.map(|text| text.unwrap_or_default().trim().to_owned())
+            .collect()
+    };
+    let workers = || -> Vec<String> { backend.workers().iter().map(i32::to_string).collect() };
+    wait_until(
+        || {
+            let (mut processes, mut workers) = (processes(), workers());
+            processes.sort();
+            workers.sort();
+            processes == workers
+        },
+        || {
+            format!(
+                "a cgroup for each worker and no more: {:?} for {:?}",
+                processes(),
+                workers()
+            )
+        },
+    );
+    for name in names(&place) {
+        let read = |file| fs::read_to_string(place.join(&name).join(file)).unwrap();
+        assert_eq!(read("memory.max"), format!("{MEMORY}\n"));
+        assert_eq!(read("pids.max"), "5120\n");
+    }
+    assert!(backend.finish().success());
+    assert!(!place.exists());
+    println!(
+        "{}: a worker that takes too much ends alone",
+        base.display()
+    );
+}
+
+fn what_a_killed_supervisor_leaves_is_removed_by_the_next(base: &Path) {
+    let mut killed = start();
+    let left = base.join(format!("workers-{}.0", killed.child.id()));
+    killed.signal(libc::SIGKILL);
+    killed.wait_for_end();
+    assert!(left.exists());
+    let next = start();
+    assert!(!left.exists());
+    let living = base.join(format!("workers-{}.0", next.child.id()));
+    let third = start();
+    assert!(living.exists(), "its supervisor lives");
+    assert!(third.finish().success());
+    assert!(next.finish().success());
+    println!("{}: what was left is removed", base.display());
+}
+
+fn what_is_not_delegated_is_left_alone(base: &Path) {
+    let mut backend = start();
+    let _control = assign(&mut backend, "");
+    assert!(names(base).is_empty());
+    backend.wait_for_log("by a resource limit: the cgroup /sys/fs/cgroup/other is not delegated");
+    assert!(backend.finish().success());
+    println!("{}: left alone", base.display());
+}
+
+fn start() -> Backend {
+    let me = std::env::current_exe().unwrap();
+    let memory = MEMORY.to_string();
+    let mut backend = Backend::start_as(
+        // The machine has it at the same path.
+        Command::new(env!("CARGO_BIN_EXE_supervisor")),
+        Workers::of(&[&me]),
+        &["--worker-memory", &memory],
+    );
+    backend.attach(64, Attach::default()).unwrap();
+    backend
+}
+
+fn assign(backend: &mut Backend, environment: &str) -> Control {
+    let mut control = backend.connect();
+    control.hello(stub::protocol(0), environment);
+    match control.receive() {
+        Reply::Grant(_) => control,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn cgroup(path: &Path) -> PathBuf {
+    fs::create_dir(path).unwrap();
+    path.to_owned()
+}
+
+/// As systemd does.
+fn mark(path: &Path) {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: C strings, and one byte.
+    let result = unsafe {
+        libc::setxattr(
+            path.as_ptr(),
+            c"trusted.delegate".as_ptr(),
+            c"1".as_ptr().cast(),
+            1,
+            0,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn enter(path: &Path) {
+    fs::write(path.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+}
+
+/// The cgroups in a cgroup.
+fn names(path: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect()
+}

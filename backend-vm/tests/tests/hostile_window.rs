@@ -1,0 +1,605 @@
+//! Ten thousand attacks over a live window.
+//!
+//! Half of the rounds write random bytes over the ring and its header and publish random bytes as a record,
+//! half spoil valid records as somebody would who knows the grammar, and another thread flips bytes
+//! meanwhile. A round counts when the worker has looked at what it wrote. The supervisor must live, a session
+//! beside it must compute the right bytes, and every decoder and every reason for refusal must have been
+//! reached.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use wormhole_api::array::SURFACE_LDST;
+use wormhole_api::{
+    AddressReserve, AddressReserveReply, ArrayCreate, ContextReset, DevicePtr, EventCreate,
+    GreenCreate, GreenDescribe, Handle, Items, LaunchKernel, MESSAGES, MemAlloc, MemAllocReply,
+    MemCopy, MemCreate, MemFree, MemMap, MemWrite, Message as ApiMessage, MipmapCreate,
+    ModuleGetFunction, PoolCreate, StreamCreate, StreamQuery, Synchronize,
+};
+use wormhole_backend_tests::attack::{Entry, Writer, mutate};
+use wormhole_backend_tests::backend::Backend;
+use wormhole_backend_tests::grammar::{ARRAY, DEVICE_BYTES, MAPPED_BYTES, PTX, Things, grammar};
+use wormhole_backend_tests::guest::Guest;
+use wormhole_backend_tests::messages::{library_load, module_load};
+use wormhole_backend_tests::random::Random;
+use wormhole_link::counters::Counter;
+use wormhole_link::report::SessionReport;
+use wormhole_ring::control::Message;
+use wormhole_ring::layout::{RING_BYTES, SLOTS, session};
+use wormhole_ring::slot::SlotIndex;
+use wormhole_ring::status::EndCause;
+
+const ROUNDS: usize = 10_000;
+/// How long a round waits for its record to be looked at: flipped bytes may hide it for good.
+const ROUND: Duration = Duration::from_millis(20);
+
+/// Everything that honest programs do, so that spoilt records have something to spoil.
+fn prepare(guest: &mut Guest) -> Things {
+    let arena = guest.arena[0].address;
+    guest.arena[0].write(0, PTX.as_bytes());
+    let (image, bytes) = (DevicePtr(arena), PTX.len() as u64);
+    let things = Things {
+        stream: guest.mint(),
+        event: guest.mint(),
+        module: guest.mint(),
+        library: guest.mint(),
+        function: guest.mint(),
+        array: guest.mint(),
+        mipmap: guest.mint(),
+        pool: guest.mint(),
+        memory: guest.mint(),
+        device: guest
+            .call(&MemAlloc {
+                bytes: DEVICE_BYTES,
+            })
+            .reply::<MemAllocReply>()
+            .address,
+        reserved: guest
+            .call(&AddressReserve {
+                bytes: 2 * MAPPED_BYTES,
+                alignment: 0,
+                hint: 0,
+            })
+            .reply::<AddressReserveReply>()
+            .address,
+        arena,
+    };
+    let (format, channels, flags) = (1, 1, 0);
+    let answers = [
+        guest.call(&StreamCreate {
+            new: things.stream,
+            flags: 1,
+            priority: 0,
+        }),
+        guest.call(&EventCreate {
+            new: things.event,
+            flags: 0,
+        }),
+        guest.call(&module_load(things.module, image, bytes)),
+        guest.call(&library_load(things.library, image, bytes)),
+        guest.call(&ModuleGetFunction {
+            module: things.module,
+            new: things.function,
+            name: b"store",
+        }),
+        guest.call(&ArrayCreate {
+            new: things.array,
+            extent: [ARRAY[0], ARRAY[1], 0],
+            format,
+            channels,
+            flags: SURFACE_LDST,
+        }),
+        guest.call(&MipmapCreate {
+            new: things.mipmap,
+            extent: [64, 64, 0],
+            format,
+            channels,
+            flags,
+            levels: 3,
+        }),
+        guest.call(&PoolCreate {
+            new: things.pool,
+            handle_types: 0,
+            most: 0,
+        }),
+        guest.call(&MemCreate {
+            new: things.memory,
+            bytes: MAPPED_BYTES,
+            handle_types: 0,
+        }),
+        guest.call(&MemMap {
+            address: things.reserved,
+            memory: things.memory,
+        }),
+        guest.call(&GreenDescribe { green: 0 }),
+        guest.call(&GreenCreate {
+            parts: Items::new(&[]),
+        }),
+    ];
+    for answer in answers {
+        assert_eq!(answer.status, 0);
+    }
+    things
+}
+
+/// A hostile session and what is needed to attack it.
+struct Attack {
+    guest: Guest,
+    writer: Writer,
+    records: Vec<Entry>,
+    sequence: u64,
+}
+
+impl Attack {
+    /// The valid record of a message.
+    fn record<M: ApiMessage>(&self) -> Entry {
+        let entry = self.records.iter().find(|entry| entry.message == M::ID);
+        entry.expect("each message has one").clone()
+    }
+
+    fn open(backend: &mut Backend) -> Self {
+        let mut guest = backend.connect().open();
+        let things = prepare(&mut guest);
+        let records = grammar(&things, &mut guest);
+        let writer = Writer::new(&guest);
+        Self {
+            guest,
+            writer,
+            records,
+            sequence: 1000,
+        }
+    }
+
+    fn send(&mut self, entry: &Entry) {
+        self.sequence += 1;
+        self.writer.write(entry, self.sequence);
+        let _ = self.guest.control.send(&Message::Doorbell);
+    }
+
+    /// Waits until what was written has been looked at, or is not going to be.
+    fn settle(&mut self) -> Round {
+        let end = Instant::now() + ROUND;
+        loop {
+            let cause = self.guest.status.load();
+            let taken = self.writer.word(session::HEAD) == self.writer.cursor;
+            match cause {
+                Some(cause) if taken || cause.cause == EndCause::Violation as u32 => {
+                    return Round::Ended;
+                }
+                None if taken => return Round::Taken,
+                _ => {}
+            }
+            if Instant::now() > end {
+                return Round::Over;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Random bytes over the header, the slots and the ring.
+    fn scatter(&self, random: &Random) {
+        for _ in 0..1 + random.below(64) {
+            let offset = match random.below(4) {
+                0 => random.below(session::SLOT_BASE),
+                1 => session::SLOT_BASE + random.below(8192),
+                _ => session::RING_BASE + random.below(RING_BYTES),
+            };
+            // The status word is the session's end; whoever writes it ends only itself.
+            if offset >= 8 {
+                self.writer.set_byte(offset, random.byte());
+            }
+        }
+    }
+
+    /// A record of random bytes. One in sixteen is random in everything; the others are as long as a message of
+    /// theirs is and have a slot, so that the session outlives most of them.
+    fn noise(&self, random: &Random, round: usize) -> Entry {
+        let wild = random.one_in(16);
+        let kinds = self.records.len() - usize::from(!random.one_in(20));
+        let like = &self.records[random.below(kinds)];
+        let length = if wild {
+            random.below(2000)
+        } else {
+            like.body.len()
+        };
+        Entry {
+            message: if wild {
+                random.word() >> random.below(16)
+            } else {
+                like.message
+            },
+            slot: if wild { random.word() } else { slot_of(round) },
+            body: (0..length).map(|_| random.byte()).collect(),
+            ..like.clone()
+        }
+    }
+}
+
+/// What became of what a round wrote.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// The worker took it.
+    Taken,
+    /// The worker saw it, and the session is over.
+    Ended,
+    /// Nobody can make sense of the ring any more.
+    Over,
+}
+
+/// The slots take turns, so that most are free when they are used again.
+fn slot_of(round: usize) -> u16 {
+    u16::try_from(round % SLOTS).unwrap()
+}
+
+/// Flips bytes of the ring that is under attack, and of its header and slots.
+struct Flipper {
+    segment: Arc<AtomicPtr<u8>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    busy: Arc<AtomicBool>,
+}
+
+impl Flipper {
+    fn start() -> Self {
+        let segment = Arc::new(AtomicPtr::new(std::ptr::null_mut()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let busy = Arc::new(AtomicBool::new(false));
+        let (target, stopped, working) =
+            (Arc::clone(&segment), Arc::clone(&stop), Arc::clone(&busy));
+        let thread = std::thread::spawn(move || {
+            let random = Random::new(99);
+            while !stopped.load(Ordering::SeqCst) {
+                std::thread::park();
+                random.delay();
+                working.store(true, Ordering::SeqCst);
+                let base: *mut u8 = target.load(Ordering::SeqCst);
+                if !base.is_null() {
+                    flip(base, &random);
+                }
+                working.store(false, Ordering::SeqCst);
+            }
+        });
+        Self {
+            segment,
+            stop,
+            thread: Some(thread),
+            busy,
+        }
+    }
+
+    /// Lets it flip a byte, sometime soon.
+    fn flip(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    fn aim(&self, guest: Option<&Guest>) {
+        let base = guest.map_or(std::ptr::null_mut(), |guest| guest.segment);
+        self.segment.store(base, Ordering::SeqCst);
+        if base.is_null() {
+            // The segment is about to be unmapped.
+            while self.busy.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Flips a byte of the record that is being taken, now and then one of the header.
+fn flip(base: *mut u8, random: &Random) {
+    // SAFETY: the segment is mapped while it is aimed at; every access is volatile.
+    unsafe {
+        let head = base.add(session::HEAD).cast::<u64>().read_volatile();
+        let offset = if random.one_in(50) {
+            random.below(session::FENCE_BASE)
+        } else {
+            let near = usize::try_from(head).unwrap_or(0) + 8 + random.below(192);
+            session::RING_BASE + (near & (RING_BYTES - 1))
+        };
+        let byte = base.add(offset);
+        byte.write_volatile(byte.read_volatile() ^ 1 << random.below(8));
+    }
+}
+
+impl Drop for Flipper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.flip();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// An honest session's work, over and over, each byte checked.
+fn neighbour(mut guest: Guest, stop: &AtomicBool, checked: &AtomicU64) {
+    let random = Random::new(3);
+    while !stop.load(Ordering::Relaxed) {
+        let bytes: Vec<u8> = (0..20_000).map(|_| random.byte()).collect();
+        let length = bytes.len() as u64;
+        let device = guest.call(&MemAlloc { bytes: length });
+        let device = device.reply::<MemAllocReply>().address;
+        guest.arena[0].write(0, &bytes);
+        let arena = guest.arena[0].address;
+        for (destination, source) in [
+            (device, DevicePtr(arena)),
+            (DevicePtr(arena + length), device),
+        ] {
+            guest.record(&MemCopy {
+                destination,
+                source,
+                bytes: length,
+                stream: Handle::LEGACY,
+            });
+        }
+        assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+        assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+        assert_eq!(guest.call(&MemFree { address: device }).status, 0);
+        checked.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What all sessions' reports say together.
+#[derive(Default)]
+struct Tally {
+    sessions: usize,
+    messages: BTreeMap<String, u64>,
+    refusals: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    fn add(&mut self, report: SessionReport) {
+        self.sessions += 1;
+        for (name, count) in report.messages {
+            *self.messages.entry(name).or_default() += count;
+        }
+        for (reason, count) in report.refusals {
+            *self.refusals.entry(reason).or_default() += count;
+        }
+    }
+}
+
+/// One record for each reason, made on purpose: chance need not find them.
+fn directed(attack: &mut Attack, reason: Counter) {
+    let copy = attack.record::<MemCopy>();
+    let entry = match reason {
+        Counter::InvalidHandles => Entry {
+            // A stream of a generation that never was.
+            body: (1u64 << 38 | 77 << 18 | 5 << 6).to_le_bytes().to_vec(),
+            slot: 1,
+            ..attack.record::<StreamQuery>()
+        },
+        Counter::NoDevice => Entry {
+            slot: 1,
+            device: 2,
+            ..attack.record::<StreamQuery>()
+        },
+        Counter::InvalidAddresses => {
+            let mut entry = copy;
+            entry.body[..8].copy_from_slice(&12345u64.to_le_bytes());
+            Entry { slot: 1, ..entry }
+        }
+        Counter::RingCommit => Entry {
+            units: Some(0xF000),
+            ..copy
+        },
+        Counter::RingLap => Entry {
+            lap: Some(77),
+            ..copy
+        },
+        Counter::RingOverrun => Entry { pad: true, ..copy },
+        Counter::RingBody => Entry {
+            body_len: Some(5000),
+            ..copy
+        },
+        Counter::RingSlot => Entry { slot: 200, ..copy },
+        Counter::RingTail => {
+            // Looked at when the executor parks, which it does again after it was woken.
+            attack.writer.set_word(session::TAIL, 3);
+            let _ = attack.guest.control.send(&Message::Doorbell);
+            return;
+        }
+        Counter::UnknownMessage => Entry {
+            message: 999,
+            ..copy
+        },
+        Counter::ShortBody => Entry {
+            body: vec![0; 5],
+            ..copy
+        },
+        Counter::LongBody => {
+            let mut entry = copy;
+            entry.body.extend([0; 8]);
+            entry
+        }
+        Counter::CountAboveLimit | Counter::CountAboveBody => {
+            // The count of the data of a MemWrite.
+            let mut entry = attack.record::<MemWrite>();
+            let count = 100u32.to_le_bytes();
+            let at = entry
+                .body
+                .windows(4)
+                .position(|bytes| bytes == count)
+                .expect("the count of 100");
+            let wrong: u32 = match reason {
+                Counter::CountAboveLimit => 5000,
+                _ => 101,
+            };
+            entry.body[at..at + 4].copy_from_slice(&wrong.to_le_bytes());
+            entry
+        }
+        Counter::HandleType => Entry {
+            body: (2u64 << 38).to_le_bytes().to_vec(),
+            slot: 1,
+            ..attack.record::<StreamQuery>()
+        },
+        Counter::ExcludedValue => {
+            // A grid of 0 in the launch.
+            let mut entry = attack.record::<LaunchKernel>();
+            let block = [32, 0, 0, 0, 1, 0, 0, 0];
+            let at = entry
+                .body
+                .windows(8)
+                .position(|bytes| bytes == block)
+                .expect("the block of 32");
+            entry.body[at] = 0;
+            Entry { slot: 1, ..entry }
+        }
+        Counter::SlotBusy => {
+            // A second request on a slot whose first is with a thread: the reset holds the answer back.
+            let reset = Entry {
+                slot: 2,
+                ..attack.record::<Synchronize>()
+            };
+            for _ in 0..200 {
+                attack.send(&reset);
+            }
+            return;
+        }
+        Counter::NoSlot => Entry {
+            slot: 0xFFFF,
+            ..attack.record::<Synchronize>()
+        },
+        other => panic!("{other:?} is no reason for refusal"),
+    };
+    attack.send(&entry);
+}
+
+/// Else there is nothing in them to spoil.
+#[test]
+fn records_of_references_and_green_contexts_are_right() {
+    let mut backend = Backend::with_devices(8, "cpu:2");
+    let mut attack = Attack::open(&mut backend);
+    let mut sent = 0;
+    for entry in attack.records.clone() {
+        let info = MESSAGES.iter().find(|info| info.id == entry.message);
+        let name = info.map_or("", |info| info.name);
+        if !name.starts_with("Reference") && !name.starts_with("Green") {
+            continue;
+        }
+        attack.send(&entry);
+        let answer = attack.guest.wait(entry.slot, attack.sequence);
+        assert_eq!(answer.expect("the session lives").status, 0, "{name}");
+        sent += 1;
+    }
+    assert_eq!(sent, 9);
+    assert_eq!(attack.guest.status.load(), None);
+}
+
+#[test]
+fn ten_thousand_attacks_end_nothing_but_their_own_sessions() {
+    let mut backend = Backend::with_devices(128, "cpu:2");
+    let stop = Arc::new(AtomicBool::new(false));
+    let checked = Arc::new(AtomicU64::new(0));
+    let honest = backend.connect().open();
+    let beside = {
+        let (stop, checked) = (Arc::clone(&stop), Arc::clone(&checked));
+        std::thread::spawn(move || neighbour(honest, &stop, &checked))
+    };
+    let mut tally = Tally::default();
+    let random = Random::new(2026);
+
+    for &(reason, name) in Counter::REFUSALS {
+        let mut attack = Attack::open(&mut backend);
+        directed(&mut attack, reason);
+        match reason {
+            Counter::InvalidHandles
+            | Counter::InvalidAddresses
+            | Counter::HandleType
+            | Counter::ExcludedValue
+            | Counter::NoDevice => drop(attack.guest.wait(1, attack.sequence)),
+            _ => drop(attack.guest.wait_for_status()),
+        }
+        drop(attack);
+        let report = backend.report();
+        assert!(
+            report.refusals.contains_key(name),
+            "{name} was not reached: {report:?}"
+        );
+        tally.add(report);
+    }
+
+    // The reset too is made on purpose: it comes seldom, since the others need what it takes away.
+    let mut attack = Attack::open(&mut backend);
+    let reset = Entry {
+        slot: 1,
+        ..attack.record::<ContextReset>()
+    };
+    attack.send(&reset);
+    let answer = attack.guest.wait(1, attack.sequence);
+    assert_eq!(answer.expect("the session lives").status, 0);
+    drop(attack);
+    tally.add(backend.report());
+
+    let flipper = Flipper::start();
+    let mut attack: Option<Attack> = None;
+    let (mut looked_at, mut round) = (0, 0);
+    while looked_at < ROUNDS {
+        let live = attack.get_or_insert_with(|| Attack::open(&mut backend));
+        flipper.aim(Some(&live.guest));
+        round += 1;
+        let entry = if round % 2 == 0 {
+            live.scatter(&random);
+            live.noise(&random, round)
+        } else {
+            // The reset at the end of the grammar takes everything away that the others need.
+            let kinds = live.records.len() - usize::from(!random.one_in(20));
+            let mut entry = live.records[random.below(kinds)].clone();
+            // A record without a slot that fails is its session's end.
+            if SlotIndex::new(entry.slot).is_some() || !random.one_in(4) {
+                entry.slot = slot_of(round);
+            }
+            if random.one_in(4) {
+                entry.device = 1;
+            }
+            if !random.one_in(4) {
+                mutate(&mut entry, &random);
+            }
+            entry
+        };
+        // More often, and no session would live to see a second round.
+        if random.one_in(4) {
+            flipper.flip();
+        }
+        live.send(&entry);
+        let outcome = live.settle();
+        looked_at += usize::from(outcome != Round::Over);
+        if outcome != Round::Taken {
+            flipper.aim(None);
+            attack = None;
+            tally.add(backend.report());
+        }
+    }
+    flipper.aim(None);
+    drop(attack);
+    drop(flipper);
+
+    let before = checked.load(Ordering::Relaxed);
+    wormhole_backend_tests::backend::wait_until(
+        || checked.load(Ordering::Relaxed) > before || beside.is_finished(),
+        || "the neighbour's next result".into(),
+    );
+    stop.store(true, Ordering::Relaxed);
+    beside.join().expect("the neighbour's results are right");
+    assert!(backend.is_alive());
+    println!(
+        "{round} rounds, {} sessions attacked, neighbour checked {} times",
+        tally.sessions,
+        checked.load(Ordering::Relaxed)
+    );
+    println!("messages {:?}", tally.messages);
+    println!("refusals {:?}", tally.refusals);
+    for info in MESSAGES {
+        assert!(
+            tally.messages.contains_key(info.name),
+            "{} was not reached",
+            info.name
+        );
+    }
+    for (_, name) in Counter::REFUSALS {
+        assert!(tally.refusals.contains_key(*name), "{name} was not reached");
+    }
+}

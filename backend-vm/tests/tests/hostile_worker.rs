@@ -1,0 +1,183 @@
+//! A worker that means harm reaches its own session and no other, not even one of its tenant.
+//!
+//! The test's own executable plays the hostile worker, so it parses its arguments itself.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use wormhole_api::{DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, Synchronize};
+use wormhole_backend_tests::backend::{Backend, PATIENCE, Workers};
+use wormhole_backend_tests::guest::{Guest, Reply};
+use wormhole_backend_tests::stub::{self, Stub};
+use wormhole_link::memory::Mapping;
+use wormhole_ring::control::{Attach, Message};
+
+const SEGMENTS: u64 = 24;
+/// What the guests keep in their arenas.
+const SECRET: [u8; 16] = *b"what guests keep";
+const PAGE: usize = 4096;
+
+fn main() {
+    stub::main(
+        &[
+            (
+                "a_hostile_worker_finds_and_spoils_no_other_session",
+                a_hostile_worker_finds_and_spoils_no_other_session,
+            ),
+            (
+                "arena_that_a_worker_keeps_is_another_sessions_without_it",
+                arena_that_a_worker_keeps_is_another_sessions_without_it,
+            ),
+        ],
+        worker,
+    );
+}
+
+/// Sweeps all it was given over and over: it looks for what guests keep, and spoils the rest. Arena that is
+/// asked back it gives back in words only.
+fn worker(mut stub: Stub) {
+    let (file, _) = stub.take_session();
+    let file = File::from(file);
+    let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+    let mapping = Mapping::new(&file, 0, bytes).unwrap();
+    loop {
+        let mut found = 0;
+        for page in (0..bytes).step_by(PAGE) {
+            // SAFETY: inside the mapping of the whole file; what the guest does meanwhile gives some
+            // bytes or others.
+            unsafe {
+                let page = mapping.base().add(page);
+                if page.cast::<[u8; 16]>().read_volatile() == SECRET {
+                    found += 1;
+                } else {
+                    page.write_bytes(0xEE, PAGE);
+                }
+            }
+        }
+        stub.say(&format!("swept {} pages, found {found}", bytes / PAGE));
+        if let Some(run) = stub.take_removal() {
+            stub.send(&Message::ArenaRemoved(run), Vec::new());
+            stub.say("it says that it has let go");
+        }
+    }
+}
+
+/// A supervisor with a real worker for one guest and the hostile one for another.
+fn backend() -> (Backend, Guest, Guest) {
+    let real = Path::new(env!("CARGO_BIN_EXE_worker"));
+    let hostile = std::env::current_exe().unwrap();
+    let mut backend = Backend::start(Workers::of(&[real, &hostile]), &[]);
+    backend.attach(SEGMENTS, Attach::default()).unwrap();
+    let neighbour = backend.connect().open();
+    let victim = backend.connect().open_with(stub::protocol(1));
+    (backend, neighbour, victim)
+}
+
+fn pages_of(guest: &Guest, arena: usize) -> usize {
+    usize::try_from(guest.arena[arena].bytes()).unwrap() / PAGE
+}
+
+fn keep(guest: &Guest, arena: usize) {
+    for page in 0..pages_of(guest, arena) {
+        guest.arena[arena].write(page * PAGE, &SECRET);
+    }
+}
+
+/// How many pages of what guests keep the hostile worker found in the sweeps that begin from now on.
+fn found(backend: &Backend) -> usize {
+    let counts = |log: &str| -> Vec<usize> {
+        log.lines()
+            .filter_map(|line| line.split_once("pages, found ")?.1.trim().parse().ok())
+            .collect()
+    };
+    let seen = counts(&backend.log()).len();
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let log = backend.log();
+        // The sweep under way began earlier.
+        if let Some(&last) = counts(&log).get(seen + 1) {
+            return last;
+        }
+        assert!(Instant::now() < end, "the worker does not sweep:\n{log}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The device copies the neighbour's arena, which still holds what it holds.
+fn is_unspoilt(guest: &mut Guest, arena: usize) {
+    let bytes = guest.arena[arena].bytes();
+    let device = guest
+        .call(&MemAlloc { bytes })
+        .reply::<MemAllocReply>()
+        .address;
+    let source = DevicePtr(guest.arena[arena].address);
+    for (destination, source) in [(device, source), (source, device)] {
+        guest.record(&MemCopy {
+            destination,
+            source,
+            bytes,
+            stream: Handle::LEGACY,
+        });
+    }
+    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+    for page in 0..pages_of(guest, arena) {
+        assert_eq!(guest.arena[arena].read(page * PAGE, SECRET.len()), SECRET);
+        let rest = guest.arena[arena].read(page * PAGE + SECRET.len(), 64);
+        assert!(rest.iter().all(|byte| *byte == 0), "page {page} is spoilt");
+    }
+}
+
+fn a_hostile_worker_finds_and_spoils_no_other_session() {
+    let (mut backend, mut neighbour, victim) = backend();
+    keep(&neighbour, 0);
+    assert_eq!(found(&backend), 0, "the neighbour's pages");
+    // It does find what it may; what it spoils while the guest writes is written again.
+    let end = Instant::now() + PATIENCE;
+    while found(&backend) != pages_of(&victim, 0) {
+        assert!(
+            Instant::now() < end,
+            "the worker does not see its own session"
+        );
+        keep(&victim, 0);
+    }
+    is_unspoilt(&mut neighbour, 0);
+    drop(victim);
+    assert_eq!(backend.report().end, "the guest process ended");
+    is_unspoilt(&mut neighbour, 0);
+}
+
+fn arena_that_a_worker_keeps_is_another_sessions_without_it() {
+    let (mut backend, mut neighbour, mut victim) = backend();
+    let returned = victim.arena.remove(0).run;
+    victim
+        .control
+        .send(&Message::ArenaReturn(returned))
+        .unwrap();
+    backend.wait_for_log("it says that it has let go");
+    // All that is left of the window, so that the returned segments must be among them.
+    let mut again = false;
+    let mut id = 1;
+    let end = Instant::now() + PATIENCE;
+    while !again {
+        assert!(
+            Instant::now() < end,
+            "the returned arena is not granted again"
+        );
+        match neighbour.request_arena(id, 1) {
+            Reply::ArenaGrant(run) => {
+                again = (returned.first..returned.first + returned.count).contains(&run.first);
+                neighbour.map_arena(run);
+            }
+            // It is being scrubbed.
+            Reply::ArenaDenied(..) => {}
+            other => panic!("{other:?}"),
+        }
+        id += 1;
+    }
+    let last = neighbour.arena.len() - 1;
+    keep(&neighbour, last);
+    assert_eq!(found(&backend), 0, "the neighbour's pages");
+    is_unspoilt(&mut neighbour, last);
+    assert!(backend.is_alive());
+}

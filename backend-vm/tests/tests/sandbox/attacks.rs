@@ -1,0 +1,887 @@
+//! What a hostile worker tries, and how each attempt is to be refused.
+//!
+//! Every attempt is harmless where it succeeds, since the control run makes it unconfined: signals are number
+//! 0, arguments end a call that was let through before it changes anything, what is made is removed.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// What the attempts are made against.
+#[derive(Clone, Debug)]
+pub struct Targets {
+    pub supervisor: i32,
+    /// A worker of the same tenant.
+    pub sibling: i32,
+    /// The process of the test.
+    pub test: i32,
+    /// A file of fixed size, and another.
+    pub files: [Option<i32>; 2],
+}
+
+impl Targets {
+    /// As [`text`](Self::text) writes it.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split('.').map(|number| number.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(Self {
+            supervisor: next()?,
+            sibling: next()?,
+            test: next()?,
+            files: [None, None],
+        })
+    }
+
+    /// The processes, in what may be the value of a variable of a worker's environment.
+    pub fn text(&self) -> String {
+        format!("{}.{}.{}", self.supervisor, self.sibling, self.test)
+    }
+
+    /// An abstract socket that the test listens on.
+    pub fn abstract_socket(&self) -> SocketAddr {
+        SocketAddr::from_abstract_name(format!("wormhole-sandbox-{}", self.test)).unwrap()
+    }
+
+    /// The folder of the socket that the supervisor listens on.
+    pub fn folder(&self) -> PathBuf {
+        std::env::temp_dir().join(format!("wormhole-sandbox-{}", self.test))
+    }
+
+    /// A program that is written to be executed.
+    pub fn program(&self) -> PathBuf {
+        PathBuf::from(format!("/tmp/wormhole-sandbox-{}.true", self.test))
+    }
+
+    pub fn listener(&self) -> PathBuf {
+        self.folder().join("socket")
+    }
+}
+
+/// Bytes of memory that workers may have here.
+pub const WORKER_MEMORY: usize = 1 << 30;
+
+/// 0, or the number of the error.
+type Outcome = i32;
+
+/// Which workers are refused what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    Cpu,
+    Cuda,
+}
+
+enum Attempt {
+    /// A system call with its first arguments. Let through, it fails by its arguments.
+    Call(i64, [i64; 3]),
+    /// The file can be opened.
+    Open(&'static str, i32),
+    Other(fn(&Targets) -> Outcome),
+}
+
+/// How a control run that is let through ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    Succeeds,
+    /// With another error than the refusals.
+    GoesOn,
+}
+
+pub struct Attack {
+    pub name: String,
+    pub control: Control,
+    attempt: Attempt,
+    /// How it is refused on the CPU and under the driver's profile; none where it is no attack.
+    refusals: [Option<i32>; 2],
+}
+
+impl Attack {
+    /// How a worker of this profile is to be refused. What this system does not have is not there for it
+    /// either.
+    pub fn refusal(&self, profile: Profile) -> Option<i32> {
+        let refusal = self.refusals[usize::from(profile == Profile::Cuda)]?;
+        match self.attempt {
+            Attempt::Open(path, _) if !Path::new(path).exists() => Some(libc::ENOENT),
+            _ => Some(refusal),
+        }
+    }
+
+    pub fn is_refusal(&self, outcome: Outcome) -> bool {
+        self.refusals.contains(&Some(outcome))
+    }
+
+    /// What this system does not have, nobody can reach.
+    pub fn is_absence(&self, outcome: Outcome) -> bool {
+        match self.attempt {
+            Attempt::Call(..) => outcome == libc::ENOSYS,
+            Attempt::Open(..) => matches!(outcome, libc::ENOENT | libc::ENXIO | libc::ENODEV),
+            Attempt::Other(_) => false,
+        }
+    }
+
+    pub fn make(&self, targets: &Targets) -> Outcome {
+        match self.attempt {
+            Attempt::Call(number, arguments) => {
+                let [first, second, third] = arguments.map(|argument| match argument {
+                    SUPERVISOR => i64::from(targets.supervisor),
+                    other => other,
+                });
+                // SAFETY: refused before the arguments are looked at, or let through with arguments that the
+                // table's author has thought about; no memory of this process is written.
+                let result = unsafe { libc::syscall(number, first, second, third, 0, 0) };
+                if result == 0
+                    && matches!(number, libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone)
+                {
+                    // SAFETY: a child that should not exist.
+                    unsafe { libc::_exit(0) };
+                }
+                outcome(result)
+            }
+            Attempt::Open(path, flags) => open(Path::new(path), flags),
+            Attempt::Other(attempt) => attempt(targets),
+        }
+    }
+}
+
+/// Stands for the supervisor's process in an argument.
+const SUPERVISOR: i64 = i64::MIN;
+
+/// System calls that no worker may make.
+const CALLS: &[(&str, i64, [i64; 3])] = &[
+    ("ptrace traceme", libc::SYS_ptrace, [0, 0, 0]),
+    ("ptrace seize", libc::SYS_ptrace, [0x4206, SUPERVISOR, 0]),
+    (
+        "process_vm_writev",
+        libc::SYS_process_vm_writev,
+        [SUPERVISOR, 0, 0],
+    ),
+    ("signal everybody", libc::SYS_kill, [-1, 0, 0]),
+    ("signal the group", libc::SYS_kill, [0, 0, 0]),
+    ("tkill", libc::SYS_tkill, [SUPERVISOR, 0, 0]),
+    ("pidfd_open", libc::SYS_pidfd_open, [SUPERVISOR, 0, 0]),
+    ("pidfd_getfd", libc::SYS_pidfd_getfd, [1000, 0, 0]),
+    ("kcmp", libc::SYS_kcmp, [SUPERVISOR, SUPERVISOR, 0]),
+    ("socket inet", libc::SYS_socket, [2, 1, 0]),
+    ("socket netlink", libc::SYS_socket, [16, 3, 0]),
+    ("socket packet", libc::SYS_socket, [17, 3, 0]),
+    ("socket vsock", libc::SYS_socket, [40, 1, 0]),
+    ("accept", libc::SYS_accept, [1000, 0, 0]),
+    ("mount", libc::SYS_mount, [0, 0, 0]),
+    ("mount_setattr", libc::SYS_mount_setattr, [-100, 0, 0]),
+    ("move_mount", libc::SYS_move_mount, [-100, 0, -100]),
+    ("umount", libc::SYS_umount2, [0, 0, 0]),
+    ("pivot_root", libc::SYS_pivot_root, [0, 0, 0]),
+    ("chroot", libc::SYS_chroot, [0, 0, 0]),
+    ("open_tree", libc::SYS_open_tree, [-100, 0, 0]),
+    ("fsopen", libc::SYS_fsopen, [0, 0, 0]),
+    (
+        "unshare a user namespace",
+        libc::SYS_unshare,
+        [0x1000_0000, 0, 0],
+    ),
+    (
+        "unshare a mount namespace",
+        libc::SYS_unshare,
+        [0x0002_0000, 0, 0],
+    ),
+    ("setns", libc::SYS_setns, [1000, 0, 0]),
+    ("keyctl", libc::SYS_keyctl, [0, 0, 0]),
+    ("add_key", libc::SYS_add_key, [0, 0, 0]),
+    ("request_key", libc::SYS_request_key, [0, 0, 0]),
+    ("bpf", libc::SYS_bpf, [0, 0, 0]),
+    ("perf_event_open", libc::SYS_perf_event_open, [0, 0, 0]),
+    ("userfaultfd", libc::SYS_userfaultfd, [0, 0, 0]),
+    ("io_uring_setup", libc::SYS_io_uring_setup, [8, 0, 0]),
+    ("io_uring_enter", libc::SYS_io_uring_enter, [1000, 0, 0]),
+    (
+        "io_uring_register",
+        libc::SYS_io_uring_register,
+        [1000, 0, 0],
+    ),
+    ("fanotify_init", libc::SYS_fanotify_init, [0, 0, 0]),
+    ("kexec_load", libc::SYS_kexec_load, [0, 0, 0]),
+    ("init_module", libc::SYS_init_module, [0, 0, 0]),
+    ("finit_module", libc::SYS_finit_module, [1000, 0, 0]),
+    ("delete_module", libc::SYS_delete_module, [0, 0, 0]),
+    ("reboot", libc::SYS_reboot, [0, 0, 0]),
+    ("swapon", libc::SYS_swapon, [0, 0, 0]),
+    ("sethostname", libc::SYS_sethostname, [0, -1, 0]),
+    ("settimeofday", libc::SYS_settimeofday, [0, 0, 0]),
+    ("syslog", libc::SYS_syslog, [10, 0, 0]),
+    ("iopl", libc::SYS_iopl, [3, 0, 0]),
+    (
+        "name_to_handle_at",
+        libc::SYS_name_to_handle_at,
+        [-100, 0, 0],
+    ),
+    (
+        "open_by_handle_at",
+        libc::SYS_open_by_handle_at,
+        [-100, 0, 0],
+    ),
+    ("setuid root", libc::SYS_setuid, [0, 0, 0]),
+    ("setresuid root", libc::SYS_setresuid, [0, 0, 0]),
+    ("capset", libc::SYS_capset, [0, 0, 0]),
+    ("fork", libc::SYS_fork, [0, 0, 0]),
+    ("vfork", libc::SYS_vfork, [0, 0, 0]),
+    ("fork by clone", libc::SYS_clone, [17, 0, 0]),
+    (
+        "clone into namespaces",
+        libc::SYS_clone,
+        [0x1000_0011, 0, 0],
+    ),
+    ("seccomp", libc::SYS_seccomp, [1, 0, 0]),
+    ("outlive the supervisor", libc::SYS_prctl, [1, 0, 0]),
+    ("become dumpable", libc::SYS_prctl, [4, 1, 0]),
+    ("execveat", libc::SYS_execveat, [1000, 0, 0]),
+    ("shmget", libc::SYS_shmget, [0x5748, 0, 0]),
+    ("msgget", libc::SYS_msgget, [0x5748, 0, 0]),
+    ("mq_open", libc::SYS_mq_open, [0, 0, 0]),
+    ("mknod", libc::SYS_mknod, [0, 0, 0]),
+    ("symlink", libc::SYS_symlink, [0, 0, 0]),
+    ("link", libc::SYS_link, [0, 0, 0]),
+    ("setpriority", libc::SYS_setpriority, [0, 0, -1]),
+];
+
+/// System calls that the driver makes and the CPU device does not.
+const DRIVER_CALLS: &[(&str, i64, [i64; 3])] = &[
+    ("ioctl", libc::SYS_ioctl, [1000, 0, 0]),
+    ("socket unix", libc::SYS_socket, [1, 1, 0]),
+    ("connect", libc::SYS_connect, [1000, 0, 0]),
+    ("bind", libc::SYS_bind, [1000, 0, 0]),
+    ("listen", libc::SYS_listen, [1000, 0, 0]),
+    ("chmod", libc::SYS_chmod, [0, 0, 0]),
+    ("unlink", libc::SYS_unlink, [0, 0, 0]),
+    (
+        "memfd_create of another kind",
+        libc::SYS_memfd_create,
+        [0, 0, 0],
+    ),
+];
+
+const READ: i32 = libc::O_RDONLY | libc::O_NONBLOCK;
+
+/// Files of the host, of other processes, and of the system.
+const FILES: &[(&str, i32, [Option<i32>; 2])] = &[
+    ("/etc/passwd", READ, both(libc::ENOENT)),
+    ("/etc/shadow", READ, both(libc::ENOENT)),
+    ("/root/.bashrc", READ, both(libc::ENOENT)),
+    ("/home", READ, both(libc::ENOENT)),
+    ("/var", READ, both(libc::ENOENT)),
+    ("/run", READ, both(libc::ENOENT)),
+    ("/srv", READ, both(libc::ENOENT)),
+    ("/dev/kvm", READ, both(libc::ENOENT)),
+    ("/dev/mem", READ, both(libc::ENOENT)),
+    ("/dev/kmsg", READ, both(libc::ENOENT)),
+    ("/dev/ptmx", READ, both(libc::ENOENT)),
+    ("/dev/shm", READ, [Some(libc::ENOENT), None]),
+    ("/sys/kernel", READ, [Some(libc::ENOENT), None]),
+    ("/proc/kcore", READ, both(libc::EACCES)),
+    (
+        "/proc/sys/kernel/core_pattern",
+        libc::O_WRONLY,
+        both(libc::EACCES),
+    ),
+    ("/proc/sysrq-trigger", libc::O_WRONLY, both(libc::EACCES)),
+    (
+        "/sys/kernel/profiling",
+        libc::O_WRONLY,
+        [Some(libc::ENOENT), Some(libc::EACCES)],
+    ),
+];
+
+const fn both(errno: i32) -> [Option<i32>; 2] {
+    [Some(errno), Some(errno)]
+}
+
+type Row = (
+    &'static str,
+    fn(&Targets) -> Outcome,
+    [Option<i32>; 2],
+    Control,
+);
+
+/// Workers of a GPU have numbers in a namespace that they have in common.
+const NUMBERED: [Option<i32>; 2] = [Some(libc::ESRCH), Some(libc::EPERM)];
+
+const OTHERS: &[Row] = &[
+    (
+        "signal the supervisor",
+        |targets| signal(targets.supervisor),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "signal a sibling",
+        |targets| signal(targets.sibling),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "signal the supervisor's thread",
+        signal_thread,
+        both(libc::ESRCH),
+        Control::Succeeds,
+    ),
+    (
+        "signal whatever process has a number",
+        |_| any_other(signal_by_number),
+        NUMBERED,
+        Control::Succeeds,
+    ),
+    (
+        "see the limits of whatever process has a number",
+        |_| any_other(limits_by_number),
+        NUMBERED,
+        Control::Succeeds,
+    ),
+    (
+        "read the time of whatever process has a number",
+        |_| any_other(time_by_number),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "move whatever process has a number to a processor",
+        |_| any_other(move_by_number),
+        NUMBERED,
+        Control::Succeeds,
+    ),
+    (
+        "have the kernel signal the supervisor",
+        own_descriptor,
+        both(libc::ESRCH),
+        Control::Succeeds,
+    ),
+    (
+        "ptrace a sibling",
+        seize_sibling,
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "read the supervisor's memory",
+        |targets| read_memory(targets.supervisor),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "read a sibling's memory",
+        |targets| read_memory(targets.sibling),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "open the supervisor's memory",
+        |targets| open_memory(targets.supervisor),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "open a sibling's memory",
+        |targets| open_memory(targets.sibling),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "look into the supervisor's root",
+        |targets| {
+            let path = format!("/proc/{}/root/etc/passwd", targets.supervisor);
+            open(Path::new(&path), READ)
+        },
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "move the supervisor to a processor",
+        move_supervisor,
+        both(libc::ESRCH),
+        Control::Succeeds,
+    ),
+    (
+        "read the supervisor's limits",
+        limits_of_supervisor,
+        both(libc::ESRCH),
+        Control::Succeeds,
+    ),
+    (
+        "raise its limit of descriptors",
+        |_| raise(libc::RLIMIT_NOFILE, 4097),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "raise its limit of threads",
+        |_| raise(libc::RLIMIT_NPROC, 5121),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "dump core",
+        |_| raise(libc::RLIMIT_CORE, 1),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    // Under the driver's profile only a cgroup can tell, if there is one.
+    (
+        "have more memory than workers may have",
+        |_| map(2 * WORKER_MEMORY),
+        [Some(libc::ENOMEM), None],
+        Control::Succeeds,
+    ),
+    (
+        "connect to an abstract socket of the host",
+        |targets| connect(&targets.abstract_socket()),
+        [Some(libc::EPERM), Some(libc::ECONNREFUSED)],
+        Control::Succeeds,
+    ),
+    (
+        "connect to the supervisor's listener",
+        |targets| connect(&SocketAddr::from_pathname(targets.listener()).unwrap()),
+        [Some(libc::EPERM), Some(libc::ENOENT)],
+        Control::Succeeds,
+    ),
+    (
+        "write into the workers' executable",
+        |_| {
+            let mut program = PathBuf::from("/worker");
+            if !program.exists() {
+                program = std::fs::read_link("/proc/self/exe").unwrap();
+            }
+            open(&program, libc::O_WRONLY)
+        },
+        both(libc::EACCES),
+        Control::GoesOn,
+    ),
+    (
+        "make a file in the root",
+        |targets| create("/", targets),
+        both(libc::EROFS),
+        Control::Succeeds,
+    ),
+    (
+        "make a file among the libraries",
+        |targets| create("/usr", targets),
+        both(libc::EROFS),
+        Control::Succeeds,
+    ),
+    (
+        "make a file among the devices",
+        |targets| create("/dev", targets),
+        both(libc::EROFS),
+        Control::Succeeds,
+    ),
+    (
+        "make a file in shared memory",
+        |targets| create("/dev/shm", targets),
+        [Some(libc::ENOENT), None],
+        Control::Succeeds,
+    ),
+    (
+        "execute a file that it wrote",
+        execute_own_file,
+        both(libc::EACCES),
+        Control::Succeeds,
+    ),
+    (
+        "resize the window",
+        |targets| resize(targets.files[0]),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "resize the counters",
+        |targets| resize(targets.files[1]),
+        both(libc::EPERM),
+        Control::Succeeds,
+    ),
+    (
+        "see another process",
+        |_| found(other_process()),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "hold another descriptor",
+        |_| found(descriptors() > 8),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "be root",
+        // SAFETY: they cannot fail.
+        |_| found(unsafe { libc::getuid() == 0 || libc::geteuid() == 0 }),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "be free to gain privileges",
+        |_| found(!status_says("NoNewPrivs:", "1")),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "hold a capability",
+        |_| found(!status_says("CapPrm:", "0000000000000000")),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+];
+
+/// Every attack, whatever the profile.
+pub fn all() -> Vec<Attack> {
+    let refused = |call: i64| {
+        // So that libc falls back to `clone`, whose flags a filter can read.
+        if call == libc::SYS_clone3 {
+            libc::ENOSYS
+        } else {
+            libc::EPERM
+        }
+    };
+    let call = |&(name, number, arguments): &(&str, i64, [i64; 3]), cuda| Attack {
+        name: name.to_owned(),
+        control: Control::GoesOn,
+        attempt: Attempt::Call(number, arguments),
+        refusals: [Some(refused(number)), cuda],
+    };
+    let mut attacks: Vec<Attack> = CALLS
+        .iter()
+        .map(|row| call(row, Some(refused(row.1))))
+        .collect();
+    attacks.push(call(
+        &("clone3", libc::SYS_clone3, [0, 0, 0]),
+        Some(libc::ENOSYS),
+    ));
+    attacks.extend(DRIVER_CALLS.iter().map(|row| call(row, None)));
+    attacks.extend(FILES.iter().map(|&(path, flags, refusals)| Attack {
+        name: format!("open {path}"),
+        control: Control::Succeeds,
+        attempt: Attempt::Open(path, flags),
+        refusals,
+    }));
+    attacks.extend(
+        OTHERS
+            .iter()
+            .map(|&(name, attempt, refusals, control)| Attack {
+                name: name.to_owned(),
+                control,
+                attempt: Attempt::Other(attempt),
+                refusals,
+            }),
+    );
+    attacks
+}
+
+fn outcome(result: i64) -> Outcome {
+    if result < 0 {
+        io::Error::last_os_error().raw_os_error().unwrap_or(-1)
+    } else {
+        0
+    }
+}
+
+fn result_of<T>(result: io::Result<T>) -> Outcome {
+    match result {
+        Ok(_) => 0,
+        Err(error) => error.raw_os_error().unwrap_or(-1),
+    }
+}
+
+fn found(there: bool) -> Outcome {
+    if there { 0 } else { libc::ENOENT }
+}
+
+fn open(path: &Path, flags: i32) -> Outcome {
+    let path = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: a C string; the descriptor is closed at once.
+    unsafe {
+        let fd = libc::open(path.as_ptr(), flags | libc::O_CLOEXEC);
+        let outcome = outcome(fd.into());
+        if fd >= 0 {
+            libc::close(fd);
+        }
+        outcome
+    }
+}
+
+fn signal(pid: i32) -> Outcome {
+    // SAFETY: no pointer; signal 0 only asks.
+    outcome(unsafe { libc::kill(pid, 0) }.into())
+}
+
+fn signal_thread(targets: &Targets) -> Outcome {
+    let pid = i64::from(targets.supervisor);
+    // SAFETY: no pointer; signal 0 only asks.
+    outcome(unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, 0) })
+}
+
+/// What comes of an attempt at each process with a low number but this one: that it succeeded, or how it was refused.
+fn any_other(attempt: fn(i32) -> Outcome) -> Outcome {
+    let own = i32::try_from(std::process::id()).unwrap();
+    let outcomes: Vec<Outcome> = (1..1000).filter(|pid| *pid != own).map(attempt).collect();
+    let found = |wanted| outcomes.contains(&wanted).then_some(wanted);
+    let refused = outcomes
+        .iter()
+        .copied()
+        .find(|outcome| *outcome != libc::ESRCH);
+    found(0).or(refused).unwrap_or(libc::ESRCH)
+}
+
+fn signal_by_number(pid: i32) -> Outcome {
+    // SAFETY: no pointer; signal 0 only asks.
+    outcome(unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, 0) })
+}
+
+fn limits_by_number(pid: i32) -> Outcome {
+    // SAFETY: a local structure that the kernel fills.
+    outcome(unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit).into()
+    })
+}
+
+fn time_by_number(pid: i32) -> Outcome {
+    // clock_getcpuclockid(3): what a process has taken of the processors.
+    let clock = (!pid << 3) | 2;
+    // SAFETY: a local structure that the kernel fills.
+    outcome(unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(clock, &raw mut time).into()
+    })
+}
+
+/// To where it may be already.
+fn move_by_number(pid: i32) -> Outcome {
+    // SAFETY: a local structure of the size given.
+    outcome(unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(pid, size_of_val(&set), &raw mut set) != 0 {
+            return outcome(-1);
+        }
+        libc::sched_setaffinity(pid, size_of_val(&set), &raw const set).into()
+    })
+}
+
+fn own_descriptor(targets: &Targets) -> Outcome {
+    let file = File::open("/dev/null").unwrap();
+    // SAFETY: an open descriptor and an integer; nothing is announced on it.
+    outcome(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, targets.supervisor) }.into())
+}
+
+fn seize_sibling(targets: &Targets) -> Outcome {
+    // PTRACE_SEIZE stops nobody, and ends with this process.
+    // SAFETY: no memory of this process is involved.
+    outcome(unsafe {
+        libc::syscall(
+            libc::SYS_ptrace,
+            0x4206_i64,
+            i64::from(targets.sibling),
+            0,
+            0,
+        )
+    })
+}
+
+fn read_memory(pid: i32) -> Outcome {
+    // Where that cannot be known any address will do: the attempt is refused before it matters.
+    let address = std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .ok()
+        .and_then(|maps| usize::from_str_radix(maps.split('-').next()?, 16).ok())
+        .unwrap_or(0x40_0000);
+    let mut buffer = [0u8; 8];
+    let local = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(address),
+        iov_len: buffer.len(),
+    };
+    // SAFETY: one local buffer of the length given.
+    let count =
+        unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    outcome(i64::try_from(count).unwrap())
+}
+
+fn open_memory(pid: i32) -> Outcome {
+    open(Path::new(&format!("/proc/{pid}/mem")), libc::O_RDWR)
+}
+
+fn move_supervisor(targets: &Targets) -> Outcome {
+    // SAFETY: a local set that the kernel fills and reads.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let size = size_of_val(&set);
+        if libc::sched_getaffinity(targets.supervisor, size, &raw mut set) != 0 {
+            return outcome(-1);
+        }
+        outcome(libc::sched_setaffinity(targets.supervisor, size, &raw const set).into())
+    }
+}
+
+fn limits_of_supervisor(targets: &Targets) -> Outcome {
+    // SAFETY: a local structure that the kernel fills.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        let none = std::ptr::null();
+        outcome(
+            libc::prlimit(
+                targets.supervisor,
+                libc::RLIMIT_NOFILE,
+                none,
+                &raw mut limit,
+            )
+            .into(),
+        )
+    }
+}
+
+/// Sets a limit to one more than workers have, which is less than others have.
+fn raise(resource: libc::__rlimit_resource_t, value: u64) -> Outcome {
+    let limit = libc::rlimit {
+        rlim_cur: value,
+        rlim_max: value,
+    };
+    // SAFETY: a local structure that the kernel reads.
+    outcome(unsafe { libc::setrlimit(resource, &raw const limit) }.into())
+}
+
+/// Maps private memory, and unmaps it again.
+fn map(bytes: usize) -> Outcome {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the kernel chooses an address where nothing is; nobody has it when it is unmapped.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0);
+        if at == libc::MAP_FAILED {
+            return outcome(-1);
+        }
+        outcome(libc::munmap(at, bytes).into())
+    }
+}
+
+fn connect(address: &SocketAddr) -> Outcome {
+    result_of(UnixStream::connect_addr(address))
+}
+
+fn create(folder: &str, targets: &Targets) -> Outcome {
+    let path = Path::new(folder).join(format!("wormhole-sandbox-{}", targets.test));
+    let made = result_of(File::options().write(true).create_new(true).open(&path));
+    if made == 0 {
+        std::fs::remove_file(path).unwrap();
+    }
+    made
+}
+
+/// Returns only if refused.
+fn execute_own_file(targets: &Targets) -> Outcome {
+    let path = targets.program();
+    let program = std::fs::read("/usr/bin/true").unwrap();
+    let mut file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o700)
+        .open(&path)
+        .unwrap();
+    file.write_all(&program).unwrap();
+    drop(file);
+    execute(path.to_str().unwrap(), &[])
+}
+
+/// Goes on as another program, or as nothing changed: why not.
+pub fn execute(path: &str, arguments: &[&str]) -> Outcome {
+    let strings: Vec<CString> = std::iter::once(&path)
+        .chain(arguments)
+        .map(|text| CString::new(*text).unwrap())
+        .collect();
+    let mut pointers: Vec<*const libc::c_char> = strings.iter().map(|text| text.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    let environment = [std::ptr::null()];
+    // SAFETY: arrays of C strings that end with a null pointer.
+    unsafe { libc::execve(pointers[0], pointers.as_ptr(), environment.as_ptr()) };
+    outcome(-1)
+}
+
+fn resize(file: Option<i32>) -> Outcome {
+    // SAFETY: a number and sizes; a file that is this process's own.
+    unsafe {
+        let fd = file.unwrap();
+        let larger = libc::ftruncate(fd, 1 << 40);
+        let smaller = libc::ftruncate(fd, 0);
+        outcome(larger.min(smaller).into())
+    }
+}
+
+/// Whether a process that is not this one can be seen.
+fn other_process() -> bool {
+    let own = std::process::id();
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .any(|name| name.parse::<u32>().is_ok_and(|pid| pid != own))
+}
+
+/// How many there are beside standard input and output, stream, log, window, counters and the directory that
+/// is being read: with those, 8.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn status_says(field: &str, value: &str) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    line.is_some_and(|rest| rest.trim() == value)
+}
+
+/// Makes every attack in a process of its own, unconfined.
+pub fn control(targets: &Targets) -> Vec<(Attack, Outcome)> {
+    let resizable: Vec<OwnedFd> = (0..2)
+        .map(|_| wormhole_link::memory::anonymous_file(c"control").unwrap())
+        .collect();
+    let targets = Targets {
+        files: [0, 1].map(|at| Some(resizable[at].as_raw_fd())),
+        ..targets.clone()
+    };
+    let _more: Vec<File> = (0..8).map(|_| File::open("/dev/null").unwrap()).collect();
+    all()
+        .into_iter()
+        .map(|attack| {
+            let outcome = in_child(|| attack.make(&targets));
+            (attack, outcome)
+        })
+        .collect()
+}
+
+/// What `attempt` comes to in a copy of this process; 0 when it goes on as another program.
+fn in_child(attempt: impl FnOnce() -> Outcome) -> Outcome {
+    let mut ends = [0; 2];
+    // SAFETY: the process has one thread, so its copy may do anything; it ends with `_exit`. The pipe is a
+    // local one.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            let bytes = attempt().to_le_bytes();
+            libc::write(ends[1], bytes.as_ptr().cast(), bytes.len());
+            libc::_exit(0);
+        }
+        libc::close(ends[1]);
+        let mut bytes = [0u8; 4];
+        let count = libc::read(ends[0], bytes.as_mut_ptr().cast(), bytes.len());
+        libc::close(ends[0]);
+        let mut status = 0;
+        libc::waitpid(child, &raw mut status, 0);
+        match count {
+            4 => i32::from_le_bytes(bytes),
+            _ if status == 0 => 0,
+            _ => panic!("an attempt ended with status {status}"),
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! A worker executable that is itself hostile reaches nothing but its own session.
+//!
+//! This executable plays three parts: started by a supervisor it is the worker, makes every attack, and writes
+//! to its log what came of each; started by hand it is the test that reads that log; and started by the test
+//! it is the control, which makes the same attacks unconfined. An attack that fails there as well says nothing
+//! of the confinement.
+
+mod attacks;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+
+use attacks::{Attack, Control as Unconfined, Profile, Targets, WORKER_MEMORY};
+use wormhole_api::PROTOCOL_HASH;
+use wormhole_backend_tests::backend::{Backend, Workers, is_running, wait_until};
+use wormhole_backend_tests::guest::{Control, Reply};
+use wormhole_backend_tests::stub::{self, Stub};
+use wormhole_ring::control::{Attach, Message};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.get(1).map(String::as_str) {
+        Some(CONTROL) => control(&Targets::parse(&arguments[2]).unwrap()),
+        Some(AGAIN) => attack_again(&arguments[2..]),
+        _ => stub::main(
+            &[
+                (
+                    "the_control_reaches_what_workers_do_not",
+                    the_control_reaches_what_workers_do_not,
+                ),
+                (
+                    "a_hostile_worker_on_the_cpu_reaches_nothing_but_its_session",
+                    a_hostile_worker_on_the_cpu_reaches_nothing_but_its_session,
+                ),
+                (
+                    "a_hostile_worker_with_the_drivers_profile_reaches_nothing_but_its_session",
+                    a_hostile_worker_with_the_drivers_profile_reaches_nothing_but_its_session,
+                ),
+                (
+                    "a_hostile_worker_does_not_outlive_its_supervisor",
+                    a_hostile_worker_does_not_outlive_its_supervisor,
+                ),
+                (
+                    "a_worker_that_leaves_its_descriptors_behind_holds_nobody_up",
+                    a_worker_that_leaves_its_descriptors_behind_holds_nobody_up,
+                ),
+            ],
+            worker,
+        ),
+    }
+}
+
+/// Arguments of the control, and of a worker that has executed itself from memory.
+const CONTROL: &str = "--control";
+const AGAIN: &str = "--again";
+
+/// What a guest says for its worker to leave with its descriptors in the supervisor's queue.
+const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
+/// A variable that a guest may set for its worker: here whom to attack.
+const TARGETS: &str = "CUDA_CACHE_MAXSIZE";
+
+/// A supervisor of hostile workers and what there is to attack.
+struct Scene {
+    backend: Backend,
+    targets: Targets,
+    _sibling: Control,
+    _abstract_socket: UnixListener,
+}
+
+impl Scene {
+    fn new(device: &str) -> Self {
+        let mut targets = Targets {
+            supervisor: 0,
+            sibling: 0,
+            test: std::process::id().try_into().unwrap(),
+            files: [None, None],
+        };
+        let abstract_socket = UnixListener::bind_addr(&targets.abstract_socket()).unwrap();
+        std::fs::create_dir_all(targets.folder()).unwrap();
+        let listener = targets.listener();
+        let memory = WORKER_MEMORY.to_string();
+        let arguments = [
+            ["--device", device],
+            ["--listen", listener.to_str().unwrap()],
+            ["--worker-memory", &memory],
+        ];
+        let me = std::env::current_exe().unwrap();
+        let mut backend = Backend::start(Workers::of(&[&me]), arguments.as_flattened());
+        backend.attach(256, Attach::default()).unwrap();
+        targets.sibling = backend.workers()[0];
+        let sibling = assign(&mut backend, "");
+        targets.supervisor = backend.child.id().try_into().unwrap();
+        Self {
+            backend,
+            targets,
+            _sibling: sibling,
+            _abstract_socket: abstract_socket,
+        }
+    }
+
+    /// A guest whose worker attacks. Returns when it has done so.
+    fn attack(&mut self) -> Control {
+        let environment = format!("{TARGETS}={}\n", self.targets.text());
+        let control = assign(&mut self.backend, &environment);
+        self.backend.wait_for_log("attempts are over");
+        control
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // The supervisor does not live to remove its socket, nor the control its program.
+        let _ = std::fs::remove_dir_all(self.targets.folder());
+        let _ = std::fs::remove_file(self.targets.program());
+    }
+}
+
+fn assign(backend: &mut Backend, environment: &str) -> Control {
+    let mut control = backend.connect();
+    control.hello(PROTOCOL_HASH, environment);
+    match control.receive() {
+        Reply::Grant(_) => control,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn the_control_reaches_what_workers_do_not() {
+    // SAFETY: it cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: what only root may do has no control without it");
+        return;
+    }
+    let scene = Scene::new("cpu");
+    let control = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([CONTROL, &scene.targets.text()])
+        .output()
+        .unwrap();
+    print!("{}", String::from_utf8_lossy(&control.stdout));
+    let said = String::from_utf8_lossy(&control.stderr);
+    assert!(control.status.success(), "{said}");
+    assert!(is_running(scene.targets.supervisor) && is_running(scene.targets.sibling));
+}
+
+/// The control's part: fails when an attack does.
+fn control(targets: &Targets) {
+    let mut harmless = Vec::new();
+    for (attack, outcome) in attacks::control(targets) {
+        let error = std::io::Error::from_raw_os_error(outcome);
+        let reaches = match attack.control {
+            Unconfined::Succeeds => outcome == 0,
+            Unconfined::GoesOn => !attack.is_refusal(outcome),
+        };
+        if attack.is_absence(outcome) {
+            println!("not on this system: {} ({error})", attack.name);
+        } else if !reaches {
+            harmless.push(format!("{} ({error})", attack.name));
+        }
+    }
+    assert!(harmless.is_empty(), "refused to anybody: {harmless:#?}");
+}
+
+fn a_hostile_worker_on_the_cpu_reaches_nothing_but_its_session() {
+    reaches_nothing("cpu", Profile::Cpu, 1);
+}
+
+fn a_hostile_worker_with_the_drivers_profile_reaches_nothing_but_its_session() {
+    // There are anonymous files, which can be executed: what is, is confined alike.
+    reaches_nothing("cuda:0", Profile::Cuda, 2);
+}
+
+fn reaches_nothing(device: &str, profile: Profile, rounds: usize) {
+    let mut scene = Scene::new(device);
+    let _control = scene.attack();
+    let log = scene.backend.log();
+    for round in 1..=rounds {
+        let prefix = format!("attempt {round}: ");
+        let outcomes: BTreeMap<&str, i32> = log
+            .lines()
+            .filter_map(|line| line.split_once(&prefix)?.1.rsplit_once(": "))
+            .map(|(name, outcome)| (name, outcome.parse().unwrap()))
+            .collect();
+        let wrong: Vec<String> = attacks::all()
+            .iter()
+            .filter_map(|attack| Some((attack, attack.refusal(profile)?)))
+            .filter(|(attack, refusal)| outcomes.get(attack.name.as_str()) != Some(refusal))
+            .map(|(attack, refusal)| {
+                let outcome = outcomes.get(attack.name.as_str());
+                format!("{}: {outcome:?}, not {refusal}", attack.name)
+            })
+            .collect();
+        assert!(wrong.is_empty(), "round {round}: {wrong:#?}");
+    }
+    assert!(scene.backend.is_alive());
+    assert!(is_running(scene.targets.sibling));
+}
+
+fn a_hostile_worker_does_not_outlive_its_supervisor() {
+    let mut scene = Scene::new("cpu");
+    let _control = scene.attack();
+    let workers = scene.backend.workers();
+    assert!(workers.iter().all(|worker| is_running(*worker)));
+    scene.backend.signal(libc::SIGKILL);
+    scene.backend.wait_for_end();
+    wait_until(
+        || workers.iter().all(|worker| !is_running(*worker)),
+        || "the workers' end".into(),
+    );
+}
+
+fn a_worker_that_leaves_its_descriptors_behind_holds_nobody_up() {
+    let me = std::env::current_exe().unwrap();
+    let mut backend = Backend::start(Workers::of(&[&me]), &[]);
+    backend.attach(64, Attach::default()).unwrap();
+    let control = assign(&mut backend, LEAVE);
+    backend.wait_for_log("leaving");
+    backend.wait_for_log("session 0.1: worker");
+    drop(control);
+    backend.report();
+    let _control = assign(&mut backend, "");
+    assert!(backend.is_alive());
+}
+
+/// The worker's part.
+fn worker(mut stub: Stub) {
+    let (window, counters) = stub.take_session();
+    if std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "LEAVE") {
+        leave(stub, &window);
+    }
+    let Some(targets) = std::env::var(TARGETS)
+        .ok()
+        .and_then(|text| Targets::parse(&text))
+    else {
+        stub::idle();
+    };
+    let targets = Targets {
+        files: [Some(window.as_raw_fd()), Some(counters.as_raw_fd())],
+        ..targets
+    };
+    let is_driver = std::env::args().any(|argument| argument.starts_with("cuda"));
+    let profile = if is_driver {
+        Profile::Cuda
+    } else {
+        Profile::Cpu
+    };
+    attack(&mut stub.log, 1, profile, &targets);
+    if profile == Profile::Cuda {
+        execute_from_memory(&targets);
+    }
+    writeln!(stub.log, "attempts are over").unwrap();
+    // It ignores that its stream ends.
+    stub::idle();
+}
+
+fn leave(mut stub: Stub, window: &OwnedFd) -> ! {
+    stub.say("leaving");
+    // More messages than are read of a worker that has ended, so that some stay in the queue.
+    for _ in 0..100 {
+        let copies = [stub.log.as_fd(), window.as_fd()].map(|fd| fd.try_clone_to_owned());
+        stub.send(&Message::Doorbell, copies.map(Result::unwrap).into());
+    }
+    std::process::exit(0);
+}
+
+fn attack(log: &mut std::fs::File, round: usize, profile: Profile, targets: &Targets) {
+    let is_one = |attack: &Attack| attack.refusal(profile).is_some();
+    for attack in attacks::all().into_iter().filter(is_one) {
+        let outcome = attack.make(targets);
+        writeln!(log, "attempt {round}: {}: {outcome}", attack.name).unwrap();
+    }
+}
+
+/// Goes on as a program that no file system has.
+fn execute_from_memory(targets: &Targets) {
+    let program = wormhole_link::memory::anonymous_file(c"program").unwrap();
+    let mut file = std::fs::File::from(program);
+    std::io::copy(
+        &mut std::fs::File::open("/proc/self/exe").unwrap(),
+        &mut file,
+    )
+    .unwrap();
+    // Open for writing it could not be executed.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let readable = std::fs::File::open(&path).unwrap();
+    drop(file);
+    let path = format!("/proc/self/fd/{}", readable.into_raw_fd());
+    let files = targets.files.map(|fd| fd.unwrap());
+    for fd in files {
+        // SAFETY: an open descriptor, kept open across the exec.
+        assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
+    }
+    let outcome = attacks::execute(
+        &path,
+        &[
+            AGAIN,
+            &targets.text(),
+            &files[0].to_string(),
+            &files[1].to_string(),
+        ],
+    );
+    panic!("{}", std::io::Error::from_raw_os_error(outcome));
+}
+
+/// The part of the program that was executed from memory.
+fn attack_again(arguments: &[String]) {
+    let targets = Targets {
+        files: [1, 2].map(|at| Some(arguments[at].parse().unwrap())),
+        ..Targets::parse(&arguments[0]).unwrap()
+    };
+    // SAFETY: the log, as it was inherited; nothing else here uses the number.
+    let mut log = unsafe { std::fs::File::from_raw_fd(4) };
+    attack(&mut log, 2, Profile::Cuda, &targets);
+    writeln!(log, "attempts are over").unwrap();
+    stub::idle();
+}

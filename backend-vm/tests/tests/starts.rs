@@ -1,0 +1,350 @@
+//! Starting a worker takes as long as it takes, and nobody else waits for it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use wormhole_backend_tests::backend::{
+    Backend, PATIENCE, Tenant, Workers, children_of, kill, wait_until,
+};
+use wormhole_backend_tests::guest::{Control, Reply};
+use wormhole_backend_tests::stub::{self, Stub};
+use wormhole_link::device::DeviceChoice;
+use wormhole_ring::control::Attach;
+use wormhole_sandbox::{Command, Confinement, Isolation, Profile, SpawnError};
+
+fn main() {
+    if std::env::args().nth(1).as_deref() == Some(IMPATIENT) {
+        return impatient_supervisor();
+    }
+    stub::main(
+        &[
+            (
+                "a_process_that_makes_threads_starts_workers",
+                a_process_that_makes_threads_starts_workers,
+            ),
+            (
+                "a_process_that_does_not_get_to_its_program_is_given_up",
+                a_process_that_does_not_get_to_its_program_is_given_up,
+            ),
+            (
+                "a_worker_that_is_being_started_holds_nobody_up",
+                a_worker_that_is_being_started_holds_nobody_up,
+            ),
+            (
+                "a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind",
+                a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind,
+            ),
+            (
+                "a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn",
+                a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn,
+            ),
+            (
+                "workers_that_never_have_a_device_give_up_their_places",
+                workers_that_never_have_a_device_give_up_their_places,
+            ),
+            (
+                "a_stream_without_a_hello_is_closed",
+                a_stream_without_a_hello_is_closed,
+            ),
+        ],
+        worker,
+    );
+}
+
+/// What a guest says to have a worker started that is its own.
+const OWN: &str = "CUDA_MODULE_LOADING=EAGER\n";
+/// As [`OWN`]; the worker never has a device.
+const SILENT: &str = "CUDA_MODULE_LOADING=SILENT\n";
+/// The number of a copy that never has a device.
+const SILENT_COPY: u64 = 9;
+/// Has this executable play its third part: a supervisor that gives workers and guests little time.
+const IMPATIENT: &str = "--impatient";
+
+fn worker(mut stub: Stub) {
+    let told = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "SILENT");
+    if told || stub.protocol == stub::protocol(SILENT_COPY) {
+        stub::idle();
+    }
+    stub.take_session();
+    stub::idle();
+}
+
+fn impatient_supervisor() {
+    let workers = std::env::args_os().next_back().unwrap();
+    wormhole_supervisor::run(wormhole_supervisor::Options {
+        device: DeviceChoice::Cpu {
+            count: 1,
+            check: false,
+        },
+        workers: vec![workers.into()],
+        listener: None,
+        // SAFETY: the test put the stream there, and nothing else here uses the number.
+        stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
+        without_namespaces: false,
+        worker_memory: 1 << 30,
+        start_limit: Duration::from_millis(200),
+        hello_limit: Duration::from_secs(2),
+    })
+    .unwrap();
+}
+
+/// A supervisor with two protocols, a spare worker of each ready; and where its executables are.
+fn backend() -> (Backend, std::path::PathBuf) {
+    let me = std::env::current_exe().unwrap();
+    let workers = Workers::of(&[&me, &me]);
+    let path = workers.path();
+    let mut backend = Backend::start(workers, &[]);
+    backend.attach(64, Attach::default()).unwrap();
+    wait_until(
+        || backend.log().matches("is ready on").count() == 2,
+        || "two spare workers".into(),
+    );
+    (backend, path)
+}
+
+/// `F_SETSIG` of fcntl(2).
+const F_SETSIG: i32 = 10;
+
+/// A lease on a file: whoever opens it waits until the lease is given back.
+struct Lease {
+    file: File,
+}
+
+impl Lease {
+    /// Replaces the executable by a copy that nobody can execute as long as this lives.
+    fn on_copy_of(program: &Path) -> Self {
+        let copy = program.with_extension("copy");
+        std::fs::copy(program, &copy).unwrap();
+        std::fs::rename(&copy, program).unwrap();
+        let file = File::open(program).unwrap();
+        // SAFETY: an open descriptor and integers. The kernel announces whoever waits with a signal, which by
+        // default ends the process; this one is ignored by default.
+        unsafe {
+            assert_eq!(libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG), 0);
+            assert_eq!(
+                libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK),
+                0,
+                "{}",
+                std::io::Error::last_os_error()
+            );
+        }
+        Self { file }
+    }
+
+    /// Whether somebody waits.
+    fn is_waited_for(&self) -> bool {
+        let inode = format!(":{} ", self.file.metadata().unwrap().ino());
+        std::fs::read_to_string("/proc/locks")
+            .unwrap()
+            .lines()
+            .any(|line| line.contains("BREAKING") && line.contains(&inode))
+    }
+
+    fn give_back(self) {
+        // SAFETY: as above.
+        let result = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+        assert_eq!(result, 0);
+    }
+}
+
+fn ask(tenant: &mut Tenant, protocol: u64, environment: &str) -> Control {
+    let mut control = tenant.connect();
+    control.hello(protocol, environment);
+    control
+}
+
+fn granted(control: &mut Control) {
+    match control.receive() {
+        Reply::Grant(_) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+fn confinement(execution_limit: Duration) -> Confinement {
+    Confinement {
+        isolation: Isolation::None,
+        processes: None,
+        profile: Profile::Cpu,
+        device_files: Vec::new(),
+        memory: 1 << 30,
+        cgroups: None,
+        library_directories: Vec::new(),
+        execution_limit,
+    }
+}
+
+fn null() -> File {
+    let mut options = File::options();
+    options.read(true).write(true).open("/dev/null").unwrap()
+}
+
+fn command<'a>(program: &'a Path, null: &'a File, arguments: &'a [OsString]) -> Command<'a> {
+    Command {
+        program,
+        arguments,
+        environment: &[],
+        stdin: null.as_fd(),
+        output: null.as_fd(),
+        descriptors: &[],
+        lifeline: false,
+    }
+}
+
+fn a_process_that_does_not_get_to_its_program_is_given_up() {
+    let me = std::env::current_exe().unwrap();
+    let workers = Workers::of(&[&me]);
+    let program = workers.path().join("wormhole-worker-0");
+    let lease = Lease::on_copy_of(&program);
+    let arguments = ["--protocol".into()];
+    let null = null();
+    // Long enough to get as far as the lease.
+    let started = confinement(Duration::from_secs(2)).spawn(&command(&program, &null, &arguments));
+    assert!(lease.is_waited_for(), "the kernel gave up the lease");
+    assert!(
+        matches!(started, Err(SpawnError::Late { .. })),
+        "{started:?}"
+    );
+    let me = std::process::id();
+    wait_until(|| children_of(me).is_empty(), || "its end".into());
+    lease.give_back();
+}
+
+/// The C library keeps a list of a process's threads, and says in it which are still being made. A copy of it
+/// is all that a new process has of them, so a worker on its way that waits for one waits for good.
+fn a_process_that_makes_threads_starts_workers() {
+    const STARTS: u32 = 100;
+    let confinement = confinement(PATIENCE);
+    let me = std::env::current_exe().unwrap();
+    let null = null();
+    let arguments = ["--protocol".into()];
+    let started = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while started.load(Ordering::Relaxed) < STARTS {
+                    std::thread::spawn(|| {}).join().unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while started.load(Ordering::Relaxed) < STARTS {
+                let child = confinement.spawn(&command(&me, &null, &arguments));
+                child.unwrap().wait();
+                started.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let end = Instant::now() + PATIENCE;
+        while started.load(Ordering::Relaxed) < STARTS {
+            if Instant::now() > end {
+                eprintln!("{started:?} of {STARTS} workers were started, the next waits in vain");
+                for child in children_of(std::process::id()) {
+                    kill(child, libc::SIGKILL);
+                }
+                std::process::exit(1);
+            }
+            std::thread::yield_now();
+        }
+    });
+}
+
+fn a_worker_that_is_being_started_holds_nobody_up() {
+    let (mut backend, workers) = backend();
+    let lease = Lease::on_copy_of(&workers.join("wormhole-worker-1"));
+    let mut held = ask(&mut backend, stub::protocol(1), OWN);
+    wait_until(|| lease.is_waited_for(), || "the start of a worker".into());
+    let mut served = ask(&mut backend, stub::protocol(0), "");
+    granted(&mut served);
+    assert!(lease.is_waited_for(), "the kernel gave up the lease");
+    lease.give_back();
+    granted(&mut held);
+}
+
+fn a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind() {
+    let (mut backend, workers) = backend();
+    let before = backend.workers();
+    let lease = Lease::on_copy_of(&workers.join("wormhole-worker-1"));
+    let held = ask(&mut backend, stub::protocol(1), OWN);
+    wait_until(|| lease.is_waited_for(), || "the start of a worker".into());
+    drop(held);
+    assert_eq!(backend.report().end, "the guest process ended");
+    assert!(lease.is_waited_for(), "the kernel gave up the lease");
+    lease.give_back();
+    wait_until(|| backend.workers() == before, || "the worker's end".into());
+    let mut served = ask(&mut backend, stub::protocol(1), OWN);
+    granted(&mut served);
+}
+
+fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
+    let me = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start(Workers::of(&[&me]), &listen);
+    backend.attach(256, Attach::default()).unwrap();
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    let spares = backend.workers().len();
+
+    let protocol = stub::protocol(0);
+    let greedy: Vec<Control> = (0..10)
+        .map(|_| ask(&mut backend, protocol, SILENT))
+        .collect();
+    wait_until(
+        || backend.workers().len() > spares,
+        || "the first of ten workers".into(),
+    );
+    let mut served = ask(&mut neighbour, protocol, OWN);
+    granted(&mut served);
+    assert_eq!(backend.workers().len(), spares + 2);
+
+    let sessions = greedy.len();
+    drop(greedy);
+    for _ in 0..sessions {
+        assert_eq!(backend.report().end, "the guest process ended");
+    }
+    wait_until(
+        || backend.workers().len() == spares + 1,
+        || "the end of workers that nobody wants".into(),
+    );
+}
+
+/// A supervisor that gives workers and guests little time, with workers that never have a device.
+fn impatient_backend() -> Backend {
+    let me = std::env::current_exe().unwrap();
+    let mut supervisor = std::process::Command::new(&me);
+    supervisor.arg(IMPATIENT);
+    let workers = Workers::numbered(&[(SILENT_COPY, &me)]);
+    Backend::start_as(supervisor, workers, &[])
+}
+
+fn a_stream_without_a_hello_is_closed() {
+    let mut backend = impatient_backend();
+    let mut silent = backend.connect();
+    let mut waits = ask(&mut backend, stub::protocol(SILENT_COPY), "");
+    assert_eq!(silent.receive(), Reply::Ended);
+    // The other's answer comes in its own time.
+    assert!(matches!(waits.receive(), Reply::Refused(..)));
+}
+
+fn workers_that_never_have_a_device_give_up_their_places() {
+    let mut backend = impatient_backend();
+    let late = |reason: &str| assert!(reason.contains("had no device after 200ms"), "{reason}");
+    // A spare.
+    late(&backend.attach(64, Attach::default()).unwrap_err());
+    // One starts when the one before it is given up: they have one tenant.
+    let mut waiting: Vec<Control> = (0..4)
+        .map(|_| ask(&mut backend, stub::protocol(SILENT_COPY), OWN))
+        .collect();
+    for control in &mut waiting {
+        match control.receive() {
+            Reply::Refused(_, reason) => late(&reason),
+            other => panic!("{other:?}"),
+        }
+    }
+    wait_until(|| backend.workers().is_empty(), || "their ends".into());
+}

@@ -1,0 +1,567 @@
+//! What the supervisor promises whoever dies, lies or asks for too much.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use wormhole_api::{
+    DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
+};
+use wormhole_backend_tests::backend::{
+    Backend, PATIENCE, Tenant, Workers, children_of, is_running, kill, wait_until,
+};
+use wormhole_backend_tests::guest::{Control, Guest, Reply};
+use wormhole_backend_tests::random::Random;
+use wormhole_link::channel::Outgoing;
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{ArenaRequest, ArenaRun, Attach, Grant, Message, Refusal};
+
+fn attach(session_limit: u32, segment_limit: u32) -> Attach {
+    Attach {
+        session_limit,
+        segment_limit,
+        ..Attach::default()
+    }
+}
+
+/// A neighbour's work, checked byte for byte.
+fn works(guest: &mut Guest) {
+    let bytes: Vec<u8> = (0..10_000u32).map(|at| (at * 31 % 253) as u8).collect();
+    let length = bytes.len() as u64;
+    let device = guest.call(&MemAlloc { bytes: length });
+    let device = device.reply::<MemAllocReply>().address;
+    guest.arena[0].write(0, &bytes);
+    for (destination, source) in [
+        (device, DevicePtr(guest.arena[0].address)),
+        (DevicePtr(guest.arena[0].address + length), device),
+    ] {
+        guest.record(&MemCopy {
+            destination,
+            source,
+            bytes: length,
+            stream: Handle::LEGACY,
+        });
+    }
+    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+    assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+}
+
+#[test]
+fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let guest = backend.connect().open();
+    guest.arena[0].write(0, &vec![1; 4 << 20]);
+    let memory = guest.memory();
+    assert!(memory.held() >= 4 << 20);
+    // The last worker that was told a session serves this guest; the spare serves nobody.
+    let victim = worker_in_order(&backend, 1);
+    assert!(backend.workers().contains(&victim));
+    kill(victim, libc::SIGKILL);
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (709, 2));
+    works(&mut neighbour);
+    drop(guest);
+    let report = backend.report();
+    assert_eq!(report.worker, victim);
+    assert_eq!(report.end, format!("worker {victim} was ended by signal 9"));
+    memory.wait_until_scrubbed();
+    assert!(!is_running(victim));
+}
+
+#[test]
+fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let victim = worker_in_order(&backend, 0);
+    kill(victim, libc::SIGSTOP);
+    let request = |id, segments| Message::ArenaRequest(ArenaRequest { id, segments });
+    guest.control.send(&request(7, 1)).unwrap();
+    // Once this one is denied, the worker's turn has come for the one before.
+    let denied = |id, refusal: Refusal| Reply::ArenaDenied(id, refusal as u32);
+    assert_eq!(guest.request_arena(8, 1000), denied(8, Refusal::Quota));
+    kill(victim, libc::SIGKILL);
+    assert_eq!(guest.control.receive(), denied(7, Refusal::NoDevice));
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (709, 2));
+    assert_eq!(guest.request_arena(9, 1), denied(9, Refusal::NoDevice));
+}
+
+/// The worker that the supervisor started after so many others. What it has done may be logged a little later.
+fn worker_in_order(backend: &Backend, others: usize) -> i32 {
+    let started = || {
+        let log = backend.log();
+        let mut workers = log.lines().filter_map(|line| {
+            line.split_once("worker ")?
+                .1
+                .strip_suffix(&format!(" starts on cpu for protocol {PROTOCOL_HASH:016x}"))?
+                .parse()
+                .ok()
+        });
+        workers.nth(others)
+    };
+    wait_until(|| started().is_some(), || "the worker's start".into());
+    started().unwrap()
+}
+
+#[test]
+fn a_killed_guest_process_frees_its_session_and_no_other() {
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let guest = backend.connect().open();
+    guest.arena[0].write(0, &vec![1; 4 << 20]);
+    let memory = guest.memory();
+    assert!(memory.held() >= 4 << 20);
+    // The stream belongs to a process now, as a guest's does.
+    let stream: OwnedFd = guest.control.socket.try_clone().unwrap().into();
+    let mut process = Command::new("sleep")
+        .arg("1000")
+        .stdin(Stdio::from(stream))
+        .spawn()
+        .unwrap();
+    drop(guest);
+    works(&mut neighbour);
+    assert!(backend.ready_report().is_none(), "the process lives");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let report = backend.report();
+    assert_eq!(report.end, "the guest process ended");
+    memory.wait_until_scrubbed();
+    wait_until(|| !is_running(report.worker), || "the worker's end".into());
+    works(&mut neighbour);
+}
+
+#[test]
+fn guests_that_break_the_protocol_in_a_loop_do_not_fill_the_log() {
+    let mut backend = Backend::with_window(64);
+    for _ in 0..500 {
+        let mut control = backend.connect();
+        // Not before a session.
+        control.send(&Message::Mapped).unwrap();
+        assert_eq!(control.receive(), Reply::Ended);
+    }
+    backend.wait_for_log("causes too many lines");
+    let log = backend.log();
+    let told = log.matches("broke the protocol").count();
+    assert!((60..200).contains(&told), "{told} lines");
+    works(&mut backend.connect().open());
+}
+
+const HELLO: Message<'_> = Message::Hello {
+    bootstrap_version: bootstrap::VERSION,
+    protocol_hash: PROTOCOL_HASH,
+    features: 0,
+    environment: "",
+};
+
+/// Sets how many descriptors a process may have, 0 for the calling one.
+fn limit_descriptors(process: u32, soft: u64, hard: u64) -> std::io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: soft,
+        rlim_max: hard,
+    };
+    let process = process.cast_signed();
+    let resource = libc::RLIMIT_NOFILE;
+    // SAFETY: a local structure that the kernel reads.
+    match unsafe { libc::prlimit(process, resource, &raw const limit, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// A supervisor that listens, too, and may have so many descriptors.
+fn listening_backend(folder: &tempfile::TempDir, soft: u64, hard: u64) -> (Backend, PathBuf) {
+    let socket = folder.path().join("socket");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+    // SAFETY: prlimit is safe between fork and exec.
+    unsafe {
+        command.pre_exec(move || limit_descriptors(0, soft, hard));
+    }
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start_as(command, Workers::built(), &listen);
+    backend.attach(256, Attach::default()).unwrap();
+    (backend, socket)
+}
+
+#[test]
+fn a_tenant_with_streams_and_sessions_without_end_leaves_descriptors_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, socket) = listening_backend(&folder, 64, 400);
+    let silent: Vec<Control> = (0..500).map(|_| backend.connect()).collect();
+    let said: Vec<Control> = (0..40)
+        .map(|_| {
+            let mut control = backend.connect();
+            // The supervisor may have closed the stream.
+            let _ = control.send(&HELLO);
+            control
+        })
+        .collect();
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    works(&mut neighbour.connect().open());
+    backend.wait_for_log("has too many control streams");
+    let log = backend.log();
+    assert!(!log.contains("Too many open files"), "{log}");
+    drop((silent, said));
+    // What it let go of it may have again.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let mut control = backend.connect();
+        let _ = control.send(&HELLO);
+        if matches!(control.receive(), Reply::Grant(_)) {
+            break;
+        }
+        assert!(
+            Instant::now() < end,
+            "the first tenant gets no session any more"
+        );
+    }
+}
+
+#[test]
+fn a_session_takes_no_descriptors_that_others_need() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, socket) = listening_backend(&folder, 400, 400);
+    let mut sessions = Vec::new();
+    let reason = loop {
+        let mut control = backend.connect();
+        control.hello(PROTOCOL_HASH, "");
+        match control.receive() {
+            Reply::Grant(_) => sessions.push(control),
+            Reply::Refused(code, reason) => {
+                assert_eq!(code, Refusal::Quota as u32, "{reason}");
+                break reason;
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(reason.contains("no descriptors are left"), "{reason}");
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    works(&mut neighbour.connect().open());
+}
+
+#[test]
+fn a_tenant_that_cannot_be_accepted_is_logged_once_and_accepted_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, socket) = listening_backend(&folder, 4096, 4096);
+    let mut guest = backend.connect().open();
+    let pid = backend.child.id();
+    // The spare that follows it takes descriptors, too.
+    wait_until(
+        || backend.log().matches("is ready on").count() == 2,
+        || "the spare worker".into(),
+    );
+    limit_descriptors(pid, 3, 4096).unwrap();
+    let mut waiting = Tenant::join(&socket);
+    backend.wait_for_log("tenants are kept waiting");
+    for _ in 0..100 {
+        guest.control.send(&Message::Doorbell).unwrap();
+        works(&mut guest);
+    }
+    limit_descriptors(pid, 4096, 4096).unwrap();
+    guest.control.send(&Message::Doorbell).unwrap();
+    waiting.attach(64, Attach::default()).unwrap();
+    assert_eq!(backend.log().matches("are kept waiting").count(), 1);
+    assert_eq!(backend.log().matches("Too many open files").count(), 1);
+}
+
+/// How many of these messages a stream takes that nobody reads, with what the sender may keep.
+fn unread(message: &Message<'_>) -> usize {
+    let (near, _far) = UnixStream::pair().unwrap();
+    let mut outgoing = Outgoing::default();
+    let sent = (0..).take_while(|_| outgoing.send(&near, message, Vec::new()).is_ok());
+    sent.count()
+}
+
+#[test]
+fn a_launcher_that_cannot_be_told_what_is_no_longer_its_guests_is_cut_off() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect_remote();
+    guest.hello(PROTOCOL_HASH, "");
+    assert!(backend.hears("WindowMap") && backend.hears("WindowMap"));
+    // It asks for what it has, and reads no answer.
+    let answer = Message::Refused {
+        code: Refusal::Protocol as u32,
+        reason: "the window is attached already",
+    };
+    for _ in 0..unread(&answer) {
+        backend.send(&Message::Attach(Attach::default()), Vec::new());
+    }
+    backend.wait_until_read();
+    drop(guest);
+    backend.wait_for_log("cannot be taken from it: the reader has left 256 messages unread");
+    assert!(!backend.hears("no message"), "its stream has not ended");
+    assert!(backend.wait_for_end().success());
+}
+
+#[test]
+fn workers_do_not_outlive_a_killed_supervisor() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let workers = backend.workers();
+    assert!(!workers.is_empty());
+    backend.signal(libc::SIGKILL);
+    backend.wait_for_end();
+    wait_until(
+        || workers.iter().all(|worker| !is_running(*worker)),
+        || "the workers' end".into(),
+    );
+    assert_eq!(guest.control.receive(), Reply::Ended);
+}
+
+#[test]
+fn a_supervisor_that_is_told_to_stop_ends_every_session_in_order() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let workers = backend.workers();
+    backend.signal(libc::SIGTERM);
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (802, 5));
+    assert_eq!(guest.control.receive(), Reply::Ended);
+    let report = backend.report();
+    assert!(report.end.contains("terminated"), "{}", report.end);
+    assert!(backend.wait_for_end().success());
+    assert!(workers.iter().all(|worker| !is_running(*worker)));
+}
+
+#[test]
+fn the_supervisor_ends_with_its_tenant() {
+    let mut backend = Backend::with_window(64);
+    let _guest = backend.connect().open();
+    let pid = backend.child.id();
+    let workers = children_of(pid);
+    assert!(backend.finish().success());
+    assert!(workers.iter().all(|worker| !is_running(*worker)));
+}
+
+#[test]
+fn an_unknown_protocol_is_refused_naming_both() {
+    let mut backend = Backend::with_window(64);
+    let mut control = backend.connect();
+    control.hello(0x0123_4567_89ab_cdef, "");
+    let Reply::Refused(code, reason) = control.receive() else {
+        panic!("not refused");
+    };
+    assert_eq!(code, Refusal::Version as u32);
+    assert!(reason.contains("0123456789abcdef"), "{reason}");
+    assert!(
+        reason.contains(&format!("{PROTOCOL_HASH:016x}")),
+        "{reason}"
+    );
+    assert_eq!(control.receive(), Reply::Ended);
+
+    let mut control = backend.connect();
+    control
+        .send(&Message::Hello {
+            bootstrap_version: 77,
+            protocol_hash: PROTOCOL_HASH,
+            features: 0,
+            environment: "",
+        })
+        .unwrap();
+    let Reply::Refused(code, reason) = control.receive() else {
+        panic!("not refused");
+    };
+    assert_eq!(code, Refusal::Version as u32);
+    assert!(reason.contains("version 77") && reason.contains("version 1"));
+}
+
+#[test]
+fn quotas_are_kept() {
+    let mut backend = Backend::start(Workers::built(), &[]);
+    backend.attach(64, attach(2, 12)).unwrap();
+    let mut first = backend.connect().open();
+    let second = backend.connect().open();
+    // Of 12 segments, the first session has 1 + 8, the second what was left.
+    assert_eq!(first.grant.arena_count, 8);
+    assert_eq!(second.grant.arena_count, 2);
+    let mut third = backend.connect();
+    third.hello(PROTOCOL_HASH, "");
+    let Reply::Refused(code, reason) = third.receive() else {
+        panic!("not refused");
+    };
+    assert_eq!(code, Refusal::Quota as u32, "{reason}");
+    let quota = Refusal::Quota as u32;
+    assert_eq!(first.request_arena(1, 1), Reply::ArenaDenied(1, quota));
+    assert_eq!(
+        first.request_arena(2, u32::MAX),
+        Reply::ArenaDenied(2, quota)
+    );
+    let protocol = Refusal::Protocol as u32;
+    assert_eq!(first.request_arena(3, 0), Reply::ArenaDenied(3, protocol));
+    drop(second);
+    backend.report();
+    let Reply::ArenaGrant(run) = first.request_arena(4, 3) else {
+        panic!("the freed segments are not granted");
+    };
+    assert_eq!((run.id, run.count), (4, 3));
+    works(&mut first);
+}
+
+#[test]
+fn hostile_bytes_end_their_own_stream_with_one_line() {
+    use std::io::Write;
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let random = Random::new(1);
+    for round in 0..200 {
+        let mut control = backend.connect();
+        let mut bytes: Vec<u8> = (0..64 + random.below(2000))
+            .map(|_| random.byte())
+            .collect();
+        // Half of them begin like a message, so that bodies are reached too.
+        if round % 2 == 0 {
+            let honest = Message::ArenaRequest(ArenaRequest { id: 1, segments: 1 });
+            let frame = honest.to_vec().unwrap();
+            bytes[..frame.len()].copy_from_slice(&frame);
+            bytes[4] = random.byte() % 64;
+        }
+        // The supervisor may have closed the stream before all of it is written.
+        let _ = control.socket.write_all(&bytes);
+        loop {
+            match control.receive() {
+                Reply::Ended => break,
+                Reply::Refused(..) => {}
+                other => panic!("round {round}: {other:?}"),
+            }
+        }
+    }
+    assert!(backend.is_alive());
+    works(&mut neighbour);
+    let lines = backend
+        .log()
+        .lines()
+        .filter(|line| line.contains("broke the protocol"))
+        .count();
+    assert!(lines <= 200, "{lines} lines for 200 streams");
+}
+
+#[test]
+fn messages_out_of_turn_end_the_session() {
+    let mut backend = Backend::with_window(64);
+    let mut neighbour = backend.connect().open();
+    let run = ArenaRun {
+        id: 0,
+        first: 0,
+        count: 1,
+    };
+    for message in [
+        Message::Doorbell,
+        Message::Mapped,
+        Message::ArenaReturn(run),
+        Message::Grant(Grant::default()),
+        Message::Assigned,
+    ] {
+        let mut control = backend.connect();
+        control.send(&message).unwrap();
+        assert_eq!(control.receive(), Reply::Ended, "{message:?} before hello");
+    }
+    let returns: [fn(&Grant) -> ArenaRun; 3] = [
+        // The bootstrap, the session's own segment, a part of an extent.
+        |_| ArenaRun {
+            id: 0,
+            first: 0,
+            count: 1,
+        },
+        |grant| ArenaRun {
+            id: 0,
+            first: grant.session_segment,
+            count: 1,
+        },
+        |grant| ArenaRun {
+            id: 0,
+            first: grant.arena_first,
+            count: 1,
+        },
+    ];
+    for run in returns {
+        let mut guest = backend.connect().open();
+        let run = run(&guest.grant);
+        guest.control.send(&Message::ArenaReturn(run)).unwrap();
+        assert_eq!(guest.control.receive(), Reply::Ended);
+        assert!(backend.report().end.contains("returned"));
+    }
+    let mut guest = backend.connect().open();
+    guest.control.hello(PROTOCOL_HASH, "");
+    assert_eq!(guest.control.receive(), Reply::Ended);
+    assert!(backend.report().end.contains("hello twice"));
+    works(&mut neighbour);
+}
+
+#[test]
+fn a_guest_with_an_environment_of_its_own_gets_a_worker_of_its_own() {
+    let mut backend = Backend::with_window(64);
+    let spare = backend.workers();
+    let mut control: Control = backend.connect();
+    control.hello(PROTOCOL_HASH, "CUDA_MODULE_LOADING=EAGER\nLD_PRELOAD=x\n");
+    let Reply::Grant(_) = control.receive() else {
+        panic!("not granted");
+    };
+    let added: Vec<i32> = backend
+        .workers()
+        .into_iter()
+        .filter(|worker| !spare.contains(worker))
+        .collect();
+    assert_eq!(added.len(), 1, "the spare worker is kept for another guest");
+    let environment = std::fs::read_to_string(format!("/proc/{}/environ", added[0])).unwrap();
+    assert!(environment.contains("CUDA_MODULE_LOADING=EAGER"));
+    assert!(!environment.contains("LD_PRELOAD"));
+}
+
+#[test]
+fn a_window_that_cannot_serve_is_refused_with_a_sentence() {
+    let mut backend = Backend::start(Workers::built(), &[]);
+    let refused = backend.attach(1, Attach::default()).unwrap_err();
+    assert!(refused.contains("too small"), "{refused}");
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(64 << 20).unwrap();
+    let message = Message::Attach(Attach {
+        window_size: 64 << 20,
+        ..Attach::default()
+    });
+    backend.send(&message, vec![file.into()]);
+    assert!(backend.attached().unwrap_err().contains("seal"));
+    backend.send(&message, Vec::new());
+    assert!(backend.attached().unwrap_err().contains("descriptor"));
+    backend.attach(64, Attach::default()).unwrap();
+}
+
+#[test]
+fn a_device_that_cannot_be_used_is_refused_before_any_session() {
+    let mut backend = Backend::start(Workers::built(), &["--device", "cuda:4000"]);
+    let refused = backend.attach(64, Attach::default()).unwrap_err();
+    assert!(refused.contains("cuda:4000"), "{refused}");
+}
+
+#[test]
+fn a_guest_that_comes_before_its_window_is_refused() {
+    let mut backend = Backend::start(Workers::built(), &[]);
+    let mut control = backend.connect();
+    control.hello(PROTOCOL_HASH, "");
+    let Reply::Refused(_, reason) = control.receive() else {
+        panic!("not refused");
+    };
+    assert!(reason.contains("window"), "{reason}");
+}
+
+#[test]
+fn numbers_and_segments_are_used_again_with_another_generation() {
+    let mut backend = Backend::with_window(16);
+    let mut generations = Vec::new();
+    for _ in 0..5 {
+        let mut guest = backend.connect().open();
+        assert_eq!(guest.grant.session, 0);
+        assert_eq!(guest.status.generation(), guest.grant.generation);
+        assert_eq!(guest.arena[0].read(0, 4096), [0; 4096], "scrubbed");
+        guest.arena[0].write(0, &[0xAA; 4096]);
+        assert_eq!(guest.call(&MemGetInfo {}).status, 0);
+        generations.push(guest.grant.generation);
+        drop(guest);
+        backend.report();
+    }
+    assert_eq!(generations, [1, 2, 3, 4, 5]);
+}

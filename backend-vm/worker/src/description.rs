@@ -1,0 +1,121 @@
+//! What a worker tells the supervisor of its devices.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use wormhole_device::{Description, Device};
+use wormhole_ring::control::facts;
+
+/// The `CUdevice_attribute`s that NVML asks for as well: CLOCK_RATE, COMPUTE_MODE, ECC_ENABLED, PCI_BUS_ID,
+/// PCI_DEVICE_ID, GLOBAL_MEMORY_BUS_WIDTH, PCI_DOMAIN_ID and the compute capability.
+const ATTRIBUTES: [i32; 9] = [13, 20, 32, 33, 34, 37, 50, 75, 76];
+
+/// Most characters of a name, as NVML has room for them.
+const NAME: usize = 95;
+
+/// What a device, or each of several, says of itself.
+pub fn all(device: &dyn Device) -> Vec<&Description> {
+    match device.members() {
+        [] => vec![device.describe()],
+        members => members.iter().map(|member| member.describe()).collect(),
+    }
+}
+
+/// The devices in facts, an empty line between them.
+pub fn text(device: &dyn Device) -> String {
+    let texts = all(device).into_iter().enumerate();
+    let texts = texts.map(|(number, described)| one(described) + &peers(device.members(), number));
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+/// Whose memory a device of several reaches.
+fn peers(members: &[Arc<dyn Device>], number: usize) -> String {
+    /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
+    const ACCESS_SUPPORTED: u32 = 2;
+    let Some(own) = members.get(number) else {
+        return String::new();
+    };
+    let others = members.iter().enumerate();
+    let reached = others.filter(|(other, peer)| {
+        *other != number && own.peer_attribute(peer.as_peer(), ACCESS_SUPPORTED) == Ok(1)
+    });
+    let reached: Vec<String> = reached.map(|(other, _)| other.to_string()).collect();
+    format!("{}={}\n", facts::PEERS, reached.join(" "))
+}
+
+fn one(device: &Description) -> String {
+    let mut text = String::new();
+    // A line break in the name would begin another fact.
+    let name: String = device
+        .name
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(NAME)
+        .collect();
+    let uuid: String = device
+        .uuid
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let _ = writeln!(text, "{}={name}", facts::NAME);
+    let _ = writeln!(text, "{}={uuid}", facts::UUID);
+    let _ = writeln!(text, "{}={}", facts::TOTAL_MEMORY, device.total_memory);
+    let _ = writeln!(text, "{}={}", facts::CUDA_VERSION, device.driver_version);
+    for (id, value) in &device.attributes {
+        if ATTRIBUTES.contains(id) {
+            let _ = writeln!(text, "{}{id}={value}", facts::ATTRIBUTE);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_adds_no_facts() {
+        let device = Description {
+            name: "GPU\nmemory.total=1".to_owned(),
+            uuid: [0xab; 16],
+            total_memory: 7,
+            driver_version: 13_000,
+            attributes: vec![(33, 4), (1, 1024)],
+            stream_priorities: (0, 0),
+        };
+        let text = one(&device);
+        assert_eq!(facts::get(&text, facts::NAME), Some("GPUmemory.total=1"));
+        assert_eq!(facts::number(&text, facts::TOTAL_MEMORY), Some(7));
+        assert_eq!(
+            facts::get(&text, facts::UUID),
+            Some("ab".repeat(16).as_str())
+        );
+        assert_eq!(facts::number(&text, "attribute.33"), Some(4));
+        assert_eq!(facts::get(&text, "attribute.1"), None);
+    }
+
+    #[test]
+    fn what_is_said_of_all_devices_fits_a_message() {
+        use wormhole_ring::control::{MAX_FRAME, Message};
+
+        use wormhole_link::device::MOST;
+
+        let device = Description {
+            name: "n".repeat(300),
+            uuid: [0xff; 16],
+            total_memory: u64::MAX,
+            driver_version: i32::MIN,
+            attributes: ATTRIBUTES.map(|id| (id, i32::MIN)).to_vec(),
+            stream_priorities: (0, 0),
+        };
+        let numbers: Vec<String> = (1..MOST).map(|other| other.to_string()).collect();
+        let peers = format!("{}={}\n", facts::PEERS, numbers.join(" "));
+        let text = vec![one(&device) + &peers; MOST].join("\n");
+        let message = Message::Ready {
+            protocol_hash: 1,
+            device: &text,
+        };
+        let encoded = message.encode(&mut [0; MAX_FRAME]);
+        assert!(encoded.is_ok(), "{} bytes: {encoded:?}", text.len());
+    }
+}

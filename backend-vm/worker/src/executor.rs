@@ -1,0 +1,376 @@
+//! The executor: takes a session's records in order and never blocks on the device.
+//!
+//! A record is copied out of the ring, decoded, and handed to the [`Session`], which says what can block: that
+//! goes to the job threads; what they leave behind comes back through the inbox. With nothing to do it spins, then
+//! yields, then announces itself parked and sleeps until the doorbell.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use wormhole_api::{CuResult, DecodeError, Dispatched, Kind};
+use wormhole_ring::layout::SLOTS;
+use wormhole_ring::ring::{Consumer, RecordBuf, RecordHead, Violation};
+use wormhole_ring::slot::{AnswerSlots, SlotIndex};
+use wormhole_ring::status::EndCause;
+use wormhole_ring::wait::{Backoff, Policy, Step};
+
+use super::exchange::Exchange;
+use super::session::{Answer, Call, Event, Session};
+use super::wake::Inbox;
+use wormhole_link::counters::Counter;
+
+/// `CUDA_ERROR_UNKNOWN`: what every call returns after the guest corrupted its ring.
+pub const VIOLATION_RESULT: u32 = 999;
+
+/// Some 50 µs of spinning and a few hundred of yielding before the doorbell is needed.
+const IDLE: Policy = Policy {
+    spins: 1000,
+    yields: 1000,
+    first_sleep: Duration::ZERO,
+    longest_sleep: Duration::ZERO,
+};
+
+/// Why a session ended by what its guest wrote.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    #[error("the ring is corrupt")]
+    Ring(#[from] Violation),
+    #[error("a record is malformed: {0}")]
+    Record(DecodeError),
+    #[error("slot {slot} was used for {message} while an answer to it was pending")]
+    SlotBusy { slot: u16, message: &'static str },
+    #[error("{0} came without a slot for its answer")]
+    NoSlot(&'static str),
+}
+
+/// The thread that serves one session's ring.
+#[derive(Debug)]
+pub struct Executor {
+    consumer: Consumer,
+    buffer: Box<RecordBuf>,
+    answers: AnswerSlots,
+    session: Session,
+    inbox: Inbox<Event>,
+    /// Slots whose request is with a job thread.
+    pending: [bool; SLOTS],
+    /// How long it stays awake without work, by yielding; [`LINGER_FACTOR`] times as long while the guest may
+    /// be waiting for the device.
+    linger: Duration,
+}
+
+const LINGER_FACTOR: u32 = 25;
+/// The threads for what can block are many, so each stays awake for this part of the time only.
+const JOB_FRACTION: u32 = 20;
+
+impl Executor {
+    pub fn new(
+        consumer: Consumer,
+        answers: AnswerSlots,
+        session: Session,
+        inbox: Inbox<Event>,
+    ) -> Self {
+        Self {
+            consumer,
+            buffer: Box::new(RecordBuf::new()),
+            answers,
+            session,
+            inbox,
+            pending: [false; SLOTS],
+            linger: Duration::ZERO,
+        }
+    }
+
+    /// Stays awake for this long without work. Worth it where the device has processors of its own: a
+    /// doorbell costs the guest more than a launch does.
+    #[must_use]
+    pub fn lingering(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self.session.let_jobs_linger(linger / JOB_FRACTION);
+        self
+    }
+
+    /// Where the guest sends descriptors of files, if it can.
+    #[must_use]
+    pub fn taking_files_from(mut self, socket: Option<OwnedFd>) -> Self {
+        if let Some(socket) = socket {
+            self.session.take_files_from(socket);
+        }
+        self
+    }
+
+    /// Lets the session share things of its device with the tenant's others.
+    #[must_use]
+    pub fn sharing_by(mut self, exchange: Exchange) -> Self {
+        self.session.share_by(exchange);
+        self
+    }
+
+    /// Serves the ring until the guest breaks it. The session's status word says so by then.
+    pub fn run(&mut self) -> Broken {
+        let mut backoff = Backoff::with(IDLE);
+        let mut idle_since = None;
+        loop {
+            match self.turn() {
+                Ok(true) => {
+                    backoff.reset();
+                    idle_since = None;
+                }
+                Ok(false) => match backoff.step() {
+                    Step::Spun => {}
+                    Step::Yield => std::thread::yield_now(),
+                    Step::Sleep(_) if self.lingers(&mut idle_since) => std::thread::yield_now(),
+                    Step::Sleep(_) => {
+                        if let Err(violation) = self.park() {
+                            return self.end(violation.into());
+                        }
+                        backoff.reset();
+                        idle_since = None;
+                    }
+                },
+                Err(broken) => return self.end(broken),
+            }
+        }
+    }
+
+    fn lingers(&self, idle_since: &mut Option<Instant>) -> bool {
+        if self.linger.is_zero() {
+            return false;
+        }
+        let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+        idle < self.linger || (idle < self.linger * LINGER_FACTOR && self.session.expects_fences())
+    }
+
+    /// Takes what is there: one record, or what other threads left. False when there was nothing.
+    pub fn turn(&mut self) -> Result<bool, Broken> {
+        if self.session.is_resetting() {
+            return Ok(self.drain_inbox());
+        }
+        let Some(head) = self.consumer.take(&mut self.buffer)? else {
+            return Ok(self.drain_inbox());
+        };
+        // Whatever was sent before the guest wrote this record comes before it.
+        self.drain_inbox();
+        self.execute(head)?;
+        Ok(true)
+    }
+
+    /// The session, for a look from outside.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    fn execute(&mut self, head: RecordHead) -> Result<(), Broken> {
+        let counters = self.session.counters();
+        counters.add(
+            match head.slot {
+                Some(_) => Counter::Requests,
+                None => Counter::Records,
+            },
+            1,
+        );
+        let request = match wormhole_api::decode(head.message, self.buffer.body()) {
+            Ok(request) => request,
+            Err(error) => {
+                counters.add(reason_of(&error), 1);
+                let Some(result) = error.result() else {
+                    return Err(Broken::Record(error));
+                };
+                return self.refuse(head, error, result);
+            }
+        };
+        counters.message(head.message);
+        if let Err(result) = self.session.select(head.device) {
+            self.session.counters().add(Counter::NoDevice, 1);
+            return self.refuse(head, "a message is for a device that is not there", result);
+        }
+        let info = request.info();
+        // The slots bound what can wait on the job threads.
+        if head.slot.is_none() && info.kind != Kind::Record {
+            return Err(Broken::NoSlot(info.name));
+        }
+        if let Some(slot) = head.slot {
+            let pending = &mut self.pending[usize::from(slot.get())];
+            if *pending {
+                return Err(Broken::SlotBusy {
+                    slot: slot.get(),
+                    message: info.name,
+                });
+            }
+            *pending = true;
+        }
+        let call = Call {
+            slot: head.slot,
+            sequence: head.sequence,
+        };
+        let answers = &self.answers;
+        let mut failure = None;
+        let dispatched = wormhole_api::dispatch(
+            &mut self.session,
+            &call,
+            &request,
+            |result, parts| match head.slot {
+                Some(slot) => publish(answers, slot, head.sequence, result, parts),
+                None if result != CuResult::SUCCESS => failure = Some(result),
+                None => {}
+            },
+        );
+        debug_assert!(
+            dispatched == Dispatched::Answered || info.kind != Kind::Request,
+            "{} is answered in its turn, says the table",
+            info.name
+        );
+        if let (Dispatched::Answered, Some(slot)) = (dispatched, head.slot) {
+            self.pending[usize::from(slot.get())] = false;
+        }
+        if let Some(result) = failure {
+            self.unheard(info.name, result);
+        }
+        Ok(())
+    }
+
+    /// Answers a record whose content is refused, without ending the session.
+    fn refuse(
+        &mut self,
+        head: RecordHead,
+        error: impl std::fmt::Display,
+        result: CuResult,
+    ) -> Result<(), Broken> {
+        match head.slot {
+            Some(slot) if self.pending[usize::from(slot.get())] => {
+                return Err(Broken::SlotBusy {
+                    slot: slot.get(),
+                    message: "a malformed record",
+                });
+            }
+            Some(slot) => publish(&self.answers, slot, head.sequence, result, &[]),
+            None => {
+                tracing::warn!("a record is refused: {error}");
+                self.fail(result);
+            }
+        }
+        Ok(())
+    }
+
+    /// A failure that no answer carries. The program went on as if the call had worked, so the session
+    /// cannot: the error is sticky.
+    fn unheard(&mut self, name: &str, result: CuResult) {
+        tracing::warn!("{name} failed with {}, and no answer carries it", result.0);
+        self.fail(result);
+    }
+
+    fn fail(&self, result: CuResult) {
+        self.session
+            .status()
+            .set_once(result.0, EndCause::ContextDead);
+    }
+
+    /// Handles what other threads sent. False when there was nothing.
+    fn drain_inbox(&mut self) -> bool {
+        if !self.inbox.is_pending() {
+            return false;
+        }
+        self.inbox.acknowledge();
+        while let Some(event) = self.inbox.next() {
+            match event {
+                Event::Finished {
+                    slot,
+                    sequence,
+                    on,
+                    finish,
+                } => {
+                    self.session.select_again(on);
+                    let Answer { result, payload } = finish(&mut self.session);
+                    self.session.count_memory();
+                    self.answer(slot, sequence, result, &payload);
+                    for (call, error) in self.session.job_finished() {
+                        if let Some(slot) = call.slot {
+                            self.answer(slot, call.sequence, error, &[]);
+                        }
+                    }
+                }
+                Event::ExtentAdded { address, bytes } => self.session.add_extent(address, bytes),
+                Event::ExtentRemoved { address, release } => {
+                    self.session.remove_extent(address, release);
+                }
+            }
+        }
+        self.session.sweep();
+        true
+    }
+
+    /// Answers a request that was put off.
+    fn answer(&mut self, slot: SlotIndex, sequence: u64, result: CuResult, payload: &[u8]) {
+        self.pending[usize::from(slot.get())] = false;
+        publish(&self.answers, slot, sequence, result, &[payload]);
+    }
+
+    /// Sleeps until the doorbell rings or another thread has something.
+    fn park(&mut self) -> Result<(), Violation> {
+        self.session.sweep();
+        self.session.count_memory();
+        if !self.inbox.announce_sleep() {
+            return Ok(());
+        }
+        // During a reset no record may be taken, so none may keep this thread awake.
+        if self.session.is_resetting() {
+            self.inbox.sleep();
+        } else if self.consumer.park()? {
+            self.session.counters().add(Counter::Parks, 1);
+            self.inbox.sleep();
+            self.consumer.unpark();
+        }
+        self.inbox.awake();
+        Ok(())
+    }
+
+    fn end(&mut self, broken: Broken) -> Broken {
+        let counters = self.session.counters();
+        match &broken {
+            Broken::Ring(violation) => counters.add(kind_of(violation), 1),
+            Broken::SlotBusy { .. } => counters.add(Counter::SlotBusy, 1),
+            Broken::NoSlot(_) => counters.add(Counter::NoSlot, 1),
+            // Counted when it was decoded.
+            Broken::Record(_) => {}
+        }
+        self.session
+            .status()
+            .set_once(VIOLATION_RESULT, EndCause::Violation);
+        broken
+    }
+}
+
+fn publish(
+    answers: &AnswerSlots,
+    slot: SlotIndex,
+    sequence: u64,
+    result: CuResult,
+    parts: &[&[u8]],
+) {
+    if let Err(error) = answers.publish(slot, sequence, result.0, parts) {
+        tracing::error!("{error}");
+        let _ = answers.publish(slot, sequence, CuResult::NOT_SUPPORTED.0, &[]);
+    }
+}
+
+fn kind_of(violation: &Violation) -> Counter {
+    match violation {
+        Violation::Commit { .. } => Counter::RingCommit,
+        Violation::Lap { .. } => Counter::RingLap,
+        Violation::Overrun { .. } => Counter::RingOverrun,
+        Violation::Body { .. } => Counter::RingBody,
+        Violation::Slot { .. } => Counter::RingSlot,
+        Violation::Tail { .. } => Counter::RingTail,
+    }
+}
+
+fn reason_of(error: &DecodeError) -> Counter {
+    match error {
+        DecodeError::UnknownMessage { .. } => Counter::UnknownMessage,
+        DecodeError::Short { .. } => Counter::ShortBody,
+        DecodeError::Long { .. } => Counter::LongBody,
+        DecodeError::Limit { .. } => Counter::CountAboveLimit,
+        DecodeError::Cut { .. } => Counter::CountAboveBody,
+        DecodeError::Handle { .. } => Counter::HandleType,
+        DecodeError::Value { .. } => Counter::ExcludedValue,
+    }
+}

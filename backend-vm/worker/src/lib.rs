@@ -1,0 +1,554 @@
+//! A worker: the process that executes one guest process's calls.
+//!
+//! The supervisor starts it, confined, with one stream to itself. The worker reserves the window's address
+//! band, opens its device, says that it is ready, and is later assigned a session. From then on the
+//! [`executor`] takes records from the session's ring, [`jobs`] runs what can block, the [`registrar`] maps and
+//! registers arena, the [`watcher`] looks for a dead context, and this thread listens to the supervisor and
+//! never waits for anything else. When the supervisor's end of the stream
+//! closes, the worker says so in the session's status word and ends.
+//!
+//! Invariants:
+//! - One session per worker, ever. Its end is the process's end, which frees everything on the device.
+//! - What the guest wrote is copied out before it is looked at, and is looked at without unsafe code.
+
+mod command;
+mod critical;
+mod description;
+pub mod exchange;
+pub mod executor;
+pub mod jobs;
+mod objects;
+mod ranges;
+pub mod registrar;
+pub mod session;
+pub mod wake;
+pub mod watcher;
+mod window;
+
+pub use self::command::main;
+pub use self::window::reserve_bands;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use wormhole_api::PROTOCOL_HASH;
+use wormhole_device::{CuError, Device, DeviceSet, Found};
+use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
+use wormhole_ring::fence::Fences;
+use wormhole_ring::memory::SessionMemory;
+use wormhole_ring::ring::Consumer;
+use wormhole_ring::slot::AnswerSlots;
+use wormhole_ring::status::{EndCause, Status};
+
+use self::critical::Critical;
+use self::exchange::{Exchange, Reply};
+use self::executor::Executor;
+use self::registrar::{Registrar, Registrations, Task};
+use self::session::{Event, Session};
+use self::wake::{Inbox, Notifier};
+use self::watcher::{Watcher, publish_death};
+use self::window::{Window, WindowError};
+use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
+use wormhole_link::counters::Counters;
+use wormhole_link::device::{self, DeviceChoice};
+use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
+
+/// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor is gone.
+pub const SUPERVISOR_LOST_RESULT: u32 = 802;
+
+const _: () = assert!(device::MOST <= DeviceSet::MOST);
+
+/// Why a worker cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    #[error("the device {device} cannot be used: {reason}")]
+    Device {
+        device: DeviceChoice,
+        reason: String,
+    },
+    #[error("the stream to the supervisor failed")]
+    Channel(#[from] ChannelError),
+    #[error("the supervisor sent {0} where an assignment was due")]
+    Unexpected(&'static str),
+    #[error("the assignment came without its descriptors")]
+    Descriptors,
+    #[error("the counters page cannot be mapped")]
+    Counters(#[source] io::Error),
+    #[error("the memory at {address:#x} cannot be registered with the device: {error}")]
+    Register { address: u64, error: CuError },
+    #[error("a thread or its descriptor cannot be made")]
+    Thread(#[source] io::Error),
+}
+
+/// What the supervisor says.
+#[derive(Debug)]
+struct Supervisor {
+    socket: Arc<OwnedFd>,
+    incoming: Incoming,
+}
+
+/// What is said to the supervisor.
+#[derive(Debug)]
+struct Reports {
+    socket: Arc<OwnedFd>,
+    outgoing: Outgoing,
+}
+
+impl Reports {
+    fn send(&mut self, message: &Message<'_>) -> Result<(), ChannelError> {
+        self.send_with(message, Vec::new())
+    }
+
+    fn send_with(
+        &mut self,
+        message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        self.outgoing.send(&self.socket, message, descriptors)?;
+        while self.outgoing.is_waiting() {
+            channel::wait_writable(&self.socket).map_err(ChannelError::Socket)?;
+            self.outgoing.flush(&self.socket)?;
+        }
+        Ok(())
+    }
+}
+
+impl Supervisor {
+    /// Waits for the next message that a supervisor sends to a worker.
+    fn receive(&mut self) -> Result<Order, ChannelError> {
+        loop {
+            if let Some(message) = self.incoming.take()? {
+                return Ok(match message {
+                    Message::Assign(grant) => Order::Assign(grant),
+                    Message::ArenaAdd(run) => Order::Add(run),
+                    Message::ArenaRemove(run) => Order::Remove(run),
+                    Message::Shared(shared) => Order::Shared(shared),
+                    Message::Fetched(fetched) => Order::Fetched(fetched),
+                    Message::Doorbell => Order::Doorbell,
+                    other => Order::Unknown(other.name()),
+                });
+            }
+            channel::wait_readable(&self.socket).map_err(ChannelError::Socket)?;
+            self.incoming.fill(&self.socket)?;
+        }
+    }
+}
+
+/// What a supervisor tells a worker.
+#[derive(Debug)]
+enum Order {
+    Assign(Grant),
+    Add(ArenaRun),
+    Remove(ArenaRun),
+    Shared(Shared),
+    Fetched(Fetched),
+    Doorbell,
+    Unknown(&'static str),
+}
+
+/// Serves one session on `choice`, from start to end: the process's exit status.
+///
+/// # Errors
+/// When no session can be served, and when the supervisor breaks the protocol.
+pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
+    let socket = Arc::new(socket);
+    let linger = linger(&choice);
+    let device = match open(choice) {
+        Ok(device) => device,
+        Err(error) => {
+            let mut reports = Reports {
+                socket,
+                outgoing: Outgoing::default(),
+            };
+            let code = Refusal::NoDevice as u32;
+            let reason = error.to_string();
+            reports.send(&Message::Refused {
+                code,
+                reason: &reason,
+            })?;
+            return Err(error);
+        }
+    };
+    run_on(device, linger, socket)
+}
+
+/// Serves one session on a device that was opened in the calling thread, from start to end: the process's
+/// exit status. The window's band is reserved ([`reserve_bands`]).
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on(
+    device: Arc<dyn Device>,
+    linger: Duration,
+    socket: Arc<OwnedFd>,
+) -> Result<i32, WorkerError> {
+    let mut reports = Reports {
+        socket: Arc::clone(&socket),
+        outgoing: Outgoing::default(),
+    };
+    let mut supervisor = Supervisor {
+        socket,
+        incoming: Incoming::new(true),
+    };
+    reports.send(&Message::Ready {
+        protocol_hash: PROTOCOL_HASH,
+        device: &description::text(device.as_ref()),
+    })?;
+    let grant = match supervisor.receive() {
+        Ok(Order::Assign(grant)) => grant,
+        Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
+        Ok(_) => return Err(WorkerError::Unexpected("a message about a session")),
+        // A spare worker that is not needed any more.
+        Err(ChannelError::Ended) => return Ok(0),
+        Err(error) => return Err(error.into()),
+    };
+    let (Some(file), Some(page)) = (
+        supervisor.incoming.descriptor(),
+        supervisor.incoming.descriptor(),
+    ) else {
+        return Err(WorkerError::Descriptors);
+    };
+    let files = match grant.features & FEATURE_FILES {
+        0 => None,
+        _ => {
+            let socket = supervisor.incoming.descriptor();
+            Some(socket.ok_or(WorkerError::Descriptors)?)
+        }
+    };
+    let counters = Counters::map(&page).map_err(WorkerError::Counters)?;
+    let window = Window::new(file, &grant)?;
+    let reports = Arc::new(Mutex::new(reports));
+    let exchange = {
+        let reports = Arc::clone(&reports);
+        Exchange::new(move |message, descriptors| {
+            lock(&reports).send_with(message, descriptors).is_ok()
+        })
+    };
+    let served = serve(&device, linger, &window, &grant, counters, exchange, files)?;
+    lock(&reports).send(&Message::Assigned)?;
+    let arena = Arena {
+        window,
+        notifier: served.notifier.clone(),
+        status: served.status.clone(),
+        reports,
+    };
+    listen(&mut supervisor, &Arc::new(arena), &served)
+}
+
+fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
+    reports.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A session that is being served by other threads.
+struct Served {
+    exchange: Exchange,
+    notifier: Notifier<Event>,
+    registrar: Registrar,
+    status: Status,
+}
+
+/// How long the executor stays awake without work. A device that executes on this machine's processors
+/// needs them itself.
+fn linger(choice: &DeviceChoice) -> Duration {
+    match choice {
+        DeviceChoice::Cpu { .. } => Duration::ZERO,
+        DeviceChoice::Cuda(_) => Duration::from_millis(2),
+    }
+}
+
+fn serve(
+    device: &Arc<dyn Device>,
+    linger: Duration,
+    window: &Window,
+    grant: &Grant,
+    counters: Counters,
+    exchange: Exchange,
+    files: Option<OwnedFd>,
+) -> Result<Served, WorkerError> {
+    let memory = window.map_session(grant.session_segment)?;
+    let (base, bytes) = window.range(grant.session_segment, 1)?;
+    let mut registrations = Registrations::new(Arc::clone(device));
+    register(&mut registrations, base, bytes)?;
+    let (notifier, inbox) = wake::inbox().map_err(WorkerError::Thread)?;
+    let status = Status::new(memory.clone());
+    if grant.arena_count > 0 {
+        let (address, bytes) = window.map(grant.arena_first, grant.arena_count)?;
+        register(&mut registrations, address, bytes)?;
+        notifier.send(Event::ExtentAdded { address, bytes });
+    }
+    let registrar = Registrar::start(registrations).map_err(WorkerError::Thread)?;
+    let own = notifier.clone();
+    let mut executor = executor(
+        device,
+        &memory,
+        base,
+        counters,
+        own,
+        inbox,
+        registrar.clone(),
+    )
+    .map_err(WorkerError::Thread)?
+    .lingering(linger)
+    .sharing_by(exchange.clone())
+    .taking_files_from(files);
+    let bound = Arc::clone(device);
+    std::thread::Builder::new()
+        .name("executor".to_owned())
+        .spawn(move || {
+            let _critical = Critical;
+            if let Err(error) = bound.bind_thread() {
+                tracing::error!("the device cannot be used by the executor: {error}");
+            }
+            let broken = executor.run();
+            tracing::warn!("the session ends: {}", wormhole_link::chain(&broken));
+            std::process::exit(BROKEN);
+        })
+        .map_err(WorkerError::Thread)?;
+    Ok(Served {
+        exchange,
+        notifier,
+        registrar,
+        status,
+    })
+}
+
+/// An executor for the session segment that is mapped at `base` and registered with `registrar`.
+///
+/// # Errors
+/// The watcher's thread cannot be started.
+pub fn executor(
+    device: &Arc<dyn Device>,
+    memory: &SessionMemory,
+    base: u64,
+    counters: Counters,
+    notifier: Notifier<Event>,
+    inbox: Inbox<Event>,
+    registrar: Registrar,
+) -> io::Result<Executor> {
+    let status = Status::new(memory.clone());
+    let fences = Fences::new(memory.clone());
+    let watcher = Watcher::start(Arc::clone(device), fences, status.clone())?;
+    let session = Session::new(
+        Arc::clone(device),
+        notifier,
+        registrar,
+        watcher,
+        status,
+        counters,
+        base,
+    );
+    // SAFETY: this worker serves the session alone, and this executor alone consumes its ring and
+    // publishes its answers.
+    let (consumer, answers) = unsafe {
+        (
+            Consumer::new(memory.clone()),
+            AnswerSlots::new(memory.clone()),
+        )
+    };
+    Ok(Executor::new(consumer, answers, session, inbox))
+}
+
+/// Listens to the supervisor until it is gone: the process's exit status.
+fn listen(
+    supervisor: &mut Supervisor,
+    arena: &Arc<Arena>,
+    served: &Served,
+) -> Result<i32, WorkerError> {
+    loop {
+        match supervisor.receive() {
+            Ok(Order::Doorbell) => served.notifier.ring(),
+            Ok(Order::Add(run)) => {
+                let arena = Arc::clone(arena);
+                served.registrar.run(Task::new(move |registrations| {
+                    arena.settle(arena.add(registrations, run));
+                }));
+            }
+            Ok(Order::Remove(run)) => {
+                let (address, _) = arena.window.range(run.first, run.count)?;
+                let arena = Arc::clone(arena);
+                let release = Task::new(move |registrations| {
+                    arena.settle(arena.remove(registrations, run));
+                });
+                served
+                    .notifier
+                    .send(Event::ExtentRemoved { address, release });
+            }
+            Ok(Order::Shared(shared)) => {
+                let token = Reply::Token(shared.token);
+                served.exchange.answer(shared.id, shared.result, token);
+            }
+            Ok(Order::Fetched(fetched)) => {
+                let descriptor = match fetched.descriptor {
+                    0 => None,
+                    _ => Some(
+                        supervisor
+                            .incoming
+                            .descriptor()
+                            .ok_or(WorkerError::Descriptors)?,
+                    ),
+                };
+                let found = Reply::Found(Found {
+                    description: fetched.description,
+                    descriptor,
+                    party: fetched.party,
+                });
+                served.exchange.answer(fetched.id, fetched.result, found);
+            }
+            Ok(Order::Assign(_)) => return Err(WorkerError::Unexpected("a second assignment")),
+            Ok(Order::Unknown(name)) => return Err(WorkerError::Unexpected(name)),
+            Err(error) => {
+                // Also when the stream makes no sense: without a supervisor there is no session.
+                served
+                    .status
+                    .set_once(SUPERVISOR_LOST_RESULT, EndCause::SupervisorLost);
+                return match error {
+                    ChannelError::Ended | ChannelError::Cut => Ok(0),
+                    error => Err(error.into()),
+                };
+            }
+        }
+    }
+}
+
+/// What the registrar needs to bring arena in and out.
+#[derive(Debug)]
+struct Arena {
+    window: Window,
+    notifier: Notifier<Event>,
+    status: Status,
+    /// The registrar's, and jobs' that share something.
+    reports: Arc<Mutex<Reports>>,
+}
+
+impl Arena {
+    fn add(&self, registrations: &mut Registrations, run: ArenaRun) -> Result<(), WorkerError> {
+        let (address, bytes) = self.window.map(run.first, run.count)?;
+        if let Err(error) = register(registrations, address, bytes) {
+            tracing::warn!("{error}");
+            // Of a context that is dead the guest is to hear before it hears of its arena.
+            if let Some(fault) = registrations.fault() {
+                publish_death(&self.status, fault);
+            }
+            // SAFETY: nothing has been told of it, and the device does not know it.
+            unsafe { self.window.unmap(run.first, run.count)? };
+            return self.report(&Message::ArenaRefused(run));
+        }
+        // Before the guest hears of it, so before a record can name it.
+        self.notifier.send(Event::ExtentAdded { address, bytes });
+        self.report(&Message::ArenaAdded(run))
+    }
+
+    /// Called when the executor has taken the run out of what may be named and no job reads it.
+    fn remove(&self, registrations: &mut Registrations, run: ArenaRun) -> Result<(), WorkerError> {
+        let (address, _) = self.window.range(run.first, run.count)?;
+        if let Err(error) = registrations.remove(address) {
+            // It stays the session's, and mapped, until the session ends.
+            tracing::warn!("the arena at {address:#x} cannot be unregistered: {error}");
+            return Ok(());
+        }
+        // SAFETY: nothing names it, nothing reads it, and the device has let go of it.
+        unsafe { self.window.unmap(run.first, run.count)? };
+        self.report(&Message::ArenaRemoved(run))
+    }
+
+    fn report(&self, message: &Message<'_>) -> Result<(), WorkerError> {
+        match lock(&self.reports).send(message) {
+            // Who listens to the supervisor finds that out too.
+            Err(ChannelError::Ended) => Ok(()),
+            sent => Ok(sent?),
+        }
+    }
+
+    /// A worker that cannot do what the supervisor counts on ends, and its session with it.
+    fn settle(&self, outcome: Result<(), WorkerError>) {
+        if let Err(error) = outcome {
+            tracing::error!("the session ends: {}", wormhole_link::chain(&error));
+            std::process::exit(NO_ARENA);
+        }
+    }
+}
+
+fn register(
+    registrations: &mut Registrations,
+    address: u64,
+    bytes: u64,
+) -> Result<(), WorkerError> {
+    // SAFETY: mapped by the caller just now, and removed before it is unmapped.
+    unsafe { registrations.add(address, bytes) }
+        .map_err(|error| WorkerError::Register { address, error })
+}
+
+/// Opens the devices, with the address bands reserved before.
+fn open(choice: DeviceChoice) -> Result<Arc<dyn Device>, WorkerError> {
+    reserve_bands()?;
+    let opened = match &choice {
+        DeviceChoice::Cpu { count, check } => open_cpu(*count, *check),
+        DeviceChoice::Cuda(ordinals) => open_cuda(ordinals),
+    };
+    let mut devices = opened.map_err(|reason| WorkerError::Device {
+        device: choice,
+        reason,
+    })?;
+    Ok(match devices.len() {
+        1 => devices.swap_remove(0),
+        _ => Arc::new(DeviceSet::new(devices)),
+    })
+}
+
+fn open_cpu(count: u8, check: bool) -> Result<Vec<Arc<dyn Device>>, String> {
+    use wormhole_cpu_device::{CpuDevice, Options};
+    let options = Options {
+        check,
+        most: device_memory(),
+        ..Options::default()
+    };
+    let devices = CpuDevice::open_several(&options, count);
+    let devices = devices
+        .map_err(|error| wormhole_link::chain(&error))?
+        .into_iter();
+    Ok(devices
+        .map(|device| Arc::new(device) as Arc<dyn Device>)
+        .collect())
+}
+
+/// Bytes that devices in this process's memory may have, if the supervisor limits it: two thirds, as half of the system's
+/// memory is of three quarters. The rest is for the window and for itself.
+fn device_memory() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: a local structure.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit) } == 0;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur / 3 * 2)
+}
+
+fn open_cuda(ordinals: &[u32]) -> Result<Vec<Arc<dyn Device>>, String> {
+    use wormhole_cuda_device::{CudaDevice, Options};
+    wormhole_cuda_device::reserve_bands().map_err(|error| wormhole_link::chain(&error))?;
+    wormhole_cuda_device::capture_output().map_err(|error| wormhole_link::chain(&error))?;
+    let open = |&ordinal| {
+        let options = Options {
+            ordinal,
+            ..Default::default()
+        };
+        match CudaDevice::open(&options) {
+            Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
+            Err(error) => Err(wormhole_link::chain(&error)),
+        }
+    };
+    ordinals.iter().map(open).collect()
+}
+
+/// The stream to the supervisor that this process was started with.
+pub fn inherited_stream() -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the supervisor put the stream there, and nothing else in this process uses the number.
+    let socket = unsafe { OwnedFd::from_raw_fd(CONTROL) };
+    debug_assert_eq!(socket.as_raw_fd(), CONTROL);
+    socket
+}

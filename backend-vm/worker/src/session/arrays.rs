@@ -1,0 +1,422 @@
+//! Arrays, textures, surfaces, and copies of boxes.
+
+use std::collections::HashSet;
+use std::iter;
+use std::sync::Arc;
+
+use wormhole_api::array::{ArrayShape, Texels, span};
+use wormhole_api::handle::Slab;
+use wormhole_api::{
+    Array, ArrayCreate, BoxCopy, CuResult, DevicePtr, Handle, Mipmap, MipmapCreate, MipmapGetLevel,
+    Outcome, ReferenceBindTexture, SurfaceCreateReply, TextureCreate, TextureCreateReply,
+    TextureSource,
+};
+use wormhole_device::{BoxEnd, Resource, Sampling, View};
+
+use super::memory::Place;
+use super::{Answer, Call, OBJECTS, Session};
+use crate::objects::{ArrayObject, MipmapObject, Used, let_go_of_array, let_go_of_mipmap};
+use crate::registrar::Task;
+use wormhole_link::counters::Counter;
+
+/// A mipmapped array under its handle.
+#[derive(Debug)]
+struct HeldMipmap {
+    object: Arc<MipmapObject>,
+    /// Arrays of its levels that were handed out, and go with it.
+    levels: Vec<Handle<Array>>,
+}
+
+/// The arrays, textures and surfaces of a session.
+#[derive(Debug)]
+pub(super) struct Held {
+    arrays: Slab<Array, Arc<ArrayObject>>,
+    mipmaps: Slab<Mipmap, HeldMipmap>,
+    /// The devices' own values for them, with the device's number.
+    textures: HashSet<(usize, u64)>,
+    surfaces: HashSet<(usize, u64)>,
+}
+
+impl Held {
+    pub fn new(limit: u32) -> Self {
+        Self {
+            arrays: Slab::new(limit),
+            mipmaps: Slab::new(limit),
+            textures: HashSet::new(),
+            surfaces: HashSet::new(),
+        }
+    }
+
+    /// Forgets everything: the context it belonged to goes.
+    pub fn clear(&mut self) {
+        self.arrays.drain().for_each(drop);
+        self.mipmaps.drain().for_each(drop);
+        self.textures.clear();
+        self.surfaces.clear();
+    }
+}
+
+/// Room for one more texture or surface.
+fn has_room(objects: &HashSet<(usize, u64)>) -> Result<(), CuResult> {
+    if objects.len() < OBJECTS as usize {
+        Ok(())
+    } else {
+        Err(CuResult::OUT_OF_MEMORY)
+    }
+}
+
+/// What a texture is to read, as messages have it.
+pub(super) struct Wanted {
+    pub source: TextureSource,
+    pub array: Option<Handle<Array>>,
+    pub mipmap: Option<Handle<Mipmap>>,
+    pub memory: u64,
+    pub format: u32,
+    pub channels: u32,
+    pub size: [u64; 3],
+}
+
+/// Messages about textures say alike what is read and how.
+pub(super) trait TextureMessage {
+    fn wanted(&self) -> Wanted;
+    fn sampling(&self) -> Sampling;
+}
+
+macro_rules! texture_messages {
+    ($($message:ty),*) => {$(
+        impl TextureMessage for $message {
+            fn wanted(&self) -> Wanted {
+                Wanted {
+                    source: self.source,
+                    array: self.array,
+                    mipmap: self.mipmap,
+                    memory: self.memory.0,
+                    format: self.format,
+                    channels: self.channels,
+                    size: self.size,
+                }
+            }
+
+            fn sampling(&self) -> Sampling {
+                let [filter, level_filter] = self.filters;
+                Sampling {
+                    address_modes: self.address_modes,
+                    filter,
+                    level_filter,
+                    flags: self.flags,
+                    anisotropy: self.anisotropy,
+                    level_bias: self.level_bias,
+                    level_clamp: self.level_clamp,
+                    border: self.border,
+                }
+            }
+        }
+    )*};
+}
+
+texture_messages!(TextureCreate, ReferenceBindTexture<'_>);
+
+impl Session {
+    pub(super) fn array(&self, handle: Handle<Array>) -> Result<&Arc<ArrayObject>, CuResult> {
+        let found = self.arrays.arrays.get(handle);
+        found.ok_or_else(|| self.invalid_handle())
+    }
+
+    fn enter_array(&mut self, new: Handle<Array>, array: Arc<ArrayObject>) -> Result<(), CuResult> {
+        let entered = self.arrays.arrays.insert(new, Arc::clone(&array));
+        entered.map_err(|error| {
+            self.counters.add(Counter::InvalidHandles, 1);
+            self.let_go_quietly(iter::once(Used::Array(array)));
+            error.into()
+        })
+    }
+
+    /// Off the executor, since destroying may wait.
+    pub(super) fn let_go_quietly(&self, used: impl Iterator<Item = Used> + Send + 'static) {
+        let device = Arc::clone(&self.device);
+        self.registrar.run(Task::new(move |_| {
+            used.for_each(|used| used.let_go(device.as_ref()));
+        }));
+    }
+
+    pub(super) fn create_array(&mut self, call: &Call, message: &ArrayCreate) -> Outcome<()> {
+        let (format, channels) = (message.format, message.channels);
+        let shape = match ArrayShape::new(message.extent, format, channels, message.flags) {
+            Ok(shape) => shape,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let new = message.new;
+        self.ask(
+            call,
+            move |device| device.create_array(&shape),
+            move |session, raw| {
+                let mipmap = None;
+                let array = Arc::new(ArrayObject { raw, shape, mipmap });
+                session
+                    .enter_array(new, array)
+                    .map_or_else(Answer::failed, |()| Answer::done())
+            },
+        )
+    }
+
+    pub(super) fn destroy_array(&mut self, call: &Call, handle: Handle<Array>) -> Outcome<()> {
+        match self.array(handle).map(|array| array.mipmap.is_some()) {
+            Ok(false) => {}
+            // A level goes with the array that it is a level of.
+            Ok(true) => return Outcome::Failed(CuResult::INVALID_VALUE),
+            Err(error) => return Outcome::Failed(error),
+        }
+        let Some(array) = self.arrays.arrays.remove(handle) else {
+            return Outcome::Failed(self.invalid_handle());
+        };
+        self.ask(
+            call,
+            move |device| let_go_of_array(array, device),
+            |_, ()| Answer::done(),
+        )
+    }
+
+    pub(super) fn create_mipmap(&mut self, call: &Call, message: &MipmapCreate) -> Outcome<()> {
+        let (format, channels) = (message.format, message.channels);
+        let shape = match ArrayShape::new(message.extent, format, channels, message.flags) {
+            Ok(shape) => shape,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let (new, levels) = (message.new, message.levels);
+        if levels == 0 || levels > shape.most_levels() {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        }
+        self.ask(
+            call,
+            move |device| device.create_mipmap(&shape, levels),
+            move |session, raw| {
+                let object = Arc::new(MipmapObject { raw, shape, levels });
+                let held = HeldMipmap {
+                    object: Arc::clone(&object),
+                    levels: Vec::new(),
+                };
+                match session.arrays.mipmaps.insert(new, held) {
+                    Ok(()) => Answer::done(),
+                    Err(error) => {
+                        session.counters.add(Counter::InvalidHandles, 1);
+                        session.let_go_quietly(iter::once(Used::Mipmap(object)));
+                        Answer::failed(error.into())
+                    }
+                }
+            },
+        )
+    }
+
+    pub(super) fn destroy_mipmap(&mut self, call: &Call, handle: Handle<Mipmap>) -> Outcome<()> {
+        let Some(mipmap) = self.arrays.mipmaps.remove(handle) else {
+            return Outcome::Failed(self.invalid_handle());
+        };
+        let levels: Vec<_> = mipmap
+            .levels
+            .into_iter()
+            .filter_map(|level| self.arrays.arrays.remove(level))
+            .collect();
+        let object = mipmap.object;
+        self.ask(
+            call,
+            move |device| {
+                levels
+                    .into_iter()
+                    .try_for_each(|level| let_go_of_array(level, device))?;
+                let_go_of_mipmap(object, device)
+            },
+            |_, ()| Answer::done(),
+        )
+    }
+
+    pub(super) fn get_level(&mut self, message: &MipmapGetLevel) -> Result<(), CuResult> {
+        let Some(held) = self.arrays.mipmaps.get(message.mipmap) else {
+            return Err(self.invalid_handle());
+        };
+        let mipmap = Arc::clone(&held.object);
+        if message.level >= mipmap.levels {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let raw = self.done(self.device.mipmap_level(mipmap.raw, message.level))?;
+        let level = ArrayObject {
+            raw,
+            shape: mipmap.shape.level(message.level),
+            mipmap: Some(mipmap),
+        };
+        self.enter_array(message.new, Arc::new(level))?;
+        if let Some(held) = self.arrays.mipmaps.get_mut(message.mipmap) {
+            held.levels.push(message.new);
+        }
+        Ok(())
+    }
+
+    /// What a texture reads, if it is the session's. Of memory only the start is looked at, as the driver does:
+    /// beyond it, texels are read as by any kernel.
+    pub(super) fn resource(&self, wanted: &Wanted) -> Result<(Resource, Used), CuResult> {
+        let address = wanted.memory;
+        let texels = || Texels::new(wanted.format, wanted.channels);
+        let missing = || self.invalid_handle();
+        Ok(match wanted.source {
+            TextureSource::Array => {
+                let array = Arc::clone(self.array(wanted.array.ok_or_else(missing)?)?);
+                (Resource::Array(array.raw), Used::Array(array))
+            }
+            TextureSource::Mipmap => {
+                let held = wanted
+                    .mipmap
+                    .and_then(|handle| self.arrays.mipmaps.get(handle));
+                let mipmap = Arc::clone(&held.ok_or_else(missing)?.object);
+                (Resource::Mipmap(mipmap.raw), Used::Mipmap(mipmap))
+            }
+            TextureSource::Linear => {
+                let (texels, [bytes, ..]) = (texels()?, wanted.size);
+                self.place(address, 1)?;
+                let resource = Resource::Linear {
+                    address,
+                    texels,
+                    bytes,
+                };
+                (resource, Used::Memory)
+            }
+            TextureSource::Rows => {
+                let (texels, [width, height, pitch]) = (texels()?, wanted.size);
+                self.place(address, 1)?;
+                let resource = Resource::Rows {
+                    address,
+                    texels,
+                    width,
+                    height,
+                    pitch,
+                };
+                (resource, Used::Memory)
+            }
+        })
+    }
+
+    pub(super) fn create_texture(
+        &mut self,
+        call: &Call,
+        message: &TextureCreate,
+    ) -> Outcome<TextureCreateReply> {
+        if let Err(error) = has_room(&self.arrays.textures) {
+            return Outcome::Failed(error);
+        }
+        let (resource, used) = match self.resource(&message.wanted()) {
+            Ok(found) => found,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let sampling = message.sampling();
+        let [first_level, last_level, first_layer, last_layer] = message.view_parts;
+        let view = (message.viewed != 0).then_some(View {
+            format: message.view_format,
+            extent: message.view_extent,
+            levels: [first_level, last_level],
+            layers: [first_layer, last_layer],
+        });
+        self.ask(
+            call,
+            move |device| {
+                let made = device.create_texture(&resource, &sampling, view.as_ref());
+                used.let_go(device);
+                made
+            },
+            |session, texture| {
+                session.arrays.textures.insert((session.on, texture));
+                Answer::reply(&TextureCreateReply { texture })
+            },
+        )
+    }
+
+    pub(super) fn destroy_texture(&mut self, texture: u64) -> Result<(), CuResult> {
+        if !self.arrays.textures.remove(&(self.on, texture)) {
+            return Err(self.invalid_handle());
+        }
+        self.done(self.device.destroy_texture(texture))
+    }
+
+    pub(super) fn create_surface(
+        &mut self,
+        call: &Call,
+        handle: Handle<Array>,
+    ) -> Outcome<SurfaceCreateReply> {
+        if let Err(error) = has_room(&self.arrays.surfaces) {
+            return Outcome::Failed(error);
+        }
+        let array = match self.array(handle) {
+            Ok(array) => Arc::clone(array),
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(
+            call,
+            move |device| {
+                let made = device.create_surface(array.raw);
+                Used::Array(array).let_go(device);
+                made
+            },
+            |session, surface| {
+                session.arrays.surfaces.insert((session.on, surface));
+                Answer::reply(&SurfaceCreateReply { surface })
+            },
+        )
+    }
+
+    pub(super) fn destroy_surface(&mut self, surface: u64) -> Result<(), CuResult> {
+        if !self.arrays.surfaces.remove(&(self.on, surface)) {
+            return Err(self.invalid_handle());
+        }
+        self.done(self.device.destroy_surface(surface))
+    }
+
+    /// One end of a copy, if it holds the box and is the session's.
+    pub(super) fn box_end(
+        &self,
+        extent: [u64; 3],
+        array: Option<Handle<Array>>,
+        origin: [u64; 3],
+        (address, pitch, rows): (DevicePtr, u64, u64),
+    ) -> Result<(BoxEnd, Place), CuResult> {
+        if let Some(handle) = array {
+            let array = self.array(handle)?;
+            if !array.shape.holds(origin, extent) {
+                return Err(self.invalid_address());
+            }
+            let array = array.raw;
+            return Ok((BoxEnd::Array { array, origin }, Place::Device));
+        }
+        let Some(bytes) = span(extent, pitch, rows) else {
+            return Err(self.invalid_address());
+        };
+        let place = self.place(address.0, bytes)?;
+        let end = BoxEnd::Memory {
+            address: address.0,
+            pitch,
+            rows,
+        };
+        Ok((end, place))
+    }
+
+    pub(super) fn copy_box(&self, message: &BoxCopy) -> Result<(), CuResult> {
+        let stream = self.stream(message.stream)?.raw;
+        let extent = message.extent;
+        if extent.contains(&0) {
+            return Ok(());
+        }
+        let (to, to_place) = self.box_end(
+            extent,
+            message.to_array,
+            message.to_origin,
+            (message.to_memory, message.to_pitch, message.to_rows),
+        )?;
+        let (from, from_place) = self.box_end(
+            extent,
+            message.from_array,
+            message.from_origin,
+            (message.from_memory, message.from_pitch, message.from_rows),
+        )?;
+        // Both ends hold it, so it fits.
+        let bytes = extent.iter().product();
+        self.count_copy(from_place, to_place, bytes)?;
+        let copy = wormhole_device::BoxCopy { to, from, extent };
+        self.done(self.device.copy_box(&copy, stream))
+    }
+}

@@ -1,0 +1,181 @@
+//! Files that the guest shares with other processes and that the device is to reach where they are.
+//!
+//! The guest sends a file's descriptor straight to its worker, past the supervisor, and names the address in the band
+//! for files that it is to have. It may shorten the file whenever it likes: who touches the rest then, be it a kernel
+//! on the CPU device, ends this worker and no other.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use wormhole_api::{CuResult, FileMap, Outcome};
+use wormhole_device::{CuError, Device};
+use wormhole_ring::band;
+use wormhole_ring::layout::FILES;
+
+use super::{Answer, Call, Finish, Session};
+use crate::ranges::Ranges;
+use crate::registrar::{Registrar, Registrations, Task};
+
+const PAGE: u64 = 4096;
+/// Descriptors that are looked through for the one that belongs to an address.
+const WAITING: usize = 1024;
+
+/// The files of a session.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// Where descriptors come from; `None` for a guest that cannot send any.
+    socket: Option<Arc<UnixDatagram>>,
+    /// What is mapped, or may be.
+    taken: Ranges,
+    /// What the session may name.
+    reached: Ranges,
+}
+
+impl Files {
+    pub fn contains(&self, address: u64, bytes: u64) -> bool {
+        self.reached.contains(address, bytes)
+    }
+}
+
+/// The file that was sent for an address: the last one, since what was sent before may be left from a request that
+/// failed.
+fn receive(socket: &UnixDatagram, address: u64) -> Option<File> {
+    let mut found = None;
+    for _ in 0..WAITING {
+        let mut named = [0; 8];
+        match socket.recv_with_fd(&mut named) {
+            Ok((8, file)) if u64::from_ne_bytes(named) == address => found = file,
+            Ok((0, None)) | Err(_) => break,
+            Ok(_) => {}
+        }
+    }
+    found
+}
+
+/// Whether a file is memory that processes share, and long enough: any other may be changed, or held up, by who
+/// knows whom.
+fn is_shared_memory(file: &File, end: u64) -> bool {
+    let mut system = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the kernel fills the structure if it succeeds.
+    let kind = unsafe {
+        if libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) != 0 {
+            return false;
+        }
+        system.assume_init().f_type
+    };
+    let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+    kind == libc::TMPFS_MAGIC && bytes.next_multiple_of(PAGE) >= end
+}
+
+fn map(
+    socket: &UnixDatagram,
+    registrations: &mut Registrations,
+    message: &FileMap,
+) -> Result<(), CuError> {
+    let (address, bytes) = (message.address.0, message.bytes);
+    let file = receive(socket, address).ok_or(CuError::INVALID_VALUE)?;
+    let end = message.offset.checked_add(bytes);
+    if !end.is_some_and(|end| is_shared_memory(&file, end)) {
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    // SAFETY: the range lies in the band that this process reserved, and nothing is mapped there: it was not taken.
+    unsafe { band::map(address, bytes, &file, message.offset) }.map_err(refused)?;
+    // SAFETY: just mapped, and unmapped only when it is registered no more.
+    let registered = unsafe { registrations.add(address, bytes) };
+    if registered.is_err() {
+        // SAFETY: the device does not know it, and nobody was told of it.
+        unsafe { band::unmap(address, bytes) }.map_err(refused)?;
+    }
+    registered
+}
+
+fn unmap(registrations: &mut Registrations, address: u64, bytes: u64) -> Result<(), CuError> {
+    registrations.remove(address)?;
+    // SAFETY: nothing may name it, and the device has let go of it.
+    unsafe { band::unmap(address, bytes) }.map_err(refused)
+}
+
+fn refused(error: io::Error) -> CuError {
+    tracing::warn!("a file of the guest cannot be mapped: {error}");
+    CuError::OUT_OF_MEMORY
+}
+
+/// Has the registrar do something, and waits for it.
+fn by_registrar(
+    registrar: &Registrar,
+    task: impl FnOnce(&mut Registrations) -> Result<(), CuError> + Send + 'static,
+) -> Result<(), CuError> {
+    let (sender, outcome) = channel();
+    registrar.run(Task::new(move |registrations| {
+        // Who asked waits for it.
+        let _ = sender.send(task(registrations));
+    }));
+    outcome.recv().unwrap_or(Err(CuError::UNKNOWN))
+}
+
+impl Session {
+    /// Where the guest sends descriptors of files.
+    pub fn take_files_from(&mut self, socket: OwnedFd) {
+        self.files.socket = Some(Arc::new(socket.into()));
+    }
+
+    pub(super) fn map_file(&mut self, call: &Call, message: &FileMap) -> Outcome<()> {
+        let message = *message;
+        let (address, bytes) = (message.address.0, message.bytes);
+        let (base, size) = FILES;
+        let in_band = address >= base && bytes <= size && address - base <= size - bytes;
+        let whole = [address, bytes, message.offset]
+            .iter()
+            .all(|value| value.is_multiple_of(PAGE));
+        let Some(socket) = self.files.socket.clone() else {
+            return Outcome::Failed(CuResult::NOT_SUPPORTED);
+        };
+        if !in_band || !whole || !self.files.taken.insert(address, bytes) {
+            return Outcome::Failed(self.invalid_address());
+        }
+        let registrar = self.registrar.clone();
+        let deferred = self.defer(call, move |_: &dyn Device| {
+            let task = move |registrations: &mut _| map(&socket, registrations, &message);
+            let mapped = by_registrar(&registrar, task);
+            Box::new(move |session: &mut Self| match mapped {
+                Ok(()) => {
+                    session.files.reached.insert(address, bytes);
+                    Answer::done()
+                }
+                Err(error) => {
+                    session.files.taken.remove(address);
+                    Answer::failed(session.failed(error))
+                }
+            }) as Finish
+        });
+        if matches!(deferred, Outcome::Failed(_)) {
+            self.files.taken.remove(address);
+        }
+        deferred
+    }
+
+    /// It may not be named from here on. What cannot be unregistered stays mapped until the session ends.
+    pub(super) fn unmap_file(&mut self, call: &Call, address: u64) -> Outcome<()> {
+        let Some(bytes) = self.files.reached.remove(address) else {
+            return Outcome::Failed(self.invalid_address());
+        };
+        let registrar = self.registrar.clone();
+        self.defer(call, move |_: &dyn Device| {
+            let task = move |registrations: &mut _| unmap(registrations, address, bytes);
+            let unmapped = by_registrar(&registrar, task);
+            Box::new(move |session: &mut Self| match unmapped {
+                Ok(()) => {
+                    session.files.taken.remove(address);
+                    Answer::done()
+                }
+                Err(error) => Answer::failed(session.failed(error)),
+            }) as Finish
+        })
+    }
+}

@@ -1,0 +1,487 @@
+//! Executable graphs: described by records, node by node, and then made executable by a job.
+
+use std::sync::{Arc, Weak};
+
+use wormhole_api::handle::Graph;
+use wormhole_api::{
+    CuResult, Element, GraphCopy, GraphEdges, GraphEvent, GraphEventKind, GraphFill, GraphKernel,
+    GraphMemory, Handle, Outcome, Stream,
+};
+use wormhole_device::{
+    BoxCopy, CuError, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute,
+    MemoryOperation, RawGraph,
+};
+
+use super::conditional_graphs::Nesting;
+use super::launch::read_attributes;
+use super::{Answer, Call, Finish, Session, to_result};
+use crate::objects::{ArrayObject, EventObject, Loaded, Used};
+
+/// Bytes that a session's descriptions may take, until graphs were made of them.
+const MOST_BYTES: usize = 512 << 20;
+
+/// What a graph uses.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    /// The images of its kernels. A program that unloads one does not launch the graph any more.
+    images: Vec<Weak<Loaded>>,
+    events: Vec<Arc<EventObject>>,
+    arrays: Vec<Arc<ArrayObject>>,
+    /// Bytes that are counted for its description.
+    bytes: usize,
+    nodes: usize,
+}
+
+impl Uses {
+    /// The images, held so that none is unloaded meanwhile, if all are still there.
+    fn images(&self) -> Option<Vec<Arc<Loaded>>> {
+        self.images.iter().map(Weak::upgrade).collect()
+    }
+}
+
+/// A graph under a handle.
+#[derive(Debug)]
+pub enum GraphObject {
+    Described {
+        description: GraphDescription,
+        nesting: Nesting,
+        uses: GraphUses,
+        /// Why a part of it was refused: it is no use then.
+        refused: Option<CuResult>,
+    },
+    Executable {
+        raw: RawGraph,
+        uses: GraphUses,
+    },
+    /// A job has the rest of it.
+    Taken(GraphUses),
+}
+
+/// What a graph uses, behind its handle.
+#[derive(Debug, Default)]
+pub struct GraphUses(Uses);
+
+/// Takes an executable graph for a job and holds the images of its kernels for it, if all are still there.
+fn take_executable(place: &mut GraphObject) -> Option<(RawGraph, Vec<Arc<Loaded>>)> {
+    let GraphObject::Executable { raw, uses } = place else {
+        return None;
+    };
+    let taken = (*raw, uses.0.images()?);
+    *place = GraphObject::Taken(std::mem::take(uses));
+    Some(taken)
+}
+
+impl Session {
+    pub(super) fn begin_graph(&mut self, new: Handle<Graph>) -> Result<(), CuResult> {
+        let object = GraphObject::Described {
+            description: GraphDescription::default(),
+            nesting: Nesting::default(),
+            uses: GraphUses::default(),
+            refused: None,
+        };
+        self.graphs.insert(new, object).map_err(Into::into)
+    }
+
+    /// Notes that a part of a description was refused: no graph is made of it then, which the program hears of.
+    pub(super) fn part_of_graph(
+        &mut self,
+        graph: Handle<Graph>,
+        result: Result<(), CuResult>,
+    ) -> Outcome<()> {
+        if let Err(error) = result
+            && let Some(GraphObject::Described { refused, .. }) = self.graphs.get_mut(graph)
+        {
+            refused.get_or_insert(error);
+            return Outcome::Done(());
+        }
+        result.into()
+    }
+
+    /// Adds a node to a description, which then takes this many bytes more.
+    pub(super) fn add_node(
+        &mut self,
+        graph: Handle<Graph>,
+        node: GraphNode,
+        bytes: usize,
+    ) -> Result<&mut Uses, CuResult> {
+        let (description, nesting, uses) = self.described(graph, bytes + size_of::<GraphNode>())?;
+        nesting.check(&node)?;
+        uses.0.nodes += 1;
+        description.nodes.push(node);
+        description.bodies.push(nesting.current());
+        Ok(&mut uses.0)
+    }
+
+    /// A description that is to take this many bytes more.
+    pub(super) fn described(
+        &mut self,
+        graph: Handle<Graph>,
+        bytes: usize,
+    ) -> Result<(&mut GraphDescription, &mut Nesting, &mut GraphUses), CuResult> {
+        if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
+            return Err(to_result(CuError::OUT_OF_MEMORY));
+        }
+        let Some(GraphObject::Described {
+            description,
+            nesting,
+            uses,
+            ..
+        }) = self.graphs.get_mut(graph)
+        else {
+            return Err(to_result(CuError::INVALID_HANDLE));
+        };
+        self.graph_bytes += bytes;
+        uses.0.bytes += bytes;
+        Ok((description, nesting, uses))
+    }
+
+    pub(super) fn add_kernel_node(&mut self, message: &GraphKernel<'_>) -> Result<(), CuResult> {
+        let mut attributes = Vec::new();
+        read_attributes(&message.attributes, &mut attributes)?;
+        let function = self.function(message.function)?;
+        if (message.parameters.len() as u64) < function.parameter_bytes {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let image = Arc::downgrade(&function.image);
+        let bytes = message.parameters.len() + attributes.len() * size_of::<LaunchAttribute>();
+        let node = GraphNode::Kernel(wormhole_device::GraphKernel {
+            function: function.raw,
+            grid: message.grid,
+            block: message.block,
+            shared: message.shared,
+            attributes,
+            parameters: message.parameters.to_vec(),
+        });
+        let uses = self.add_node(message.graph, node, bytes)?;
+        if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
+            uses.images.push(image);
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_copy_node(&mut self, message: &GraphCopy) -> Result<(), CuResult> {
+        let extent = message.extent;
+        if extent.contains(&0) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let (to, _) = self.box_end(
+            extent,
+            message.to_array,
+            message.to_origin,
+            (message.to_memory, message.to_pitch, message.to_rows),
+        )?;
+        let (from, _) = self.box_end(
+            extent,
+            message.from_array,
+            message.from_origin,
+            (message.from_memory, message.from_pitch, message.from_rows),
+        )?;
+        let mut arrays = Vec::new();
+        for array in [message.to_array, message.from_array].into_iter().flatten() {
+            arrays.push(Arc::clone(self.array(array)?));
+        }
+        let node = GraphNode::Copy(BoxCopy { to, from, extent });
+        self.add_node(message.graph, node, 0)?
+            .arrays
+            .append(&mut arrays);
+        Ok(())
+    }
+
+    pub(super) fn add_fill_node(&mut self, message: &GraphFill) -> Result<(), CuResult> {
+        let element: u32 = match message.element {
+            Element::Byte => 1,
+            Element::Half => 2,
+            Element::Word => 4,
+        };
+        if message.width == 0 || message.height == 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let aligned = |value: u64| value.is_multiple_of(u64::from(element));
+        let row = message.width.checked_mul(u64::from(element));
+        let rows = (message.height - 1).checked_mul(message.pitch);
+        let tall = message.height > 1;
+        let span = row
+            .zip(rows)
+            .filter(|(row, _)| !tall || (*row <= message.pitch && aligned(message.pitch)))
+            .and_then(|(row, rows)| rows.checked_add(row))
+            .filter(|_| aligned(message.destination.0))
+            .ok_or_else(|| self.invalid_address())?;
+        self.place(message.destination.0, span)?;
+        let fill = Fill {
+            destination: message.destination.0,
+            pitch: message.pitch,
+            width: message.width,
+            height: message.height,
+            value: message.value,
+            element,
+        };
+        self.add_node(message.graph, GraphNode::Fill(fill), 0)?;
+        Ok(())
+    }
+
+    pub(super) fn add_memory_node(&mut self, message: &GraphMemory<'_>) -> Result<(), CuResult> {
+        let mut operations = Vec::new();
+        self.read_memory_operations(message.operations, &mut operations)?;
+        let bytes = operations.len() * size_of::<MemoryOperation>();
+        self.add_node(message.graph, GraphNode::Memory(operations), bytes)?;
+        Ok(())
+    }
+
+    pub(super) fn add_event_node(&mut self, message: &GraphEvent) -> Result<(), CuResult> {
+        let event = Arc::clone(self.event(message.event)?);
+        let node = match message.kind {
+            GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
+            GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
+        };
+        self.add_node(message.graph, node, 0)?.events.push(event);
+        Ok(())
+    }
+
+    pub(super) fn add_empty_node(&mut self, graph: Handle<Graph>) -> Result<(), CuResult> {
+        self.add_node(graph, GraphNode::Empty, 0).map(drop)
+    }
+
+    /// Every edge leads from an earlier node of a body to a later one of the same, so no graph has a cycle.
+    pub(super) fn add_edges(&mut self, message: &GraphEdges<'_>) -> Result<(), CuResult> {
+        let Some(GraphObject::Described {
+            description, uses, ..
+        }) = self.graphs.get_mut(message.graph)
+        else {
+            return Err(to_result(CuError::INVALID_HANDLE));
+        };
+        for edge in message.edges.iter() {
+            let count = description.nodes.len();
+            let body = |node: u32| description.body(node as usize);
+            if edge.from >= edge.to || edge.to as usize >= count || body(edge.from) != body(edge.to)
+            {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let bytes = size_of::<GraphEdge>();
+            if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
+                return Err(to_result(CuError::OUT_OF_MEMORY));
+            }
+            self.graph_bytes += bytes;
+            uses.0.bytes += bytes;
+            let [from, to, kind, _] = edge.data.to_le_bytes();
+            description.edges.push(GraphEdge {
+                from: edge.from,
+                to: edge.to,
+                data: [from, to, kind],
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes the description under a handle for a job, and holds the images of its kernels for it.
+    fn take_description(
+        &mut self,
+        graph: Handle<Graph>,
+    ) -> Result<(GraphDescription, Vec<Arc<Loaded>>), CuResult> {
+        let Some(place) = self.graphs.get_mut(graph) else {
+            return Err(self.invalid_handle());
+        };
+        match std::mem::replace(place, GraphObject::Taken(GraphUses::default())) {
+            GraphObject::Described {
+                description,
+                uses,
+                refused,
+                ..
+            } => match (refused, uses.0.images()) {
+                (None, Some(images)) => {
+                    *place = GraphObject::Taken(uses);
+                    Ok((description, images))
+                }
+                (refused, _) => {
+                    self.let_go_of_uses(uses);
+                    self.graphs.remove(graph);
+                    Err(refused.unwrap_or_else(|| self.invalid_handle()))
+                }
+            },
+            other => {
+                *place = other;
+                Err(to_result(CuError::INVALID_HANDLE))
+            }
+        }
+    }
+
+    /// Lets go of what a graph used that is gone. Arrays whose last user it was are destroyed off the executor,
+    /// since that may wait.
+    fn let_go_of_uses(&mut self, mut uses: GraphUses) {
+        self.uncount(&mut uses);
+        if !uses.0.arrays.is_empty() {
+            self.let_go_quietly(uses.0.arrays.into_iter().map(Used::Array));
+        }
+    }
+
+    /// Gives back the room of a description that is gone.
+    fn uncount(&mut self, uses: &mut GraphUses) {
+        self.graph_bytes -= std::mem::take(&mut uses.0.bytes);
+    }
+
+    /// What is under a handle that a job had becomes executable.
+    fn becomes_executable(&mut self, graph: Handle<Graph>, raw: RawGraph, mut uses: GraphUses) {
+        self.uncount(&mut uses);
+        if let Some(place) = self.graphs.get_mut(graph) {
+            *place = GraphObject::Executable { raw, uses };
+        }
+    }
+
+    /// What a graph uses that a job has: nobody else removes it meanwhile, and a reset waits for jobs.
+    fn uses_of_taken(&mut self, graph: Handle<Graph>) -> GraphUses {
+        match self.graphs.get_mut(graph) {
+            Some(GraphObject::Taken(uses)) => std::mem::take(uses),
+            _ => GraphUses::default(),
+        }
+    }
+
+    /// Ends a graph that a job has.
+    fn end_taken(&mut self, graph: Handle<Graph>) {
+        let uses = self.uses_of_taken(graph);
+        self.graphs.remove(graph);
+        self.let_go_of_uses(uses);
+    }
+
+    /// A failure leaves no graph under the handle.
+    pub(super) fn instantiate(
+        &mut self,
+        call: &Call,
+        graph: Handle<Graph>,
+        flags: u64,
+    ) -> Outcome<()> {
+        let (description, images) = match self.take_description(graph) {
+            Ok(taken) => taken,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            let result = device.instantiate(&description, flags);
+            drop((images, description));
+            Box::new(move |session: &mut Session| match result {
+                Ok(raw) => {
+                    let uses = session.uses_of_taken(graph);
+                    session.becomes_executable(graph, raw, uses);
+                    Answer::done()
+                }
+                Err(error) => {
+                    session.end_taken(graph);
+                    Answer::failed(session.failed(error))
+                }
+            }) as Finish
+        });
+        if !matches!(outcome, Outcome::Deferred) {
+            self.end_taken(graph);
+        }
+        outcome
+    }
+
+    /// `from` is gone afterwards; `graph` executes what it described, or what it did before after a failure.
+    pub(super) fn update_graph(
+        &mut self,
+        call: &Call,
+        graph: Handle<Graph>,
+        from: Handle<Graph>,
+    ) -> Outcome<()> {
+        let (description, images) = match self.take_description(from) {
+            Ok(taken) => taken,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let taken = self.graphs.get_mut(graph).and_then(take_executable);
+        let Some((raw, old_images)) = taken else {
+            self.end_taken(from);
+            return Outcome::Failed(self.invalid_handle());
+        };
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            let result = device.update_graph(raw, &description);
+            drop((images, old_images, description));
+            Box::new(move |session: &mut Session| {
+                session.end_update(graph, raw, from, result.is_ok());
+                match result {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            }) as Finish
+        });
+        if !matches!(outcome, Outcome::Deferred) {
+            self.end_update(graph, raw, from, false);
+        }
+        outcome
+    }
+
+    fn end_update(
+        &mut self,
+        graph: Handle<Graph>,
+        raw: RawGraph,
+        from: Handle<Graph>,
+        updated: bool,
+    ) {
+        let mut uses = self.uses_of_taken(graph);
+        if updated {
+            let old = std::mem::replace(&mut uses, self.uses_of_taken(from));
+            self.let_go_of_uses(old);
+        }
+        self.end_taken(from);
+        self.becomes_executable(graph, raw, uses);
+    }
+
+    /// The graph behind a handle, while everything that it uses exists.
+    fn executable(&self, graph: Handle<Graph>) -> Result<(RawGraph, usize), CuResult> {
+        match self.graphs.get(graph) {
+            Some(GraphObject::Executable { raw, uses })
+                if uses.0.images.iter().all(|image| image.strong_count() > 0) =>
+            {
+                Ok((*raw, uses.0.nodes))
+            }
+            _ => Err(self.invalid_handle()),
+        }
+    }
+
+    pub(super) fn launch_graph(
+        &self,
+        graph: Handle<Graph>,
+        stream: Handle<Stream>,
+    ) -> Result<(), CuResult> {
+        let stream = self.stream(stream)?.raw;
+        let (raw, _) = self.executable(graph)?;
+        self.done(self.device.launch_graph(raw, stream))
+    }
+
+    pub(super) fn upload_graph(
+        &self,
+        graph: Handle<Graph>,
+        stream: Handle<Stream>,
+    ) -> Result<(), CuResult> {
+        let stream = self.stream(stream)?.raw;
+        let (raw, _) = self.executable(graph)?;
+        self.done(self.device.upload_graph(raw, stream))
+    }
+
+    pub(super) fn enable_node(
+        &self,
+        graph: Handle<Graph>,
+        node: u32,
+        enabled: u32,
+    ) -> Result<(), CuResult> {
+        let (raw, nodes) = self.executable(graph)?;
+        if node as usize >= nodes || enabled > 1 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        self.done(self.device.enable_node(raw, node, enabled == 1))
+    }
+
+    pub(super) fn destroy_graph(&mut self, graph: Handle<Graph>) -> Result<(), CuResult> {
+        if matches!(self.graphs.get(graph), None | Some(GraphObject::Taken(_))) {
+            return Err(self.invalid_handle());
+        }
+        match self.graphs.remove(graph) {
+            Some(GraphObject::Executable { raw, uses }) => {
+                let destroyed = self.device.destroy_graph(raw);
+                self.let_go_of_uses(uses);
+                self.done(destroyed)
+            }
+            Some(GraphObject::Described { uses, .. }) => {
+                self.let_go_of_uses(uses);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}

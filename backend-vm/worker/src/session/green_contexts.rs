@@ -1,0 +1,295 @@
+//! Green contexts. What devices have described, and the green contexts, are kept under numbers from 1 on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use wormhole_api::{
+    CuResult, GreenCreate, GreenCreateReply, GreenDescribeReply, GreenPart, GreenSplit,
+    GreenSplitReply, GreenStream, Items, Outcome,
+};
+use wormhole_device::{CuError, Device, Multiprocessors, Split};
+
+use super::{Answer, Call, OBJECTS, Session, to_result};
+use crate::objects::{GreenObject, StreamObject};
+use wormhole_link::counters::Counter;
+
+/// Groups of one split: with what is left over, as many parts as an answer holds.
+const MOST_GROUPS: u32 = 254;
+/// Splits that are remembered.
+const SPLITS: usize = 1 << 10;
+
+/// A part of a device, by the device's number.
+type Part = (usize, Multiprocessors);
+
+/// The part, the flags, the least count, and the most groups.
+type SplitKey = (u32, u32, u32, u32);
+
+/// What a session has of both, and the device of each.
+#[derive(Debug, Default)]
+pub(super) struct Greens {
+    parts: Vec<Part>,
+    /// The same, so that nothing is entered twice.
+    numbers: HashMap<Part, u32>,
+    /// A device may describe equal parts differently each time, so the same split is done once.
+    splits: HashMap<SplitKey, Arc<Split>>,
+    contexts: Vec<Option<(usize, Arc<GreenObject>)>>,
+    /// Places of `contexts` that are empty.
+    free: Vec<usize>,
+}
+
+/// What a reset takes away.
+#[derive(Debug)]
+pub(super) struct Ending {
+    streams: Vec<Arc<StreamObject>>,
+    contexts: Vec<Arc<GreenObject>>,
+}
+
+impl Ending {
+    /// Destroys it all, streams first; nobody uses it any more.
+    pub fn end(self, device: &dyn Device) {
+        let ended = |what, ended: wormhole_device::Result<()>| {
+            if let Err(error) = ended {
+                tracing::debug!("destroying {what} before a reset: {error}");
+            }
+        };
+        for stream in &self.streams {
+            ended("a stream", device.destroy_stream(stream.raw));
+        }
+        let of_streams = self.streams.iter().flat_map(|stream| &stream.green);
+        for green in of_streams.chain(&self.contexts) {
+            ended("a green context", green.end());
+        }
+    }
+}
+
+impl Greens {
+    /// A part of the device `on`.
+    fn part(&self, number: u32, on: usize) -> Result<Multiprocessors, CuResult> {
+        let index = (number as usize).checked_sub(1);
+        match index.and_then(|index| self.parts.get(index)) {
+            Some((device, part)) if *device == on => Ok(*part),
+            Some(_) => Err(to_result(CuError::INVALID_DEVICE)),
+            None => Err(to_result(CuError::INVALID_RESOURCE_CONFIGURATION)),
+        }
+    }
+
+    /// A green context of the device `on`.
+    fn context(&self, number: u32, on: usize) -> Result<Arc<GreenObject>, CuResult> {
+        let index = (number as usize).checked_sub(1);
+        match index.and_then(|index| self.contexts.get(index)?.as_ref()) {
+            Some((device, green)) if *device == on => Ok(Arc::clone(green)),
+            Some(_) => Err(to_result(CuError::INVALID_DEVICE)),
+            None => Err(CuResult::INVALID_CONTEXT),
+        }
+    }
+
+    /// Keeps what the device `on` has described.
+    fn enter(&mut self, on: usize, part: &Multiprocessors) -> Result<GreenPart, CuResult> {
+        let number = match self.numbers.get(&(on, *part)) {
+            Some(number) => *number,
+            None if self.parts.len() >= OBJECTS as usize => return Err(CuResult::OUT_OF_MEMORY),
+            None => {
+                self.parts.push((on, *part));
+                let number = number_of(self.parts.len())?;
+                self.numbers.insert((on, *part), number);
+                number
+            }
+        };
+        Ok(GreenPart {
+            number,
+            count: part.count,
+            least: part.least,
+            alignment: part.alignment,
+        })
+    }
+
+    /// Whether there is a place for one more green context.
+    fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.contexts.len() < OBJECTS as usize
+    }
+
+    /// Keeps a green context of the device `on`.
+    fn enter_context(&mut self, on: usize, green: GreenObject) -> Result<u32, CuResult> {
+        if !self.has_room() {
+            return Err(CuResult::OUT_OF_MEMORY);
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.contexts.push(None);
+            self.contexts.len() - 1
+        });
+        self.contexts[index] = Some((on, Arc::new(green)));
+        number_of(index + 1)
+    }
+
+    /// It may not be named from here on.
+    fn remove_context(&mut self, number: u32, on: usize) -> Result<Arc<GreenObject>, CuResult> {
+        let green = self.context(number, on)?;
+        let index = number as usize - 1;
+        self.contexts[index] = None;
+        self.free.push(index);
+        Ok(green)
+    }
+
+    fn answer(&mut self, on: usize, split: &Split) -> Answer {
+        let parts = split.groups.iter().chain(split.rest.as_ref());
+        let entered: Result<Vec<_>, _> = parts.map(|part| self.enter(on, part)).collect();
+        match entered {
+            Ok(parts) => Answer::reply(&GreenSplitReply {
+                possible: split.possible,
+                rest: split.rest.is_some().into(),
+                parts: Items::new(&parts),
+            }),
+            Err(error) => Answer::failed(error),
+        }
+    }
+
+    /// Forgets the green contexts, and what was made of them: the context they belonged to goes, and `streams` too.
+    pub fn clear(&mut self, mut streams: Vec<Arc<StreamObject>>) -> Ending {
+        streams.retain(|stream| stream.green.is_some());
+        self.free.clear();
+        let contexts = self.contexts.drain(..).flatten();
+        Ending {
+            streams,
+            contexts: contexts.map(|(_, green)| green).collect(),
+        }
+    }
+}
+
+/// The number of what is the last of so many.
+fn number_of(count: usize) -> Result<u32, CuResult> {
+    u32::try_from(count).map_err(|_| CuResult::OUT_OF_MEMORY)
+}
+
+impl Session {
+    pub(super) fn describe_green(
+        &mut self,
+        call: &Call,
+        green: u32,
+    ) -> Outcome<GreenDescribeReply> {
+        let on = self.on;
+        let green = match green {
+            0 => None,
+            green => match self.greens.context(green, on) {
+                Ok(green) => Some(green),
+                Err(error) => return Outcome::Failed(error),
+            },
+        };
+        self.ask(
+            call,
+            move |device| device.multiprocessors(green.as_ref().map(|green| green.raw)),
+            move |session, found| match session.greens.enter(on, &found) {
+                Ok(part) => Answer::reply(&GreenDescribeReply {
+                    number: part.number,
+                    count: part.count,
+                    least: part.least,
+                    alignment: part.alignment,
+                }),
+                Err(error) => Answer::failed(error),
+            },
+        )
+    }
+
+    pub(super) fn split_green<'s>(
+        &mut self,
+        call: &Call,
+        message: &GreenSplit,
+    ) -> Outcome<GreenSplitReply<'s>> {
+        let on = self.on;
+        let part = match self.greens.part(message.part, on) {
+            Ok(part) => part,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let groups = message.groups.min(MOST_GROUPS);
+        let (flags, least) = (message.flags, message.least);
+        let key = (message.part, flags, least, groups);
+        let known = self.greens.splits.get(&key).cloned();
+        self.ask(
+            call,
+            move |device| match known {
+                Some(split) => Ok(split),
+                None => device.split(&part, flags, least, groups).map(Arc::new),
+            },
+            move |session, split| {
+                let greens = &mut session.greens;
+                let answer = greens.answer(on, &split);
+                if greens.splits.len() < SPLITS {
+                    greens.splits.insert(key, split);
+                }
+                answer
+            },
+        )
+    }
+
+    pub(super) fn create_green(
+        &mut self,
+        call: &Call,
+        message: &GreenCreate<'_>,
+    ) -> Outcome<GreenCreateReply> {
+        let on = self.on;
+        let numbers = message.parts.iter();
+        let parts: Result<Vec<_>, _> = numbers
+            .map(|part| self.greens.part(part.number, on))
+            .collect();
+        let parts = match parts {
+            Ok(parts) if self.greens.has_room() => parts,
+            Ok(_) => return Outcome::Failed(CuResult::OUT_OF_MEMORY),
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(
+            call,
+            move |device| device.create_green(&parts),
+            move |session, raw| {
+                let device = Arc::clone(&session.device);
+                let green = GreenObject::new(raw, device, session.registrar.clone());
+                match session.greens.enter_context(on, green) {
+                    Ok(green) => Answer::reply(&GreenCreateReply { green }),
+                    Err(error) => Answer::failed(error),
+                }
+            },
+        )
+    }
+
+    /// It is destroyed when no stream of it is left, and no job that uses it.
+    pub(super) fn destroy_green(&mut self, call: &Call, number: u32) -> Outcome<()> {
+        let green = match self.greens.remove_context(number, self.on) {
+            Ok(green) => green,
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(
+            call,
+            move |_| Arc::into_inner(green).map_or(Ok(()), |green| green.end()),
+            |_, ()| Answer::done(),
+        )
+    }
+
+    pub(super) fn create_green_stream(
+        &mut self,
+        call: &Call,
+        message: &GreenStream,
+    ) -> Outcome<()> {
+        let green = match self.greens.context(message.green, self.on) {
+            Ok(green) => green,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let (new, flags, priority) = (message.new, message.flags, message.priority);
+        let its = Arc::clone(&green);
+        self.ask(
+            call,
+            move |device| device.green_stream(green.raw, flags, priority),
+            move |session, raw| {
+                let stream = Arc::new(StreamObject::of(its, raw));
+                match session.streams.insert(new, Arc::clone(&stream)) {
+                    Ok(()) => {
+                        session.watcher.watch(&stream);
+                        Answer::done()
+                    }
+                    Err(error) => {
+                        session.counters.add(Counter::InvalidHandles, 1);
+                        let _ = session.device.destroy_stream(raw);
+                        Answer::failed(error.into())
+                    }
+                }
+            },
+        )
+    }
+}

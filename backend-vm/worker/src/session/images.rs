@@ -1,0 +1,614 @@
+//! Modules, libraries, and what is found in them.
+
+use std::sync::Arc;
+
+use wormhole_api::{
+    Attribute, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library,
+    LibraryGetGlobalReply, LibraryGetKernelReply, LibraryLoadReply, Link, LinkInput as LinkPart,
+    LinkReply, Module, ModuleGetFunctionReply, ModuleGetGlobalReply, ModuleLoadReply, Outcome,
+    Parameter, is_plain_jit_option,
+};
+use wormhole_device::{
+    CuError, Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
+    RawModule,
+};
+
+use super::{Answer, Call, Event, Finish, Session, to_result};
+use crate::objects::{FunctionObject, ImageObject, Loaded};
+use crate::registrar::Task;
+use wormhole_link::counters::Counter;
+use wormhole_link::memory;
+
+/// The handle of something that was loaded from an image.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ImageHandle {
+    Module(Handle<Module>),
+    Library(Handle<Library>),
+}
+
+/// The image uses device output.
+const USES_OUTPUT: u32 = 1;
+/// Bytes of images that may be on their way to the device at once: each is copied out of the arena first.
+/// More is `CUDA_ERROR_OUT_OF_MEMORY`.
+const IMAGE_BYTES: u64 = 4 << 30;
+
+/// Bytes of each of a compiler's texts.
+const LOG_BYTES: u64 = 1 << 20;
+
+/// An image in the arena, and what is said about compiling it.
+#[derive(Clone, Debug)]
+pub(super) struct Incoming<'a> {
+    pub address: u64,
+    pub bytes: u64,
+    pub log: u64,
+    pub log_bytes: u64,
+    /// Where its managed variables go.
+    pub place: ManagedPlace,
+    /// They have values already.
+    pub keep: bool,
+    pub options: &'a Items<'a, JitOption>,
+}
+
+/// What a guest says to the compiler, and where in the arena it wants to hear from it.
+#[derive(Debug)]
+struct Compiler {
+    jit: Jit,
+    log: u64,
+}
+
+impl Compiler {
+    /// Writes the texts, each with a zero byte at its end.
+    ///
+    /// # Safety
+    /// The place was found in an extent, which stays mapped.
+    unsafe fn tell(mut self) {
+        let room = self.jit.log_bytes;
+        if room == 0 {
+            return;
+        }
+        for (text, offset) in [(&mut self.jit.info, 0), (&mut self.jit.errors, room)] {
+            text.truncate(room - 1);
+            text.push(0);
+            // SAFETY: as the caller promises; the text is no longer than its room.
+            unsafe { memory::copy_in(self.log + offset as u64, text) };
+        }
+    }
+}
+
+/// The next `bytes` of `data`.
+fn take<'a>(data: &mut &'a [u8], bytes: u64) -> wormhole_device::Result<&'a [u8]> {
+    let (piece, rest) = usize::try_from(bytes)
+        .ok()
+        .and_then(|bytes| data.split_at_checked(bytes))
+        .ok_or(CuError::INVALID_VALUE)?;
+    *data = rest;
+    Ok(piece)
+}
+
+/// Links parts that lie one behind the other in `data`, each behind its name. If the link is not to be
+/// completed, there is no image.
+fn link(
+    device: &dyn Device,
+    parts: &[LinkPart],
+    mut data: &[u8],
+    complete: bool,
+    jit: &mut Jit,
+) -> wormhole_device::Result<Vec<u8>> {
+    let mut inputs = Vec::with_capacity(parts.len());
+    for part in parts {
+        let name = take(&mut data, u64::from(part.name))?;
+        inputs.push(LinkInput {
+            kind: part.kind,
+            name: std::str::from_utf8(name).map_err(|_| CuError::INVALID_VALUE)?,
+            data: take(&mut data, part.bytes)?,
+        });
+    }
+    if complete {
+        device.link(&inputs, jit)
+    } else {
+        device.try_link(&inputs, jit).map(|()| Vec::new())
+    }
+}
+
+impl Session {
+    pub(super) fn image(&mut self, handle: ImageHandle) -> Result<&mut ImageObject, CuResult> {
+        let image = match handle {
+            ImageHandle::Module(module) => self.modules.get_mut(module),
+            ImageHandle::Library(library) => self.libraries.get_mut(library),
+        };
+        image.ok_or_else(|| {
+            self.counters.add(Counter::InvalidHandles, 1);
+            CuResult::INVALID_HANDLE
+        })
+    }
+
+    /// Loads an image from the arena. It is copied first: the guest may write there at any time.
+    pub(super) fn load<R>(
+        &mut self,
+        call: &Call,
+        new: ImageHandle,
+        image: &Incoming<'_>,
+    ) -> Outcome<R> {
+        let Incoming {
+            address,
+            bytes,
+            keep,
+            ..
+        } = *image;
+        let mut compiler = match self.compiler(image.log, image.log_bytes, image.options) {
+            Ok(compiler) => compiler,
+            Err(error) => return Outcome::Failed(error),
+        };
+        if bytes == 0 || !self.extents.contains(address, bytes) {
+            return Outcome::Failed(self.invalid_address());
+        }
+        let Ok(length) = usize::try_from(bytes) else {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
+        if bytes > IMAGE_BYTES - self.image_bytes {
+            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+        }
+        let place = (image.place.bytes != 0).then_some(image.place);
+        if place.is_some_and(|place| !self.extents.contains(place.address, place.bytes)) {
+            return Outcome::Failed(self.invalid_address());
+        }
+        let reader = Arc::clone(&self.readers);
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
+            let image = unsafe { memory::copy_out(address, length) };
+            let kind = match new {
+                ImageHandle::Module(_) => ImageKind::Module,
+                ImageHandle::Library(_) => ImageKind::Library,
+            };
+            let loaded = device.load(&image, kind, &mut compiler.jit, place);
+            // SAFETY: as above.
+            unsafe { compiler.tell() };
+            if let Ok(Loading::Done(loaded)) = &loaded
+                && !keep
+            {
+                for (address, values) in &loaded.initial {
+                    // SAFETY: as above: the device puts them into the place, which lies in an extent as well.
+                    unsafe { memory::copy_in(*address, values) };
+                }
+            }
+            drop(reader);
+            drop(image);
+            Box::new(move |session: &mut Session| {
+                session.image_bytes -= bytes;
+                session.loaded(new, loaded, place)
+            }) as Finish
+        });
+        if matches!(outcome, Outcome::Deferred) {
+            self.image_bytes += bytes;
+            self.counters.add(Counter::BytesToDevice, bytes);
+        }
+        outcome
+    }
+
+    /// Links what lies in the arena. It is copied first: the guest may write there at any time.
+    pub(super) fn link<R>(&mut self, call: &Call, message: &Link<'_>) -> Outcome<R> {
+        let parts: Vec<LinkPart> = message.parts.iter().collect();
+        let total = parts.iter().try_fold(0_u64, |sum, part| {
+            sum.checked_add(part.bytes)?
+                .checked_add(u64::from(part.name))
+        });
+        let Some(bytes) = total.filter(|&bytes| bytes != 0) else {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
+        let mut compiler = match self.compiler(message.log.0, message.log_bytes, &message.options) {
+            Ok(compiler) => compiler,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let complete = message.complete != 0;
+        let (inputs, target, room) = (message.inputs.0, message.image.0, message.room);
+        if !self.extents.contains(inputs, bytes) || !self.extents.contains(target, room) {
+            return Outcome::Failed(self.invalid_address());
+        }
+        let Ok(length) = usize::try_from(bytes) else {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
+        if bytes > IMAGE_BYTES - self.image_bytes {
+            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+        }
+        let reader = Arc::clone(&self.readers);
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            // SAFETY: the range lies in an extent, which stays mapped while `reader` lives.
+            let copy = unsafe { memory::copy_out(inputs, length) };
+            let linked = link(device, &parts, &copy, complete, &mut compiler.jit);
+            // SAFETY: as above.
+            unsafe { compiler.tell() };
+            if let Ok(image) = &linked
+                && image.len() as u64 <= room
+            {
+                // SAFETY: as above, and the copies are the worker's own.
+                unsafe { memory::copy_in(target, image) };
+            }
+            drop(reader);
+            let linked = linked.map(|image| image.len() as u64);
+            Box::new(move |session: &mut Session| {
+                session.image_bytes -= bytes;
+                match linked {
+                    Ok(bytes) => Answer::reply(&LinkReply { bytes }),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            }) as Finish
+        });
+        if matches!(outcome, Outcome::Deferred) {
+            self.image_bytes += bytes;
+            self.counters.add(Counter::BytesToDevice, bytes);
+        }
+        outcome
+    }
+
+    /// The options are taken as far as they are numbers, and the room for texts only if it is the session's.
+    fn compiler(
+        &self,
+        log: u64,
+        log_bytes: u64,
+        options: &Items<'_, JitOption>,
+    ) -> Result<Compiler, CuResult> {
+        if log_bytes > LOG_BYTES {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        if log_bytes > 0 && !self.extents.contains(log, 2 * log_bytes) {
+            return Err(self.invalid_address());
+        }
+        let plain = options
+            .iter()
+            .filter(|option| is_plain_jit_option(option.option));
+        let jit = Jit {
+            options: plain.map(|option| (option.option, option.value)).collect(),
+            log_bytes: usize::try_from(log_bytes).unwrap_or(0),
+            ..Jit::default()
+        };
+        Ok(Compiler { jit, log })
+    }
+
+    fn loaded(
+        &mut self,
+        new: ImageHandle,
+        loaded: wormhole_device::Result<Loading>,
+        place: Option<ManagedPlace>,
+    ) -> Answer {
+        let answer = |flags, managed| match new {
+            ImageHandle::Module(_) => Answer::reply(&ModuleLoadReply { flags, managed }),
+            ImageHandle::Library(_) => Answer::reply(&LibraryLoadReply { flags, managed }),
+        };
+        let loaded = match loaded {
+            Ok(Loading::Done(loaded)) => loaded,
+            Ok(Loading::NeedsPlace(bytes)) => return answer(0, bytes),
+            Err(error) => return Answer::failed(self.failed(error)),
+        };
+        let image = Arc::new(Loaded::new(loaded.module, place));
+        let entered = self.enter_image(new, ImageObject::new(image));
+        if let Err(error) = entered {
+            self.unload_quietly(loaded.module);
+            return Answer::failed(error);
+        }
+        let flags = if loaded.uses_output { USES_OUTPUT } else { 0 };
+        answer(flags, 0)
+    }
+
+    fn enter_image(&mut self, new: ImageHandle, image: ImageObject) -> Result<(), CuResult> {
+        let entered = match new {
+            ImageHandle::Module(module) => self.modules.insert(module, image),
+            ImageHandle::Library(library) => self.libraries.insert(library, image),
+        };
+        entered.map_err(|error| {
+            self.counters.add(Counter::InvalidHandles, 1);
+            error.into()
+        })
+    }
+
+    /// Off the executor, since unloading may wait; nobody is to hear of it.
+    fn unload_quietly(&self, module: RawModule) {
+        let device = Arc::clone(&self.device);
+        self.registrar.run(Task::new(move |_| {
+            if let Err(error) = device.unload(module) {
+                tracing::debug!("unloading an image without a handle: {error}");
+            }
+        }));
+    }
+
+    /// The module and all that was found in it may not be named from here on; the device's own wait
+    /// happens on the caller's thread, when no other job uses the image.
+    pub(super) fn unload(&mut self, call: &Call, handle: ImageHandle) -> Outcome<()> {
+        let removed = match handle {
+            // A library's module goes with the library.
+            ImageHandle::Module(module)
+                if self
+                    .modules
+                    .get(module)
+                    .is_some_and(|image| image.library.is_some()) =>
+            {
+                None
+            }
+            ImageHandle::Module(module) => self.modules.remove(module),
+            ImageHandle::Library(library) => self.libraries.remove(library),
+        };
+        let Some(image) = removed else {
+            return Outcome::Failed(self.invalid_handle());
+        };
+        for alias in &image.aliases {
+            if let Some(alias) = self.modules.remove(*alias) {
+                self.forget_contents(&alias);
+            }
+        }
+        self.forget_contents(&image);
+        let loaded = image.loaded;
+        if Arc::strong_count(&loaded) > 1 {
+            self.unloading.push((*call, loaded));
+            return Outcome::Deferred;
+        }
+        self.start_unload(call, loaded)
+    }
+
+    fn start_unload<R>(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<R> {
+        self.ask(
+            call,
+            move |device| image.unload(device),
+            |_, ()| Answer::done(),
+        )
+    }
+
+    /// Unloads the images that jobs have let go of: requests that cannot be carried out, with the error.
+    pub(super) fn unload_unused(&mut self) -> Vec<(Call, CuResult)> {
+        let mut refused = Vec::new();
+        for (call, image) in std::mem::take(&mut self.unloading) {
+            if Arc::strong_count(&image) > 1 {
+                self.unloading.push((call, image));
+            } else if let Outcome::<()>::Failed(error) = self.start_unload(&call, image) {
+                refused.push((call, error));
+            }
+        }
+        refused
+    }
+
+    fn forget_contents(&mut self, image: &ImageObject) {
+        for function in &image.functions {
+            self.functions.remove(*function);
+        }
+        for start in &image.globals {
+            self.device_memory.remove(*start);
+        }
+    }
+
+    /// Looks a kernel up, which may load it.
+    pub(super) fn find_function<R>(
+        &mut self,
+        call: &Call,
+        handle: ImageHandle,
+        new: Handle<Function>,
+        name: &[u8],
+    ) -> Outcome<R> {
+        let (image, name) = match self.named(handle, name) {
+            Ok(found) => found,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let used = Arc::clone(&image);
+        self.ask(
+            call,
+            move |device| device.function(image.raw, &name),
+            move |session, found| match session.enter_function(handle, new, used, &found) {
+                Ok(()) => describe(handle, &found),
+                Err(error) => Answer::failed(error),
+            },
+        )
+    }
+
+    fn enter_function(
+        &mut self,
+        handle: ImageHandle,
+        new: Handle<Function>,
+        image: Arc<Loaded>,
+        found: &LoadedFunction,
+    ) -> Result<(), CuResult> {
+        // Another thread may have unloaded the image meanwhile.
+        self.image(handle)?;
+        let ends = found.parameters.iter();
+        let ends = ends.map(|parameter| u64::from(parameter.offset) + u64::from(parameter.size));
+        let object = FunctionObject {
+            raw: found.function,
+            image,
+            parameter_bytes: ends.max().unwrap_or(0),
+        };
+        if let Err(error) = self.functions.insert(new, object) {
+            self.counters.add(Counter::InvalidHandles, 1);
+            return Err(error.into());
+        }
+        self.image(handle)?.functions.push(new);
+        Ok(())
+    }
+
+    /// Finds a variable, which may load it; copies may name it from then on.
+    pub(super) fn find_global<R>(
+        &mut self,
+        call: &Call,
+        handle: ImageHandle,
+        name: &[u8],
+    ) -> Outcome<R> {
+        let (image, name) = match self.named(handle, name) {
+            Ok(found) => found,
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(
+            call,
+            move |device| device.global(image.raw, &name),
+            move |session, (address, bytes)| match session.enter_global(handle, address, bytes) {
+                Ok(()) => {
+                    let address = DevicePtr(address);
+                    match handle {
+                        ImageHandle::Module(_) => {
+                            Answer::reply(&ModuleGetGlobalReply { address, bytes })
+                        }
+                        ImageHandle::Library(_) => {
+                            Answer::reply(&LibraryGetGlobalReply { address, bytes })
+                        }
+                    }
+                }
+                Err(error) => Answer::failed(error),
+            },
+        )
+    }
+
+    fn enter_global(
+        &mut self,
+        handle: ImageHandle,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), CuResult> {
+        // Another thread may have unloaded the image meanwhile.
+        if self.image(handle)?.loaded.holds_managed(address) {
+            // Arena, as long as the guest leaves it there.
+            return Ok(());
+        }
+        // Asked for before, it is there already.
+        if self.device_memory.insert_of(self.on, address, bytes) {
+            self.image(handle)?.globals.push(address);
+        }
+        Ok(())
+    }
+
+    /// An image and a name in it, for a job.
+    pub(super) fn named(
+        &mut self,
+        handle: ImageHandle,
+        name: &[u8],
+    ) -> Result<(Arc<Loaded>, String), CuResult> {
+        let image = Arc::clone(&self.image(handle)?.loaded);
+        let name = std::str::from_utf8(name).map_err(|_| to_result(CuError::NOT_FOUND))?;
+        Ok((image, name.to_owned()))
+    }
+
+    /// A module by which a library's contents can be named too (`cuLibraryGetModule`).
+    pub(super) fn alias_library(
+        &mut self,
+        library: Handle<Library>,
+        new: Handle<Module>,
+    ) -> Result<(), CuResult> {
+        let loaded = Arc::clone(&self.image(ImageHandle::Library(library))?.loaded);
+        let mut alias = ImageObject::new(loaded);
+        alias.library = Some(library);
+        self.enter_image(ImageHandle::Module(new), alias)?;
+        self.image(ImageHandle::Library(library))?.aliases.push(new);
+        Ok(())
+    }
+
+    pub(super) fn function(&self, handle: Handle<Function>) -> Result<&FunctionObject, CuResult> {
+        self.functions
+            .get(handle)
+            .ok_or_else(|| self.invalid_handle())
+    }
+
+    /// A job that asks the device about a kernel.
+    pub(super) fn ask_function<R, T: Send + 'static>(
+        &mut self,
+        call: &Call,
+        handle: Handle<Function>,
+        ask: impl FnOnce(&dyn Device, RawFunction) -> wormhole_device::Result<T> + Send + 'static,
+        answer: impl FnOnce(T) -> Answer + Send + 'static,
+    ) -> Outcome<R> {
+        let (raw, image) = match self.function(handle) {
+            Ok(function) => (function.raw, Arc::clone(&function.image)),
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(
+            call,
+            move |device| {
+                let _used = image;
+                ask(device, raw)
+            },
+            |_, found| answer(found),
+        )
+    }
+
+    /// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
+    /// before it are done: nobody else may use the device meanwhile.
+    pub(super) fn reset(&mut self, call: &Call) -> Outcome<()> {
+        self.resetting = true;
+        if self.jobs_running > 0 {
+            self.wanted_reset = Some(*call);
+            return Outcome::Deferred;
+        }
+        self.start_reset(call)
+    }
+
+    pub(super) fn start_reset(&mut self, call: &Call) -> Outcome<()> {
+        let Some(slot) = call.slot else {
+            self.resetting = false;
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        };
+        let streams: Vec<_> = self.streams.drain().chain(self.graveyard.clear()).collect();
+        let greens = self.greens.clear(streams);
+        self.events.drain().for_each(drop);
+        self.modules.drain().for_each(drop);
+        self.libraries.drain().for_each(drop);
+        self.functions.drain().for_each(drop);
+        self.arrays.clear();
+        self.graphs = wormhole_api::handle::Slab::new(super::OBJECTS);
+        self.graph_bytes = 0;
+        self.device_memory.clear();
+        self.allocations.clear();
+        self.unshare_context();
+        // Pools belong to no context, and neither does what was allocated from them.
+        for (&address, &(on, bytes)) in &self.pool_allocations {
+            self.device_memory.insert_of(on, address, bytes);
+        }
+        let watcher = self.watcher.pause(&self.legacy);
+        let on = self.on;
+        let (notifier, sequence) = (self.notifier.clone(), call.sequence);
+        let device = Arc::clone(&self.device);
+        self.registrar.run(Task::new(move |registrations| {
+            greens.end(device.as_ref());
+            let result = registrations.reset();
+            drop(watcher);
+            let finish = move |session: &mut Session| {
+                session.resetting = false;
+                session.jobs.retire();
+                let bound = session.device.bind_thread();
+                match result.and(bound) {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            };
+            notifier.send(Event::Finished {
+                slot,
+                sequence,
+                on,
+                finish: Box::new(finish),
+            });
+        }));
+        self.jobs_running += 1;
+        Outcome::Deferred
+    }
+}
+
+/// The answer to a look-up.
+fn describe(handle: ImageHandle, found: &LoadedFunction) -> Answer {
+    let parameters: Vec<Parameter> = found
+        .parameters
+        .iter()
+        .map(|parameter| Parameter {
+            offset: parameter.offset,
+            size: parameter.size,
+        })
+        .collect();
+    let attributes: Vec<Attribute> = found
+        .attributes
+        .iter()
+        .map(|&(id, value)| Attribute { id, value })
+        .collect();
+    let (parameters, attributes) = (Items::new(&parameters), Items::new(&attributes));
+    match handle {
+        ImageHandle::Module(_) => Answer::reply(&ModuleGetFunctionReply {
+            flags: 0,
+            parameters,
+            attributes,
+        }),
+        ImageHandle::Library(_) => Answer::reply(&LibraryGetKernelReply {
+            flags: 0,
+            parameters,
+            attributes,
+        }),
+    }
+}

@@ -1,0 +1,232 @@
+//! Memory pools and stream-ordered allocation.
+
+use std::sync::Arc;
+
+use wormhole_api::{
+    CuResult, DevicePtr, Handle, Outcome, Pool, PoolAlloc, PoolAllocReply, PoolCreate, PoolDefault,
+    PoolFree, PoolGetAttributeReply,
+};
+use wormhole_device::{CuError, Device, PoolProperties, RawPool};
+
+use super::memory::in_bands;
+use super::sharing::Key;
+use super::{Answer, Call, Session, to_result};
+use crate::objects::StreamObject;
+use wormhole_link::counters::Counter;
+
+/// A pool. Jobs hold it while they use it; one that was made is destroyed when nobody does.
+#[derive(Debug)]
+pub(super) struct PoolObject {
+    device: Arc<dyn Device>,
+    raw: RawPool,
+    /// The number of the device whose memory it gives out.
+    on: usize,
+    is_default: bool,
+}
+
+impl Drop for PoolObject {
+    fn drop(&mut self) {
+        if !self.is_default
+            && let Err(error) = self.device.destroy_pool(self.raw)
+        {
+            tracing::debug!("destroying a pool: {error}");
+        }
+    }
+}
+
+impl PoolObject {
+    pub fn raw(&self) -> RawPool {
+        self.raw
+    }
+
+    pub fn on(&self) -> usize {
+        self.on
+    }
+}
+
+impl Session {
+    pub(super) fn pool(&self, handle: Handle<Pool>) -> Result<&Arc<PoolObject>, CuResult> {
+        self.pools.get(handle).ok_or_else(|| self.invalid_handle())
+    }
+
+    pub(super) fn create_pool(&mut self, call: &Call, message: &PoolCreate) -> Outcome<()> {
+        let properties = PoolProperties {
+            handle_types: message.handle_types,
+            most: message.most,
+        };
+        let make = move |device: &dyn Device| device.create_pool(&properties);
+        self.enter_pool(call, message.new, false, make)
+    }
+
+    pub(super) fn default_pool(&mut self, call: &Call, message: &PoolDefault) -> Outcome<()> {
+        self.enter_pool(call, message.new, true, |device| device.default_pool())
+    }
+
+    pub(super) fn enter_pool(
+        &mut self,
+        call: &Call,
+        new: Handle<Pool>,
+        is_default: bool,
+        make: impl FnOnce(&dyn Device) -> wormhole_device::Result<RawPool> + Send + 'static,
+    ) -> Outcome<()> {
+        self.ask(call, make, move |session, raw| {
+            let pool = Arc::new(PoolObject {
+                device: Arc::clone(&session.device),
+                raw,
+                on: session.on,
+                is_default,
+            });
+            match session.pools.insert(new, pool) {
+                Ok(()) => Answer::done(),
+                Err(error) => {
+                    session.counters.add(Counter::InvalidHandles, 1);
+                    Answer::failed(error.into())
+                }
+            }
+        })
+    }
+
+    /// The pool may not be named from here on.
+    pub(super) fn destroy_pool(&mut self, call: &Call, handle: Handle<Pool>) -> Outcome<()> {
+        match self.pools.get(handle) {
+            None => return Outcome::Failed(self.invalid_handle()),
+            Some(pool) if pool.is_default => return Outcome::Failed(CuResult::INVALID_VALUE),
+            Some(_) => {}
+        }
+        self.unshare(Key::Pool(handle));
+        let pool = self.pools.remove(handle);
+        self.ask(
+            call,
+            move |_| {
+                drop(pool);
+                Ok(())
+            },
+            |_, ()| Answer::done(),
+        )
+    }
+
+    /// A job that uses a pool.
+    pub(super) fn ask_pool<R, T: Send + 'static>(
+        &mut self,
+        call: &Call,
+        handle: Handle<Pool>,
+        ask: impl FnOnce(&dyn Device, RawPool) -> wormhole_device::Result<T> + Send + 'static,
+        answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
+    ) -> Outcome<R> {
+        let pool = match self.pool(handle) {
+            Ok(pool) => Arc::clone(pool),
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask(call, move |device| ask(device, pool.raw), answer)
+    }
+
+    pub(super) fn trim_pool(
+        &mut self,
+        call: &Call,
+        handle: Handle<Pool>,
+        keep: u64,
+    ) -> Outcome<()> {
+        let streams = self.streams.values().chain([&self.legacy[self.on]]);
+        let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
+        self.ask_pool(
+            call,
+            handle,
+            move |device, pool| {
+                // The driver gives back what a synchronization has shown it to be free, and guests that wait by
+                // fences show it nothing. A stream that fails says so to whoever waits for it.
+                for stream in &streams {
+                    if matches!(device.query_stream(stream.raw), Ok(true)) {
+                        let _ = device.synchronize_stream(stream.raw);
+                    }
+                }
+                device.trim_pool(pool, keep)
+            },
+            |_, ()| Answer::done(),
+        )
+    }
+
+    pub(super) fn pool_attribute(
+        &mut self,
+        call: &Call,
+        handle: Handle<Pool>,
+        attribute: u32,
+    ) -> Outcome<PoolGetAttributeReply> {
+        self.ask_pool(
+            call,
+            handle,
+            move |device, pool| device.pool_attribute(pool, attribute),
+            |_, value| Answer::reply(&PoolGetAttributeReply { value }),
+        )
+    }
+
+    pub(super) fn set_pool_attribute(
+        &mut self,
+        call: &Call,
+        handle: Handle<Pool>,
+        attribute: u32,
+        value: u64,
+    ) -> Outcome<()> {
+        self.ask_pool(
+            call,
+            handle,
+            move |device, pool| device.set_pool_attribute(pool, attribute, value),
+            |_, ()| Answer::done(),
+        )
+    }
+
+    /// Whatever the guest ordered before it was handed to the stream by the executor, and what has to follow
+    /// it comes after its answer: so the job takes its place in the stream.
+    pub(super) fn allocate_async(
+        &mut self,
+        call: &Call,
+        message: &PoolAlloc,
+    ) -> Outcome<PoolAllocReply> {
+        let bytes = message.bytes;
+        if bytes == 0 {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        }
+        let stream = match self.stream(message.stream) {
+            Ok(stream) => Arc::clone(stream),
+            Err(error) => return Outcome::Failed(error),
+        };
+        let on = match self.pool(message.pool) {
+            Ok(pool) => pool.on,
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.ask_pool(
+            call,
+            message.pool,
+            move |device, pool| {
+                let address = device.allocate_async(pool, bytes, stream.raw)?;
+                if in_bands(address, bytes) {
+                    return Ok(address);
+                }
+                tracing::error!("a pool gave out {address:#x}, which a guest may use itself");
+                device.free_async(address, stream.raw)?;
+                Err(CuError::OUT_OF_MEMORY)
+            },
+            move |session, address| {
+                if !session.device_memory.insert_of(on, address, bytes) {
+                    tracing::error!("a pool gave out {bytes} bytes at {address:#x} twice");
+                    return Answer::failed(to_result(CuError::UNKNOWN));
+                }
+                session.pool_allocations.insert(address, (on, bytes));
+                Answer::reply(&PoolAllocReply {
+                    address: DevicePtr(address),
+                })
+            },
+        )
+    }
+
+    /// The allocation may not be named from here on.
+    pub(super) fn free_async(&mut self, message: &PoolFree) -> Result<(), CuResult> {
+        let stream = self.stream(message.stream)?.raw;
+        let address = message.address.0;
+        if self.pool_allocations.remove(&address).is_none() {
+            return Err(self.invalid_address());
+        }
+        self.unshare(Key::Pointer(address));
+        self.device_memory.remove(address);
+        self.done(self.device.free_async(address, stream))
+    }
+}

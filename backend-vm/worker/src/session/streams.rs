@@ -1,0 +1,216 @@
+//! Streams, events and fences.
+
+use std::sync::Arc;
+
+use wormhole_api::{
+    CuResult, Event as EventKind, EventElapsed, EventElapsedReply, EventRecord, Fence, Handle,
+    Outcome, Stream, StreamWaitEvent, SynchronizeReply,
+};
+use wormhole_device::{CuError, Device};
+use wormhole_ring::fence::FenceIndex;
+
+use super::sharing::Key;
+use super::{Answer, Call, Finish, Session, to_result};
+use crate::objects::{EventObject, StreamObject};
+use wormhole_link::counters::Counter;
+
+/// Flags of `cuEventCreate`.
+pub(super) const DISABLE_TIMING: u32 = 2;
+pub(super) const INTERPROCESS: u32 = 4;
+
+impl Session {
+    /// The stream behind a handle.
+    pub(super) fn stream(&self, handle: Handle<Stream>) -> Result<&Arc<StreamObject>, CuResult> {
+        if handle.is_legacy() {
+            return Ok(&self.legacy[self.on]);
+        }
+        self.streams
+            .get(handle)
+            .ok_or_else(|| self.invalid_handle())
+    }
+
+    pub(super) fn event(&self, handle: Handle<EventKind>) -> Result<&Arc<EventObject>, CuResult> {
+        self.events.get(handle).ok_or_else(|| self.invalid_handle())
+    }
+
+    pub(super) fn create_stream(
+        &mut self,
+        new: Handle<Stream>,
+        flags: u32,
+        priority: i32,
+    ) -> Result<(), CuResult> {
+        let raw = self.done(self.device.create_stream(flags, priority))?;
+        let stream = Arc::new(StreamObject::new(raw));
+        match self.streams.insert(new, Arc::clone(&stream)) {
+            Ok(()) => {
+                self.watcher.watch(&stream);
+                Ok(())
+            }
+            Err(error) => {
+                self.counters.add(Counter::InvalidHandles, 1);
+                let _ = self.device.destroy_stream(raw);
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(super) fn destroy_stream(&mut self, handle: Handle<Stream>) -> Result<(), CuResult> {
+        let Some(stream) = self.streams.remove(handle) else {
+            return Err(self.invalid_handle());
+        };
+        let device = self.device.as_ref();
+        let buried = self.graveyard.bury_stream(device, &self.watcher, stream);
+        self.done(buried)
+    }
+
+    pub(super) fn query_stream(&self, handle: Handle<Stream>) -> Result<(), CuResult> {
+        let stream = self.stream(handle)?.raw;
+        self.finished(self.device.query_stream(stream))
+    }
+
+    /// "Not ready" is an answer, not a failure.
+    fn finished(&self, result: wormhole_device::Result<bool>) -> Result<(), CuResult> {
+        match result {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(CuError::NOT_READY) => Err(to_result(CuError::NOT_READY)),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    pub(super) fn wait_event(&self, message: &StreamWaitEvent) -> Result<(), CuResult> {
+        let stream = self.stream(message.stream)?.raw;
+        let event = self.event(message.event)?.raw;
+        self.done(self.device.wait_event(stream, event, message.flags))
+    }
+
+    pub(super) fn write_fence(
+        &self,
+        handle: Handle<Stream>,
+        fence: Fence,
+        value: u64,
+    ) -> Result<(), CuResult> {
+        let stream = self.stream(handle)?;
+        // Decoded against the same bound, so always there.
+        let Some(index) = FenceIndex::new(fence.index()) else {
+            return Err(self.invalid_address());
+        };
+        let address = self.base + index.address_offset() as u64;
+        self.counters.add(Counter::Fences, 1);
+        self.done(self.device.write_fence(stream.raw, address, value))?;
+        self.watcher.expect(index, value, stream);
+        Ok(())
+    }
+
+    pub(super) fn synchronize(
+        &mut self,
+        call: &Call,
+        stream: Option<Handle<Stream>>,
+    ) -> Outcome<SynchronizeReply<'_>> {
+        let stream = match stream.map(|handle| self.stream(handle).cloned()) {
+            Some(Ok(stream)) => Some(stream),
+            Some(Err(error)) => return Outcome::Failed(error),
+            None => None,
+        };
+        self.defer(call, move |device: &dyn Device| {
+            let result = match &stream {
+                Some(stream) => device.synchronize_stream(stream.raw),
+                None => device.synchronize(),
+            };
+            drop(stream);
+            let text = device.take_output();
+            Box::new(move |session: &mut Session| {
+                session.output.append(&text);
+                match result {
+                    Ok(()) => {
+                        let (remaining, stdout, stderr) = session.output.next_part();
+                        Answer::reply(&SynchronizeReply {
+                            remaining,
+                            stdout,
+                            stderr,
+                        })
+                    }
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            }) as Finish
+        })
+    }
+
+    pub(super) fn create_event(
+        &mut self,
+        new: Handle<EventKind>,
+        flags: u32,
+    ) -> Result<(), CuResult> {
+        // One that is to be shared may wait for the device, and has a message of its own.
+        if flags & INTERPROCESS != 0 {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let raw = self.done(self.device.create_event(flags))?;
+        let event = EventObject {
+            raw,
+            of_launches: flags & DISABLE_TIMING != 0,
+        };
+        let entered = self.events.insert(new, Arc::new(event));
+        entered.map_err(|error| {
+            self.counters.add(Counter::InvalidHandles, 1);
+            let _ = self.device.destroy_event(raw);
+            error.into()
+        })
+    }
+
+    pub(super) fn record_event(&self, message: &EventRecord) -> Result<(), CuResult> {
+        let stream = self.stream(message.stream)?.raw;
+        let event = self.event(message.event)?.raw;
+        self.done(self.device.record_event(event, stream, message.flags))?;
+        match message.fence {
+            Some(fence) => self.write_fence(message.stream, fence, message.value),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn query_event(&self, handle: Handle<EventKind>) -> Result<(), CuResult> {
+        let event = self.event(handle)?.raw;
+        self.finished(self.device.query_event(event))
+    }
+
+    pub(super) fn synchronize_event(
+        &mut self,
+        call: &Call,
+        handle: Handle<EventKind>,
+    ) -> Outcome<()> {
+        let event = match self.event(handle) {
+            Ok(event) => Arc::clone(event),
+            Err(error) => return Outcome::Failed(error),
+        };
+        self.defer(call, move |device: &dyn Device| {
+            let result = device.synchronize_event(event.raw);
+            drop(event);
+            let text = device.take_output();
+            Box::new(move |session: &mut Session| {
+                session.output.append(&text);
+                match result {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            }) as Finish
+        })
+    }
+
+    pub(super) fn elapsed(&self, message: &EventElapsed) -> Result<EventElapsedReply, CuResult> {
+        let start = self.event(message.start)?.raw;
+        let end = self.event(message.end)?.raw;
+        match self.device.elapsed(start, end) {
+            Ok(milliseconds) => Ok(EventElapsedReply { milliseconds }),
+            Err(CuError::NOT_READY) => Err(to_result(CuError::NOT_READY)),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    pub(super) fn destroy_event(&mut self, handle: Handle<EventKind>) -> Result<(), CuResult> {
+        let Some(event) = self.events.remove(handle) else {
+            return Err(self.invalid_handle());
+        };
+        self.unshare(Key::Event(handle));
+        let buried = self.graveyard.bury_event(self.device.as_ref(), event);
+        self.done(buried)
+    }
+}

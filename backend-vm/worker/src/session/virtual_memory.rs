@@ -1,0 +1,358 @@
+//! Reserved addresses, and memory that is mapped there.
+//!
+//! The driver checks all of this too, and it trusts a caller of its own process in more than it should with a
+//! guest's numbers: so every range is checked here against what the session has reserved and mapped.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wormhole_api::{
+    AddressReserve, AddressReserveReply, CuResult, DevicePtr, Handle, MemCreate,
+    MemGranularityReply, MemSetAccess, Memory, Outcome,
+};
+use wormhole_device::{CuError, Device, RawMemory};
+
+use super::memory::in_bands;
+use super::peers::access;
+use super::{Answer, Call, OBJECTS, Session};
+use wormhole_link::counters::Counter;
+use wormhole_link::device::MOST;
+
+/// Mappable memory. Mappings hold it, and what they hold is not released.
+#[derive(Debug)]
+pub(super) struct MemoryObject {
+    device: Arc<dyn Device>,
+    raw: RawMemory,
+    bytes: u64,
+    /// The number of the device whose memory it is, and the bytes of all mappable memory of the session by device.
+    on: usize,
+    totals: Arc<Totals>,
+}
+
+type Totals = [AtomicU64; MOST];
+
+impl MemoryObject {
+    pub fn raw(&self) -> RawMemory {
+        self.raw
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for MemoryObject {
+    fn drop(&mut self) {
+        self.totals[self.on].fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Err(error) = self.device.release_memory(self.raw) {
+            tracing::debug!("releasing mappable memory: {error}");
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Mapping {
+    memory: Arc<MemoryObject>,
+    /// Copies may name it: it has been mapped, and nobody is about to end that.
+    visible: bool,
+    /// A job is at work on it.
+    changing: bool,
+}
+
+/// What a session has reserved and mapped.
+#[derive(Debug, Default)]
+pub(super) struct VirtualMemory {
+    /// Start and bytes.
+    reserved: BTreeMap<u64, u64>,
+    mappings: BTreeMap<u64, Mapping>,
+    /// Bytes of mappable memory, mapped or not, by device.
+    totals: Arc<Totals>,
+}
+
+impl VirtualMemory {
+    pub fn bytes_of(&self, device: usize) -> u64 {
+        let total = self.totals.get(device);
+        total.map_or(0, |total| total.load(Ordering::Relaxed))
+    }
+
+    /// Whether copies may name a range: mappings hold it without a gap. What they may do with it is the
+    /// device's to say, which faults.
+    pub fn maps(&self, address: u64, bytes: u64) -> bool {
+        let Some((&first, _)) = self.mappings.range(..=address).next_back() else {
+            return false;
+        };
+        let mut at = first;
+        for (&start, mapping) in self.mappings.range(first..) {
+            if start != at || !mapping.visible {
+                return false;
+            }
+            at += mapping.memory.bytes;
+            if at > address && at - address >= bytes {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The starts of the mappings that fill a range without a gap.
+    fn filled(&self, address: u64, bytes: u64) -> Option<Vec<u64>> {
+        let end = address.checked_add(bytes)?;
+        let mut at = address;
+        let mut starts = Vec::new();
+        for (&start, mapping) in self.mappings.range(address..end) {
+            if start != at || mapping.changing {
+                return None;
+            }
+            starts.push(start);
+            at += mapping.memory.bytes;
+        }
+        (bytes != 0 && at == end).then_some(starts)
+    }
+
+    fn is_mapped(&self, address: u64, end: u64) -> bool {
+        let before = self.mappings.range(..end).next_back();
+        before.is_some_and(|(start, mapping)| start + mapping.memory.bytes > address)
+    }
+}
+
+impl Session {
+    pub(super) fn memory(&self, handle: Handle<Memory>) -> Result<&Arc<MemoryObject>, CuResult> {
+        self.memories
+            .get(handle)
+            .ok_or_else(|| self.invalid_handle())
+    }
+
+    pub(super) fn granularity(&mut self, call: &Call) -> Outcome<MemGranularityReply> {
+        self.ask(
+            call,
+            |device| device.granularity(),
+            |_, found| {
+                Answer::reply(&MemGranularityReply {
+                    minimum: found.minimum,
+                    recommended: found.recommended,
+                })
+            },
+        )
+    }
+
+    pub(super) fn reserve(
+        &mut self,
+        call: &Call,
+        message: &AddressReserve,
+    ) -> Outcome<AddressReserveReply> {
+        let (bytes, alignment) = (message.bytes, message.alignment);
+        if bytes == 0 || (alignment != 0 && !alignment.is_power_of_two()) {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        }
+        if self.virtual_memory.reserved.len() >= OBJECTS as usize {
+            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+        }
+        let hint = if in_bands(message.hint, bytes) {
+            message.hint
+        } else {
+            0
+        };
+        self.ask(
+            call,
+            move |device| {
+                let address = device.reserve(bytes, alignment, hint)?;
+                if in_bands(address, bytes) {
+                    return Ok(address);
+                }
+                tracing::error!("the device reserved {address:#x}, which a guest may use itself");
+                device.unreserve(address, bytes)?;
+                Err(CuError::OUT_OF_MEMORY)
+            },
+            move |session, address| {
+                session.virtual_memory.reserved.insert(address, bytes);
+                Answer::reply(&AddressReserveReply {
+                    address: DevicePtr(address),
+                })
+            },
+        )
+    }
+
+    pub(super) fn unreserve(&mut self, call: &Call, address: u64, bytes: u64) -> Outcome<()> {
+        let tables = &mut self.virtual_memory;
+        let known = tables.reserved.get(&address) == Some(&bytes);
+        if !known || tables.is_mapped(address, address + bytes) {
+            return Outcome::Failed(self.invalid_address());
+        }
+        tables.reserved.remove(&address);
+        self.ask(
+            call,
+            move |device| device.unreserve(address, bytes),
+            |_, ()| Answer::done(),
+        )
+    }
+
+    pub(super) fn memory_object(&self, raw: RawMemory, bytes: u64) -> Arc<MemoryObject> {
+        let (on, totals) = (self.on, Arc::clone(&self.virtual_memory.totals));
+        totals[on].fetch_add(bytes, Ordering::Relaxed);
+        Arc::new(MemoryObject {
+            device: Arc::clone(&self.device),
+            raw,
+            bytes,
+            on,
+            totals,
+        })
+    }
+
+    pub(super) fn create_memory(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
+        let (new, bytes, handle_types) = (message.new, message.bytes, message.handle_types);
+        self.ask(
+            call,
+            move |device| device.create_memory(bytes, handle_types),
+            move |session, raw| {
+                let memory = session.memory_object(raw, bytes);
+                match session.memories.insert(new, memory) {
+                    Ok(()) => Answer::done(),
+                    Err(error) => {
+                        session.counters.add(Counter::InvalidHandles, 1);
+                        Answer::failed(error.into())
+                    }
+                }
+            },
+        )
+    }
+
+    /// What is mapped is not released: the guest asks when nothing maps it any more.
+    pub(super) fn release_memory(&mut self, call: &Call, handle: Handle<Memory>) -> Outcome<()> {
+        match self.memory(handle) {
+            Ok(memory) if Arc::strong_count(memory) == 1 => {}
+            Ok(_) => return Outcome::Failed(CuResult::INVALID_VALUE),
+            Err(error) => return Outcome::Failed(error),
+        }
+        let unshare = self.unsharing(handle);
+        let memory = self.memories.remove(handle);
+        self.ask(
+            call,
+            move |_| {
+                unshare();
+                drop(memory);
+                Ok(())
+            },
+            |_, ()| Answer::done(),
+        )
+    }
+
+    pub(super) fn map(&mut self, call: &Call, address: u64, handle: Handle<Memory>) -> Outcome<()> {
+        let memory = match self.memory(handle) {
+            Ok(memory) => Arc::clone(memory),
+            Err(error) => return Outcome::Failed(error),
+        };
+        let tables = &mut self.virtual_memory;
+        if tables.mappings.len() >= OBJECTS as usize {
+            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+        }
+        let end = address.checked_add(memory.bytes);
+        let reserved = tables.reserved.range(..=address).next_back();
+        let inside = end.filter(|end| {
+            reserved.is_some_and(|(start, bytes)| *end <= start + bytes)
+                && !tables.is_mapped(address, *end)
+        });
+        if inside.is_none() {
+            return Outcome::Failed(self.invalid_address());
+        }
+        let mapping = Mapping {
+            memory: Arc::clone(&memory),
+            visible: false,
+            changing: true,
+        };
+        tables.mappings.insert(address, mapping);
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            let mapped = device.map(address, memory.bytes, memory.raw);
+            drop(memory);
+            Box::new(move |session: &mut Session| match mapped {
+                Ok(()) => {
+                    session.each(&[address], |mapping| mapping.visible = true);
+                    session.end_change(&[address]);
+                    Answer::done()
+                }
+                Err(error) => {
+                    session.virtual_memory.mappings.remove(&address);
+                    Answer::failed(session.failed(error))
+                }
+            })
+        });
+        if !matches!(outcome, Outcome::Deferred) {
+            self.virtual_memory.mappings.remove(&address);
+        }
+        outcome
+    }
+
+    /// Marks the mappings that fill a range, so that no other job changes them meanwhile.
+    fn begin_change(&mut self, address: u64, bytes: u64) -> Result<Vec<u64>, CuResult> {
+        let Some(starts) = self.virtual_memory.filled(address, bytes) else {
+            return Err(self.invalid_address());
+        };
+        self.each(&starts, |mapping| mapping.changing = true);
+        Ok(starts)
+    }
+
+    fn end_change(&mut self, starts: &[u64]) {
+        self.each(starts, |mapping| mapping.changing = false);
+    }
+
+    fn each(&mut self, starts: &[u64], mut change: impl FnMut(&mut Mapping)) {
+        for start in starts {
+            if let Some(mapping) = self.virtual_memory.mappings.get_mut(start) {
+                change(mapping);
+            }
+        }
+    }
+
+    pub(super) fn unmap(&mut self, call: &Call, address: u64, bytes: u64) -> Outcome<()> {
+        let starts = match self.begin_change(address, bytes) {
+            Ok(starts) => starts,
+            Err(error) => return Outcome::Failed(error),
+        };
+        // Whatever becomes of the job, no copy may rely on it from here on.
+        self.each(&starts, |mapping| mapping.visible = false);
+        let marked = starts.clone();
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            let unmapped = device.unmap(address, bytes);
+            Box::new(move |session: &mut Session| match unmapped {
+                Ok(()) => {
+                    for start in &starts {
+                        session.virtual_memory.mappings.remove(start);
+                    }
+                    Answer::done()
+                }
+                Err(error) => {
+                    session.end_change(&starts);
+                    Answer::failed(session.failed(error))
+                }
+            })
+        });
+        if !matches!(outcome, Outcome::Deferred) {
+            self.end_change(&marked);
+        }
+        outcome
+    }
+
+    pub(super) fn set_access(&mut self, call: &Call, message: &MemSetAccess) -> Outcome<()> {
+        let (address, bytes) = (message.address.0, message.bytes);
+        let access = access(message.access);
+        let starts = match self.begin_change(address, bytes) {
+            Ok(starts) => starts,
+            Err(error) => return Outcome::Failed(error),
+        };
+        let marked = starts.clone();
+        let outcome = self.defer(call, move |device: &dyn Device| {
+            let set = device.set_access(address, bytes, access);
+            Box::new(move |session: &mut Session| {
+                session.end_change(&starts);
+                match set {
+                    Ok(()) => Answer::done(),
+                    Err(error) => Answer::failed(session.failed(error)),
+                }
+            })
+        });
+        if !matches!(outcome, Outcome::Deferred) {
+            self.end_change(&marked);
+        }
+        outcome
+    }
+}

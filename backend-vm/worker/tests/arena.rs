@@ -1,0 +1,215 @@
+//! Arena that comes and goes while the device is slow. A whole worker runs in this process, on a device of
+//! the test's; the test is its supervisor and its guest.
+
+mod support;
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use support::recorder::Recorder;
+use wormhole_api::{ContextReset, DevicePtr, MemGetInfo, Synchronize};
+use wormhole_backend_tests::backend::wait_until;
+use wormhole_backend_tests::guest::{Control, Guest, Reply};
+use wormhole_backend_tests::messages::module_load;
+use wormhole_device::Device;
+use wormhole_link::channel::Outgoing;
+use wormhole_link::counters::CountersFile;
+use wormhole_link::memory::anonymous_file;
+use wormhole_ring::control::{ArenaRun, Grant, Message};
+use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
+
+const SEGMENT: u64 = SEGMENT_BYTES as u64;
+/// Segments of a test's own: the session's, one of arena at once, and room for more.
+const SHARE: u32 = 16;
+const WINDOW: u64 = 5 * SHARE as u64 * SEGMENT;
+
+static BAND: LazyLock<()> =
+    LazyLock::new(|| wormhole_worker::reserve_bands().expect("free addresses"));
+
+struct Served {
+    device: Arc<Recorder>,
+    guest: Guest,
+    first: u32,
+}
+
+/// A worker with a session in the segments from `first` on.
+fn serve(first: u32) -> Served {
+    LazyLock::force(&BAND);
+    let device = Arc::new(Recorder::new());
+    let (near, far) = UnixStream::pair().unwrap();
+    let served = Arc::clone(&device) as Arc<dyn Device>;
+    std::thread::spawn(move || {
+        let socket = Arc::new(OwnedFd::from(far));
+        wormhole_worker::run_on(served, Duration::ZERO, socket).expect("an honest supervisor")
+    });
+    let window = anonymous_file(c"window").unwrap();
+    File::from(window.try_clone().unwrap())
+        .set_len(WINDOW)
+        .unwrap();
+    let grant = Grant {
+        session_segment: first,
+        arena_first: first + 1,
+        arena_count: 1,
+        window_base: WINDOW_BASE,
+        window_size: WINDOW,
+        ..Grant::default()
+    };
+    let counters = CountersFile::create().unwrap();
+    let descriptors = vec![
+        window.try_clone().unwrap(),
+        OwnedFd::from(counters.file().try_clone().unwrap()),
+    ];
+    Outgoing::default()
+        .send(&near, &Message::Assign(grant), descriptors)
+        .unwrap();
+    let mut control = Control::new(near);
+    for wanted in ["Ready", "Assigned"] {
+        assert_eq!(control.receive(), Reply::Other(wanted));
+    }
+    Served {
+        device,
+        guest: Guest::new(control, grant, window),
+        first,
+    }
+}
+
+impl Served {
+    /// A run of arena by its place in this test's share.
+    fn run(&self, place: u32, count: u32) -> ArenaRun {
+        assert!(place + count <= SHARE);
+        ArenaRun {
+            id: place,
+            first: self.first + place,
+            count,
+        }
+    }
+
+    fn address(&self, place: u32) -> u64 {
+        WINDOW_BASE + u64::from(self.first + place) * SEGMENT
+    }
+
+    /// What is registered, by place in this test's share and segments.
+    fn registered(&self) -> Vec<(u64, u64)> {
+        let start = self.address(0);
+        let registered = self.device.registered().into_iter();
+        registered
+            .map(|(address, bytes)| ((address - start) / SEGMENT, bytes / SEGMENT))
+            .collect()
+    }
+
+    fn tell(&mut self, message: &Message<'_>) {
+        self.guest.control.send(message).unwrap();
+    }
+
+    fn hear(&mut self, wanted: &'static str) {
+        assert_eq!(self.guest.control.receive(), Reply::Other(wanted));
+    }
+}
+
+#[test]
+fn arena_that_is_granted_during_a_reset_is_registered_after_it() {
+    let mut served = serve(0);
+    served.device.hold("reset");
+    let asked = served.guest.start(0, &ContextReset {});
+    served.device.wait_for("reset", 1);
+    let run = served.run(4, 2);
+    served.tell(&Message::ArenaAdd(run));
+    served.device.let_go("reset");
+    served.hear("ArenaAdded");
+    assert_eq!(served.guest.wait(0, asked).unwrap().status, 0);
+    assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
+    // And one that came before a reset is registered anew.
+    assert_eq!(served.guest.call(&ContextReset {}).status, 0);
+    assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
+}
+
+#[test]
+fn a_device_that_does_not_let_go_of_arena_holds_up_neither_doorbell_nor_ring() {
+    let mut served = serve(SHARE);
+    let run = served.run(4, 2);
+    served.tell(&Message::ArenaAdd(run));
+    served.hear("ArenaAdded");
+    served.device.hold("unregister");
+    served.tell(&Message::ArenaRemove(run));
+    served.device.wait_for("unregister", 1);
+    for _ in 0..10 {
+        // Asleep, the executor is woken by a doorbell alone, which the worker has to hear.
+        let guest = &mut served.guest;
+        wait_until(
+            || guest.producer.consumer_parked(),
+            || "the executor to park".to_owned(),
+        );
+        assert_eq!(guest.call(&MemGetInfo {}).status, 0);
+        assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+    }
+    assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
+    served.device.let_go("unregister");
+    served.hear("ArenaRemoved");
+    assert_eq!(served.registered(), [(0, 1), (1, 1)]);
+    // The same run again.
+    served.tell(&Message::ArenaAdd(run));
+    served.hear("ArenaAdded");
+    assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
+}
+
+#[test]
+fn arena_that_a_job_reads_is_let_go_when_it_has_been_read() {
+    let mut served = serve(2 * SHARE);
+    let run = served.run(4, 1);
+    served.tell(&Message::ArenaAdd(run));
+    served.hear("ArenaAdded");
+    let load = module_load(served.guest.mint(), DevicePtr(served.address(4)), 64);
+    assert_eq!(served.guest.call(&load).status, 0);
+    served.tell(&Message::ArenaRemove(run));
+    served.hear("ArenaRemoved");
+    assert_eq!(served.registered(), [(0, 1), (1, 1)]);
+    // Not named any more: an access would end this process.
+    let load = module_load(served.guest.mint(), load.image, load.bytes);
+    assert_eq!(served.guest.call(&load).status, 1);
+}
+
+#[test]
+fn arena_that_cannot_be_registered_is_refused_and_the_session_goes_on() {
+    let mut served = serve(3 * SHARE);
+    let run = served.run(4, 2);
+    served.device.refuses_memory.store(true, Ordering::Relaxed);
+    served.tell(&Message::ArenaAdd(run));
+    served.hear("ArenaRefused");
+    assert_eq!(served.registered(), [(0, 1), (1, 1)]);
+    assert_eq!(served.guest.call(&MemGetInfo {}).status, 0);
+    // The same run, when there is memory again.
+    served.device.refuses_memory.store(false, Ordering::Relaxed);
+    served.tell(&Message::ArenaAdd(run));
+    served.hear("ArenaAdded");
+    assert_eq!(served.registered(), [(0, 1), (1, 1), (4, 2)]);
+}
+
+#[test]
+fn arena_that_the_device_keeps_stays_mapped() {
+    let mut served = serve(4 * SHARE);
+    let [kept, run] = [4, 6].map(|place| served.run(place, 1));
+    for run in [kept, run] {
+        served.tell(&Message::ArenaAdd(run));
+        served.hear("ArenaAdded");
+    }
+    served.device.keeps_memory.store(true, Ordering::Relaxed);
+    served.device.hold("unregister");
+    served.tell(&Message::ArenaRemove(kept));
+    served.device.wait_for("unregister", 1);
+    served.device.let_go("unregister");
+    // The registrar takes one after the other.
+    served.tell(&Message::ArenaAdd(served.run(8, 1)));
+    served.hear("ArenaAdded");
+    let start = usize::try_from(served.address(4)).unwrap();
+    let start = std::ptr::with_exposed_provenance::<u8>(start);
+    // SAFETY: the worker runs in this process and keeps the run mapped; a page that is not would end it.
+    let byte = unsafe { start.read_volatile() };
+    assert_eq!(byte, 0);
+    served.device.keeps_memory.store(false, Ordering::Relaxed);
+    served.tell(&Message::ArenaRemove(run));
+    served.hear("ArenaRemoved");
+}

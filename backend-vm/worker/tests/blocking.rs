@@ -1,0 +1,335 @@
+//! Nothing that waits for the device holds up what other threads of the guest ask.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use support::recorder::Recorder;
+use support::served::{Served, handle};
+use wormhole_api::handle::Key;
+use wormhole_api::{
+    ContextGetLimit, ContextSetLimit, Decode, DevicePtr, Element, Fence, FenceWrite, Function,
+    FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
+    LaunchKernel, MemAlloc, MemAllocReply, MemFree, MemGetInfo, MemSet, Message, Module,
+    ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate,
+    StreamDestroy, StreamQuery, TakeOutput,
+};
+use wormhole_backend_tests::backend::wait_until;
+use wormhole_backend_tests::messages::module_load;
+use wormhole_device::{Device, RawStream};
+use wormhole_ring::fence::{FenceIndex, Fences};
+use wormhole_worker::session::Event;
+
+/// A session with a stream, an allocation, and a kernel of eight bytes of parameters.
+struct Ready {
+    device: Arc<Recorder>,
+    served: Served,
+    stream: Handle<Stream>,
+    module: Handle<Module>,
+    function: Handle<Function>,
+    memory: DevicePtr,
+    /// What images are read from.
+    image: Box<[u8; 64]>,
+}
+
+fn ready() -> Ready {
+    let device = Arc::new(Recorder::new());
+    let served = Served::start(&(Arc::clone(&device) as Arc<dyn Device>), 3);
+    let image = Box::new([0; 64]);
+    served.notifier.send(Event::ExtentAdded {
+        address: image.as_ptr().expose_provenance() as u64,
+        bytes: image.len() as u64,
+    });
+    let mut ready = Ready {
+        device,
+        served,
+        stream: handle(1),
+        module: handle(1),
+        function: handle(1),
+        memory: DevicePtr(0),
+        image,
+    };
+    ready.served.record(&StreamCreate {
+        new: ready.stream,
+        flags: 0,
+        priority: 0,
+    });
+    let payload = ready.served.call(0, 1, &MemAlloc { bytes: 64 });
+    ready.memory = MemAllocReply::decode(&payload).unwrap().address;
+    ready.served.call(0, 2, &ready.load(ready.module));
+    ready.served.call(0, 3, &ready.look_up(ready.function));
+    ready
+}
+
+impl Ready {
+    fn load(&self, new: Handle<Module>) -> ModuleLoad<'static> {
+        module_load(
+            new,
+            DevicePtr(self.image.as_ptr().expose_provenance() as u64),
+            self.image.len() as u64,
+        )
+    }
+
+    fn look_up(&self, new: Handle<Function>) -> ModuleGetFunction<'static> {
+        ModuleGetFunction {
+            module: self.module,
+            new,
+            name: b"kernel",
+        }
+    }
+
+    fn launch(&self, number: u32, parameters: &'static [u8]) -> LaunchKernel<'static> {
+        LaunchKernel {
+            function: self.function,
+            stream: self.stream,
+            grid: [1; 3],
+            block: [1; 3],
+            shared: number,
+            attributes: Items::new(&[]),
+            parameters,
+        }
+    }
+
+    fn fill(&self, number: u32) -> MemSet {
+        MemSet {
+            destination: self.memory,
+            pitch: 0,
+            width: 1,
+            height: 1,
+            value: number,
+            element: Element::Word,
+            stream: self.stream,
+        }
+    }
+
+    /// While the request waits in the device's call of this name, another thread is served.
+    fn others_are_served_beside(&self, call: &'static str, round: u64, request: &impl Message) {
+        let before = self.device.arrivals(call);
+        self.device.hold(call);
+        let sequence = 10 + round;
+        self.served.ask(1, sequence, request);
+        self.device.wait_for(call, before + 1);
+        let number = 1000 + u32::try_from(round).unwrap();
+        self.served.record(&self.fill(number));
+        let stream = self.stream;
+        self.served.call(2, sequence, &StreamQuery { stream });
+        assert!(self.device.log().contains(&number), "beside {call}");
+        assert!(!self.served.has_answer(1, sequence), "{call} waits");
+        self.device.let_go(call);
+        assert_eq!(self.served.answer(1, sequence).0, 0, "{call}");
+    }
+}
+
+#[test]
+fn a_request_that_waits_for_the_device_holds_nobody_up() {
+    let ready = ready();
+    let mut round = 0;
+    macro_rules! beside {
+        ($($call:literal => $message:expr;)*) => {$(
+            round += 1;
+            ready.others_are_served_beside($call, round, &$message);
+        )*};
+    }
+    let function = ready.function;
+    beside! {
+        "memory_info" => MemGetInfo {};
+        "allocate" => MemAlloc { bytes: 64 };
+        "function" => ready.look_up(handle(2));
+        "global" => ModuleGetGlobal { module: ready.module, name: b"table" };
+        "launch" => ready.launch(1, &[0; 8]);
+        "function_attribute" => FunctionGetAttribute { function, attribute: 0 };
+        "set_function_attribute" => FunctionSetAttribute { function, attribute: 8, value: 1 };
+        "set_cache_config" => FunctionSetCacheConfig { function, config: 1 };
+        "occupancy" => Occupancy { function, block: 32, flags: 0, shared: 0 };
+        "limit" => ContextGetLimit { limit: 0 };
+        "set_limit" => ContextSetLimit { limit: 0, value: 1024 };
+        "load" => ready.load(handle(2));
+        "take_output" => TakeOutput {};
+        "unload" => ModuleUnload { module: handle(2) };
+    }
+    // Last, since the fills name it.
+    ready.device.hold("free");
+    let address = ready.memory;
+    ready.served.ask(1, 90, &MemFree { address });
+    ready.device.wait_for("free", 1);
+    let stream = ready.stream;
+    ready.served.call(2, 90, &StreamQuery { stream });
+    ready.device.let_go("free");
+    assert_eq!(ready.served.answer(1, 90).0, 0);
+}
+
+#[test]
+fn a_first_launch_keeps_its_place_between_what_is_ordered_with_it() {
+    let ready = ready();
+    for round in 0..200 {
+        let number = round * 10;
+        ready.served.record(&ready.fill(number));
+        let launch = ready.launch(number + 1, &[0; 8]);
+        ready.served.call(1, 10 + u64::from(round), &launch);
+        ready.served.record(&ready.fill(number + 2));
+    }
+    ready.served.call(2, 10, &MemGetInfo {});
+    let log = ready.device.log();
+    // The stream's creation comes first.
+    assert_eq!(log.len(), 1 + 600);
+    assert!(log.is_sorted(), "{log:?}");
+}
+
+#[test]
+fn an_image_is_unloaded_when_no_job_uses_it() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    device.hold("launch");
+    served.ask(1, 10, &ready.launch(1, &[0; 8]));
+    device.wait_for("launch", 1);
+    let module = ready.module;
+    served.ask(2, 10, &ModuleUnload { module });
+    // What comes after the request finds nothing any more.
+    served.ask(3, 10, &ready.launch(2, &[0; 8]));
+    assert_eq!(served.answer(3, 10).0, 400);
+    assert_eq!(
+        device.arrivals("unload"),
+        0,
+        "a kernel of it is being launched"
+    );
+    assert!(!served.has_answer(2, 10));
+    device.let_go("launch");
+    assert_eq!(served.answer(1, 10).0, 0);
+    assert_eq!(served.answer(2, 10).0, 0);
+    assert_eq!(device.arrivals("unload"), 1);
+}
+
+#[test]
+fn a_look_up_in_an_image_that_goes_meanwhile_is_an_invalid_handle() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    device.hold("function");
+    served.ask(1, 10, &ready.look_up(handle(2)));
+    device.wait_for("function", 2);
+    let module = ready.module;
+    served.ask(2, 10, &ModuleUnload { module });
+    let stream = ready.stream;
+    served.call(3, 10, &StreamQuery { stream });
+    device.let_go("function");
+    assert_eq!(served.answer(1, 10).0, 400);
+    assert_eq!(served.answer(2, 10).0, 0);
+}
+
+#[test]
+fn parameters_that_are_shorter_than_the_kernel_s_never_reach_the_device() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    served.ask(1, 10, &ready.launch(1, &[0; 7]));
+    assert_eq!(served.answer(1, 10).0, 1);
+    served.ask(1, 11, &ready.launch(1, &[]));
+    assert_eq!(served.answer(1, 11).0, 1);
+    assert_eq!(device.arrivals("launch"), 0);
+    served.call(1, 12, &ready.launch(1, &[0; 8]));
+    assert_eq!(served.status.load(), None);
+    served.record(&ready.launch(2, &[0; 4]));
+    served.call(1, 13, &MemGetInfo {});
+    assert_eq!(device.arrivals("launch"), 1);
+    assert_eq!(served.status.load().map(|cause| cause.result), Some(1));
+}
+
+#[test]
+fn what_a_guest_may_make_a_worker_hold_is_bounded() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    // Nothing is mapped there: an image that was copied would end the test.
+    let (address, bytes) = (1 << 44, 5 << 30);
+    served.notifier.send(Event::ExtentAdded { address, bytes });
+    let load = module_load(handle(2), DevicePtr(address), bytes);
+    served.ask(1, 10, &load);
+    assert_eq!(served.answer(1, 10).0, 2);
+    // One that is under way counts.
+    device.hold("load");
+    served.ask(1, 11, &ready.load(handle(3)));
+    device.wait_for("load", 2);
+    served.ask(2, 11, &module_load(load.new, load.image, 4 << 30));
+    assert_eq!(served.answer(2, 11).0, 2);
+    device.let_go("load");
+    assert_eq!(served.answer(1, 11).0, 0);
+    let limits = [
+        (1, 64 << 20, 0),
+        (1, (64 << 20) + 1, 2),
+        (2, 1 << 30, 0),
+        (2, u64::MAX, 2),
+    ];
+    for (sequence, (limit, value, result)) in (20..).zip(limits) {
+        served.ask(1, sequence, &ContextSetLimit { limit, value });
+        assert_eq!(served.answer(1, sequence).0, result, "{limit} {value}");
+    }
+    assert_eq!(device.arrivals("set_limit"), 2);
+}
+
+#[test]
+fn streams_that_are_destroyed_go_while_the_executor_is_busy() {
+    const ROUNDS: u32 = 5000;
+    let ready = ready();
+    let served = &ready.served;
+    let fences = Fences::new(served.memory());
+    let word = FenceIndex::new(7).unwrap();
+    let mut most = 0;
+    for round in 1..=ROUNDS {
+        let stream: Handle<Stream> = Handle::new(Key {
+            index: 2,
+            generation: u16::try_from(round % 4096).unwrap(),
+        })
+        .unwrap();
+        served.record(&StreamCreate {
+            new: stream,
+            flags: 0,
+            priority: 0,
+        });
+        let value = u64::from(round);
+        served.record(&FenceWrite {
+            stream,
+            fence: Fence::new(7).unwrap(),
+            value,
+        });
+        while fences.load(word) < value {
+            std::thread::yield_now();
+        }
+        served.record(&StreamDestroy { stream });
+        most = most.max(ready.device.alive());
+    }
+    assert!(most < 100, "{most} objects were alive at once");
+}
+
+#[test]
+fn a_stream_that_is_destroyed_is_watched_until_its_fence_comes() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    let stream = handle(2);
+    served.record(&StreamCreate {
+        new: stream,
+        flags: 0,
+        priority: 0,
+    });
+    served.call(1, 10, &StreamQuery { stream });
+    let raw = RawStream(device.last_made());
+    device.withholds_fences.store(true, Ordering::Relaxed);
+    served.record(&FenceWrite {
+        stream,
+        fence: Fence::new(7).unwrap(),
+        value: 1,
+    });
+    served.record(&StreamDestroy { stream });
+    served.ask(1, 11, &StreamQuery { stream });
+    assert_eq!(served.answer(1, 11).0, 400);
+    *device.faulted.lock().unwrap() = Some(raw);
+    wait_until(
+        || {
+            served
+                .status
+                .load()
+                .is_some_and(|cause| cause.result == 700)
+        },
+        || "the fault to be found".to_owned(),
+    );
+    let legacy = Handle::LEGACY;
+    served.call(1, 12, &StreamQuery { stream: legacy });
+    assert!(device.is_alive(raw.0), "destroyed while it is watched");
+}

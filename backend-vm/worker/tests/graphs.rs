@@ -1,0 +1,642 @@
+//! What a guest may describe as a graph and do with it, whatever numbers it sends.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use support::recorder::Recorder;
+use support::served::{Served, handle};
+use wormhole_api::handle::Graph;
+use wormhole_api::{
+    ArrayCreate, ArrayDestroy, Decode, DevicePtr, Element, GraphBegin, GraphBody, GraphBranch,
+    GraphCondition, GraphConditional, GraphCopy, GraphDestroy, GraphEdge, GraphEdges, GraphEmpty,
+    GraphEnable, GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch,
+    GraphMemory, GraphUpdate, GraphUpload, Handle, Items, MemAlloc, MemAllocReply, MemoryOperation,
+    Message, Module, ModuleGetFunction, ModuleUnload,
+};
+use wormhole_backend_tests::messages::module_load;
+use wormhole_device::Device;
+use wormhole_worker::session::Event;
+
+const INVALID_VALUE: u32 = 1;
+const INVALID_HANDLE: u32 = 400;
+/// Bytes of the memory that the session has.
+const BYTES: u64 = 4096;
+
+struct Ready {
+    device: Arc<Recorder>,
+    served: Served,
+    sequence: u64,
+    memory: u64,
+}
+
+fn ready() -> Ready {
+    let device = Arc::new(Recorder::new());
+    let served = Served::start(&(Arc::clone(&device) as Arc<dyn Device>), 3);
+    let mut ready = Ready {
+        device,
+        served,
+        sequence: 1,
+        memory: 0,
+    };
+    let payload = ready.served.call(0, 1, &MemAlloc { bytes: BYTES });
+    ready.memory = MemAllocReply::decode(&payload).unwrap().address.0;
+    ready
+}
+
+impl Ready {
+    fn status<M: Message>(&mut self, message: &M) -> u32 {
+        self.sequence += 1;
+        self.served.ask(0, self.sequence, message);
+        self.served.answer(0, self.sequence).0
+    }
+
+    /// Loads a module, whose kernel has the same number.
+    fn load(&mut self, number: u32) -> Handle<Module> {
+        let image = Box::leak(Box::new([const { AtomicU8::new(0) }; 64]));
+        let address = image.as_ptr().expose_provenance() as u64;
+        self.served
+            .notifier
+            .send(Event::ExtentAdded { address, bytes: 64 });
+        let module = handle(number);
+        let load = module_load(module, DevicePtr(address), 64);
+        assert_eq!(self.status(&load), 0);
+        let look_up = ModuleGetFunction {
+            module,
+            new: handle(number),
+            name: b"first",
+        };
+        assert_eq!(self.status(&look_up), 0);
+        module
+    }
+
+    fn kernel(&mut self, graph: Handle<Graph>, function: u32) -> u32 {
+        self.status(&GraphKernel {
+            graph,
+            function: handle(function),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Items::new(&[]),
+            parameters: &[0; 8],
+        })
+    }
+
+    /// A description of two nodes, one after the other.
+    fn describe(&mut self, index: u32) -> Handle<Graph> {
+        let graph = handle(index);
+        assert_eq!(self.status(&GraphBegin { new: graph }), 0);
+        assert_eq!(self.fill(graph, self.memory), 0);
+        assert_eq!(self.status(&GraphEmpty { graph }), 0);
+        assert_eq!(self.edge(graph, 0, 1), 0);
+        graph
+    }
+
+    fn executable(&mut self, index: u32) -> Handle<Graph> {
+        let graph = self.describe(index);
+        assert_eq!(self.instantiate(graph), 0);
+        graph
+    }
+
+    fn fill(&mut self, graph: Handle<Graph>, address: u64) -> u32 {
+        self.status(&GraphFill {
+            graph,
+            destination: DevicePtr(address),
+            pitch: 64,
+            width: 8,
+            height: 4,
+            value: 1,
+            element: Element::Word,
+        })
+    }
+
+    fn copy(&mut self, graph: Handle<Graph>, to: u64, extent: [u64; 3]) -> u32 {
+        self.status(&GraphCopy {
+            graph,
+            extent,
+            to_array: None,
+            to_origin: [0; 3],
+            to_memory: DevicePtr(to),
+            to_pitch: 64,
+            to_rows: 4,
+            from_array: None,
+            from_origin: [0; 3],
+            from_memory: DevicePtr(self.memory),
+            from_pitch: 64,
+            from_rows: 4,
+        })
+    }
+
+    fn write(&mut self, graph: Handle<Graph>, address: u64) -> u32 {
+        self.status(&GraphMemory {
+            graph,
+            operations: Items::new(&[MemoryOperation {
+                kind: 2,
+                flags: 0,
+                address,
+                value: 1,
+            }]),
+        })
+    }
+
+    fn edge(&mut self, graph: Handle<Graph>, from: u32, to: u32) -> u32 {
+        self.status(&GraphEdges {
+            graph,
+            edges: Items::new(&[GraphEdge { from, to, data: 0 }]),
+        })
+    }
+
+    fn instantiate(&mut self, graph: Handle<Graph>) -> u32 {
+        self.status(&GraphInstantiate { graph, flags: 0 })
+    }
+
+    fn launch(&mut self, graph: Handle<Graph>) -> u32 {
+        self.status(&GraphLaunch {
+            graph,
+            stream: Handle::LEGACY,
+        })
+    }
+
+    fn enable(&mut self, graph: Handle<Graph>, node: u32, enabled: u32) -> u32 {
+        self.status(&GraphEnable {
+            graph,
+            node,
+            enabled,
+        })
+    }
+}
+
+impl Ready {
+    fn condition(&mut self, graph: Handle<Graph>) {
+        self.served.record(&GraphCondition {
+            graph,
+            default: 1,
+            assigned: 1,
+        });
+    }
+
+    fn conditional(
+        &mut self,
+        graph: Handle<Graph>,
+        condition: u32,
+        branch: GraphBranch,
+        bodies: u32,
+    ) -> u32 {
+        self.status(&GraphConditional {
+            graph,
+            condition,
+            branch,
+            bodies,
+        })
+    }
+
+    fn body(&mut self, graph: Handle<Graph>, body: u32) -> u32 {
+        self.status(&GraphBody { graph, body })
+    }
+
+    /// A description with a condition, a node that it decides for, and a node in each of two bodies.
+    fn describe_conditional(&mut self, index: u32) -> Handle<Graph> {
+        let graph = self.describe(index);
+        self.condition(graph);
+        assert_eq!(self.conditional(graph, 1, GraphBranch::If, 2), 0);
+        for body in 1..3 {
+            assert_eq!(self.body(graph, body), 0);
+            assert_eq!(self.fill(graph, self.memory), 0);
+        }
+        graph
+    }
+}
+
+/// A part of a description that is to be refused.
+type Part = fn(&mut Ready, Handle<Graph>) -> u32;
+
+#[test]
+fn a_description_names_what_the_session_has_or_is_never_executed() {
+    let parts: [(Part, u32); 10] = [
+        (|ready, graph| ready.fill(graph, 4096), INVALID_VALUE),
+        // The last row ends behind the memory.
+        (
+            |ready, graph| ready.fill(graph, ready.memory + BYTES - 192 - 28),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.copy(graph, 4096, [8, 1, 1]),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.copy(graph, ready.memory, [8, 4, u64::MAX / 64]),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.copy(graph, ready.memory, [8, 0, 1]),
+            INVALID_VALUE,
+        ),
+        (
+            |ready, graph| ready.write(graph, u64::MAX - 3),
+            INVALID_VALUE,
+        ),
+        (|ready, graph| ready.edge(graph, 1, 0), INVALID_VALUE),
+        (|ready, graph| ready.edge(graph, 1, 2), INVALID_VALUE),
+        (
+            |ready, graph| {
+                ready.status(&GraphEvent {
+                    graph,
+                    event: handle(9),
+                    kind: GraphEventKind::Wait,
+                })
+            },
+            INVALID_HANDLE,
+        ),
+        (|ready, graph| ready.kernel(graph, 9), INVALID_HANDLE),
+    ];
+    let mut ready = ready();
+    for (index, (part, code)) in (1..).zip(parts) {
+        let graph = ready.describe(index);
+        // A record has no answer that anyone reads: making the graph is what fails.
+        assert_eq!(part(&mut ready, graph), 0, "part {index}");
+        // What comes after it is no use.
+        assert_eq!(ready.status(&GraphEmpty { graph }), 0);
+        assert_eq!(ready.instantiate(graph), code, "part {index}");
+        assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    }
+    // The session goes on.
+    let graph = ready.executable(50);
+    assert_eq!(ready.launch(graph), 0);
+}
+
+#[test]
+fn a_conditional_node_has_a_condition_and_bodies_of_its_own() {
+    const NOT_SUPPORTED: u32 = 801;
+    const OUT_OF_MEMORY: u32 = 2;
+    fn add(condition: u32, branch: GraphBranch, bodies: u32) -> impl Fn(&mut Ready, Handle<Graph>) {
+        move |ready, graph| {
+            ready.condition(graph);
+            assert_eq!(ready.conditional(graph, condition, branch, bodies), 0);
+        }
+    }
+    use GraphBranch::{If, Switch, While};
+    type Part = Box<dyn Fn(&mut Ready, Handle<Graph>)>;
+    let parts: Vec<(Part, u32)> = vec![
+        // The description has a condition, which is taken; there is one more now.
+        (Box::new(add(1, If, 1)), INVALID_VALUE),
+        (Box::new(add(0, If, 1)), INVALID_VALUE),
+        (Box::new(add(3, If, 1)), INVALID_VALUE),
+        (Box::new(add(u32::MAX, If, 1)), INVALID_VALUE),
+        (Box::new(add(2, If, 0)), INVALID_VALUE),
+        (Box::new(add(2, If, 3)), INVALID_VALUE),
+        (Box::new(add(2, While, 0)), INVALID_VALUE),
+        (Box::new(add(2, While, 2)), INVALID_VALUE),
+        (Box::new(add(2, Switch, 0)), INVALID_VALUE),
+        (Box::new(add(2, Switch, u32::MAX)), OUT_OF_MEMORY),
+        (Box::new(add(2, Switch, 1 << 16)), OUT_OF_MEMORY),
+        // Two bodies there are, beside the graph itself.
+        (
+            Box::new(|ready, graph| assert_eq!(ready.body(graph, 3), 0)),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| assert_eq!(ready.body(graph, u32::MAX), 0)),
+            INVALID_VALUE,
+        ),
+        // From body to body, and from the node to its body.
+        (
+            Box::new(|ready, graph| assert_eq!(ready.edge(graph, 3, 4), 0)),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| assert_eq!(ready.edge(graph, 2, 3), 0)),
+            INVALID_VALUE,
+        ),
+        // What waits has no place in a body.
+        (
+            Box::new(|ready, graph| assert_eq!(ready.write(graph, ready.memory), 0)),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| {
+                ready.served.record(&GraphCondition {
+                    graph,
+                    default: 1,
+                    assigned: 2,
+                });
+            }),
+            INVALID_VALUE,
+        ),
+        (
+            Box::new(|ready, graph| {
+                for depth in 1..=128 {
+                    add(depth + 1, While, 1)(ready, graph);
+                    assert_eq!(ready.body(graph, depth + 2), 0);
+                }
+            }),
+            NOT_SUPPORTED,
+        ),
+    ];
+    let mut ready = ready();
+    for (index, (part, code)) in (1..).zip(parts) {
+        let graph = ready.describe_conditional(index);
+        part(&mut ready, graph);
+        assert_eq!(ready.instantiate(graph), code, "part {index}");
+        assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    }
+    assert_eq!(ready.device.arrivals("instantiate"), 0);
+    // As deep as may be, and back to the graph itself.
+    let graph = ready.describe_conditional(50);
+    for depth in 1..128 {
+        add(depth + 1, While, 1)(&mut ready, graph);
+        assert_eq!(ready.body(graph, depth + 2), 0);
+    }
+    assert_eq!(ready.body(graph, 0), 0);
+    let memory = ready.memory;
+    assert_eq!(ready.write(graph, memory), 0);
+    assert_eq!(ready.edge(graph, 2, 132), 0);
+    assert_eq!(ready.instantiate(graph), 0);
+    assert_eq!(ready.launch(graph), 0);
+    // What is executable has no parts any more.
+    assert_eq!(ready.body(graph, 1), INVALID_HANDLE);
+    assert_eq!(ready.conditional(graph, 140, If, 1), INVALID_HANDLE);
+}
+
+#[test]
+fn an_executable_graph_is_no_description_and_a_description_is_not_launched() {
+    let mut ready = ready();
+    let described = ready.describe(1);
+    assert_eq!(ready.launch(described), INVALID_HANDLE);
+    assert_eq!(ready.enable(described, 0, 0), INVALID_HANDLE);
+    assert_eq!(ready.status(&GraphBegin { new: described }), INVALID_HANDLE);
+    let graph = ready.executable(2);
+    let memory = ready.memory;
+    assert_eq!(ready.fill(graph, memory), INVALID_HANDLE);
+    assert_eq!(ready.edge(graph, 0, 1), INVALID_HANDLE);
+    assert_eq!(ready.instantiate(graph), INVALID_HANDLE);
+    // The stream is one that there is, and so is the node.
+    let upload = GraphUpload {
+        graph,
+        stream: handle(77),
+    };
+    assert_eq!(ready.status(&upload), INVALID_HANDLE);
+    assert_eq!(ready.enable(graph, 1, 0), 0);
+    assert_eq!(ready.enable(graph, 2, 0), INVALID_VALUE);
+    assert_eq!(ready.enable(graph, 0, 2), INVALID_VALUE);
+    assert_eq!(ready.launch(graph), 0);
+}
+
+#[test]
+fn an_update_takes_a_description_and_leaves_the_graph_as_it_was_without_one() {
+    let mut ready = ready();
+    let graph = ready.executable(1);
+    let missing = GraphUpdate {
+        graph,
+        from: handle(9),
+    };
+    assert_eq!(ready.status(&missing), INVALID_HANDLE);
+    assert_eq!(
+        ready.status(&GraphUpdate { graph, from: graph }),
+        INVALID_HANDLE
+    );
+    assert_eq!(ready.launch(graph), 0);
+    let from = ready.describe(2);
+    assert_eq!(ready.status(&GraphUpdate { graph, from }), 0);
+    assert_eq!(ready.instantiate(from), INVALID_HANDLE);
+    assert_eq!(ready.launch(graph), 0);
+    // One that was refused in part changes nothing.
+    let refused = ready.describe(3);
+    assert_eq!(ready.fill(refused, 4096), 0);
+    let message = GraphUpdate {
+        graph,
+        from: refused,
+    };
+    assert_eq!(ready.status(&message), INVALID_VALUE);
+    assert_eq!(ready.launch(graph), 0);
+    assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+    assert_eq!(ready.status(&GraphDestroy { graph }), INVALID_HANDLE);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+}
+
+#[test]
+fn no_graph_is_made_of_a_kernel_whose_module_is_gone() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    let (graph, from) = (ready.describe(1), ready.describe(2));
+    for graph in [graph, from] {
+        assert_eq!(ready.kernel(graph, 1), 0);
+    }
+    let executable = ready.executable(3);
+    assert_eq!(ready.status(&ModuleUnload { module }), 0);
+    assert_eq!(ready.instantiate(graph), INVALID_HANDLE);
+    let update = GraphUpdate {
+        graph: executable,
+        from,
+    };
+    assert_eq!(ready.status(&update), INVALID_HANDLE);
+    // The device was asked for the one graph that has no kernel.
+    assert_eq!(ready.device.arrivals("instantiate"), 1);
+    assert_eq!(ready.device.arrivals("update_graph"), 0);
+    assert_eq!(ready.launch(executable), 0);
+}
+
+#[test]
+fn a_graph_whose_kernel_is_gone_is_neither_launched_nor_updated() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    let graph = ready.describe(1);
+    assert_eq!(ready.kernel(graph, 1), 0);
+    assert_eq!(ready.instantiate(graph), 0);
+    assert_eq!(ready.launch(graph), 0);
+    let from = ready.describe(2);
+    assert_eq!(ready.status(&ModuleUnload { module }), 0);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+    assert_eq!(ready.status(&GraphUpdate { graph, from }), INVALID_HANDLE);
+    assert_eq!(ready.device.arrivals("update_graph"), 0);
+    assert_eq!(ready.status(&GraphDestroy { graph }), 0);
+}
+
+#[test]
+fn a_module_is_unloaded_when_no_graph_is_being_made_of_it() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    let graph = ready.describe(1);
+    assert_eq!(ready.kernel(graph, 1), 0);
+    ready.device.hold("instantiate");
+    ready
+        .served
+        .ask(1, 1, &GraphInstantiate { graph, flags: 0 });
+    ready.device.wait_for("instantiate", 1);
+    ready.served.ask(2, 1, &ModuleUnload { module });
+    // What is asked after it is answered, so the unload has been looked at.
+    assert_eq!(ready.status(&ModuleUnload { module }), INVALID_HANDLE);
+    assert_eq!(ready.device.arrivals("unload"), 0);
+    ready.device.let_go("instantiate");
+    assert_eq!(ready.served.answer(1, 1).0, 0);
+    assert_eq!(ready.served.answer(2, 1).0, 0);
+    assert_eq!(ready.launch(graph), INVALID_HANDLE);
+}
+
+#[test]
+fn what_is_refused_of_a_description_leaves_the_session_alive() {
+    let mut ready = ready();
+    let graph = ready.describe(1);
+    ready.served.record(&GraphEvent {
+        graph,
+        event: handle(9),
+        kind: GraphEventKind::Record,
+    });
+    assert_eq!(ready.instantiate(graph), INVALID_HANDLE);
+    assert_eq!(ready.served.status.load(), None);
+}
+
+#[test]
+fn dependencies_of_every_kind_arrive_as_they_were_sent() {
+    let mut ready = ready();
+    ready.load(1);
+    let graph = handle(1);
+    assert_eq!(ready.status(&GraphBegin { new: graph }), 0);
+    for _ in 0..3 {
+        ready.served.record(&GraphKernel {
+            graph,
+            function: handle(1),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Items::new(&[]),
+            parameters: &[0; 8],
+        });
+    }
+    // A launch, one that may begin early, and one behind the ends of both.
+    let kinds = [(0, 1, [2, 0, 0]), (0, 2, [0; 3]), (1, 2, [1, 0, 1])];
+    let sent = kinds.map(|(from, to, [port, to_port, kind])| GraphEdge {
+        from,
+        to,
+        data: u32::from_le_bytes([port, to_port, kind, 0]),
+    });
+    let edges = Items::new(&sent);
+    assert_eq!(ready.status(&GraphEdges { graph, edges }), 0);
+    assert_eq!(ready.instantiate(graph), 0);
+    let arrived = ready.device.edges.lock().unwrap();
+    let arrived: Vec<_> = arrived.iter().map(|e| (e.from, e.to, e.data)).collect();
+    assert_eq!(arrived, kinds);
+}
+
+#[test]
+fn nodes_may_have_many_edges() {
+    const LAYER: u32 = 128;
+    let mut ready = ready();
+    let graph = handle(1);
+    assert_eq!(ready.status(&GraphBegin { new: graph }), 0);
+    for _ in 0..3 * LAYER {
+        ready.served.record(&GraphEmpty { graph });
+    }
+    let all =
+        |from: u32| (0..LAYER * LAYER).map(move |n| (from + n / LAYER, from + LAYER + n % LAYER));
+    let edges: Vec<_> = all(0)
+        .chain(all(LAYER))
+        .map(|(from, to)| GraphEdge { from, to, data: 0 })
+        .collect();
+    for edges in edges.chunks(1024) {
+        let edges = Items::new(edges);
+        assert_eq!(ready.status(&GraphEdges { graph, edges }), 0);
+    }
+    assert_eq!(ready.instantiate(graph), 0);
+}
+
+#[test]
+fn an_executable_graph_leaves_its_room_to_the_next_description() {
+    let mut ready = ready();
+    ready.load(1);
+    // A good part of what all descriptions together may take.
+    let parameters = vec![0; 32_000];
+    for index in 1..3 {
+        let graph = handle(index);
+        assert_eq!(ready.status(&GraphBegin { new: graph }), 0);
+        for _ in 0..(300 << 20) / parameters.len() {
+            ready.served.record(&GraphKernel {
+                graph,
+                function: handle(1),
+                grid: [1; 3],
+                block: [1; 3],
+                shared: 0,
+                attributes: Items::new(&[]),
+                parameters: &parameters,
+            });
+        }
+        assert_eq!(ready.instantiate(graph), 0);
+    }
+}
+
+/// How a graph lets go of what it uses: one that copies to an array, after the array was destroyed.
+type End = fn(&mut Ready, Handle<Graph>) -> u32;
+
+#[test]
+fn an_array_that_a_graph_was_the_last_to_use_holds_nobody_up() {
+    let ends: [(End, u32); 5] = [
+        (|ready, graph| ready.status(&GraphDestroy { graph }), 0),
+        (
+            |ready, graph| {
+                assert_eq!(ready.instantiate(graph), 0);
+                ready.status(&GraphDestroy { graph })
+            },
+            0,
+        ),
+        (
+            |ready, graph| {
+                assert_eq!(ready.instantiate(graph), 0);
+                let from = ready.describe(2);
+                ready.status(&GraphUpdate { graph, from })
+            },
+            0,
+        ),
+        (
+            |ready, graph| {
+                assert_eq!(ready.fill(graph, 4096), 0);
+                ready.instantiate(graph)
+            },
+            INVALID_VALUE,
+        ),
+        (
+            |ready, from| {
+                let graph = handle(9);
+                ready.status(&GraphUpdate { graph, from })
+            },
+            INVALID_HANDLE,
+        ),
+    ];
+    for (number, (end, code)) in ends.into_iter().enumerate() {
+        let mut ready = ready();
+        let array = handle(1);
+        let create = ArrayCreate {
+            new: array,
+            extent: [16, 4, 0],
+            format: 1,
+            channels: 1,
+            flags: 0,
+        };
+        assert_eq!(ready.status(&create), 0);
+        let raw = ready.device.last_made();
+        let graph = ready.describe(1);
+        let copy = GraphCopy {
+            graph,
+            extent: [8, 4, 1],
+            to_array: Some(array),
+            to_origin: [0; 3],
+            to_memory: DevicePtr(0),
+            to_pitch: 0,
+            to_rows: 0,
+            from_array: None,
+            from_origin: [0; 3],
+            from_memory: DevicePtr(ready.memory),
+            from_pitch: 64,
+            from_rows: 4,
+        };
+        assert_eq!(ready.status(&copy), 0);
+        assert_eq!(ready.status(&ArrayDestroy { array }), 0);
+        assert!(ready.device.is_alive(raw));
+        ready.device.hold("destroy_array");
+        assert_eq!(end(&mut ready, graph), code, "end {number}");
+        ready.device.wait_for("destroy_array", 1);
+        // The session goes on while the device is busy with it.
+        ready.describe(7);
+        assert!(ready.device.is_alive(raw), "end {number}");
+        ready.device.let_go("destroy_array");
+    }
+}

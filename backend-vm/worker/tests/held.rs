@@ -1,0 +1,242 @@
+//! What jobs, streams and images use outlives its handle, and goes with its last user.
+
+mod support;
+
+use std::sync::Arc;
+
+use support::recorder::Recorder;
+use support::served::{Served, handle, push};
+use wormhole_api::{
+    Array, ArrayCreate, ArrayDestroy, ContextReset, CuResult, Decode, DevicePtr, GreenCreate,
+    GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy, GreenPartNumber, GreenSplit,
+    GreenSplitReply, GreenStream, Items, Message, Module, ModuleUnload, ReferenceBindSurface,
+    Stream, StreamDestroy, StreamQuery,
+};
+use wormhole_backend_tests::messages::{bind_texture, module_load};
+use wormhole_device::{CuError, Device, DeviceSet};
+use wormhole_ring::ring::RecordHead;
+use wormhole_ring::slot::SlotIndex;
+use wormhole_worker::session::Event;
+
+fn served() -> (Arc<Recorder>, Served) {
+    let device = Arc::new(Recorder::new());
+    let served = Served::start(&(Arc::clone(&device) as Arc<dyn Device>), 5);
+    (device, served)
+}
+
+fn create(served: &Served, sequence: u64) -> u32 {
+    let parts = Items::new(&[]);
+    let payload = served.call(0, sequence, &GreenCreate { parts });
+    GreenCreateReply::decode(&payload).unwrap().green
+}
+
+fn stream_of(green: u32) -> GreenStream {
+    GreenStream {
+        new: handle(1),
+        green,
+        flags: 1,
+        priority: 0,
+    }
+}
+
+/// What is sent before it has been taken.
+fn settle(served: &Served, sequence: u64) {
+    let stream = wormhole_api::Handle::<Stream>::LEGACY;
+    served.call(9, sequence, &StreamQuery { stream });
+}
+
+#[test]
+fn a_green_context_lives_as_long_as_a_stream_is_made_of_it() {
+    let (device, served) = served();
+    let green = create(&served, 1);
+    device.hold("green_stream");
+    served.ask(1, 1, &stream_of(green));
+    device.wait_for("green_stream", 1);
+    served.call(2, 1, &GreenDestroy { green });
+    assert_eq!(
+        device.arrivals("destroy_green"),
+        0,
+        "a stream is being made"
+    );
+    device.let_go("green_stream");
+    assert_eq!(served.answer(1, 1).0, 0);
+    let stream = handle(1);
+    served.call(1, 2, &StreamQuery { stream });
+    assert_eq!(device.arrivals("destroy_green"), 0, "it has a stream");
+    served.ask(1, 3, &stream_of(green));
+    assert_eq!(served.answer(1, 3).0, CuResult::INVALID_CONTEXT.0);
+    served.record(&StreamDestroy { stream });
+    device.wait_for("destroy_green", 1);
+    settle(&served, 1);
+    assert_eq!(device.alive(), 1, "the legacy stream is left");
+}
+
+#[test]
+fn a_green_context_lives_as_long_as_it_is_asked() {
+    let (device, served) = served();
+    let green = create(&served, 1);
+    device.hold("multiprocessors");
+    served.ask(1, 1, &GreenDescribe { green });
+    device.wait_for("multiprocessors", 1);
+    served.call(2, 1, &GreenDestroy { green });
+    assert_eq!(device.arrivals("destroy_green"), 0, "it is being asked");
+    device.let_go("multiprocessors");
+    assert_eq!(served.answer(1, 1).0, 0);
+    device.wait_for("destroy_green", 1);
+}
+
+#[test]
+fn green_contexts_go_before_a_reset_and_their_streams_before_them() {
+    let (device, served) = served();
+    let (named, condemned) = (create(&served, 1), create(&served, 2));
+    served.call(0, 3, &stream_of(condemned));
+    served.call(0, 4, &GreenDestroy { green: condemned });
+    device.hold("reset");
+    served.ask(0, 5, &ContextReset {});
+    device.wait_for("reset", 1);
+    assert_eq!(device.arrivals("destroy_green"), 2);
+    assert_eq!(
+        device.alive(),
+        1,
+        "streams first, and then what they belong to"
+    );
+    device.let_go("reset");
+    assert_eq!(served.answer(0, 5).0, 0);
+    for (sequence, green) in [(6, named), (7, condemned)] {
+        served.ask(0, sequence, &GreenDescribe { green });
+        assert_eq!(served.answer(0, sequence).0, CuResult::INVALID_CONTEXT.0);
+    }
+    create(&served, 8);
+    settle(&served, 1);
+    assert_eq!(device.arrivals("destroy_green"), 2, "once each");
+}
+
+#[test]
+fn numbers_of_green_contexts_and_parts_do_not_run_out() {
+    let (_, served) = served();
+    let mut sequence = 0;
+    let mut next = || {
+        sequence += 1;
+        sequence
+    };
+    let kept = create(&served, next());
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let payload = served.call(0, next(), &GreenDescribe { green: 0 });
+        let part = GreenDescribeReply::decode(&payload).unwrap().number;
+        let split = GreenSplit {
+            part,
+            flags: 0,
+            least: 1,
+            groups: 2,
+        };
+        let payload = served.call(0, next(), &split);
+        let split = GreenSplitReply::decode(&payload).unwrap();
+        let parts: Vec<u32> = split.parts.iter().map(|part| part.number).collect();
+        assert_eq!(parts.len(), 2);
+        let green = create(&served, next());
+        assert_ne!(green, kept);
+        served.call(0, next(), &GreenDestroy { green });
+        seen.push((part, parts, green));
+    }
+    assert!(seen.iter().all(|these| *these == seen[0]), "{seen:?}");
+}
+
+/// The answer to a request for a device.
+fn on<M: Message>(served: &Served, device: u16, sequence: u64, message: &M) -> (u32, Vec<u8>) {
+    let slot = SlotIndex::new(0).unwrap();
+    let head = RecordHead::request(M::ID, slot, sequence).on(device);
+    message
+        .encode(|parts| push(&served.producer, head, parts))
+        .unwrap();
+    served.answer(0, sequence)
+}
+
+#[test]
+fn parts_and_green_contexts_are_of_their_device_alone() {
+    let members = (0..2).map(|_| Arc::new(Recorder::new()) as Arc<dyn Device>);
+    let set: Arc<dyn Device> = Arc::new(DeviceSet::new(members.collect()));
+    let served = Served::start(&set, 5);
+    let (result, payload) = on(&served, 0, 1, &GreenDescribe { green: 0 });
+    assert_eq!(result, 0);
+    let part = GreenDescribeReply::decode(&payload).unwrap().number;
+    let numbers = [GreenPartNumber { number: part }];
+    let parts = || Items::new(&numbers);
+    let (result, payload) = on(&served, 0, 2, &GreenCreate { parts: parts() });
+    assert_eq!(result, 0);
+    let green = GreenCreateReply::decode(&payload).unwrap().green;
+    let split = GreenSplit {
+        part,
+        flags: 0,
+        least: 1,
+        groups: 1,
+    };
+    let refused = [
+        on(&served, 1, 3, &split),
+        on(&served, 1, 4, &GreenCreate { parts: parts() }),
+        on(&served, 1, 5, &GreenDescribe { green }),
+        on(&served, 1, 6, &stream_of(green)),
+        on(&served, 1, 7, &GreenDestroy { green }),
+    ];
+    for (result, _) in refused {
+        assert_eq!(result, CuError::INVALID_DEVICE.0);
+    }
+    assert_eq!(on(&served, 0, 8, &split).0, 0);
+    assert_eq!(on(&served, 0, 9, &GreenDestroy { green }).0, 0);
+    // Equal as they are, those of the other device are others.
+    let (_, payload) = on(&served, 1, 10, &GreenDescribe { green: 0 });
+    assert_ne!(GreenDescribeReply::decode(&payload).unwrap().number, part);
+}
+
+const MODULE: u32 = 1;
+
+#[test]
+fn what_a_reference_names_lives_until_it_names_something_else() {
+    let (device, served) = served();
+    let image = Box::new([0_u8; 64]);
+    let address = image.as_ptr().expose_provenance() as u64;
+    let bytes = image.len() as u64;
+    served.notifier.send(Event::ExtentAdded { address, bytes });
+    let module: wormhole_api::Handle<Module> = handle(MODULE);
+    let load = module_load(module, DevicePtr(address), bytes);
+    served.call(0, 1, &load);
+    let made: Vec<u64> = (1..=4)
+        .map(|index| {
+            let create = ArrayCreate {
+                new: handle(index),
+                extent: [8, 8, 0],
+                format: 1,
+                channels: 1,
+                flags: wormhole_api::array::SURFACE_LDST,
+            };
+            served.call(0, 1 + u64::from(index), &create);
+            device.last_made()
+        })
+        .collect();
+    let alive = || -> Vec<bool> { made.iter().map(|array| device.is_alive(*array)).collect() };
+    let bind_surface = |index| ReferenceBindSurface {
+        module,
+        array: handle(index),
+        name: b"surface",
+    };
+    served.call(0, 10, &bind_texture(module, Some(handle(1)), b"texture"));
+    served.call(0, 11, &bind_surface(2));
+    for index in [1, 2] {
+        let array: wormhole_api::Handle<Array> = handle(index);
+        served.call(0, 11 + u64::from(index), &ArrayDestroy { array });
+    }
+    assert_eq!(alive(), [true; 4], "both are bound");
+    served.call(0, 14, &bind_texture(module, Some(handle(3)), b"texture"));
+    assert_eq!(alive(), [false, true, true, true]);
+    served.call(0, 15, &bind_surface(4));
+    assert_eq!(alive(), [false, false, true, true]);
+    for index in [3, 4] {
+        let array: wormhole_api::Handle<Array> = handle(index);
+        served.call(0, 13 + u64::from(index), &ArrayDestroy { array });
+    }
+    assert_eq!(alive(), [false, false, true, true]);
+    served.call(0, 18, &bind_texture(module, None, b"texture"));
+    assert_eq!(alive(), [false, false, false, true]);
+    served.call(0, 19, &ModuleUnload { module });
+    assert_eq!(alive(), [false; 4], "the module held the last");
+}

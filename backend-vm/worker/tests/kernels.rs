@@ -1,0 +1,291 @@
+//! Questions about kernels: what reaches the device, and what comes back.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use support::recorder::Recorder;
+use support::recorder::kernels::NAMES;
+use support::served::{Served, handle};
+use wormhole_api::{
+    AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
+    ClusterQuestion, Decode, DevicePtr, Event as EventKind, EventCreate, Function, Handle, Items,
+    LaunchAttribute, LaunchKernel, LibraryKernels, Message, Module, ModuleGetFunction,
+    ModuleKernels, ModuleKernelsReply, ResetPersistingL2, SharedEventCreate, Stream as StreamKind,
+    StreamCreate, TensorMapEncode, TensorMapEncodeReply, TensorMapMode, TensorMapReplace,
+    TensorMapReplaceReply,
+};
+use wormhole_backend_tests::messages::module_load;
+use wormhole_device::Device;
+use wormhole_worker::session::Event;
+
+/// A session with an arena, a module and a function.
+struct Ready {
+    device: Arc<Recorder>,
+    served: Served,
+    arena: Box<[AtomicU8; 64]>,
+}
+
+const MODULE: u32 = 1;
+
+fn ready() -> Ready {
+    let device = Arc::new(Recorder::new());
+    let served = Served::start(&(Arc::clone(&device) as Arc<dyn Device>), 5);
+    let arena = Box::new([const { AtomicU8::new(0xEE) }; 64]);
+    served.notifier.send(Event::ExtentAdded {
+        address: arena.as_ptr().expose_provenance() as u64,
+        bytes: arena.len() as u64,
+    });
+    let ready = Ready {
+        device,
+        served,
+        arena,
+    };
+    let load = module_load(handle(MODULE), DevicePtr(ready.address()), 64);
+    ready.served.call(0, 1, &load);
+    let look_up = ModuleGetFunction {
+        module: handle(MODULE),
+        new: handle(1),
+        name: b"first",
+    };
+    ready.served.call(0, 2, &look_up);
+    ready
+}
+
+impl Ready {
+    fn address(&self) -> u64 {
+        self.arena.as_ptr().expose_provenance() as u64
+    }
+
+    fn ask<M: Message>(&self, sequence: u64, message: &M) -> Vec<u8> {
+        self.served.call(0, sequence, message)
+    }
+
+    fn try_ask<M: Message>(&self, sequence: u64, message: &M) -> (u32, Vec<u8>) {
+        self.served.ask(0, sequence, message);
+        self.served.answer(0, sequence)
+    }
+
+    fn names(&self, module: Handle<Module>, names: u64, room: u64) -> ModuleKernels {
+        ModuleKernels {
+            module,
+            names: DevicePtr(names),
+            room,
+        }
+    }
+
+    fn arena(&self) -> [u8; 64] {
+        std::array::from_fn(|index| self.arena[index].load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn names_go_to_the_arena_if_there_is_room() {
+    let ready = ready();
+    let text = NAMES.map(|name| format!("{name}\0")).concat();
+    let ask = |sequence, room| {
+        let message = ready.names(handle(MODULE), ready.address(), room);
+        let payload = ready.ask(sequence, &message);
+        ModuleKernelsReply::decode(&payload).unwrap().bytes
+    };
+    assert_eq!(ask(3, text.len() as u64 - 1), text.len() as u64);
+    assert_eq!(ready.arena(), [0xEE; 64], "there was no room");
+    assert_eq!(ask(4, 64), text.len() as u64);
+    assert_eq!(ready.arena()[..text.len()], *text.as_bytes());
+    assert_eq!(ready.arena()[text.len()..], [0xEE; 64][text.len()..]);
+}
+
+#[test]
+fn names_go_nowhere_else() {
+    let ready = ready();
+    let outside = ready.names(handle(MODULE), ready.address(), 65);
+    assert_eq!(ready.try_ask(3, &outside).0, 1);
+    let missing = ready.names(handle(7), ready.address(), 64);
+    assert_eq!(ready.try_ask(4, &missing).0, 400);
+    let library = LibraryKernels {
+        library: handle(7),
+        names: DevicePtr(ready.address()),
+        room: 64,
+    };
+    assert_eq!(ready.try_ask(5, &library).0, 400);
+    assert_eq!(ready.arena(), [0xEE; 64]);
+    assert_eq!(ready.device.arrivals("kernel_names"), 0);
+}
+
+#[test]
+fn clusters_are_asked_for_with_the_whole_configuration() {
+    let ready = ready();
+    let ask = |sequence, function: Handle<Function>, question, attributes| {
+        let message = ClusterOccupancy {
+            function,
+            question,
+            grid: [17, 1, 1],
+            block: [5, 1, 1],
+            shared: 0,
+            attributes: Items::new(attributes),
+        };
+        let (code, payload) = ready.try_ask(sequence, &message);
+        (code == 0)
+            .then(|| ClusterOccupancyReply::decode(&payload).unwrap().count)
+            .ok_or(code)
+    };
+    let known = handle(1);
+    assert_eq!(ask(3, known, ClusterQuestion::ActiveClusters, &[]), Ok(17));
+    assert_eq!(ask(4, known, ClusterQuestion::GreatestSize, &[]), Ok(5));
+    assert_eq!(
+        ask(5, handle(9), ClusterQuestion::GreatestSize, &[]),
+        Err(400)
+    );
+    let with_event = [LaunchAttribute {
+        id: 7,
+        reserved: 0,
+        value: [1; 64],
+    }];
+    let refused = ask(6, known, ClusterQuestion::GreatestSize, &with_event);
+    assert_eq!(refused, Err(801), "the driver would follow what it carries");
+}
+
+#[test]
+fn available_memory_is_the_devices_answer() {
+    let ready = ready();
+    let message = AvailableShared {
+        function: handle(1),
+        blocks: 3,
+        block: 64,
+    };
+    let reply = ready.ask(3, &message);
+    let bytes = AvailableSharedReply::decode(&reply).unwrap().bytes;
+    assert_eq!(bytes, 3 << 32 | 64);
+}
+
+#[test]
+fn tensor_maps_are_encoded_by_the_device_within_the_rank() {
+    let ready = ready();
+    let mut message = TensorMapEncode {
+        tensor: 0x1234,
+        dimensions: [1; 5],
+        strides: [16; 4],
+        mode: TensorMapMode::Im2colWide,
+        data_type: 7,
+        rank: 5,
+        tile: [1; 5],
+        steps: [1; 5],
+        lower: [0; 3],
+        upper: [0; 3],
+        channels: 1,
+        pixels: 1,
+        interleave: 0,
+        swizzle: 0,
+        promotion: 0,
+        fill: 0,
+        wide: 1,
+    };
+    let map = TensorMapEncodeReply::decode(&ready.ask(3, &message))
+        .unwrap()
+        .map;
+    assert_eq!(map[..8], 0x1234_u64.to_le_bytes());
+    for rank in [0, 6, u32::MAX] {
+        message.rank = rank;
+        assert_eq!(ready.try_ask(4, &message).0, 1);
+    }
+    let moved = TensorMapReplace {
+        tensor: 0x9876,
+        map,
+    };
+    let moved = TensorMapReplaceReply::decode(&ready.ask(5, &moved)).unwrap();
+    assert_eq!(moved.map[..8], 0x9876_u64.to_le_bytes());
+}
+
+#[test]
+fn the_cache_is_reset_on_the_device() {
+    let ready = ready();
+    ready.ask(3, &ResetPersistingL2 {});
+    assert_eq!(ready.device.arrivals("reset_persisting_l2"), 1);
+}
+
+#[test]
+fn launches_record_the_events_that_they_name_if_these_are_for_it() {
+    const PROGRAMMATIC: u32 = 7;
+    const LAUNCH_COMPLETION: u32 = 12;
+    let ready = ready();
+    // Without timing, with it, and for other processes too.
+    for (number, flags) in [(1, 2), (2, 0)] {
+        let new = handle(number);
+        ready.served.record(&EventCreate { new, flags });
+    }
+    let new = handle(3);
+    ready.ask(100, &SharedEventCreate { new });
+    ready.served.record(&StreamCreate {
+        new: handle(1),
+        flags: 0,
+        priority: 0,
+    });
+    let event = |id: u32, handle: u64, at_start: u8| {
+        let mut value = [0; 64];
+        value[..8].copy_from_slice(&handle.to_le_bytes());
+        value[12] = at_start;
+        let reserved = 0;
+        LaunchAttribute {
+            id,
+            reserved,
+            value,
+        }
+    };
+    let wire = |number: u32| handle::<EventKind>(number).to_wire();
+    let mut sequence = 3;
+    let mut launch = |attributes: &[LaunchAttribute]| {
+        let message = LaunchKernel {
+            function: handle(1),
+            stream: handle(1),
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: Items::new(attributes),
+            parameters: &[0; 8],
+        };
+        sequence += 1;
+        ready.try_ask(sequence, &message).0
+    };
+    let arrivals = || {
+        [
+            "launch",
+            "a programmatic event",
+            "an event at the start of blocks",
+            "an event of blocks that have begun",
+        ]
+        .map(|call| ready.device.arrivals(call))
+    };
+    assert_eq!(launch(&[event(PROGRAMMATIC, wire(1), 0)]), 0);
+    assert_eq!(arrivals(), [1, 1, 0, 0]);
+    assert_eq!(launch(&[event(PROGRAMMATIC, wire(1), 1)]), 0);
+    assert_eq!(arrivals(), [2, 1, 1, 0]);
+    let both = [
+        event(LAUNCH_COMPLETION, wire(1), 0),
+        event(8, 0, 0),
+        event(PROGRAMMATIC, wire(1), 0),
+    ];
+    assert_eq!(launch(&both), 0);
+    assert_eq!(arrivals(), [3, 2, 1, 1]);
+    // Events for other uses, none, one that there is not, other things, and what no guest has been given.
+    let stream = handle::<StreamKind>(1).to_wire();
+    for id in [PROGRAMMATIC, LAUNCH_COMPLETION] {
+        for (handle, code) in [
+            (wire(2), 801),
+            (wire(3), 801),
+            (0, 400),
+            (1, 400),
+            (wire(9), 400),
+            (stream, 400),
+            (u64::MAX, 400),
+            (0x7fff_0000_1000, 400),
+        ] {
+            assert_eq!(launch(&[event(id, handle, 0)]), code, "{id}: {handle:#x}");
+        }
+    }
+    assert_eq!(
+        arrivals(),
+        [3, 2, 1, 1],
+        "nothing of that reaches the device"
+    );
+}

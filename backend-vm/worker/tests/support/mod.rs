@@ -1,0 +1,13 @@
+//! An executor in the test's own process, and a device that records what reaches it.
+
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "test data is cut to bytes on purpose"
+)]
+
+pub mod recorded_arrays;
+pub mod recorded_green_contexts;
+pub mod recorded_references;
+pub mod recorder;
+pub mod served;

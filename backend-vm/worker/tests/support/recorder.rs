@@ -1,0 +1,567 @@
+//! A device that executes nothing and remembers in which order it was asked.
+//!
+//! Values and flags of calls are numbers that the test chose; they are entered in the order in which the
+//! calls arrive. Each call waits a random moment first, as a real device's calls do. A test can hold calls
+//! of a name up, as a device does that is busy.
+
+pub mod kernels;
+pub mod sharing;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Instant;
+
+use wormhole_device::{
+    Access, BoxCopy, BoxEnd, CuError, Description, Device, DeviceOutput, Fill, Granularity,
+    GraphDescription, GraphEdge, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchAttribute,
+    LinkInput, LoadedFunction, LoadedModule, Loading, ManagedPlace, MemoryOperation, Parameter,
+    Peer, Peers, PoolProperties, Pools, RawEvent, RawFunction, RawGraph, RawMemory, RawModule,
+    RawPool, RawStream, Result, StreamMemory, VirtualMemory,
+};
+
+use wormhole_backend_tests::backend::PATIENCE;
+use wormhole_backend_tests::random::Random;
+
+/// From one thing to the next.
+const STEP: u64 = 1 << 20;
+
+#[derive(Debug)]
+pub struct Recorder {
+    description: Description,
+    log: Mutex<Vec<u32>>,
+    /// Streams, events and allocations that exist.
+    live: Mutex<HashSet<u64>>,
+    next: AtomicU64,
+    random: Random,
+    /// Host ranges that are registered: start and bytes.
+    registered: Mutex<BTreeMap<u64, u64>>,
+    gates: Mutex<Gates>,
+    changed: Condvar,
+    /// Bytes of parameters that every kernel has.
+    pub parameter_bytes: u32,
+    /// Fences are not written.
+    pub withholds_fences: AtomicBool,
+    /// Host memory cannot be registered.
+    pub refuses_memory: AtomicBool,
+    /// Host memory that is registered stays so.
+    pub keeps_memory: AtomicBool,
+    /// The work of this stream has faulted, which shows when the stream is asked.
+    pub faulted: Mutex<Option<RawStream>>,
+    /// The dependencies of the graph that was made executable last.
+    pub edges: Mutex<Vec<GraphEdge>>,
+}
+
+#[derive(Debug, Default)]
+struct Gates {
+    /// Calls that wait until they are let go.
+    held: HashSet<&'static str>,
+    /// Calls that arrived, waiting or not, in order.
+    arrived: Vec<&'static str>,
+}
+
+impl Recorder {
+    pub fn new() -> Self {
+        Self::at(0x6000_0000_0000)
+    }
+
+    /// One whose memory begins there.
+    pub fn at(address: u64) -> Self {
+        Self {
+            description: Description {
+                name: "recorder".to_owned(),
+                uuid: [0; 16],
+                total_memory: 1 << 30,
+                driver_version: 13000,
+                attributes: Vec::new(),
+                stream_priorities: (0, 0),
+            },
+            log: Mutex::new(Vec::new()),
+            live: Mutex::new(HashSet::from([RawStream::LEGACY.0])),
+            next: AtomicU64::new(address),
+            random: Random::new(7),
+            registered: Mutex::default(),
+            gates: Mutex::default(),
+            changed: Condvar::new(),
+            parameter_bytes: 8,
+            withholds_fences: AtomicBool::new(false),
+            refuses_memory: AtomicBool::new(false),
+            keeps_memory: AtomicBool::new(false),
+            faulted: Mutex::default(),
+            edges: Mutex::default(),
+        }
+    }
+
+    /// Calls of this name wait from now on.
+    pub fn hold(&self, call: &'static str) {
+        self.gates.lock().unwrap().held.insert(call);
+    }
+
+    /// Calls of this name go on.
+    pub fn let_go(&self, call: &'static str) {
+        self.gates.lock().unwrap().held.remove(call);
+        self.changed.notify_all();
+    }
+
+    /// How often a call arrived.
+    pub fn arrivals(&self, call: &str) -> usize {
+        let gates = self.gates.lock().unwrap();
+        gates.arrived.iter().filter(|name| **name == call).count()
+    }
+
+    /// Waits until a call has arrived that often.
+    pub fn wait_for(&self, call: &str, count: usize) {
+        let end = Instant::now() + PATIENCE;
+        while self.arrivals(call) < count {
+            assert!(Instant::now() < end, "{call} does not come");
+            std::thread::yield_now();
+        }
+    }
+
+    /// A call that is held waits, but not for ever: a test that fails must end. It outlasts what a test waits for
+    /// meanwhile.
+    pub(super) fn arrive(&self, call: &'static str) {
+        let mut gates = self.gates.lock().unwrap();
+        gates.arrived.push(call);
+        let held = |gates: &mut Gates| gates.held.contains(call);
+        drop(self.changed.wait_timeout_while(gates, 10 * PATIENCE, held));
+    }
+
+    /// Host ranges that are registered: start and bytes.
+    pub fn registered(&self) -> Vec<(u64, u64)> {
+        let registered = self.registered.lock().unwrap();
+        registered
+            .iter()
+            .map(|(&start, &bytes)| (start, bytes))
+            .collect()
+    }
+
+    /// The thing that was made last.
+    pub fn last_made(&self) -> u64 {
+        self.next.load(Ordering::Relaxed) - STEP
+    }
+
+    pub fn is_alive(&self, thing: u64) -> bool {
+        self.live.lock().unwrap().contains(&thing)
+    }
+
+    /// How many streams, events and allocations exist.
+    pub fn alive(&self) -> usize {
+        self.live.lock().unwrap().len()
+    }
+
+    /// The numbers so far, in order of arrival.
+    pub fn log(&self) -> Vec<u32> {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub(super) fn enter(&self, number: u32) {
+        self.random.delay();
+        self.log.lock().unwrap().push(number);
+    }
+
+    pub(super) fn make(&self) -> u64 {
+        let made = self.next.fetch_add(STEP, Ordering::Relaxed);
+        self.live.lock().unwrap().insert(made);
+        made
+    }
+
+    pub(super) fn check(&self, thing: u64) -> Result<()> {
+        if self.live.lock().unwrap().contains(&thing) {
+            Ok(())
+        } else {
+            Err(CuError::INVALID_HANDLE)
+        }
+    }
+
+    pub(super) fn end(&self, thing: u64) -> Result<()> {
+        if self.live.lock().unwrap().remove(&thing) {
+            Ok(())
+        } else {
+            Err(CuError::INVALID_HANDLE)
+        }
+    }
+}
+
+impl Recorder {
+    /// Whether everything exists that the nodes name.
+    fn check_nodes(&self, graph: &GraphDescription) -> Result<()> {
+        for node in &graph.nodes {
+            match node {
+                GraphNode::Kernel(kernel) => self.check(kernel.function.0)?,
+                GraphNode::Copy(copy) => {
+                    for end in [copy.to, copy.from] {
+                        if let BoxEnd::Array { array, .. } = end {
+                            self.check(array.0)?;
+                        }
+                    }
+                }
+                GraphNode::RecordEvent(event) | GraphNode::WaitEvent(event) => {
+                    self.check(event.0)?;
+                }
+                GraphNode::Fill(_)
+                | GraphNode::Memory(_)
+                | GraphNode::Empty
+                | GraphNode::Conditional(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Graphs for Recorder {
+    fn instantiate(&self, graph: &GraphDescription, _: u64) -> Result<RawGraph> {
+        self.arrive("instantiate");
+        self.check_nodes(graph)?;
+        self.edges.lock().unwrap().clone_from(&graph.edges);
+        let made = self.make();
+        self.enter(u32::try_from(graph.nodes.len()).unwrap());
+        Ok(RawGraph(made))
+    }
+    fn update_graph(&self, executable: RawGraph, graph: &GraphDescription) -> Result<()> {
+        self.arrive("update_graph");
+        self.check(executable.0)?;
+        self.check_nodes(graph)?;
+        self.enter(u32::try_from(graph.nodes.len()).unwrap());
+        Ok(())
+    }
+    fn launch_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
+        self.check(executable.0)?;
+        self.check(stream.0)
+    }
+    fn upload_graph(&self, executable: RawGraph, stream: RawStream) -> Result<()> {
+        self.check(executable.0)?;
+        self.check(stream.0)
+    }
+    fn destroy_graph(&self, executable: RawGraph) -> Result<()> {
+        self.end(executable.0)
+    }
+    fn enable_node(&self, executable: RawGraph, node: u32, _: bool) -> Result<()> {
+        self.check(executable.0)?;
+        self.enter(node);
+        Ok(())
+    }
+}
+
+impl StreamMemory for Recorder {
+    fn memory_operations(&self, stream: RawStream, operations: &[MemoryOperation]) -> Result<()> {
+        self.check(stream.0)?;
+        for operation in operations {
+            self.enter(operation.flags);
+        }
+        Ok(())
+    }
+    fn set_stream_attribute(&self, stream: RawStream, attribute: &LaunchAttribute) -> Result<()> {
+        self.check(stream.0)?;
+        self.enter(attribute.id);
+        Ok(())
+    }
+}
+
+/// There is one device.
+impl Peers for Recorder {
+    fn holds(&self, address: u64) -> bool {
+        self.live.lock().unwrap().contains(&address)
+    }
+    fn as_peer(&self) -> Peer {
+        Peer {
+            ordinal: 0,
+            context: 0,
+        }
+    }
+    fn peer_attribute(&self, _: Peer, _: u32) -> Result<i32> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn enable_peer(&self, _: Peer) -> Result<()> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn disable_peer(&self, _: Peer) -> Result<()> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn copy_between(&self, _: &BoxCopy, _: Peer, _: Peer, _: RawStream) -> Result<()> {
+        Err(CuError::INVALID_DEVICE)
+    }
+    fn set_pool_access(&self, pool: RawPool, _: Peer, _: Access) -> Result<()> {
+        self.check(pool.0)
+    }
+}
+
+impl Device for Recorder {
+    fn bind_thread(&self) -> Result<()> {
+        Ok(())
+    }
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+    fn health(&self, probe: &[RawStream]) -> Option<CuError> {
+        let faulted = (*self.faulted.lock().unwrap())?;
+        probe.contains(&faulted).then_some(CuError::ILLEGAL_ADDRESS)
+    }
+    fn take_output(&self) -> DeviceOutput {
+        self.arrive("take_output");
+        DeviceOutput::default()
+    }
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        self.arrive("memory_info");
+        Ok((0, 1 << 30))
+    }
+    fn allocate(&self, _: u64) -> Result<u64> {
+        self.arrive("allocate");
+        Ok(self.make())
+    }
+    fn free(&self, address: u64) -> Result<()> {
+        self.arrive("free");
+        self.end(address)
+    }
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
+        self.arrive("register");
+        if self.refuses_memory.load(Ordering::Relaxed) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        self.registered.lock().unwrap().insert(address, bytes);
+        Ok(())
+    }
+    fn unregister(&self, address: u64) -> Result<()> {
+        self.arrive("unregister");
+        if self.keeps_memory.load(Ordering::Relaxed) {
+            return Err(CuError::ILLEGAL_ADDRESS);
+        }
+        let known = self.registered.lock().unwrap().remove(&address);
+        known.map(drop).ok_or(CuError::HOST_MEMORY_NOT_REGISTERED)
+    }
+    fn copy(&self, _: u64, _: u64, _: u64, stream: RawStream) -> Result<()> {
+        self.check(stream.0)
+    }
+    fn write(&self, _: u64, _: &[u8], stream: RawStream) -> Result<()> {
+        self.check(stream.0)
+    }
+    fn fill(&self, fill: Fill, stream: RawStream) -> Result<()> {
+        self.check(stream.0)?;
+        self.check(fill.destination)?;
+        self.enter(fill.value);
+        Ok(())
+    }
+    fn create_stream(&self, flags: u32, _: i32) -> Result<RawStream> {
+        let made = self.make();
+        self.enter(flags);
+        Ok(RawStream(made))
+    }
+    fn destroy_stream(&self, stream: RawStream) -> Result<()> {
+        self.end(stream.0)
+    }
+    fn query_stream(&self, stream: RawStream) -> Result<bool> {
+        self.check(stream.0).map(|()| true)
+    }
+    fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
+        self.check(stream.0)
+    }
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+    fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()> {
+        self.check(stream.0)?;
+        self.check(event.0)?;
+        self.enter(flags);
+        Ok(())
+    }
+    fn write_fence(&self, stream: RawStream, address: u64, value: u64) -> Result<()> {
+        self.check(stream.0)?;
+        if self.withholds_fences.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let address = usize::try_from(address).unwrap();
+        let word = std::ptr::with_exposed_provenance::<AtomicU64>(address);
+        // SAFETY: an aligned word of the session, which the test keeps mapped.
+        unsafe { &*word }.store(value, Ordering::Release);
+        Ok(())
+    }
+    fn create_event(&self, _: u32) -> Result<RawEvent> {
+        Ok(RawEvent(self.make()))
+    }
+    fn destroy_event(&self, event: RawEvent) -> Result<()> {
+        self.end(event.0)
+    }
+    fn record_event(&self, event: RawEvent, stream: RawStream, flags: u32) -> Result<()> {
+        self.check(stream.0)?;
+        self.check(event.0)?;
+        self.enter(flags);
+        Ok(())
+    }
+    fn query_event(&self, event: RawEvent) -> Result<bool> {
+        self.check(event.0).map(|()| true)
+    }
+    fn synchronize_event(&self, event: RawEvent) -> Result<()> {
+        self.check(event.0)
+    }
+    fn elapsed(&self, _: RawEvent, _: RawEvent) -> Result<f32> {
+        Err(CuError::NOT_SUPPORTED)
+    }
+    fn try_link(&self, _: &[LinkInput<'_>], _: &mut Jit) -> Result<()> {
+        self.arrive("link");
+        Ok(())
+    }
+    fn link(&self, _: &[LinkInput<'_>], _: &mut Jit) -> Result<Vec<u8>> {
+        self.arrive("link");
+        Ok(Vec::new())
+    }
+    fn load(
+        &self,
+        _: &[u8],
+        _: ImageKind,
+        _: &mut Jit,
+        _: Option<ManagedPlace>,
+    ) -> Result<Loading> {
+        self.arrive("load");
+        Ok(Loading::Done(LoadedModule {
+            module: RawModule(self.make()),
+            uses_output: false,
+            initial: Vec::new(),
+        }))
+    }
+    fn unload(&self, module: RawModule) -> Result<()> {
+        self.arrive("unload");
+        self.end(module.0)
+    }
+    fn function(&self, module: RawModule, _: &str) -> Result<LoadedFunction> {
+        self.arrive("function");
+        self.check(module.0)?;
+        Ok(LoadedFunction {
+            // It exists as long as its module.
+            function: RawFunction(module.0),
+            parameters: vec![Parameter {
+                offset: 0,
+                size: self.parameter_bytes,
+            }],
+            attributes: Vec::new(),
+        })
+    }
+    fn global(&self, module: RawModule, _: &str) -> Result<(u64, u64)> {
+        self.arrive("global");
+        self.check(module.0)?;
+        Ok((self.make(), 64))
+    }
+    fn function_attribute(&self, _: RawFunction, _: i32) -> Result<i32> {
+        self.arrive("function_attribute");
+        Ok(0)
+    }
+    fn set_function_attribute(&self, _: RawFunction, _: i32, _: i32) -> Result<()> {
+        self.arrive("set_function_attribute");
+        Ok(())
+    }
+    fn set_cache_config(&self, _: RawFunction, _: u32) -> Result<()> {
+        self.arrive("set_cache_config");
+        Ok(())
+    }
+    fn occupancy(&self, _: RawFunction, _: u32, _: u64, _: u32) -> Result<i32> {
+        self.arrive("occupancy");
+        Ok(1)
+    }
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.arrive("launch");
+        self.check(launch.stream.0)?;
+        let events = launch.events;
+        if let Some(event) = events.programmatic {
+            self.check(event.0)?;
+            self.arrive(match events.at_block_start {
+                true => "an event at the start of blocks",
+                false => "a programmatic event",
+            });
+        }
+        if let Some(event) = events.begun {
+            self.check(event.0)?;
+            self.arrive("an event of blocks that have begun");
+        }
+        self.enter(launch.shared);
+        Ok(())
+    }
+    fn limit(&self, _: u32) -> Result<u64> {
+        self.arrive("limit");
+        Ok(0)
+    }
+    fn set_limit(&self, _: u32, _: u64) -> Result<()> {
+        self.arrive("set_limit");
+        Ok(())
+    }
+    fn reset(&self) -> Result<()> {
+        self.arrive("reset");
+        self.registered.lock().unwrap().clear();
+        let mut live = self.live.lock().unwrap();
+        live.clear();
+        live.insert(RawStream::LEGACY.0);
+        Ok(())
+    }
+}
+
+impl Pools for Recorder {
+    fn default_pool(&self) -> Result<RawPool> {
+        self.arrive("default_pool");
+        Ok(RawPool(1))
+    }
+    fn create_pool(&self, _: &PoolProperties) -> Result<RawPool> {
+        self.arrive("create_pool");
+        Ok(RawPool(self.make()))
+    }
+    fn destroy_pool(&self, pool: RawPool) -> Result<()> {
+        self.arrive("destroy_pool");
+        self.end(pool.0)
+    }
+    fn trim_pool(&self, _: RawPool, _: u64) -> Result<()> {
+        self.arrive("trim_pool");
+        Ok(())
+    }
+    fn pool_attribute(&self, _: RawPool, _: u32) -> Result<u64> {
+        self.arrive("pool_attribute");
+        Ok(0)
+    }
+    fn set_pool_attribute(&self, _: RawPool, _: u32, _: u64) -> Result<()> {
+        self.arrive("set_pool_attribute");
+        Ok(())
+    }
+    fn allocate_async(&self, _: RawPool, _: u64, stream: RawStream) -> Result<u64> {
+        self.arrive("allocate_async");
+        self.check(stream.0)?;
+        Ok(self.make())
+    }
+    fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        self.check(stream.0)?;
+        self.end(address)
+    }
+}
+
+impl VirtualMemory for Recorder {
+    fn granularity(&self) -> Result<Granularity> {
+        self.arrive("granularity");
+        Ok(Granularity {
+            minimum: STEP,
+            recommended: STEP,
+        })
+    }
+    fn reserve(&self, _: u64, _: u64, _: u64) -> Result<u64> {
+        self.arrive("reserve");
+        Ok(self.make())
+    }
+    fn unreserve(&self, address: u64, _: u64) -> Result<()> {
+        self.arrive("unreserve");
+        self.end(address)
+    }
+    fn create_memory(&self, _: u64, _: u32) -> Result<RawMemory> {
+        self.arrive("create_memory");
+        Ok(RawMemory(self.make()))
+    }
+    fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        self.arrive("release_memory");
+        self.end(memory.0)
+    }
+    fn map(&self, _: u64, _: u64, memory: RawMemory) -> Result<()> {
+        self.arrive("map");
+        self.check(memory.0)
+    }
+    fn unmap(&self, _: u64, _: u64) -> Result<()> {
+        self.arrive("unmap");
+        Ok(())
+    }
+    fn set_access(&self, _: u64, _: u64, _: Access) -> Result<()> {
+        self.arrive("set_access");
+        Ok(())
+    }
+}

@@ -1,0 +1,182 @@
+//! A ring with its executor and a device of the test's, in one process.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use wormhole_api::handle::{HandleKind, Key};
+use wormhole_api::{Handle, Message};
+use wormhole_device::Device;
+use wormhole_link::counters::{Counters, CountersFile};
+use wormhole_ring::memory::{OwnedMemory, SessionMemory};
+use wormhole_ring::ring::{Producer, PushError, RecordHead};
+use wormhole_ring::slot::{AnswerSlots, SlotIndex};
+use wormhole_ring::status::Status;
+use wormhole_worker::registrar::{Registrar, Registrations};
+use wormhole_worker::session::Event;
+use wormhole_worker::wake;
+use wormhole_worker::wake::Notifier;
+
+use wormhole_backend_tests::backend::PATIENCE;
+use wormhole_backend_tests::random::Random;
+
+/// The handle that a guest mints first at an index.
+pub fn handle<K: HandleKind>(index: u32) -> Handle<K> {
+    Handle::new(Key {
+        index,
+        generation: 1,
+    })
+    .unwrap()
+}
+
+/// One ring with its executor, driven by its own thread.
+pub struct Served {
+    pub producer: Producer,
+    pub slots: AnswerSlots,
+    pub status: Status,
+    session: SessionMemory,
+    pub counters: CountersFile,
+    /// What reaches the executor from other threads.
+    pub notifier: Notifier<Event>,
+    stop: Arc<AtomicBool>,
+    executor: Option<std::thread::JoinHandle<()>>,
+    // Dropped last: everything above points into it.
+    _memory: OwnedMemory,
+}
+
+impl Served {
+    pub fn start(device: &Arc<dyn Device>, seed: u64) -> Self {
+        let memory = OwnedMemory::segments(1);
+        // SAFETY: the executor's thread ends before the memory is dropped.
+        let session = unsafe { memory.session(0) }.unwrap();
+        let counters = CountersFile::create().unwrap();
+        let page = OwnedFd::from(counters.file().try_clone().unwrap());
+        let (notifier, inbox) = wake::inbox().unwrap();
+        let registrar = Registrar::start(Registrations::new(Arc::clone(device))).unwrap();
+        let sender = notifier.clone();
+        let mut executor = wormhole_worker::executor(
+            device,
+            &session,
+            session.base() as u64,
+            Counters::map(&page).unwrap(),
+            sender,
+            inbox,
+            registrar,
+        )
+        .unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let random = Random::new(seed);
+        let executor = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                random.delay();
+                if !executor.turn().expect("honest records") {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        // SAFETY: one executor consumes; each thread polls a slot of its own.
+        let (producer, slots) = unsafe {
+            (
+                Producer::new(session.clone()),
+                AnswerSlots::new(session.clone()),
+            )
+        };
+        Self {
+            producer,
+            slots,
+            status: Status::new(session.clone()),
+            session,
+            counters,
+            notifier,
+            stop,
+            executor: Some(executor),
+            _memory: memory,
+        }
+    }
+
+    pub fn memory(&self) -> SessionMemory {
+        self.session.clone()
+    }
+
+    pub fn record<M: Message>(&self, message: &M) {
+        record(&self.producer, message);
+    }
+
+    /// Sends a request without waiting for its answer.
+    pub fn ask<M: Message>(&self, slot: u32, sequence: u64, message: &M) {
+        ask(&self.producer, slot, sequence, message);
+    }
+
+    /// The answer to a request: result and payload.
+    pub fn answer(&self, slot: u32, sequence: u64) -> (u32, Vec<u8>) {
+        let slot = index(slot);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(answer) = self.slots.poll(slot, sequence).unwrap() {
+                let mut payload = vec![0; answer.length];
+                self.slots.copy_payload(slot, 0, &mut payload);
+                return (answer.status, payload);
+            }
+            assert!(Instant::now() < end, "waited in vain for an answer");
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn has_answer(&self, slot: u32, sequence: u64) -> bool {
+        self.slots.poll(index(slot), sequence).unwrap().is_some()
+    }
+
+    /// The payload of the answer to a request that must succeed.
+    pub fn payload<M: Message>(&self, slot: u32, sequence: u64) -> Vec<u8> {
+        let (status, payload) = self.answer(slot, sequence);
+        assert_eq!(status, 0, "{}", M::NAME);
+        payload
+    }
+
+    pub fn call<M: Message>(&self, slot: u32, sequence: u64, message: &M) -> Vec<u8> {
+        self.ask(slot, sequence, message);
+        self.payload::<M>(slot, sequence)
+    }
+}
+
+/// Writes to a ring, when it has room.
+pub fn push(ring: &Producer, head: RecordHead, parts: &[&[u8]]) {
+    loop {
+        match ring.push(head, parts) {
+            Ok(()) => return,
+            Err(PushError::Full { .. }) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub fn record<M: Message>(ring: &Producer, message: &M) {
+    message
+        .encode(|parts| push(ring, RecordHead::record(M::ID), parts))
+        .unwrap();
+}
+
+/// Sends a request without waiting for its answer.
+pub fn ask<M: Message>(ring: &Producer, slot: u32, sequence: u64, message: &M) {
+    message
+        .encode(|parts| {
+            let head = RecordHead::request(M::ID, index(slot), sequence);
+            push(ring, head, parts);
+        })
+        .unwrap();
+}
+
+fn index(slot: u32) -> SlotIndex {
+    SlotIndex::new(u16::try_from(slot).unwrap()).unwrap()
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(executor) = self.executor.take() {
+            let _ = executor.join();
+        }
+    }
+}
