@@ -14,6 +14,7 @@ mod setup;
 mod soak;
 mod speed;
 mod stage;
+mod structure;
 mod tally;
 mod test;
 mod toolchain;
@@ -40,6 +41,8 @@ enum Action {
     Demo { programs: Vec<PathBuf> },
     /// Run everything that must hold.
     Test,
+    /// Check the rules between crates, and print the size of each.
+    Structure,
     /// Run Numba's own CUDA tests over the CPU device.
     Numba {
         /// Only tests that match this, as of pytest's `-k`.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Action::Stage => stage::stage(&root).map(|_| true),
         Action::Demo { programs } => demo::demo(&root, &programs),
         Action::Test => test::test(&root),
+        Action::Structure => structure::structure(&root),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),
         Action::Nccl => nccl::nccl(&root),

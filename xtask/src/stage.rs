@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::command::{Failure, cargo, step};
 
 /// The only target there is; naming it makes cargo keep build scripts off the static flags.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// A staged installation.
 #[derive(Debug, Clone)]

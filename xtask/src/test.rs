@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::command::{Failure, Run, cargo, step};
 use crate::tally::Tally;
-use crate::{earlier, setup, stage};
+use crate::{earlier, setup, stage, structure};
 
 /// Seconds that each fuzz target runs on top of its corpus.
 const FUZZ_SECONDS: u32 = 5;
@@ -39,6 +39,8 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
             "warnings",
         ]),
     )?;
+    step("rules between crates");
+    total += Tally::of("rules between crates", structure::structure(root)?);
     let mut tests = cargo(root).args(["test", "--workspace", "--no-fail-fast"]);
     if Path::new("/dev/nvidiactl").exists() {
         tests = tests.args(["--", "--include-ignored"]);

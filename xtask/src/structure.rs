@@ -1,0 +1,326 @@
+//! `cargo xtask structure`: the rules between crates, and the size of each crate.
+//!
+//! Rules and numbers come from `cargo metadata` and from the sources; nothing is built.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::command::{Failure, cargo};
+use crate::stage::TARGET;
+
+/// Code for devices: fat binaries, PTX, the driver, and everything that links them.
+const DEVICE_CODE: &[&str] = &[
+    "cudarc",
+    "wormhole-cpu-device",
+    "wormhole-cuda-device",
+    "wormhole-fatbin",
+    "wormhole-ptx",
+    "wormhole-worker",
+];
+
+/// Crates that must not reach other crates, whatever lies between them. Build and development dependencies do not
+/// count: they are in no program.
+const RULES: &[(&str, &[&[&str]])] = &[
+    // Privileged, or the user's own command: no code that only workers need.
+    ("wormhole", &[DEVICE_CODE]),
+    (
+        "wormhole-link",
+        &[DEVICE_CODE, &["wormhole-sandbox", "wormhole-supervisor"]],
+    ),
+    (
+        "wormhole-monitor",
+        &[DEVICE_CODE, &["wormhole-link", "wormhole-api"]],
+    ),
+    ("wormhole-sandbox", &[DEVICE_CODE, &["wormhole-supervisor"]]),
+    ("wormhole-supervisor", &[DEVICE_CODE]),
+    // Run the guest's work: nothing that starts or grants.
+    (
+        "wormhole-worker",
+        &[&["wormhole-sandbox", "wormhole-supervisor"]],
+    ),
+    // Devices know nothing of sessions and of each other.
+    (
+        "wormhole-cpu-device",
+        &[&["cudarc", "wormhole-cuda-device", "wormhole-link"]],
+    ),
+    (
+        "wormhole-cuda-device",
+        &[&["wormhole-cpu-device", "wormhole-ptx", "wormhole-link"]],
+    ),
+    (
+        "wormhole-ptx",
+        &[&["wormhole-api", "wormhole-device", "wormhole-ring"]],
+    ),
+    // Loaded into other people's programs.
+    (
+        "wormhole-guest",
+        &[DEVICE_CODE, &["wormhole-link", "clap", "tracing"]],
+    ),
+    (
+        "wormhole-nvml",
+        &[DEVICE_CODE, &["wormhole-link", "clap", "tracing"]],
+    ),
+];
+
+/// Files longer than this are listed: they are hard to review in one sitting.
+const LONG: usize = 500;
+
+/// What `cargo metadata` says, as far as it is needed.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_members: BTreeSet<String>,
+    resolve: Resolve,
+}
+
+#[derive(Debug, Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    manifest_path: PathBuf,
+}
+
+#[derive(Debug, Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Dependency>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Dependency {
+    pkg: String,
+    dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DependencyKind {
+    /// None: linked into what is built.
+    kind: Option<String>,
+}
+
+/// The crates that each crate links directly, by name.
+type Links = BTreeMap<String, BTreeSet<String>>;
+
+/// Prints what there is, and tells whether all rules hold.
+pub fn structure(root: &Path) -> Result<bool, Failure> {
+    let (status, text) = cargo(root)
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .args(["--filter-platform", TARGET])
+        .output()?;
+    if !status.success() {
+        return Err(Failure::new("cargo metadata failed"));
+    }
+    let metadata: Metadata = serde_json::from_str(&text)
+        .map_err(|error| Failure::new(format!("cargo metadata cannot be read: {error}")))?;
+    let members: BTreeMap<&str, &Path> = metadata
+        .packages
+        .iter()
+        .filter(|package| metadata.workspace_members.contains(&package.id))
+        .filter_map(|package| Some((package.name.as_str(), package.manifest_path.parent()?)))
+        .collect();
+    println!(
+        "{:26} {:>7} {:>7}  files over {LONG} lines",
+        "crate", "lines", "unsafe"
+    );
+    let mut total = Size::default();
+    for (name, folder) in &members {
+        let size = Size::of(folder)?;
+        let long: Vec<String> = size
+            .long
+            .iter()
+            .map(|(file, lines)| {
+                let file = file.strip_prefix(folder).unwrap_or(file);
+                format!("{} {lines}", file.display())
+            })
+            .collect();
+        println!(
+            "{name:26} {:>7} {:>7}  {}",
+            size.lines,
+            size.unsafe_blocks,
+            long.join(", ")
+        );
+        total.lines += size.lines;
+        total.unsafe_blocks += size.unsafe_blocks;
+        total.long.extend(size.long);
+    }
+    let files = total.long.len();
+    println!(
+        "{:26} {:>7} {:>7}  {files}",
+        "all", total.lines, total.unsafe_blocks
+    );
+
+    let links = metadata.links();
+    let mut holds = true;
+    for (name, rules) in RULES {
+        if !members.contains_key(name) {
+            return Err(Failure::new(format!(
+                "a rule is about {name}, which is no crate"
+            )));
+        }
+        let never: BTreeSet<&str> = rules.concat().into_iter().collect();
+        let ways: Vec<String> = never
+            .iter()
+            .filter_map(|other| Some(way(&links, name, other)?.join(" > ")))
+            .collect();
+        for way in &ways {
+            println!("BROKEN: {name} reaches what it must not: {way}");
+        }
+        if ways.is_empty() {
+            let never: Vec<&str> = never.into_iter().collect();
+            println!("{name} reaches none of {}", never.join(", "));
+        }
+        holds &= ways.is_empty();
+    }
+    Ok(holds)
+}
+
+impl Metadata {
+    fn links(&self) -> Links {
+        let names: BTreeMap<&str, &str> = self
+            .packages
+            .iter()
+            .map(|package| (package.id.as_str(), package.name.as_str()))
+            .collect();
+        let name = |id: &str| names.get(id).map(|name| (*name).to_owned());
+        let mut links = Links::new();
+        for node in &self.resolve.nodes {
+            let linked = node
+                .deps
+                .iter()
+                .filter(|dependency| dependency.dep_kinds.iter().any(|kind| kind.kind.is_none()))
+                .filter_map(|dependency| name(&dependency.pkg));
+            if let Some(name) = name(&node.id) {
+                // Several versions of one crate count as one.
+                links.entry(name).or_default().extend(linked);
+            }
+        }
+        links
+    }
+}
+
+/// A shortest chain of dependencies between two crates.
+fn way(links: &Links, from: &str, to: &str) -> Option<Vec<String>> {
+    let mut seen = BTreeSet::from([from.to_owned()]);
+    let mut ways = vec![vec![from.to_owned()]];
+    while !ways.is_empty() {
+        let mut longer = Vec::new();
+        for way in ways {
+            let last = way.last()?;
+            if last == to {
+                return Some(way);
+            }
+            for next in links.get(last).into_iter().flatten() {
+                if seen.insert(next.clone()) {
+                    longer.push([way.as_slice(), std::slice::from_ref(next)].concat());
+                }
+            }
+        }
+        ways = longer;
+    }
+    None
+}
+
+/// The size of a crate's `src`.
+#[derive(Debug, Default)]
+struct Size {
+    lines: usize,
+    unsafe_blocks: usize,
+    long: Vec<(PathBuf, usize)>,
+}
+
+impl Size {
+    fn of(folder: &Path) -> Result<Self, Failure> {
+        let mut size = Self::default();
+        size.add(&folder.join("src"))?;
+        size.long
+            .sort_by_key(|(_, lines)| std::cmp::Reverse(*lines));
+        Ok(size)
+    }
+
+    fn add(&mut self, folder: &Path) -> Result<(), Failure> {
+        let unread = |path: &Path, error: &std::io::Error| {
+            Failure::new(format!("cannot read {}: {error}", path.display()))
+        };
+        let entries = fs::read_dir(folder).map_err(|error| unread(folder, &error))?;
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                self.add(&path)?;
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).map_err(|error| unread(&path, &error))?;
+                let lines = text.lines().count();
+                self.lines += lines;
+                self.unsafe_blocks += unsafe_blocks(&text);
+                if lines > LONG {
+                    self.long.push((path, lines));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Unsafe blocks in a source: comments do not count, functions and implementations neither.
+fn unsafe_blocks(text: &str) -> usize {
+    text.lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .map(|line| line.matches("unsafe {").count())
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn links(pairs: &[(&str, &str)]) -> Links {
+        let mut links = Links::new();
+        for (from, to) in pairs {
+            let linked = links.entry((*from).to_owned()).or_default();
+            linked.insert((*to).to_owned());
+        }
+        links
+    }
+
+    #[test]
+    fn a_crate_reaches_what_its_dependencies_link() {
+        let links = links(&[("a", "b"), ("b", "c"), ("c", "b"), ("a", "d")]);
+        assert_eq!(way(&links, "a", "c").unwrap(), ["a", "b", "c"]);
+        assert_eq!(way(&links, "d", "a"), None);
+        assert_eq!(way(&links, "c", "d"), None);
+    }
+
+    #[test]
+    fn only_what_is_linked_counts() {
+        let text = r#"{
+            "packages": [
+                {"id": "1", "name": "a", "manifest_path": "/a/Cargo.toml"},
+                {"id": "2", "name": "b", "manifest_path": "/b/Cargo.toml"},
+                {"id": "3", "name": "c", "manifest_path": "/c/Cargo.toml"}
+            ],
+            "workspace_members": ["1"],
+            "resolve": {"nodes": [
+                {"id": "1", "deps": [
+                    {"pkg": "2", "dep_kinds": [{"kind": "dev"}, {"kind": null}]},
+                    {"pkg": "3", "dep_kinds": [{"kind": "build"}, {"kind": "dev"}]}
+                ]}
+            ]}
+        }"#;
+        let metadata: Metadata = serde_json::from_str(text).unwrap();
+        assert_eq!(metadata.links(), links(&[("a", "b")]));
+    }
+
+    #[test]
+    fn blocks_are_counted_and_words_about_them_are_not() {
+        let text =
+            "unsafe { one() }\n// unsafe { two() }\nunsafe fn three() {}\nlet x = unsafe {\n";
+        assert_eq!(unsafe_blocks(text), 2);
+    }
+}
