@@ -209,7 +209,7 @@ impl CpuDevice {
             Ok(()) => Ok(true),
             Err(CuError::ILLEGAL_ADDRESS) => {
                 let fault = || Err(CuError::ILLEGAL_ADDRESS);
-                context.scheduler.submit(stream, Box::new(fault))?;
+                context.scheduler.submit(stream, Work::new(fault))?;
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -414,7 +414,7 @@ impl Device for CpuDevice {
             };
             Ok(())
         };
-        context.scheduler.submit(stream, Box::new(work)).map(drop)
+        context.scheduler.submit(stream, Work::new(work)).map(drop)
     }
 
     fn write(&self, destination: u64, data: &[u8], stream: RawStream) -> Result<()> {
@@ -444,7 +444,7 @@ impl Device for CpuDevice {
         };
         context
             .scheduler
-            .submit_with(stream, bytes, Box::new(work))
+            .submit_with(stream, bytes, Work::new(work))
             .map(drop)
     }
 
@@ -464,7 +464,7 @@ impl Device for CpuDevice {
             run_fill(&fill);
             Ok(())
         };
-        context.scheduler.submit(stream, Box::new(work)).map(drop)
+        context.scheduler.submit(stream, Work::new(work)).map(drop)
     }
 
     fn create_stream(&self, flags: u32, _priority: i32) -> Result<RawStream> {
@@ -507,17 +507,10 @@ impl Device for CpuDevice {
             Err(CuError::INVALID_HANDLE) => return self.wait_for_sibling(&context, stream, event),
             last => last?,
         };
-        let (point, work): (_, Work) = match last {
-            Last::Never => (None, Box::new(|| Ok(()))),
-            Last::Point(point) => (Some(point), Box::new(|| Ok(()))),
-            Last::Shared(event, record) => {
-                let cancel = context.scheduler.cancel();
-                let wait = move || {
-                    event.wait(record, || cancel.load(Ordering::Acquire));
-                    Ok(())
-                };
-                (None, Box::new(wait))
-            }
+        let (point, work) = match last {
+            Last::Never => (None, Work::nothing()),
+            Last::Point(point) => (Some(point), Work::nothing()),
+            Last::Shared(event, record) => (None, Work::when(move || event.is_complete(record))),
         };
         context
             .scheduler
@@ -539,7 +532,7 @@ impl Device for CpuDevice {
             word.store(value, Ordering::Release);
             Ok(())
         };
-        context.scheduler.submit(stream, Box::new(work)).map(drop)
+        context.scheduler.submit(stream, Work::new(work)).map(drop)
     }
 
     fn create_event(&self, flags: u32) -> Result<RawEvent> {
@@ -669,7 +662,7 @@ impl Device for CpuDevice {
         let cooperative = self.validate(&kernel, launch)?;
         let mut around = self.surroundings(&context, kernel.uses_heap());
         let queue = |around| {
-            let work = kernel.work(launch, cooperative, around);
+            let work = Work::kernel(kernel.run(launch, cooperative, around));
             let bytes = launch.parameters.len();
             context.scheduler.submit_with(launch.stream, bytes, work)
         };
@@ -760,7 +753,7 @@ impl wormhole_device::Arrays for CpuDevice {
     fn copy_box(&self, copy: &BoxCopy, stream: RawStream) -> Result<()> {
         let context = self.context()?;
         let found = self.find_move(&context, copy)?;
-        let work = Box::new(move || {
+        let work = Work::new(move || {
             found.run();
             Ok(())
         });

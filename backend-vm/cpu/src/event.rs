@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use wormhole_device::{CuError, EventRecord, LaunchEvents, RawEvent, RawStream, Result};
 
-use crate::scheduler::{Point, Scheduler};
+use crate::scheduler::{Point, Scheduler, Work};
 use crate::sharing::SharedEvent;
 
 const DISABLE_TIMING: u32 = 2;
@@ -136,7 +136,7 @@ impl Events {
                 done.complete(record);
                 Ok(())
             };
-            let queued = scheduler.submit(stream, Box::new(work));
+            let queued = scheduler.submit(stream, Work::new(work));
             // Nobody is to wait for what never comes.
             return queued.map(drop).inspect_err(|_| shared.complete(record));
         }
@@ -144,7 +144,7 @@ impl Events {
         let stamp = Arc::clone(&time);
         let point = scheduler.submit(
             stream,
-            Box::new(move || {
+            Work::new(move || {
                 stamp.get_or_init(Instant::now);
                 Ok(())
             }),

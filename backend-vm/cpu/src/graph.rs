@@ -1,11 +1,10 @@
 //! Executable graphs: their nodes run in the order of their edges, branches that do not depend on each other
 //! at the same time.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use wormhole_device::{
     BoxCopy, Branch, Condition, Conditional, CuError, Fill, GraphDescription, GraphEdge,
@@ -18,13 +17,11 @@ use crate::device::{Context, CpuDevice, extent, run_fill};
 use crate::event::Events;
 use crate::kernel::{Kernel, Surroundings};
 use crate::memory::Use;
-use crate::scheduler::{Point, Scheduler};
+use crate::scheduler::{Milestone, Outcome, Point, Scheduler, Turn, Work};
 use crate::stream_memory;
 
 /// Branches of one graph that run at the same time; more take turns.
 const LANES: usize = 32;
-/// How often a branch that waits for another looks whether the context lives.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// A node, ready to run.
 #[derive(Clone, Debug)]
@@ -143,157 +140,203 @@ struct Run {
     copies: HashMap<usize, Move>,
     /// When each recorded event was reached.
     times: HashMap<usize, Arc<OnceLock<Instant>>>,
-    progress: Mutex<Progress>,
-    moved: Condvar,
-    failed: AtomicBool,
-}
-
-struct Progress {
-    done: Vec<bool>,
-    error: Option<CuError>,
 }
 
 impl Run {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The launch as work of a stream.
+    fn work(self) -> Work {
+        let run = Arc::new(self);
+        let mut body = None;
+        Work::of_steps(move |turn| {
+            let body = match &mut body {
+                Some(body) => body,
+                None => {
+                    run.reset_conditions();
+                    body.insert(Body::begin(&run, 0, turn)?)
+                }
+            };
+            body.step(turn)
+        })
     }
 
-    fn stopped(&self) -> bool {
-        self.failed.load(Ordering::Acquire) || self.around.cancel.load(Ordering::Acquire)
+    fn values(&self) -> &[AtomicU32] {
+        self.around.conditions.as_deref().unwrap_or_default()
     }
 
-    fn all(&self) -> Result<()> {
-        let values = self.around.conditions.as_deref().unwrap_or_default();
-        for (condition, value) in self.plan.conditions.iter().zip(values) {
+    fn reset_conditions(&self) {
+        for (condition, value) in self.plan.conditions.iter().zip(self.values()) {
             if condition.assigned {
                 value.store(condition.default, Ordering::Relaxed);
             }
         }
-        self.body(0);
-        self.progress().error.map_or(Ok(()), Err)
     }
+}
 
-    /// Runs the nodes of a body.
-    fn body(&self, body: u32) {
-        let Some(lanes) = self.plan.bodies.get(body as usize) else {
-            return;
+/// A body that runs: its first lane in the work that began it, each of the others as work beside it.
+struct Body {
+    first: Lane,
+    /// Where the others are complete.
+    others: Vec<Point>,
+}
+
+impl Body {
+    fn begin(run: &Arc<Run>, number: u32, turn: &Turn<'_>) -> Result<Self> {
+        let number = number as usize;
+        let lanes = run.plan.bodies.get(number).map_or(&[][..], Vec::as_slice);
+        let awaited = lanes.iter().flatten();
+        let awaited = awaited.flat_map(|node| &run.plan.nodes[*node].after);
+        let awaited: BTreeSet<usize> = awaited
+            .filter(|node| run.plan.inside[**node] as usize == number)
+            .copied()
+            .collect();
+        let milestone = |node| (node, turn.milestone());
+        let milestones: Arc<HashMap<_, _>> = Arc::new(awaited.into_iter().map(milestone).collect());
+        let lane = |lane| Lane {
+            run: Arc::clone(run),
+            body: number,
+            lane,
+            next: 0,
+            operation: 0,
+            inner: None,
+            milestones: Arc::clone(&milestones),
         };
-        match lanes.as_slice() {
-            [] => {}
-            [only] => self.lane(only),
-            [first, others @ ..] => thread::scope(|scope| {
-                for lane in others {
-                    let started = thread::Builder::new()
-                        .name("graph".to_owned())
-                        .spawn_scoped(scope, || self.lane(lane));
-                    if let Err(error) = started {
-                        tracing::error!(%error, "no thread for a branch of a graph");
-                        self.fail(CuError::OUT_OF_MEMORY);
-                    }
-                }
-                self.lane(first);
-            }),
+        let others = (1..lanes.len()).map(|number| {
+            let mut lane = lane(number);
+            turn.begin(Work::of_steps(move |turn| lane.step(turn)))
+        });
+        let others = others.collect::<Result<_>>()?;
+        let first = lane(0);
+        Ok(Self { first, others })
+    }
+
+    fn step(&mut self, turn: &Turn<'_>) -> Result<Outcome> {
+        match self.first.step(turn)? {
+            Outcome::Complete if !self.others.is_empty() => {
+                Ok(Outcome::After(std::mem::take(&mut self.others)))
+            }
+            outcome => Ok(outcome),
         }
     }
+}
 
-    /// Runs the body that the condition stands for, once or while it does.
-    fn conditional(&self, node: &Conditional) {
-        let values = self.around.conditions.as_deref().unwrap_or_default();
-        let Some(value) = values.get(node.condition as usize) else {
-            return;
-        };
-        while let Some(body) = node.body(value.load(Ordering::Relaxed))
-            && !self.stopped()
-        {
-            let mut progress = self.progress();
-            let lanes = self.plan.bodies.get(body as usize);
-            for node in lanes.into_iter().flatten().flatten() {
-                progress.done[*node] = false;
+/// A lane of a body that runs.
+struct Lane {
+    run: Arc<Run>,
+    body: usize,
+    lane: usize,
+    /// Nodes that are complete.
+    next: usize,
+    /// Memory operations of the next node that are.
+    operation: usize,
+    /// The body that the next node has begun.
+    inner: Option<Box<Body>>,
+    /// Of the nodes of this body that other lanes wait for.
+    milestones: Arc<HashMap<usize, Milestone>>,
+}
+
+impl Lane {
+    /// Runs nodes until one has to wait.
+    fn step(&mut self, turn: &Turn<'_>) -> Result<Outcome> {
+        let run = Arc::clone(&self.run);
+        let lanes = run.plan.bodies.get(self.body);
+        let lane = lanes.and_then(|lanes| lanes.get(self.lane));
+        while let Some(&index) = lane.and_then(|lane| lane.get(self.next)) {
+            turn.alive()?;
+            match self.node(index, turn)? {
+                Outcome::Complete => {}
+                outcome => return Ok(outcome),
             }
-            drop(progress);
-            self.body(body);
-            if node.branch != Branch::While {
-                break;
+            if let Some(milestone) = self.milestones.get(&index) {
+                milestone.reach();
             }
+            self.next += 1;
+            self.operation = 0;
         }
+        Ok(Outcome::Complete)
     }
 
-    fn fail(&self, error: CuError) {
-        self.progress().error.get_or_insert(error);
-        self.failed.store(true, Ordering::Release);
-        // Kernels of other branches are to stop: the context is lost.
-        self.around.cancel.store(true, Ordering::Release);
-        self.moved.notify_all();
-    }
-
-    fn lane(&self, lane: &[usize]) {
-        for &index in lane {
-            let node = &self.plan.nodes[index];
-            let mut progress = self.progress();
-            while !node.after.iter().all(|before| progress.done[*before]) && !self.stopped() {
-                // The context's end comes without a notice.
-                progress = self
-                    .moved
-                    .wait_timeout(progress, LOOK)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
-            }
-            drop(progress);
-            if self.stopped() {
-                self.moved.notify_all();
-                return;
-            }
-            if node.enabled
-                && let Err(error) = self.step(index, &node.step)
-            {
-                self.fail(error);
-                return;
-            }
-            self.progress().done[index] = true;
-            if self.plan.bodies[self.plan.inside[index] as usize].len() > 1 {
-                self.moved.notify_all();
-            }
+    fn node(&mut self, index: usize, turn: &Turn<'_>) -> Result<Outcome> {
+        let run = Arc::clone(&self.run);
+        let node = &run.plan.nodes[index];
+        let before = node.after.iter();
+        let before = before.filter_map(|node| self.milestones.get(node));
+        let before: Vec<Point> = before.map(Milestone::point).collect();
+        if !turn.are_reached(&before) {
+            return Ok(Outcome::After(before));
         }
-    }
-
-    fn step(&self, index: usize, step: &Step) -> Result<()> {
-        match step {
+        if !node.enabled {
+            return Ok(Outcome::Complete);
+        }
+        match &node.step {
             Step::Kernel {
                 kernel,
                 cooperative,
                 launch,
             } => {
+                if !turn.may_run_kernels() {
+                    return Ok(Outcome::Kernel);
+                }
                 let launch = as_launch(launch, RawStream::LEGACY);
-                let work = Arc::clone(kernel).work(&launch, *cooperative, self.around.clone());
-                work()
+                let kernel = Arc::clone(kernel);
+                kernel.run(&launch, *cooperative, run.around.clone())()?;
             }
             Step::Copy(_) => {
-                if let Some(copy) = self.copies.get(&index) {
+                if let Some(copy) = run.copies.get(&index) {
                     copy.run();
                 }
-                Ok(())
             }
-            Step::Fill(fill) => {
-                run_fill(fill);
-                Ok(())
-            }
+            Step::Fill(fill) => run_fill(fill),
             Step::Memory(operations) => {
-                stream_memory::run(operations, || self.stopped());
-                Ok(())
+                if let Some(wait) = stream_memory::advance(operations, &mut self.operation) {
+                    let memory = Arc::clone(&run.around.memory);
+                    return Ok(stream_memory::awaited(wait, memory));
+                }
             }
             Step::RecordEvent(_) => {
-                if let Some(time) = self.times.get(&index) {
+                if let Some(time) = run.times.get(&index) {
                     time.get_or_init(Instant::now);
                 }
-                Ok(())
             }
-            Step::Conditional(node) => {
-                self.conditional(node);
-                Ok(())
-            }
+            Step::Conditional(node) => return self.conditional(node, turn),
             // What the events stand for came before the launch.
-            Step::WaitEvent(_) | Step::Empty => Ok(()),
+            Step::WaitEvent(_) | Step::Empty => {}
         }
+        Ok(Outcome::Complete)
+    }
+
+    /// Runs the body that the condition stands for, once or while it does.
+    fn conditional(&mut self, node: &Conditional, turn: &Turn<'_>) -> Result<Outcome> {
+        let repeats = node.branch == Branch::While;
+        let mut inner = self.inner.take();
+        if inner.is_none() {
+            inner = self.choose(node, turn)?;
+        }
+        let Some(mut body) = inner else {
+            return Ok(Outcome::Complete);
+        };
+        let outcome = body.step(turn)?;
+        if !matches!(outcome, Outcome::Complete) {
+            self.inner = Some(body);
+            return Ok(outcome);
+        }
+        if !repeats {
+            return Ok(Outcome::Complete);
+        }
+        self.inner = self.choose(node, turn)?;
+        match self.inner {
+            // Others get their turn between two passes.
+            Some(_) => Ok(Outcome::After(Vec::new())),
+            None => Ok(Outcome::Complete),
+        }
+    }
+
+    /// The body that the condition stands for now.
+    fn choose(&self, node: &Conditional, turn: &Turn<'_>) -> Result<Option<Box<Body>>> {
+        let value = self.run.values().get(node.condition as usize);
+        let Some(number) = value.and_then(|value| node.body(value.load(Ordering::Relaxed))) else {
+            return Ok(None);
+        };
+        Body::begin(&self.run, number, turn).map(|body| Some(Box::new(body)))
     }
 }
 
@@ -482,7 +525,7 @@ impl Graphs for CpuDevice {
                 // Memory that was freed since: work that reaches it faults.
                 let point = context
                     .scheduler
-                    .submit(stream, Box::new(move || Err(error)))?;
+                    .submit(stream, Work::new(move || Err(error)))?;
                 place.last = Some(point);
                 return Ok(());
             }
@@ -501,10 +544,6 @@ impl Graphs for CpuDevice {
             })
             .collect();
         let run = Run {
-            progress: Mutex::new(Progress {
-                done: vec![false; plan.nodes.len()],
-                error: None,
-            }),
             plan,
             around,
             copies,
@@ -512,12 +551,9 @@ impl Graphs for CpuDevice {
                 .iter()
                 .map(|(index, _, time)| (*index, Arc::clone(time)))
                 .collect(),
-            moved: Condvar::new(),
-            failed: AtomicBool::new(false),
         };
-        let work = Box::new(move || run.all());
         let scheduler: &Scheduler = &context.scheduler;
-        let point = scheduler.submit_after(stream, points, work)?;
+        let point = scheduler.submit_after(stream, points, run.work())?;
         place.last = Some(point);
         for (_, event, time) in recorded {
             context.events.note(event, point, time)?;

@@ -12,7 +12,6 @@ use crate::launch::Needs;
 use crate::launch_events::Milestones;
 use crate::memory::{Memory, Owner, pointer};
 use crate::output::Output;
-use crate::scheduler::Work;
 
 const MAX_THREADS_PER_BLOCK: i32 = 0;
 const SHARED_SIZE_BYTES: i32 = 1;
@@ -168,15 +167,15 @@ impl Kernel {
     }
 
     /// The work of a launch that was found possible.
-    pub fn work(
+    pub fn run(
         self: Arc<Self>,
         launch: &Launch<'_>,
         cooperative: bool,
         around: Surroundings,
-    ) -> Work {
+    ) -> impl FnOnce() -> Result<()> + Send + use<> {
         let (grid, block, dynamic_shared) = (launch.grid, launch.block, launch.shared);
         let parameters = launch.parameters.to_vec();
-        Box::new(move || {
+        move || {
             static GRIDS: AtomicU64 = AtomicU64::new(1);
             let memory = Reach(&around.memory);
             let output = Printer {
@@ -212,7 +211,7 @@ impl Kernel {
                 tracing::warn!(%fault, "a kernel faulted");
                 CuError(fault.cuda_code())
             })
-        })
+        }
     }
 }
 

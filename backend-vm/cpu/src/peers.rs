@@ -1,7 +1,5 @@
 //! What devices of one process have to do with each other.
 
-use std::sync::atomic::Ordering;
-
 use wormhole_device::{
     Access, BoxCopy, CuError, Peer, Peers, RawEvent, RawPool, RawStream, Result,
 };
@@ -10,6 +8,7 @@ use crate::CpuDevice;
 use crate::boxes::Move;
 use crate::device::{Context, Sibling};
 use crate::event::Last;
+use crate::scheduler::Work;
 
 /// `CUdevice_P2PAttribute`: ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED; those that are 0 are PERFORMANCE_RANK,
 /// CUDA_ARRAY_ACCESS_SUPPORTED and ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED.
@@ -33,19 +32,12 @@ impl CpuDevice {
                 Some((other, last))
             });
         let (other, last) = found.ok_or(CuError::INVALID_HANDLE)?;
-        let cancel = context.scheduler.cancel();
-        let work = move || {
-            let stopped = || cancel.load(Ordering::Acquire);
-            match last {
-                Last::Never => Ok(()),
-                Last::Point(point) => other.scheduler.wait_for_other(&[point], stopped),
-                Last::Shared(event, record) => {
-                    event.wait(record, stopped);
-                    Ok(())
-                }
-            }
+        let work = match last {
+            Last::Never => Work::nothing(),
+            Last::Point(point) => other.scheduler.awaited(vec![point]),
+            Last::Shared(event, record) => Work::when(move || event.is_complete(record)),
         };
-        context.scheduler.submit(stream, Box::new(work)).map(drop)
+        context.scheduler.submit(stream, work).map(drop)
     }
 
     /// The work that a copy of a box is, between memory and arrays of every device.

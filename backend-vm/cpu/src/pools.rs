@@ -16,7 +16,7 @@ use wormhole_device::{
 use crate::family::Accesses;
 use crate::holes::Holes;
 use crate::memory::{ALIGNMENT, Memory, Owner};
-use crate::scheduler::{Point, Scheduler};
+use crate::scheduler::{Point, Scheduler, Work};
 
 /// Chunks are multiples of this.
 const CHUNK: u64 = 2 << 20;
@@ -417,7 +417,7 @@ impl Pools {
             if pool.allows(pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES)
                 && let Some((start, point)) = pool.reuse(bytes, |_| true)
             {
-                scheduler.submit_after(stream, Some(point), Box::new(|| Ok(())))?;
+                scheduler.submit_after(stream, Some(point), Work::nothing())?;
                 return Ok(start);
             }
             for pool in state.pools.values_mut() {
@@ -465,10 +465,10 @@ impl Pools {
                 drop(view);
                 Ok(())
             };
-            scheduler.submit(stream, Box::new(hide))?;
+            scheduler.submit(stream, Work::new(hide))?;
             return Self::remove(&mut state, address).map(drop);
         }
-        let point = scheduler.submit(stream, Box::new(|| Ok(())))?;
+        let point = scheduler.submit(stream, Work::nothing())?;
         let (_, bytes, pool) = Self::remove(&mut state, address)?;
         pool.freed.push(Freed {
             start: address,
@@ -608,7 +608,7 @@ mod tests {
             let (sender, receiver) = mpsc::channel::<()>();
             let work = move || receiver.recv().map_err(|_| CuError::UNKNOWN);
             self.scheduler
-                .submit(stream, Box::new(work))
+                .submit(stream, Work::new(work))
                 .expect("submit");
             (stream, sender)
         }

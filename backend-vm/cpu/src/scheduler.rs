@@ -1,36 +1,38 @@
-//! Streams: what runs after what, and on which thread.
+//! Streams: what runs after what.
 //!
-//! Every stream is a queue and, from its first work on, a thread. Work carries the points of other
-//! streams that it must come after: the legacy default stream and the blocking streams order with each
-//! other both ways (CUDA programming guide, "Default Stream"), `cuStreamWaitEvent` adds one point.
+//! Every stream is a queue. Its front is ready once the points that it must come after are reached, and one of
+//! the scheduler's threads then runs it ([`threads`]). The legacy default stream and the blocking streams order
+//! with each other both ways (CUDA programming guide, "Default Stream"), `cuStreamWaitEvent` adds one point.
 //! Points lie in the past when they are taken, so no two streams ever wait for each other.
+//!
+//! Invariant: a stream whose queue is not empty is in exactly one place: with a thread, in a ready queue, with
+//! the watcher, or among the dependents of a stream that has not reached a point.
 //!
 //! The scheduler knows nothing of what the work does. The first work that fails kills the context: no
 //! queue moves again, and every later call answers that error.
 
+mod threads;
+mod work;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::mem::take;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use wormhole_device::{CuError, RawStream, Result};
+
+pub use work::{Outcome, Turn, Work};
 
 /// The legacy default stream's entry.
 const LEGACY: u64 = RawStream::LEGACY.0;
 /// The first number that a created stream may have: 0, 1 and 2 mean default streams.
 const FIRST: u64 = 16;
 
-/// Streams that may have a thread at the same time.
-const MAX_THREADS: usize = 4096;
 /// Pieces of work that may wait, over all streams.
 const MAX_QUEUED: usize = 1 << 20;
 /// Bytes of data that they may hold.
 const MAX_QUEUED_BYTES: usize = 1 << 30;
-
-/// One piece of work.
-pub type Work = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// A place in a stream: reached when that many pieces of work of the stream are complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,7 @@ pub struct Point {
 
 struct Queued {
     work: Work,
+    /// Points that it must come after, without those that were found reached.
     after: Vec<Point>,
     /// Bytes of data it holds.
     bytes: usize,
@@ -52,10 +55,8 @@ struct Stream {
     completed: u64,
     blocking: bool,
     destroyed: bool,
-    /// Its thread sleeps because the front of the queue must come after something.
-    held: bool,
-    started: bool,
-    wake: Arc<Condvar>,
+    /// Streams whose front waits until this many pieces of work are complete.
+    dependents: Vec<(u64, u64)>,
 }
 
 impl Stream {
@@ -66,9 +67,7 @@ impl Stream {
             completed: 0,
             blocking,
             destroyed: false,
-            held: false,
-            started: false,
-            wake: Arc::new(Condvar::new()),
+            dependents: Vec::new(),
         }
     }
 
@@ -80,8 +79,23 @@ impl Stream {
 struct State {
     streams: BTreeMap<u64, Stream>,
     next: u64,
+    /// Streams whose front can run, in the order in which they became ready; those where it is a kernel.
+    ready: VecDeque<u64>,
+    ready_kernels: VecDeque<u64>,
+    /// Kernels that run.
+    kernels: usize,
     threads: Vec<JoinHandle<()>>,
-    /// Pieces of work in all queues, and the bytes of data they hold.
+    /// Threads that sleep, the last one to wake first: what it used is still in the processor's caches.
+    idle: Vec<Arc<threads::Sleeper>>,
+    /// How many were called and have not come yet, and how many are being started.
+    called: usize,
+    starting: usize,
+    /// The log has not yet been told that the system has no more threads.
+    may_complain: bool,
+    watcher: Option<JoinHandle<()>>,
+    /// What the watcher has not taken yet.
+    watched: Vec<threads::Watched>,
+    /// Pieces of work that are not complete, and the bytes of data they hold.
     queued: usize,
     queued_bytes: usize,
     /// Host threads inside [`Scheduler::wait`].
@@ -124,12 +138,96 @@ impl State {
             Vec::new()
         }
     }
+
+    /// Adds a stream.
+    fn add(&mut self, stream: Stream) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.streams.insert(id, stream);
+        id
+    }
+
+    /// Queues work on a stream that is there.
+    fn push(&mut self, id: u64, queued: Queued) -> Result<Point> {
+        if self.queued >= MAX_QUEUED || queued.bytes > MAX_QUEUED_BYTES - self.queued_bytes {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let stream = self.streams.get_mut(&id).ok_or(CuError::INVALID_HANDLE)?;
+        let bytes = queued.bytes;
+        let first = !stream.pending();
+        stream.submitted += 1;
+        stream.queue.push_back(queued);
+        let point = Point {
+            stream: id,
+            sequence: stream.submitted,
+        };
+        self.queued += 1;
+        self.queued_bytes += bytes;
+        if first {
+            self.arrange(id);
+        }
+        Ok(point)
+    }
+
+    /// Puts a stream that is in no place where its front belongs.
+    fn arrange(&mut self, id: u64) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        let Some(front) = stream.queue.front_mut() else {
+            if stream.destroyed {
+                self.streams.remove(&id);
+            }
+            return;
+        };
+        let kernel = front.work.kernel;
+        let mut after = take(&mut front.after);
+        while let Some(point) = after.pop() {
+            if self.reached(point) {
+                continue;
+            }
+            after.push(point);
+            if let Some(other) = self.streams.get_mut(&point.stream) {
+                other.dependents.push((point.sequence, id));
+            }
+            let front = self.streams.get_mut(&id).map(|stream| &mut stream.queue);
+            if let Some(front) = front.and_then(VecDeque::front_mut) {
+                front.after = after;
+            }
+            return;
+        }
+        if kernel {
+            self.ready_kernels.push_back(id);
+        } else {
+            self.ready.push_back(id);
+        }
+    }
+
+    /// One more piece of work of a stream is complete.
+    fn complete(&mut self, id: u64) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        stream.completed += 1;
+        let reached = stream.completed;
+        let dependents = &mut stream.dependents;
+        let freed = dependents.extract_if(.., |(sequence, _)| *sequence <= reached);
+        let freed: Vec<u64> = freed.map(|(_, dependent)| dependent).collect();
+        self.arrange(id);
+        for dependent in freed {
+            self.arrange(dependent);
+        }
+    }
 }
 
 struct Shared {
     state: Mutex<State>,
     /// Something completed, or the context died; for host threads.
     progressed: Condvar,
+    /// The watcher has something new.
+    parked: Condvar,
+    /// Threads that look at a condition themselves.
+    looking: AtomicUsize,
     /// The sticky error, 0 while the context lives.
     fault: AtomicU32,
     /// Set when running work is to stop: a fault elsewhere, or a reset.
@@ -148,11 +246,12 @@ impl Shared {
         }
     }
 
-    /// Wakes whom progress may concern.
-    fn progressed(&self, state: &State) {
-        for other in state.streams.values().filter(|stream| stream.held) {
-            other.wake.notify_one();
-        }
+    fn alive(&self) -> Result<()> {
+        self.fault().map_or(Ok(()), Err)
+    }
+
+    /// Tells host threads that a point may be reached.
+    fn tell_hosts(&self, state: &State) {
         if state.waiters > 0 {
             self.progressed.notify_all();
         }
@@ -165,13 +264,61 @@ impl Shared {
             .compare_exchange(0, error.0, Ordering::AcqRel, Ordering::Acquire);
         self.cancel.store(true, Ordering::Release);
         let mut dropped = Vec::new();
-        {
-            let mut state = self.lock();
-            for stream in state.streams.values_mut() {
-                dropped.extend(stream.queue.drain(..));
-                stream.wake.notify_all();
-            }
-            self.progressed.notify_all();
+        let mut state = self.lock();
+        for stream in state.streams.values_mut() {
+            dropped.extend(stream.queue.drain(..));
+        }
+        let watched = take(&mut state.watched);
+        self.progressed.notify_all();
+        for sleeper in take(&mut state.idle) {
+            sleeper.call();
+        }
+        self.parked.notify_all();
+        drop(state);
+        // What they hold may take locks when it goes.
+        drop((dropped, watched));
+    }
+
+    /// Has threads for the work that is to be queued: one at least.
+    fn prepare(self: &Arc<Self>, state: &mut State) -> Result<()> {
+        self.alive()?;
+        if state.threads.is_empty() && !self.hire(state) {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        Ok(())
+    }
+
+    fn begin(self: &Arc<Self>, work: Work) -> Result<Point> {
+        let mut state = self.lock();
+        self.prepare(&mut state)?;
+        let stream = state.add(Stream {
+            destroyed: true,
+            ..Stream::new(false)
+        });
+        let queued = Queued {
+            work,
+            after: Vec::new(),
+            bytes: 0,
+        };
+        let point = state.push(stream, queued).inspect_err(|_| {
+            state.streams.remove(&stream);
+        })?;
+        self.staff(&mut state);
+        Ok(point)
+    }
+
+    fn milestone(self: &Arc<Self>) -> Milestone {
+        let stream = self.lock().add(Stream {
+            submitted: 1,
+            destroyed: true,
+            ..Stream::new(false)
+        });
+        Milestone {
+            shared: Arc::clone(self),
+            point: Point {
+                stream,
+                sequence: 1,
+            },
         }
     }
 }
@@ -190,8 +337,10 @@ impl Milestone {
 
     pub fn reach(&self) {
         let mut state = self.shared.lock();
-        if state.streams.remove(&self.point.stream).is_some() {
-            self.shared.progressed(&state);
+        if state.streams.contains_key(&self.point.stream) {
+            state.complete(self.point.stream);
+            self.shared.staff(&mut state);
+            self.shared.tell_hosts(&state);
         }
     }
 }
@@ -223,12 +372,23 @@ impl Scheduler {
                 state: Mutex::new(State {
                     streams: BTreeMap::from([(LEGACY, Stream::new(true))]),
                     next: FIRST,
+                    ready: VecDeque::new(),
+                    ready_kernels: VecDeque::new(),
+                    kernels: 0,
                     threads: Vec::new(),
+                    idle: Vec::new(),
+                    called: 0,
+                    starting: 0,
+                    may_complain: true,
+                    watcher: None,
+                    watched: Vec::new(),
                     queued: 0,
                     queued_bytes: 0,
                     waiters: 0,
                 }),
                 progressed: Condvar::new(),
+                parked: Condvar::new(),
+                looking: AtomicUsize::new(0),
                 fault: AtomicU32::new(0),
                 cancel: Arc::new(AtomicBool::new(false)),
             }),
@@ -242,7 +402,7 @@ impl Scheduler {
 
     /// `Err` with the sticky error.
     pub fn alive(&self) -> Result<()> {
-        self.fault().map_or(Ok(()), Err)
+        self.shared.alive()
     }
 
     /// Becomes true when running work is to stop.
@@ -252,31 +412,12 @@ impl Scheduler {
 
     /// Adds a stream; `blocking` ones order with the legacy default stream.
     pub fn create(&self, blocking: bool) -> RawStream {
-        let mut state = self.shared.lock();
-        let id = state.next;
-        state.next += 1;
-        state.streams.insert(id, Stream::new(blocking));
-        RawStream(id)
+        RawStream(self.shared.lock().add(Stream::new(blocking)))
     }
 
     /// A point of its own, like the end of a stream's only work.
     pub fn milestone(&self) -> Milestone {
-        let mut state = self.shared.lock();
-        let stream = state.next;
-        state.next += 1;
-        let entry = Stream {
-            submitted: 1,
-            destroyed: true,
-            ..Stream::new(false)
-        };
-        state.streams.insert(stream, entry);
-        Milestone {
-            shared: Arc::clone(&self.shared),
-            point: Point {
-                stream,
-                sequence: 1,
-            },
-        }
+        self.shared.milestone()
     }
 
     /// Forgets a stream; what it holds still runs (`cuStreamDestroy`).
@@ -287,8 +428,7 @@ impl Scheduler {
         let mut state = self.shared.lock();
         let entry = state.live(stream)?;
         entry.destroyed = true;
-        entry.wake.notify_all();
-        if !entry.started {
+        if !entry.pending() {
             state.streams.remove(&stream.0);
         }
         Ok(())
@@ -322,52 +462,13 @@ impl Scheduler {
         work: Work,
     ) -> Result<Point> {
         let mut state = self.shared.lock();
-        self.alive()?;
+        self.shared.prepare(&mut state)?;
+        state.live(stream)?;
         let mut after = state.implicit_order(stream.0);
         after.extend(points);
-        let started = state.live(stream)?.started;
-        if !started {
-            state.threads.retain(|thread| !thread.is_finished());
-        }
-        let bytes = bytes + size_of_val(after.as_slice());
-        if (!started && state.threads.len() >= MAX_THREADS)
-            || state.queued >= MAX_QUEUED
-            || bytes > MAX_QUEUED_BYTES - state.queued_bytes
-        {
-            return Err(CuError::OUT_OF_MEMORY);
-        }
-        state.queued += 1;
-        state.queued_bytes += bytes;
-        let entry = state.live(stream)?;
-        entry.submitted += 1;
-        entry.queue.push_back(Queued { work, after, bytes });
-        let point = Point {
-            stream: stream.0,
-            sequence: entry.submitted,
-        };
-        if entry.started {
-            entry.wake.notify_one();
-        } else {
-            entry.started = true;
-            let wake = Arc::clone(&entry.wake);
-            let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new()
-                .name(format!("stream-{}", stream.0))
-                .spawn(move || serve(&shared, stream.0, &wake));
-            match thread {
-                Ok(thread) => state.threads.push(thread),
-                Err(error) => {
-                    tracing::error!(%error, "no thread for a stream");
-                    let entry = state.live(stream)?;
-                    entry.started = false;
-                    entry.submitted -= 1;
-                    entry.queue.pop_back();
-                    state.queued -= 1;
-                    state.queued_bytes -= bytes;
-                    return Err(CuError::OUT_OF_MEMORY);
-                }
-            }
-        }
+        let bytes = bytes.saturating_add(size_of_val(after.as_slice()));
+        let point = state.push(stream.0, Queued { work, after, bytes })?;
+        self.shared.staff(&mut state);
         Ok(point)
     }
 
@@ -403,10 +504,12 @@ impl Scheduler {
 
     /// Waits for all points, or for the context's death.
     pub fn wait(&self, points: &[Point]) -> Result<()> {
+        let mut left = points.iter().peekable();
         let mut state = self.shared.lock();
         loop {
             self.alive()?;
-            if points.iter().all(|point| state.reached(*point)) {
+            while left.next_if(|point| state.reached(**point)).is_some() {}
+            if left.peek().is_none() {
                 return Ok(());
             }
             state.waiters += 1;
@@ -419,34 +522,35 @@ impl Scheduler {
         }
     }
 
-    /// Waits for all points, for work of another scheduler: until that is to stop.
-    pub fn wait_for_other(&self, points: &[Point], stopped: impl Fn() -> bool) -> Result<()> {
-        /// How soon it is noticed that the other is to stop, which nothing tells.
-        const LOOK: Duration = Duration::from_millis(1);
-        let mut state = self.shared.lock();
-        while !points.iter().all(|point| state.reached(*point)) {
-            self.alive()?;
-            if stopped() {
-                break;
+    /// Work for another scheduler: complete once these points of this one are reached, a fault if this context
+    /// dies before.
+    pub fn awaited(&self, points: Vec<Point>) -> Work {
+        let shared = Arc::clone(&self.shared);
+        let reached = move |shared: &Shared| {
+            let state = shared.lock();
+            points.iter().all(|point| state.reached(*point))
+        };
+        let reached = Arc::new(reached);
+        Work::of_steps(move |_| {
+            if reached(&shared) {
+                return Ok(Outcome::Complete);
             }
-            state.waiters += 1;
-            (state, _) = self
-                .shared
-                .progressed
-                .wait_timeout(state, LOOK)
-                .unwrap_or_else(PoisonError::into_inner);
-            state.waiters -= 1;
-        }
-        Ok(())
+            shared.alive()?;
+            let (shared, reached) = (Arc::clone(&shared), Arc::clone(&reached));
+            let condition = move || reached(&shared) || shared.fault().is_some();
+            Ok(Outcome::When(Box::new(condition)))
+        })
     }
 
     /// Stops everything that runs or waits and returns when no thread of this context is left. Calls
     /// that wait, and calls that come later, answer `error`.
     pub fn stop(&self, error: CuError) {
         self.shared.kill(error);
-        let threads = std::mem::take(&mut self.shared.lock().threads);
-        for thread in threads {
-            // A stream's thread catches the panics of its work; it has nothing to tell.
+        let mut state = self.shared.lock();
+        let (threads, watcher) = (take(&mut state.threads), state.watcher.take());
+        drop(state);
+        for thread in threads.into_iter().chain(watcher) {
+            // A thread catches the panics of its work; it has nothing to tell.
             let _ = thread.join();
         }
     }
@@ -458,281 +562,5 @@ impl Drop for Scheduler {
     }
 }
 
-/// A stream's thread.
-fn serve(shared: &Shared, id: u64, wake: &Condvar) {
-    let mut state = shared.lock();
-    loop {
-        if shared.fault().is_some() {
-            return;
-        }
-        let Some(stream) = state.streams.get(&id) else {
-            return;
-        };
-        let ready = match stream.queue.front() {
-            Some(front) => front.after.iter().all(|point| state.reached(*point)),
-            None if stream.destroyed => {
-                state.streams.remove(&id);
-                return;
-            }
-            None => false,
-        };
-        let Some(stream) = state.streams.get_mut(&id) else {
-            return;
-        };
-        if !ready {
-            stream.held = !stream.queue.is_empty();
-            state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-            continue;
-        }
-        stream.held = false;
-        let Some(front) = stream.queue.pop_front() else {
-            continue;
-        };
-        state.queued -= 1;
-        state.queued_bytes -= front.bytes;
-        drop(state);
-        if let Err(error) = run(front.work) {
-            shared.kill(error);
-            return;
-        }
-        state = shared.lock();
-        if shared.fault().is_some() {
-            return;
-        }
-        if let Some(stream) = state.streams.get_mut(&id) {
-            stream.completed += 1;
-        }
-        shared.progressed(&state);
-    }
-}
-
-fn run(work: Work) -> Result<()> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        tracing::error!("work on a stream panicked; the context is lost");
-        Err(CuError::LAUNCH_FAILED)
-    })
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    /// Work that says its name, and work that waits until it is let go.
-    struct Log {
-        sender: mpsc::Sender<u32>,
-        receiver: mpsc::Receiver<u32>,
-    }
-
-    impl Log {
-        fn new() -> Self {
-            let (sender, receiver) = mpsc::channel();
-            Self { sender, receiver }
-        }
-
-        fn work(&self, name: u32) -> Work {
-            let sender = self.sender.clone();
-            Box::new(move || {
-                sender.send(name).expect("the test listens");
-                Ok(())
-            })
-        }
-
-        fn names(&self) -> Vec<u32> {
-            self.receiver.try_iter().collect()
-        }
-    }
-
-    fn gate() -> (mpsc::Sender<()>, Work) {
-        let (open, opened) = mpsc::channel();
-        (
-            open,
-            Box::new(move || opened.recv().map_err(|_| CuError::UNKNOWN)),
-        )
-    }
-
-    #[test]
-    fn work_of_a_stream_runs_in_order() {
-        let (scheduler, log) = (Scheduler::new(), Log::new());
-        let stream = scheduler.create(true);
-        for name in 0..1000 {
-            scheduler.submit(stream, log.work(name)).expect("submit");
-        }
-        scheduler
-            .wait(&scheduler.frontier(stream).expect("frontier"))
-            .expect("wait");
-        assert_eq!(log.names(), (0..1000).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn what_can_be_queued_is_bounded() {
-        let scheduler = Scheduler::new();
-        let stream = scheduler.create(false);
-        let (open, held) = gate();
-        scheduler.submit(stream, held).expect("submit");
-        let full = || scheduler.submit_with(stream, MAX_QUEUED_BYTES, Box::new(|| Ok(())));
-        let small = || scheduler.submit_with(stream, 1, Box::new(|| Ok(())));
-        small().expect("submit");
-        assert_eq!(full(), Err(CuError::OUT_OF_MEMORY));
-        let refused = (0..=MAX_QUEUED).find_map(|_| small().err());
-        assert_eq!(refused, Some(CuError::OUT_OF_MEMORY));
-        open.send(()).expect("open");
-        scheduler.wait(&scheduler.whole_frontier()).expect("wait");
-        full().expect("there is room again");
-    }
-
-    #[test]
-    fn streams_that_have_threads_are_bounded() {
-        let scheduler = Scheduler::new();
-        let run = |_| scheduler.submit(scheduler.create(false), Box::new(|| Ok(())));
-        let refused = (0..=MAX_THREADS).find_map(|number| run(number).err());
-        assert_eq!(refused, Some(CuError::OUT_OF_MEMORY));
-    }
-
-    #[test]
-    fn the_legacy_stream_is_a_barrier_among_blocking_streams_only() {
-        let (scheduler, log) = (Scheduler::new(), Log::new());
-        let (first, second) = (scheduler.create(true), scheduler.create(true));
-        let free = scheduler.create(false);
-        let (open, held) = gate();
-        scheduler.submit(first, held).expect("submit");
-        scheduler
-            .submit(RawStream::LEGACY, log.work(1))
-            .expect("submit");
-        scheduler.submit(second, log.work(2)).expect("submit");
-        let point = scheduler.submit(free, log.work(3)).expect("submit");
-        scheduler.wait(&[point]).expect("wait");
-        assert_eq!(log.names(), [3], "only the non-blocking stream ran");
-        let legacy = scheduler.frontier(RawStream::LEGACY).expect("frontier");
-        assert_eq!(scheduler.reached(&legacy), Ok(false));
-        open.send(()).expect("open");
-        scheduler.wait(&scheduler.whole_frontier()).expect("wait");
-        assert_eq!(log.names(), [1, 2]);
-    }
-
-    #[test]
-    fn two_streams_run_at_once() {
-        let scheduler = Scheduler::new();
-        let ((here, first), (there, second)) = (gate(), gate());
-        let meet = |say: mpsc::Sender<()>, hear: Work| -> Work {
-            Box::new(move || {
-                say.send(()).map_err(|_| CuError::UNKNOWN)?;
-                hear()
-            })
-        };
-        scheduler
-            .submit(scheduler.create(true), meet(there, first))
-            .expect("submit");
-        scheduler
-            .submit(scheduler.create(true), meet(here, second))
-            .expect("submit");
-        scheduler
-            .wait(&scheduler.whole_frontier())
-            .expect("both met");
-    }
-
-    #[test]
-    fn a_point_of_another_stream_holds_work_back() {
-        let (scheduler, log) = (Scheduler::new(), Log::new());
-        let (first, second) = (scheduler.create(false), scheduler.create(false));
-        let (open, held) = gate();
-        let point = scheduler.submit(first, held).expect("submit");
-        let after = scheduler
-            .submit_after(second, Some(point), log.work(1))
-            .expect("submit");
-        assert_eq!(scheduler.reached(&[after]), Ok(false));
-        open.send(()).expect("open");
-        scheduler.wait(&[after]).expect("wait");
-        assert_eq!(
-            (scheduler.reached(&[point]), log.names()),
-            (Ok(true), vec![1])
-        );
-    }
-
-    #[test]
-    fn a_milestone_is_reached_while_its_work_runs() {
-        let (scheduler, log) = (Scheduler::new(), Log::new());
-        let (first, second) = (scheduler.create(false), scheduler.create(false));
-        let milestone = scheduler.milestone();
-        let point = milestone.point();
-        let ((open, held), (end, waits)) = (gate(), gate());
-        let work = move || {
-            held()?;
-            milestone.reach();
-            milestone.reach();
-            waits()
-        };
-        let last = scheduler.submit(first, Box::new(work)).expect("submit");
-        let behind = scheduler.submit_after(second, Some(point), log.work(1));
-        assert_eq!(scheduler.reached(&[point]), Ok(false));
-        assert!(scheduler.whole_frontier().contains(&point));
-        open.send(()).expect("open");
-        scheduler
-            .wait(&[point, behind.expect("submit")])
-            .expect("wait");
-        assert_eq!(
-            (scheduler.reached(&[last]), log.names()),
-            (Ok(false), vec![1])
-        );
-        end.send(()).expect("open");
-        scheduler.wait(&scheduler.whole_frontier()).expect("wait");
-    }
-
-    #[test]
-    fn nothing_runs_after_a_fault_and_every_call_says_so() {
-        let (scheduler, log) = (Scheduler::new(), Log::new());
-        let stream = scheduler.create(false);
-        let (open, held) = gate();
-        scheduler.submit(stream, held).expect("submit");
-        let fault: Work = Box::new(|| Err(CuError::ILLEGAL_ADDRESS));
-        let point = scheduler.submit(stream, fault).expect("submit");
-        scheduler.submit(stream, log.work(1)).expect("submit");
-        open.send(()).expect("open");
-        assert_eq!(scheduler.wait(&[point]), Err(CuError::ILLEGAL_ADDRESS));
-        assert_eq!(scheduler.fault(), Some(CuError::ILLEGAL_ADDRESS));
-        assert!(
-            scheduler.cancel().load(Ordering::Acquire),
-            "running kernels are stopped"
-        );
-        let refused = scheduler.submit(RawStream::LEGACY, log.work(2));
-        assert_eq!(refused, Err(CuError::ILLEGAL_ADDRESS));
-        scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
-        assert_eq!(
-            scheduler.fault(),
-            Some(CuError::ILLEGAL_ADDRESS),
-            "the first error stays"
-        );
-        assert!(log.names().is_empty());
-    }
-
-    #[test]
-    fn work_that_panics_is_a_fault() {
-        let scheduler = Scheduler::new();
-        let broken: Work = Box::new(|| std::panic::resume_unwind(Box::new("broken")));
-        let point = scheduler.submit(RawStream::LEGACY, broken).expect("submit");
-        assert_eq!(scheduler.wait(&[point]), Err(CuError::LAUNCH_FAILED));
-    }
-
-    #[test]
-    fn a_destroyed_stream_finishes_its_work_and_is_gone() {
-        let (scheduler, log) = (Scheduler::new(), Log::new());
-        let stream = scheduler.create(false);
-        let (open, held) = gate();
-        scheduler.submit(stream, held).expect("submit");
-        let point = scheduler.submit(stream, log.work(1)).expect("submit");
-        scheduler.destroy(stream).expect("destroy");
-        assert_eq!(scheduler.destroy(stream), Err(CuError::INVALID_HANDLE));
-        assert_eq!(
-            scheduler.submit(stream, log.work(2)),
-            Err(CuError::INVALID_HANDLE)
-        );
-        open.send(()).expect("open");
-        scheduler.wait(&[point]).expect("wait");
-        assert_eq!(log.names(), [1]);
-        assert_eq!(
-            scheduler.destroy(RawStream::LEGACY),
-            Err(CuError::INVALID_HANDLE)
-        );
-    }
-}
+mod tests;

@@ -1,9 +1,7 @@
 //! Streams that wait for words in memory and write them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use wormhole_device::{
     CuError, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, Result,
@@ -12,11 +10,7 @@ use wormhole_device::{
 
 use crate::device::CpuDevice;
 use crate::memory::{Memory, Use, pointer};
-
-/// Looks at a word before the thread of a stream sleeps between two.
-const YIELDS: u32 = 200;
-const FIRST_SLEEP: Duration = Duration::from_micros(20);
-const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+use crate::scheduler::{Outcome, Work};
 
 /// Attributes of streams (`CUlaunchAttributeID`): access policy window, synchronization policy, priority,
 /// memory synchronization domain map and domain, scheduling for NVLink.
@@ -37,32 +31,30 @@ pub fn check(memory: &Memory, operation: &MemoryOperation) -> Result<()> {
     memory.check(operation.address, width, Use::Write)
 }
 
-/// Makes operations that were checked, one after the other. A wait ends as well when `stopped` says so.
-pub fn run(operations: &[MemoryOperation], stopped: impl Fn() -> bool) {
-    for operation in operations {
+/// Makes operations that were checked, from `next` on, one after the other. Stops behind a wait that is not fulfilled,
+/// and gives that.
+pub fn advance(operations: &[MemoryOperation], next: &mut usize) -> Option<MemoryOperation> {
+    while let Some(operation) = operations.get(*next) {
+        *next += 1;
         match operation.kind {
             MemoryOperationKind::Wait32 | MemoryOperationKind::Wait64 => {
-                wait(|| is_fulfilled(operation, load(operation)), &stopped);
+                if !is_fulfilled(operation, load(operation)) {
+                    return Some(*operation);
+                }
             }
             MemoryOperationKind::Write32 | MemoryOperationKind::Write64 => store(operation),
             MemoryOperationKind::Barrier => fence(Ordering::SeqCst),
         }
     }
+    None
 }
 
-/// Waits until `done`, or until `stopped`.
-fn wait(done: impl Fn() -> bool, stopped: &impl Fn() -> bool) {
-    let mut looks = 0;
-    let mut sleep = FIRST_SLEEP;
-    while !done() && !stopped() {
-        if looks < YIELDS {
-            looks += 1;
-            thread::yield_now();
-        } else {
-            thread::sleep(sleep);
-            sleep = (sleep * 2).min(LONGEST_SLEEP);
-        }
-    }
+/// The condition of a wait in this memory.
+pub fn awaited(wait: MemoryOperation, memory: Arc<Memory>) -> Outcome {
+    Outcome::When(Box::new(move || {
+        let _mapped = &memory;
+        is_fulfilled(&wait, load(&wait))
+    }))
 }
 
 fn load(operation: &MemoryOperation) -> u64 {
@@ -128,18 +120,14 @@ impl StreamMemory for CpuDevice {
             .iter()
             .try_for_each(|operation| check(&self.memory, operation))?;
         let memory = Arc::clone(&self.memory);
-        let cancel = context.scheduler.cancel();
         let operations = Box::<[MemoryOperation]>::from(operations);
         let bytes = size_of_val(&*operations);
-        let work = move || {
-            let _mapped = memory;
-            run(&operations, || is_set(&cancel));
-            Ok(())
-        };
-        context
-            .scheduler
-            .submit_with(stream, bytes, Box::new(work))
-            .map(drop)
+        let mut next = 0;
+        let work = Work::of_steps(move |_| {
+            let wait = advance(&operations, &mut next);
+            Ok(wait.map_or(Outcome::Complete, |wait| awaited(wait, Arc::clone(&memory))))
+        });
+        context.scheduler.submit_with(stream, bytes, work).map(drop)
     }
 
     /// Streams of processors have no caches to divide, and their threads no priorities: what is set is a hint
@@ -152,10 +140,6 @@ impl StreamMemory for CpuDevice {
             Err(CuError::INVALID_VALUE)
         }
     }
-}
-
-fn is_set(cancel: &AtomicBool) -> bool {
-    cancel.load(Ordering::Acquire)
 }
 
 #[cfg(test)]

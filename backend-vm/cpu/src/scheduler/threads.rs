@@ -1,0 +1,288 @@
+//! The threads that run work. None belongs to a stream.
+//!
+//! A thread takes the stream that has been ready for longest, runs one step of its work and looks again.
+//! Threads are started when work is ready and none is free, [`MAX_KERNELS`] and [`SPARE`] at most. Work that
+//! waits has no thread: the scheduler makes its stream ready when a point is reached, and one more thread, the
+//! watcher, looks at the conditions of which there is no notice.
+
+use std::mem::take;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, PoisonError};
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+
+use wormhole_device::CuError;
+
+use super::work::{Condition, Outcome, Turn};
+use super::{Queued, Shared, State};
+
+/// Kernels that run at the same time: the resident grids of a device of compute capability 9.0 (CUDA
+/// programming guide, "Technical Specifications per Compute Capability"). Kernels that wait for each other make
+/// progress as long as they are no more than this.
+pub const MAX_KERNELS: usize = 128;
+/// Threads for what is not a kernel while kernels have all others, as a GPU has its copy engines.
+pub const SPARE: usize = 4;
+
+/// Looks at a condition before its work is given to the watcher.
+const YIELDS: u32 = 200;
+/// Threads that look so at the same time.
+const MAX_LOOKING: usize = 2;
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// A thread that has nothing to do. It is called under the scheduler's lock.
+#[derive(Default)]
+pub(super) struct Sleeper {
+    called: AtomicBool,
+    wake: Condvar,
+}
+
+impl Sleeper {
+    pub(super) fn call(&self) {
+        self.called.store(true, Ordering::Relaxed);
+        self.wake.notify_one();
+    }
+}
+
+/// A stream whose work waits for a condition.
+pub(super) struct Watched {
+    stream: u64,
+    condition: Condition,
+}
+
+impl State {
+    /// Takes a stream whose work is ready; whether it runs a kernel, which is then counted.
+    fn take_ready(&mut self) -> Option<(u64, bool)> {
+        if let Some(stream) = self.ready.pop_front() {
+            return Some((stream, false));
+        }
+        if self.kernels >= MAX_KERNELS {
+            return None;
+        }
+        let stream = self.ready_kernels.pop_front()?;
+        self.kernels += 1;
+        Some((stream, true))
+    }
+
+    fn takeable(&self) -> usize {
+        let kernels = MAX_KERNELS.saturating_sub(self.kernels);
+        self.ready.len() + self.ready_kernels.len().min(kernels)
+    }
+}
+
+impl Shared {
+    /// Sees to it that ready work has threads: one that sleeps, or a new one.
+    pub(super) fn staff(self: &Arc<Self>, state: &mut State) {
+        while state.takeable() > state.called + state.starting && self.fault().is_none() {
+            if let Some(sleeper) = state.idle.pop() {
+                state.called += 1;
+                sleeper.call();
+            } else if !self.hire(state) {
+                return;
+            }
+        }
+    }
+
+    /// Starts a thread, if there may be one more and the system has one.
+    pub(super) fn hire(self: &Arc<Self>, state: &mut State) -> bool {
+        if state.threads.len() >= MAX_KERNELS + SPARE {
+            return false;
+        }
+        let shared = Arc::clone(self);
+        let started = Builder::new()
+            .name("streams".to_owned())
+            .spawn(move || serve(&shared));
+        match started {
+            Ok(thread) => {
+                state.threads.push(thread);
+                state.starting += 1;
+                true
+            }
+            Err(error) => {
+                if !take(&mut state.may_complain) {
+                    return false;
+                }
+                let threads = state.threads.len();
+                tracing::warn!(%error, threads, "no further thread can be had for streams");
+                false
+            }
+        }
+    }
+
+    /// Gives a stream whose work waits for a condition to the watcher.
+    fn park(self: &Arc<Self>, state: &mut State, stream: u64, condition: Condition) {
+        if state.watcher.is_none() {
+            let shared = Arc::clone(self);
+            state.watcher = Builder::new()
+                .name("stream-watcher".to_owned())
+                .spawn(move || watch(&shared))
+                .ok();
+        }
+        if state.watcher.is_some() {
+            state.watched.push(Watched { stream, condition });
+            self.parked.notify_one();
+        } else {
+            // Without a watcher the others look, in turn.
+            state.arrange(stream);
+        }
+    }
+}
+
+/// What is left of work after a step.
+enum Rest {
+    /// Nothing of work that held this many bytes.
+    Complete(usize),
+    More(Queued),
+    Waits(Queued, Condition),
+    Failed(CuError),
+}
+
+/// One of the threads.
+fn serve(shared: &Arc<Shared>) {
+    let sleeper = Arc::new(Sleeper::default());
+    let mut state = shared.lock();
+    state.starting -= 1;
+    while shared.fault().is_none() {
+        let Some((stream, kernel)) = state.take_ready() else {
+            state.idle.push(Arc::clone(&sleeper));
+            while !sleeper.called.swap(false, Ordering::Relaxed) {
+                let woken = sleeper.wake.wait(state);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+            }
+            state.called = state.called.saturating_sub(1);
+            continue;
+        };
+        shared.staff(&mut state);
+        let front = state.streams.get_mut(&stream);
+        let Some(front) = front.and_then(|stream| stream.queue.pop_front()) else {
+            state.kernels -= usize::from(kernel);
+            continue;
+        };
+        drop(state);
+        let rest = step(shared, front, kernel);
+        if let Rest::Failed(error) = rest {
+            return shared.kill(error);
+        }
+        state = shared.lock();
+        state.kernels -= usize::from(kernel);
+        if shared.fault().is_none() {
+            shared.settle(&mut state, stream, rest);
+        }
+    }
+}
+
+fn step(shared: &Arc<Shared>, mut front: Queued, kernel: bool) -> Rest {
+    let turn = Turn { shared, kernel };
+    let work = &mut front.work;
+    let result = catch_unwind(AssertUnwindSafe(|| (work.step)(&turn))).unwrap_or_else(|_| {
+        tracing::error!("work on a stream panicked; the context is lost");
+        Err(CuError::LAUNCH_FAILED)
+    });
+    front.work.kernel = matches!(result, Ok(Outcome::Kernel));
+    match result {
+        Ok(Outcome::Complete) => Rest::Complete(front.bytes),
+        Ok(Outcome::Kernel) => Rest::More(front),
+        Ok(Outcome::After(points)) => {
+            front.after = points;
+            Rest::More(front)
+        }
+        Ok(Outcome::When(mut condition)) => {
+            if is_true_soon(shared, &mut condition) {
+                Rest::More(front)
+            } else {
+                Rest::Waits(front, condition)
+            }
+        }
+        Err(error) => Rest::Failed(error),
+    }
+}
+
+impl Shared {
+    /// Notes what became of the front of a stream.
+    fn settle(self: &Arc<Self>, state: &mut State, stream: u64, rest: Rest) {
+        let put_back = |state: &mut State, front| {
+            if let Some(stream) = state.streams.get_mut(&stream) {
+                stream.queue.push_front(front);
+            }
+        };
+        match rest {
+            Rest::Complete(bytes) => {
+                state.queued -= 1;
+                state.queued_bytes -= bytes;
+                state.complete(stream);
+                self.tell_hosts(state);
+            }
+            Rest::More(front) => {
+                put_back(state, front);
+                state.arrange(stream);
+            }
+            Rest::Waits(front, condition) => {
+                put_back(state, front);
+                self.park(state, stream, condition);
+            }
+            Rest::Failed(_) => {}
+        }
+    }
+}
+
+/// Looks at a condition for a little while, since the watcher takes longer to notice.
+fn is_true_soon(shared: &Shared, condition: &mut Condition) -> bool {
+    if condition() {
+        return true;
+    }
+    let alone = shared.looking.fetch_add(1, Ordering::Relaxed) < MAX_LOOKING;
+    let yields = if alone { YIELDS } else { 0 };
+    let found = (0..yields).any(|_| {
+        thread::yield_now();
+        condition()
+    });
+    shared.looking.fetch_sub(1, Ordering::Relaxed);
+    found
+}
+
+/// The watcher: looks at new conditions at once, at all of them after pauses.
+fn watch(shared: &Arc<Shared>) {
+    let mut watched: Vec<Watched> = Vec::new();
+    let mut pause = FIRST_PAUSE;
+    let mut round = Instant::now();
+    let mut state = shared.lock();
+    while shared.fault().is_none() {
+        let known = watched.len();
+        watched.append(&mut state.watched);
+        let now = Instant::now();
+        let new_only = now < round;
+        if known == watched.len() && (new_only || known == 0) {
+            state = if known == 0 {
+                let woken = shared.parked.wait(state);
+                woken.unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let woken = shared.parked.wait_timeout(state, round - now);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            };
+            continue;
+        }
+        drop(state);
+        let mut ready = Vec::new();
+        let from = if new_only { known } else { 0 };
+        let found = watched.extract_if(from.., |watched| (watched.condition)());
+        ready.extend(found.map(|watched| watched.stream));
+        let moved = watched.len() != known || !ready.is_empty();
+        if !new_only {
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        if moved {
+            pause = FIRST_PAUSE;
+        }
+        if !new_only || moved {
+            round = Instant::now() + pause;
+        }
+        state = shared.lock();
+        if shared.fault().is_none() {
+            for stream in ready {
+                state.arrange(stream);
+            }
+            shared.staff(&mut state);
+        }
+    }
+}
