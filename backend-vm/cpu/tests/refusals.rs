@@ -224,6 +224,33 @@ AGAIN:
     drop(device);
 }
 
+/// It has 2^63 blocks, nearly.
+#[test]
+fn the_largest_grid_runs_until_the_device_is_dropped() {
+    let device = device();
+    let word = Pages::new(4096);
+    // SAFETY: the page is never freed.
+    unsafe { device.register(word.address(), 4096) }.expect("register");
+    let module = load(&device, STORE).expect("load");
+    let function = device.function(module, "store").expect("store").function;
+    let launch = Launch {
+        function,
+        stream: LEGACY,
+        grid: [i32::MAX.cast_unsigned(), 65535, 65535],
+        block: [1; 3],
+        shared: 0,
+        attributes: &[],
+        events: LaunchEvents::default(),
+        parameters: &word.address().to_le_bytes(),
+    };
+    device.launch(&launch).expect("launch");
+    while word.read(0) == 0 {
+        assert_eq!(device.query_stream(LEGACY), Ok(false));
+        std::thread::yield_now();
+    }
+    drop(device);
+}
+
 /// Host memory of whole pages.
 struct Pages(*mut u8, usize);
 

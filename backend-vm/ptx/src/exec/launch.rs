@@ -172,7 +172,8 @@ pub fn launch(
         .grid
         .iter()
         .try_fold(1_u64, |count, &extent| count.checked_mul(u64::from(extent)));
-    let Some(blocks) = blocks.filter(|&blocks| blocks > 0 && blocks < 1 << 62) else {
+    // The largest grid of the described device has less than 2^63 blocks.
+    let Some(blocks) = blocks.filter(|&blocks| blocks > 0 && blocks < 1 << 63) else {
         return failed(FaultKind::InvalidLaunch("the grid is empty or too large"));
     };
     if threads == 0 {
