@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::block::{Block, Progress};
@@ -153,8 +154,8 @@ pub fn launch(
     output: &dyn Output,
 ) -> Result<(), Fault> {
     let code = kernel.code();
-    let failed = |kind| {
-        Err(Fault {
+    let fault = |kind| {
+        Box::new(Fault {
             kind,
             kernel: kernel.name().to_owned(),
             line: 0,
@@ -162,6 +163,7 @@ pub fn launch(
             thread: [0; 3],
         })
     };
+    let failed = |kind| Err(*fault(kind));
     let shared = u64::from(code.dynamic_shared) + u64::from(config.dynamic_shared);
     let threads = config
         .block
@@ -239,24 +241,33 @@ pub fn launch(
         .clamp(1, 1024)
         .min(usize::try_from(blocks).unwrap_or(usize::MAX));
     let started = Instant::now();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let mut helpers = workers - 1;
         let mut hire = || {
             if helpers > 0 && (config.cooperative || started.elapsed() > ALONE) && !queue.is_empty()
             {
                 for _ in 0..std::mem::take(&mut helpers) {
-                    scope.spawn(|| work(&launch, &queue, memory, workers, &mut || {}));
+                    let help = || work(&launch, &queue, memory, workers, &mut || {});
+                    let started = thread::Builder::new().spawn_scoped(scope, help);
+                    if started.is_err() {
+                        // The blocks of a cooperative launch meet, so each needs its thread.
+                        if config.cooperative {
+                            let what = "more threads than the system has left";
+                            queue.fail(&launch, fault(FaultKind::OutOfResources { what }));
+                        }
+                        break;
+                    }
                 }
             }
         };
         work(&launch, &queue, memory, workers, &mut hire);
     });
-    let fault = queue
+    let first = queue
         .fault
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    match fault {
-        Some(fault) => Err(*fault),
+    match first {
+        Some(first) => Err(*first),
         None if launch.stopped() => failed(FaultKind::Cancelled),
         None => Ok(()),
     }
@@ -332,7 +343,7 @@ fn work(
         if turns >= resident.len() && (resident.len() >= capacity || queue.is_empty()) {
             let pause = wake.take().unwrap_or(0).saturating_sub(now());
             if pause > 0 {
-                std::thread::sleep(Duration::from_nanos(pause).min(NAP));
+                thread::sleep(Duration::from_nanos(pause).min(NAP));
             }
             turns = 0;
         }
