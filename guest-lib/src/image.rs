@@ -1,9 +1,13 @@
 //! Where an image ends. Programs pass a pointer; its bytes travel as they are.
+//!
+//! An image says of itself how long it is. A damaged one may say anything, so that nothing is believed that leads
+//! to memory which cannot be read.
 
 use std::borrow::Cow;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::c_void;
 
 use crate::error::{CuError, Result};
+use crate::readable::readable;
 
 /// `__fatBinC_Wrapper_t`: magic, version, pointer to the image; in version 2 a pointer to the list, which
 /// ends with null, of the images that it was linked of.
@@ -14,58 +18,52 @@ const MOST_LINKED: usize = 4096;
 /// The header of a fat binary: magic, version (2 bytes), header size (2 bytes), size behind it (8 bytes).
 const FATBIN_MAGIC: u32 = 0xBA55_ED50;
 const ELF_MAGIC: [u8; 4] = *b"\x7FELF";
+/// Bytes in which the end of a text is looked for at a time.
+const TEXT_STEP: usize = 64 << 10;
 
 /// The bytes of the image that a program passed: behind its wrapper if it has one, to its own end. What was
 /// linked of several images is followed by these, since a device may not run what was linked.
 ///
+/// # Errors
+/// `INVALID_IMAGE`, also for what claims to reach into memory that cannot be read.
+///
 /// # Safety
-/// `image` points to a fat binary, its wrapper, an ELF image, or PTX text that ends with a zero byte, and
-/// stays as it is while the result is in use.
+/// What can be read behind `image`, and behind the pointers of a wrapper, stays as it is while the result is in
+/// use.
 pub unsafe fn bytes<'a>(image: *const c_void) -> Result<Cow<'a, [u8]>> {
     if image.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
     let start: *const u8 = image.cast();
-    // SAFETY: every image is at least four bytes long; a shorter PTX text ends before it is compared on.
-    let magic = unsafe { prefix(start) };
-    if u32::from_le_bytes(magic) == WRAPPER_MAGIC {
-        // SAFETY: a wrapper has its image's address at offset 8.
-        let inner = unsafe { image.byte_add(8).cast::<*const c_void>().read_unaligned() };
-        if inner.is_null() {
-            return Err(CuError::INVALID_IMAGE);
+    // SAFETY: as the caller promises.
+    unsafe {
+        if head::<4>(start).map(u32::from_le_bytes) != Ok(WRAPPER_MAGIC) {
+            return bytes_behind(start).map(Cow::Borrowed);
         }
-        // SAFETY: the wrapper points to an image.
-        let first = unsafe { bytes_behind(inner.cast()) }?;
-        // SAFETY: a wrapper has its version at offset 4.
-        if unsafe { image.byte_add(4).cast::<u32>().read_unaligned() } != WRAPPER_OF_LINKED {
+        let wrapper = head::<16>(start)?;
+        let first = bytes_behind(pointer(&wrapper, 8)?)?;
+        if word(&wrapper, 4).map(u32::from_le_bytes) != Ok(WRAPPER_OF_LINKED) {
             return Ok(Cow::Borrowed(first));
         }
-        // SAFETY: this version of a wrapper has the address of the list at offset 16.
-        let list = unsafe {
-            image
-                .byte_add(16)
-                .cast::<*const *const u8>()
-                .read_unaligned()
-        };
-        // SAFETY: the wrapper points to it.
-        return unsafe { with_inputs(first, list) };
+        let wrapper = head::<24>(start)?;
+        with_inputs(first, pointer(&wrapper, 16)?)
     }
-    // SAFETY: it is an image itself.
-    unsafe { bytes_behind(start) }.map(Cow::Borrowed)
 }
 
-/// A linked fat binary and those in the list.
+/// A linked fat binary and those in the list, which ends with null.
 ///
 /// # Safety
-/// The list is null or ends with null; what it points to are fat binaries.
-unsafe fn with_inputs<'a>(linked: &'a [u8], list: *const *const u8) -> Result<Cow<'a, [u8]>> {
+/// As for [`bytes`].
+unsafe fn with_inputs<'a>(linked: &'a [u8], list: *const u8) -> Result<Cow<'a, [u8]>> {
     if list.is_null() {
         return Ok(Cow::Borrowed(linked));
     }
     let mut all = linked.to_vec();
     for index in 0..MOST_LINKED {
-        // SAFETY: the list goes on until its null.
-        let input = unsafe { list.add(index).read_unaligned() };
+        let entry = list.wrapping_add(index * size_of::<u64>());
+        // SAFETY: as the caller promises.
+        let input = unsafe { head::<8>(entry) }?;
+        let input = pointer(&input, 0)?;
         if input.is_null() {
             return Ok(Cow::Owned(all));
         }
@@ -80,38 +78,64 @@ unsafe fn with_inputs<'a>(linked: &'a [u8], list: *const *const u8) -> Result<Co
     Err(CuError::INVALID_IMAGE)
 }
 
-/// The first four bytes; those behind a zero byte are taken for zero.
-unsafe fn prefix(start: *const u8) -> [u8; 4] {
-    let mut magic = [0; 4];
-    for (index, place) in magic.iter_mut().enumerate() {
-        // SAFETY: no byte behind a terminating zero is read.
-        *place = unsafe { start.add(index).read() };
-        if *place == 0 {
-            break;
-        }
+/// The first bytes of something, if they can be read.
+///
+/// # Safety
+/// As for [`bytes`].
+unsafe fn head<const N: usize>(start: *const u8) -> Result<[u8; N]> {
+    if readable(start, N) < N {
+        return Err(CuError::INVALID_IMAGE);
     }
-    magic
+    // SAFETY: they can be read, and stay as they are.
+    Ok(unsafe { start.cast::<[u8; N]>().read() })
 }
 
+fn pointer(header: &[u8], offset: usize) -> Result<*const u8> {
+    let address = u64::from_le_bytes(word(header, offset)?);
+    let address = usize::try_from(address).map_err(|_| CuError::INVALID_IMAGE)?;
+    Ok(std::ptr::with_exposed_provenance(address))
+}
+
+/// # Safety
+/// As for [`bytes`].
 unsafe fn bytes_behind<'a>(start: *const u8) -> Result<&'a [u8]> {
     // SAFETY: as the caller promises.
-    let magic = unsafe { prefix(start) };
-    let length = if u32::from_le_bytes(magic) == FATBIN_MAGIC {
-        // SAFETY: a fat binary starts with a header of 16 bytes.
-        let header: [u8; 16] = unsafe { start.cast::<[u8; 16]>().read() };
-        fatbin_length(&header)?
-    } else if magic == ELF_MAGIC {
-        // SAFETY: an ELF image starts with a header of 64 bytes.
-        let header: [u8; 64] = unsafe { start.cast::<[u8; 64]>().read() };
-        elf_length(&header)?
-    } else {
-        // SAFETY: anything else is text that ends with a zero byte, which travels with it.
-        unsafe { CStr::from_ptr(start.cast::<c_char>()) }
-            .to_bytes_with_nul()
-            .len()
+    let (header, length) = unsafe {
+        match head::<4>(start) {
+            Ok(magic) if u32::from_le_bytes(magic) == FATBIN_MAGIC => {
+                (16, fatbin_length(&head(start)?)?)
+            }
+            Ok(ELF_MAGIC) => (64, elf_length(&head(start)?)?),
+            // Anything else is text that ends with a zero byte, which travels with it.
+            _ => (0, text_length(start)?),
+        }
     };
-    // SAFETY: the image says so of itself.
+    if length < header || isize::try_from(length).is_err() || readable(start, length) < length {
+        return Err(CuError::INVALID_IMAGE);
+    }
+    // SAFETY: that much can be read, and stays as it is.
     Ok(unsafe { std::slice::from_raw_parts(start, length) })
+}
+
+/// The bytes of a text with its zero byte.
+///
+/// # Safety
+/// As for [`bytes`].
+unsafe fn text_length(start: *const u8) -> Result<usize> {
+    let mut length = 0;
+    loop {
+        let next = start.wrapping_add(length);
+        let bytes = readable(next, TEXT_STEP);
+        if bytes == 0 {
+            return Err(CuError::INVALID_IMAGE);
+        }
+        // SAFETY: that much can be read, and stays as it is.
+        let part = unsafe { std::slice::from_raw_parts(next, bytes) };
+        if let Some(end) = part.iter().position(|byte| *byte == 0) {
+            return Ok(length + end + 1);
+        }
+        length += bytes;
+    }
 }
 
 fn word<const N: usize>(header: &[u8], offset: usize) -> Result<[u8; N]> {
@@ -146,7 +170,10 @@ fn elf_length(header: &[u8; 64]) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::readable::tests::Edge;
 
     fn fatbin(rest: u64) -> Vec<u8> {
         let mut image = FATBIN_MAGIC.to_le_bytes().to_vec();
@@ -222,5 +249,101 @@ mod tests {
         // SAFETY: null is refused before it is followed.
         let null = unsafe { bytes(std::ptr::null()) };
         assert_eq!(null, Err(CuError::INVALID_VALUE));
+    }
+
+    const CUBIN: &[u8] = include_bytes!("../../backend-vm/ptx/tests/data/cubin.fatbin");
+    const PTX: &[u8] = include_bytes!("../../backend-vm/ptx/tests/data/plain.fatbin");
+
+    /// The ELF image that a fat binary holds uncompressed.
+    fn elf() -> &'static [u8] {
+        let start = CUBIN.windows(4).position(|bytes| *bytes == ELF_MAGIC);
+        let elf = &CUBIN[start.unwrap()..];
+        &elf[..elf_length(&elf[..64].try_into().unwrap()).unwrap()]
+    }
+
+    /// Looks at an image that ends where nothing can be read.
+    fn measured(edge: &Edge, image: &[u8]) -> Result<usize> {
+        let start = edge.put(image);
+        // SAFETY: the image stays as it is.
+        let found = unsafe { bytes(start.cast()) }?;
+        assert!(found.len() <= image.len());
+        Ok(found.len())
+    }
+
+    #[test]
+    fn whatever_one_byte_of_a_header_says_nothing_unreadable_is_followed() {
+        let edge = Edge::new(4);
+        for (image, header) in [(elf(), 64), (CUBIN, 80), (PTX, 80)] {
+            assert_eq!(measured(&edge, image), Ok(image.len()));
+            let mut image = image.to_vec();
+            let mut refused = 0;
+            for place in 0..header {
+                let right = image[place];
+                for wrong in 0..=u8::MAX {
+                    image[place] = wrong;
+                    let found = measured(&edge, &image);
+                    assert!(matches!(found, Ok(_) | Err(CuError::INVALID_IMAGE)));
+                    refused += usize::from(found.is_err());
+                }
+                image[place] = right;
+            }
+            assert!(refused > 1000, "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_wrapper_that_points_nowhere_is_an_invalid_image() {
+        let edge = Edge::new(1);
+        let image = fatbin(24);
+        let good = image.as_ptr().expose_provenance() as u64;
+        let closed = edge.before_end(0).expose_provenance() as u64;
+        for nowhere in [0, 1, closed, 1 << 46, 1 << 60, u64::MAX] {
+            for (version, first, list) in [(1, nowhere, 0), (2, nowhere, 0), (2, good, nowhere)] {
+                let mut wrapper = WRAPPER_MAGIC.to_le_bytes().to_vec();
+                wrapper.extend(u32::to_le_bytes(version));
+                wrapper.extend(u64::to_le_bytes(first));
+                wrapper.extend(u64::to_le_bytes(list));
+                // SAFETY: the wrapper and what it points to stay as they are.
+                let found = unsafe { bytes(wrapper.as_ptr().cast()) };
+                let is_good = (first, list) == (good, 0);
+                assert_eq!(found.is_ok(), is_good, "{first:#x} {list:#x}");
+            }
+        }
+        for length in 0..24 {
+            let mut wrapper = [0; 24];
+            wrapper[..4].copy_from_slice(&WRAPPER_MAGIC.to_le_bytes());
+            wrapper[4] = 2;
+            wrapper[8..16].copy_from_slice(&good.to_le_bytes());
+            assert!(measured(&edge, &wrapper[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn a_text_without_an_end_is_an_invalid_image() {
+        let edge = Edge::new(40);
+        for length in [1, 3, 4096, TEXT_STEP, TEXT_STEP + 1] {
+            let mut text = vec![b'x'; length];
+            assert_eq!(measured(&edge, &text), Err(CuError::INVALID_IMAGE));
+            text.push(0);
+            assert_eq!(measured(&edge, &text), Ok(length + 1));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_bytes_are_damaged_nothing_unreadable_is_followed(
+            damage in prop::collection::vec((0..64_usize, any::<u8>()), 1..32),
+            cut in 0..64_usize,
+        ) {
+            let edge = Edge::new(4);
+            for image in [elf(), CUBIN, PTX] {
+                let mut image = image.to_vec();
+                for (place, byte) in &damage {
+                    image[*place] = *byte;
+                }
+                let _ = measured(&edge, &image);
+                let _ = measured(&edge, &image[..cut]);
+            }
+        }
     }
 }

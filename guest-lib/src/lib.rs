@@ -60,6 +60,7 @@ mod mutants;
 mod output;
 mod peer;
 mod pool;
+mod readable;
 mod reference;
 mod registration;
 mod runtime;

@@ -1,0 +1,150 @@
+//! How much of what a pointer leads to can be read.
+//!
+//! Images come without a length, so their own headers say how long they are. A damaged header must not lead to
+//! memory that is not there: the system is asked before anything is followed. Pages of a file behind its end
+//! count as not there.
+
+use std::io;
+use std::iter::successors;
+use std::sync::LazyLock;
+
+/// Ranges of one `process_vm_readv` (`UIO_MAXIOV`).
+const MOST_RANGES: usize = 1024;
+
+static PAGE: LazyLock<usize> = LazyLock::new(|| {
+    // SAFETY: a question without a pointer.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page).unwrap_or(4096)
+});
+
+/// How many bytes from `start` on can be read, `wanted` at most. Where the system refuses to tell, as filters of
+/// system calls may have it, all of them are taken to be readable.
+pub fn readable(start: *const u8, wanted: usize) -> usize {
+    let page = *PAGE;
+    let first = start.addr();
+    let Some(end) = first.checked_add(wanted) else {
+        return readable(start, usize::MAX - first);
+    };
+    // One byte of each page: the first of the range, then each page's own first.
+    let next = |at: &usize| (at / page + 1).checked_mul(page).filter(|at| *at < end);
+    let mut probes = successors(Some(first).filter(|at| *at < end), next).peekable();
+    while let Some(begin) = probes.peek().copied() {
+        let ranges: Vec<libc::iovec> = probes
+            .by_ref()
+            .take(MOST_RANGES)
+            .map(|at| libc::iovec {
+                iov_base: start.with_addr(at).cast_mut().cast(),
+                iov_len: 1,
+            })
+            .collect();
+        let found = match count_readable(&ranges) {
+            Ok(found) => found,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EFAULT)) => 0,
+            Err(_) => return wanted,
+        };
+        if found < ranges.len() {
+            let unreadable = ranges
+                .get(found)
+                .map_or(begin, |range| range.iov_base.addr());
+            return unreadable - first;
+        }
+    }
+    wanted
+}
+
+/// How many of these single bytes can be read, up to the first that cannot.
+fn count_readable(ranges: &[libc::iovec]) -> io::Result<usize> {
+    let mut bytes = [0_u8; MOST_RANGES];
+    let local = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    // SAFETY: the system checks the ranges that it reads; what it writes to is `bytes`, which has a byte for each.
+    let read = unsafe {
+        libc::process_vm_readv(
+            libc::getpid(),
+            &raw const local,
+            1,
+            ranges.as_ptr(),
+            ranges.len() as libc::c_ulong,
+            0,
+        )
+    };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// Pages that can be read, and behind them one that cannot.
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Memory that ends where nothing can be read.
+    pub struct Edge {
+        start: *mut u8,
+        bytes: usize,
+    }
+
+    impl Edge {
+        pub fn new(pages: usize) -> Self {
+            let bytes = pages * *PAGE;
+            // SAFETY: a new mapping where the system likes, whose last page is then closed.
+            let start = unsafe {
+                let start = libc::mmap(
+                    std::ptr::null_mut(),
+                    bytes + *PAGE,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                    -1,
+                    0,
+                );
+                assert_ne!(start, libc::MAP_FAILED);
+                let closed = libc::mprotect(start.byte_add(bytes), *PAGE, libc::PROT_NONE);
+                assert_eq!(closed, 0);
+                start.cast()
+            };
+            Self { start, bytes }
+        }
+
+        /// Where this many bytes before the end begin.
+        pub fn before_end(&self, bytes: usize) -> *mut u8 {
+            assert!(bytes <= self.bytes);
+            // SAFETY: the place lies inside the mapping.
+            unsafe { self.start.add(self.bytes - bytes) }
+        }
+
+        /// Puts bytes at the very end.
+        pub fn put(&self, bytes: &[u8]) -> *const u8 {
+            let place = self.before_end(bytes.len());
+            // SAFETY: there is that much room up to the end.
+            unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            place
+        }
+    }
+
+    impl Drop for Edge {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is this one's own.
+            unsafe { libc::munmap(self.start.cast(), self.bytes + *PAGE) };
+        }
+    }
+
+    #[test]
+    fn what_is_readable_ends_where_the_memory_ends() {
+        let edge = Edge::new(3000);
+        for bytes in [0, 1, 5, 4095, 4096, 4097, 1024 * 4096, 2999 * 4096 + 1] {
+            let start = edge.before_end(bytes);
+            for wanted in [bytes + 1, bytes + 10_000_000, usize::MAX] {
+                assert_eq!(readable(start, wanted), bytes, "{wanted}");
+            }
+            assert_eq!(readable(start, bytes / 2), bytes / 2);
+        }
+    }
+
+    #[test]
+    fn nothing_is_readable_where_nothing_is_mapped() {
+        for address in [0, 1, 1 << 46, 1 << 63, usize::MAX - 1, usize::MAX] {
+            let nowhere = std::ptr::without_provenance(address);
+            assert_eq!(readable(nowhere, 64), 0, "{address:#x}");
+        }
+    }
+}
