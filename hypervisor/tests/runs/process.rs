@@ -163,6 +163,11 @@ fn devices_and_contexts_by_every_version_of_the_functions() {
 }
 
 #[test]
+fn damaged_images_end_in_a_code() {
+    passes("static", "damaged_images");
+}
+
+#[test]
 fn code_from_files_memory_and_fat_binaries() {
     passes("static", "images");
 }
