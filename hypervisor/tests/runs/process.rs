@@ -168,6 +168,11 @@ fn damaged_images_end_in_a_code() {
 }
 
 #[test]
+fn the_largest_grid_is_launched_and_a_larger_one_is_refused_at_the_call() {
+    passes("static", "grids");
+}
+
+#[test]
 fn code_from_files_memory_and_fat_binaries() {
     passes("static", "images");
 }
