@@ -410,6 +410,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
     use virtio_queue::QueueT;
 
     #[derive(Debug, Default)]
@@ -468,9 +469,18 @@ mod tests {
     }
 
     fn fixture() -> Fixture {
+        fixture_on(DeviceThread::start("devices").expect("a thread"))
+    }
+
+    /// The queue that a device was notified of next.
+    fn next(notified: &Receiver<usize>) -> usize {
+        let patience = Duration::from_secs(60);
+        notified.recv_timeout(patience).expect("a notification")
+    }
+
+    fn fixture_on(thread: DeviceThread) -> Fixture {
         let memory = crate::ram::test_ram(1 << 20);
         let msix = Msix::new(Arc::new(FakeController::default()), 3).expect("eventfds");
-        let thread = DeviceThread::start("devices").expect("a thread");
         let (sender, notified) = channel();
         let device = Fake {
             record: Arc::default(),
@@ -606,7 +616,7 @@ mod tests {
         let transport = &mut fixture.transport;
         initialise(transport, 0x1_0000);
         // The start of a device looks at each queue once.
-        let notified = || fixture.notified.recv().expect("a notification");
+        let notified = || next(&fixture.notified);
         let mut first = [notified(), notified()];
         first.sort_unstable();
         assert_eq!(first, [0, 1]);
@@ -614,6 +624,26 @@ mod tests {
         write16(transport, offset, 1);
         assert_eq!(notified(), 1);
         assert_eq!(read(transport, DEVICE + 4), [4]);
+    }
+
+    #[test]
+    fn a_device_is_served_after_the_reset_of_another_one_on_its_thread() {
+        let mut first = fixture();
+        initialise(&mut first.transport, 0x1_0000);
+        let mut second = fixture_on(first.thread);
+        initialise(&mut second.transport, 0x1_0000);
+        first.transport.write(0x14, &[0]);
+        assert_eq!(lock(&first.record).stops, 1);
+        assert_eq!(lock(&second.record).stops, 0);
+        let mut seen = [next(&second.notified), next(&second.notified)];
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1]);
+        write16(&mut second.transport, VirtioPci::notify_address(0, 0), 0);
+        assert_eq!(next(&second.notified), 0);
+        // The thread ends the device that serves, and not again the one that was reset.
+        drop(second.thread);
+        assert_eq!(lock(&first.record).stops, 1);
+        assert_eq!(lock(&second.record).stops, 1);
     }
 
     #[test]
