@@ -9,6 +9,7 @@
 //! unsafe code.
 
 pub mod fields;
+pub mod host;
 
 use std::borrow::Cow;
 use std::io::Read;
@@ -22,6 +23,10 @@ const KIND_ELF: u16 = 2;
 const FLAG_LZ4: u64 = 0x2000;
 /// The payload is a Zstandard frame.
 const FLAG_ZSTD: u64 = 0x8000;
+/// Made for an architecture with its specific features, as `sm_90a`.
+const FLAG_SPECIFIC: u64 = 0x10_0000;
+/// Made for a family of architectures, as `sm_100f`.
+const FLAG_FAMILY: u64 = 0x20_0000;
 
 /// Most entries that are looked at.
 const MAX_ENTRIES: usize = 4096;
@@ -161,6 +166,31 @@ impl<'a> Entry<'a> {
     /// The compute capability that it was made for: 90 for 9.0.
     pub fn architecture(&self) -> u32 {
         self.architecture
+    }
+
+    /// Whether a device of compute capability `arch` (90 for 9.0) runs it. Machine code runs on later devices of its
+    /// major version, PTX on all later ones; code for a family stays in its major version, and code with
+    /// architecture-specific features runs on that architecture alone (CUDA C++ Programming Guide, "Compute
+    /// Capabilities").
+    pub fn runs_on(&self, arch: u32) -> bool {
+        let made_for = self.architecture;
+        if self.flags & FLAG_SPECIFIC != 0 {
+            return made_for == arch;
+        }
+        let of_major = self.is_elf() || self.flags & FLAG_FAMILY != 0;
+        made_for <= arch && (!of_major || made_for / 10 == arch / 10)
+    }
+
+    /// Of two entries that run, the better one: by architecture, then by how much of it the code may use.
+    pub fn preference(&self) -> impl Ord + use<> {
+        let specific = self.flags & FLAG_SPECIFIC != 0;
+        let family = self.flags & FLAG_FAMILY != 0;
+        (self.architecture, specific, family)
+    }
+
+    /// Bytes of the payload once it is decompressed, as the entry says; [`unpack`](Self::unpack) checks it.
+    pub fn unpacked_bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The payload, decompressed.

@@ -7,14 +7,6 @@ pub(super) fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// `EM_CUDA`: the machine of a cubin.
-const CUDA: u16 = 190;
-
-/// Whether an ELF file is machine code for a GPU.
-pub(super) fn is_cuda(bytes: &[u8]) -> bool {
-    u16_at(bytes, 18) == Some(CUDA)
-}
-
 /// Whether a 64-bit little-endian ELF file has a section of code, `.text.<kernel>`.
 /// `None` if its headers make no sense.
 pub(super) fn has_kernels(bytes: &[u8]) -> Option<bool> {
