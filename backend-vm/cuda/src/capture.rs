@@ -3,7 +3,9 @@
 //! The driver writes the text of device `printf` to the process's standard output when it synchronizes,
 //! and the text of `assert` to its standard error (measured on driver 580). A worker prints nothing of its own
 //! there, so both descriptors are replaced by memory files, from which the text is taken. A pipe would
-//! block the driver when it is full.
+//! block the driver when it is full. A file grows to [`MOST_KEPT`] bytes: a format with a great width makes gigabytes of
+//! a few bytes of a kernel's, and the memory is the host's. Further text is lost, as it is when the device's own buffer
+//! is full.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,6 +17,8 @@ use wormhole_device::DeviceOutput;
 
 /// The most text that is taken at once, of each kind.
 const MOST: u64 = 16 << 20;
+/// The most text of each kind that is kept until it is taken.
+const MOST_KEPT: u64 = 128 << 20;
 
 static CAPTURE: OnceLock<Capture> = OnceLock::new();
 
@@ -34,12 +38,15 @@ pub struct Originals {
 /// Redirects the process's standard output and error, for good. Logs and panic messages belong on the
 /// originals, which are returned; panic messages go there already.
 ///
+/// No file of this process grows beyond [`MOST_KEPT`] bytes from here on, by its limit `RLIMIT_FSIZE`.
+///
 /// Without this call [`take`] finds nothing and the text appears where the process prints.
 pub fn capture_output() -> io::Result<Originals> {
     let originals = Originals {
         stdout: File::from(io::stdout().as_fd().try_clone_to_owned()?),
         stderr: File::from(io::stderr().as_fd().try_clone_to_owned()?),
     };
+    limit_files()?;
     let capture = Capture {
         stdout: Mutex::new(Source::redirect(libc::STDOUT_FILENO)?),
         stderr: Mutex::new(Source::redirect(libc::STDERR_FILENO)?),
@@ -75,21 +82,75 @@ pub fn take() -> DeviceOutput {
     }
 }
 
+/// Has writes beyond [`MOST_KEPT`] fail with `EFBIG`, in place of ending the process.
+fn limit_files() -> io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: MOST_KEPT,
+        rlim_max: MOST_KEPT,
+    };
+    // SAFETY: ignoring a signal installs no code, and the limit is read from a live structure.
+    let failed = unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN) == libc::SIG_ERR
+            || libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) != 0
+    };
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// A memory file that a descriptor of the process writes to.
 #[derive(Debug)]
 struct Source {
+    descriptor: RawFd,
+    current: Text,
+    /// The file before it, which a write that had begun may still have ended in.
+    former: Option<Text>,
+}
+
+/// A file, and how much of it has been taken.
+#[derive(Debug)]
+struct Text {
     file: File,
     taken: u64,
 }
 
 impl Source {
     fn redirect(descriptor: RawFd) -> io::Result<Self> {
+        Ok(Self {
+            descriptor,
+            current: Text::behind(descriptor)?,
+            former: None,
+        })
+    }
+
+    fn take(&mut self) -> io::Result<Vec<u8>> {
+        if let Some(former) = &mut self.former {
+            let rest = former.take()?;
+            if !rest.is_empty() {
+                return Ok(rest);
+            }
+            self.former = None;
+        }
+        let text = self.current.take()?;
+        // A file keeps its length when it is emptied, and may grow only so far.
+        if self.current.taken >= MOST {
+            let fresh = Text::behind(self.descriptor)?;
+            self.former = Some(std::mem::replace(&mut self.current, fresh));
+        }
+        Ok(text)
+    }
+}
+
+impl Text {
+    /// A new memory file, which the descriptor writes to from now on.
+    fn behind(descriptor: RawFd) -> io::Result<Self> {
         // SAFETY: the name is a C string.
         let memory = unsafe { libc::memfd_create(c"device-output".as_ptr(), libc::MFD_CLOEXEC) };
         if memory < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and this object's own.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(memory) });
         // SAFETY: both descriptors are open; the target is the one to be replaced.
         if unsafe { libc::dup2(file.as_raw_fd(), descriptor) } < 0 {
@@ -104,13 +165,13 @@ impl Source {
         self.file.read_exact_at(&mut text, self.taken)?;
         if bytes > 0 {
             self.taken += bytes;
-            self.forget()?;
+            self.free_taken()?;
         }
         Ok(text)
     }
 
-    /// Gives back the memory of what was taken. The file keeps its length: a writer may be at its end.
-    fn forget(&self) -> io::Result<()> {
+    /// Frees the memory of the text that was taken. The file keeps its length: a writer may be at its end.
+    fn free_taken(&self) -> io::Result<()> {
         let length = libc::off_t::try_from(self.taken).unwrap_or(libc::off_t::MAX);
         // SAFETY: the descriptor is this object's own.
         let result = unsafe {
@@ -133,21 +194,51 @@ impl Source {
 mod tests {
     use super::*;
 
-    /// In a process of its own, since the redirection stays.
+    /// Runs a test in a process of its own, since the redirection stays. Whether this is that process.
+    fn in_own_process(test: &str) -> bool {
+        const CHILD: &str = "WORMHOLE_TEST_CAPTURE";
+        if std::env::var_os(CHILD).is_some() {
+            return true;
+        }
+        let me = std::env::current_exe().expect("own path");
+        let status = std::process::Command::new(me)
+            .args(["--exact", &format!("capture::tests::{test}")])
+            .env(CHILD, "1")
+            .status()
+            .expect("start");
+        assert!(status.success());
+        false
+    }
+
+    #[test]
+    fn text_beyond_the_limit_is_lost_and_the_next_is_not() {
+        if !in_own_process("text_beyond_the_limit_is_lost_and_the_next_is_not") {
+            return;
+        }
+        let originals = capture_output().expect("capture");
+        let line = [b'x'; 1 << 20];
+        for _ in 0..3 {
+            let written = (0..(2 * MOST_KEPT) >> 20)
+                .take_while(|_| io::stderr().write_all(&line).is_ok())
+                .count() as u64;
+            assert!(((MOST_KEPT - MOST) >> 20..=MOST_KEPT >> 20).contains(&written));
+            let mut taken = 0;
+            loop {
+                let text = take().stderr;
+                if text.is_empty() {
+                    break;
+                }
+                assert!(text.len() as u64 <= MOST && text.iter().all(|byte| *byte == b'x'));
+                taken += text.len() as u64;
+            }
+            assert_eq!(taken, written << 20);
+        }
+        drop(originals);
+    }
+
     #[test]
     fn what_the_process_writes_is_taken_once_by_kind() {
-        const CHILD: &str = "WORMHOLE_TEST_CAPTURE";
-        if std::env::var_os(CHILD).is_none() {
-            let me = std::env::current_exe().expect("own path");
-            let status = std::process::Command::new(me)
-                .args([
-                    "--exact",
-                    "capture::tests::what_the_process_writes_is_taken_once_by_kind",
-                ])
-                .env(CHILD, "1")
-                .status()
-                .expect("start");
-            assert!(status.success());
+        if !in_own_process("what_the_process_writes_is_taken_once_by_kind") {
             return;
         }
         let print = |text: &std::ffi::CStr| {
