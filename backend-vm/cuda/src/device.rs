@@ -4,7 +4,7 @@ mod kernels;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,13 +16,16 @@ use wormhole_device::{
     RawModule, RawStream, Result,
 };
 
+use wormhole_fatbin::host::{self, Content, HostError};
+use wormhole_fatbin::is_fatbin;
+
+use crate::code::{Alternative, Budget, Code, alternatives};
 use crate::driver::Driver;
 use crate::graph::Executable;
-use crate::image::{Facts, Images, Loaded, best_code, check, is_machine_code, terminated};
+use crate::images::{Images, Loaded};
 use crate::launch_events::WithEvents;
-use crate::managed::Code;
+use crate::managed;
 use crate::open::{self, Handles, OpenError, Opened, Options};
-use crate::wrapper::Wrapper;
 use crate::{capture, jit, shared_events};
 
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
@@ -43,6 +46,12 @@ pub struct CudaDevice {
     /// An image that was loaded uses output: what later ones do makes no difference, and finding it out takes as long
     /// as unpacking them.
     uses_output: AtomicBool,
+    budget: Budget,
+    /// `CUDA_FORCE_PTX_JIT`: machine code in fat binaries is ignored (CUDA programming guide, "CUDA Environment
+    /// Variables").
+    forces_ptx: bool,
+    /// `CUDA_MODULE_LOADING`: libraries are loaded at the call.
+    loads_eagerly: bool,
     /// By the handles of the driver.
     pub(crate) graphs: Mutex<HashMap<u64, Executable>>,
     pub(crate) next_graph: AtomicU64,
@@ -98,12 +107,6 @@ impl CudaDevice {
         jit: &mut Jit,
         then: impl FnOnce(CUlinkState) -> Result<R>,
     ) -> Result<R> {
-        for input in inputs {
-            // Of something else the driver reads no more than it is given.
-            if matches!(input.kind, LinkInput::CUBIN | LinkInput::FATBINARY) {
-                check(input.data)?;
-            }
-        }
         let mut options = jit::Options::new(jit);
         let (count, keys, values) = (options.count(), options.keys(), options.values());
         let mut state = ptr::null_mut();
@@ -112,38 +115,97 @@ impl CudaDevice {
             self.driver
                 .cuLinkCreate_v2(count, keys, values, &raw mut state)
         }?;
-        let linked = self.add_inputs(state, inputs).and_then(|()| then(state));
+        let mut refusal = String::new();
+        let linked = self
+            .add_inputs(state, inputs, &mut refusal)
+            .and_then(|()| then(state));
         // SAFETY: the state is live, and nobody refers to its image any more.
         let destroyed = unsafe { self.driver.cuLinkDestroy(state) };
         options.finish(jit);
+        if !refusal.is_empty() && jit.log_bytes > 0 {
+            jit.errors = refusal.into_bytes();
+        }
         let linked = linked?;
         destroyed.map(|()| linked)
     }
 
-    fn add_inputs(&self, state: CUlinkState, inputs: &[LinkInput<'_>]) -> Result<()> {
-        let (options, values) = (ptr::null_mut(), ptr::null_mut());
+    /// Adds the inputs. `refusal` becomes the linker's message where this device answers in the place of the driver.
+    fn add_inputs(
+        &self,
+        state: CUlinkState,
+        inputs: &[LinkInput<'_>],
+        refusal: &mut String,
+    ) -> Result<()> {
         for input in inputs {
-            let name = CString::new(input.name).map_err(|_| CuError::INVALID_VALUE)?;
-            let data = match input.kind {
-                LinkInput::PTX => terminated(input.data),
-                _ => Cow::Borrowed(input.data),
+            // As the driver says (measured on driver 580).
+            let mut unreadable = |_: HostError| {
+                *refusal = format!("fatal   : Could not find fatbin in '{}'", input.name);
+                CuError::UNKNOWN
             };
-            let start = data.as_ptr().cast_mut().cast();
-            // SAFETY: the driver reads that many bytes, the last of a text being zero, and keeps no pointer.
-            unsafe {
-                self.driver.cuLinkAddData_v2(
-                    state,
-                    input.kind,
-                    start,
-                    data.len(),
-                    name.as_ptr(),
-                    0,
-                    options,
-                    values,
-                )
-            }?;
+            let name = CString::new(input.name).map_err(|_| CuError::INVALID_VALUE)?;
+            let plain = || Code::new(Cow::Borrowed(input.data));
+            match input.kind {
+                LinkInput::CUBIN => self.add(state, &name, &machine(plain()?)?)?,
+                LinkInput::PTX => self.add(state, &name, &plain()?)?,
+                LinkInput::FATBINARY if is_fatbin(input.data) => {
+                    self.add_fatbin(state, &name, input.data)?;
+                }
+                LinkInput::FATBINARY => self.add(state, &name, &machine(plain()?)?)?,
+                LinkInput::OBJECT => match host::of_object(input.data).map_err(&mut unreadable)? {
+                    Content::Cubin(cubin) => {
+                        self.add(state, &name, &Code::new(Cow::Borrowed(cubin))?)?;
+                    }
+                    Content::Fatbins(fatbins) => fatbins
+                        .iter()
+                        .try_for_each(|fatbin| self.add_fatbin(state, &name, fatbin))?,
+                },
+                LinkInput::LIBRARY => {
+                    check_library(input.data).map_err(&mut unreadable)?;
+                    self.add_data(state, &name, LinkInput::LIBRARY, input.data)?;
+                }
+                // `CU_JIT_INPUT_NVVM`: a driver of CUDA 13 has no compiler for it (measured).
+                _ => return Err(CuError::JIT_COMPILER_NOT_FOUND),
+            }
         }
         Ok(())
+    }
+
+    /// Adds the best code of a fat binary.
+    fn add_fatbin(&self, state: CUlinkState, name: &CStr, fatbin: &[u8]) -> Result<()> {
+        let best = alternatives(fatbin, self.arch(), self.forces_ptx)?;
+        // A fat binary without code for the device adds nothing (measured).
+        let Some(best) = best.first() else {
+            return Ok(());
+        };
+        match best {
+            Alternative::Entry(entry) => self.add(state, name, &self.budget.unpack(entry)?),
+            Alternative::Linked(entries) => entries
+                .iter()
+                .try_for_each(|entry| self.add(state, name, &self.budget.unpack(entry)?)),
+            Alternative::Plain(_) => Err(CuError::INVALID_IMAGE),
+        }
+    }
+
+    fn add(&self, state: CUlinkState, name: &CStr, code: &Code<'_>) -> Result<()> {
+        self.add_data(state, name, code.link_kind(), code.bytes())
+    }
+
+    fn add_data(&self, state: CUlinkState, name: &CStr, kind: u32, data: &[u8]) -> Result<()> {
+        let (options, values) = (ptr::null_mut(), ptr::null_mut());
+        let start = data.as_ptr().cast_mut().cast();
+        // SAFETY: the driver reads that many bytes, the last of a text being zero, and keeps no pointer.
+        unsafe {
+            self.driver.cuLinkAddData_v2(
+                state,
+                kind,
+                start,
+                data.len(),
+                name.as_ptr(),
+                0,
+                options,
+                values,
+            )
+        }
     }
 
     /// The image of a link that has its inputs.
@@ -174,6 +236,9 @@ impl CudaDevice {
             description,
             images: Mutex::default(),
             uses_output: AtomicBool::new(false),
+            budget: Budget::default(),
+            forces_ptx: variable_is("CUDA_FORCE_PTX_JIT", "1"),
+            loads_eagerly: variable_is("CUDA_MODULE_LOADING", "EAGER"),
             graphs: Mutex::default(),
             next_graph: AtomicU64::new(1),
         })
@@ -203,42 +268,91 @@ impl CudaDevice {
         locked(&self.images).get(module)
     }
 
-    /// The machine code of an image that names managed variables; nothing if it turns out to have none: the word
-    /// was in a comment, or the linker has found no use for them.
-    fn managed_code(&self, image: &[u8], jit: &mut Jit) -> Result<Option<Code>> {
-        let code = best_code(image, self.arch()).ok_or(CuError::NO_BINARY_FOR_GPU)?;
-        if is_machine_code(&code) {
-            return Code::read(code.into_owned());
+    /// The code of one way to load an image.
+    fn code<'a>(&'a self, way: &Alternative<'a>, jit: &mut Jit) -> Result<Code<'a>> {
+        match way {
+            Alternative::Plain(image) => Code::new(Cow::Borrowed(image)),
+            Alternative::Entry(entry) => self.budget.unpack(entry),
+            Alternative::Linked(entries) => {
+                let codes = entries
+                    .iter()
+                    .map(|entry| self.budget.unpack(entry))
+                    .collect::<Result<Vec<_>>>()?;
+                let inputs: Vec<_> = codes
+                    .iter()
+                    .map(|code| LinkInput {
+                        kind: code.link_kind(),
+                        name: "relocatable device code",
+                        data: code.bytes(),
+                    })
+                    .collect();
+                Code::new(Cow::Owned(self.link(&inputs, jit)?))
+            }
+        }
+    }
+
+    /// Machine code with managed variables; nothing if it turns out to have none: the word was in a comment of the
+    /// PTX, or the linker has found no use for them.
+    fn managed_code(&self, code: &Code<'_>, jit: &mut Jit) -> Result<Option<managed::Code>> {
+        if code.is_machine() {
+            return managed::Code::read(code.bytes().to_vec());
         }
         let ptx = LinkInput {
             kind: LinkInput::PTX,
             name: "managed variables",
-            data: &code,
+            data: code.bytes(),
         };
-        Code::read(self.link(&[ptx], jit)?)
+        managed::Code::read(self.link(&[ptx], jit)?)
     }
 
-    /// Loads an image without managed variables.
+    /// Loads code, with its managed variables in `place`.
+    fn load_code(
+        &self,
+        code: &Code<'_>,
+        kind: ImageKind,
+        jit: &mut Jit,
+        place: Option<ManagedPlace>,
+    ) -> Result<Loading> {
+        let uses_output = code.uses_output() || self.uses_output.load(Ordering::Relaxed);
+        let managed = if code.names_managed() {
+            self.managed_code(code, jit)?
+        } else {
+            None
+        };
+        let Some(managed) = managed else {
+            let loaded = self.load_plain(code.bytes(), kind, jit, uses_output);
+            return loaded.map(Loading::Done);
+        };
+        let bytes = managed.bytes();
+        let placed = match place {
+            Some(place) => managed.place(place)?,
+            None => None,
+        };
+        let Some(placed) = placed else {
+            return Ok(Loading::NeedsPlace(bytes));
+        };
+        let mut loaded = self.load_plain(&placed.image, kind, jit, uses_output)?;
+        locked(&self.images).set_managed(loaded.module, placed.globals);
+        loaded.initial = placed.initial;
+        Ok(Loading::Done(loaded))
+    }
+
+    /// Loads code without managed variables: a whole ELF file, or text that ends in a zero byte.
     fn load_plain(
         &self,
-        image: &[u8],
+        code: &[u8],
         kind: ImageKind,
         jit: &mut Jit,
         uses_output: bool,
     ) -> Result<LoadedModule> {
-        let image = terminated(image);
-        let wrapper = Wrapper::of(&image);
-        let data = match &wrapper {
-            Some(wrapper) => wrapper.as_ptr(),
-            None => image.as_ptr().cast::<c_void>(),
-        };
+        let data = code.as_ptr().cast::<c_void>();
         let mut options = jit::Options::new(jit);
         let (count, keys, values) = (options.count(), options.keys(), options.values());
         let loaded = match kind {
             ImageKind::Module => {
                 let mut module = ptr::null_mut();
-                // SAFETY: the image is an ELF, a fat binary, a wrapper of several or a C string; the driver
-                // copies it. The options have buffers of their own.
+                // SAFETY: the code is a whole ELF file or a C string, which the driver copies. The options have
+                // buffers of their own.
                 let loaded = unsafe {
                     self.driver
                         .cuModuleLoadDataEx(&raw mut module, data, count, keys, values)
@@ -248,7 +362,7 @@ impl CudaDevice {
             ImageKind::Library => {
                 let mut library = ptr::null_mut();
                 let (none, no_values) = (ptr::null_mut(), ptr::null_mut());
-                // SAFETY: as above; without CU_LIBRARY_BINARY_IS_PRESERVED the driver copies the image.
+                // SAFETY: as above; without CU_LIBRARY_BINARY_IS_PRESERVED the driver copies the code.
                 let loaded = unsafe {
                     self.driver.cuLibraryLoadData(
                         &raw mut library,
@@ -270,7 +384,7 @@ impl CudaDevice {
             self.uses_output.store(true, Ordering::Relaxed);
         }
         Ok(LoadedModule {
-            module: locked(&self.images).insert(loaded),
+            module: locked(&self.images).insert(Ok(loaded)),
             uses_output,
             initial: Vec::new(),
         })
@@ -302,6 +416,36 @@ impl CudaDevice {
         (0..FUNCTION_ATTRIBUTES_END)
             .filter_map(|id| Some((id, self.function_attribute(raw, id).ok()?)))
             .collect()
+    }
+}
+
+/// Whether a variable of the environment has a value.
+fn variable_is(name: &str, value: &str) -> bool {
+    std::env::var_os(name).is_some_and(|found| found == value)
+}
+
+/// Checks the containers in a library. The driver itself takes the members that a link needs.
+fn check_library(data: &[u8]) -> std::result::Result<(), HostError> {
+    for member in host::members(data)? {
+        match host::of_object(member.data) {
+            Ok(Content::Fatbins(fatbins)) => {
+                for fatbin in fatbins {
+                    wormhole_fatbin::entries(fatbin)?;
+                }
+            }
+            // Without device code it is of no use to a link.
+            Ok(Content::Cubin(_)) | Err(HostError::NoFatbin) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn machine(code: Code<'_>) -> Result<Code<'_>> {
+    if code.is_machine() {
+        Ok(code)
+    } else {
+        Err(CuError::INVALID_IMAGE)
     }
 }
 
@@ -539,34 +683,41 @@ impl Device for CudaDevice {
         jit: &mut Jit,
         place: Option<ManagedPlace>,
     ) -> Result<Loading> {
-        check(image)?;
-        let facts = Facts::of(image, self.arch());
-        let uses_output = facts.uses_output || self.uses_output.load(Ordering::Relaxed);
-        let code = if facts.is_managed {
-            self.managed_code(image, jit)?
-        } else {
-            None
-        };
-        let Some(code) = code else {
-            let loaded = self.load_plain(image, kind, jit, uses_output);
-            return loaded.map(Loading::Done);
-        };
-        let bytes = code.bytes();
-        let placed = match place {
-            Some(place) => code.place(place)?,
-            None => None,
-        };
-        let Some(placed) = placed else {
-            return Ok(Loading::NeedsPlace(bytes));
-        };
-        let mut loaded = self.load_plain(&placed.image, kind, jit, uses_output)?;
-        locked(&self.images).set_managed(loaded.module, placed.globals);
-        loaded.initial = placed.initial;
-        Ok(Loading::Done(loaded))
+        let ways = alternatives(image, self.arch(), self.forces_ptx);
+        let mut refused = ways
+            .as_ref()
+            .err()
+            .copied()
+            .unwrap_or(CuError::NO_BINARY_FOR_GPU);
+        for way in ways.unwrap_or_default() {
+            let code = match self.code(&way, jit) {
+                Err(error @ (CuError::INVALID_IMAGE | CuError::NO_BINARY_FOR_GPU)) => {
+                    refused = error;
+                    break;
+                }
+                code => code?,
+            };
+            let loaded = self.load_code(&code, kind, jit, place);
+            // The driver knows better what it runs.
+            if !matches!(loaded, Err(CuError::NO_BINARY_FOR_GPU)) {
+                return loaded;
+            }
+        }
+        // The driver loads a library at its first use, unless told otherwise, and refuses it then (measured).
+        if kind == ImageKind::Module || self.loads_eagerly {
+            return Err(refused);
+        }
+        Ok(Loading::Done(LoadedModule {
+            module: locked(&self.images).insert(Err(refused)),
+            uses_output: self.uses_output.load(Ordering::Relaxed),
+            initial: Vec::new(),
+        }))
     }
 
     fn unload(&self, module: RawModule) -> Result<()> {
-        let image = locked(&self.images).remove(module)?;
+        let Some(image) = locked(&self.images).remove(module)? else {
+            return Ok(());
+        };
         // SAFETY: the image was loaded and is unloaded once.
         unsafe {
             match image {

@@ -14,13 +14,14 @@
 mod arrays;
 mod bands;
 mod capture;
+mod code;
 mod conditional;
 mod device;
 mod driver;
-mod fatbin;
+mod elf;
 mod graph;
 mod green_contexts;
-mod image;
+mod images;
 mod jit;
 mod launch_events;
 mod managed;
@@ -32,7 +33,6 @@ mod shared_events;
 mod sharing;
 mod stream_memory;
 mod virtual_memory;
-mod wrapper;
 
 pub use bands::{BandError, reserve_bands};
 pub use capture::{Originals, capture_output};

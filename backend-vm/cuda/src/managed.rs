@@ -231,6 +231,15 @@ impl Code {
         let Some(start) = self.layout.start_in(place) else {
             return Ok(None);
         };
+        // Tables that share bytes would be worked on again and again.
+        let entries = self
+            .sections
+            .iter()
+            .filter(|section| section.kind == RELOCATIONS);
+        let bytes = entries.fold(0, |sum: usize, table| sum.saturating_add(table.bytes));
+        if bytes > self.image.len() {
+            return Err(CuError::INVALID_IMAGE);
+        }
         for section in self.sections.clone() {
             // The compilers write no others, and whom they name would have to be found elsewhere.
             let is_usual = self
@@ -258,7 +267,7 @@ impl Code {
             placed.initial.push((address, values));
             let global = (variable.name, (address, variable.bytes));
             placed.globals.push(global);
-            // The driver has no place to find for it then.
+            // Clears MANAGED, so that the driver does not allocate the variable itself.
             self.image[self.symbols.offset + symbol * SYMBOL_BYTES + 5] &= !MANAGED;
         }
         placed.image = self.image;
@@ -332,7 +341,7 @@ pub struct Placed {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const PROGRAM_BITS: u32 = 1;
@@ -341,7 +350,7 @@ mod tests {
 
     /// An image with a managed variable `x` of 8 bytes that begins with 5, one `y` of 16 bytes without values, and a
     /// variable `z` of the device; a bank of constants holds the addresses of `x + 4`, `z` and `y`.
-    fn image(relocation: u32, at_values: bool) -> Vec<u8> {
+    pub fn image(relocation: u32, at_values: bool) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         let mut headers = vec![vec![0; SECTION_BYTES]];
         let mut section = |kind: u32, content: &[u8], link: u32, info: u32| {
@@ -475,6 +484,20 @@ mod tests {
             assert_eq!(placed.err(), Some(CuError::NOT_SUPPORTED));
         }
         assert!(matches!(Code::read(b"\x7fELF".to_vec()), Ok(None)));
+    }
+
+    /// The table of relocations, named by a second header too.
+    #[test]
+    fn overlapping_tables_of_relocations_are_refused() {
+        let mut image = image(ADDRESS, false);
+        let table = sections(&image).unwrap()[6];
+        let bytes = image.len() as u64;
+        image[table.header + 32..table.header + 40].copy_from_slice(&bytes.to_le_bytes());
+        let header = image[table.header..table.header + SECTION_BYTES].to_vec();
+        image.extend(header);
+        image[60] += 1;
+        let code = Code::read(image).unwrap().unwrap();
+        assert_eq!(code.place(place(24)).err(), Some(CuError::INVALID_IMAGE));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use wormhole_device::{
 
 use crate::device::{CudaDevice, size};
 use crate::driver::{Driver, check};
-use crate::image::Loaded;
+use crate::images::Loaded;
 
 /// `CU_TRSA_OVERRIDE_FORMAT`: texels are those of the array.
 const OVERRIDE_FORMAT: u32 = 1;

@@ -96,6 +96,7 @@ impl CuError {
     pub const NOT_SUPPORTED: Self = Self(801);
     pub const GRAPH_EXEC_UPDATE_FAILURE: Self = Self(910);
     pub const INVALID_RESOURCE_CONFIGURATION: Self = Self(915);
+    pub const JIT_COMPILER_NOT_FOUND: Self = Self(221);
     pub const UNKNOWN: Self = Self(999);
 }
 

@@ -10,7 +10,7 @@ use wormhole_device::{
 };
 
 use super::{CudaDevice, function, size};
-use crate::image::Loaded;
+use crate::images::Loaded;
 
 /// `cuTensorMapEncodeIm2colWide`, of CUDA 12.8.
 type EncodeIm2colWide = unsafe extern "C" fn(

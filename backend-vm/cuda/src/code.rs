@@ -1,0 +1,393 @@
+//! Device code: what the driver is given of a guest's image.
+//!
+//! An image is an ELF file of machine code, a fat binary, several fat binaries (of a relocatable link), or PTX. The
+//! driver believes the lengths in a fat binary's headers, and it follows the pointers of an image that begins like a
+//! `__fatBinC_Wrapper_t` (both measured on driver 580: it dies of addresses that the image names). So it is never
+//! given a container that a guest wrote: the code is taken out here, by the driver's own order of preference, and
+//! passed on as an ELF file that holds all that its headers name, or as text.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memchr::memmem;
+use wormhole_device::{CuError, LinkInput, Result};
+use wormhole_fatbin::{Entry, entries, fatbins, is_fatbin};
+
+use crate::{elf, managed};
+
+/// Bytes of one image's code when it is decompressed.
+const MAX_BYTES: u64 = 1 << 30;
+/// Bytes of decompressed code that all loads of a process may hold at the same time.
+const MAX_HELD: u64 = 4 << 30;
+
+/// Code in the form in which the driver takes it.
+#[derive(Debug)]
+pub struct Code<'a> {
+    bytes: Cow<'a, [u8]>,
+    is_machine: bool,
+    _held: Option<Held<'a>>,
+}
+
+impl<'a> Code<'a> {
+    /// Checks code that is in no container.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_IMAGE`: it is neither a whole ELF file for a GPU nor text.
+    pub fn new(bytes: Cow<'a, [u8]>) -> Result<Self> {
+        let is_machine = elf::is_elf(&bytes);
+        let bytes = if is_machine {
+            elf::is_whole(&bytes).then_some(bytes)
+        } else {
+            text(bytes)
+        };
+        Ok(Self {
+            bytes: bytes.ok_or(CuError::INVALID_IMAGE)?,
+            is_machine,
+            _held: None,
+        })
+    }
+
+    /// An ELF file, or text that ends in a zero byte.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub fn is_machine(&self) -> bool {
+        self.is_machine
+    }
+
+    /// The `CUjitInputType` of this code.
+    pub fn link_kind(&self) -> u32 {
+        if self.is_machine {
+            LinkInput::CUBIN
+        } else {
+            LinkInput::PTX
+        }
+    }
+
+    /// Whether it imports `vprintf` or `__assertfail`: PTX names what it calls, an ELF file has it in its string table.
+    pub fn uses_output(&self) -> bool {
+        [&b"vprintf"[..], b"__assertfail"]
+            .iter()
+            .any(|name| memmem::find(&self.bytes, name).is_some())
+    }
+
+    /// Whether it may have managed variables.
+    pub fn names_managed(&self) -> bool {
+        if self.is_machine {
+            managed::are_in(&self.bytes)
+        } else {
+            memmem::find(&self.bytes, b".managed").is_some()
+        }
+    }
+}
+
+/// PTX with a zero byte at its end. `None` if there is a control character before it: that is no text.
+fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, [u8]>> {
+    let end = memchr::memchr(0, &bytes).unwrap_or(bytes.len());
+    let written = std::str::from_utf8(&bytes[..end]).ok()?;
+    let is_text = |letter: char| !letter.is_control() || letter.is_ascii_whitespace();
+    if written.is_empty() || !written.chars().all(is_text) {
+        return None;
+    }
+    Some(match bytes {
+        Cow::Borrowed(bytes) if end < bytes.len() => Cow::Borrowed(&bytes[..=end]),
+        bytes => {
+            let mut owned = bytes.into_owned();
+            owned.truncate(end);
+            owned.push(0);
+            Cow::Owned(owned)
+        }
+    })
+}
+
+/// How an image can be loaded.
+#[derive(Debug)]
+pub enum Alternative<'a> {
+    /// The image is code.
+    Plain(&'a [u8]),
+    /// An entry of a fat binary.
+    Entry(Entry<'a>),
+    /// Code that must be linked first, one entry of each fat binary.
+    Linked(Vec<Entry<'a>>),
+}
+
+/// The ways to load an image on a device of compute capability `arch` (90 for 9.0), best first. Empty if a fat binary
+/// has no code that runs there.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_IMAGE`: a fat binary's headers are damaged.
+pub fn alternatives(image: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Alternative<'_>>> {
+    if !is_fatbin(image) {
+        return Ok(vec![Alternative::Plain(image)]);
+    }
+    let fatbins = fatbins(image).map_err(|_| CuError::INVALID_IMAGE)?;
+    let Some((first, inputs)) = fatbins.split_first() else {
+        return Err(CuError::INVALID_IMAGE);
+    };
+    let ranked = |fatbin| ranked(fatbin, arch, force_ptx);
+    let mut all: Vec<_> = ranked(first)?.into_iter().map(Alternative::Entry).collect();
+    // The first is linked of those that follow.
+    let inputs = inputs
+        .iter()
+        .map(|input| Ok(ranked(input)?.into_iter().next()))
+        .collect::<Result<Option<Vec<_>>>>()?;
+    all.extend(
+        inputs
+            .filter(|inputs| !inputs.is_empty())
+            .map(Alternative::Linked),
+    );
+    Ok(all)
+}
+
+/// The entries of a fat binary that a device runs: machine code before PTX, the best of each first.
+fn ranked(fatbin: &[u8], arch: u32, force_ptx: bool) -> Result<Vec<Entry<'_>>> {
+    let mut entries = entries(fatbin).map_err(|_| CuError::INVALID_IMAGE)?;
+    entries.retain(|entry| entry.runs_on(arch) && (entry.is_ptx() || entry.is_elf() && !force_ptx));
+    entries.sort_by_cached_key(|entry| std::cmp::Reverse((entry.is_elf(), entry.preference())));
+    Ok(entries)
+}
+
+/// Bytes of decompressed code that are held.
+#[derive(Debug, Default)]
+pub struct Budget(AtomicU64);
+
+/// Bytes that are given back when this is dropped.
+#[derive(Debug)]
+struct Held<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.budget.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Budget {
+    fn hold(&self, bytes: u64) -> Result<Held<'_>> {
+        let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= MAX_HELD);
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .map_err(|_| CuError::OUT_OF_MEMORY)?;
+        Ok(Held {
+            budget: self,
+            bytes,
+        })
+    }
+
+    /// The code of an entry.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`: it is too large, or too much code is held. `CUDA_ERROR_INVALID_IMAGE`: it does not
+    /// decompress, or is no code.
+    pub fn unpack<'a>(&'a self, entry: &Entry<'a>) -> Result<Code<'a>> {
+        let bytes = entry.unpacked_bytes();
+        if bytes > MAX_BYTES {
+            return Err(CuError::OUT_OF_MEMORY);
+        }
+        let held = self.hold(bytes)?;
+        let limit = usize::try_from(bytes).map_err(|_| CuError::OUT_OF_MEMORY)?;
+        let unpacked = entry.unpack(limit).map_err(|_| CuError::INVALID_IMAGE)?;
+        let mut code = Code::new(unpacked)?;
+        if code.is_machine != entry.is_elf() {
+            return Err(CuError::INVALID_IMAGE);
+        }
+        code._held = Some(held);
+        Ok(code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: u16 = 1;
+    const ELF: u16 = 2;
+    const LZ4: u64 = 0x2000;
+    const ZSTD: u64 = 0x8000;
+
+    fn part(kind: u16, arch: u32, flags: u64, payload: &[u8], decompressed: usize) -> Vec<u8> {
+        let padded = payload.len().next_multiple_of(8);
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&kind.to_le_bytes());
+        bytes.extend_from_slice(&0x101_u16.to_le_bytes());
+        bytes.extend_from_slice(&64_u32.to_le_bytes());
+        bytes.extend_from_slice(&(padded as u64).to_le_bytes());
+        bytes.extend_from_slice(&u32::try_from(payload.len()).expect("small").to_le_bytes());
+        bytes.resize(28, 0);
+        bytes.extend_from_slice(&arch.to_le_bytes());
+        bytes.resize(40, 0);
+        bytes.extend_from_slice(&flags.to_le_bytes());
+        bytes.resize(56, 0);
+        bytes.extend_from_slice(&(decompressed as u64).to_le_bytes());
+        bytes.extend_from_slice(payload);
+        bytes.resize(64 + padded, 0);
+        bytes
+    }
+
+    fn fatbin(parts: &[Vec<u8>]) -> Vec<u8> {
+        let body = parts.concat();
+        let mut bytes = b"\x50\xed\x55\xba\x01\x00\x10\x00".to_vec();
+        bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        bytes
+    }
+
+    const ZSTD_OF_DRIVER: u64 = ZSTD | 0x11;
+    const SPECIFIC: u64 = 0x10_0000;
+    const FAMILY: u64 = 0x20_0000;
+
+    /// The architectures of the entries that would be tried, in order; PTX is negative.
+    fn order(parts: &[Vec<u8>], arch: u32, force_ptx: bool) -> Vec<i32> {
+        let image = fatbin(parts);
+        let ways = alternatives(&image, arch, force_ptx).unwrap();
+        let architecture = |way: &Alternative<'_>| match way {
+            Alternative::Entry(entry) => {
+                let architecture = i32::try_from(entry.architecture()).unwrap();
+                if entry.is_elf() {
+                    architecture
+                } else {
+                    -architecture
+                }
+            }
+            other => panic!("{other:?}"),
+        };
+        ways.iter().map(architecture).collect()
+    }
+
+    #[test]
+    fn machine_code_of_the_major_version_comes_before_ptx() {
+        let parts = [80, 86, 90, 100].map(|arch| part(ELF, arch, 0, b"code", 0));
+        let ptx = [70, 90].map(|arch| part(PTX, arch, 0, b"text", 0));
+        let all = [&parts[..], &ptx].concat();
+        assert_eq!(order(&all, 86, false), [86, 80, -70]);
+        assert_eq!(order(&all, 90, false), [90, -90, -70]);
+        assert_eq!(order(&all, 90, true), [-90, -70]);
+        assert_eq!(order(&all, 120, false), [-90, -70]);
+        assert!(order(&parts, 75, false).is_empty());
+    }
+
+    #[test]
+    fn code_with_specific_features_runs_on_its_architecture_alone() {
+        let parts = [
+            part(ELF, 100, 0, b"plain", 0),
+            part(ELF, 100, FAMILY, b"family", 0),
+            part(ELF, 100, SPECIFIC, b"specific", 0),
+            part(PTX, 100, SPECIFIC, b"text", 0),
+            part(PTX, 100, FAMILY, b"text", 0),
+        ];
+        assert_eq!(order(&parts, 100, false).len(), 5);
+        assert_eq!(order(&parts, 103, false), [100, 100, -100]);
+        assert_eq!(order(&parts, 120, false), [] as [i32; 0]);
+        let image = fatbin(&parts);
+        let ways = alternatives(&image, 100, false).unwrap();
+        let payload = |way: &Alternative<'_>| match way {
+            Alternative::Entry(entry) => entry.unpack(16).unwrap().into_owned(),
+            other => panic!("{other:?}"),
+        };
+        let payloads: Vec<_> = ways.iter().take(3).map(payload).collect();
+        assert!(payloads[0].starts_with(b"specific"));
+        assert!(payloads[1].starts_with(b"family"));
+        assert!(payloads[2].starts_with(b"plain"));
+    }
+
+    #[test]
+    fn relocatable_code_is_linked_of_the_inputs_unless_its_link_is_there() {
+        let linked = fatbin(&[part(ELF, 80, 0, b"linked", 0)]);
+        let input = fatbin(&[part(PTX, 80, 0, b"text", 0)]);
+        let image = [&linked[..], &input, &input].concat();
+        let ways = alternatives(&image, 80, false).unwrap();
+        assert!(matches!(
+            &ways[..],
+            [Alternative::Entry(_), Alternative::Linked(inputs)] if inputs.len() == 2
+        ));
+        let ways = alternatives(&image, 90, false).unwrap();
+        assert!(matches!(&ways[..], [Alternative::Linked(_)]));
+    }
+
+    fn unpacked(parts: &[Vec<u8>]) -> Result<Vec<u8>> {
+        let image = fatbin(parts);
+        let ways = alternatives(&image, 90, false)?;
+        let Some(Alternative::Entry(entry)) = ways.first() else {
+            return Err(CuError::NO_BINARY_FOR_GPU);
+        };
+        Ok(Budget::default().unpack(entry)?.bytes().to_vec())
+    }
+
+    const TEXT: &[u8] = b".version 8.0 // text text text text text";
+
+    #[test]
+    fn compressed_text_is_unpacked_and_ended() {
+        let expected = [TEXT, b"\0"].concat();
+        let lz4 = lz4_flex::block::compress(TEXT);
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let zstd = ruzstd::encoding::compress_to_vec(TEXT, level);
+        let packed = |flags, data: &[u8]| unpacked(&[part(PTX, 75, flags, data, TEXT.len())]);
+        assert_eq!(packed(LZ4, &lz4).unwrap(), expected);
+        assert_eq!(packed(ZSTD_OF_DRIVER, &zstd).unwrap(), expected);
+        let shorter = part(PTX, 75, LZ4, &lz4, TEXT.len() - 1);
+        assert_eq!(unpacked(&[shorter]), Err(CuError::INVALID_IMAGE));
+    }
+
+    #[test]
+    fn an_entry_is_what_it_says() {
+        for (kind, data) in [
+            (ELF, TEXT),
+            (PTX, b"\x7fELF of a kind"),
+            (PTX, b"BC\xc0\xde"),
+        ] {
+            let wrong = part(kind, 90, 0, data, 0);
+            assert_eq!(unpacked(&[wrong]), Err(CuError::INVALID_IMAGE));
+        }
+        let large = part(PTX, 90, ZSTD, TEXT, 2 << 30);
+        assert_eq!(unpacked(&[large]), Err(CuError::OUT_OF_MEMORY));
+    }
+
+    #[test]
+    fn only_so_much_is_unpacked_at_once() {
+        let budget = Budget::default();
+        let held: Vec<_> = (0..4).map(|_| budget.hold(MAX_BYTES).unwrap()).collect();
+        assert_eq!(budget.hold(1).err(), Some(CuError::OUT_OF_MEMORY));
+        drop(held);
+        assert!(budget.hold(MAX_HELD).is_ok());
+    }
+
+    #[test]
+    fn nothing_with_pointers_in_it_is_code() {
+        let code =
+            |bytes: &[u8]| Code::new(Cow::Owned(bytes.to_vec())).map(|code| code.bytes().to_vec());
+        // `__fatBinC_Wrapper_t`, and what the driver knows by other first words.
+        let wrapper = [
+            &0x4662_43b1_u32.to_le_bytes()[..],
+            &[1, 0, 0, 0],
+            &[0x78; 16],
+        ]
+        .concat();
+        for wrong in [
+            &wrapper[..],
+            &0x1ee5_5a01_u32.to_le_bytes(),
+            b"\x7fELF",
+            b"",
+            b"\0",
+        ] {
+            assert_eq!(code(wrong), Err(CuError::INVALID_IMAGE), "{wrong:?}");
+        }
+        assert_eq!(
+            code(b".version 8.0\n\t// \xc3\xa9").unwrap(),
+            b".version 8.0\n\t// \xc3\xa9\0"
+        );
+        assert_eq!(code(b".version 8.0\0\x01").unwrap(), b".version 8.0\0");
+    }
+
+    #[test]
+    fn code_is_searched_for_output_and_managed_variables() {
+        let code = |text: &'static [u8]| Code::new(Cow::Borrowed(text)).unwrap();
+        assert!(code(b"call (r), vprintf, (a, b);").uses_output());
+        assert!(code(b"call __assertfail").uses_output());
+        assert!(!code(b"call printer").uses_output());
+        assert!(code(b".global .attribute(.managed) .b32 x;").names_managed());
+        assert!(!code(b".global .b32 x;").names_managed());
+    }
+}

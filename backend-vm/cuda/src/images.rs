@@ -1,0 +1,98 @@
+//! The table of loaded images.
+
+use std::collections::HashMap;
+
+use cudarc::driver::sys::{CUlibrary, CUmodule};
+use wormhole_device::{CuError, RawModule, Result};
+
+use crate::managed::Globals;
+
+/// A loaded image.
+#[derive(Clone, Copy, Debug)]
+pub enum Loaded {
+    Module(CUmodule),
+    Library(CUlibrary),
+}
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for Loaded {}
+
+/// The images of a context. The numbers given out are never used again.
+#[derive(Debug, Default)]
+pub struct Images {
+    /// A library that cannot be loaded has the error of its first use in the place of a handle.
+    loaded: HashMap<u64, Result<Loaded>>,
+    /// Managed variables.
+    managed: HashMap<u64, Globals>,
+    next: u64,
+}
+
+impl Images {
+    /// Keeps an image.
+    pub fn insert(&mut self, image: Result<Loaded>) -> RawModule {
+        self.next += 1;
+        self.loaded.insert(self.next, image);
+        RawModule(self.next)
+    }
+
+    /// Keeps where the managed variables of an image are.
+    pub fn set_managed(&mut self, module: RawModule, variables: Globals) {
+        self.managed.insert(module.0, variables);
+    }
+
+    /// Address and size of a managed variable.
+    pub fn managed(&self, module: RawModule, name: &str) -> Option<(u64, u64)> {
+        let variables = self.managed.get(&module.0)?;
+        let (_, found) = variables.iter().find(|(known, _)| known == name)?;
+        Some(*found)
+    }
+
+    /// Finds an image.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is none. Another one: why it cannot be loaded.
+    pub fn get(&self, module: RawModule) -> Result<Loaded> {
+        self.loaded
+            .get(&module.0)
+            .copied()
+            .unwrap_or(Err(CuError::INVALID_HANDLE))
+    }
+
+    /// Removes an image. Nothing is to be unloaded if it could not be loaded.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`: there is none.
+    pub fn remove(&mut self, module: RawModule) -> Result<Option<Loaded>> {
+        self.managed.remove(&module.0);
+        let removed = self.loaded.remove(&module.0);
+        removed.map(Result::ok).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.managed.clear();
+        self.loaded.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_found_until_they_are_removed() {
+        let mut images = Images::default();
+        let first = images.insert(Ok(Loaded::Module(std::ptr::null_mut())));
+        let second = images.insert(Ok(Loaded::Library(std::ptr::null_mut())));
+        let third = images.insert(Err(CuError::NO_BINARY_FOR_GPU));
+        assert!(first != second && second != third);
+        assert!(matches!(images.get(second), Ok(Loaded::Library(_))));
+        assert_eq!(images.get(third).err(), Some(CuError::NO_BINARY_FOR_GPU));
+        assert!(matches!(images.remove(first), Ok(Some(Loaded::Module(_)))));
+        assert!(matches!(images.remove(third), Ok(None)));
+        for gone in [first, third] {
+            assert_eq!(images.get(gone).err(), Some(CuError::INVALID_HANDLE));
+            assert_eq!(images.remove(gone).err(), Some(CuError::INVALID_HANDLE));
+        }
+    }
+}
