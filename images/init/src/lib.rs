@@ -4,9 +4,11 @@
 //! [`RunFile`] into it; the process runs the program named there and ends with a [`Report`]. Both formats
 //! are read from the other side of a machine's boundary, so both readers take any bytes and never panic.
 
+pub mod exec;
 pub mod report;
 pub mod run_file;
 
+pub use exec::{Execution, NotExecuted};
 pub use report::{Ending, Report};
 pub use run_file::{RunFile, Sink};
 
