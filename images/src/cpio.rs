@@ -2,7 +2,7 @@
 //! (Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 //!
 //! An archive depends on nothing but its content: no times, no owners, inode numbers in the order of the
-//! entries. Several archives may follow each other; the later one wins.
+//! entries. Paths are bytes. Several archives may follow each other; the later one wins.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ const BLOCK: usize = 512;
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
-    names: BTreeSet<String>,
+    names: BTreeSet<Vec<u8>>,
 }
 
 impl Archive {
@@ -29,21 +29,28 @@ impl Archive {
     }
 
     /// Whether there is an entry of this path.
-    pub fn contains(&self, path: &str) -> bool {
-        self.names.contains(path)
+    pub fn contains(&self, path: impl AsRef<[u8]>) -> bool {
+        self.names.contains(path.as_ref())
     }
 
     /// A folder and all above it.
-    pub fn folder(&mut self, path: &str) {
+    pub fn folder(&mut self, path: impl AsRef<[u8]>) {
+        let path = path.as_ref();
         self.parents(path);
         self.entry(path, FOLDER | 0o755, (0, 0), &[]);
     }
 
     /// A file with these permissions. A second file of the same path is ignored.
-    pub fn file(&mut self, path: &str, permissions: u32, data: &[u8]) -> Result<(), ImageError> {
+    pub fn file(
+        &mut self,
+        path: impl AsRef<[u8]>,
+        permissions: u32,
+        data: &[u8],
+    ) -> Result<(), ImageError> {
+        let path = path.as_ref();
         if u32::try_from(data.len()).is_err() {
             return Err(ImageError::FileTooLarge {
-                path: path.to_owned(),
+                path: String::from_utf8_lossy(path).into_owned(),
                 bytes: data.len(),
             });
         }
@@ -53,31 +60,40 @@ impl Archive {
     }
 
     /// A symbolic link.
-    pub fn link(&mut self, path: &str, target: &str) {
+    pub fn link(&mut self, path: impl AsRef<[u8]>, target: impl AsRef<[u8]>) {
+        let path = path.as_ref();
         self.parents(path);
-        self.entry(path, LINK | 0o777, (0, 0), target.as_bytes());
+        self.entry(path, LINK | 0o777, (0, 0), target.as_ref());
     }
 
     /// A character device.
-    pub fn character_device(&mut self, path: &str, permissions: u32, major: u32, minor: u32) {
+    pub fn character_device(
+        &mut self,
+        path: impl AsRef<[u8]>,
+        permissions: u32,
+        major: u32,
+        minor: u32,
+    ) {
+        let path = path.as_ref();
         self.parents(path);
         self.entry(path, CHARACTER_DEVICE | permissions, (major, minor), &[]);
     }
 
     /// The finished archive.
     pub fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", 0, (0, 0), &[]);
+        self.entry(b"TRAILER!!!", 0, (0, 0), &[]);
         self.pad(BLOCK);
         self.bytes
     }
 
-    fn parents(&mut self, path: &str) {
-        for (at, _) in path.match_indices('/') {
+    fn parents(&mut self, path: &[u8]) {
+        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        for (at, _) in slashes {
             self.entry(&path[..at], FOLDER | 0o755, (0, 0), &[]);
         }
     }
 
-    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), data: &[u8]) {
+    fn entry(&mut self, path: &[u8], mode: u32, device: (u32, u32), data: &[u8]) {
         if !self.names.insert(path.to_owned()) {
             return;
         }
@@ -102,7 +118,7 @@ impl Archive {
             self.bytes
                 .extend_from_slice(format!("{field:08x}").as_bytes());
         }
-        self.bytes.extend_from_slice(path.as_bytes());
+        self.bytes.extend_from_slice(path);
         self.bytes.push(0);
         self.pad(4);
         self.bytes.extend_from_slice(data);

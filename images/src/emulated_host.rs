@@ -1,24 +1,32 @@
 //! Runs the emulated host: a machine with virtualization, emulated by QEMU, for machines whose own KVM
 //! cannot run Linux guests.
 //!
-//! Its program's standard output, standard error and report come out of three virtio ports; the serial
-//! console has the kernel's messages, which are shown when something fails.
+//! Its program's standard output, standard error and report come out of three virtio ports, and signals for it go in
+//! at a fourth; the serial console has the kernel's messages, which are shown when something fails. The first file
+//! system is handed over in a memfd: no end of this process leaves a file behind.
 
+use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use wormhole_init::Report;
 
 use crate::error::{ImageError, io};
 use crate::image::{COMMAND_LINE, Image};
 
 const QEMU: &str = "qemu-system-x86_64";
+
+const NO_QEMU: ImageError = ImageError::NoTool {
+    program: QEMU,
+    package: "qemu-system-x86",
+};
 
 /// A processor with nested virtualization. Linux 6.12 crashes while it boots in two of five runs if it uses
 /// QEMU 7.2's emulation of cmpxchg16b, so that this instruction is hidden from it. What else QEMU cannot
@@ -38,8 +46,22 @@ const CONSOLE_TAIL: usize = 4096;
 /// The most that is taken of a report.
 const MAX_REPORT: u64 = 128 << 20;
 
-/// Names of the virtio ports, in the order of their numbers.
+/// Names of the virtio ports out of the machine, in the order of their numbers.
 const PORTS: [&str; 3] = ["stdout", "stderr", "report"];
+
+/// The number of the virtio port into the machine.
+const SIGNALS_PORT: usize = PORTS.len() + 1;
+
+/// Signals that a terminal or another process sends to all that was started together. They are for the program: QEMU
+/// would end by them.
+const NOT_FOR_QEMU: [libc::c_int; 6] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
 
 /// A machine to run once.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +75,9 @@ pub struct EmulatedHost<'a> {
     pub processors: u32,
     /// After which the machine counts as hung.
     pub timeout: Duration,
+    /// A socket whose other end says `!` when the machine listens, and then takes the numbers of signals for its
+    /// program, a byte each.
+    pub signals: Option<BorrowedFd<'a>>,
 }
 
 /// Passes on what is written, and remembers whether anything was.
@@ -79,6 +104,13 @@ impl Write for Told<'_> {
 }
 
 impl EmulatedHost<'_> {
+    /// Whether QEMU is installed.
+    pub fn available() -> Result<(), ImageError> {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        let found = std::env::split_paths(&folders).any(|folder| folder.join(QEMU).is_file());
+        if found { Ok(()) } else { Err(NO_QEMU) }
+    }
+
     /// Boots the machine, hands out what its program writes as it comes, and returns the report.
     ///
     /// QEMU's emulation of virtualization is not perfect: a guest may end by a fault that real processors do not
@@ -89,15 +121,10 @@ impl EmulatedHost<'_> {
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<Report, ImageError> {
-        let mut initrd =
-            tempfile::NamedTempFile::new().map_err(io("make a file in", &std::env::temp_dir()))?;
-        let modules = self.image.initrd(self.overlay)?;
-        initrd
-            .write_all(&modules)
-            .map_err(io("write", initrd.path()))?;
+        let initrd = self.initrd()?;
 
         let (mut out, mut err) = (Told::new(stdout), Told::new(stderr));
-        match self.attempt(initrd.path(), &mut out, &mut err) {
+        match self.attempt(&initrd, &mut out, &mut err) {
             Err(ImageError::HostDied { status, .. })
                 if status.success() && !out.told && !err.told =>
             {
@@ -107,15 +134,27 @@ impl EmulatedHost<'_> {
                     "wormhole: the emulated host died ({status}) before its program wrote anything: it is started \
                      once more"
                 );
-                self.attempt(initrd.path(), &mut out, &mut err)
+                self.attempt(&initrd, &mut out, &mut err)
             }
             ended => ended,
         }
     }
 
+    /// The first file system of the machine, in memory.
+    fn initrd(&self) -> Result<File, ImageError> {
+        let failed = |source| ImageError::Initrd { source };
+        let file = memfd_create("wormhole-initrd", MemfdFlags::CLOEXEC);
+        let mut file = File::from(file.map_err(|error| failed(error.into()))?);
+        let mut modules =
+            File::open(&self.image.modules).map_err(io("open", &self.image.modules))?;
+        io::copy(&mut modules, &mut file).map_err(failed)?;
+        file.write_all(self.overlay).map_err(failed)?;
+        Ok(file)
+    }
+
     fn attempt(
         &self,
-        initrd: &Path,
+        initrd: &File,
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<Report, ImageError> {
@@ -172,7 +211,7 @@ impl EmulatedHost<'_> {
         })
     }
 
-    fn start(&self, initrd: &Path, writers: [PipeWriter; 4]) -> Result<Child, ImageError> {
+    fn start(&self, initrd: &File, writers: [PipeWriter; 4]) -> Result<Child, ImageError> {
         // What QEMU itself has to say is shown with the console.
         let errors = writers[0].try_clone().map_err(|source| ImageError::Start {
             program: QEMU,
@@ -180,10 +219,17 @@ impl EmulatedHost<'_> {
         })?;
         // The descriptors get numbers of their own in QEMU, above all that are to be moved and well above
         // the few that are opened to start it.
-        let sources: [RawFd; 4] = std::array::from_fn(|index| writers[index].as_raw_fd());
+        let sources: Vec<RawFd> = writers
+            .iter()
+            .map(AsRawFd::as_raw_fd)
+            .chain([initrd.as_raw_fd()])
+            .chain(self.signals.map(|signals| signals.as_raw_fd()))
+            .collect();
         let first = sources.iter().max().map_or(0, |highest| highest + 100);
-        let numbers: [RawFd; 4] =
-            std::array::from_fn(|index| first + RawFd::try_from(index).unwrap_or_default());
+        let numbers: Vec<RawFd> = (first..).take(sources.len()).collect();
+        let [console, outputs @ .., initrd_number] = &numbers[..=writers.len()] else {
+            unreachable!("there is a console and an initrd");
+        };
 
         let mut command = Command::new(QEMU);
         command.args([
@@ -206,29 +252,47 @@ impl EmulatedHost<'_> {
             .arg("-kernel")
             .arg(&self.image.kernel)
             .arg("-initrd")
-            .arg(initrd);
+            .arg(format!("/dev/fd/{initrd_number}"));
         command.args(["-append", &format!("{COMMAND_LINE} {FIRST_PROCESSOR}")]);
         command.args([
             "-chardev",
-            &format!("file,id=console,path=/dev/fd/{}", numbers[0]),
+            &format!("file,id=console,path=/dev/fd/{console}"),
         ]);
         command.args(["-serial", "chardev:console", "-device", "virtio-serial-pci"]);
-        for (index, name) in PORTS.iter().enumerate() {
-            command.args([
-                "-chardev",
-                &format!("file,id={name},path=/dev/fd/{}", numbers[index + 1]),
-            ]);
+        let mut port = |name: &str, number: usize, chardev: String| {
+            command.args(["-chardev", &chardev]);
             command.args([
                 "-device",
-                &format!("virtserialport,chardev={name},name={name},nr={}", index + 1),
+                &format!("virtserialport,chardev={name},name={name},nr={number}"),
             ]);
+        };
+        for (index, (name, output)) in PORTS.iter().zip(outputs).enumerate() {
+            port(
+                name,
+                index + 1,
+                format!("file,id={name},path=/dev/fd/{output}"),
+            );
         }
+        let signals = match (self.signals, numbers.last()) {
+            (Some(_), Some(number)) => format!("socket,id=signals,fd={number}"),
+            _ => "null,id=signals".to_owned(),
+        };
+        port("signals", SIGNALS_PORT, signals);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors);
-        // SAFETY: the closure calls only dup2 and prctl, which are safe between fork and exec, and touches
-        // no memory but its own copies of the numbers.
+        // SAFETY: all zeroes is a set; the functions write nothing else.
+        let blocked = unsafe {
+            let mut set: libc::sigset_t = mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in NOT_FOR_QEMU {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            set
+        };
+        // SAFETY: the closure calls only dup2, sigprocmask and prctl, which are safe between fork and exec, and touches
+        // no memory but its own copies of the numbers and the set.
         unsafe {
             command.pre_exec(move || {
                 for (&source, &number) in sources.iter().zip(&numbers) {
@@ -236,17 +300,16 @@ impl EmulatedHost<'_> {
                         return Err(io::Error::last_os_error());
                     }
                 }
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                if libc::sigprocmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut()) != 0
+                    || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0
+                {
                     return Err(io::Error::last_os_error());
                 }
                 Ok(())
             });
         }
         command.spawn().map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => ImageError::NoTool {
-                program: QEMU,
-                package: "qemu-system-x86",
-            },
+            io::ErrorKind::NotFound => NO_QEMU,
             _ => ImageError::Start {
                 program: QEMU,
                 source,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use wormhole_init::report::ReportError;
 
 use crate::kernel::Kernel;
+use crate::sums::Damage;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -18,6 +19,8 @@ pub enum ImageError {
         path: PathBuf,
         source: io::Error,
     },
+    #[error("cannot put the machine's first file system into memory")]
+    Initrd { source: io::Error },
     #[error("{program} is not installed: install the Debian package {package}")]
     NoTool {
         program: &'static str,
@@ -53,6 +56,15 @@ pub enum ImageError {
         kernel: Kernel,
         folder: PathBuf,
     },
+    #[error(
+        "the {what} image in {place} is damaged: {damage}: make it anew with `wormhole image build {what} --kernel {kernel} --rebuild`"
+    )]
+    Damaged {
+        what: &'static str,
+        kernel: Kernel,
+        place: PathBuf,
+        damage: Damage,
+    },
     #[error("the kernel has no module {name}")]
     NoModule { name: String },
     #[error("{path} is not a kernel module")]
@@ -63,7 +75,7 @@ pub enum ImageError {
     ModuleCycle { name: String },
     #[error("{path} has {bytes} bytes, more than an image's file can have")]
     FileTooLarge { path: String, bytes: usize },
-    #[error("{0} is not an absolute path of plain text, which files in an image need")]
+    #[error("{0} is not an absolute path, which files in an image need")]
     Path(PathBuf),
     #[error("{path} is a program for another machine or a damaged one: {reason}")]
     Elf { path: PathBuf, reason: String },

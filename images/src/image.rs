@@ -1,7 +1,8 @@
 //! Images in their folder: a kernel, an archive of its modules, and which release they are of.
 //!
-//! `FOLDER/guest-6.1/{vmlinuz,modules.cpio,release}`. A folder of that name is complete: it is made under
-//! another name and renamed.
+//! `FOLDER/guest-6.1/{vmlinuz,modules.cpio,release,SHA256SUMS}`. A folder of that name is complete: it is made under
+//! another name and renamed. The sums are those of the other files as they were built, in the form of sha256sum(1);
+//! they are compared each time before the image is used.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,9 +14,16 @@ use crate::debian;
 use crate::error::{ImageError, io};
 use crate::kernel::Kernel;
 use crate::modules::Modules;
+use crate::sums;
 
 /// The command line of every image's kernel.
 pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k tsc=reliable";
+
+/// The files of an image.
+const KERNEL: &str = "vmlinuz";
+const MODULES: &str = "modules.cpio";
+const RELEASE: &str = "release";
+const FILES: [&str; 3] = [KERNEL, MODULES, RELEASE];
 
 /// A module to load, and its parameters.
 pub(crate) type Wanted = (&'static str, &'static str);
@@ -135,7 +143,7 @@ impl Image {
 
     fn open(what: &'static str, folder: &Path, kernel: Kernel) -> Result<Self, ImageError> {
         let place = place(what, folder, kernel);
-        let path = place.join("release");
+        let path = place.join(RELEASE);
         let release = fs::read_to_string(&path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => ImageError::NotBuilt {
                 what,
@@ -144,18 +152,19 @@ impl Image {
             },
             _ => io("read", &path)(source),
         })?;
+        if let Some(damage) = sums::compare(&place, &FILES)? {
+            return Err(ImageError::Damaged {
+                what,
+                kernel,
+                place,
+                damage,
+            });
+        }
         Ok(Self {
-            kernel: place.join("vmlinuz"),
-            modules: place.join("modules.cpio"),
+            kernel: place.join(KERNEL),
+            modules: place.join(MODULES),
             release,
         })
-    }
-
-    /// The first file system of a machine: the modules, then the overlay.
-    pub fn initrd(&self, overlay: &[u8]) -> Result<Vec<u8>, ImageError> {
-        let mut bytes = fs::read(&self.modules).map_err(io("read", &self.modules))?;
-        bytes.extend_from_slice(overlay);
-        Ok(bytes)
     }
 
     /// Puts the image into an archive, where [`Image::guest`] finds it below `folder`.
@@ -168,11 +177,12 @@ impl Image {
         let place = place("guest", Path::new(folder), kernel)
             .display()
             .to_string();
-        for (name, path) in [("vmlinuz", &self.kernel), ("modules.cpio", &self.modules)] {
-            let data = fs::read(path).map_err(io("read", path))?;
-            archive.file(&format!("{place}/{name}"), 0o644, &data)?;
+        for path in FILES.iter().chain([&sums::FILE]) {
+            let source = self.kernel.with_file_name(path);
+            let data = fs::read(&source).map_err(io("read", &source))?;
+            archive.file(format!("{place}/{path}"), 0o644, &data)?;
         }
-        archive.file(&format!("{place}/release"), 0o644, self.release.as_bytes())
+        Ok(())
     }
 }
 
@@ -218,7 +228,7 @@ pub(crate) fn build(
         &root
             .join("boot")
             .join(format!("vmlinuz-{}", package.release)),
-        &fresh.path().join("vmlinuz"),
+        &fresh.path().join(KERNEL),
     )?;
     let wanted: Vec<&str> = content.modules.iter().map(|&(name, _)| name).collect();
     let modules =
@@ -240,8 +250,9 @@ pub(crate) fn build(
         list.push('\n');
     }
     archive.file(MODULE_LIST.trim_start_matches('/'), 0o644, list.as_bytes())?;
-    write(&fresh.path().join("modules.cpio"), &archive.finish())?;
-    write(&fresh.path().join("release"), package.release.as_bytes())?;
+    write(&fresh.path().join(MODULES), &archive.finish())?;
+    write(&fresh.path().join(RELEASE), package.release.as_bytes())?;
+    sums::write(fresh.path(), &FILES)?;
 
     let place = place(what, folder, kernel);
     if place.exists() {
@@ -287,18 +298,46 @@ mod tests {
         ] {
             fs::write(place.join(name), text).expect("a file");
         }
+        sums::write(&place, &FILES).expect("the files are there");
         let image = Image::guest(folder.path(), Kernel::V6_1).expect("it is there");
         assert_eq!(image.release, "6.1.0-1");
-        assert_eq!(
-            image.initrd(b" and overlay").expect("it is read"),
-            b"modules and overlay"
-        );
         let mut archive = Archive::new();
         image
             .pack(Kernel::V6_1, &mut archive, "var/images")
             .expect("it is packed");
-        for name in ["vmlinuz", "modules.cpio", "release"] {
-            assert!(archive.contains(&format!("var/images/guest-6.1/{name}")));
+        for name in ["vmlinuz", "modules.cpio", "release", "SHA256SUMS"] {
+            assert!(archive.contains(format!("var/images/guest-6.1/{name}")));
         }
+    }
+
+    #[test]
+    fn a_damaged_image_names_the_file_and_the_command_that_builds_it_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("guest-6.1");
+        fs::create_dir(&place).expect("a folder");
+        for name in FILES {
+            fs::write(place.join(name), "as it was built").expect("a file");
+        }
+        let refused = |words: &str| {
+            let error = Image::guest(folder.path(), Kernel::V6_1).expect_err(words);
+            let said = error.to_string();
+            assert!(said.contains(words), "{said}");
+            assert!(
+                said.contains("wormhole image build guest --kernel 6.1 --rebuild"),
+                "{said}"
+            );
+        };
+        refused("has no SHA256SUMS");
+        sums::write(&place, &FILES).expect("the files are there");
+        Image::guest(folder.path(), Kernel::V6_1).expect("it is whole");
+        for name in FILES {
+            fs::write(place.join(name), "as it was bui1t").expect("a file");
+            refused(&format!("{name} is not as it was built"));
+            fs::write(place.join(name), "as it was built").expect("a file");
+        }
+        fs::remove_file(place.join(KERNEL)).expect("it was there");
+        refused("vmlinuz is missing");
+        fs::write(place.join(sums::FILE), "").expect("a file");
+        refused("vmlinuz is missing");
     }
 }

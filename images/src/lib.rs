@@ -17,6 +17,7 @@ mod kernel;
 mod libraries;
 mod modules;
 mod overlay;
+mod sums;
 mod taken;
 
 pub use debian::fetch_package;
@@ -27,5 +28,6 @@ pub use image::{
 };
 pub use kernel::{Kernel, UnknownKernel};
 pub use overlay::{EXIT_PORT, GuestRun, HostRun, guest_overlay, host_overlay, ports};
+pub use sums::Damage;
 pub use taken::{TAKEN, build_guest_that_takes_its_window};
-pub use wormhole_init::{Ending, Report, status};
+pub use wormhole_init::{Ending, Execution, NotExecuted, Report, status};

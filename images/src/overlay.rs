@@ -26,6 +26,8 @@ pub mod ports {
     pub const STDERR: u32 = 9002;
     /// The report at the end, as [`Report`](wormhole_init::Report) reads it.
     pub const REPORT: u32 = 9003;
+    /// Signals for the program: the guest says `!` when it listens, and takes their numbers, a byte each.
+    pub const SIGNALS: u32 = 9004;
 }
 
 /// The I/O port to which a guest writes the exit status, one byte, just before it restarts.
@@ -96,17 +98,6 @@ pub struct HostRun {
 
 /// Makes the overlay of a guest.
 pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
-    guest_overlay_to(
-        run,
-        [ports::STDOUT, ports::STDERR, ports::REPORT].map(|port| Sink::Vsock {
-            cid: HOST_CID,
-            port,
-        }),
-    )
-}
-
-/// As [`guest_overlay`], with sinks for standard output, standard error and the report.
-pub(crate) fn guest_overlay_to(run: &GuestRun, sinks: [Sink; 3]) -> Result<Vec<u8>, ImageError> {
     let mut overlay = Overlay::new(&run.init, &run.variables)?;
     for frontend in &run.frontends {
         let name = frontend
@@ -132,14 +123,18 @@ pub(crate) fn guest_overlay_to(run: &GuestRun, sinks: [Sink; 3]) -> Result<Vec<u
     let arguments = std::iter::once(run.program.clone().into_os_string())
         .chain(run.arguments.iter().cloned())
         .collect();
-    let [stdout, stderr, report] = sinks;
+    let vsock = |port| Sink::Vsock {
+        cid: HOST_CID,
+        port,
+    };
     overlay.finish(&RunFile {
         arguments,
         variables,
         directory: run.directory.clone(),
-        stdout,
-        stderr,
-        report,
+        stdout: vsock(ports::STDOUT),
+        stderr: vsock(ports::STDERR),
+        report: vsock(ports::REPORT),
+        signals: Some(vsock(ports::SIGNALS)),
         window: Some(run.window).filter(|&size| size > 0),
         exit_port: Some(EXIT_PORT),
         collect: Vec::new(),
@@ -182,6 +177,7 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
         stdout: Sink::Device("/dev/vport0p1".into()),
         stderr: Sink::Device("/dev/vport0p2".into()),
         report: Sink::Device("/dev/vport0p3".into()),
+        signals: Some(Sink::Device("/dev/vport0p4".into())),
         collect: run.collect.clone(),
         ..RunFile::new(command)
     })
@@ -228,8 +224,8 @@ impl Overlay {
 
         let mut archive = Archive::new();
         for name in MERGED {
-            archive.link(name, &format!("usr/{name}"));
-            archive.folder(&format!("usr/{name}"));
+            archive.link(name, format!("usr/{name}"));
+            archive.folder(format!("usr/{name}"));
         }
         for name in ["proc", "sys", "dev", "tmp", "run", "root", "var", "etc"] {
             archive.folder(name);
@@ -276,7 +272,8 @@ impl Overlay {
                     folders.push(path);
                 } else if kind.is_symlink() {
                     let target = fs::read_link(&path).map_err(io("read", &path))?;
-                    self.archive.link(&destination(&path)?, text(&target)?);
+                    self.archive
+                        .link(&destination(&path)?, target.as_os_str().as_bytes());
                 } else if kind.is_file() {
                     match self.executable_at(&path, &path) {
                         // A folder may hold parts that are never used.
@@ -340,34 +337,29 @@ fn interpreter(data: &[u8]) -> Option<PathBuf> {
 }
 
 /// A path's name in an archive: relative to the root, without `..`, and with the merged folders below `usr`.
-fn destination(path: &Path) -> Result<String, ImageError> {
-    let mut parts: Vec<&str> = Vec::new();
+fn destination(path: &Path) -> Result<Vec<u8>, ImageError> {
+    let mut parts: Vec<&[u8]> = Vec::new();
     if !path.is_absolute() {
         return Err(ImageError::Path(path.to_owned()));
     }
     for component in path.components() {
         match component {
-            Component::Normal(part) => parts.push(
-                part.to_str()
-                    .ok_or_else(|| ImageError::Path(path.to_owned()))?,
-            ),
+            Component::Normal(part) => parts.push(part.as_bytes()),
             Component::ParentDir => drop(parts.pop()),
             Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
         }
     }
-    if parts.first().is_some_and(|first| MERGED.contains(first)) {
-        parts.insert(0, "usr");
+    let merged = |first: &&[u8]| MERGED.iter().any(|name| name.as_bytes() == *first);
+    if parts.first().is_some_and(merged) {
+        parts.insert(0, b"usr");
     }
-    Ok(parts.join("/"))
-}
-
-fn text(path: &Path) -> Result<&str, ImageError> {
-    path.to_str()
-        .ok_or_else(|| ImageError::Path(path.to_owned()))
+    Ok(parts.join(&b'/'))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     fn run(program: &Path) -> GuestRun {
@@ -426,6 +418,23 @@ mod tests {
     }
 
     #[test]
+    fn names_are_bytes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let odd = folder.path().join(OsStr::from_bytes(b"odd\xff"));
+        fs::write(&odd, "some data of mine").expect("it is written");
+        let mut run = run("/bin/true".as_ref());
+        run.take = vec![odd];
+        run.arguments = vec![OsString::from_vec(b"\xff\xfe".to_vec())];
+        let overlay = guest_overlay(&run).expect("all is there");
+        for bytes in [&b"/odd\xff\0"[..], b"argument \xff\xfe\n"] {
+            assert!(
+                overlay.windows(bytes.len()).any(|window| window == bytes),
+                "{bytes:?}"
+            );
+        }
+    }
+
+    #[test]
     fn a_folder_is_taken_whole() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::create_dir(folder.path().join("deep")).expect("a folder");
@@ -445,15 +454,15 @@ mod tests {
     fn paths_keep_inside_the_root_and_in_the_merged_folders() {
         assert_eq!(
             destination("/lib64/../lib/./x.so".as_ref()).expect("absolute"),
-            "usr/lib/x.so"
+            b"usr/lib/x.so"
         );
         assert_eq!(
             destination("/../../etc/x".as_ref()).expect("absolute"),
-            "etc/x"
+            b"etc/x"
         );
         assert_eq!(
             destination("/library/x".as_ref()).expect("absolute"),
-            "library/x"
+            b"library/x"
         );
         assert!(matches!(
             destination("x".as_ref()),

@@ -44,6 +44,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         memory: 768 << 20,
         processors: 2,
         timeout,
+        signals: None,
     };
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let outcome = host.run(&mut stdout, &mut stderr);

@@ -58,6 +58,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         memory: 1 << 30,
         processors: 2,
         timeout: Duration::from_secs(240),
+        signals: None,
     };
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let report = host.run(&mut stdout, &mut stderr).unwrap();

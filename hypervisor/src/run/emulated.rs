@@ -119,6 +119,7 @@ pub fn run(
         memory: HOST_MEMORY + options.memory.0 + options.window.0,
         processors: PROCESSORS,
         timeout: HOST_TIME + Duration::from_secs(options.timeout),
+        signals: None,
     }
     .run(&mut io::stdout(), &mut errors)?;
 

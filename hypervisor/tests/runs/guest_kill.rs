@@ -107,6 +107,7 @@ fn kill(party: &str) -> String {
         memory: 1536 << 20,
         processors: 2,
         timeout: Duration::from_secs(300),
+        signals: None,
     };
     let said = for_emulation(|| {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());

@@ -14,7 +14,7 @@ mod window;
 use std::fs;
 
 use wormhole_init::{
-    Ending, MODULE_LIST, RUN_FILE, Report, RunFile, run_file::RunFileError, status,
+    Ending, MODULE_LIST, RUN_FILE, Report, RunFile, Sink, run_file::RunFileError, status,
 };
 
 use output::Stream;
@@ -51,7 +51,12 @@ impl InitError {
 fn main() {
     let mut run = RunFile::new("none");
     let (ending, report) = match prepare(&mut run) {
-        Ok([stdout, stderr, report]) => (program::run(&run, stdout, stderr), Some(report)),
+        Ok(Streams {
+            stdout,
+            stderr,
+            signals,
+            report,
+        }) => (program::run(&run, stdout, stderr, signals), Some(report)),
         Err(error) => (Err(error), output::open_or_console(&run.report).ok()),
     };
     let ending = ending.unwrap_or_else(|error| {
@@ -71,10 +76,18 @@ fn main() {
     power::restart();
 }
 
-/// Everything before the program, up to the streams of standard output, standard error and the report, in
-/// this order: that the last one is open tells the other side that the program starts. The run file is
-/// handed out as soon as it is read, since it says where a failure is to be reported.
-fn prepare(run: &mut RunFile) -> Result<[Stream; 3], InitError> {
+/// The streams of a run, in the order in which they are opened: that the last one is open tells the other side that
+/// the program starts.
+struct Streams {
+    stdout: Stream,
+    stderr: Stream,
+    signals: Option<fs::File>,
+    report: Stream,
+}
+
+/// Prepares everything before the program, up to its streams. The run file is handed out as soon as it is read, since
+/// it says where a failure is to be reported.
+fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
     system::mount()?;
     *run = RunFile::parse(&fs::read(RUN_FILE).map_err(InitError::NoRunFile)?)?;
     system::loopback();
@@ -84,11 +97,23 @@ fn prepare(run: &mut RunFile) -> Result<[Stream; 3], InitError> {
         run.variables
             .push(("WORMHOLE_WINDOW".into(), device.into()));
     }
-    Ok([
-        output::open_or_console(&run.stdout)?,
-        output::open_or_console(&run.stderr)?,
-        output::open_or_console(&run.report)?,
-    ])
+    Ok(Streams {
+        stdout: output::open_or_console(&run.stdout)?,
+        stderr: output::open_or_console(&run.stderr)?,
+        signals: run.signals.as_ref().and_then(signals),
+        report: output::open_or_console(&run.report)?,
+    })
+}
+
+/// The stream of signals for the program; a program runs without one as well.
+fn signals(source: &Sink) -> Option<fs::File> {
+    match output::open(source).and_then(Stream::into_source) {
+        Ok(file) => Some(file),
+        Err(error) => {
+            output::console(&format!("the program gets no signals: {error}"));
+            None
+        }
+    }
 }
 
 fn send(run: &RunFile, ending: Ending, mut stream: Stream) {

@@ -27,6 +27,8 @@ pub enum OutputError {
     },
     #[error("cannot open {path}: {source}")]
     Open { path: String, source: io::Error },
+    #[error("cannot say that a stream is read: {0}")]
+    Ready(io::Error),
     #[error("cannot make a pipe: {0}")]
     Pipe(io::Error),
 }
@@ -86,7 +88,8 @@ fn appear(path: &Path) -> io::Result<File> {
     let start = Instant::now();
     loop {
         let mut options = OpenOptions::new();
-        match options.write(true).custom_flags(libc::O_NOCTTY).open(path) {
+        options.read(true).write(true).custom_flags(libc::O_NOCTTY);
+        match options.open(path) {
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && start.elapsed() < APPEARANCE =>
             {
@@ -136,6 +139,12 @@ fn connect(cid: u32, port: u32) -> io::Result<OwnedFd> {
 }
 
 impl Stream {
+    /// The stream as one to read from, after one byte has told the other side that it is read.
+    pub fn into_source(mut self) -> Result<File, OutputError> {
+        self.file.write_all(b"!").map_err(OutputError::Ready)?;
+        Ok(self.file)
+    }
+
     /// Ends the stream and returns once the other side has taken everything, or does not answer.
     pub fn finish(mut self) {
         if !self.connection {

@@ -1,19 +1,20 @@
 //! Runs the program and waits for its end, as the first process has to: reaping everybody else's orphans.
 
+use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread::{self, JoinHandle};
 
-use wormhole_init::{Ending, RunFile, status};
+use wormhole_init::{Ending, Execution, NotExecuted, RunFile, status};
 
 use crate::InitError;
 use crate::output::{OutputError, Stream};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    #[error("cannot run {program}: {source}")]
-    Start { program: String, source: io::Error },
-    #[error("lost sight of {program}: {source}")]
+    #[error(transparent)]
+    Start(#[from] NotExecuted),
+    #[error("cannot wait for {program}: {source}")]
     Wait { program: String, source: io::Error },
 }
 
@@ -21,27 +22,29 @@ impl ProgramError {
     /// As shells have it.
     pub fn status(&self) -> u8 {
         match self {
-            Self::Start { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                status::NOT_FOUND
-            }
-            Self::Start { .. } => status::NOT_EXECUTABLE,
+            Self::Start(error) => error.status(),
             Self::Wait { .. } => status::SETUP,
         }
     }
 }
 
-pub fn run(run: &RunFile, stdout: Stream, stderr: Stream) -> Result<Ending, InitError> {
+/// Runs the program to its end. `signals` carries signal numbers, a byte each, which are sent to the program.
+pub fn run(
+    run: &RunFile,
+    stdout: Stream,
+    stderr: Stream,
+    signals: Option<File>,
+) -> Result<Ending, InitError> {
     let (stdout_reader, stdout_writer) = io::pipe().map_err(OutputError::Pipe)?;
     let (stderr_reader, stderr_writer) = io::pipe().map_err(OutputError::Pipe)?;
 
-    let name = run.arguments[0].display().to_string();
+    let program = run.arguments[0].as_ref();
+    let execution = Execution::new(program, &run.arguments, run.variables.iter().cloned())
+        .map_err(ProgramError::from)?;
     // The command holds the writing ends of the pipes: it must be gone before the copies can end.
     let child = {
-        let mut command = Command::new(&run.arguments[0]);
+        let mut command = execution.command();
         command
-            .args(&run.arguments[1..])
-            .env_clear()
-            .envs(run.variables.iter().map(|(name, value)| (name, value)))
             .current_dir(&run.directory)
             .stdin(Stdio::null())
             .stdout(stdout_writer)
@@ -50,14 +53,16 @@ pub fn run(run: &RunFile, stdout: Stream, stderr: Stream) -> Result<Ending, Init
     };
     let copies = [copy(stdout_reader, stdout), copy(stderr_reader, stderr)];
     let ending = match child {
-        Ok(child) => wait_for(child.id()).map_err(|source| ProgramError::Wait {
-            program: name,
-            source,
-        }),
-        Err(source) => Err(ProgramError::Start {
-            program: name,
-            source,
-        }),
+        Ok(child) => {
+            if let Some(signals) = signals {
+                pass(signals, child.id());
+            }
+            wait_for(child.id()).map_err(|source| ProgramError::Wait {
+                program: program.display().to_string(),
+                source,
+            })
+        }
+        Err(source) => Err(NotExecuted::because(program, source).into()),
     };
     // What the program left behind would keep its output open.
     // SAFETY: kill takes no pointers; -1 is every process but this one.
@@ -67,6 +72,21 @@ pub fn run(run: &RunFile, stdout: Stream, stderr: Stream) -> Result<Ending, Init
         let _ = copy.join();
     }
     Ok(ending?)
+}
+
+/// Sends the program the signals that come on this stream. After the program's end none of them matters: what is
+/// left then is killed.
+fn pass(mut signals: File, program: u32) {
+    let Ok(program) = libc::pid_t::try_from(program) else {
+        return;
+    };
+    thread::spawn(move || {
+        let mut signal = [0];
+        while matches!(signals.read(&mut signal), Ok(1)) {
+            // SAFETY: kill takes no pointers; a number that is no signal is an error without effect.
+            unsafe { libc::kill(program, signal[0].into()) };
+        }
+    });
 }
 
 /// Waits for one child among all.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 const VERSION: &[u8] = b"wormhole-run 1";
 
-/// Where one of the program's streams, or the report, goes.
+/// Where one of the program's streams goes, or comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sink {
     /// The kernel's console.
@@ -32,6 +32,8 @@ pub struct RunFile {
     pub stdout: Sink,
     pub stderr: Sink,
     pub report: Sink,
+    /// Where numbers of signals for the program come from, a byte each.
+    pub signals: Option<Sink>,
     /// Bytes of the window that must be there.
     pub window: Option<u64>,
     /// I/O port that takes the exit status as one byte.
@@ -67,6 +69,7 @@ impl RunFile {
             stdout: Sink::Console,
             stderr: Sink::Console,
             report: Sink::Console,
+            signals: None,
             window: None,
             exit_port: None,
             collect: Vec::new(),
@@ -89,6 +92,9 @@ impl RunFile {
         line(&mut text, "stdout", &self.stdout.text());
         line(&mut text, "stderr", &self.stderr.text());
         line(&mut text, "report", &self.report.text());
+        if let Some(signals) = &self.signals {
+            line(&mut text, "signals", &signals.text());
+        }
         if let Some(size) = self.window {
             line(&mut text, "window", OsStr::new(&size.to_string()));
         }
@@ -133,6 +139,7 @@ impl RunFile {
                 b"stdout" => run.stdout = sink()?,
                 b"stderr" => run.stderr = sink()?,
                 b"report" => run.report = sink()?,
+                b"signals" => run.signals = Some(sink()?),
                 b"window" => run.window = Some(number(&value).ok_or_else(|| bad("size"))?),
                 b"exit-port" => run.exit_port = Some(number(&value).ok_or_else(|| bad("port"))?),
                 b"collect" => run.collect.push(value.into()),
@@ -249,6 +256,7 @@ mod tests {
             stdout: Sink::Vsock { cid: 2, port: 9001 },
             stderr: Sink::Device("/dev/vport0p2".into()),
             report: Sink::Console,
+            signals: Some(Sink::Device("/dev/vport0p4".into())),
             window: Some(256 << 20),
             exit_port: Some(0x501),
             collect: vec!["/run/summary.json".into()],

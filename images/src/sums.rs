@@ -1,0 +1,111 @@
+//! SHA-256 sums of an image's files, in the form that `sha256sum --check` reads.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{self, ImageError};
+
+/// The name of the file of sums.
+pub const FILE: &str = "SHA256SUMS";
+
+/// A difference between an image and what was built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// The image has no sums: it was damaged, or made before images had them.
+    NoSums,
+    /// The file is missing.
+    Missing(&'static str),
+    /// The file has another sum, or none.
+    Changed(&'static str),
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSums => write!(f, "it has no {FILE}"),
+            Self::Missing(name) => write!(f, "{name} is missing"),
+            Self::Changed(name) => write!(f, "{name} is not as it was built"),
+        }
+    }
+}
+
+/// Writes the sums of these files of a folder.
+pub fn write(folder: &Path, names: &[&'static str]) -> Result<(), ImageError> {
+    let mut text = String::new();
+    for name in names {
+        let path = folder.join(name);
+        text.push_str(&line(&path, name).map_err(error::io("read", &path))?);
+    }
+    let path = folder.join(FILE);
+    fs::write(&path, text).map_err(error::io("write", &path))
+}
+
+/// Compares these files of a folder with its sums; the first difference.
+pub fn compare(folder: &Path, names: &[&'static str]) -> Result<Option<Damage>, ImageError> {
+    let path = folder.join(FILE);
+    let sums = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Damage::NoSums)),
+        read => read.map_err(error::io("read", &path))?,
+    };
+    for name in names {
+        let path = folder.join(name);
+        let line = match line(&path, name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Some(Damage::Missing(name)));
+            }
+            read => read.map_err(error::io("read", &path))?,
+        };
+        let known = sums.split_inclusive(|&byte| byte == b'\n');
+        if !known.into_iter().any(|known| known == line.as_bytes()) {
+            return Ok(Some(Damage::Changed(name)));
+        }
+    }
+    Ok(None)
+}
+
+fn line(path: &Path, name: &str) -> io::Result<String> {
+    let mut sum = Sha256::new();
+    io::copy(&mut File::open(path)?, &mut Sum(&mut sum))?;
+    let digits: String = sum
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    Ok(format!("{digits}  {name}\n"))
+}
+
+/// Adds what is written to a sum.
+struct Sum<'a>(&'a mut Sha256);
+
+impl io::Write for Sum<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_tool_agrees() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("a"), vec![7; 100_000]).expect("a file");
+        write(folder.path(), &["a"]).expect("it is read");
+        let tool = std::process::Command::new("sha256sum")
+            .args(["--check", "--status", FILE])
+            .current_dir(folder.path())
+            .status();
+        assert!(tool.expect("coreutils are there").success());
+        assert_eq!(compare(folder.path(), &["a"]).expect("it is read"), None);
+    }
+}
