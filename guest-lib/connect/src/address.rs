@@ -16,6 +16,10 @@ pub enum ConnectError {
     Address { text: String },
     #[error("the backend at {address} cannot be reached: {source}")]
     Connect { address: String, source: io::Error },
+    #[error(
+        "the listener at {address} belongs to user {user}, who is neither this process's user nor root: it is not trusted"
+    )]
+    Stranger { address: String, user: libc::uid_t },
 }
 
 impl ConnectError {
@@ -29,7 +33,7 @@ impl ConnectError {
             Self::Connect { .. } => {
                 Some("hint: is the backend running, and does WORMHOLE_CONTROL name it?")
             }
-            Self::Address { .. } => None,
+            Self::Address { .. } | Self::Stranger { .. } => None,
         }
     }
 }
@@ -86,6 +90,36 @@ impl Address {
     }
 }
 
+impl Address {
+    /// The user who listens at a Unix address. A VM's host has none.
+    fn listener(&self, stream: &UnixStream) -> io::Result<Option<libc::uid_t>> {
+        if matches!(self, Self::Vsock { .. }) {
+            return Ok(None);
+        }
+        let mut peer = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or_default();
+        // SAFETY: the option's value is a ucred (unix(7)) of the given length, which the call writes.
+        let done = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut length,
+            )
+        };
+        if done == 0 {
+            Ok(Some(peer.uid))
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
 /// Does a call again as long as signals of the program's interrupt it.
 ///
 /// # Errors
@@ -107,10 +141,32 @@ pub fn connect() -> Result<UnixStream, ConnectError> {
     let value = std::env::var("WORMHOLE_CONTROL").ok();
     let in_vm = std::path::Path::new("/dev/vsock").exists();
     let address = Address::from_environment(value.as_deref(), in_vm)?;
-    address.connect().map_err(|source| ConnectError::Connect {
-        address: value.unwrap_or_else(|| format!("vsock:{}:{VSOCK_PORT}", libc::VMADDR_CID_HOST)),
+    let name = || match &value {
+        Some(text) => text.clone(),
+        None => format!("vsock:{}:{VSOCK_PORT}", libc::VMADDR_CID_HOST),
+    };
+    let connected = address.connect().and_then(|stream| {
+        let listener = address.listener(&stream)?;
+        Ok((stream, listener))
+    });
+    let (stream, listener) = connected.map_err(|source| ConnectError::Connect {
+        address: name(),
         source,
-    })
+    })?;
+    // SAFETY: takes no pointers and cannot fail.
+    let own = unsafe { libc::geteuid() };
+    match listener {
+        Some(user) if !is_trusted(user, own) => Err(ConnectError::Stranger {
+            address: name(),
+            user,
+        }),
+        _ => Ok(stream),
+    }
+}
+
+/// Whether a backend of this user may serve a process of the user `own`: another user's would see its memory.
+fn is_trusted(user: libc::uid_t, own: libc::uid_t) -> bool {
+    user == own || user == 0
 }
 
 /// A vsock stream. Its reads, writes and shutdown are those of any stream socket, so the standard
@@ -171,6 +227,21 @@ mod tests {
         ));
         let host = Address::Vsock { cid: 2, port: 9000 };
         assert_eq!(Address::from_environment(None, true).unwrap(), host);
+    }
+
+    #[test]
+    fn a_listener_is_known_by_its_user_and_strangers_are_not_believed() {
+        let name = format!("wormhole-listener-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        let address = Address::Abstract(name);
+        let stream = address.connect().unwrap();
+        // SAFETY: takes no pointers and cannot fail.
+        let own = unsafe { libc::geteuid() };
+        assert_eq!(address.listener(&stream).unwrap(), Some(own));
+        drop(listener);
+        assert!(is_trusted(1000, 1000) && is_trusted(0, 1000));
+        assert!(!is_trusted(1000, 0) && !is_trusted(1001, 1000));
     }
 
     static SIGNALS: AtomicU64 = AtomicU64::new(0);
