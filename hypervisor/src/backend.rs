@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -20,13 +20,14 @@ use wormhole_ring::control::{
 use wormhole_ring::layout::SEGMENT_BYTES;
 
 use crate::installation::{Installation, InstallationError};
+use crate::signals::{PASSED, Set};
 
 /// Why there is no backend, or none any more.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     #[error(transparent)]
     Installation(#[from] InstallationError),
-    #[error("cannot make a window of {size} bytes")]
+    #[error("cannot make a window of {size} bytes{}", file_size_limit(source))]
     Window {
         size: u64,
         #[source]
@@ -50,6 +51,30 @@ pub enum BackendError {
     Show(#[from] MemoryError),
     #[error("the supervisor's report cannot be read")]
     Report(#[from] serde_json::Error),
+    #[error("the supervisor failed ({0})")]
+    Failed(ExitStatus),
+    #[error("the supervisor ended before the program")]
+    Early,
+    #[error("the supervisor cannot be waited for")]
+    Wait(#[source] std::io::Error),
+}
+
+/// What a backend did.
+#[derive(Debug, Default)]
+pub struct Served {
+    /// The sessions that the backend reported.
+    pub sessions: Vec<SessionReport>,
+    /// The error that ended the backend before its tenant.
+    pub failure: Option<BackendError>,
+}
+
+/// Names the limit that a file of a window's size runs into.
+fn file_size_limit(error: &std::io::Error) -> &'static str {
+    if error.kind() == std::io::ErrorKind::FileTooLarge {
+        ", which is more than the size limit of files allows (ulimit -f)"
+    } else {
+        ""
+    }
 }
 
 /// Sessions that a tenant may have at the same time: each has a worker process of the host's.
@@ -62,7 +87,7 @@ pub struct Backend {
     stream: UnixStream,
     port: Port,
     window: File,
-    listener: Option<JoinHandle<Result<Vec<SessionReport>, BackendError>>>,
+    listener: Option<JoinHandle<Served>>,
 }
 
 impl Backend {
@@ -92,8 +117,16 @@ impl Backend {
         // The supervisor is the only process that is started while its end can be inherited.
         fcntl_setfd(&theirs, FdFlags::empty())
             .map_err(|error| BackendError::Start(error.into()))?;
-        // Started from its own process group, so that an interrupt at the terminal ends the program
-        // first and the backend in order.
+        // In a process group of its own, which signals from the terminal do not reach: they are for the program, which
+        // has its backend until it ends.
+        let passed = Set::of(&PASSED);
+        // SAFETY: between fork and exec this makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                passed.unblock();
+                Ok(())
+            });
+        }
         let supervisor = command
             .process_group(0)
             .spawn()
@@ -143,29 +176,44 @@ impl Backend {
         let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
         let port = self.port.clone();
         self.listener = Some(std::thread::spawn(move || {
-            let heard = listen(&stream, &port, guest.as_ref().map(|(window, _)| window));
-            if let (Err(BackendError::Show(_)), Some((_, stop))) = (&heard, guest) {
+            let mut served = Served::default();
+            served.failure = listen(
+                &stream,
+                &port,
+                guest.as_ref().map(|(window, _)| window),
+                &mut served.sessions,
+            )
+            .err();
+            if let (Some(BackendError::Show(_)), Some((_, stop))) = (&served.failure, guest) {
                 stop.stop();
             }
-            if heard.is_err() {
+            if served.failure.is_some() {
                 // Without the launcher nobody is granted anything: the supervisor is to end the sessions.
                 drop(stream.shutdown(std::net::Shutdown::Both));
             }
-            heard
+            served
         }));
         Ok(())
     }
 
-    /// Ends the tenant and returns what its sessions did.
-    pub fn finish(mut self) -> Result<Vec<SessionReport>, BackendError> {
-        self.stream
-            .shutdown(std::net::Shutdown::Write)
-            .map_err(BackendError::Stream)?;
-        match self.listener.take().map(JoinHandle::join) {
-            Some(Ok(heard)) => heard,
+    /// Ends the tenant and returns what its sessions did, and how the backend failed if it did.
+    pub fn finish(mut self) -> Served {
+        // The stream ends with the last word of the supervisor, which it says once this side has said its own.
+        let early = self.listener.as_ref().is_some_and(JoinHandle::is_finished);
+        // Fails only where the other side is gone, which its status tells.
+        drop(self.stream.shutdown(std::net::Shutdown::Write));
+        let mut served = match self.listener.take().map(JoinHandle::join) {
+            Some(Ok(served)) => served,
             Some(Err(panic)) => std::panic::resume_unwind(panic),
-            None => Ok(Vec::new()),
-        }
+            None => Served::default(),
+        };
+        let ended = match self.supervisor.wait() {
+            Ok(status) if !status.success() => Some(BackendError::Failed(status)),
+            Ok(_) => early.then_some(BackendError::Early),
+            Err(error) => Some(BackendError::Wait(error)),
+        };
+        served.failure = served.failure.or(ended);
+        served
     }
 }
 
@@ -174,8 +222,8 @@ fn listen(
     stream: &UnixStream,
     port: &Port,
     window: Option<&Window>,
-) -> Result<Vec<SessionReport>, BackendError> {
-    let mut sessions = Vec::new();
+    sessions: &mut Vec<SessionReport>,
+) -> Result<(), BackendError> {
     let mut body = Vec::new();
     while let Some((message, file)) = receive(stream, &mut body)? {
         match (message, window) {
@@ -198,7 +246,7 @@ fn listen(
             (other, _) => return Err(BackendError::Unexpected(other.name())),
         }
     }
-    Ok(sessions)
+    Ok(())
 }
 
 /// First byte and bytes of a run.

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use wormhole_images::{BuildOptions, ImageError, build_emulated_host, build_guest, default_folder};
 
 use crate::run::Kernel;
+use crate::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Action {
@@ -56,12 +57,16 @@ pub fn run(action: &Action) -> Result<(), Error> {
         folder: &folder,
         kernel: options.kernel.into(),
         rebuild: options.rebuild,
-        progress: &|line| eprintln!("wormhole: {line}"),
+        progress: &|line| say::line(format_args!("{line}")),
     };
     let image = match build {
         Build::Guest(_) => build_guest(&wanted),
         Build::EmulatedHost(_) => build_emulated_host(&wanted),
     }?;
-    println!("{}: kernel {}", image.kernel.display(), image.release);
+    say::result(format_args!(
+        "{}: kernel {}",
+        image.kernel.display(),
+        image.release
+    ));
     Ok(())
 }

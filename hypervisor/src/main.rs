@@ -7,16 +7,15 @@ mod backend;
 mod image;
 mod installation;
 mod run;
+mod say;
+mod signals;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use wormhole_link::chain;
 
-/// Exit status of everything that is wrong before or beside the program itself.
-const USAGE: u8 = 2;
-/// `EX_TEMPFAIL` of `sysexits.h`: the emulated host failed, and another run may do better.
-const AGAIN: u8 = 75;
+use crate::run::{RunError, USAGE};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -32,10 +31,14 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Run a CUDA program with its driver calls forwarded to a backend.
-    Run(run::Options),
+    #[command(after_help = run::STATUSES)]
+    Run(Box<run::Options>),
     /// Build the images that guests and the emulated host boot from.
     #[command(subcommand)]
     Image(image::Action),
+    /// Start a program and collect what it leaves; `run` starts this.
+    #[command(hide = true)]
+    Reap(run::reaper::Options),
 }
 
 fn main() -> ExitCode {
@@ -43,21 +46,24 @@ fn main() -> ExitCode {
         Ok(command) => command,
         Err(error) => return refuse(&error),
     };
+    say::survive_the_file_size_limit();
     let outcome = match command.action {
-        Action::Run(options) => run::run(options).map_err(|error| {
-            let status = if error.is_of_emulation() {
-                AGAIN
-            } else {
-                USAGE
-            };
-            (status, chain(&error))
+        Action::Run(options) => run::run(*options).map_err(|error| {
+            let said = matches!(error, RunError::Said(_));
+            (error.status(), (!said).then(|| chain(&error)))
         }),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)
-            .map_err(|error| (USAGE, chain(&error))),
+            .map_err(|error| (USAGE, Some(chain(&error)))),
+        Action::Reap(options) => {
+            run::reaper::reap(&options);
+            Ok(0)
+        }
     };
     ExitCode::from(outcome.unwrap_or_else(|(status, message)| {
-        eprintln!("wormhole: {message}");
+        if let Some(message) = message {
+            say::line(format_args!("{message}"));
+        }
         status
     }))
 }
@@ -80,6 +86,6 @@ fn refuse(error: &clap::Error) -> ExitCode {
         })
         .filter(|paragraph| !paragraph.is_empty())
         .collect();
-    eprintln!("wormhole: {}", told.join("; "));
+    say::line(format_args!("{}", told.join("; ")));
     ExitCode::from(USAGE)
 }

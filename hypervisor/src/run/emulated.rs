@@ -1,17 +1,22 @@
 //! Placement `host` on the emulated host: a QEMU machine with emulated virtualization, in which this
 //! same command runs the program in a guest of that machine's KVM.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wormhole_images::{EmulatedHost, Ending, HostRun, Image, host_overlay};
 
 use crate::installation::Installation;
+use crate::say;
+use crate::signals::{KILLED, Signals, to_machine};
 
 use super::guest::GuestError;
 use super::summary::Summary;
-use super::{Options, RunError, images};
+use super::{Options, RunError, images, not_executed};
 
 /// Where the inner command leaves its summary.
 const SUMMARY: &str = "/run/summary.json";
@@ -38,6 +43,13 @@ impl Errors {
             .lines()
             .any(|line| line.starts_with("wormhole: guest: ") && line.contains("(triple fault)"))
     }
+
+    /// Whether the inner command has said why there is no summary.
+    fn tell_of_the_command(&self) -> bool {
+        String::from_utf8_lossy(&self.end)
+            .lines()
+            .any(|line| line.starts_with("wormhole: "))
+    }
 }
 
 impl Write for Errors {
@@ -45,7 +57,8 @@ impl Write for Errors {
         self.end.extend_from_slice(bytes);
         let excess = self.end.len().saturating_sub(Self::KEPT);
         self.end.drain(..excess);
-        io::stderr().write_all(bytes)?;
+        // A standard error that takes nothing keeps nothing from being noticed here.
+        let _ = io::stderr().write_all(bytes);
         Ok(bytes.len())
     }
 
@@ -54,15 +67,17 @@ impl Write for Errors {
     }
 }
 
-/// Runs the same command one level down.
+/// Runs the same command one level down. `why` says why not on this machine's own KVM.
 pub fn run(
     options: &Options,
     program: &Path,
     installation: &Installation,
+    signals: &Signals,
+    why: Option<&str>,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let folder = images()?;
-    let kernel = options.kernel.into();
+    let kernel = options.kernel().into();
     let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
     let mut arguments: Vec<std::ffi::OsString> = [
         "run",
@@ -78,11 +93,12 @@ pub fn run(
     .to_vec();
     for (flag, value) in [
         ("--device", options.device.clone()),
-        ("--kernel", options.kernel.to_string()),
+        ("--kernel", options.kernel().to_string()),
         ("--window", options.window.0.to_string()),
-        ("--memory", options.memory.0.to_string()),
-        ("--cpus", options.cpus.to_string()),
-        ("--timeout", options.timeout.to_string()),
+        ("--memory", options.memory().0.to_string()),
+        ("--cpus", options.cpus().to_string()),
+        ("--timeout", options.timeout().to_string()),
+        ("--grace", options.grace.to_string()),
     ] {
         arguments.extend([flag.into(), value.into()]);
     }
@@ -90,7 +106,7 @@ pub fn run(
         arguments.extend(["--take".into(), file.into()]);
     }
     arguments.extend(["--".into(), program.into()]);
-    arguments.extend(options.command[1..].iter().map(Into::into));
+    arguments.extend(options.command[1..].iter().cloned());
 
     let mut programs = vec![program.to_path_buf()];
     programs.extend(options.take.iter().cloned());
@@ -111,17 +127,34 @@ pub fn run(
         variables: super::forwarded_variables(),
         programs,
         collect: vec![SUMMARY.into()],
-    })?;
+    })
+    .map_err(|error| not_executed(program, error))?;
+    EmulatedHost::available()?;
+    if let Some(why) = why {
+        say::line(format_args!("{why}; using the emulated host"));
+    }
+    let failed = |source| RunError::Io {
+        what: "cannot make a socket for signals".to_owned(),
+        source,
+    };
+    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+    let ready = ours.try_clone().map_err(failed)?;
+    let signals = pass(signals.clone(), ours, Duration::from_secs(options.grace));
     let mut errors = Errors::default();
     let report = EmulatedHost {
         image: &host,
         overlay: &overlay,
-        memory: HOST_MEMORY + options.memory.0 + options.window.0,
+        memory: HOST_MEMORY
+            .saturating_add(options.memory().0)
+            .saturating_add(options.window.0),
         processors: PROCESSORS,
-        timeout: HOST_TIME + Duration::from_secs(options.timeout),
-        signals: None,
+        timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
+        signals: Some(theirs.as_fd()),
     }
-    .run(&mut io::stdout(), &mut errors)?;
+    .run(&mut io::stdout(), &mut errors);
+    drop(ready.shutdown(std::net::Shutdown::Both));
+    drop(signals.join());
+    let report = report?;
 
     if let Ending::Failed { message, .. } = report.ending {
         return Err(GuestError::Failed(message).into());
@@ -138,7 +171,29 @@ pub fn run(
             Ok((report.ending.status(), summary))
         }
         None if errors.tell_of_a_triple_fault() => Err(RunError::EmulatedProcessor),
-        // The inner command has said why; its status says that it was not the program's.
-        None => Err(RunError::Inner(report.ending.status())),
+        None if errors.tell_of_the_command() => Err(RunError::Said(report.ending.status())),
+        None => match report.ending {
+            // A signal that came before the program did.
+            Ending::Signalled(_) => Err(RunError::Said(report.ending.status())),
+            ending => Err(RunError::Inner(ending.status())),
+        },
     }
+}
+
+/// Passes signals on from the time at which the machine listens until the socket is shut down. Until then there is no
+/// program, and they end this process, and QEMU with it.
+fn pass(signals: Signals, mut stream: UnixStream, grace: Duration) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut word = [0];
+        let mut passing = None;
+        // A machine that is started once more says it again.
+        while matches!(stream.read(&mut word), Ok(1)) {
+            let Ok(to) = stream.try_clone() else { break };
+            drop(passing.take());
+            passing = Some(signals.to(to_machine(to, grace, || {
+                std::process::exit(i32::from(KILLED));
+            })));
+        }
+        drop(passing);
+    })
 }

@@ -3,9 +3,12 @@
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use wormhole_images::status::{NOT_EXECUTABLE, NOT_FOUND};
 use wormhole_images::{COMMAND_LINE, Ending, GuestRun, Image, Report, guest_overlay, ports};
 use wormhole_monitor::stats::{Snapshot, VmStats};
 use wormhole_monitor::{
@@ -15,9 +18,11 @@ use wormhole_monitor::{
 
 use crate::backend::{Backend, Port};
 use crate::installation::Installation;
+use crate::say;
+use crate::signals::{KILLED, Passing, Signals, to_machine};
 
 use super::summary::Summary;
-use super::{Options, RunError, images};
+use super::{Options, RunError, images, not_executed};
 
 /// The guest's vsock address. Every guest has a monitor of its own, so that one number serves all.
 const GUEST_CID: u32 = 3;
@@ -54,10 +59,11 @@ pub fn run(
     options: &Options,
     program: &Path,
     installation: &Installation,
+    signals: &Signals,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let folder = images()?;
-    let image = Image::guest(&folder, options.kernel.into())?;
+    let image = Image::guest(&folder, options.kernel().into())?;
     let mut variables = super::forwarded_variables();
     variables.push((
         ACCOUNTS_VARIABLE.into(),
@@ -67,12 +73,13 @@ pub fn run(
         init: installation.init()?,
         frontends: installation.frontends()?,
         program: program.to_path_buf(),
-        arguments: options.command[1..].iter().map(Into::into).collect(),
+        arguments: options.command[1..].to_vec(),
         variables,
         directory: "/".into(),
         take: options.take.clone(),
         window: options.window.0,
-    })?;
+    })
+    .map_err(|error| not_executed(program, error))?;
     let mut backend = Backend::start(installation, &options.device, options.window.0)?;
     let window = backend
         .window()
@@ -91,33 +98,55 @@ pub fn run(
             ],
             command_line: COMMAND_LINE.to_owned(),
         },
-        memory_mib: options.memory.0 >> 20,
-        vcpus: options.cpus,
+        memory_mib: options.memory().0 >> 20,
+        vcpus: options.cpus(),
         window: Some(window.into()),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor(backend.port(), sender)),
         }),
         console: Box::new(io::sink()),
-        timeout: Some(Duration::from_secs(options.timeout)),
+        timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits: DisabledExits::default(),
     })
     .map_err(GuestError::from)?;
 
     backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
     let stats = vm.stats();
-    let attendant = std::thread::spawn(move || attend(&streams, &stats));
+    let killed = Arc::new(AtomicBool::new(false));
+    let pass = {
+        let (signals, killed, stop) = (signals.clone(), Arc::clone(&killed), vm.stop_handle());
+        let grace = Duration::from_secs(options.grace);
+        move |stream| {
+            let (killed, stop) = (Arc::clone(&killed), stop.clone());
+            signals.to(to_machine(stream, grace, move || {
+                killed.store(true, Ordering::Release);
+                stop.stop();
+            }))
+        }
+    };
+    let attendant = std::thread::spawn(move || attend(&streams, &stats, pass));
     let report = vm.run().map_err(GuestError::from)?;
     // The VM is gone, and with it the other ends of all streams: the attendant comes to its end.
     let seen = attendant.join().unwrap_or_default();
-    let sessions = backend.finish()?;
+    let served = backend.finish();
 
     if let Some(line) = &report.out_of_memory {
-        eprintln!("wormhole: the guest ran out of memory ({line}): give it more with --memory");
+        say::line(format_args!(
+            "the guest ran out of memory ({line}): give it more with --memory"
+        ));
     }
     let exit_accounts = report.exit_accounts;
-    let status = status(report.outcome, seen.report, report.console_tail)?;
-    let mut summary = Summary::of(sessions, "kvm", start.elapsed());
+    let status = if killed.load(Ordering::Acquire) {
+        KILLED
+    } else {
+        match status(report.outcome, seen.report, report.console_tail) {
+            Ok(status) => status,
+            // The cause comes before what it led to.
+            Err(error) => return Err(served.failure.map_or(error, RunError::from)),
+        }
+    };
+    let mut summary = Summary::of(served, "kvm", start.elapsed());
     summary.vm_exits = seen.exits;
     summary.exit_accounts = Some(exit_accounts);
     Ok((status, summary))
@@ -128,7 +157,7 @@ fn acceptor(
     port: Port,
     sender: Sender<(u32, UnixStream)>,
 ) -> impl FnMut(ConnectRequest, UnixStream) -> Result<(), Refused> + Send {
-    let mut open = vec![ports::STDOUT, ports::STDERR, ports::REPORT];
+    let mut open = vec![ports::STDOUT, ports::STDERR, ports::SIGNALS, ports::REPORT];
     move |request, stream| {
         if request.port == ports::CONTROL {
             return port.forward(&stream.into(), false).map_err(|_| Refused);
@@ -151,9 +180,14 @@ struct Seen {
     exits: Option<u64>,
 }
 
-/// Copies the program's output through, reads its report, and counts exits between start and report.
-fn attend(streams: &Receiver<(u32, UnixStream)>, stats: &VmStats) -> Seen {
+/// Copies the program's output through, passes signals, reads the report, and counts exits between start and report.
+fn attend(
+    streams: &Receiver<(u32, UnixStream)>,
+    stats: &VmStats,
+    pass: impl Fn(UnixStream) -> Passing,
+) -> Seen {
     let mut seen = Seen::default();
+    let mut passing = None;
     let mut before = None;
     std::thread::scope(|scope| {
         for (port, stream) in streams {
@@ -164,6 +198,7 @@ fn attend(streams: &Receiver<(u32, UnixStream)>, stats: &VmStats) -> Seen {
                 ports::STDERR => {
                     scope.spawn(move || copy(stream, io::stderr()));
                 }
+                ports::SIGNALS => passing = Some(pass(stream)),
                 _ => {
                     // The last connection before the program starts; its report comes when it has ended.
                     before = stats.read().ok();
@@ -176,6 +211,7 @@ fn attend(streams: &Receiver<(u32, UnixStream)>, stats: &VmStats) -> Seen {
             }
         }
     });
+    drop(passing);
     seen
 }
 
@@ -188,20 +224,24 @@ fn copy(mut from: UnixStream, mut to: impl Write) {
     drop(io::copy(&mut from, &mut to).and_then(|_| to.flush()));
 }
 
-fn status(
-    outcome: ExitReason,
-    report: Option<Report>,
-    tail: Vec<String>,
-) -> Result<u8, GuestError> {
+fn status(outcome: ExitReason, report: Option<Report>, tail: Vec<String>) -> Result<u8, RunError> {
     match outcome {
         ExitReason::Exited { .. } => match report {
             Some(Report {
+                ending:
+                    Ending::Failed {
+                        status: status @ (NOT_EXECUTABLE | NOT_FOUND),
+                        message,
+                    },
+                ..
+            }) => Err(RunError::NotRun { status, message }),
+            Some(Report {
                 ending: Ending::Failed { message, .. },
                 ..
-            }) => Err(GuestError::Failed(message)),
+            }) => Err(GuestError::Failed(message).into()),
             Some(report) => Ok(report.ending.status()),
-            None => Err(GuestError::NoReport(tail)),
+            None => Err(GuestError::NoReport(tail).into()),
         },
-        outcome => Err(GuestError::Ended { outcome, tail }),
+        outcome => Err(GuestError::Ended { outcome, tail }.into()),
     }
 }

@@ -3,18 +3,24 @@
 mod emulated;
 mod guest;
 mod process;
+pub mod reaper;
 mod summary;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use rustix::fs::{Access, access};
+use wormhole_images::{ImageError, NotExecuted};
 use wormhole_link::device::DeviceChoice;
-use wormhole_monitor::KvmCaps;
+use wormhole_monitor::{KvmCaps, MAX_VCPUS};
 
+use self::guest::GuestError;
 use crate::backend::BackendError;
 use crate::installation::{Installation, InstallationError};
+use crate::say;
+use crate::signals::Signals;
 
 /// Where the backend runs relative to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -93,27 +99,31 @@ pub struct Options {
     /// uninitialised memory in kernels' shared memory, and tells the program's standard error.
     #[arg(long, default_value = "cpu", value_parser = device)]
     device: String,
-    /// What the guest VM runs on.
-    #[arg(long, value_enum, default_value = "auto")]
-    host: Host,
-    /// The guest's kernel.
-    #[arg(long, value_enum, default_value = "6.1")]
-    kernel: Kernel,
+    /// What the guest VM runs on; this machine's KVM where it can run Linux (auto) if not given.
+    #[arg(long, value_enum)]
+    host: Option<Host>,
+    /// The guest's kernel; 6.1 if not given.
+    #[arg(long, value_enum)]
+    kernel: Option<Kernel>,
     /// Size of the window: shared memory between guest and backend.
     #[arg(long, default_value = "256M")]
     window: Size,
-    /// Memory of the guest.
-    #[arg(long, default_value = "512M")]
-    memory: Size,
-    /// Processors of the guest.
-    #[arg(long, default_value_t = 1)]
-    cpus: u8,
+    /// Memory of the guest; 512M if not given.
+    #[arg(long)]
+    memory: Option<Size>,
+    /// Processors of the guest; 1 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_VCPUS)))]
+    cpus: Option<u8>,
     /// One more file or folder that the guest shall have, at its own path; libraries come along.
     #[arg(long)]
     take: Vec<PathBuf>,
-    /// Seconds after which the guest counts as hung.
-    #[arg(long, default_value_t = 600)]
-    timeout: u64,
+    /// Seconds after which the guest counts as hung; 600 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
+    /// Seconds between a signal that asks the program to end (SIGHUP, SIGINT, SIGQUIT, SIGTERM) and its kill. A second
+    /// such signal kills it at once.
+    #[arg(long, default_value_t = 60)]
+    grace: u64,
     /// Print no summary.
     #[arg(long)]
     quiet: bool,
@@ -122,7 +132,61 @@ pub struct Options {
     json: Option<PathBuf>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
-    command: Vec<String>,
+    command: Vec<OsString>,
+}
+
+impl Options {
+    fn kernel(&self) -> Kernel {
+        self.kernel.unwrap_or(Kernel::V6_1)
+    }
+
+    fn memory(&self) -> Size {
+        self.memory.unwrap_or(Size(512 << 20))
+    }
+
+    fn cpus(&self) -> u8 {
+        self.cpus.unwrap_or(1)
+    }
+
+    fn timeout(&self) -> u64 {
+        self.timeout.unwrap_or(600)
+    }
+
+    /// Refuses what cannot be, or would have no effect.
+    fn check(&self) -> Result<(), RunError> {
+        if self.placement == Placement::Process {
+            let of_guests: Vec<&str> = [
+                ("--host", self.host.is_some()),
+                ("--kernel", self.kernel.is_some()),
+                ("--memory", self.memory.is_some()),
+                ("--cpus", self.cpus.is_some()),
+                ("--take", !self.take.is_empty()),
+                ("--timeout", self.timeout.is_some()),
+            ]
+            .into_iter()
+            .filter_map(|(name, given)| given.then_some(name))
+            .collect();
+            if !of_guests.is_empty() {
+                return Err(RunError::NoGuest(of_guests.join(", ")));
+            }
+        }
+        if !self
+            .window
+            .0
+            .is_multiple_of(wormhole_ring::layout::SEGMENT_BYTES as u64)
+            || self.window.0 < LEAST_WINDOW
+        {
+            return Err(RunError::Window {
+                size: self.window.0,
+                least: LEAST_WINDOW,
+            });
+        }
+        let memory = self.memory().0;
+        if !memory.is_multiple_of(1 << 20) || !(LEAST_MEMORY..=MOST_MEMORY).contains(&memory) {
+            return Err(RunError::Memory { size: memory });
+        }
+        Ok(())
+    }
 }
 
 fn device(text: &str) -> Result<String, String> {
@@ -134,10 +198,20 @@ fn device(text: &str) -> Result<String, String> {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("{0} is not a program that can be run: no such file")]
-    NoProgram(String),
-    #[error("{0} is not a program that can be run: it is not executable")]
-    NotExecutable(PathBuf),
+    #[error(transparent)]
+    NotExecuted(#[from] NotExecuted),
+    #[error("{message}")]
+    NotRun { status: u8, message: String },
+    #[error("{0} applies to guests, and --placement process has none: leave it out")]
+    NoGuest(String),
+    #[error(
+        "a guest cannot have {size} bytes of memory: it must be a multiple of 1M, at least {}M and at most {}G",
+        LEAST_MEMORY >> 20,
+        MOST_MEMORY >> 30
+    )]
+    Memory { size: u64 },
+    #[error(transparent)]
+    Reaper(#[from] reaper::ReaperError),
     #[error(transparent)]
     Installation(#[from] InstallationError),
     #[error("backend")]
@@ -152,14 +226,17 @@ pub enum RunError {
     NoImages,
     #[error("wormhole on the emulated host ended with status {0}")]
     Inner(u8),
+    /// The command on the emulated host has said why, or was ended by a signal of this one's.
+    #[error("wormhole on the emulated host has said why it ended with status {0}")]
+    Said(u8),
     #[error(
         "the guest's processor failed, as QEMU's emulation of virtualization may: run it again"
     )]
     EmulatedProcessor,
     #[error("image")]
-    Image(#[from] wormhole_images::ImageError),
+    Image(#[from] ImageError),
     #[error("guest")]
-    Guest(#[from] guest::GuestError),
+    Guest(#[from] GuestError),
     #[error("{what}")]
     Io {
         what: String,
@@ -168,25 +245,50 @@ pub enum RunError {
     },
 }
 
+/// The exit status of everything that is wrong before or beside the program itself.
+pub const USAGE: u8 = 2;
+/// `EX_UNAVAILABLE` of `sysexits.h`: the backend ended before the program, which did not fail itself.
+const BACKEND_FAILED: u8 = 69;
+/// `EX_TEMPFAIL` of `sysexits.h`: the emulated host failed, and another run may do better.
+const AGAIN: u8 = 75;
+
+/// The exit statuses of `wormhole run`, for its help.
+pub const STATUSES: &str = "Exit status: the program's own, 128 + N if signal N ended it. Otherwise 2: wormhole itself \
+    refused or failed; 69: the backend ended before the program, which returned 0; 75: QEMU's emulation failed, and \
+    the run may be repeated; 126: the program cannot be executed; 127: the program or its interpreter is missing.";
+
 impl RunError {
-    /// Whether it is the emulated host that failed, so that nothing is known of the program.
-    pub fn is_of_emulation(&self) -> bool {
-        use wormhole_images::ImageError;
+    /// The exit status of a run that ends so.
+    pub fn status(&self) -> u8 {
         match self {
-            Self::EmulatedProcessor | Self::Image(ImageError::HostTimeout { .. }) => true,
+            Self::NotExecuted(error) => error.status(),
+            Self::NotRun { status, .. } | Self::Said(status) => *status,
+            // It is the emulated host that failed, so that nothing is known of the program.
+            Self::EmulatedProcessor | Self::Image(ImageError::HostTimeout { .. }) => AGAIN,
             // QEMU itself ends well when its machine fails.
-            Self::Image(ImageError::HostDied { status, .. }) => status.success(),
-            _ => false,
+            Self::Image(ImageError::HostDied { status, .. }) if status.success() => AGAIN,
+            _ => USAGE,
         }
     }
 }
+
+/// The least memory in which a guest's kernel and first file system can be unpacked, and the most that it can have.
+const LEAST_MEMORY: u64 = 128 << 20;
+const MOST_MEMORY: u64 = 1 << 40;
 
 /// The smallest window with which a session can start: bootstrap, session and one arena segment each.
 const LEAST_WINDOW: u64 = 8 << 20;
 
 /// Runs the program and returns its exit status.
 pub fn run(mut options: Options) -> Result<u8, RunError> {
-    let program = find_program(&options.command[0])?;
+    let signals = Signals::take();
+    options.check()?;
+    let mut program = find_program(&options.command[0])?;
+    if options.placement == Placement::Host {
+        // A guest has the program at its real path, where what lies beside it is looked for.
+        program = std::fs::canonicalize(&program)
+            .map_err(|source| NotExecuted::because(&program, source))?;
+    }
     for path in &mut options.take {
         // Links stay: the guest looks for what it was named.
         let named = std::fs::metadata(&*path).and_then(|_| std::path::absolute(&*path));
@@ -194,17 +296,6 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
             what: format!("cannot take {} along", path.display()),
             source,
         })?;
-    }
-    if !options
-        .window
-        .0
-        .is_multiple_of(wormhole_ring::layout::SEGMENT_BYTES as u64)
-        || options.window.0 < LEAST_WINDOW
-    {
-        return Err(RunError::Window {
-            size: options.window.0,
-            least: LEAST_WINDOW,
-        });
     }
     if let Some(path) = &options.json {
         // Fail before the run, not after it.
@@ -215,21 +306,31 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     }
     let installation = Installation::locate()?;
     let (status, summary) = match options.placement {
-        Placement::Process => process::run(&options, &program, &installation)?,
-        Placement::Host => match choose_host(options.host)? {
-            Host::Emulated => emulated::run(&options, &program, &installation)?,
-            Host::Kvm | Host::Auto => guest::run(&options, &program, &installation)?,
+        Placement::Process => process::run(&options, &program, &installation, &signals)?,
+        Placement::Host => match choose_host(options.host.unwrap_or(Host::Auto))? {
+            Kvm::Usable => guest::run(&options, &program, &installation, &signals)?,
+            Kvm::Emulated { why } => {
+                emulated::run(&options, &program, &installation, &signals, why.as_deref())?
+            }
         },
     };
+    if let (Some(failure), "none" | "kvm") = (&summary.backend_failure, summary.guest.as_str()) {
+        say::line(format_args!(
+            "the backend ended before the program: {failure}"
+        ));
+    }
     if !options.quiet {
-        eprint!("{summary}");
+        say::to_stderr(&summary.to_string());
     }
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
-        std::fs::write(path, text).map_err(|source| RunError::Io {
-            what: format!("cannot write {}", path.display()),
-            source,
-        })?;
+        // The program's status counts for more than a summary that cannot be written.
+        if let Err(error) = std::fs::write(path, text) {
+            say::line(format_args!("cannot write {}: {error}", path.display()));
+        }
+    }
+    if status == 0 && summary.backend_failure.is_some() {
+        return Ok(BACKEND_FAILED);
     }
     Ok(status)
 }
@@ -245,45 +346,73 @@ fn writable(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The program as a path: as given where it names a file, searched in PATH otherwise.
-fn find_program(name: &str) -> Result<PathBuf, RunError> {
-    use std::os::unix::fs::PermissionsExt;
-    let found = if name.contains('/') {
-        Some(PathBuf::from(name))
-    } else {
-        std::env::var_os("PATH").and_then(|paths| {
-            std::env::split_paths(&paths)
-                .map(|folder| folder.join(name))
-                .find(|path| path.is_file())
-        })
-    };
-    let path = found
-        .filter(|path| path.is_file())
-        .ok_or_else(|| RunError::NoProgram(name.to_owned()))?;
-    let path = std::fs::canonicalize(&path).map_err(|source| RunError::Io {
-        what: format!("cannot find {}", path.display()),
-        source,
-    })?;
-    let mode = std::fs::metadata(&path)
-        .map(|data| data.permissions().mode())
-        .unwrap_or(0);
-    if mode & 0o111 == 0 {
-        Err(RunError::NotExecutable(path))
-    } else {
-        Ok(path)
+/// The program as a path: as given where it names a file, searched in PATH otherwise, as execvp(3) does.
+fn find_program(name: &OsStr) -> Result<PathBuf, NotExecuted> {
+    if name.is_empty() {
+        return Err(NotExecuted::NoName);
+    }
+    if name.as_encoded_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return look(&path).map(|()| path);
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut found = None;
+    for folder in std::env::split_paths(&folders) {
+        let path = folder.join(name);
+        match look(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.status() == wormhole_images::status::NOT_FOUND => {}
+            // As shells do: another folder may have one that can be executed.
+            Err(error) => found = found.or(Some(error)),
+        }
+    }
+    Err(found.unwrap_or_else(|| NotExecuted::NotInPath(name.display().to_string())))
+}
+
+/// Whether there is an executable file.
+fn look(path: &Path) -> Result<(), NotExecuted> {
+    let refused = |source| NotExecuted::because(path, source);
+    let data = std::fs::metadata(path).map_err(refused)?;
+    if !data.is_file() {
+        return Err(refused(rustix::io::Errno::ACCESS.into()));
+    }
+    access(path, Access::EXEC_OK).map_err(|error| refused(error.into()))
+}
+
+/// Tells errors of the program itself from those of the images that it is put into.
+fn not_executed(program: &Path, error: ImageError) -> RunError {
+    match error {
+        ImageError::Elf { path, .. } if path == program => NotExecuted::format(program).into(),
+        ImageError::NoInterpreter {
+            script,
+            interpreter,
+        } if script == program => NotExecuted::Interpreter {
+            program: script.display().to_string(),
+            interpreter,
+        }
+        .into(),
+        error => error.into(),
     }
 }
 
-fn choose_host(wanted: Host) -> Result<Host, RunError> {
+/// This machine's KVM, for the guest.
+enum Kvm {
+    Usable,
+    /// An emulated one is taken; `why` if that was not asked for.
+    Emulated {
+        why: Option<String>,
+    },
+}
+
+fn choose_host(wanted: Host) -> Result<Kvm, RunError> {
     if wanted == Host::Emulated {
-        return Ok(Host::Emulated);
+        return Ok(Kvm::Emulated { why: None });
     }
     match wormhole_monitor::probe() {
-        KvmCaps::Linux => Ok(Host::Kvm),
+        KvmCaps::Linux => Ok(Kvm::Usable),
         KvmCaps::Missing { why } | KvmCaps::PayloadOnly { why } => {
             if wanted == Host::Auto {
-                eprintln!("wormhole: {why}; using the emulated host");
-                Ok(Host::Emulated)
+                Ok(Kvm::Emulated { why: Some(why) })
             } else {
                 Err(RunError::Kvm(why))
             }

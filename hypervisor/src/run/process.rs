@@ -1,19 +1,22 @@
 //! Placement `process`: the program is a process of this system, the backend another.
 
 use std::ffi::OsString;
+use std::fmt::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Signal, geteuid, set_parent_process_death_signal};
+use rustix::process::geteuid;
+use rustix::rand::{GetRandomFlags, getrandom};
+use wormhole_images::Ending;
 
 use crate::backend::Backend;
 use crate::installation::Installation;
+use crate::signals::Signals;
 
+use super::reaper::{Program, Reaper};
 use super::summary::Summary;
 use super::{Options, RunError};
 
@@ -25,19 +28,16 @@ pub fn run(
     options: &Options,
     program: &Path,
     installation: &Installation,
+    signals: &Signals,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
     let frontends = installation.frontends()?;
     let mut backend = Backend::start(installation, &options.device, options.window.0)?;
 
-    // An abstract address leaves no file behind, however this process ends.
-    let address = format!("wormhole-{}", std::process::id());
-    let listener = SocketAddr::from_abstract_name(&address)
-        .and_then(|address| UnixListener::bind_addr(&address))
-        .map_err(|source| RunError::Io {
-            what: "cannot listen for guest processes".to_owned(),
-            source,
-        })?;
+    let (listener, address) = listener().map_err(|source| RunError::Io {
+        what: "cannot listen for guest processes".to_owned(),
+        source,
+    })?;
     backend.listen(None)?;
     let port = backend.port();
     std::thread::spawn(move || {
@@ -53,31 +53,48 @@ pub fn run(
         }
     });
 
-    let mut command = Command::new(program);
-    // Programs look for what belongs to them beside the name they were called by: a Python environment's
-    // interpreter is a link.
-    command
-        .arg0(&options.command[0])
-        .args(&options.command[1..])
-        .env(
-            "LD_LIBRARY_PATH",
-            library_path(frontends.first().and_then(|library| library.parent())),
-        )
-        .env("WORMHOLE_CONTROL", format!("unix:@{address}"));
-    // SAFETY: between fork and exec this makes one system call and allocates nothing.
-    unsafe {
-        command
-            .pre_exec(|| set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into));
+    let frontends = frontends.first().and_then(|library| library.parent());
+    let reaper = Reaper::start(
+        installation.command(),
+        Program {
+            path: program,
+            // Programs look for what belongs to them beside the name they were called by: a Python environment's
+            // interpreter is a link.
+            command: &options.command,
+            variables: [
+                ("LD_LIBRARY_PATH", library_path(frontends)),
+                ("WORMHOLE_CONTROL", format!("unix:@{address}").into()),
+            ],
+            grace: Duration::from_secs(options.grace),
+        },
+    )?;
+    let passing = reaper.pass(signals);
+    let ending = reaper.wait(passing)?;
+    let served = backend.finish();
+    match ending {
+        Ending::Failed { status, message } => Err(RunError::NotRun { status, message }),
+        ending => Ok((
+            ending.status(),
+            Summary::of(served, "none", start.elapsed()),
+        )),
     }
-    let status = command.status().map_err(|source| RunError::Io {
-        what: format!("cannot start {}", program.display()),
-        source,
-    })?;
-    let sessions = backend.finish()?;
-    Ok((
-        exit_code(status),
-        Summary::of(sessions, "none", start.elapsed()),
-    ))
+}
+
+/// Listens at an abstract address, which leaves no file behind, however this process ends. Its name is random, so that
+/// nobody else can take it first.
+fn listener() -> std::io::Result<(UnixListener, String)> {
+    let mut random = [0; 16];
+    let mut rest = &mut random[..];
+    while !rest.is_empty() {
+        let filled = getrandom(&mut *rest, GetRandomFlags::empty())?;
+        rest = &mut rest[filled..];
+    }
+    let mut name = "wormhole-".to_owned();
+    for byte in random {
+        let _ = write!(name, "{byte:02x}");
+    }
+    let address = SocketAddr::from_abstract_name(&name)?;
+    Ok((UnixListener::bind_addr(&address)?, name))
 }
 
 /// The folder of the frontends before everything that the user set.
@@ -94,12 +111,4 @@ fn library_path(frontends: Option<&Path>) -> OsString {
 /// Abstract addresses have no permissions, so the peer's user is asked for.
 fn same_user(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid())
-}
-
-/// A status as a shell reports it.
-fn exit_code(status: ExitStatus) -> u8 {
-    let code = status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-    u8::try_from(code).unwrap_or(u8::MAX)
 }

@@ -4,8 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use wormhole_link::chain;
 use wormhole_link::report::SessionReport;
 use wormhole_monitor::exit_accounting;
+
+use crate::backend::Served;
 
 /// The outcome of one `wormhole run`, for people (its `Display`) and machines (as JSON).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -26,12 +29,15 @@ pub struct Summary {
     pub vm_exits: Option<u64>,
     /// VM exits by what the program said it was doing; none without a VM.
     pub exit_accounts: Option<[u64; exit_accounting::COUNT]>,
+    /// Why the backend ended before the program; none where it did not.
+    pub backend_failure: Option<String>,
     /// One for each guest process that used the driver.
     pub sessions: Vec<SessionReport>,
 }
 
 impl Summary {
-    pub fn of(sessions: Vec<SessionReport>, guest: &str, took: Duration) -> Self {
+    pub fn of(served: Served, guest: &str, took: Duration) -> Self {
+        let Served { sessions, failure } = served;
         let sum = |count: fn(&SessionReport) -> u64| sessions.iter().map(count).sum();
         Self {
             guest: guest.to_owned(),
@@ -44,6 +50,7 @@ impl Summary {
             bytes_from_device: sum(|session| session.bytes_out),
             vm_exits: None,
             exit_accounts: None,
+            backend_failure: failure.map(|error| chain(&error)),
             sessions,
         }
     }

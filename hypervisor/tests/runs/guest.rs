@@ -1,10 +1,16 @@
 //! Programs in real guest VMs: on this machine's KVM where it runs Linux, on the emulated host otherwise.
 
+use std::ffi::OsString;
+use std::fs::Permissions;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::Child;
 
 use crate::bad_input;
 use crate::harness::{
-    Finished, alone, demo_programs, finish, images, per_thread_programs, program, wormhole,
+    Finished, PATIENCE, alone, demo_programs, eventually, finish, images, per_thread_programs,
+    program, wormhole,
 };
 use crate::process::{AFTER_12_1, BROKEN, FAULTS};
 
@@ -511,4 +517,88 @@ fn a_guest_that_hangs_is_stopped() {
         "{}",
         run.stderr
     );
+}
+
+/// Waits for a line of a guest's program while the run goes on.
+fn said(file: &std::path::Path, line: &str) -> bool {
+    let text = std::fs::read_to_string(file).expect("it is there");
+    text.lines().any(|said| said == line)
+}
+
+/// Also that no end of the launcher leaves a file behind, as the emulated host's first file system once was.
+#[test]
+fn signals_reach_a_guests_program_and_nothing_is_left_in_the_temporary_folder() {
+    const SCRIPT: &str = "trap 'echo USR1' USR1; trap 'echo INT' INT; trap 'echo TERM; exit 9' TERM
+        echo ready; while :; do read -r line < /dev/null; done";
+    let _alone = alone();
+    let temporary = tempfile::tempdir().expect("a folder");
+    let output = tempfile::NamedTempFile::new().expect("a file");
+    let start = |options: &[&str], script: &str| {
+        output.as_file().set_len(0).expect("it is ours");
+        let out = std::fs::File::options()
+            .append(true)
+            .open(output.path())
+            .expect("it is ours");
+        let run = wormhole(&["run", "--quiet"])
+            .args(options)
+            .args(["--", "/bin/sh", "-c", script])
+            .env("TMPDIR", temporary.path())
+            .stdout(out)
+            .spawn()
+            .expect("it starts");
+        eventually("the program's start", PATIENCE, || {
+            said(output.path(), "ready")
+        });
+        run
+    };
+    let send = |run: &Child, signal| {
+        let process = libc::pid_t::try_from(run.id()).expect("a process number");
+        // SAFETY: kill takes no pointers.
+        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+    };
+
+    let mut run = start(&[], SCRIPT);
+    for (signal, line) in [(libc::SIGUSR1, "USR1"), (libc::SIGTERM, "TERM")] {
+        send(&run, signal);
+        eventually(line, PATIENCE, || said(output.path(), line));
+    }
+    assert_eq!(run.wait().expect("it ends").code(), Some(9));
+
+    // A program that does not end.
+    let stubborn = SCRIPT.replace("; exit 9", "");
+    let mut run = start(&["--grace", "1"], &stubborn);
+    send(&run, libc::SIGTERM);
+    assert_eq!(
+        run.wait().expect("it ends").code(),
+        Some(128 + libc::SIGKILL)
+    );
+
+    let mut run = start(&[], &stubborn);
+    run.kill().expect("it runs");
+    run.wait().expect("it ends");
+    let left: Vec<_> = std::fs::read_dir(temporary.path())
+        .expect("it is there")
+        .collect();
+    assert_eq!(left.len(), 0, "{left:?}");
+}
+
+#[test]
+fn a_guest_executes_programs_as_any_system_does() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = folder.path().join("script");
+    let executable = |content: &[u8]| {
+        std::fs::write(&script, content).expect("it is written");
+        std::fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("it is ours");
+    };
+    executable(b"echo it ran\n");
+    let run = finish(wormhole(&["run", "--"]).arg(&script));
+    assert_eq!(run.status.code(), Some(126), "{}", run.stderr);
+    assert!(run.stderr.contains("Exec format error"), "{}", run.stderr);
+    assert_eq!(run.stdout, "");
+
+    executable(b"#!/bin/sh\ntest \"$1\" = \"$(printf '\\377\\376')\" && exit 6\n");
+    let odd = OsString::from_vec(b"\xff\xfe".to_vec());
+    let run = finish(wormhole(&["run", "--"]).arg(&script).arg(&odd));
+    assert_eq!(run.status.code(), Some(6), "{}", run.stderr);
 }

@@ -2,6 +2,7 @@
 //! every party killed in the middle of a run, and where it has to refuse.
 
 mod bad_input;
+mod execution;
 mod gpu;
 mod guest;
 mod guest_kill;
@@ -9,4 +10,5 @@ mod harness;
 mod kill;
 mod process;
 mod refusals;
+mod signals;
 mod waiters;

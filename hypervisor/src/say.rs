@@ -1,0 +1,34 @@
+//! Output of the command itself.
+//!
+//! Nothing that happens to it changes how a run ends: errors are ignored, and so is the signal for a file that has
+//! reached the size limit (SIGPIPE is ignored by the standard library).
+
+use std::fmt::Arguments;
+use std::io::Write;
+
+use vmm_sys_util::signal::register_signal_handler;
+
+/// Writes a line to standard error in one piece, after the command's name.
+pub fn line(text: Arguments<'_>) {
+    to_stderr(&format!("wormhole: {text}\n"));
+}
+
+/// Writes text to standard error as it is.
+pub fn to_stderr(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Writes a line to standard output.
+pub fn result(text: Arguments<'_>) {
+    let _ = std::io::stdout().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Makes writes beyond the size limit of files fail instead of ending this process. Programs that it starts have the
+/// signal's default action: a handler does not outlive execve(2).
+pub fn survive_the_file_size_limit() {
+    extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    if !crate::signals::is_ignored(libc::SIGXFSZ) {
+        // Fails for no valid signal, and then the signal has its default action.
+        let _ = register_signal_handler(libc::SIGXFSZ, nothing);
+    }
+}

@@ -1,0 +1,289 @@
+//! Signals that are for the program: the launcher takes them and passes them on.
+//!
+//! They are blocked in every thread, and one thread waits for them. While no program runs they do to the launcher what
+//! they do to any process.
+
+use std::mem;
+use std::os::unix::net::UnixStream;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendFlags, send as send_to};
+use rustix::process::Pid;
+
+use crate::say;
+
+/// The status of a program that was killed, as a shell has it.
+pub const KILLED: u8 = 128 + 9;
+
+/// A signal's number.
+pub type Signal = libc::c_int;
+
+/// Signals that are passed to the program.
+pub const PASSED: [Signal; 6] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
+
+/// A repetition within this time is the same request: timeout(1) signals its child, and then the child's group.
+const REPETITION: Duration = Duration::from_millis(500);
+
+/// The name of one of the passed signals.
+pub fn name(signal: Signal) -> &'static str {
+    match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGUSR2 => "SIGUSR2",
+        _ => "a signal",
+    }
+}
+
+/// A set of signals.
+#[derive(Clone, Copy)]
+pub struct Set(libc::sigset_t);
+
+impl Set {
+    pub fn of(signals: &[Signal]) -> Self {
+        // SAFETY: all zeroes is a set; the functions write nothing else and refuse numbers that are no signals.
+        unsafe {
+            let mut set: libc::sigset_t = mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for &signal in signals {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            Self(set)
+        }
+    }
+
+    /// Blocks the set in this thread, in those that it starts, and in a program that it becomes.
+    pub fn block(&self) {
+        // SAFETY: reads the set, and has nowhere to write the old one.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const self.0, ptr::null_mut()) };
+    }
+
+    /// Unblocks the set in this thread.
+    pub fn unblock(&self) {
+        // SAFETY: as above.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.0, ptr::null_mut()) };
+    }
+
+    /// Waits for a signal of the set, up to `limit`.
+    pub fn wait(&self, limit: Option<Duration>) -> Option<Signal> {
+        let time = limit.map(|limit| libc::timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let limit = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: set and time outlive the call, which has nowhere to write more about the signal.
+        let signal = unsafe { libc::sigtimedwait(&raw const self.0, ptr::null_mut(), limit) };
+        (signal > 0).then_some(signal)
+    }
+}
+
+/// Whether the process ignores a signal, as a command under nohup(1) ignores SIGHUP.
+pub fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: all zeroes is a valid sigaction, which the call overwrites; there is no new one.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        libc::sigaction(signal, ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Sends a signal to a process. Whether it is there, and may be signalled.
+pub fn send(process: Pid, signal: Signal) -> bool {
+    // SAFETY: kill takes no pointers.
+    unsafe { libc::kill(process.as_raw_nonzero().get(), signal) == 0 }
+}
+
+/// Ends this process by a signal's default action.
+fn end_by(signal: Signal) {
+    // SAFETY: takes no pointers.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    Set::of(&[signal]).unblock();
+    // SAFETY: takes no pointers.
+    unsafe { libc::raise(signal) };
+}
+
+/// Takes the signals for a program. Returns the time at which it is to be called again, without a signal.
+pub type Receiver = Box<dyn FnMut(Option<Signal>) -> Option<Instant> + Send>;
+
+/// The launcher's signals.
+#[derive(Clone, Default)]
+pub struct Signals(Arc<Mutex<Option<Receiver>>>);
+
+impl Signals {
+    /// Takes the signals from now on. To be called while the process has one thread.
+    pub fn take() -> Self {
+        let passed: Vec<Signal> = PASSED
+            .into_iter()
+            .filter(|signal| !is_ignored(*signal))
+            .collect();
+        let set = Set::of(&passed);
+        set.block();
+        let signals = Self::default();
+        let receiver = Arc::clone(&signals.0);
+        std::thread::spawn(move || {
+            let mut wake = None::<Instant>;
+            loop {
+                let limit = wake.map(|wake| wake.saturating_duration_since(Instant::now()));
+                let received = set.wait(limit);
+                let due = wake.is_some_and(|wake| wake <= Instant::now());
+                if received.is_none() && !due {
+                    continue;
+                }
+                let mut receiver = receiver.lock().unwrap_or_else(PoisonError::into_inner);
+                wake = match (receiver.as_mut(), received) {
+                    (Some(receive), signal) => receive(signal),
+                    (None, Some(signal)) => {
+                        end_by(signal);
+                        None
+                    }
+                    (None, None) => None,
+                };
+            }
+        });
+        signals
+    }
+
+    /// Hands the signals to `receiver`, until the guard goes.
+    pub fn to(&self, receiver: Receiver) -> Passing {
+        self.set(Some(receiver));
+        Passing(self.clone())
+    }
+
+    fn set(&self, receiver: Option<Receiver>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = receiver;
+    }
+}
+
+/// As long as this lives, signals are passed on.
+#[must_use]
+pub struct Passing(Signals);
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.0.set(None);
+    }
+}
+
+/// Why a program is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Patience {
+    #[error("a second signal came: the program is killed")]
+    Repeated,
+    #[error("the program has not ended within {} s of {}: it is killed", .0.as_secs(), name(*.1))]
+    Exhausted(Duration, Signal),
+}
+
+/// Passes signals to a machine's first process, which sends them to its program. `end` is called when the program is to
+/// be killed.
+pub fn to_machine(
+    stream: UnixStream,
+    grace: Duration,
+    mut end: impl FnMut() + Send + 'static,
+) -> Receiver {
+    let mut grace = Grace::new(grace);
+    Box::new(move |signal| {
+        let now = Instant::now();
+        let patience = match signal {
+            Some(signal) => {
+                // A machine that takes nothing must not hold up the launcher, and one that is gone has no program.
+                let number = u8::try_from(signal).unwrap_or_default();
+                let _ = send_to(
+                    &stream,
+                    &[number],
+                    SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+                );
+                grace.count(signal, now)
+            }
+            None => grace.exhausted(now),
+        };
+        if let Some(patience) = patience {
+            say::line(format_args!("{patience}"));
+            end();
+            return None;
+        }
+        grace.end()
+    })
+}
+
+/// What a program is granted that was asked to end: a time, until somebody asks again.
+#[derive(Clone, Copy, Debug)]
+pub struct Grace {
+    time: Duration,
+    asked: Option<(Instant, Signal)>,
+}
+
+impl Grace {
+    pub fn new(time: Duration) -> Self {
+        Self { time, asked: None }
+    }
+
+    /// Counts a signal. The program is to be killed where this is not the first one that asks it to end.
+    pub fn count(&mut self, signal: Signal, now: Instant) -> Option<Patience> {
+        if matches!(signal, libc::SIGUSR1 | libc::SIGUSR2) {
+            return None;
+        }
+        match self.asked {
+            Some((first, _)) => {
+                (now.duration_since(first) >= REPETITION).then_some(Patience::Repeated)
+            }
+            None => {
+                self.asked = Some((now, signal));
+                None
+            }
+        }
+    }
+
+    /// The time at which the program is to be killed. None was asked for, or it is too far away to come.
+    pub fn end(&self) -> Option<Instant> {
+        self.asked
+            .and_then(|(first, _)| first.checked_add(self.time))
+    }
+
+    /// Whether that time has come.
+    pub fn exhausted(&self, now: Instant) -> Option<Patience> {
+        let (_, signal) = self.asked?;
+        self.end()
+            .is_some_and(|end| end <= now)
+            .then_some(Patience::Exhausted(self.time, signal))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_request_or_the_end_of_the_time_ends_the_program() {
+        let start = Instant::now();
+        let after = |millis| start + Duration::from_millis(millis);
+        let mut grace = Grace::new(Duration::from_secs(5));
+        assert_eq!(grace.count(libc::SIGUSR1, start), None);
+        assert_eq!(grace.end(), None);
+        assert_eq!(grace.count(libc::SIGTERM, start), None);
+        assert_eq!(grace.end(), Some(after(5_000)));
+        // The same request again, as timeout(1) makes it.
+        assert_eq!(grace.count(libc::SIGTERM, after(20)), None);
+        assert_eq!(grace.count(libc::SIGUSR2, after(3_000)), None);
+        assert_eq!(grace.exhausted(after(4_999)), None);
+        assert_eq!(
+            grace.count(libc::SIGINT, after(600)),
+            Some(Patience::Repeated)
+        );
+        let end = grace.exhausted(after(5_000)).expect("the time is over");
+        assert_eq!(
+            end.to_string(),
+            "the program has not ended within 5 s of SIGTERM: it is killed"
+        );
+    }
+}

@@ -1,0 +1,378 @@
+//! Signals to the launcher are the program's, and nothing that the program started outlives the launcher.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::harness::{
+    PATIENCE, Underway, alone, descendants, eventually, finish, leftovers, program, running,
+    wormhole,
+};
+
+/// Says which signals it gets, and ends by SIGTERM with status 5.
+const TELLS: &str = r#"
+for signal in HUP INT QUIT USR1 USR2; do trap "echo $signal" $signal; done
+trap 'echo TERM; exit 5' TERM
+echo ready
+while :; do sleep 0.02; done
+"#;
+
+/// A second request to end comes at least so long after the first.
+const REPETITION: Duration = Duration::from_millis(600);
+
+/// Ignores what asks it to end.
+const STUBBORN: &str = "trap '' HUP INT QUIT TERM; echo ready; while :; do sleep 0.02; done";
+
+fn in_process(options: &[&str], script: &str) -> Command {
+    let mut command = wormhole(&["run", "--placement", "process", "--quiet"]);
+    command.args(options).args(["--", "bash", "-c", script]);
+    command
+}
+
+fn send(process: u32, signal: libc::c_int) {
+    let process = libc::pid_t::try_from(process).expect("a process number");
+    // SAFETY: kill takes no pointers.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+}
+
+/// A launcher of its own process group, and its output line by line.
+struct Told {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Told {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
+        let lines = BufReader::new(child.stdout.take().expect("it is piped"));
+        Self { child, lines }
+    }
+
+    fn says(&mut self, line: &str) {
+        let mut said = String::new();
+        self.lines.read_line(&mut said).expect("it can be read");
+        assert_eq!(said, format!("{line}\n"));
+    }
+
+    /// The exit status, and what was said last on both streams.
+    fn ends(mut self) -> (Option<i32>, String, String) {
+        let (mut out, mut err) = (String::new(), String::new());
+        self.lines.read_to_string(&mut out).expect("it can be read");
+        let stderr = self.child.stderr.as_mut().expect("it is piped");
+        stderr.read_to_string(&mut err).expect("it can be read");
+        let status = self.child.wait().expect("it can be waited for");
+        (status.code(), out, err)
+    }
+}
+
+#[test]
+fn each_signal_reaches_the_program_and_its_status_is_the_launchers() {
+    let _alone = alone();
+    for (signal, name) in [
+        (libc::SIGHUP, "HUP"),
+        (libc::SIGINT, "INT"),
+        (libc::SIGQUIT, "QUIT"),
+        (libc::SIGUSR1, "USR1"),
+        (libc::SIGUSR2, "USR2"),
+    ] {
+        let mut run = Told::start(&mut in_process(&[], TELLS));
+        run.says("ready");
+        send(run.child.id(), signal);
+        run.says(name);
+        send(run.child.id(), libc::SIGKILL);
+        run.ends();
+    }
+    let mut run = Told::start(&mut in_process(&[], TELLS));
+    run.says("ready");
+    send(run.child.id(), libc::SIGTERM);
+    assert_eq!(run.ends(), (Some(5), "TERM\n".into(), String::new()));
+}
+
+#[test]
+fn a_signal_to_the_process_group_reaches_the_program_once() {
+    let _alone = alone();
+    let counts = "trap 'echo USR1' USR1; trap 'echo TERM; exit 5' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut run = Told::start(&mut in_process(&[], counts));
+    run.says("ready");
+    let group = i32::try_from(run.child.id()).expect("a process number");
+    for (signal, name) in [(libc::SIGUSR1, "USR1"); 3] {
+        // SAFETY: kill takes no pointers.
+        assert_eq!(unsafe { libc::kill(-group, signal) }, 0);
+        run.says(name);
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(-group, libc::SIGTERM) }, 0);
+    // The shell says on its standard error that its `sleep` was signalled as well.
+    let (status, said, _) = run.ends();
+    assert_eq!((status, said.as_str()), (Some(5), "TERM\n"));
+}
+
+#[test]
+fn a_signal_without_a_handler_ends_the_run_with_it() {
+    let _alone = alone();
+    let mut run = Told::start(&mut in_process(&[], "echo ready; exec sleep 600"));
+    run.says("ready");
+    send(run.child.id(), libc::SIGINT);
+    assert_eq!(run.ends().0, Some(128 + libc::SIGINT));
+}
+
+#[test]
+fn a_stubborn_program_is_killed_with_all_it_started_after_its_grace() {
+    let _alone = alone();
+    let script = format!(
+        "(setsid bash -c '{}') & {STUBBORN}",
+        STUBBORN.replace('\'', "\"")
+    );
+    let mut run = Told::start(&mut in_process(&["--grace", "1"], &script));
+    run.says("ready");
+    run.says("ready");
+    let family = descendants(run.child.id());
+    send(run.child.id(), libc::SIGTERM);
+    let (status, _, said) = run.ends();
+    assert_eq!(status, Some(128 + libc::SIGKILL));
+    assert_eq!(
+        said,
+        "wormhole: the program has not ended within 1 s of SIGTERM: it is killed\n"
+    );
+    are_gone(&family);
+}
+
+#[test]
+fn a_second_request_kills_a_stubborn_program() {
+    let _alone = alone();
+    let mut run = Told::start(&mut in_process(&[], STUBBORN));
+    run.says("ready");
+    send(run.child.id(), libc::SIGINT);
+    // Within less, a repetition is the same request.
+    std::thread::sleep(REPETITION);
+    send(run.child.id(), libc::SIGINT);
+    let (status, _, said) = run.ends();
+    assert_eq!(status, Some(128 + libc::SIGKILL));
+    assert_eq!(
+        said,
+        "wormhole: a second signal came: the program is killed\n"
+    );
+}
+
+/// As timeout(1) does it: to the launcher, and then to the group.
+#[test]
+fn a_program_under_timeout_has_its_time_to_end() {
+    let _alone = alone();
+    let mut command = Command::new("timeout");
+    let inner = in_process(&[], TELLS);
+    command
+        .arg("2")
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .stdin(Stdio::null());
+    let run = finish(&mut command);
+    assert_eq!(run.status.code(), Some(124), "{}", run.stderr);
+    assert_eq!(run.stdout, "ready\nTERM\n");
+}
+
+#[test]
+fn a_launcher_under_nohup_leaves_the_program_alone() {
+    let _alone = alone();
+    let mut command = Command::new("nohup");
+    let inner = in_process(&[], TELLS);
+    command.arg(inner.get_program()).args(inner.get_args());
+    let mut run = Told::start(command.stdin(Stdio::null()));
+    run.says("ready");
+    send(run.child.id(), libc::SIGHUP);
+    send(run.child.id(), libc::SIGUSR1);
+    run.says("USR1");
+    send(run.child.id(), libc::SIGTERM);
+    run.says("TERM");
+    assert_eq!(run.ends().0, Some(5));
+}
+
+fn are_gone(processes: &[u32]) {
+    eventually("the end of everything", PATIENCE, || {
+        processes.iter().all(|process| {
+            let state = std::fs::read_to_string(format!("/proc/{process}/stat"));
+            state.is_ok_and(|text| text.contains(") Z ")) || !is_there(*process)
+        })
+    });
+}
+
+fn is_there(process: u32) -> bool {
+    std::fs::exists(format!("/proc/{process}")).expect("proc is mounted")
+}
+
+#[test]
+fn nothing_that_the_program_started_outlives_a_killed_launcher() {
+    let _alone = alone();
+    let spin = program("static", "spin");
+    // A child, an orphan in a session of its own, a stopped one, and one that works on the device.
+    let script = format!(
+        "sleep 600 & (setsid sleep 600 &) ; (setsid sh -c 'kill -STOP $$' &) ; {} & wait",
+        spin.display()
+    );
+    let run = Underway::start(&mut in_process(&[], &script));
+    run.working();
+    let family = descendants(run.id());
+    assert!(family.len() > 7, "{family:?}");
+    send(run.id(), libc::SIGKILL);
+    are_gone(&family);
+    run.finish();
+    assert!(leftovers().is_empty() && running("spin").is_empty());
+}
+
+#[test]
+fn processes_that_go_on_forking_do_not_outlive_a_killed_launcher() {
+    let _alone = alone();
+    // Each process starts its successor and ends; there are always a few.
+    let chain = r#"f() { sleep 0.01; f & }; for i in 1 2 3 4; do f & done; echo ready; wait; exec sleep 600"#;
+    let mut run = Told::start(&mut in_process(&[], chain));
+    run.says("ready");
+    let group = run.child.id();
+    send(group, libc::SIGKILL);
+    eventually("the end of the group", PATIENCE, || {
+        let number = i32::try_from(group).expect("a process number");
+        // SAFETY: kill takes no pointers; signal 0 only looks. The launcher itself is not collected yet.
+        assert!(unsafe { libc::kill(-number, 0) } == 0 || !is_there(group));
+        members(group) == 0
+    });
+    drop(run.ends());
+}
+
+/// Living processes of a group.
+fn members(group: u32) -> usize {
+    let listed = finish(Command::new("ps").args(["-eo", "pgid=,stat="]));
+    let alive = |line: &&str| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(&group.to_string())
+            && words.next().is_some_and(|s| !s.starts_with('Z'))
+    };
+    listed.stdout.lines().filter(alive).count()
+}
+
+/// A terminal with a shell that has job control, and a run in its foreground.
+struct Terminal {
+    keyboard: File,
+    screen: BufReader<File>,
+    shell: Child,
+}
+
+impl Terminal {
+    fn start(script: &str) -> Self {
+        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a terminal");
+        grantpt(&controller).expect("it is ours");
+        unlockpt(&controller).expect("it is ours");
+        let name = ptsname(&controller, Vec::new()).expect("it has a name");
+        let open = || {
+            let path = name.to_str().expect("plain text");
+            OwnedFd::from(
+                File::options()
+                    .read(true)
+                    .write(true)
+                    .open(path)
+                    .expect("it opens"),
+            )
+        };
+        // Keys that signal would discard what the program has written meanwhile.
+        let script = format!("stty noflsh; {script}");
+        let mut command = Command::new("bash");
+        command
+            .args(["-c", &script])
+            .stdin(open())
+            .stdout(open())
+            .stderr(open());
+        // SAFETY: between fork and exec this makes two system calls.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::setsid()?;
+                rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+                Ok(())
+            });
+        }
+        let shell = command.spawn().expect("there is a shell");
+        let controller = File::from(controller);
+        Self {
+            keyboard: controller.try_clone().expect("a descriptor"),
+            screen: BufReader::new(controller),
+            shell,
+        }
+    }
+
+    fn press(&mut self, key: u8) {
+        self.keyboard.write_all(&[key]).expect("a key");
+    }
+
+    /// Reads lines up to one that ends so; the ones before.
+    fn until(&mut self, end: &str) -> Vec<String> {
+        let mut before = Vec::new();
+        loop {
+            let mut line = String::new();
+            let read = self.screen.read_line(&mut line);
+            assert!(matches!(read, Ok(1..)), "no {end} after {before:?}");
+            let line = line.trim_end().to_owned();
+            if line.ends_with(end) {
+                return before;
+            }
+            before.push(line);
+        }
+    }
+}
+
+#[test]
+fn a_key_of_the_terminal_reaches_the_program_once() {
+    let _alone = alone();
+    let command = in_process(
+        &[],
+        "trap 'echo INT' INT; trap 'echo QUIT; exit 6' QUIT; echo ready; \
+        while :; do sleep 0.02; done",
+    );
+    let run = shell_words(&command);
+    let mut terminal = Terminal::start(&format!("{run}; echo status $?"));
+    terminal.until("ready");
+    for _ in 0..3 {
+        terminal.press(3);
+        let before = terminal.until("INT");
+        assert_eq!(before, Vec::<String>::new());
+    }
+    terminal.press(0x1c);
+    // The shell says that its `sleep` quit as well.
+    terminal.until("QUIT");
+    assert_eq!(terminal.until("status 6"), Vec::<String>::new());
+    terminal.shell.wait().expect("it ends");
+}
+
+#[test]
+fn a_run_is_stopped_and_continued_as_a_job() {
+    let _alone = alone();
+    let command = in_process(
+        &[],
+        "trap 'echo went on; exit 8' USR1; echo ready; while :; do sleep 0.02; done",
+    );
+    let run = shell_words(&command);
+    let script =
+        format!("set -m; {run}; echo stopped $?; kill -USR1 %1; fg > /dev/null; echo status $?");
+    let mut terminal = Terminal::start(&script);
+    terminal.until("ready");
+    terminal.press(0x1a);
+    terminal.until(&format!("stopped {}", 128 + libc::SIGTSTP));
+    terminal.until("went on");
+    terminal.until("status 8");
+    terminal.shell.wait().expect("it ends");
+}
+
+/// The command for a shell.
+fn shell_words(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| format!("'{}'", word.to_str().expect("text").replace('\'', r"'\''")))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
