@@ -5,6 +5,7 @@ mod command;
 mod cuda_python;
 mod demo;
 mod earlier;
+mod fixtures;
 mod mutants;
 mod nccl;
 mod numba;
@@ -39,6 +40,8 @@ enum Action {
     Stage,
     /// Run CUDA programs in a guest VM and verify them: these, or the standard set.
     Demo { programs: Vec<PathBuf> },
+    /// Make the images anew that tests of the PTX engine read.
+    Fixtures,
     /// Run everything that must hold.
     Test,
     /// Check the rules between crates, and print the size of each.
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Action::Setup => setup::setup(&root).map(|()| true),
         Action::Stage => stage::stage(&root).map(|_| true),
         Action::Demo { programs } => demo::demo(&root, &programs),
+        Action::Fixtures => fixtures::fixtures(&root).map(|()| true),
         Action::Test => test::test(&root),
         Action::Structure => structure::structure(&root),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
