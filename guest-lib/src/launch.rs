@@ -16,6 +16,7 @@ use crate::event;
 use crate::function::{self, Configuration, Function, attribute};
 use crate::handle;
 use crate::stream::Target;
+use crate::stream_memory::{ACCESS_POLICY_WINDOW, window_for_device};
 use crate::types::{CUlaunchAttribute, CUstreamAttrValue};
 
 /// Bytes of packed parameters of nearly all kernels.
@@ -366,12 +367,16 @@ impl Attributes {
                 DEVICE_UPDATABLE_KERNEL_NODE => return Err(CuError::NOT_SUPPORTED),
                 _ => {}
             }
+            let value = match given.id {
+                ACCESS_POLICY_WINDOW => window_for_device(&given.value)?,
+                _ => given.value,
+            };
             let mut attribute = LaunchAttribute {
                 id: given.id,
                 reserved: 0,
                 value: [0; 64],
             };
-            for (bytes, word) in attribute.value.chunks_exact_mut(8).zip(given.value) {
+            for (bytes, word) in attribute.value.chunks_exact_mut(8).zip(value) {
                 bytes.copy_from_slice(&word.to_le_bytes());
             }
             let words = attribute.value.as_chunks::<4>().0;
@@ -744,6 +749,20 @@ mod tests {
             value: [0; 8],
         }; ATTRIBUTES + 1];
         assert_eq!(Attributes::read(&many).unwrap_err(), CuError::INVALID_VALUE);
+    }
+
+    #[test]
+    fn a_window_that_the_device_does_not_reach_is_refused_at_the_call() {
+        let word = 7_u64;
+        let window = |bytes| CUlaunchAttribute {
+            id: ACCESS_POLICY_WINDOW,
+            pad: [0; 4],
+            value: [(&raw const word).addr() as u64, bytes, 0, 0, 0, 0, 0, 0],
+        };
+        let refused = Attributes::read(&[window(8)]).unwrap_err();
+        assert_eq!(refused, CuError::INVALID_VALUE);
+        let empty = Attributes::read(&[window(0)]).unwrap();
+        assert_eq!(empty.plain().len(), 1);
     }
 
     proptest! {

@@ -172,31 +172,43 @@ fn low(word: u64) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// A value as the device is told it; one that the attribute cannot have is refused.
-fn for_device(id: u32, value: &CUstreamAttrValue) -> Result<CUstreamAttrValue> {
+/// Access policy window (`CUaccessPolicyWindow`) with the address by which the device reaches it.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for a ratio or property that there is not, and for memory that the device does not reach.
+pub fn window_for_device(value: &CUstreamAttrValue) -> Result<CUstreamAttrValue> {
     let [first, bytes, third, fourth, ..] = *value;
-    let mut told = *value;
-    let valid = match id {
-        ACCESS_POLICY_WINDOW => {
-            // An address, bytes, the ratio of hits, the property of hits and of misses.
-            let ratio = f32::from_bits(low(third));
-            let (hit, miss) = (low(third >> 32), low(fourth));
-            let reached = if bytes == 0 {
-                true
-            } else {
-                let (end, address) = End::of(first, bytes)?;
-                told[0] = address;
-                end != End::Pageable
-            };
-            (0.0..=1.0).contains(&ratio) && hit <= 2 && miss <= 1 && reached
+    let ratio = f32::from_bits(low(third));
+    let (hit, miss) = (low(third >> 32), low(fourth));
+    if !(0.0..=1.0).contains(&ratio) || hit > 2 || miss > 1 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let mut reached = *value;
+    if bytes != 0 {
+        let (end, address) = End::of(first, bytes)?;
+        if end == End::Pageable {
+            return Err(CuError::INVALID_VALUE);
         }
+        reached[0] = address;
+    }
+    Ok(reached)
+}
+
+/// Value of a stream's attribute as the device takes it.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for a value that the attribute cannot have.
+fn for_device(id: u32, value: &CUstreamAttrValue) -> Result<CUstreamAttrValue> {
+    let first = value[0];
+    let valid = match id {
+        ACCESS_POLICY_WINDOW => return window_for_device(value),
         // From CU_SYNC_POLICY_AUTO to CU_SYNC_POLICY_BLOCKING_SYNC.
         SYNCHRONIZATION_POLICY => (1..=4).contains(&low(first)),
         MEM_SYNC_DOMAIN_MAP | PRIORITY => true,
         MEM_SYNC_DOMAIN => low(first) <= 1,
         _ => false,
     };
-    valid.then_some(told).ok_or(CuError::INVALID_VALUE)
+    valid.then_some(*value).ok_or(CuError::INVALID_VALUE)
 }
 
 /// `cuStreamSetAttribute`.

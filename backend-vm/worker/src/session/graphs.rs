@@ -12,8 +12,8 @@ use wormhole_device::{
     MemoryOperation, RawGraph,
 };
 
+use super::attributes::Scope;
 use super::conditional_graphs::Nesting;
-use super::launch::read_attributes;
 use super::{Answer, Call, Finish, Session, to_result};
 use crate::objects::{ArrayObject, EventObject, Loaded, Used};
 
@@ -137,7 +137,7 @@ impl Session {
 
     pub(super) fn add_kernel_node(&mut self, message: &GraphKernel<'_>) -> Result<(), CuResult> {
         let mut attributes = Vec::new();
-        read_attributes(&message.attributes, &mut attributes)?;
+        self.admit_attributes(Scope::Node, &message.attributes, &mut attributes)?;
         let function = self.function(message.function)?;
         if (message.parameters.len() as u64) < function.parameter_bytes {
             return Err(CuResult::INVALID_VALUE);

@@ -9,8 +9,8 @@ use wormhole_api::{
 };
 use wormhole_device::{ClusterLaunch, CuError, Device, EncodedTensorMap, TensorMap, TensorMapMode};
 
+use super::attributes::Scope;
 use super::images::ImageHandle;
-use super::launch::read_attributes;
 use super::{Answer, Call, Finish, Session, to_result};
 use wormhole_link::memory;
 
@@ -63,7 +63,8 @@ impl Session {
         message: &ClusterOccupancy<'_>,
     ) -> Outcome<ClusterOccupancyReply> {
         let mut attributes = Vec::new();
-        if let Err(error) = read_attributes(&message.attributes, &mut attributes) {
+        let admitted = self.admit_attributes(Scope::Node, &message.attributes, &mut attributes);
+        if let Err(error) = admitted {
             return Outcome::Failed(error);
         }
         let (grid, block, shared) = (message.grid, message.block, message.shared);

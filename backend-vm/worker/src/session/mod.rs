@@ -20,6 +20,7 @@
 //! has to follow it can come before its answer.
 
 mod arrays;
+mod attributes;
 mod conditional_graphs;
 mod files;
 mod graphs;

@@ -3,15 +3,10 @@
 use wormhole_api::{
     CuResult, Items, MemoryOperation as WireOperation, StreamMemory, StreamSetAttribute,
 };
-use wormhole_device::{CuError, LaunchAttribute, MemoryOperation, MemoryOperationKind};
+use wormhole_device::{MemoryOperation, MemoryOperationKind};
 
-use super::{Session, to_result};
-
-/// `CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW`: an address, and the bytes from there on.
-const ACCESS_POLICY_WINDOW: u32 = 1;
-/// Attributes of a stream whose value is plain numbers: synchronization policy, priority, memory synchronization
-/// domain map and domain, scheduling for NVLink.
-const PLAIN: &[u32] = &[3, 8, 9, 10, 16];
+use super::Session;
+use super::attributes::Scope;
 
 impl Session {
     pub(super) fn memory_operations(&mut self, message: &StreamMemory<'_>) -> Result<(), CuResult> {
@@ -62,22 +57,9 @@ impl Session {
         message: &StreamSetAttribute,
     ) -> Result<(), CuResult> {
         let stream = self.stream(message.stream)?.raw;
-        let attribute = LaunchAttribute::new(message.id, message.value);
-        if message.id == ACCESS_POLICY_WINDOW {
-            self.check_policy_window(&attribute)?;
-        } else if !PLAIN.contains(&message.id) {
-            return Err(to_result(CuError::NOT_SUPPORTED));
+        match self.admit_attribute(Scope::Stream, message.id, message.value)? {
+            Some(attribute) => self.done(self.device.set_stream_attribute(stream, &attribute)),
+            None => Ok(()),
         }
-        self.done(self.device.set_stream_attribute(stream, &attribute))
-    }
-
-    /// A window lies in memory of the session, or is empty.
-    fn check_policy_window(&self, attribute: &LaunchAttribute) -> Result<(), CuResult> {
-        let words = attribute.value.as_chunks::<8>().0;
-        let [address, bytes] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.place(address, bytes).map(drop)
     }
 }

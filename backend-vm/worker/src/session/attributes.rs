@@ -1,0 +1,170 @@
+//! Launch attributes (`CUlaunchAttributeID`) that a guest may set on launches, kernel nodes and streams.
+
+use std::sync::Arc;
+
+use wormhole_api::{CuResult, Handle, Items, LaunchAttribute as GivenAttribute};
+use wormhole_device::{CuError, LaunchAttribute, LaunchEvents};
+
+use super::{Session, to_result};
+use crate::objects::EventObject;
+
+const IGNORE: u32 = 0;
+/// An address and a number of bytes, then a ratio and two properties (`CUaccessPolicyWindow`).
+const ACCESS_POLICY_WINDOW: u32 = 1;
+const COOPERATIVE: u32 = 2;
+const SYNCHRONIZATION_POLICY: u32 = 3;
+const CLUSTER_DIMENSION: u32 = 4;
+const CLUSTER_SCHEDULING: u32 = 5;
+const PROGRAMMATIC_SERIALIZATION: u32 = 6;
+/// An event's handle, flags, and whether the beginning of blocks triggers it.
+const PROGRAMMATIC_EVENT: u32 = 7;
+const PRIORITY: u32 = 8;
+const MEM_SYNC_DOMAIN_MAP: u32 = 9;
+const MEM_SYNC_DOMAIN: u32 = 10;
+const PREFERRED_CLUSTER_DIMENSION: u32 = 11;
+/// An event's handle, and flags.
+const LAUNCH_COMPLETION_EVENT: u32 = 12;
+const PREFERRED_SHARED_MEMORY_CARVEOUT: u32 = 14;
+const NVLINK_CENTRIC_SCHEDULING: u32 = 16;
+
+/// Where an attribute is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    Launch,
+    /// A kernel node, or the configuration of which a question about clusters is asked. Neither records events.
+    Node,
+    Stream,
+}
+
+/// What is done with an attribute before the device sees it.
+enum Rule {
+    /// Dropped.
+    Ignore,
+    /// Passed on: its value is plain numbers.
+    Plain,
+    /// Passed on if its window is empty or lies in memory of the session.
+    Window,
+    /// Replaced by the session's event, whose handle its value begins with.
+    Event,
+    /// `CUDA_ERROR_NOT_SUPPORTED`: it may carry a handle, which a driver would believe.
+    Refuse,
+}
+
+impl Rule {
+    const fn of(scope: Scope, id: u32) -> Self {
+        match (id, scope) {
+            (IGNORE, Scope::Launch | Scope::Node) => Self::Ignore,
+            (ACCESS_POLICY_WINDOW, _) => Self::Window,
+            (
+                SYNCHRONIZATION_POLICY
+                | PRIORITY
+                | MEM_SYNC_DOMAIN_MAP
+                | MEM_SYNC_DOMAIN
+                | NVLINK_CENTRIC_SCHEDULING,
+                _,
+            )
+            | (
+                COOPERATIVE
+                | CLUSTER_DIMENSION
+                | CLUSTER_SCHEDULING
+                | PROGRAMMATIC_SERIALIZATION
+                | PREFERRED_CLUSTER_DIMENSION
+                | PREFERRED_SHARED_MEMORY_CARVEOUT,
+                Scope::Launch | Scope::Node,
+            ) => Self::Plain,
+            (PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT, Scope::Launch) => Self::Event,
+            _ => Self::Refuse,
+        }
+    }
+}
+
+/// Events that a launch records.
+#[derive(Default)]
+pub(super) struct Events {
+    programmatic: Option<Arc<EventObject>>,
+    at_block_start: bool,
+    begun: Option<Arc<EventObject>>,
+}
+
+impl Events {
+    pub(super) fn raw(&self) -> LaunchEvents {
+        let raw = |event: &Option<Arc<EventObject>>| event.as_ref().map(|event| event.raw);
+        LaunchEvents {
+            programmatic: raw(&self.programmatic),
+            at_block_start: self.at_block_start,
+            begun: raw(&self.begun),
+        }
+    }
+}
+
+impl Session {
+    /// Reads the attributes for the device into `admitted`, and the events that a launch records.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_SUPPORTED` for an attribute that `scope` does not admit, `CUDA_ERROR_INVALID_VALUE` for a
+    /// window outside of the session's memory, `CUDA_ERROR_INVALID_HANDLE` for what is no event.
+    pub(super) fn admit_attributes(
+        &self,
+        scope: Scope,
+        given: &Items<'_, GivenAttribute>,
+        admitted: &mut Vec<LaunchAttribute>,
+    ) -> Result<Events, CuResult> {
+        admitted.clear();
+        let mut events = Events::default();
+        for GivenAttribute { id, value, .. } in given.iter() {
+            match Rule::of(scope, id) {
+                Rule::Event => self.admit_event(id, &value, &mut events)?,
+                _ => admitted.extend(self.admit_attribute(scope, id, value)?),
+            }
+        }
+        Ok(events)
+    }
+
+    /// One attribute for the device, if it is to see it.
+    ///
+    /// # Errors
+    /// As [`Session::admit_attributes`]. An event is refused.
+    pub(super) fn admit_attribute(
+        &self,
+        scope: Scope,
+        id: u32,
+        value: [u8; 64],
+    ) -> Result<Option<LaunchAttribute>, CuResult> {
+        match Rule::of(scope, id) {
+            Rule::Ignore => return Ok(None),
+            Rule::Plain => {}
+            Rule::Window => self.check_window(&value)?,
+            Rule::Event | Rule::Refuse => return Err(to_result(CuError::NOT_SUPPORTED)),
+        }
+        Ok(Some(LaunchAttribute::new(id, value)))
+    }
+
+    /// A window lies in memory of the session, or is empty.
+    fn check_window(&self, value: &[u8; 64]) -> Result<(), CuResult> {
+        let words = value.as_chunks::<8>().0;
+        let [address, bytes] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.place(address, bytes).map(drop)
+    }
+
+    fn admit_event(&self, id: u32, value: &[u8; 64], events: &mut Events) -> Result<(), CuResult> {
+        let [handle, ..] = value.as_chunks::<8>().0 else {
+            return Err(self.invalid_handle());
+        };
+        let handle = Handle::from_wire(u64::from_le_bytes(*handle));
+        let event = self.event(handle.ok_or_else(|| self.invalid_handle())?)?;
+        if !event.of_launches {
+            return Err(to_result(CuError::NOT_SUPPORTED));
+        }
+        let event = Some(Arc::clone(event));
+        if id == PROGRAMMATIC_EVENT {
+            events.programmatic = event;
+            events.at_block_start = value[12..16] != [0; 4];
+        } else {
+            events.begun = event;
+        }
+        Ok(())
+    }
+}
