@@ -276,8 +276,10 @@ pub fn query(scope: Scope, event: CUevent) -> Result {
         Recorded::Unfenced => scope
             .session
             .request(&EventQuery { event: handle }, |()| ()),
-        Recorded::Fenced(line) if scope.session.fence_passed(line.fence, line.issued) => Ok(()),
-        Recorded::Fenced(_) => Err(CuError::NOT_READY),
+        Recorded::Fenced(line) => match scope.session.fence_reached(line.fence, line.issued)? {
+            true => Ok(()),
+            false => Err(CuError::NOT_READY),
+        },
     }
 }
 

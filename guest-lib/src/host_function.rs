@@ -304,7 +304,7 @@ fn serve(session: &'static Session) {
         }
         drop(waiting);
         match session.wait(|| take_ready(session)) {
-            Ok(entry) => run(entry, CuResult::SUCCESS),
+            Ok(entry) => run(entry, session.alive().err().unwrap_or(CuResult::SUCCESS)),
             Err(error) => {
                 let rest = std::mem::take(&mut queue().pending);
                 rest.into_iter().for_each(|entry| run(entry, error));

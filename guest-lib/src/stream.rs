@@ -527,7 +527,7 @@ impl Target {
         }
         let covered = self.covered();
         match covered {
-            Some(cover) if scope.session.fence_passed(cover.fence, cover.value) => {
+            Some(cover) if scope.session.fence_reached(cover.fence, cover.value)? => {
                 self.stream.completed(cover.work, cover.launches);
                 Ok(())
             }

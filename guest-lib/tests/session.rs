@@ -548,11 +548,7 @@ fn an_event_gets_fences_once_it_has_been_queried() {
         );
         // SAFETY: as above.
         unsafe {
-            assert_eq!(
-                cuEventQuery(event),
-                600,
-                "this backend writes no fences of events"
-            );
+            assert_eq!(cuEventQuery(event), 0, "its fence was written");
             assert_eq!(cuEventQuery(event.byte_add(1 << 18)), 400);
         }
         assert_eq!(ready.backend.shared.take(), [""; 0]);

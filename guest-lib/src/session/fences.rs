@@ -60,15 +60,32 @@ impl Session {
             .push_back(line);
     }
 
-    /// Whether the device has written at least `value`.
+    /// Whether the device has written at least `value`. That says nothing of the work before: of a context that is
+    /// dead, fences may be written still. Programs are answered by [`Session::fence_reached`].
     #[inline]
     pub fn fence_passed(&self, fence: Fence, value: u64) -> bool {
         FenceIndex::new(fence.index()).is_some_and(|index| self.fences.load(index) >= value)
     }
 
-    /// Waits until the device has written at least `value`.
+    /// Whether all work before the fence is complete and has succeeded.
+    ///
+    /// # Errors
+    /// That of the session, if it has ended. The fence is read first: a failure before it is in the status word by
+    /// the time that it is written.
+    #[inline]
+    pub fn fence_reached(&self, fence: Fence, value: u64) -> Result<bool> {
+        let passed = self.fence_passed(fence, value);
+        self.alive()?;
+        Ok(passed)
+    }
+
+    /// Waits until all work before the fence is complete.
+    ///
+    /// # Errors
+    /// As [`Session::fence_reached`].
     #[inline]
     pub fn wait_fence(&self, fence: Fence, value: u64) -> Result {
-        self.wait(|| self.fence_passed(fence, value).then_some(()))
+        self.wait(|| self.fence_passed(fence, value).then_some(()))?;
+        self.alive()
     }
 }

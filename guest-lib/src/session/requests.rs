@@ -23,13 +23,19 @@ impl OnDevice {
     }
 
     /// Sends a message and waits until it has been executed; `read` gets the answer.
+    ///
+    /// # Errors
+    /// That of the session, if it has ended by the time of the answer, whatever the answer says: a record before
+    /// the message may have failed. Else that of the answer.
     pub fn request<M: Message, R>(
         self,
         message: &M,
         read: impl FnOnce(M::Reply<'_>) -> R,
     ) -> Result<R> {
         self.alive()?;
-        self.request_after_end(message, read)
+        let answered = self.request_after_end(message, read);
+        self.alive()?;
+        answered
     }
 
     /// A request that is sent even though the context is dead: the worker still answers.

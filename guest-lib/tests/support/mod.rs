@@ -7,15 +7,16 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::{
-    Attribute, CuResult, DeviceDescribeReply, Encode, Items, LibraryGetKernelReply,
-    LibraryLoadReply, LinkInput, LinkReply, MemAllocReply, ModuleGetFunctionReply, ModuleLoadReply,
-    PROTOCOL_HASH, Parameter, Request, decode,
+    Attribute, ContextGetLimitReply, CuResult, DeviceDescribeReply, Encode, EventElapsedReply,
+    Items, LibraryGetKernelReply, LibraryLoadReply, LinkInput, LinkReply, MemAllocReply,
+    MemGetInfoReply, ModuleGetFunctionReply, ModuleLoadReply, PROTOCOL_HASH, Parameter, Request,
+    SynchronizeReply, TakeOutputReply, decode,
 };
 use wormhole_ring::bootstrap::Bootstrap;
 use wormhole_ring::control::{
@@ -48,6 +49,11 @@ pub struct Shared {
     pub lags: AtomicBool,
     /// Requests for arena are not answered.
     pub holds_arena: AtomicBool,
+    /// Loaded modules print.
+    pub prints: AtomicBool,
+    /// The error with which launches fail that no answer carries, if it is not 0. The context is dead of it before the
+    /// next request is executed or fence written; they themselves succeed.
+    pub fails_launches: AtomicU32,
     /// The most launches that were under way at once.
     pub most_launches: AtomicU64,
 }
@@ -307,6 +313,9 @@ fn serve_arena(mut stream: UnixStream, shared: &Shared) {
 
 /// Takes the ring and pretends to have a device with a little memory.
 struct Executor {
+    status: Status,
+    /// A launch has failed that no answer carries.
+    has_failed: bool,
     base: usize,
     consumer: Consumer,
     slots: AnswerSlots,
@@ -331,7 +340,9 @@ impl Executor {
             consumer: unsafe { Consumer::new(memory.clone()) },
             // SAFETY: as above.
             slots: unsafe { AnswerSlots::new(memory.clone()) },
-            fences: Fences::new(memory),
+            fences: Fences::new(memory.clone()),
+            status: Status::new(memory),
+            has_failed: false,
             device: vec![0; DEVICE_BYTES],
             shared,
             late: Vec::new(),
@@ -372,8 +383,19 @@ impl Executor {
         }
     }
 
+    /// The context dies of a launch that has failed.
+    fn show_failure(&self) {
+        if self.has_failed {
+            let error = self.shared.fails_launches.load(Ordering::Acquire);
+            self.status.set_once(error, EndCause::ContextDead);
+        }
+    }
+
     /// Completes everything that came so far.
     fn finish(&mut self) {
+        if !self.late.is_empty() {
+            self.show_failure();
+        }
         self.idle = 0;
         self.launches = 0;
         for (fence, value) in self.late.drain(..) {
@@ -382,6 +404,9 @@ impl Executor {
     }
 
     fn execute(&mut self, head: RecordHead, request: &Request<'_>) {
+        if head.slot.is_some() {
+            self.show_failure();
+        }
         match request {
             Request::DeviceDescribe(_) => {
                 let attributes = [
@@ -420,7 +445,7 @@ impl Executor {
             Request::ModuleLoad(_) => self.answer(
                 head,
                 &ModuleLoadReply {
-                    flags: 0,
+                    flags: self.shared.prints.load(Ordering::Acquire).into(),
                     managed: 0,
                 },
             ),
@@ -474,13 +499,22 @@ impl Executor {
                     self.finish();
                 }
             }
+            Request::EventRecord(message) => {
+                if let Some(fence) = message.fence {
+                    let fence = FenceIndex::new(fence.index()).expect("decoded");
+                    self.late.push((fence, message.value));
+                }
+            }
             Request::LaunchKernel(_) => {
                 self.launches += 1;
                 self.shared
                     .most_launches
                     .fetch_max(self.launches, Ordering::AcqRel);
-                if head.slot.is_some() {
-                    self.answer(head, &());
+                match head.slot {
+                    Some(_) => self.answer(head, &()),
+                    None => {
+                        self.has_failed |= self.shared.fails_launches.load(Ordering::Acquire) != 0
+                    }
                 }
             }
             Request::MemWrite(message) => {
@@ -507,6 +541,25 @@ impl Executor {
                     },
                 }
             }
+            Request::Synchronize(_) => self.answer(
+                head,
+                &SynchronizeReply {
+                    remaining: 0,
+                    stdout: b"",
+                    stderr: b"",
+                },
+            ),
+            Request::TakeOutput(_) => self.answer(
+                head,
+                &TakeOutputReply {
+                    remaining: 0,
+                    stdout: b"",
+                    stderr: b"",
+                },
+            ),
+            Request::EventElapsed(_) => self.answer(head, &EventElapsedReply { milliseconds: 1.0 }),
+            Request::ContextGetLimit(_) => self.answer(head, &ContextGetLimitReply { value: 1 }),
+            Request::MemGetInfo(_) => self.answer(head, &MemGetInfoReply { free: 1, total: 2 }),
             _ if head.slot.is_some() => self.answer(head, &()),
             _ => {}
         }
@@ -539,7 +592,7 @@ fn device_offset(address: u64) -> Option<usize> {
 }
 
 /// Runs a scenario in a process of its own: the library has one session per process.
-pub fn in_process(scenario: fn()) {
+pub fn in_process(scenario: impl FnOnce() + std::panic::UnwindSafe) {
     // SAFETY: the child runs the scenario and ends without the parent's handlers.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
