@@ -15,16 +15,13 @@ use crate::error::{CuError, Result};
 use crate::memory::memory_map;
 use crate::output;
 use crate::peer;
-use crate::session::session;
+use crate::session::{STAGING_BYTES, session};
 use crate::stream::{Cover, Target};
 
 /// Copies up to this size travel in the record itself.
 const INLINE: usize = 4096;
 /// Bytes of a staging buffer.
-pub const CHUNK: usize = 512 << 10;
-/// Staging buffers of a process.
-const BUFFERS: usize = 8;
-const PAGE: u64 = 4096;
+pub const CHUNK: usize = STAGING_BYTES;
 /// Buffers that one copy to the host keeps busy.
 const DEPTH: usize = 4;
 
@@ -338,12 +335,16 @@ struct Staging(Mutex<Pool>);
 struct Pool {
     /// Oldest first, each with the fence that says when the device has done with it.
     free: VecDeque<(Buffer, Option<Cover>)>,
-    made: usize,
+    /// A bit for each buffer that was made.
+    made: u8,
+    /// There was no arena for one more.
+    complete: bool,
 }
 
 static STAGING: Staging = Staging(Mutex::new(Pool {
     free: VecDeque::new(),
     made: 0,
+    complete: false,
 }));
 
 impl Staging {
@@ -360,16 +361,24 @@ impl Staging {
         if let Some(index) = pool.free.iter().position(is_ready) {
             return pool.free.remove(index).map(|(buffer, _)| Ok(buffer));
         }
-        if pool.made >= BUFFERS {
+        let number = pool.made.trailing_ones();
+        if number == u8::BITS || (pool.complete && pool.made != 0) {
             return None;
         }
-        pool.made += 1;
+        pool.made |= 1 << number;
         drop(pool);
-        let made = scope.session.allocate_arena(CHUNK as u64, PAGE);
-        if made.is_err() {
-            self.pool().made -= 1;
+        let made = scope.session.staging_buffer(number as usize);
+        let error = match made {
+            Ok(address) => return Some(Ok(Buffer { address })),
+            Err(error) => error,
+        };
+        let mut pool = self.pool();
+        pool.made &= !(1 << number);
+        if error == CuError::OUT_OF_MEMORY && pool.made != 0 {
+            pool.complete = true;
+            return None;
         }
-        Some(made.map(|address| Buffer { address }))
+        Some(Err(error))
     }
 
     /// A buffer, as soon as there is one. A caller that holds one already uses [`Staging::try_take`].

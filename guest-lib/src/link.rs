@@ -51,7 +51,7 @@ pub fn link(
         let log = 2 * log_bytes as u64;
         let buffer = scope
             .session
-            .allocate_arena(bytes as u64 + log + room, 16)?;
+            .allocate_for_image(bytes as u64 + log + room, 16)?;
         let places = Places {
             inputs: buffer,
             log: buffer + bytes as u64,

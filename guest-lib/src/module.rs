@@ -293,7 +293,7 @@ fn send<K: Loadable>(
 ) -> Result<Option<Variables>> {
     let log_bytes = jit.log_bytes();
     let total = image.len() + 2 * log_bytes;
-    let buffer = scope.session.allocate_arena(total as u64, 16)?;
+    let buffer = scope.session.allocate_for_image(total as u64, 16)?;
     let place: *mut u8 =
         std::ptr::with_exposed_provenance_mut(usize::try_from(buffer).unwrap_or(0));
     // SAFETY: the arena handed out that many bytes there, and the program's image lies outside the arena.
@@ -572,7 +572,7 @@ pub fn kernels<K: Loadable>(scope: Scope, pointer: *mut c_void) -> Result<Vec<CS
     let (handle, _) = fresh::<K>(scope, pointer)?;
     let mut room = NAMES;
     loop {
-        let buffer = scope.session.allocate_arena(room, 16)?;
+        let buffer = scope.session.allocate_for_image(room, 16)?;
         let written = K::kernels(scope, handle, buffer, room);
         let names = written.as_ref().ok().filter(|bytes| **bytes <= room);
         let names = names.map(|bytes| {

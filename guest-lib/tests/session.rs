@@ -765,11 +765,11 @@ fn arena_that_is_empty_goes_back_but_for_one_extent() {
         let ready = ready();
         let shared = &ready.backend.shared;
         let (small, large) = (allocate_host(12 * MIB), allocate_host(20 * MIB));
-        assert_eq!(shared.arena(2), ["ask 8", "ask 10"]);
+        assert_eq!(shared.arena(2), ["ask 6", "ask 10"]);
         free_host(small);
         assert!(is_mapped(small));
         free_host(large);
-        assert_eq!(shared.arena(3)[2..], ["return 8"]);
+        assert_eq!(shared.arena(3)[2..], ["return 6"]);
         assert!(!is_mapped(small) && is_mapped(large));
         for _ in 0..100 {
             free_host(allocate_host(20 * MIB));
@@ -782,6 +782,46 @@ fn arena_that_is_empty_goes_back_but_for_one_extent() {
             // Four new extents, and all but one of five go.
             assert_eq!(shared.arena(3 + 8 * round).len(), 3 + 8 * round);
         }
+    });
+}
+
+#[test]
+fn small_allocations_make_the_arena_grow_by_what_it_has() {
+    in_process(|| {
+        let ready = ready();
+        let shared = &ready.backend.shared;
+        let pointers: Vec<_> = (0..16).map(|_| allocate_host(MIB)).collect();
+        assert_eq!(shared.arena(4), ["ask 1", "ask 1", "ask 2", "ask 4"]);
+        pointers.into_iter().for_each(free_host);
+    });
+}
+
+#[test]
+fn copies_and_loads_work_when_pinned_memory_has_filled_the_window() {
+    in_process(|| {
+        let _ready = ready();
+        let mut pinned = 0;
+        // SAFETY: the place is writable; none of it is used.
+        while unsafe { cuMemHostAlloc(&mut null_mut(), 2 * MIB, 0) } == 0 {
+            pinned += 1;
+        }
+        // Bootstrap, session segment and reserve are the three that no program has.
+        assert_eq!(pinned, WINDOW_BYTES / (2 * MIB) - 3);
+        let data: Vec<u8> = (0..=250).cycle().take(3 * MIB + 5).collect();
+        let mut back = vec![0_u8; data.len()];
+        let (mut memory, mut module) = (0, null_mut());
+        // SAFETY: every place is writable, both buffers are that long, and the image is text that ends.
+        unsafe {
+            assert_eq!(cuMemAlloc_v2(&raw mut memory, data.len()), 0);
+            let length = data.len();
+            assert_eq!(cuMemcpyHtoD_v2(memory, data.as_ptr().cast(), length), 0);
+            assert_eq!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), memory, length), 0);
+            assert_eq!(
+                cuModuleLoadData(&raw mut module, c".version 8.0".as_ptr().cast()),
+                0
+            );
+        }
+        assert!(back == data);
     });
 }
 

@@ -55,6 +55,7 @@ impl Supervisor {
         key: Id,
         request: &ArenaRequest,
     ) -> Result<(), GuestError> {
+        let kept = self.kept_for_others(key);
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
@@ -71,8 +72,8 @@ impl Supervisor {
         } else {
             window
                 .segments
-                .grant(session.id, request.segments)
-                .map_err(|error| (refusal_of(&error), error.to_string()))
+                .grant_leaving(session.id, request.segments, kept)
+                .map_err(|error| (refusal_of(&error), window.explain(&error)))
         };
         match granted {
             Ok(run) => {
@@ -98,6 +99,21 @@ impl Supervisor {
                 Ok(self.deny_arena(ops, guest, request.id, refusal)?)
             }
         }
+    }
+
+    /// Segments that a session may not have: one for each other one of its tenant that has no arena yet. A session that
+    /// has none itself may have the last.
+    fn kept_for_others(&self, key: Id) -> u32 {
+        let Some(asking) = self.sessions.get(&key) else {
+            return 0;
+        };
+        if asking.extents.is_empty() {
+            return 0;
+        }
+        let others = self.sessions.values().filter(|other| {
+            other.tenant == asking.tenant && other.guest.is_some() && other.extents.is_empty()
+        });
+        u32::try_from(others.count()).unwrap_or(u32::MAX)
     }
 
     /// Answers a request for arena that there will be none.

@@ -17,7 +17,7 @@ use wormhole_ring::control::{
     Band, FEATURE_FILES, FEATURE_PROCESS, Grant, Message, Refusal, WindowRun,
 };
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW, HANDLE_BASE, WINDOW_BASE};
-use wormhole_ring::session::{GrantError, Run, SegmentTable, SessionId, SessionState, State};
+use wormhole_ring::session::{GrantError, Run, SessionId, SessionState, State};
 use wormhole_ring::status::EndCause;
 
 use super::arena::{Extent, ExtentState};
@@ -25,12 +25,10 @@ use super::descriptors::SESSION;
 use super::guests::GuestError;
 use super::session_file::{SessionFile, SessionHeader};
 use super::tenants::window_of;
+use super::window::Window;
 use super::{Id, REVOKED_RESULT, Supervisor, WORKER_LOST_RESULT};
 use wormhole_link::counters::CountersFile;
 use wormhole_link::report::SessionReport;
-
-/// Arena segments that a session starts with, where the tenant's quota has them.
-const FIRST_ARENA: u32 = 8;
 
 /// One session.
 #[derive(Debug)]
@@ -153,7 +151,7 @@ impl Supervisor {
             return Err((Refusal::Quota, reason));
         }
         let id = activate(&mut tenant.numbers);
-        let granted = grant_first(&mut window.segments, id).and_then(|(segment, arena)| {
+        let granted = grant_first(window, id).and_then(|(segment, arena)| {
             let (file, header) = SessionFile::new(window.bytes())
                 .and_then(|file| {
                     let header = file.header(segment.first)?;
@@ -591,24 +589,23 @@ fn advance(
     }
 }
 
-/// The session's own segment, and what arena the quota has room for.
+/// The session's own segment, and its first one of arena. While half of the window is taken a session starts without:
+/// it asks when it needs some, and so many can start.
 fn grant_first(
-    segments: &mut SegmentTable,
+    window: &mut Window,
     id: SessionId,
 ) -> Result<(Run, Option<Run>), (Refusal, String)> {
-    let segment = segments
-        .grant(id, 1)
-        .map_err(|error| (refusal_of(&error), error.to_string()))?;
-    let arena = (0..=FIRST_ARENA.ilog2())
-        .rev()
-        .find_map(|power| segments.grant(id, 1 << power).ok());
-    Ok((segment, arena))
+    let grant = |window: &mut Window| window.segments.grant(id, 1);
+    let segment = grant(window).map_err(|error| (refusal_of(&error), window.explain(&error)))?;
+    let room = window.segments.room();
+    let arena = (room > window.segments.held()).then(|| grant(window));
+    Ok((segment, arena.and_then(Result::ok)))
 }
 
 pub(super) fn refusal_of(error: &GrantError) -> Refusal {
     match error {
         GrantError::Empty { .. } => Refusal::Protocol,
         GrantError::Quota { .. } => Refusal::Quota,
-        GrantError::NoRun { .. } => Refusal::WindowFull,
+        GrantError::Kept { .. } | GrantError::NoRun { .. } => Refusal::WindowFull,
     }
 }

@@ -11,7 +11,7 @@ use wormhole_ring::bootstrap::Bootstrap;
 use wormhole_ring::control::Attach;
 use wormhole_ring::layout::{BOOTSTRAP_BYTES, SEGMENT_BYTES, WINDOW_MAX_BYTES};
 use wormhole_ring::memory::{MemoryError, WindowMemory};
-use wormhole_ring::session::SegmentTable;
+use wormhole_ring::session::{GrantError, SegmentTable};
 
 use wormhole_link::memory::{self, Mapping};
 
@@ -98,6 +98,19 @@ impl Window {
 
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Why segments are not granted, and how the tenant's owner gives it more.
+    pub fn explain(&self, error: &GrantError) -> String {
+        match error {
+            GrantError::Empty { .. } => error.to_string(),
+            GrantError::Quota { .. } | GrantError::Kept { .. } | GrantError::NoRun { .. } => {
+                format!(
+                    "{error}: the window of {} MiB is full, and wormhole run --window makes it larger",
+                    self.bytes >> 20
+                )
+            }
+        }
     }
 }
 

@@ -54,9 +54,9 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
     let mut backend = Backend::with_window(64);
     let mut neighbour = backend.connect().open();
     let guest = backend.connect().open();
-    guest.arena[0].write(0, &vec![1; 4 << 20]);
+    guest.arena[0].write(0, &vec![1; 2 << 20]);
     let memory = guest.memory();
-    assert!(memory.held() >= 4 << 20);
+    assert!(memory.held() >= 2 << 20);
     // The last worker that was told a session serves this guest; the spare serves nobody.
     let victim = worker_in_order(&backend, 1);
     assert!(backend.workers().contains(&victim));
@@ -112,9 +112,9 @@ fn a_killed_guest_process_frees_its_session_and_no_other() {
     let mut backend = Backend::with_window(64);
     let mut neighbour = backend.connect().open();
     let guest = backend.connect().open();
-    guest.arena[0].write(0, &vec![1; 4 << 20]);
+    guest.arena[0].write(0, &vec![1; 2 << 20]);
     let memory = guest.memory();
-    assert!(memory.held() >= 4 << 20);
+    assert!(memory.held() >= 2 << 20);
     // The stream belongs to a process now, as a guest's does.
     let stream: OwnedFd = guest.control.socket.try_clone().unwrap().into();
     let mut process = Command::new("sleep")
@@ -376,15 +376,19 @@ fn quotas_are_kept() {
     backend.attach(64, attach(2, 12)).unwrap();
     let mut first = backend.connect().open();
     let second = backend.connect().open();
-    // Of 12 segments, the first session has 1 + 8, the second what was left.
-    assert_eq!(first.grant.arena_count, 8);
-    assert_eq!(second.grant.arena_count, 2);
+    assert_eq!(first.grant.arena_count, 1);
+    assert_eq!(second.grant.arena_count, 1);
+    let Reply::ArenaGrant(run) = first.request_arena(5, 8) else {
+        panic!("8 of 12 segments are free");
+    };
+    first.map_arena(run);
     let mut third = backend.connect();
     third.hello(PROTOCOL_HASH, "");
     let Reply::Refused(code, reason) = third.receive() else {
         panic!("not refused");
     };
     assert_eq!(code, Refusal::Quota as u32, "{reason}");
+    assert!(reason.contains("limit is 2"), "{reason}");
     let quota = Refusal::Quota as u32;
     assert_eq!(first.request_arena(1, 1), Reply::ArenaDenied(1, quota));
     assert_eq!(
@@ -395,11 +399,48 @@ fn quotas_are_kept() {
     assert_eq!(first.request_arena(3, 0), Reply::ArenaDenied(3, protocol));
     drop(second);
     backend.report();
-    let Reply::ArenaGrant(run) = first.request_arena(4, 3) else {
+    let Reply::ArenaGrant(run) = first.request_arena(4, 2) else {
         panic!("the freed segments are not granted");
     };
-    assert_eq!((run.id, run.count), (4, 3));
+    assert_eq!((run.id, run.count), (4, 2));
     works(&mut first);
+}
+
+#[test]
+fn sessions_start_small_and_a_full_window_is_named_with_its_flag() {
+    const SEGMENTS: u64 = 17;
+    let mut backend = Backend::with_window(SEGMENTS);
+    // The bootstrap's segment is nobody's. Sessions have two, and one each once half of the rest is taken.
+    let mut guests: Vec<Guest> = (0..4).map(|_| backend.connect().open()).collect();
+    assert!(guests.iter().all(|guest| guest.grant.arena_count == 1));
+    guests.extend((0..3).map(|_| backend.connect().open()));
+    let arenas = guests.iter().map(|guest| guest.grant.arena_count);
+    assert_eq!(arenas.sum::<u32>(), 4);
+    // Five segments are free, and three of them are kept for the sessions without arena.
+    let full = Refusal::WindowFull as u32;
+    assert_eq!(guests[0].request_arena(1, 3), Reply::ArenaDenied(1, full));
+    let Reply::ArenaGrant(_) = guests[0].request_arena(2, 2) else {
+        panic!("two are free");
+    };
+    assert_eq!(guests[1].request_arena(1, 1), Reply::ArenaDenied(1, full));
+    backend.wait_for_log("the window of 34 MiB is full, and wormhole run --window makes it larger");
+    for guest in &mut guests[4..] {
+        let Reply::ArenaGrant(run) = guest.request_arena(1, 1) else {
+            panic!("one was kept for each");
+        };
+        guest.map_arena(run);
+    }
+    let mut control = backend.connect();
+    control.hello(PROTOCOL_HASH, "");
+    let Reply::Refused(code, reason) = control.receive() else {
+        panic!("the window is full");
+    };
+    assert_eq!(code, full);
+    assert!(
+        reason.contains("window of 34 MiB") && reason.contains("--window"),
+        "{reason}"
+    );
+    works(&mut guests[6]);
 }
 
 #[test]
@@ -461,7 +502,7 @@ fn messages_out_of_turn_end_the_session() {
         assert_eq!(control.receive(), Reply::Ended, "{message:?} before hello");
     }
     let returns: [fn(&Grant) -> ArenaRun; 3] = [
-        // The bootstrap, the session's own segment, a part of an extent.
+        // The bootstrap, the session's own segment, more than an extent.
         |_| ArenaRun {
             id: 0,
             first: 0,
@@ -475,7 +516,7 @@ fn messages_out_of_turn_end_the_session() {
         |grant| ArenaRun {
             id: 0,
             first: grant.arena_first,
-            count: 1,
+            count: 2,
         },
     ];
     for run in returns {

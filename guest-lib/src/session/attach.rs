@@ -185,7 +185,7 @@ fn map(
     let extents = Extents::new(window);
     if grant.arena_count > 0 {
         extents
-            .add(grant.arena_first, grant.arena_count)
+            .add_reserve(grant.arena_first)
             .map_err(|source| AttachError::Map {
                 what: "arena",
                 source,

@@ -35,7 +35,8 @@ pub enum ChannelError {
     #[error("the backend refused the session: {reason} (refusal {code})")]
     Refused { code: u32, reason: String },
     #[error(
-        "the backend grants no more arena: {segments} segments of 2 MiB were asked for (refusal {code})"
+        "the window has no room for {} MiB more of host memory that the device reaches (refusal {code}); wormhole run --window makes it larger",
+        segments * 2
     )]
     ArenaDenied { segments: u32, code: u32 },
     #[error("the session ended before {segments} segments of arena were granted")]

@@ -1,10 +1,14 @@
-//! The guest's side of the arena: what the supervisor granted, mapped, and divided.
+//! The guest's side of the arena: runs of segments that the supervisor granted, mapped, and divided.
 //!
-//! An extent in which nothing is allocated any more goes back to the supervisor, but for the first one, which
-//! comes with the session, and for one more, the largest, so that a program that allocates and frees in a loop
-//! does not have it registered again and again.
+//! The first run of one segment is the session's reserve. It holds staging buffers and images on their way to the
+//! device, and never memory of the program, so that copies and loads work when page-locked memory has filled the
+//! window. The supervisor holds one segment back for each session that has no arena yet.
+//!
+//! An extent in which nothing is allocated any more goes back to the supervisor, but for the largest, so that a
+//! program that allocates and frees in a loop does not have it registered again and again.
 
 use std::fs::File;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,8 +22,13 @@ use super::mapping::Window;
 use crate::error::{CuError, Result};
 use crate::log;
 
-/// Segments that are asked for at least, so that small allocations do not each cross the control stream.
-const GROWTH: u64 = 8;
+/// The arena grows by as much as it has, and by at most so many segments more than an allocation needs: small ones do
+/// not each cross the control stream, and a small program leaves the window to others.
+const MOST_GROWTH: u64 = 8;
+/// Bytes of a staging buffer.
+pub const STAGING_BYTES: usize = 512 << 10;
+/// Staging buffers in the reserve. The rest of it is for images.
+pub const RESERVED_BUFFERS: usize = 2;
 /// How long arena that was given back may be on its way: so long a refusal is not final.
 const SETTLING: Duration = Duration::from_secs(2);
 /// Between two questions meanwhile.
@@ -35,8 +44,9 @@ pub struct Extents {
 #[derive(Debug, Default)]
 struct Divided {
     arena: Arena,
-    /// Where the first extent lies.
-    first: Option<u64>,
+    /// Where the reserve lies, and the part of it that is for images.
+    reserve: Option<u64>,
+    images: Arena,
     /// The extent that was kept when it became empty; it may be in use again.
     spare: Option<Block>,
     /// When an extent was given back last.
@@ -46,9 +56,6 @@ struct Divided {
 impl Divided {
     /// The extent to give back, when `empty` is without allocations. It is taken out of the arena.
     fn surplus(&mut self, empty: Block) -> Option<Block> {
-        if self.first == Some(empty.address) {
-            return None;
-        }
         let spare = self
             .spare
             .filter(|spare| spare.address != empty.address && self.arena.is_unused(spare.address));
@@ -77,16 +84,33 @@ impl Extents {
     }
 
     /// Maps a granted run and adds it as one extent: no allocation spans two.
-    pub fn add(&self, first: u32, count: u32) -> std::io::Result<()> {
-        self.window.map(first, count, false)?;
-        let address = self.window.address(first);
+    pub fn add(&self, first: u32, count: u32) -> io::Result<()> {
         let bytes = u64::from(count) * SEGMENT_BYTES as u64;
+        let address = self.map(first, count)?;
+        let added = self.divided().arena.add_extent(address, bytes);
+        added.map_err(io::Error::other)
+    }
+
+    /// Maps a granted segment and makes it the reserve.
+    pub fn add_reserve(&self, segment: u32) -> io::Result<()> {
+        let buffers = (RESERVED_BUFFERS * STAGING_BYTES) as u64;
+        let address = self.map(segment, 1)?;
         let mut divided = self.divided();
-        divided.first.get_or_insert(address);
-        divided
-            .arena
-            .add_extent(address, bytes)
-            .map_err(std::io::Error::other)
+        divided.reserve = Some(address);
+        let images = SEGMENT_BYTES as u64 - buffers;
+        let added = divided.images.add_extent(address + buffers, images);
+        added.map_err(io::Error::other)
+    }
+
+    fn map(&self, first: u32, count: u32) -> io::Result<u64> {
+        self.window.map(first, count, false)?;
+        Ok(self.window.address(first))
+    }
+
+    /// Segments that are asked for to add at least `needed`.
+    fn growth(&self, needed: u64) -> u64 {
+        let held = self.divided().arena.capacity() / SEGMENT_BYTES as u64;
+        needed.max(held.clamp(1, MOST_GROWTH))
     }
 
     /// Whether arena that was given back may not be free yet.
@@ -99,30 +123,70 @@ impl Extents {
 impl Session {
     /// Memory that the device reaches too, at the same address. Asks for more where none is free.
     pub fn allocate_arena(&self, bytes: u64, align: u64) -> Result<u64> {
-        let extents = &self.extents;
         loop {
-            let allocated = extents.divided().arena.allocate(bytes, align);
-            match allocated {
-                Ok(block) => return Ok(block.address),
-                Err(ArenaError::NoRoom { .. }) => self.grow_arena(bytes)?,
-                Err(error) => {
-                    log::error_once!("{error}");
-                    return Err(CuError::INVALID_VALUE);
-                }
+            let allocated = self.extents.divided().arena.allocate(bytes, align);
+            match room(allocated)? {
+                Some(address) => return Ok(address),
+                None => self.grow_arena(bytes)?,
             }
         }
+    }
+
+    /// The same for an image on its way to the device, for which the reserve has room.
+    pub fn allocate_for_image(&self, bytes: u64, align: u64) -> Result<u64> {
+        self.reserve()?;
+        let allocated = self.extents.divided().images.allocate(bytes, align);
+        match room(allocated)? {
+            Some(address) => Ok(address),
+            None => self.allocate_arena(bytes, align),
+        }
+    }
+
+    /// Staging buffer `number`, of [`STAGING_BYTES`] bytes: one of the reserve, or else like any arena.
+    pub fn staging_buffer(&self, number: usize) -> Result<u64> {
+        match number {
+            0..RESERVED_BUFFERS => Ok(self.reserve()? + (number * STAGING_BYTES) as u64),
+            _ => self.allocate_arena(STAGING_BYTES as u64, 4096),
+        }
+    }
+
+    /// Where the reserve lies. Asks for it first, if the session began without.
+    fn reserve(&self) -> Result<u64> {
+        if let Some(address) = self.extents.divided().reserve {
+            return Ok(address);
+        }
+        let run = self.ask_for_arena(1, 1)?;
+        // Another thread may have been faster: what it has is no worse.
+        let reserve = self.extents.divided().reserve;
+        let added = match reserve {
+            Some(_) => self.extents.add(run.first, run.count),
+            None => self.extents.add_reserve(run.first),
+        };
+        added.map_err(|error| unusable(&error))?;
+        let reserve = self.extents.divided().reserve;
+        reserve.ok_or(CuError::UNKNOWN)
     }
 
     fn grow_arena(&self, bytes: u64) -> Result {
         let needed = bytes.div_ceil(SEGMENT_BYTES as u64);
         if needed > self.extents.window.segments() {
-            log::error_once!("{bytes} bytes of arena are more than the window has");
+            log::error_once!(
+                "{bytes} bytes of arena are more than the window has; wormhole run --window sets its size"
+            );
             return Err(CuError::OUT_OF_MEMORY);
         }
-        let run = loop {
+        self.reserve()?;
+        let run = self.ask_for_arena(needed, self.extents.growth(needed))?;
+        let added = self.extents.add(run.first, run.count);
+        added.map_err(|error| unusable(&error))
+    }
+
+    /// Asks for `wanted` segments, or at least for the `needed` ones.
+    fn ask_for_arena(&self, needed: u64, wanted: u64) -> Result<ArenaRun> {
+        loop {
             self.alive()?;
-            match self.ask_for_arena(needed) {
-                Ok(run) => break run,
+            match self.request_arena(needed, wanted) {
+                Ok(run) => return Ok(run),
                 Err(ChannelError::Stream(_)) => {
                     self.end_of_stream();
                     return Err(self.alive().err().unwrap_or(CuError::OUT_OF_MEMORY));
@@ -137,22 +201,22 @@ impl Session {
                     return Err(CuError::OUT_OF_MEMORY);
                 }
             }
-        };
-        self.extents.add(run.first, run.count).map_err(|error| {
-            log::error_once!("granted arena cannot be used: {error}");
-            CuError::OUT_OF_MEMORY
-        })
+        }
     }
 
-    fn ask_for_arena(&self, needed: u64) -> std::result::Result<ArenaRun, ChannelError> {
+    fn request_arena(
+        &self,
+        needed: u64,
+        wanted: u64,
+    ) -> std::result::Result<ArenaRun, ChannelError> {
         let request = |segments: u64| {
             let segments = u32::try_from(segments).unwrap_or(u32::MAX);
             self.control
                 .request_arena(segments, || self.alive().is_err())
         };
-        if needed < GROWTH {
+        if needed < wanted {
             // A large step may exceed a quota that the bare need does not.
-            match request(GROWTH) {
+            match request(wanted) {
                 Err(ChannelError::ArenaDenied { .. }) => {}
                 answered => return answered,
             }
@@ -176,6 +240,9 @@ impl Session {
     /// Gives arena memory back. The device has finished with it.
     pub fn free_arena(&self, address: u64) {
         let mut divided = self.extents.divided();
+        if divided.images.free(address).is_ok() {
+            return;
+        }
         match divided.arena.free(address) {
             Ok(freed) => {
                 let surplus = freed.empty_extent.and_then(|empty| divided.surplus(empty));
@@ -211,6 +278,23 @@ impl Session {
     }
 }
 
+/// Address of an allocation, or none where an extent more would help.
+fn room(allocated: std::result::Result<Block, ArenaError>) -> Result<Option<u64>> {
+    match allocated {
+        Ok(block) => Ok(Some(block.address)),
+        Err(ArenaError::NoRoom { .. }) => Ok(None),
+        Err(error) => {
+            log::error_once!("{error}");
+            Err(CuError::INVALID_VALUE)
+        }
+    }
+}
+
+fn unusable(error: &io::Error) -> CuError {
+    log::error_once!("granted arena cannot be used: {error}");
+    CuError::OUT_OF_MEMORY
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,7 +305,6 @@ mod tests {
         let mut divided = Divided::default();
         let mut address = SEGMENT;
         for segments in extents {
-            divided.first.get_or_insert(address);
             divided
                 .arena
                 .add_extent(address, segments * SEGMENT)
@@ -243,19 +326,18 @@ mod tests {
     }
 
     #[test]
-    fn the_first_extent_and_the_largest_empty_one_stay() {
-        let mut divided = divided(&[1, 2, 4, 3]);
-        let [one, two, four, three] = [1, 2, 4, 3].map(|segments| fill(&mut divided, segments));
-        assert_eq!(free(&mut divided, one), None);
+    fn the_largest_empty_extent_stays() {
+        let mut divided = divided(&[2, 4, 3]);
+        let [two, four, three] = [2, 4, 3].map(|segments| fill(&mut divided, segments));
         assert_eq!(free(&mut divided, two), None);
         assert_eq!(free(&mut divided, four), Some(2));
         assert_eq!(free(&mut divided, three), Some(3));
-        assert_eq!(divided.arena.capacity(), 5 * SEGMENT);
+        assert_eq!(divided.arena.capacity(), 4 * SEGMENT);
     }
 
     #[test]
     fn a_loop_keeps_its_extent_and_one_that_is_in_use_again_is_no_spare() {
-        let mut divided = divided(&[1, 4, 2]);
+        let mut divided = divided(&[4, 2]);
         for _ in 0..10 {
             let four = fill(&mut divided, 4);
             assert_eq!(free(&mut divided, four), None);
@@ -263,6 +345,6 @@ mod tests {
         let (four, two) = (fill(&mut divided, 4), fill(&mut divided, 2));
         assert_eq!(free(&mut divided, two), None, "the other is in use");
         assert_eq!(free(&mut divided, four), Some(2));
-        assert_eq!(divided.arena.capacity(), 5 * SEGMENT);
+        assert_eq!(divided.arena.capacity(), 4 * SEGMENT);
     }
 }

@@ -26,6 +26,7 @@ use wormhole_ring::status::Status;
 use self::answers::Slots;
 use self::control::Control;
 use self::extents::Extents;
+pub use self::extents::STAGING_BYTES;
 pub use self::fences::FenceLine;
 use self::files::Files;
 use self::fork::WipedPointer;

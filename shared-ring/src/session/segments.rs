@@ -51,6 +51,20 @@ pub enum GrantError {
         /// The quota.
         limit: u32,
     },
+    /// The segments that are free are kept for sessions that have none yet.
+    #[error(
+        "{session} asked for {count} segments; {room} are free beside {kept} that are kept for other sessions"
+    )]
+    Kept {
+        /// Who asked.
+        session: SessionId,
+        /// Segments asked for.
+        count: u32,
+        /// Segments that the session could have.
+        room: u32,
+        /// Segments kept.
+        kept: u32,
+    },
     /// No contiguous run is long enough.
     #[error("{session} asked for {count} contiguous segments; the longest free run has {longest}")]
     NoRun {
@@ -137,6 +151,13 @@ impl SegmentTable {
         self.held
     }
 
+    /// Segments that can be granted still: those that the quota allows and that are free, wherever they lie.
+    #[must_use]
+    pub fn room(&self) -> u32 {
+        let most = self.limit.min(self.segments().saturating_sub(1));
+        most.saturating_sub(self.held)
+    }
+
     /// Who owns `segment`, if there is such a segment.
     #[must_use]
     pub fn owner(&self, segment: u32) -> Option<Owner> {
@@ -190,6 +211,28 @@ impl SegmentTable {
             count,
             longest,
         })
+    }
+
+    /// The same, if `kept` segments are left after it.
+    ///
+    /// # Errors
+    /// See [`GrantError`].
+    pub fn grant_leaving(
+        &mut self,
+        session: SessionId,
+        count: u32,
+        kept: u32,
+    ) -> Result<Run, GrantError> {
+        let room = self.room().saturating_sub(kept);
+        if count > room && count <= self.room() {
+            return Err(GrantError::Kept {
+                session,
+                count,
+                room,
+                kept,
+            });
+        }
+        self.grant(session, count)
     }
 
     /// Takes a run from a session that returned it. It is quarantined until
