@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use event_manager::{EventOps, EventSet};
-use wormhole_ring::control::{Attach, Message, Refusal, Stream, WindowRun};
+use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
 use super::descriptors::{SESSION, STREAM, TENANT};
@@ -280,7 +280,7 @@ impl Supervisor {
 
     /// Sends a session's report to its launcher, if that still listens.
     pub(super) fn send_report(&mut self, ops: &mut EventOps<'_>, id: Id, report: &SessionReport) {
-        let text = match serde_json::to_string(report) {
+        let text = match text_of(report) {
             Ok(text) => text,
             Err(error) => {
                 tracing::error!("a report cannot be written: {error}");
@@ -399,6 +399,19 @@ impl Supervisor {
             + self.scrubber.held()
             + self.shares.held()
     }
+}
+
+/// A report as it travels. A worker that counts messages that there are none of would make it longer than a control
+/// message: then it goes without its counts by message.
+fn text_of(report: &SessionReport) -> serde_json::Result<String> {
+    let text = serde_json::to_string(report)?;
+    if text.len() <= MAX_CONTROL_BODY {
+        return Ok(text);
+    }
+    serde_json::to_string(&SessionReport {
+        messages: BTreeMap::new(),
+        ..report.clone()
+    })
 }
 
 /// Whether a tenant that could not be accepted has gone, and the next can be.

@@ -81,6 +81,11 @@ impl Stub {
         }
     }
 
+    /// The stream, for what serves sessions itself.
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
     pub fn send(&mut self, message: &Message<'_>, descriptors: Vec<OwnedFd>) {
         self.outgoing
             .send(&self.socket, message, descriptors)

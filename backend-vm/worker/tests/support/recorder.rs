@@ -48,6 +48,9 @@ pub struct Recorder {
     pub keeps_memory: AtomicBool,
     /// The work of this stream has faulted, which shows when the stream is asked.
     pub faulted: Mutex<Option<RawStream>>,
+    /// Called with the flags of a new stream, and with the number of a limit that is asked for: a worker that is to
+    /// crash in its executor or in a thread of its jobs crashes there.
+    pub crash: Option<fn(u32)>,
     /// The dependencies of the graph that was made executable last.
     pub edges: Mutex<Vec<GraphEdge>>,
 }
@@ -88,6 +91,7 @@ impl Recorder {
             refuses_memory: AtomicBool::new(false),
             keeps_memory: AtomicBool::new(false),
             faulted: Mutex::default(),
+            crash: None,
             edges: Mutex::default(),
         }
     }
@@ -342,6 +346,9 @@ impl Device for Recorder {
         Ok(())
     }
     fn create_stream(&self, flags: u32, _: i32) -> Result<RawStream> {
+        if let Some(crash) = self.crash {
+            crash(flags);
+        }
         let made = self.make();
         self.enter(flags);
         Ok(RawStream(made))
@@ -356,6 +363,7 @@ impl Device for Recorder {
         self.check(stream.0)
     }
     fn synchronize(&self) -> Result<()> {
+        self.arrive("synchronize");
         Ok(())
     }
     fn wait_event(&self, stream: RawStream, event: RawEvent, flags: u32) -> Result<()> {
@@ -474,8 +482,11 @@ impl Device for Recorder {
         self.enter(launch.shared);
         Ok(())
     }
-    fn limit(&self, _: u32) -> Result<u64> {
+    fn limit(&self, limit: u32) -> Result<u64> {
         self.arrive("limit");
+        if let Some(crash) = self.crash {
+            crash(limit);
+        }
         Ok(0)
     }
     fn set_limit(&self, _: u32, _: u64) -> Result<()> {

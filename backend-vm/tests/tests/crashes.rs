@@ -1,0 +1,316 @@
+//! A worker that crashes by itself, as a driver does that has an error: in its executor, in a thread of its jobs, and after
+//! it has overwritten everything that it can write.
+//!
+//! A signal from outside does not do that: a worker is the first process of its namespace, for which the kernel drops it.
+//! The test's own executable plays the workers, so it parses its arguments itself.
+
+#[path = "../../worker/tests/support/mod.rs"]
+mod support;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use support::recorder::Recorder;
+use wormhole_api::{
+    ContextGetLimit, DevicePtr, Fence, FenceWrite, Handle, MemAlloc, MemAllocReply, MemCopy,
+    MemFree, PROTOCOL_HASH, StreamCreate, Synchronize,
+};
+use wormhole_backend_tests::backend::{Backend, PATIENCE, Workers, is_running, wait_until};
+use wormhole_backend_tests::guest::{Guest, Reply};
+use wormhole_backend_tests::random::Random;
+use wormhole_backend_tests::stub::{self, Stub};
+use wormhole_link::memory::Mapping;
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{Attach, Message, Observe, Refusal};
+
+const SEGMENTS: u64 = 33;
+/// What a guest keeps in its arena.
+const KEPT: [u8; 16] = *b"what guests keep";
+/// This executable is installed as the only worker, or beside the real one.
+const CRASHING: u64 = 0;
+const SCRIBBLING: u64 = 1;
+/// What guests read in the status word: `CUDA_ERROR_CONTEXT_IS_DESTROYED`, as the worker was lost.
+const LOST: (u32, u32) = (709, 2);
+
+/// Ways to crash, by the number that makes the device do so, and the signals that they end with.
+const WAYS: [(u32, &str, &[i32]); 5] = [
+    (1001, "a write to address 0", &[libc::SIGSEGV]),
+    (1002, "an instruction that there is not", &[libc::SIGILL]),
+    (1003, "a division by zero", &[libc::SIGFPE]),
+    // The first process of a namespace does not get the signal that it sends itself, so abort has to go on to an
+    // instruction that it may not execute.
+    (1004, "abort", &[libc::SIGABRT, libc::SIGSEGV, libc::SIGILL]),
+    (
+        1005,
+        "a stack that is used up",
+        &[libc::SIGABRT, libc::SIGSEGV, libc::SIGILL],
+    ),
+];
+
+fn main() {
+    stub::main(
+        &[
+            (
+                "a_crash_ends_its_session_with_an_error_and_no_other",
+                a_crash_ends_its_session_with_an_error_and_no_other,
+            ),
+            (
+                "a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone",
+                a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone,
+            ),
+        ],
+        worker,
+    );
+}
+
+fn worker(stub: Stub) {
+    if stub.protocol == stub::protocol(CRASHING) {
+        serve_until_crash(stub);
+    } else {
+        scribble(stub);
+    }
+}
+
+/// A worker as it is, with a device that crashes when a guest says so, and that never completes a synchronization.
+fn serve_until_crash(stub: Stub) {
+    wormhole_worker::reserve_bands().unwrap();
+    let mut device = Recorder::new();
+    device.crash = Some(crash);
+    device.hold("synchronize");
+    device.withholds_fences.store(true, Ordering::Relaxed);
+    let socket = Arc::new(stub.into_socket());
+    let status = wormhole_worker::run_on(Arc::new(device), Duration::ZERO, socket);
+    std::process::exit(status.unwrap_or(1));
+}
+
+fn crash(number: u32) {
+    match number {
+        // SAFETY: there is none: the process is to end of it.
+        1001 => unsafe { std::ptr::null_mut::<u32>().write_volatile(1) },
+        // SAFETY: as above.
+        1002 => unsafe { std::arch::asm!("ud2") },
+        // SAFETY: as above.
+        1003 => unsafe {
+            std::arch::asm!("xor {0:e}, {0:e}", "div {0:e}", out(reg) _, out("eax") _, out("edx") _);
+        },
+        1004 => std::process::abort(),
+        1005 => {
+            let _ = use_up(number);
+        }
+        _ => {}
+    }
+}
+
+/// Calls itself until there is no stack.
+#[expect(unconditional_recursion, reason = "it is to crash")]
+fn use_up(depth: u32) -> u32 {
+    let frame = std::hint::black_box([depth; 1024]);
+    use_up(frame[0] + 1) + frame[1]
+}
+
+/// Takes a session, overwrites its memory and its counters with random bytes some times, and crashes.
+fn scribble(mut stub: Stub) {
+    let (file, counters) = stub.take_session();
+    let random = Random::new(u64::from(std::process::id()));
+    let maps = [file, counters].map(|file| {
+        let file = File::from(file);
+        let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+        (Mapping::new(&file, 0, bytes).unwrap(), bytes)
+    });
+    for round in 0..4 {
+        for (map, bytes) in &maps {
+            for word in (0..*bytes).step_by(8) {
+                let value = match round {
+                    0 => u64::MAX,
+                    _ => random.next(),
+                };
+                // SAFETY: inside the mapping; whoever reads it meanwhile gets some bytes or others.
+                unsafe { map.base().add(word).cast::<u64>().write_volatile(value) };
+            }
+        }
+        stub.say(&format!("round {round} of scribbling"));
+    }
+    // Until somebody has looked at it.
+    while stub.take_removal().is_none() {
+        std::thread::yield_now();
+    }
+    crash(1001);
+}
+
+/// A supervisor with these workers, and a guest of the first.
+fn backend(workers: &[&Path]) -> (Backend, Guest) {
+    let mut backend = Backend::start(Workers::of(workers), &[]);
+    backend.attach(SEGMENTS, Attach::default()).unwrap();
+    let neighbour = backend.connect().open();
+    (backend, neighbour)
+}
+
+/// The device copies there and back what the guest wrote.
+fn works(guest: &mut Guest) {
+    let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
+    let length = bytes.len() as u64;
+    let device = guest.call(&MemAlloc { bytes: length });
+    let device = device.reply::<MemAllocReply>().address;
+    guest.arena[0].write(0, &bytes);
+    let source = DevicePtr(guest.arena[0].address);
+    let back = DevicePtr(guest.arena[0].address + length);
+    for (destination, source) in [(device, source), (back, device)] {
+        guest.record(&MemCopy {
+            destination,
+            source,
+            bytes: length,
+            stream: Handle::LEGACY,
+        });
+    }
+    assert_eq!(guest.call(&Synchronize { stream: None }).status, 0);
+    assert_eq!(guest.arena[0].read(bytes.len(), bytes.len()), bytes);
+}
+
+/// Waits until the guest is granted a third of the window, which it gives back. Sessions that lost theirs would soon take
+/// more than the rest.
+fn wait_for_segments(guest: &mut Guest) {
+    let beside = u32::try_from(SEGMENTS / 3).unwrap();
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match guest.request_arena(1, beside) {
+            Reply::ArenaGrant(run) => {
+                return guest.control.send(&Message::ArenaReturn(run)).unwrap();
+            }
+            Reply::ArenaDenied(..) => assert!(Instant::now() < end, "segments are lost"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn leaves_no_core(worker: i32) -> bool {
+    let limits = std::fs::read_to_string(format!("/proc/{worker}/limits")).unwrap_or_default();
+    let core = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max core file size"));
+    core.is_some_and(|core| core.split_whitespace().take(2).eq(["0", "0"]))
+}
+
+/// The guest is answered, and its memory is as it was.
+fn lives(guest: &mut Guest) {
+    let address = guest.call(&MemAlloc { bytes: 64 });
+    let address = address.reply::<MemAllocReply>().address;
+    assert_eq!(guest.call(&MemFree { address }).status, 0);
+    assert_eq!(guest.arena[0].read(0, KEPT.len()), KEPT);
+}
+
+fn a_crash_ends_its_session_with_an_error_and_no_other() {
+    let (mut backend, mut neighbour) = backend(&[&std::env::current_exe().unwrap()]);
+    neighbour.arena[0].write(0, &KEPT);
+    for (number, way, signals) in WAYS {
+        for in_job in [false, true] {
+            let mut victim = backend.connect().open();
+            let memory = victim.memory();
+            // One that is being started has its limits a little later.
+            wait_until(
+                || backend.workers().into_iter().all(leaves_no_core),
+                || "workers without core files".into(),
+            );
+            // Waits of every kind are under way: for answers, and for fences.
+            let synchronize = Synchronize { stream: None };
+            let waiting: Vec<(u16, u64)> = (1..5)
+                .map(|slot| (slot, victim.start(slot, &synchronize)))
+                .collect();
+            victim.record(&FenceWrite {
+                stream: Handle::LEGACY,
+                fence: Fence::new(1).unwrap(),
+                value: 1,
+            });
+            assert_eq!(victim.call(&MemAlloc { bytes: 64 }).status, 0);
+            if in_job {
+                victim.start(6, &ContextGetLimit { limit: number });
+            } else {
+                let new = victim.mint();
+                victim.record(&StreamCreate {
+                    new,
+                    flags: number,
+                    priority: 0,
+                });
+            }
+            let cause = victim.wait_for_status();
+            assert_eq!((cause.result, cause.cause), LOST, "{way}");
+            for (slot, sequence) in waiting {
+                let cause = victim.wait(slot, sequence).expect_err("nobody answers");
+                assert_eq!((cause.result, cause.cause), LOST, "{way}");
+            }
+            let later = victim.start(7, &MemAlloc { bytes: 64 });
+            assert!(victim.wait(7, later).is_err(), "{way}");
+            let denied = Reply::ArenaDenied(1, Refusal::NoDevice as u32);
+            assert_eq!(victim.request_arena(1, 1), denied, "{way}");
+            lives(&mut neighbour);
+            drop(victim);
+            let report = backend.report();
+            let ends = signals
+                .iter()
+                .map(|signal| format!("worker {} was ended by signal {signal}", report.worker));
+            assert!(
+                ends.into_iter().any(|end| end == report.end),
+                "{way}: {}",
+                report.end
+            );
+            assert!(report.requests > 0, "what it had counted is not lost");
+            backend.wait_for_log(&report.end);
+            wait_until(|| !is_running(report.worker), || "the worker's end".into());
+            memory.wait_until_scrubbed();
+            wait_for_segments(&mut neighbour);
+        }
+    }
+    lives(&mut neighbour);
+    assert!(backend.is_alive());
+}
+
+fn a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone() {
+    let real = Path::new(env!("CARGO_BIN_EXE_worker"));
+    let own = std::env::current_exe().unwrap();
+    let (mut backend, mut neighbour) = backend(&[real, &own]);
+    for round in 1..4 {
+        let mut victim = backend.connect().open_with(stub::protocol(SCRIBBLING));
+        wait_until(
+            || backend.log().matches("round 3 of scribbling").count() >= round,
+            || "the worker to scribble".into(),
+        );
+        works(&mut neighbour);
+        // The supervisor adds up what workers say that they hold.
+        let mut observer = backend.connect();
+        let question = Observe {
+            bootstrap_version: bootstrap::VERSION,
+            device: 0,
+        };
+        observer.send(&Message::Observe(question)).unwrap();
+        assert!(matches!(observer.receive(), Reply::Observation(0, 1, ..)));
+        // Whatever stands there: it says that the session is over.
+        assert!(victim.status.load().is_some());
+        let run = victim.arena.remove(0).run;
+        victim.control.send(&Message::ArenaReturn(run)).unwrap();
+        wait_until(
+            || {
+                let log = backend.log();
+                let crash = |line: &&str| line.contains("WARN") && line.contains("by signal");
+                log.lines().filter(crash).count() >= round
+            },
+            || "the worker to crash".into(),
+        );
+        drop(victim);
+        let report = backend.report();
+        assert_eq!(
+            report.end,
+            format!(
+                "worker {} was ended by signal {}",
+                report.worker,
+                libc::SIGSEGV
+            )
+        );
+        wait_for_segments(&mut neighbour);
+        works(&mut neighbour);
+    }
+    let mut fresh = backend.connect().open_with(PROTOCOL_HASH);
+    assert_eq!(fresh.call(&MemAlloc { bytes: 64 }).status, 0);
+    assert!(backend.is_alive());
+}
