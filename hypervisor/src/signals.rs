@@ -170,8 +170,18 @@ impl Signals {
 pub struct Passing(Signals);
 
 impl Drop for Passing {
+    /// A signal that ended the program may come here later than the program's end: the status is the program's all the
+    /// same. A second request ends the launcher, should it hang.
     fn drop(&mut self) {
-        self.0.set(None);
+        let mut grace = Grace::new(Duration::MAX);
+        self.0.set(Some(Box::new(move |signal| {
+            if let Some(signal) = signal
+                && grace.count(signal, Instant::now()).is_some()
+            {
+                end_by(signal);
+            }
+            None
+        })));
     }
 }
 
