@@ -1,7 +1,7 @@
-//! What a worker counts, in a page that outlives it.
+//! What a worker counts, in a page that outlives it, and behind it the page of its progress.
 //!
-//! The supervisor makes the page and hands it to the worker at assignment; the worker alone writes it,
-//! with relaxed stores. The supervisor copies it out when the worker is gone and takes what it finds for
+//! The supervisor makes the pages and hands them to the worker at assignment; the worker alone writes them,
+//! with relaxed stores. The supervisor copies them out when the worker is gone and takes what it finds for
 //! numbers that a hostile worker may have written.
 
 use std::fs::File;
@@ -11,10 +11,14 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::progress::{self, Progress, Snapshot};
 use crate::{device, memory};
 
-/// Bytes of the page.
+/// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
+/// Bytes of the file: the counts, and behind them what the worker does at the moment.
+const FILE_BYTES: usize = 2 * PAGE_BYTES;
+const _: () = assert!(progress::WORDS * 8 == PAGE_BYTES);
 /// Words before the counts by message.
 const FIRST_MESSAGE: usize = 64;
 /// The words that say how many bytes of each device's memory the process holds.
@@ -128,7 +132,7 @@ impl CountersFile {
     /// The kernel has no memory or no descriptor for it.
     pub fn create() -> io::Result<Self> {
         let file = File::from(memory::anonymous_file(c"wormhole-counters")?);
-        file.set_len(PAGE_BYTES as u64)?;
+        file.set_len(FILE_BYTES as u64)?;
         memory::seal_size(&file)?;
         Ok(Self { file })
     }
@@ -148,14 +152,26 @@ impl CountersFile {
 
     /// What the worker has counted so far.
     pub fn read(&self) -> Counts {
+        Counts {
+            words: self.page(0),
+        }
+    }
+
+    /// What the worker does at the moment.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            words: self.page(PAGE_BYTES as u64),
+            counts: self.read(),
+        }
+    }
+
+    fn page(&self, at: u64) -> Vec<u64> {
         let mut bytes = [0u8; PAGE_BYTES];
-        if self.file.read_exact_at(&mut bytes, 0).is_err() {
-            return Counts::default();
+        if self.file.read_exact_at(&mut bytes, at).is_err() {
+            return Vec::new();
         }
         let (words, _) = bytes.as_chunks::<8>();
-        Counts {
-            words: words.iter().map(|word| u64::from_le_bytes(*word)).collect(),
-        }
+        words.iter().map(|word| u64::from_le_bytes(*word)).collect()
     }
 }
 
@@ -163,6 +179,7 @@ impl CountersFile {
 #[derive(Debug)]
 pub struct Counters {
     page: NonNull<AtomicU64>,
+    progress: Progress,
 }
 
 // SAFETY: the page is reached through atomics only.
@@ -176,8 +193,16 @@ impl Counters {
     /// # Errors
     /// The descriptor is no page that can be mapped.
     pub fn map(fd: &OwnedFd) -> io::Result<Self> {
-        let page = memory::map_shared(fd, 0, PAGE_BYTES)?;
-        Ok(Self { page: page.cast() })
+        let page = memory::map_shared(fd, 0, FILE_BYTES)?.cast();
+        // SAFETY: the second of the two pages, which stay mapped.
+        let progress = unsafe { Progress::new(page.add(PAGE_BYTES / 8)) };
+        Ok(Self { page, progress })
+    }
+
+    /// Where the worker's threads say what they do.
+    #[inline]
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// Adds `amount`. A plain load and store: there is one writer.

@@ -2,14 +2,15 @@
 //!
 //! The supervisor accepts tenants' windows and guest processes' control streams, grants sessions, starts and
 //! reaps workers; a worker executes one guest process's calls. They speak over a [`channel`], agree on a
-//! [`device`], and count in pages that both map ([`counters`]). No code for any device is in here: the launcher
-//! and the supervisor are built without it.
+//! [`device`], and count in pages that both map ([`counters`], [`progress`]). No code for any device is in here:
+//! the launcher and the supervisor are built without it.
 
 pub mod channel;
 pub mod counters;
 pub mod device;
 pub mod memory;
 pub mod process;
+pub mod progress;
 pub mod report;
 
 /// An error and its causes, in one line.

@@ -15,6 +15,7 @@
 mod arena;
 mod command;
 mod descriptors;
+mod dump;
 mod environment;
 mod guests;
 mod host_nvml;
@@ -46,6 +47,7 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 
 pub use self::command::main;
 use self::descriptors::Descriptors;
+use self::dump::LastDump;
 use self::guests::Guest;
 use self::observers::Observers;
 use self::pool::Worker;
@@ -54,7 +56,7 @@ use self::sampler::Sampler;
 use self::scrubber::{Scrubber, Told};
 use self::sessions::Session;
 use self::sharing::Shares;
-use self::signals::Signals;
+use self::signals::{Asked, Signals};
 use self::starts::Starts;
 use self::tenants::Tenant;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
@@ -166,6 +168,7 @@ struct Supervisor {
     /// Asks the host's NVML. None where the device has none.
     sampler: Option<Sampler>,
     observers: Observers,
+    last_dump: LastDump,
     /// What the last worker that became ready says of its devices, in facts.
     devices: Vec<String>,
     /// Why the last spare worker of a protocol could not be had; the next demand tries again.
@@ -303,6 +306,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         scrubber,
         sampler,
         observers: Observers::default(),
+        last_dump: LastDump::default(),
         devices: Vec::new(),
         failures: BTreeMap::new(),
         device_works: false,
@@ -438,11 +442,11 @@ impl MutEventSubscriber for Supervisor {
         let set = events.event_set();
         match source {
             Source::Listener => self.accept(ops),
-            Source::Signals => {
-                if let Some(name) = self.signals.take() {
-                    self.stop(ops, name);
-                }
-            }
+            Source::Signals => match self.signals.take() {
+                Some(Asked::End(why)) => self.stop(ops, why),
+                Some(Asked::Dump) => self.dump(),
+                None => {}
+            },
             Source::Starter => self.workers_started(ops),
             Source::Scrubber => self.memory_given_back(ops),
             Source::Sampler => self.device_sampled(),

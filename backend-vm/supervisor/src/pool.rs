@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub(super) struct Worker {
     /// The tenant whose demand started it.
     account: Option<Id>,
     state: WorkerState,
+    /// When it came into that state.
+    since: Instant,
     /// The session it has or is to have.
     session: Option<Id>,
     /// Why it cannot serve, where that is known before its end.
@@ -64,12 +67,37 @@ impl Worker {
         }
     }
 
+    fn enter(&mut self, state: WorkerState) {
+        self.state = state;
+        self.since = Instant::now();
+    }
+
     fn end_late(&mut self, limit: Duration) {
-        self.state = WorkerState::Late;
+        self.enter(WorkerState::Late);
         self.refusal.get_or_insert_with(|| {
             format!("worker {} had no device after {limit:?}", self.child.pid())
         });
         self.child.kill();
+    }
+}
+
+impl fmt::Display for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            WorkerState::Starting(_) => "has no device yet",
+            WorkerState::Late => "is killed, since it had no device in time",
+            WorkerState::Ready => "is ready",
+            WorkerState::Assigned => "has its session",
+        };
+        let seconds = self.since.elapsed().as_secs_f64();
+        write!(f, "worker {} {state}, for {seconds:.1} s", self.child.pid())?;
+        if self.session.is_none() {
+            f.write_str(", as a spare")?;
+        }
+        if self.peer.is_waiting() {
+            f.write_str("; it does not take what it is sent")?;
+        }
+        Ok(())
     }
 }
 
@@ -228,6 +256,7 @@ impl Supervisor {
                 environment: start.environment,
                 account: start.account,
                 state: WorkerState::Starting(end),
+                since: Instant::now(),
                 session: start.session,
                 refusal: None,
             },
@@ -340,7 +369,7 @@ impl Supervisor {
             self.session_unserved(ops, key, "no descriptor is left for the session");
             return;
         };
-        worker.state = WorkerState::Assigned;
+        worker.enter(WorkerState::Assigned);
         if let Err(error) = worker.peer.send(ops, &Message::Assign(grant), descriptors) {
             tracing::warn!("worker {} takes no session: {error}", worker.child.pid());
             worker.child.kill();
@@ -443,7 +472,7 @@ impl Supervisor {
                 let name = facts::get(&device, facts::NAME).unwrap_or(&device);
                 let name: String = name.chars().take(200).collect();
                 tracing::debug!("worker {} is ready on {name:?}", worker.child.pid());
-                worker.state = WorkerState::Ready;
+                worker.enter(WorkerState::Ready);
                 // It has not met a guest yet, so it can be believed.
                 self.devices = observers::devices(&device);
                 self.device_works = true;

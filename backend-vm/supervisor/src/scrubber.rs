@@ -2,6 +2,7 @@
 //! take turns, so that what one gives back holds up no other's.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -156,6 +157,12 @@ impl Scrubber {
     /// Files that are held for all of them.
     pub fn held(&self) -> usize {
         self.held.values().sum()
+    }
+}
+
+impl fmt::Display for Scrubber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} files are being given back", self.held())
     }
 }
 

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::memory::{MemoryError, SessionMemory};
+use wormhole_ring::ring::Cursors;
 use wormhole_ring::session::Run;
 use wormhole_ring::status::Status;
 
@@ -66,7 +67,8 @@ impl SessionFile {
         // SAFETY: the mapping is kept beside the status word and dropped after it.
         let memory = unsafe { SessionMemory::new(mapping.base(), mapping.bytes()) }?;
         Ok(SessionHeader {
-            status: Status::new(memory),
+            status: Status::new(memory.clone()),
+            memory,
             _mapping: mapping,
         })
     }
@@ -90,12 +92,21 @@ pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
     )
 }
 
-/// A session's status word and hints, mapped. The supervisor touches no other word of the segment.
+/// A session's header page, mapped: its status word, hints, and the ring's cursors. The supervisor touches no other word
+/// of the segment.
 #[derive(Debug)]
 pub struct SessionHeader {
     // Dropped in this order.
     pub status: Status,
+    memory: SessionMemory,
     _mapping: Mapping,
+}
+
+impl SessionHeader {
+    /// How the session's ring stands.
+    pub fn cursors(&self) -> Cursors {
+        Cursors::of(&self.memory)
+    }
 }
 
 #[cfg(test)]

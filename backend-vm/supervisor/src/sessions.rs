@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
@@ -97,6 +98,25 @@ impl Session {
                 .then(|| format!("{}; error {}: {}", self.end, said.result, cause.describe()))
         });
         said.unwrap_or_else(|| self.end.clone())
+    }
+}
+
+impl fmt::Display for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = match self.phase {
+            Phase::Preparing => "waits for its worker",
+            Phase::Showing => "waits for its launcher to show its memory",
+            Phase::Granted => "is granted",
+            Phase::Dying => "ends",
+        };
+        let (tenant, id, worker) = (self.tenant, self.id, self.worker_pid);
+        write!(f, "tenant {tenant} {id} with worker {worker} {phase}")?;
+        if self.phase == Phase::Dying {
+            let left = |some: bool| if some { "is still there" } else { "is gone" };
+            let (guest, worker) = (left(self.guest.is_some()), left(self.worker.is_some()));
+            write!(f, ": its guest {guest}, its worker {worker}")?;
+        }
+        write!(f, "; {}", self.header.cursors())
     }
 }
 

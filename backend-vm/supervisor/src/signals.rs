@@ -1,9 +1,18 @@
-//! SIGTERM and SIGINT as a descriptor.
+//! SIGTERM, SIGINT and SIGUSR1 as a descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// The signals that end the supervisor, blocked and read from a descriptor.
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The supervisor is to end, for this reason.
+    End(&'static str),
+    /// Its log is to say who waits for whom.
+    Dump,
+}
+
+/// The signals that the supervisor obeys, blocked and read from a descriptor.
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
@@ -19,7 +28,7 @@ impl Signals {
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut set);
-            for signal in [libc::SIGTERM, libc::SIGINT] {
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
                 libc::sigaddset(&raw mut set, signal);
             }
             if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
@@ -35,8 +44,8 @@ impl Signals {
         }
     }
 
-    /// The name of a signal that came.
-    pub fn take(&self) -> Option<&'static str> {
+    /// What a signal that came asks for.
+    pub fn take(&self) -> Option<Asked> {
         // SAFETY: all-zero is a valid value of the structure, which the kernel fills.
         let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
         let size = size_of::<libc::signalfd_siginfo>();
@@ -46,8 +55,9 @@ impl Signals {
             return None;
         }
         match i32::try_from(info.ssi_signo) {
-            Ok(libc::SIGINT) => Some("interrupted"),
-            _ => Some("terminated"),
+            Ok(libc::SIGUSR1) => Some(Asked::Dump),
+            Ok(libc::SIGINT) => Some(Asked::End("interrupted")),
+            _ => Some(Asked::End("terminated")),
         }
     }
 }

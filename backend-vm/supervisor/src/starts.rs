@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
+use std::time::Instant;
 
 use super::Id;
 use super::starter::{Order, Starter};
@@ -68,6 +70,8 @@ impl Queue {
 pub struct Starts {
     queue: Queue,
     underway: BTreeMap<u64, Start>,
+    /// When the oldest of those was ordered, or the order before it was finished.
+    busy_since: Option<Instant>,
     next_ticket: u64,
     starter: Starter,
 }
@@ -79,6 +83,7 @@ impl Starts {
         Ok(Self {
             queue: Queue::default(),
             underway: BTreeMap::new(),
+            busy_since: None,
             next_ticket: 0,
             starter: Starter::new(confinement)?,
         })
@@ -119,6 +124,7 @@ impl Starts {
             return Err(start);
         }
         self.underway.insert(self.next_ticket, start);
+        self.busy_since.get_or_insert_with(Instant::now);
         self.next_ticket += 1;
         Ok(())
     }
@@ -126,7 +132,11 @@ impl Starts {
     /// What has become of those that were ordered.
     pub fn finished(&mut self) -> Vec<(Start, Result<Started, SpawnError>)> {
         let mut finished = Vec::new();
-        for (ticket, result) in self.starter.finished() {
+        let outcomes = self.starter.finished();
+        if !outcomes.is_empty() {
+            self.busy_since = (outcomes.len() < self.underway.len()).then(Instant::now);
+        }
+        for (ticket, result) in outcomes {
             if let Some(start) = self.underway.remove(&ticket) {
                 finished.push((start, result));
             }
@@ -174,6 +184,20 @@ impl Starts {
             .into_iter()
             .filter_map(|(_, result)| result.ok())
             .collect()
+    }
+}
+
+impl fmt::Display for Starts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (waiting, underway) = (self.queue.waiting.len(), self.underway.len());
+        write!(
+            f,
+            "{waiting} workers wait for their start, {underway} are being started"
+        )?;
+        match self.busy_since {
+            Some(since) => write!(f, ", one for {:.1} s", since.elapsed().as_secs_f64()),
+            None => Ok(()),
+        }
     }
 }
 

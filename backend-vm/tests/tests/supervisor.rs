@@ -73,6 +73,34 @@ fn a_killed_worker_becomes_an_error_and_leaves_nothing() {
 }
 
 #[test]
+fn a_dump_says_who_waits_for_whom() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    works(&mut guest);
+    let dumped = |text: &str| {
+        backend.signal(libc::SIGUSR1);
+        backend.log().lines().any(|line| line.contains(text))
+    };
+    wait_until(|| dumped("executor sleeps"), || "its sleep".into());
+    wait_until(|| dumped(" s before"), || "a second look".into());
+    assert!(dumped(
+        "; 0 bytes of its ring are not taken, and the doorbell is awaited"
+    ));
+    // Whoever does not take what is in the ring is named.
+    let worker = worker_in_order(&backend, 0);
+    kill(worker, libc::SIGSTOP);
+    guest.record(&MemCopy {
+        destination: DevicePtr(guest.arena[0].address),
+        source: DevicePtr(guest.arena[0].address),
+        bytes: 1,
+        stream: Handle::LEGACY,
+    });
+    let text = format!("with worker {worker} is granted; 64 bytes of its ring are not taken");
+    wait_until(|| dumped(&text), || text.clone());
+    kill(worker, libc::SIGCONT);
+}
+
+#[test]
 fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();

@@ -151,6 +151,7 @@ impl Executor {
         // Whatever was sent before the guest wrote this record comes before it.
         self.drain_inbox();
         self.execute(head)?;
+        self.session.counters().progress().end();
         Ok(true)
     }
 
@@ -161,6 +162,7 @@ impl Executor {
 
     fn execute(&mut self, head: RecordHead) -> Result<(), Broken> {
         let counters = self.session.counters();
+        counters.progress().begin(head.message, head.slot);
         counters.add(
             match head.slot {
                 Some(_) => Counter::Requests,
@@ -221,6 +223,7 @@ impl Executor {
         );
         if let (Dispatched::Answered, Some(slot)) = (dispatched, head.slot) {
             self.pending[usize::from(slot.get())] = false;
+            self.session.counters().progress().answered(slot);
         }
         if let Some(result) = failure {
             self.unheard(info.name, result);
@@ -242,7 +245,10 @@ impl Executor {
                     message: "a malformed record",
                 });
             }
-            Some(slot) => publish(&self.answers, slot, head.sequence, result, &[]),
+            Some(slot) => {
+                publish(&self.answers, slot, head.sequence, result, &[]);
+                self.session.counters().progress().answered(slot);
+            }
             None => {
                 tracing::warn!("a record is refused: {error}");
                 self.fail(result);
@@ -301,6 +307,7 @@ impl Executor {
     /// Answers a request that was put off.
     fn answer(&mut self, slot: SlotIndex, sequence: u64, result: CuResult, payload: &[u8]) {
         self.pending[usize::from(slot.get())] = false;
+        self.session.counters().progress().answered(slot);
         publish(&self.answers, slot, sequence, result, &[payload]);
     }
 
@@ -311,6 +318,7 @@ impl Executor {
         if !self.inbox.announce_sleep() {
             return Ok(());
         }
+        self.session.counters().progress().park(true);
         // During a reset no record may be taken, so none may keep this thread awake.
         if self.session.is_resetting() {
             self.inbox.sleep();
@@ -319,6 +327,7 @@ impl Executor {
             self.inbox.sleep();
             self.consumer.unpark();
         }
+        self.session.counters().progress().park(false);
         self.inbox.awake();
         Ok(())
     }

@@ -16,6 +16,7 @@ use wormhole_ring::slot::SlotIndex;
 use super::critical::Critical;
 use super::session::{Event, Finish};
 use super::wake::Notifier;
+use wormhole_link::progress::{Progress, Stage};
 
 /// What runs on a job thread; the result runs on the executor.
 type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
@@ -33,6 +34,7 @@ struct Task {
 pub struct Jobs {
     device: Arc<dyn Device>,
     notifier: Notifier<Event>,
+    progress: Progress,
     /// By slot. A slot has one request at a time, so no queue holds more than one job.
     threads: Vec<Option<Sender<Task>>>,
     /// How long a thread stays awake after a job, by yielding: requests of one guest thread come in rows,
@@ -47,10 +49,11 @@ impl fmt::Debug for Jobs {
 }
 
 impl Jobs {
-    pub fn new(device: Arc<dyn Device>, notifier: Notifier<Event>) -> Self {
+    pub fn new(device: Arc<dyn Device>, notifier: Notifier<Event>, progress: Progress) -> Self {
         Self {
             device,
             notifier,
+            progress,
             threads: (0..SLOTS).map(|_| None).collect(),
             linger: Duration::ZERO,
         }
@@ -76,7 +79,13 @@ impl Jobs {
         let place = &mut self.threads[index];
         let sender = match place {
             Some(sender) => sender,
-            None => place.insert(start(index, &self.device, &self.notifier, self.linger)?),
+            None => place.insert(start(
+                index,
+                &self.device,
+                &self.notifier,
+                &self.progress,
+                self.linger,
+            )?),
         };
         let task = Task {
             slot,
@@ -97,10 +106,11 @@ fn start(
     index: usize,
     device: &Arc<dyn Device>,
     notifier: &Notifier<Event>,
+    progress: &Progress,
     linger: Duration,
 ) -> Result<Sender<Task>, CuError> {
     let (sender, receiver) = channel::<Task>();
-    let (device, notifier) = (Arc::clone(device), notifier.clone());
+    let (device, notifier, progress) = (Arc::clone(device), notifier.clone(), progress.clone());
     let body = move || {
         let _critical = Critical;
         // A context that cannot be made current says so again at the job's own call.
@@ -110,7 +120,9 @@ fn start(
         while let Some(task) = next(&receiver, linger) {
             // The number was looked at when the request was taken.
             let _ = device.select(task.on);
+            progress.job(task.slot, Stage::Running);
             let finish = (task.job)(device.as_ref());
+            progress.job(task.slot, Stage::Done);
             notifier.send(Event::Finished {
                 slot: task.slot,
                 sequence: task.sequence,

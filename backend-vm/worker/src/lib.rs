@@ -280,7 +280,8 @@ fn serve(
         register(&mut registrations, address, bytes)?;
         notifier.send(Event::ExtentAdded { address, bytes });
     }
-    let registrar = Registrar::start(registrations).map_err(WorkerError::Thread)?;
+    let registrar =
+        Registrar::start(registrations, counters.progress()).map_err(WorkerError::Thread)?;
     let own = notifier.clone();
     let mut executor = executor(
         device,
@@ -331,7 +332,12 @@ pub fn executor(
 ) -> io::Result<Executor> {
     let status = Status::new(memory.clone());
     let fences = Fences::new(memory.clone());
-    let watcher = Watcher::start(Arc::clone(device), fences, status.clone())?;
+    let watcher = Watcher::start(
+        Arc::clone(device),
+        fences,
+        status.clone(),
+        counters.progress().clone(),
+    )?;
     let session = Session::new(
         Arc::clone(device),
         notifier,

@@ -103,8 +103,14 @@ impl StreamObject {
 
     /// Whether a fence has not been written yet. Beside [`StreamObject::expect`] either answer may come.
     pub fn is_awaited(&self, fences: &Fences) -> bool {
-        FenceIndex::new(self.fence.load(Ordering::Acquire))
-            .is_some_and(|fence| fences.load(fence) < self.value.load(Ordering::Relaxed))
+        self.awaited(fences).is_some()
+    }
+
+    /// The fence that has not been written yet: its number, what it is to become, and what it is.
+    pub fn awaited(&self, fences: &Fences) -> Option<(u32, u64, u64)> {
+        let fence = FenceIndex::new(self.fence.load(Ordering::Acquire))?;
+        let (value, wanted) = (fences.load(fence), self.value.load(Ordering::Relaxed));
+        (value < wanted).then_some((fence.get(), wanted, value))
     }
 }
 

@@ -13,6 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use wormhole_device::{CuError, Device, Result};
 
 use super::critical::Critical;
+use wormhole_link::progress::Progress;
 
 /// The host ranges that the device reaches.
 #[derive(Debug)]
@@ -94,6 +95,7 @@ impl fmt::Debug for Task {
 #[derive(Clone)]
 pub struct Registrar {
     tasks: Sender<Task>,
+    progress: Progress,
 }
 
 impl fmt::Debug for Registrar {
@@ -107,8 +109,9 @@ impl Registrar {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(mut registrations: Registrations) -> io::Result<Self> {
+    pub fn start(mut registrations: Registrations, progress: &Progress) -> io::Result<Self> {
         let (tasks, receiver) = channel::<Task>();
+        let theirs = progress.clone();
         std::thread::Builder::new()
             .name("registrar".to_owned())
             .spawn(move || {
@@ -119,13 +122,18 @@ impl Registrar {
                 }
                 while let Ok(task) = receiver.recv() {
                     (task.0)(&mut registrations);
+                    theirs.end_task();
                 }
             })?;
-        Ok(Self { tasks })
+        Ok(Self {
+            tasks,
+            progress: progress.clone(),
+        })
     }
 
     /// Runs `task` when those before it are done. Never waits.
     pub fn run(&self, task: Task) {
+        self.progress.add_task();
         if self.tasks.send(task).is_err() {
             tracing::error!("the registrar is gone");
         }

@@ -16,6 +16,7 @@ use wormhole_ring::status::{EndCause, Status};
 
 use super::critical::Critical;
 use super::objects::StreamObject;
+use wormhole_link::progress::Progress;
 
 const FIRST_INTERVAL: Duration = Duration::from_micros(100);
 const LONGEST_INTERVAL: Duration = Duration::from_millis(1);
@@ -67,7 +68,12 @@ impl Watcher {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(device: Arc<dyn Device>, fences: Fences, status: Status) -> std::io::Result<Self> {
+    pub fn start(
+        device: Arc<dyn Device>,
+        fences: Fences,
+        status: Status,
+        progress: Progress,
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             streams: Mutex::new(HashMap::new()),
             expecting: AtomicBool::new(false),
@@ -81,7 +87,7 @@ impl Watcher {
             .name("watcher".to_owned())
             .spawn(move || {
                 let _critical = Critical;
-                watch(&watched, device.as_ref(), &words, &status);
+                watch(&watched, device.as_ref(), &words, &status, &progress);
             })?;
         Ok(Self {
             shared,
@@ -151,7 +157,13 @@ pub fn publish_death(status: &Status, error: CuError) -> bool {
     first
 }
 
-fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status) {
+fn watch(
+    shared: &Shared,
+    device: &dyn Device,
+    fences: &Fences,
+    status: &Status,
+    progress: &Progress,
+) {
     let mut bound = None;
     let mut interval = FIRST_INTERVAL;
     let mut idle_since: Option<Instant> = Some(Instant::now());
@@ -165,6 +177,8 @@ fn watch(shared: &Shared, device: &dyn Device, fences: &Fences, status: &Status)
             let awaited = streams.values().filter(|stream| stream.is_awaited(fences));
             held.extend(awaited.cloned());
         }
+        let first = held.first().and_then(|stream| stream.awaited(fences));
+        progress.await_fences(held.len(), first);
         if held.is_empty() {
             interval = FIRST_INTERVAL;
             let since = *idle_since.get_or_insert_with(Instant::now);

@@ -8,9 +8,11 @@
 //! Cursors count bytes since the session began and never wrap.
 
 mod consumer;
+mod cursors;
 mod producer;
 mod record;
 
 pub use consumer::{Consumer, Violation};
+pub use cursors::Cursors;
 pub use producer::{Producer, PushError};
 pub use record::{RecordBuf, RecordHead};

@@ -229,7 +229,11 @@ impl Session {
             .collect();
         legacy.iter().for_each(|stream| watcher.watch(stream));
         Self {
-            jobs: Jobs::new(Arc::clone(&device), notifier.clone()),
+            jobs: Jobs::new(
+                Arc::clone(&device),
+                notifier.clone(),
+                counters.progress().clone(),
+            ),
             notifier,
             registrar,
             descriptions,

@@ -53,13 +53,15 @@ impl Served {
         let counters = CountersFile::create().unwrap();
         let page = OwnedFd::from(counters.file().try_clone().unwrap());
         let (notifier, inbox) = wake::inbox().unwrap();
-        let registrar = Registrar::start(Registrations::new(Arc::clone(device))).unwrap();
+        let own = Counters::map(&page).unwrap();
+        let registrations = Registrations::new(Arc::clone(device));
+        let registrar = Registrar::start(registrations, own.progress()).unwrap();
         let sender = notifier.clone();
         let mut executor = wormhole_worker::executor(
             device,
             &session,
             session.base() as u64,
-            Counters::map(&page).unwrap(),
+            own,
             sender,
             inbox,
             registrar,

@@ -1,0 +1,261 @@
+//! What a worker does at the moment, in the page behind its counts.
+//!
+//! Threads of the worker write it with relaxed stores, each its own words. Only the supervisor reads it, when it is
+//! asked who waits for whom, and takes what it finds for numbers that a hostile worker may have written. There is no
+//! clock in it: two looks tell what has not moved between them.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wormhole_ring::layout::SLOTS;
+use wormhole_ring::slot::SlotIndex;
+
+use crate::counters::{Counter, Counts};
+
+/// Words of the page.
+pub const WORDS: usize = 512;
+
+/// The message that the executor executes, and 1; 0 between messages.
+const EXECUTING: usize = 0;
+/// 1 while the executor sleeps.
+const PARKED: usize = 1;
+/// Tasks that the registrar was handed, and those that it has done.
+const TASKS: usize = 16;
+const TASKS_DONE: usize = 17;
+/// Streams whose fence the watcher awaits; of the first of them the fence, what it is to become, and what it is.
+const FENCES: usize = 32;
+/// The requests by their answer slots: the message, and above [`STAGE`] how far it is; 0 without a request.
+const REQUESTS: usize = 64;
+const STAGE: u32 = 32;
+
+const _: () = assert!(REQUESTS + SLOTS <= WORDS);
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// The executor has taken it from the ring.
+    Taken = 1,
+    /// Its job's thread is at it.
+    Running = 2,
+    /// The job is done, and the executor has not answered yet.
+    Done = 3,
+}
+
+/// The worker's side: the page, mapped until the process ends.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    page: NonNull<AtomicU64>,
+}
+
+// SAFETY: the page is reached through atomics only.
+unsafe impl Send for Progress {}
+// SAFETY: as above.
+unsafe impl Sync for Progress {}
+
+impl Progress {
+    /// # Safety
+    /// `page` is aligned to a page, and [`WORDS`] words from there are mapped, readable and writable, until the process
+    /// ends.
+    pub(crate) unsafe fn new(page: NonNull<AtomicU64>) -> Self {
+        Self { page }
+    }
+
+    /// The executor begins with a message, which may have a slot for its answer.
+    #[inline]
+    pub fn begin(&self, message: u16, slot: Option<SlotIndex>) {
+        self.set(EXECUTING, u64::from(message) + 1);
+        if let Some(slot) = slot {
+            self.request(slot, message, Stage::Taken);
+        }
+    }
+
+    /// The executor has done with the message.
+    #[inline]
+    pub fn end(&self) {
+        self.set(EXECUTING, 0);
+    }
+
+    /// The request of a slot has its answer.
+    #[inline]
+    pub fn answered(&self, slot: SlotIndex) {
+        self.set(REQUESTS + usize::from(slot.get()), 0);
+    }
+
+    /// The job of a slot's request is this far: for the job's thread.
+    pub fn job(&self, slot: SlotIndex, stage: Stage) {
+        let word = self.word(REQUESTS + usize::from(slot.get()));
+        let message = word.load(Ordering::Relaxed) & ((1 << STAGE) - 1);
+        word.store(u64::from(stage as u8) << STAGE | message, Ordering::Relaxed);
+    }
+
+    /// The executor goes to sleep, or has woken up.
+    pub fn park(&self, parked: bool) {
+        self.set(PARKED, parked.into());
+    }
+
+    /// The registrar was handed a task. By any thread.
+    pub fn add_task(&self) {
+        self.word(TASKS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The registrar has done a task.
+    pub fn end_task(&self) {
+        self.word(TASKS_DONE).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// So many streams have fences that are not written; of one of them the fence, what it is to become, and what it is.
+    pub fn await_fences(&self, streams: usize, first: Option<(u32, u64, u64)>) {
+        let (fence, wanted, value) = first.unwrap_or_default();
+        let words = [streams as u64, fence.into(), wanted, value];
+        for (index, word) in (FENCES..).zip(words) {
+            self.set(index, word);
+        }
+    }
+
+    #[inline]
+    fn request(&self, slot: SlotIndex, message: u16, stage: Stage) {
+        let word = u64::from(stage as u8) << STAGE | u64::from(message);
+        self.set(REQUESTS + usize::from(slot.get()), word);
+    }
+
+    #[inline]
+    fn set(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < WORDS);
+        // SAFETY: inside the page, which is mapped for the life of the process.
+        unsafe { self.page.add(index).as_ref() }
+    }
+}
+
+/// A copy of the page and of the counts before it, for people to read.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub words: Vec<u64>,
+    pub counts: Counts,
+}
+
+impl Snapshot {
+    fn word(&self, index: usize) -> u64 {
+        self.words.get(index).copied().unwrap_or(0)
+    }
+
+    /// Messages taken from the ring.
+    pub fn taken(&self) -> u64 {
+        let records = self.counts.get(Counter::Records);
+        records.wrapping_add(self.counts.get(Counter::Requests))
+    }
+
+    /// Whether everything that moves when the worker does something stands where it stood in `before`.
+    pub fn is_as(&self, before: &Self) -> bool {
+        self.words == before.words && self.taken() == before.taken()
+    }
+}
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} messages taken, executor ", self.taken())?;
+        match (self.word(EXECUTING), self.word(PARKED)) {
+            (0, 0) => f.write_str("looks for work")?,
+            (0, _) => f.write_str("sleeps")?,
+            (message, _) => write!(f, "executes {}", name(message.wrapping_sub(1)))?,
+        }
+        for slot in 0..SLOTS {
+            let word = self.word(REQUESTS + slot);
+            if word == 0 {
+                continue;
+            }
+            let stage = match word >> STAGE {
+                2 => "runs as a job",
+                3 => "is done and not answered",
+                _ => "was taken",
+            };
+            write!(
+                f,
+                "; slot {slot}: {} {stage}",
+                name(word & ((1 << STAGE) - 1))
+            )?;
+        }
+        let tasks = self.word(TASKS).wrapping_sub(self.word(TASKS_DONE));
+        if tasks > 0 {
+            write!(f, "; registrar: {tasks} tasks left")?;
+        }
+        if self.word(FENCES) > 0 {
+            write!(
+                f,
+                "; fences awaited behind {} streams, fence {} to become {} and is {}",
+                self.word(FENCES),
+                self.word(FENCES + 1),
+                self.word(FENCES + 2),
+                self.word(FENCES + 3)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A message's name, as far as this build's table knows it.
+fn name(id: u64) -> String {
+    let known = wormhole_api::MESSAGES
+        .iter()
+        .find(|info| u64::from(info.id) == id);
+    known.map_or_else(|| format!("message {id}"), |info| info.name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::counters::{Counters, CountersFile};
+
+    /// A page as its worker and its supervisor have it.
+    fn page() -> (CountersFile, Counters) {
+        let file = CountersFile::create().unwrap();
+        let fd = OwnedFd::from(file.file().try_clone().unwrap());
+        (file, Counters::map(&fd).unwrap())
+    }
+
+    #[test]
+    fn a_request_is_seen_until_it_is_answered() {
+        let (file, counters) = page();
+        let progress = counters.progress();
+        let info = &wormhole_api::MESSAGES[0];
+        let slot = SlotIndex::new(7).unwrap();
+        let said = || file.snapshot().to_string();
+        progress.begin(info.id, Some(slot));
+        assert!(
+            said().contains(&format!("executes {}", info.name)),
+            "{}",
+            said()
+        );
+        assert!(said().contains(&format!("slot 7: {} was taken", info.name)));
+        progress.end();
+        progress.job(slot, Stage::Running);
+        assert!(said().contains("runs as a job"));
+        let before = file.snapshot();
+        assert!(file.snapshot().is_as(&before));
+        progress.job(slot, Stage::Done);
+        assert!(!file.snapshot().is_as(&before));
+        assert!(said().contains(&format!("slot 7: {} is done and not answered", info.name)));
+        progress.answered(slot);
+        assert!(!said().contains("slot"), "{}", said());
+    }
+
+    #[test]
+    fn whatever_a_worker_writes_can_be_said() {
+        let words = vec![u64::MAX; WORDS];
+        let snapshot = Snapshot {
+            words,
+            counts: Counts::default(),
+        };
+        assert!(
+            snapshot.to_string().contains("sleeps") || snapshot.to_string().contains("executes")
+        );
+    }
+}
