@@ -19,6 +19,7 @@ mod processes;
 mod root;
 mod seccomp;
 mod spawn;
+mod standing;
 
 pub use self::cgroup::{CgroupError, Cgroups};
 pub use self::gpu::{GpuError, Gpus};

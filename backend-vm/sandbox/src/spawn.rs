@@ -14,6 +14,7 @@ use super::child::{self, NOBODY, Plan, STAGES};
 use super::processes::Processes;
 use super::root::{self, PROGRAM, STAGE};
 use super::seccomp;
+use super::standing;
 use wormhole_link::device::Profile;
 
 /// How a worker is kept apart from the rest of the system.
@@ -87,8 +88,12 @@ pub enum SpawnError {
         #[source]
         cause: io::Error,
     },
-    #[error("the process for {program} had not executed it after {limit:?}")]
-    Late { program: PathBuf, limit: Duration },
+    #[error("the process for {program} had not executed it after {limit:?}: {doing}")]
+    Late {
+        program: PathBuf,
+        limit: Duration,
+        doing: String,
+    },
     #[error("cannot prepare {what}")]
     Prepare {
         what: &'static str,
@@ -232,10 +237,12 @@ impl Confinement {
         drop(report_writer);
         let child = Child { pid, pidfd, cgroup };
         if !readable_within(&report, self.execution_limit) {
+            let doing = standing::of(child.pid);
             child.end_stuck();
             return Err(SpawnError::Late {
                 program: program.to_owned(),
                 limit: self.execution_limit,
+                doing,
             });
         }
         let mut message = [0u8; 8];

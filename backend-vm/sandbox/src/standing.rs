@@ -1,0 +1,59 @@
+//! Why a process does not get on, as far as `/proc` tells.
+
+use std::fs;
+
+/// What a process does, in a sentence: where in the kernel it is, how long it has executed, and how many others want to
+/// execute. A process that waits is told from a system that is too busy.
+pub(super) fn of(pid: libc::pid_t) -> String {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let stat = read("stat");
+    // Its name may hold anything, and ends with the last parenthesis (proc_pid_stat(5)).
+    let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+    let state = fields
+        .next()
+        .filter(|state| !state.is_empty())
+        .unwrap_or("?");
+    let ticks: u64 = fields
+        .skip(10)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    let place = match read("wchan") {
+        place if place.is_empty() || place == "0" => "in no wait".to_owned(),
+        place => format!("in {place}"),
+    };
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or("?");
+    format!(
+        "it is in state {state}, {place}, and has executed for {} ms; the system's load is {load}",
+        ticks * 10
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_process_that_sleeps_is_said_to() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = libc::pid_t::try_from(child.id()).unwrap();
+        // Between fork and sleeping it is in other states.
+        let said = loop {
+            let said = super::of(pid);
+            if said.starts_with("it is in state S") {
+                break said;
+            }
+            std::thread::yield_now();
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(said.contains(" ms; the system's load is "), "{said}");
+        assert!(
+            super::of(pid).starts_with("it is in state ?"),
+            "{}",
+            super::of(pid)
+        );
+    }
+}
