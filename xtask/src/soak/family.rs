@@ -8,6 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+/// How the name of a supervisor's process begins.
+pub const SUPERVISOR: &str = "wormhole-super";
+
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -105,6 +108,16 @@ impl Process {
 
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
+    }
+
+    /// Its threads that execute or want to.
+    pub fn runnable(&self) -> impl Iterator<Item = i32> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid));
+        tasks.into_iter().flatten().flatten().filter_map(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+            let thread = Self::parse(&stat)?;
+            (thread.state == 'R').then_some(thread.pid)
+        })
     }
 
     /// What each of its threads is doing, for people to read.

@@ -1,8 +1,12 @@
 //! The heartbeat: threads that do next to nothing at a fixed period, and note when they could not.
 //!
 //! A lane that stands while every beat goes on waits for Wormhole. A beat that stands as well says that the
-//! machine does: its processors, its file system, or its making of processes.
+//! machine does: its processors, its file system, or its making of processes. Each processor has two: one with the
+//! priority that the lanes have, and one before which no other thread comes. Where the second goes on and the first
+//! does not, the machine has not paused: it had others to serve. With `sched_autogroup` (sched(7)) that concerns all
+//! that one session has started at the same time, as a pause does.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,10 +27,12 @@ const PROCESS_PERIOD: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(1);
 
 /// What a beat does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Sleeps, on this processor.
+    /// Sleeps, on this processor, and executes when its turn comes.
     Processor(usize),
+    /// The same, and executes at once.
+    Urgent(usize),
     /// Writes a file and removes it.
     File,
     /// Starts a process in namespaces of its own, as a supervisor does.
@@ -37,6 +43,7 @@ impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Processor(number) => write!(f, "processor {number}"),
+            Self::Urgent(number) => write!(f, "processor {number}, the urgent one,"),
             Self::File => f.write_str("file"),
             Self::Process => f.write_str("process"),
         }
@@ -71,7 +78,7 @@ impl Heartbeat {
             .map_err(|error| Failure::new(format!("cannot tell the processors: {error}")))?;
         let kinds = (0..CpuSet::MAX_CPU)
             .filter(|number| processors.is_set(*number))
-            .map(Kind::Processor)
+            .flat_map(|number| [Kind::Processor(number), Kind::Urgent(number)])
             .chain([Kind::File, Kind::Process]);
         let gaps = Arc::default();
         let stop = Arc::default();
@@ -97,16 +104,17 @@ impl Heartbeat {
         })
     }
 
-    /// The longest time within the interval during which one beat of the machine, a processor's or the file's, was
-    /// missing. That of processes is not counted: starting them is a part of what Wormhole does.
+    /// For how much of the interval one beat of the machine, a processor's or the file's, was missing. That of processes
+    /// is not counted: starting them is a part of what Wormhole does.
     pub fn missing(&self, begin: Instant, end: Instant) -> Duration {
-        let within = |gap: &Gap| {
+        let mut by_kind: BTreeMap<Kind, Duration> = BTreeMap::new();
+        for gap in locked(&self.gaps).iter() {
             let end = end.min(gap.begin + gap.length);
-            end.saturating_duration_since(begin.max(gap.begin))
-        };
-        let gaps = locked(&self.gaps);
-        let of_machine = gaps.iter().filter(|gap| gap.kind != Kind::Process);
-        of_machine.map(within).max().unwrap_or_default()
+            *by_kind.entry(gap.kind).or_default() +=
+                end.saturating_duration_since(begin.max(gap.begin));
+        }
+        by_kind.remove(&Kind::Process);
+        by_kind.into_values().max().unwrap_or_default()
     }
 
     /// The gaps that began since the last call's.
@@ -117,18 +125,21 @@ impl Heartbeat {
         fresh
     }
 
-    /// The longest gap of each kind.
-    pub fn longest(&self) -> (Duration, Duration, Duration) {
+    /// The longest gap of each kind, for the closing line.
+    pub fn longest(&self) -> String {
         let gaps = locked(&self.gaps);
-        let of = |wanted: fn(Kind) -> bool| {
+        let of = |name: &str, wanted: fn(Kind) -> bool| {
             let lengths = gaps.iter().filter(|gap| wanted(gap.kind));
-            lengths.map(|gap| gap.length).max().unwrap_or_default()
+            let longest = lengths.map(|gap| gap.length).max().unwrap_or_default();
+            format!("{name}:{:.1}s", longest.as_secs_f64())
         };
-        (
-            of(|kind| matches!(kind, Kind::Processor(_))),
-            of(|kind| kind == Kind::File),
-            of(|kind| kind == Kind::Process),
-        )
+        [
+            of("urgent", |kind| matches!(kind, Kind::Urgent(_))),
+            of("processor", |kind| matches!(kind, Kind::Processor(_))),
+            of("file", |kind| kind == Kind::File),
+            of("process", |kind| kind == Kind::Process),
+        ]
+        .join(",")
     }
 
     pub fn stop(self) {
@@ -147,12 +158,18 @@ struct Beat {
 
 impl Beat {
     fn run(&self, gaps: &Mutex<Vec<Gap>>, stop: &AtomicBool) {
-        if let Kind::Processor(number) = self.kind {
+        if let Kind::Processor(number) | Kind::Urgent(number) = self.kind {
             let mut own = CpuSet::new();
             own.set(number);
             if let Err(error) = sched_setaffinity(None, &own) {
                 eprintln!("xtask: the beat of {} is not pinned: {error}", self.kind);
             }
+        }
+        if let Kind::Urgent(_) = self.kind
+            && let Err(error) = become_urgent()
+        {
+            eprintln!("xtask: there is no beat of {}: {error}", self.kind);
+            return;
         }
         let period = match self.kind {
             Kind::Process => PROCESS_PERIOD,
@@ -180,7 +197,7 @@ impl Beat {
 
     fn act(&self) {
         match self.kind {
-            Kind::Processor(_) => {}
+            Kind::Processor(_) | Kind::Urgent(_) => {}
             Kind::File => {
                 let beaten =
                     fs::write(&self.file, b"beat").and_then(|()| fs::remove_file(&self.file));
@@ -205,10 +222,20 @@ impl Beat {
             monotonic: Instant::now(),
             boot: duration(clock_gettime(ClockId::Boottime)),
             stolen: stolen(match self.kind {
-                Kind::Processor(number) => Some(number),
+                Kind::Processor(number) | Kind::Urgent(number) => Some(number),
                 _ => None,
             }),
         }
+    }
+}
+
+/// Has this thread executed before every thread that is not as urgent.
+fn become_urgent() -> std::io::Result<()> {
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: a live local structure; 0 is the calling thread.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::family::{Spawned, Table, locked, number};
+use super::family::{SUPERVISOR, Spawned, Table, locked, number};
 use super::shared::SharedBackend;
 use crate::command::Failure;
 
@@ -274,7 +274,7 @@ impl Lane {
             let is = |victim: &&Victim| match victim {
                 Victim::Program(_) => ENDLESS == process.name || self.backend.is_some(),
                 Victim::Worker => process.name == "worker",
-                Victim::Supervisor => process.name.starts_with("wormhole-super"),
+                Victim::Supervisor => process.name.starts_with(SUPERVISOR),
                 Victim::Launcher => process.pid == root,
             };
             if let (Some(victim), Some(pid)) = (victims.iter().find(is), Pid::from_raw(process.pid))

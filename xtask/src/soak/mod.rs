@@ -167,7 +167,8 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
         load.stop.store(true, Ordering::Relaxed);
     });
     let mut wrong = watch.finish();
-    let (pause, missing, memory) = (watch.longest_pause(), watch.missing_then(), watch.memory());
+    let (pause, missing) = (watch.longest_pause(), watch.missing_then());
+    let (starved, memory) = (watch.starved(), watch.memory());
     if !backend.finish()? {
         wrong.push("the shared backend ended with an error".to_owned());
     }
@@ -191,21 +192,18 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
     for text in &wrong {
         eprintln!("xtask: FAILED: {text}");
     }
-    let (processors, files, processes) = heartbeat.longest();
+    let gaps = heartbeat.longest();
     heartbeat.stop();
     let passed = wrong.is_empty() && verified > 0;
     println!(
         "soak: {} minutes={} verified={verified} ended={ended} wrong={} longest_run={:.1}s longest_pause={:.1}s \
-         heartbeat_missing_then={:.1}s longest_gaps=processor:{:.1}s,file:{:.1}s,process:{:.1}s {memory}",
+         heartbeat_missing_then={:.1}s starved={starved} longest_gaps={gaps} {memory}",
         if passed { "PASS" } else { "FAIL" },
         start.elapsed().as_secs() / 60,
         wrong.len(),
         longest.as_secs_f64(),
         pause.as_secs_f64(),
         missing.as_secs_f64(),
-        processors.as_secs_f64(),
-        files.as_secs_f64(),
-        processes.as_secs_f64(),
     );
     Ok(passed)
 }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -20,6 +20,7 @@ const WINDOW: &str = "1G";
 pub struct SharedBackend {
     spawned: Arc<Spawned>,
     pub launcher: i32,
+    log: PathBuf,
     child: Mutex<Option<(Child, ChildStdin)>>,
     environment: BTreeMap<OsString, OsString>,
 }
@@ -33,7 +34,8 @@ impl SharedBackend {
     ) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| Failure::new(format!("the shared backend: {error}"));
         let variables = folder.join("environment");
-        let log = fs::File::create(folder.join("shared.log")).map_err(failed)?;
+        let path = folder.join("shared.log");
+        let log = fs::File::create(&path).map_err(failed)?;
         let mut command = Command::new(wormhole);
         command
             .args(["run", "--placement", "process", "--window", WINDOW, "--"])
@@ -53,7 +55,7 @@ impl SharedBackend {
             .read_line(&mut line)
             .map_err(failed)?;
         if read == 0 {
-            let said = fs::read_to_string(folder.join("shared.log")).unwrap_or_default();
+            let said = fs::read_to_string(&path).unwrap_or_default();
             return Err(Failure::new(format!(
                 "the shared backend has ended: {said}"
             )));
@@ -70,6 +72,7 @@ impl SharedBackend {
         Ok(Self {
             spawned: Arc::clone(spawned),
             launcher,
+            log: path,
             environment: environment.collect(),
             child: Mutex::new(Some((child, input))),
         })
@@ -78,6 +81,11 @@ impl SharedBackend {
     /// What a program of this backend's has in its environment.
     pub fn environment(&self) -> &BTreeMap<OsString, OsString> {
         &self.environment
+    }
+
+    /// Where its launcher and its supervisor write.
+    pub fn log(&self) -> &Path {
+        &self.log
     }
 
     /// Lets it end: whether it ended well.

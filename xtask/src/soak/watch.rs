@@ -1,6 +1,6 @@
 //! Looks at lanes and memory from outside, and takes a dump of a lane that stands.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,9 @@ use crate::command::step;
 
 /// How often everything is looked at.
 pub const INTERVAL: Duration = Duration::from_millis(500);
-/// A lane stands that executes less than this part of what an eager thread does.
-const PART: u32 = 5;
+/// A lane stands that executes less than this part of what an eager thread does. Threads that hand each other one thing
+/// after the other get a sixth of it on a machine whose processors are all wanted.
+const PART: u32 = 20;
 /// A tick of the clock by which `/proc` counts.
 const TICK: Duration = Duration::from_millis(10);
 /// Between two samples of memory.
@@ -31,6 +32,8 @@ struct Mark {
     at: Instant,
     executed: u64,
     eager: Duration,
+    /// Threads that wanted to execute whenever it was looked at.
+    starved: Option<BTreeSet<i32>>,
     /// What was said of it when it had stood for too long.
     dumped: Option<String>,
 }
@@ -40,6 +43,8 @@ struct Mark {
 struct Pause {
     begin: Instant,
     length: Duration,
+    /// One of its threads wanted to execute all the time, and was not let.
+    starved: bool,
     said: Option<String>,
 }
 
@@ -47,6 +52,11 @@ impl Pause {
     /// How much of it the heartbeat was missing too.
     fn missing(&self, heartbeat: &Heartbeat) -> Duration {
         heartbeat.missing(self.begin, self.begin + self.length)
+    }
+
+    /// Whether it was neither the machine that stood nor its processors that had others to serve.
+    fn is_stall(&self, heartbeat: &Heartbeat) -> bool {
+        !self.starved && self.length.saturating_sub(self.missing(heartbeat)) > STALL
     }
 }
 
@@ -144,6 +154,7 @@ impl<'a> Watch<'a> {
             at: now,
             executed: executed(&family),
             eager,
+            starved: None,
             dumped: None,
         };
         let Some(mark) = &mut self.marks[index] else {
@@ -158,6 +169,14 @@ impl<'a> Watch<'a> {
             self.end_pause(index, mark);
             return;
         }
+        let runnable: BTreeSet<i32> = family
+            .iter()
+            .flat_map(|process| process.runnable())
+            .collect();
+        mark.starved = Some(match mark.starved.take() {
+            Some(threads) => &threads & &runnable,
+            None => runnable,
+        });
         if length <= STALL || mark.dumped.is_some() {
             return;
         }
@@ -172,8 +191,17 @@ impl<'a> Watch<'a> {
         );
         mark.dumped = Some(text.clone());
         step(&text);
-        let dump: String = family.iter().map(|process| process.describe()).collect();
-        self.dump(&format!("{text}\n{dump}"));
+        // Taken before the supervisors are read: it takes a while.
+        let processes: String = family.iter().map(|process| process.describe()).collect();
+        let log = match &lane.backend {
+            Some(backend) => backend.log().to_owned(),
+            None => lane.log(self.soak),
+        };
+        let log = fs::read(log).unwrap_or_default();
+        self.dump(&format!(
+            "{text}\n{}\n{processes}",
+            String::from_utf8_lossy(&log)
+        ));
     }
 
     /// The lane executes again, or its run is over.
@@ -189,6 +217,7 @@ impl<'a> Watch<'a> {
             self.pauses.push(Pause {
                 begin: mark.at,
                 length,
+                starved: mark.starved.is_some_and(|threads| !threads.is_empty()),
                 said: mark.dumped,
             });
         }
@@ -236,16 +265,17 @@ impl<'a> Watch<'a> {
         let mut wrong = std::mem::take(&mut self.wrong);
         wrong.extend(self.memory.growth());
         // Not before: a beat that was missing as well may be noted after the lane goes on.
-        wrong.extend(self.pauses.iter().filter_map(|pause| {
-            let missing = pause.missing(self.heartbeat);
-            (pause.length.saturating_sub(missing) > STALL).then(|| {
-                format!(
-                    "a lane stood for {:.1} s, of which the heartbeat was missing for {:.1} s: {}",
-                    pause.length.as_secs_f64(),
-                    missing.as_secs_f64(),
-                    pause.said.as_deref().unwrap_or("no dump was taken")
-                )
-            })
+        let stalls = self
+            .pauses
+            .iter()
+            .filter(|pause| pause.is_stall(self.heartbeat));
+        wrong.extend(stalls.map(|pause| {
+            format!(
+                "a lane stood for {:.1} s, of which the heartbeat was missing for {:.1} s: {}",
+                pause.length.as_secs_f64(),
+                pause.missing(self.heartbeat).as_secs_f64(),
+                pause.said.as_deref().unwrap_or("no dump was taken")
+            )
         }));
         wrong
     }
@@ -263,6 +293,12 @@ impl<'a> Watch<'a> {
     pub fn missing_then(&self) -> Duration {
         self.longest()
             .map_or(Duration::ZERO, |pause| pause.missing(self.heartbeat))
+    }
+
+    /// Pauses as long as a stall of lanes that wanted to execute and were not let.
+    pub fn starved(&self) -> usize {
+        let starved = |pause: &&Pause| pause.starved && pause.length > STALL;
+        self.pauses.iter().filter(starved).count()
     }
 
     /// What became of the memory, for the closing line.
