@@ -5,7 +5,9 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::family::{Process, Table, executed, locked, own_number};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::family::{Process, SUPERVISOR, Table, executed, locked, own_number};
 use super::heartbeat::Heartbeat;
 use super::lane::{Lane, Soak};
 use super::memory::Memory;
@@ -32,6 +34,8 @@ struct Mark {
     at: Instant,
     executed: u64,
     eager: Duration,
+    /// Its supervisor has been asked once what it waits for, so that the dump can say what has not moved since.
+    asked: bool,
     /// Threads that wanted to execute whenever it was looked at.
     starved: Option<BTreeSet<i32>>,
     /// What was said of it when it had stood for too long.
@@ -57,6 +61,17 @@ impl Pause {
     /// Whether it was neither the machine that stood nor its processors that had others to serve.
     fn is_stall(&self, heartbeat: &Heartbeat) -> bool {
         !self.starved && self.length.saturating_sub(self.missing(heartbeat)) > STALL
+    }
+}
+
+/// Has the supervisors of a family write to their logs what everything waits for.
+fn ask(family: &[&Process]) {
+    for process in family {
+        if process.name.starts_with(SUPERVISOR)
+            && let Some(pid) = Pid::from_raw(process.pid)
+        {
+            let _ = kill_process(pid, Signal::USR1);
+        }
     }
 }
 
@@ -154,6 +169,7 @@ impl<'a> Watch<'a> {
             at: now,
             executed: executed(&family),
             eager,
+            asked: false,
             starved: None,
             dumped: None,
         };
@@ -177,6 +193,10 @@ impl<'a> Watch<'a> {
             Some(threads) => &threads & &runnable,
             None => runnable,
         });
+        if length > STALL / 2 && !mark.asked {
+            mark.asked = true;
+            ask(&family);
+        }
         if length <= STALL || mark.dumped.is_some() {
             return;
         }
@@ -191,6 +211,7 @@ impl<'a> Watch<'a> {
         );
         mark.dumped = Some(text.clone());
         step(&text);
+        ask(&family);
         // Taken before the supervisors are read: it takes a while.
         let processes: String = family.iter().map(|process| process.describe()).collect();
         let log = match &lane.backend {
