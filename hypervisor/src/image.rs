@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use wormhole_images::{BuildOptions, ImageError, build_emulated_host, build_guest, default_folder};
+use wormhole_images::{BuildOptions, ImageError, build_emulated_host, build_guest};
 
+use crate::installation::{Installation, InstallationError};
 use crate::run::Kernel;
 use crate::say;
 
@@ -28,7 +29,7 @@ pub struct Options {
     /// The Debian kernel to take.
     #[arg(long, value_enum, default_value = "6.1")]
     kernel: Kernel,
-    /// Where images lie; WORMHOLE_IMAGES or the user's data folder otherwise.
+    /// Where images lie; WORMHOLE_IMAGES, the installation's or the user's data folder otherwise.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Build again what is there already.
@@ -42,17 +43,18 @@ pub enum Error {
     #[error("cannot tell where images lie: set WORMHOLE_IMAGES or HOME")]
     NoFolder,
     #[error(transparent)]
+    Installation(#[from] InstallationError),
+    #[error(transparent)]
     Image(#[from] ImageError),
 }
 
 pub fn run(action: &Action) -> Result<(), Error> {
     let Action::Build(build) = action;
     let (Build::Guest(options) | Build::EmulatedHost(options)) = build;
-    let folder = options
-        .folder
-        .clone()
-        .or_else(default_folder)
-        .ok_or(Error::NoFolder)?;
+    let folder = match &options.folder {
+        Some(folder) => folder.clone(),
+        None => Installation::locate()?.images().ok_or(Error::NoFolder)?,
+    };
     let wanted = BuildOptions {
         folder: &folder,
         kernel: options.kernel.into(),

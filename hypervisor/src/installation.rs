@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 pub struct Installation {
     command: PathBuf,
     parts: PathBuf,
+    images: PathBuf,
 }
 
 /// A part that is not where it should be.
@@ -22,15 +23,22 @@ pub enum InstallationError {
 }
 
 impl Installation {
-    /// `../lib/wormhole` beside the folder of the running command.
+    /// `../lib/wormhole` and `../share/wormhole/images` beside the folder of the running command.
     pub fn locate() -> Result<Self, InstallationError> {
         let command = std::env::current_exe().map_err(InstallationError::Command)?;
-        let parts = command
-            .parent()
-            .and_then(Path::parent)
-            .map(|prefix| prefix.join("lib/wormhole"))
-            .unwrap_or_default();
-        Ok(Self { command, parts })
+        let prefix = command.parent().and_then(Path::parent);
+        let below = |part| prefix.map(|prefix| prefix.join(part)).unwrap_or_default();
+        Ok(Self {
+            parts: below("lib/wormhole"),
+            images: below("share/wormhole/images"),
+            command,
+        })
+    }
+
+    /// The folder of images: the user's choice, the installation's, or the user's own; see
+    /// [`wormhole_images::default_folder`].
+    pub fn images(&self) -> Option<PathBuf> {
+        wormhole_images::default_folder(&self.images)
     }
 
     /// The running command.

@@ -4,6 +4,7 @@
 //! another name and renamed. The sums are those of the other files as they were built, in the form of sha256sum(1);
 //! they are compared each time before the image is used.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -100,19 +101,26 @@ impl std::fmt::Debug for BuildOptions<'_> {
     }
 }
 
-/// The user's folder of images: `$WORMHOLE_IMAGES`, else `wormhole/images` in the user's data folder.
-/// None where the user has no home.
-pub fn default_folder() -> Option<PathBuf> {
+/// The folder of images: `$WORMHOLE_IMAGES`, else `installed` where the installation has such a folder, else
+/// `wormhole/images` in the user's data folder. None where the user has no home either.
+pub fn default_folder(installed: &Path) -> Option<PathBuf> {
+    folder_of(installed, |name| std::env::var_os(name))
+}
+
+/// As [`default_folder`], with these variables.
+fn folder_of(installed: &Path, variables: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let variable = |name| {
-        std::env::var_os(name)
+        variables(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    variable("WORMHOLE_IMAGES").or_else(|| {
-        variable("XDG_DATA_HOME")
-            .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
-            .map(|data| data.join("wormhole/images"))
-    })
+    variable("WORMHOLE_IMAGES")
+        .or_else(|| installed.is_dir().then(|| installed.to_path_buf()))
+        .or_else(|| {
+            variable("XDG_DATA_HOME")
+                .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
+                .map(|data| data.join("wormhole/images"))
+        })
 }
 
 /// Builds the guest's image unless it is there.
@@ -283,6 +291,28 @@ mod tests {
                 .to_string()
                 .contains("wormhole image build guest --kernel 6.12"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn images_are_looked_for_where_the_user_says_then_in_the_installation_then_at_home() {
+        let prefix = tempfile::tempdir().expect("a folder");
+        let installed = prefix.path().join("share/wormhole/images");
+        let home = |name: &str| (name == "HOME").then(|| OsString::from("/users/one"));
+        let says = |name: &str| match name {
+            "WORMHOLE_IMAGES" => Some(OsString::from("/elsewhere")),
+            _ => home(name),
+        };
+        assert_eq!(
+            folder_of(&installed, home).as_deref(),
+            Some(Path::new("/users/one/.local/share/wormhole/images"))
+        );
+        assert_eq!(folder_of(&installed, |_| None), None);
+        fs::create_dir_all(&installed).expect("a folder");
+        assert_eq!(folder_of(&installed, home).as_ref(), Some(&installed));
+        assert_eq!(
+            folder_of(&installed, says).as_deref(),
+            Some(Path::new("/elsewhere"))
         );
     }
 

@@ -60,8 +60,7 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     let mut run = Run::new(stage.wormhole())
         .args(["run", "--placement", "host", "--device", "cpu", "--json"])
         .args([&json])
-        .args(["--timeout", &PATIENCE.to_string()])
-        .env("WORMHOLE_IMAGES", setup::images(root));
+        .args(["--timeout", &PATIENCE.to_string()]);
     let steady = programs::steady(root);
     for program in programs.iter().chain([&steady]) {
         run = run.args([Path::new("--take"), program]);

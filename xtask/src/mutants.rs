@@ -14,6 +14,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::command::{Failure, Run, cargo, step};
+use crate::setup;
 use crate::stage::{self, Stage};
 
 /// Tests of the staged installation that say nothing about single functions, or that take the machine.
@@ -313,7 +314,7 @@ fn passes(
         .args(["--exact", &test.name])
         .env("WORMHOLE_STAGE", &lane.prefix)
         .env("WORMHOLE_PROGRAMS", root.join("target/programs"))
-        .env("WORMHOLE_IMAGES", root.join("target/images"))
+        .env("WORMHOLE_IMAGES", setup::images(root))
         .env(environment.0, environment.1)
         .stdin(Stdio::null())
         .stdout(output)

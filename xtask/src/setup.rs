@@ -71,9 +71,14 @@ fn build_images(root: &Path, wanted: &[(Build, Kernel)]) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The folder of the images that demo and tests use.
+/// The folder of images in which the staged `wormhole run` looks: `$WORMHOLE_IMAGES`, or the installation's.
 pub fn images(root: &Path) -> PathBuf {
-    root.join("target/images")
+    std::env::var_os("WORMHOLE_IMAGES")
+        .filter(|folder| !folder.is_empty())
+        .map_or_else(
+            || root.join("target/wormhole/share/wormhole/images"),
+            PathBuf::from,
+        )
 }
 
 fn packages() -> Result<(), Failure> {

@@ -76,7 +76,7 @@ pub fn run(
     why: Option<&str>,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
-    let folder = images()?;
+    let folder = images(installation)?;
     let kernel = options.kernel().into();
     let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
     let mut arguments: Vec<std::ffi::OsString> = [

@@ -62,7 +62,7 @@ pub fn run(
     signals: &Signals,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
-    let folder = images()?;
+    let folder = images(installation)?;
     let image = Image::guest(&folder, options.kernel().into())?;
     let mut variables = super::forwarded_variables();
     variables.push((

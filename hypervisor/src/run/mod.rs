@@ -420,8 +420,8 @@ fn choose_host(wanted: Host) -> Result<Kvm, RunError> {
     }
 }
 
-fn images() -> Result<PathBuf, RunError> {
-    wormhole_images::default_folder().ok_or(RunError::NoImages)
+fn images(installation: &Installation) -> Result<PathBuf, RunError> {
+    installation.images().ok_or(RunError::NoImages)
 }
 
 /// The variables of this environment that CUDA programs and the frontend read.

@@ -99,6 +99,8 @@ fn as_nobody(args: &[&str]) -> Option<(tempfile::TempDir, Command)> {
         for entry in fs::read_dir(stage().join(from))
             .expect("it is staged")
             .flatten()
+            // The others are symbols.
+            .filter(|entry| entry.path().is_file())
         {
             fs::copy(entry.path(), part.join(entry.file_name())).expect("a copy");
         }
@@ -166,6 +168,24 @@ fn a_missing_image_is_named_with_what_makes_it() {
             missing,
         );
     }
+}
+
+#[test]
+fn images_are_looked_for_in_the_installation_that_runs() {
+    let prefix = tempfile::tempdir().expect("a folder");
+    let folder = prefix.path().join("share/wormhole/images");
+    fs::create_dir_all(&folder).expect("a folder");
+    fs::create_dir(prefix.path().join("bin")).expect("a folder");
+    symlink(stage().join("lib"), prefix.path().join("lib")).expect("a link");
+    let command = prefix.path().join("bin/wormhole");
+    fs::copy(stage().join("bin/wormhole"), &command).expect("a copy");
+    refused(
+        Command::new(command)
+            .args(["run", "--host", "emulated"])
+            .stdin(Stdio::null())
+            .env_remove("WORMHOLE_IMAGES"),
+        folder.to_str().expect("a path in UTF-8"),
+    );
 }
 
 #[test]
