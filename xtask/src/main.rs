@@ -1,6 +1,7 @@
 //! The developer's commands: `cargo xtask …`. CI runs the same.
 
 mod bench;
+mod checks;
 mod command;
 mod cuda_python;
 mod demo;
@@ -46,6 +47,8 @@ enum Action {
     Test,
     /// Check the rules between crates, and print the size of each.
     Structure,
+    /// Check the form of commits.
+    History,
     /// Run Numba's own CUDA tests over the CPU device.
     Numba {
         /// Only tests that match this, as of pytest's `-k`.
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Action::Fixtures => fixtures::fixtures(&root).map(|()| true),
         Action::Test => test::test(&root),
         Action::Structure => structure::structure(&root),
+        Action::History => checks::history(&root).map(|found| checks::holds(&found)),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),
         Action::Nccl => nccl::nccl(&root),

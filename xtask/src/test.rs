@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::command::{Failure, Run, cargo, step};
 use crate::tally::Tally;
-use crate::{earlier, setup, stage, structure};
+use crate::{checks, earlier, setup, stage, structure};
 
 /// Seconds that each fuzz target runs on top of its corpus.
 const FUZZ_SECONDS: u32 = 5;
@@ -41,6 +41,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     )?;
     step("rules between crates");
     total += Tally::of("rules between crates", structure::structure(root)?);
+    total += check("the form of commits", &checks::history(root)?);
     let mut tests = cargo(root).args(["test", "--workspace", "--no-fail-fast"]);
     if Path::new("/dev/nvidiactl").exists() {
         tests = tests.args(["--", "--include-ignored"]);
@@ -146,6 +147,12 @@ fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
         .collect();
     names.sort();
     Ok(names)
+}
+
+/// A check of the project's own, by its complaints.
+fn check(what: &str, complaints: &[String]) -> Tally {
+    step(what);
+    Tally::of(what, checks::holds(complaints))
 }
 
 /// A step that passes or fails as a whole.
