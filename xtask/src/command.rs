@@ -98,6 +98,11 @@ impl Run {
     }
 }
 
+/// A size as people read it.
+pub fn megabytes(bytes: u64) -> String {
+    format!("{} MB", bytes.div_ceil(1_000_000))
+}
+
 /// The cargo that runs this very command, in the project's root.
 pub fn cargo(root: &Path) -> Run {
     Run::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).dir(root)

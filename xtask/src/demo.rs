@@ -39,7 +39,7 @@ impl Summary {
 /// Sets up, builds, boots a guest and runs the programs in it: these, or the standard set.
 pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     let start = Instant::now();
-    setup::for_demo(root)?;
+    setup::setup(root, false)?;
     let stage = stage::stage(root)?;
     let programs: Vec<PathBuf> = if chosen.is_empty() {
         programs::build(&toolchain::ensure(root)?, root)?

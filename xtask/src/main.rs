@@ -36,7 +36,11 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Install what Debian and PyPI have to give, and build programs and images.
-    Setup,
+    Setup {
+        /// Also what only the tests need.
+        #[arg(long)]
+        tests: bool,
+    },
     /// Build Wormhole and lay it out in target/wormhole.
     Stage,
     /// Run CUDA programs in a guest VM and verify them: these, or the standard set.
@@ -76,7 +80,7 @@ fn main() -> ExitCode {
         .map(Path::to_path_buf)
         .unwrap_or_default();
     let outcome = match Command::parse().action {
-        Action::Setup => setup::setup(&root).map(|()| true),
+        Action::Setup { tests } => setup::setup(&root, tests).map(|()| true),
         Action::Stage => stage::stage(&root).map(|_| true),
         Action::Demo { programs } => demo::demo(&root, &programs),
         Action::Fixtures => fixtures::fixtures(&root).map(|()| true),

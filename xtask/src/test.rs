@@ -23,7 +23,7 @@ const KERNEL_TESTS: [&str; 6] = [
 /// Runs all checks, prints the closing line, and tells whether all passed.
 pub fn test(root: &Path) -> Result<bool, Failure> {
     let start = Instant::now();
-    setup::setup(root)?;
+    setup::setup(root, true)?;
     let stage = stage::stage(root)?;
 
     let mut total = Tally::default();
