@@ -5,6 +5,7 @@
 //! [`device`], and count in pages that both map ([`counters`], [`progress`]). No code for any device is in here:
 //! the launcher and the supervisor are built without it.
 
+pub mod arguments;
 pub mod channel;
 pub mod counters;
 pub mod device;

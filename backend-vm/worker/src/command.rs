@@ -5,9 +5,11 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 
 use clap::Parser;
-use wormhole_link::chain;
 use wormhole_link::device::DeviceChoice;
-use wormhole_link::process::LOG;
+use wormhole_link::process::{CONTROL, LOG};
+use wormhole_link::{arguments, chain};
+
+const NAME: &str = "wormhole-worker";
 
 /// Executes the CUDA calls of one guest process. The supervisor starts it.
 #[derive(Debug, Parser)]
@@ -22,10 +24,17 @@ struct Arguments {
 
 /// The whole executable. The supervisor starts it, with its stream and its log in place.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments: Arguments = match arguments::parse(NAME) {
+        Ok(arguments) => arguments,
+        Err(status) => return status,
+    };
     if arguments.protocol {
         println!("{:016x}", wormhole_api::PROTOCOL_HASH);
         return ExitCode::SUCCESS;
+    }
+    if !is_started_by_supervisor() {
+        eprintln!("{NAME}: only wormhole-supervisor starts this program");
+        return ExitCode::from(arguments::USAGE);
     }
     log_to_supervisor();
     let socket = crate::inherited_stream();
@@ -36,6 +45,18 @@ pub fn main() -> ExitCode {
             tracing::error!("{}", chain(&error));
             std::process::exit(1);
         }
+    }
+}
+
+/// Whether the stream and the log are in place.
+fn is_started_by_supervisor() -> bool {
+    // SAFETY: all zeros are a valid value of this structure.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: numbers that may be no descriptors, and a local structure that the kernel fills.
+    unsafe {
+        libc::fstat(CONTROL, &raw mut status) == 0
+            && status.st_mode & libc::S_IFMT == libc::S_IFSOCK
+            && libc::fcntl(LOG, libc::F_GETFL) >= 0
     }
 }
 

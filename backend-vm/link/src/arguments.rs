@@ -1,0 +1,73 @@
+//! Command lines, whose mistakes are told in one sentence.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+/// Exit status after a mistake in the arguments.
+pub const USAGE: u8 = 2;
+
+/// The arguments of this process. Help and version are printed where they are asked for.
+///
+/// # Errors
+/// The status to end with: the mistake, or the help, was printed.
+pub fn parse<A: Parser>(program: &str) -> Result<A, ExitCode> {
+    A::try_parse().map_err(|error| {
+        let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+        if !error.use_stderr() || is_help {
+            error.exit();
+        }
+        eprintln!("{program}: {}", sentence(&error.to_string()));
+        ExitCode::from(USAGE)
+    })
+}
+
+/// Joins the paragraphs of a message: the mistake and perhaps a tip. The usage stays out.
+fn sentence(text: &str) -> String {
+    let paragraphs: Vec<String> = text
+        .trim_start_matches("error: ")
+        .split("\n\n")
+        .take_while(|paragraph| !paragraph.starts_with("Usage:"))
+        .map(|paragraph| {
+            let words: Vec<&str> = paragraph.split_whitespace().collect();
+            words.join(" ")
+        })
+        .filter(|paragraph| !paragraph.is_empty())
+        .collect();
+    let mut sentence = paragraphs.join("; ");
+    if let Some(end) = sentence.find("; For more information, try") {
+        sentence.truncate(end);
+    }
+    sentence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Arguments {
+        #[arg(long)]
+        _count: Option<u8>,
+        #[arg(long, required = true)]
+        _name: String,
+    }
+
+    #[test]
+    fn a_mistake_is_one_line_without_usage() {
+        for wrong in [
+            &["x", "--count", "many"][..],
+            &["x", "--nmae"],
+            &["x"],
+            &["x", "--count", "1", "--name"],
+        ] {
+            let error = Arguments::try_parse_from(wrong).unwrap_err().to_string();
+            let sentence = sentence(&error);
+            assert!(!sentence.contains('\n'), "{sentence}");
+            assert!(!sentence.contains("Usage"), "{sentence}");
+            assert!(!sentence.contains("more information"), "{sentence}");
+            assert!(!sentence.starts_with("error"), "{sentence}");
+        }
+    }
+}
