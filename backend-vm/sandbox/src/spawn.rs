@@ -81,6 +81,15 @@ pub enum SpawnError {
         #[source]
         cause: io::Error,
     },
+    #[error(
+        "no process can be made for {program}: the limit of processes is reached (RLIMIT_NPROC, pids.max of a cgroup, or \
+         kernel.threads-max)"
+    )]
+    Processes {
+        program: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
     #[error("the process for {program} failed while {stage}")]
     Child {
         program: PathBuf,
@@ -230,9 +239,12 @@ impl Confinement {
             Some(processes) => processes.within(clone).flatten(),
             None => clone(),
         };
-        let (pid, pidfd) = made.map_err(|cause| SpawnError::Clone {
-            program: program.to_owned(),
-            cause,
+        let (pid, pidfd) = made.map_err(|cause| {
+            let program = program.to_owned();
+            match cause.raw_os_error() {
+                Some(libc::EAGAIN) => SpawnError::Processes { program, cause },
+                _ => SpawnError::Clone { program, cause },
+            }
         })?;
         drop(report_writer);
         let child = Child { pid, pidfd, cgroup };

@@ -20,6 +20,15 @@ pub enum WindowError {
         #[source]
         cause: io::Error,
     },
+    #[error(
+        "{bytes:#x} bytes of addresses cannot be reserved: the limit of address space is too low \
+         (RLIMIT_AS, `ulimit -v`)"
+    )]
+    AddressSpace {
+        bytes: u64,
+        #[source]
+        cause: io::Error,
+    },
     #[error("the grant's window of {size:#x} bytes at {base:#x} lies outside the reserved band")]
     Grant { base: u64, size: u64 },
     #[error("segments {first}..{end} do not lie in a window of {segments}")]
@@ -43,7 +52,10 @@ pub enum WindowError {
 pub fn reserve_bands() -> Result<(), WindowError> {
     for (base, bytes) in [(WINDOW_BASE, WINDOW_MAX_BYTES), FILES] {
         let end = base + bytes;
-        band::reserve(base, bytes).map_err(|cause| WindowError::Band { base, end, cause })?;
+        band::reserve(base, bytes).map_err(|cause| match cause.kind() {
+            io::ErrorKind::OutOfMemory => WindowError::AddressSpace { bytes, cause },
+            _ => WindowError::Band { base, end, cause },
+        })?;
     }
     Ok(())
 }
