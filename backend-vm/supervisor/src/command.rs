@@ -1,16 +1,15 @@
 //! The supervisor's command line.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use wormhole_link::chain;
 use wormhole_link::device::DeviceChoice;
+use wormhole_link::{arguments, chain};
 
-use crate::Options;
+use crate::{Listener, Options};
 
 /// Serves tenants' guests with a device: accepts windows and control streams, runs a confined worker for
 /// each guest process.
@@ -20,9 +19,12 @@ struct Arguments {
     /// A descriptor that is one tenant's stream; the supervisor ends with it.
     #[arg(long, value_name = "N", required_unless_present = "listen")]
     fd: Option<RawFd>,
-    /// A Unix socket to accept tenants on.
+    /// A path for the Unix socket to accept tenants on.
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
+    /// A user, by number, whose processes may attach over the socket, beside root and the supervisor's own user.
+    #[arg(long, value_name = "UID", requires = "listen")]
+    tenant_user: Vec<u32>,
     /// What to execute on: cpu, cpu:N for N devices of the CPU, or cuda:N for the N-th GPU by PCI address, several
     /// with commas between them in the order in which programs see them.
     #[arg(long, default_value = "cpu")]
@@ -40,6 +42,8 @@ struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     worker_memory: Option<u64>,
 }
+
+const NAME: &str = "wormhole-supervisor";
 
 /// Far more than a driver takes for a GPU that nobody has used for a while.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -95,11 +99,15 @@ pub fn main() -> ExitCode {
         .without_time()
         .with_ansi(false)
         .init();
-    match start(Arguments::parse()) {
+    let arguments = match arguments::parse(NAME) {
+        Ok(arguments) => arguments,
+        Err(status) => return status,
+    };
+    match start(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(sentence) => {
-            eprintln!("wormhole-supervisor: {sentence}");
-            ExitCode::from(2)
+            eprintln!("{NAME}: {sentence}");
+            ExitCode::from(arguments::USAGE)
         }
     }
 }
@@ -107,9 +115,13 @@ pub fn main() -> ExitCode {
 fn start(arguments: Arguments) -> Result<(), String> {
     let stream = arguments.fd.map(inherited).transpose()?;
     let listener = match &arguments.listen {
-        Some(path) => Some(listen(path)?),
+        Some(path) => {
+            let listener = Listener::bind(path, &arguments.tenant_user);
+            Some(listener.map_err(|error| chain(&error))?)
+        }
         None => None,
     };
+    let place = listener.as_ref().map(|listener| listener.place().clone());
     let result = crate::run(Options {
         device: arguments.device,
         workers: arguments.workers,
@@ -120,8 +132,8 @@ fn start(arguments: Arguments) -> Result<(), String> {
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
     });
-    if let Some(path) = &arguments.listen {
-        let _ = std::fs::remove_file(path);
+    if let Some(place) = place {
+        place.remove();
     }
     result.map_err(|error| chain(&error))
 }
@@ -133,23 +145,6 @@ fn inherited(fd: RawFd) -> Result<OwnedFd, String> {
     }
     // SAFETY: open, and given to this process for this use.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// A listener at `path`, in place of a socket that nobody listens on any more.
-fn listen(path: &PathBuf) -> Result<UnixListener, String> {
-    let failed = |error: std::io::Error| format!("cannot listen on {}: {error}", path.display());
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                return Err(format!("another process listens on {}", path.display()));
-            }
-            std::fs::remove_file(path).map_err(failed)?;
-            UnixListener::bind(path).map_err(failed)?
-        }
-        other => other.map_err(failed)?,
-    };
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod dump;
 mod environment;
 mod guests;
 mod host_nvml;
+mod listener;
 mod log_budget;
 mod observers;
 mod peer;
@@ -38,7 +39,6 @@ mod workers;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,6 +49,7 @@ pub use self::command::main;
 use self::descriptors::Descriptors;
 use self::dump::LastDump;
 use self::guests::Guest;
+pub use self::listener::{ListenError, Listener};
 use self::observers::Observers;
 use self::pool::Worker;
 pub use self::sampler::Sample;
@@ -77,7 +78,7 @@ pub struct Options {
     /// Directories of worker executables.
     pub workers: Vec<PathBuf>,
     /// Tenants connect here.
-    pub listener: Option<UnixListener>,
+    pub listener: Option<Listener>,
     /// The stream of one tenant; when it ends and its sessions are closed, so is the supervisor.
     pub stream: Option<OwnedFd>,
     /// Start workers although this system lets nobody confine them with namespaces.
@@ -141,7 +142,7 @@ struct Supervisor {
     executables: Executables,
     /// What every worker is started with, before what its guest adds.
     environment: Vec<(OsString, OsString)>,
-    listener: Option<UnixListener>,
+    listener: Option<Listener>,
     /// Tenants may be waiting that could not be accepted.
     keeps_tenants_waiting: bool,
     descriptors: Descriptors,

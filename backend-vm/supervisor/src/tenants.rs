@@ -10,11 +10,12 @@ use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream,
 use wormhole_ring::session::SessionState;
 
 use super::descriptors::{SESSION, STREAM, TENANT};
+use super::listener::Accepted;
 use super::log_budget::{LogBudget, Verdict};
 use super::peer::Peer;
 use super::window::Window;
 use super::{Id, Source, Supervisor};
-use wormhole_link::channel::ChannelError;
+use wormhole_link::channel::{ChannelError, Outgoing};
 use wormhole_link::report::SessionReport;
 
 /// Control streams that a tenant may have open.
@@ -59,6 +60,19 @@ enum Request {
     Wrong(&'static str),
 }
 
+/// Says why, as far as the socket takes it at once.
+fn refuse_stranger(stream: &OwnedFd, user: u32) {
+    let reason = format!(
+        "user {user} may not attach: the supervisor serves root, its own user and those that --tenant-user names"
+    );
+    tracing::warn!("a tenant is refused: {reason}");
+    let refused = Message::Refused {
+        code: Refusal::NoDevice as u32,
+        reason: &reason,
+    };
+    let _ = Outgoing::default().send(stream, &refused, Vec::new());
+}
+
 impl Supervisor {
     /// Accepts tenants until no more are waiting.
     pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
@@ -69,8 +83,12 @@ impl Supervisor {
             };
             let why = if self.descriptors.allow(self.held_by_tenants(), 0, TENANT) {
                 match listener.accept() {
-                    Ok((stream, _)) => {
-                        self.add_tenant(ops, stream.into());
+                    Ok(Accepted::Tenant(stream)) => {
+                        self.add_tenant(ops, stream);
+                        continue;
+                    }
+                    Ok(Accepted::Stranger(stream, user)) => {
+                        refuse_stranger(&stream, user);
                         continue;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

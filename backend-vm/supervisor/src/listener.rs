@@ -1,0 +1,203 @@
+//! The socket that tenants connect to.
+
+use std::fs::{self, Metadata, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Why no tenant can connect.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("cannot listen on {path}")]
+    Bind {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{0} is there already and is not a socket: name a path that is free")]
+    NotASocket(PathBuf),
+    #[error("another process listens on {0}")]
+    Taken(PathBuf),
+}
+
+/// A listening socket, its place in the file system, and the users that may connect.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    place: Place,
+    users: Vec<u32>,
+}
+
+/// A bound socket in the file system. Another file may have taken its path since.
+#[derive(Clone, Debug)]
+pub struct Place {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+/// A connection, or the user who may not have one.
+#[derive(Debug)]
+pub enum Accepted {
+    Tenant(OwnedFd),
+    Stranger(OwnedFd, u32),
+}
+
+impl Listener {
+    /// Listens at `path`, in place of a socket that has no listener any more. Root, this process's user and `users` may
+    /// connect.
+    ///
+    /// # Errors
+    /// The path is taken by a file of another kind or by a socket in use, or the socket cannot be bound.
+    pub fn bind(path: &Path, users: &[u32]) -> Result<Self, ListenError> {
+        let failed = |cause| ListenError::Bind {
+            path: path.to_owned(),
+            cause,
+        };
+        let socket = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                let metadata = fs::symlink_metadata(path).map_err(failed)?;
+                if !metadata.file_type().is_socket() {
+                    return Err(ListenError::NotASocket(path.to_owned()));
+                }
+                match UnixStream::connect(path) {
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                    Err(error) => return Err(failed(error)),
+                    Ok(_) => return Err(ListenError::Taken(path.to_owned())),
+                }
+                Place::of(path, &metadata).remove();
+                UnixListener::bind(path).map_err(failed)?
+            }
+            bound => bound.map_err(failed)?,
+        };
+        let place = Place::of(path, &fs::symlink_metadata(path).map_err(failed)?);
+        // Who may attach is decided by the user of each connection.
+        let mode = if users.is_empty() { 0o600 } else { 0o666 };
+        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        // SAFETY: it takes nothing and cannot fail.
+        let own = unsafe { libc::geteuid() };
+        Ok(Self {
+            socket,
+            place,
+            users: [&[0, own], users].concat(),
+        })
+    }
+
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// As `accept`; `WouldBlock` when nobody waits.
+    pub fn accept(&self) -> io::Result<Accepted> {
+        let stream = OwnedFd::from(self.socket.accept()?.0);
+        let user = user_of(&stream)?;
+        Ok(if self.users.contains(&user) {
+            Accepted::Tenant(stream)
+        } else {
+            Accepted::Stranger(stream, user)
+        })
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+impl Place {
+    fn of(path: &Path, metadata: &Metadata) -> Self {
+        Self {
+            path: path.to_owned(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
+    }
+
+    /// Removes the socket, if it is still the file at its path.
+    pub fn remove(&self) {
+        let is_there = fs::symlink_metadata(&self.path).is_ok_and(|there| {
+            there.file_type().is_socket() && (there.dev(), there.ino()) == (self.device, self.inode)
+        });
+        if is_there {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The user of the process that connected a stream, as of its `connect`.
+fn user_of(stream: &OwnedFd) -> io::Result<u32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
+    // SAFETY: an open descriptor, and a local structure of the length given.
+    let known = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    if known != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(peer.uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_no_socket_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "kept").unwrap();
+        let error = Listener::bind(&path, &[]).unwrap_err();
+        assert!(matches!(error, ListenError::NotASocket(_)), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let error = Listener::bind(&link, &[]).unwrap_err();
+        assert!(matches!(error, ListenError::NotASocket(_)), "{error}");
+        assert!(link.is_symlink());
+    }
+
+    #[test]
+    fn a_socket_without_a_listener_is_replaced_and_one_in_use_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(UnixListener::bind(&path).unwrap());
+        let listener = Listener::bind(&path, &[]).unwrap();
+        let error = Listener::bind(&path, &[]).unwrap_err();
+        assert!(matches!(error, ListenError::Taken(_)), "{error}");
+        listener.place().remove();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_the_bound_socket_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let first = Listener::bind(&path, &[]).unwrap();
+        fs::rename(&path, folder.path().join("moved")).unwrap();
+        let _second = Listener::bind(&path, &[]).unwrap();
+        first.place().remove();
+        assert!(path.exists());
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "another's").unwrap();
+        first.place().remove();
+        assert!(path.exists());
+    }
+}
