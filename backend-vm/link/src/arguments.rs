@@ -1,5 +1,6 @@
 //! Command lines, whose mistakes are told in one sentence.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -18,7 +19,12 @@ pub fn parse<A: Parser>(program: &str) -> Result<A, ExitCode> {
         if !error.use_stderr() || is_help {
             error.exit();
         }
-        eprintln!("{program}: {}", sentence(&error.to_string()));
+        // Where nobody reads it, the status says it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "{program}: {}",
+            sentence(&error.to_string())
+        );
         ExitCode::from(USAGE)
     })
 }

@@ -132,10 +132,13 @@ fn start(arguments: Arguments) -> Result<(), String> {
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
     });
-    if let Some(place) = place {
-        place.remove();
-    }
-    result.map_err(|error| chain(&error))
+    result.map_err(|error| {
+        // The spawner removes it in the end, if there was one.
+        if let Some(place) = place {
+            place.remove();
+        }
+        chain(&error)
+    })
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd, String> {

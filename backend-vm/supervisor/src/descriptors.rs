@@ -11,6 +11,21 @@ pub const STREAM: usize = 1;
 /// A session's file, counters and socket for files; its worker's stream, process, log and cgroup; copies on their way.
 pub const SESSION: usize = 12;
 
+/// Enough for one tenant with one session, and another's.
+const LEAST: u64 = (OWN + 2 * (TENANT + STREAM + SESSION)) as u64;
+
+/// Why the supervisor has too few descriptors.
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptorsError {
+    #[error("the limit of open files cannot be raised")]
+    Limit(#[source] io::Error),
+    #[error(
+        "{0} open files are too few for the supervisor, which needs {LEAST}: raise the hard limit \
+         (RLIMIT_NOFILE, `ulimit -Hn`)"
+    )]
+    Few(u64),
+}
+
 /// The descriptors that tenants share.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptors {
@@ -21,20 +36,23 @@ impl Descriptors {
     /// Raises this process's limit as far as it may. Workers have a limit of their own.
     ///
     /// # Errors
-    /// The limit cannot be read or raised.
-    pub fn claim() -> io::Result<Self> {
+    /// The limit cannot be read or raised, or is too low.
+    pub fn claim() -> Result<Self, DescriptorsError> {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
             rlim_max: 0,
         };
         // SAFETY: a local structure that the kernel fills.
         if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-            return Err(io::Error::last_os_error());
+            return Err(DescriptorsError::Limit(io::Error::last_os_error()));
+        }
+        if limit.rlim_max < LEAST {
+            return Err(DescriptorsError::Few(limit.rlim_max));
         }
         limit.rlim_cur = limit.rlim_max;
         // SAFETY: as above; the kernel only reads it.
         if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
-            return Err(io::Error::last_os_error());
+            return Err(DescriptorsError::Limit(io::Error::last_os_error()));
         }
         Ok(Self::of(
             usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),

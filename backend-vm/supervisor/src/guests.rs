@@ -300,10 +300,15 @@ impl Supervisor {
         environment: &str,
     ) -> Result<(), GuestError> {
         self.check_version(ops, id, version)?;
-        if self.executables.get(hash).is_none() {
+        if !self.hashes.contains(&hash) {
+            let known: Vec<String> = self
+                .hashes
+                .iter()
+                .map(|hash| format!("{hash:016x}"))
+                .collect();
             let reason = format!(
                 "the guest speaks protocol {hash:016x}, the installed workers speak {}",
-                self.executables.names()
+                known.join(", ")
             );
             return Err(self.refuse(ops, id, Refusal::Version, reason));
         }

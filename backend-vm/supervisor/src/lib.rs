@@ -1,5 +1,6 @@
-//! The supervisor: one event loop that waits for nobody, and two threads that start workers and give memory
-//! back for it.
+//! The supervisor: one event loop that waits for nobody, a thread that gives memory back for it, and a process that
+//! starts workers for it: the [`spawner`]. The loop hears guests without privileges and under a system call filter
+//! ([`privileges`]).
 //!
 //! Launchers bring windows and guest processes' control streams over tenant streams. A guest's hello is
 //! matched with a worker by the hash of its protocol; the session is granted when the worker has mapped it.
@@ -24,29 +25,29 @@ mod log_budget;
 mod observers;
 mod peer;
 mod pool;
+mod privileges;
 mod sampler;
 mod scrubber;
 mod session_file;
 mod sessions;
 mod sharing;
 mod signals;
-mod starter;
+mod spawner;
 mod starts;
 mod tenants;
 mod window;
 mod workers;
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsString;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
 pub use self::command::main;
 use self::descriptors::Descriptors;
+pub use self::descriptors::DescriptorsError;
 use self::dump::LastDump;
 use self::guests::Guest;
 pub use self::listener::{ListenError, Listener};
@@ -58,13 +59,12 @@ use self::scrubber::{Scrubber, Told};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
+pub use self::spawner::SpawnerError;
+use self::spawner::{Setup, Spawner};
 use self::starts::Starts;
 use self::tenants::Tenant;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
-use self::workers::Executables;
-pub use self::workers::ExecutablesError;
 use wormhole_link::device::DeviceChoice;
-use wormhole_sandbox::{Cgroups, Confinement, GpuError, Gpus, Isolation, Processes, Profile};
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -94,21 +94,18 @@ pub struct Options {
 /// Why the supervisor cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
-    #[error(
-        "workers cannot be confined on this system ({0}); --sandbox=filter starts them with the system call \
-         filter and resource limits only"
-    )]
-    Sandbox(String),
     #[error(transparent)]
-    Executables(#[from] ExecutablesError),
+    Spawner(#[from] SpawnerError),
+    #[error("the supervisor cannot give up its privileges")]
+    Privileges(#[source] std::io::Error),
+    #[error("the supervisor cannot install its system call filter")]
+    Filter(#[source] privileges::FilterError),
     #[error("the event loop failed: {0}")]
     Loop(#[from] event_manager::Error),
-    #[error("the limit of open files cannot be raised")]
-    Descriptors(#[source] std::io::Error),
+    #[error(transparent)]
+    Descriptors(#[from] DescriptorsError),
     #[error("signals cannot be received")]
     Signals(#[source] std::io::Error),
-    #[error("the thread that starts workers cannot be made")]
-    Starter(#[source] std::io::Error),
     #[error("the thread that gives memory back cannot be made")]
     Scrubber(#[source] std::io::Error),
     #[error("the thread that asks the host's NVML cannot be made")]
@@ -124,13 +121,12 @@ type Id = u32;
 enum Source {
     Listener,
     Signals,
-    Starter,
+    Spawner,
     Scrubber,
     Sampler,
     Tenant(Id),
     Guest(Id),
     WorkerStream(Id),
-    WorkerEnd(Id),
     WorkerLog(Id),
 }
 
@@ -138,10 +134,9 @@ enum Source {
 #[derive(Debug)]
 struct Supervisor {
     /// What workers are started on, or why none can be.
-    device: Result<DeviceChoice, String>,
-    executables: Executables,
-    /// What every worker is started with, before what its guest adds.
-    environment: Vec<(OsString, OsString)>,
+    device: Result<String, String>,
+    /// The protocols of the workers that there are.
+    hashes: Vec<u64>,
     listener: Option<Listener>,
     /// Tenants may be waiting that could not be accepted.
     keeps_tenants_waiting: bool,
@@ -151,6 +146,8 @@ struct Supervisor {
     /// End when the last tenant is gone.
     ends_with_tenants: bool,
     stopping: bool,
+    /// Why there can be no workers any more.
+    lost: Option<SpawnerError>,
     sources: HashMap<u32, Source>,
     next_token: u32,
     next_id: Id,
@@ -178,113 +175,41 @@ struct Supervisor {
     device_works: bool,
 }
 
-/// What a worker for `device` calls it, the device files it needs, and in `environment` what shows it no
-/// others. Without a driver there is nothing to show: the worker will say what is missing.
-fn shown(
-    device: DeviceChoice,
-    environment: &mut Vec<(OsString, OsString)>,
-) -> Result<(DeviceChoice, Vec<PathBuf>), GpuError> {
-    let DeviceChoice::Cuda(ordinals) = &device else {
-        return Ok((device, Vec::new()));
-    };
-    Ok(match Gpus::find(ordinals)? {
-        Some(gpus) => {
-            environment.extend(gpus.environment());
-            (DeviceChoice::Cuda(gpus.ordinals()), gpus.files())
-        }
-        None => (device, Vec::new()),
-    })
-}
-
-/// Cgroups for workers, where there are any; and one line in the log on how their memory is limited.
-fn cgroups(profile: Profile, memory: u64) -> Option<Arc<Cgroups>> {
-    let mebibytes = memory >> 20;
-    let reason = match Cgroups::prepare(memory) {
-        Ok(cgroups) => {
-            tracing::info!("a worker may have {mebibytes} MiB of memory, by its cgroup");
-            return Some(Arc::new(cgroups));
-        }
-        Err(error) => wormhole_link::chain(&error),
-    };
-    match profile {
-        Profile::Cpu => tracing::info!(
-            "a worker may have {mebibytes} MiB of private memory, by a resource limit: {reason}"
-        ),
-        Profile::Cuda => tracing::info!("workers' memory is not limited: {reason}"),
-    }
-    None
-}
-
-/// The PID namespace of all workers, where the device's driver tells processes by their numbers and each worker has a
-/// user of its own.
-fn processes(profile: Profile, isolation: Isolation) -> Option<Arc<Processes>> {
-    // SAFETY: it takes nothing and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    if (profile, isolation, root) != (Profile::Cuda, Isolation::Namespaces, true) {
-        return None;
-    }
-    let made = Processes::new().inspect_err(|error| {
-        tracing::warn!(
-            "programs share no memory by cuIpcGetMemHandle, since workers have no numbers: {error}"
-        );
-    });
-    made.ok().map(Arc::new)
-}
-
 /// Serves until told to stop.
 ///
 /// # Errors
 /// When workers cannot be confined or found, or the event loop fails.
 pub fn run(options: Options) -> Result<(), SupervisorError> {
-    let descriptors = Descriptors::claim().map_err(SupervisorError::Descriptors)?;
-    let profile = options.device.profile();
-    let isolation = match wormhole_sandbox::probe(profile) {
-        Ok(isolation) => isolation,
-        Err(reason) if options.without_namespaces => {
-            tracing::warn!("workers run without namespaces: {reason}");
-            Isolation::None
-        }
-        Err(reason) => return Err(SupervisorError::Sandbox(reason)),
+    let descriptors = Descriptors::claim()?;
+    let closes: Vec<RawFd> = options.listener.iter().map(AsRawFd::as_raw_fd).collect();
+    let closes = [
+        closes,
+        options.stream.iter().map(AsRawFd::as_raw_fd).collect(),
+    ]
+    .concat();
+    let place = options
+        .listener
+        .as_ref()
+        .map(|listener| listener.place().clone());
+    let setup = Setup {
+        device: options.device.clone(),
+        workers: options.workers,
+        without_namespaces: options.without_namespaces,
+        worker_memory: options.worker_memory,
     };
-    let mut environment = environment::inherited();
-    let library_directories = environment
-        .iter()
-        .filter(|(name, _)| name == "LD_LIBRARY_PATH")
-        .flat_map(|(_, value)| std::env::split_paths(value).collect::<Vec<_>>())
-        .collect();
-    let (device, device_files) = match shown(options.device.clone(), &mut environment) {
-        Ok((device, files)) => (Ok(device), files),
-        Err(error) => (Err(wormhole_link::chain(&error)), Vec::new()),
-    };
-    let memory = options.worker_memory;
-    let confinement = Confinement {
-        isolation,
-        processes: processes(profile, isolation),
-        profile,
-        device_files,
-        memory,
-        cgroups: cgroups(profile, memory),
-        library_directories,
-        execution_limit: wormhole_sandbox::EXECUTION_LIMIT,
-    };
-    let executables = Executables::find(&options.workers, &confinement)?;
-    tracing::debug!(
-        "device {}, protocols {}, isolation {isolation:?}",
-        options.device,
-        executables.names()
-    );
+    let (spawner, abilities) = Spawner::fork(setup, &closes, place)?;
+    privileges::drop_all().map_err(SupervisorError::Privileges)?;
     // The threads that follow have these signals blocked as well.
     let signals = Signals::new().map_err(SupervisorError::Signals)?;
-    let starts = Starts::new(confinement).map_err(SupervisorError::Starter)?;
     let scrubber = Scrubber::new().map_err(SupervisorError::Scrubber)?;
     let sampler = match options.device {
         DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
         DeviceChoice::Cpu { .. } => None,
     };
+    privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;
     let supervisor = Supervisor {
-        device,
-        executables,
-        environment,
+        device: abilities.device,
+        hashes: abilities.hashes,
         ends_with_tenants: options.listener.is_none(),
         listener: options.listener,
         keeps_tenants_waiting: false,
@@ -292,6 +217,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         stream: options.stream,
         signals,
         stopping: false,
+        lost: None,
         sources: HashMap::new(),
         next_token: 0,
         next_id: 0,
@@ -300,7 +226,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),
         shares: Shares::default(),
-        starts,
+        starts: Starts::new(spawner),
         start_limit: options.start_limit,
         hello_limit: options.hello_limit,
         next_deadline: None,
@@ -318,8 +244,12 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         let milliseconds = manager.subscriber_mut(id)?.meet_deadlines();
         manager.run_with_timeout(milliseconds)?;
     }
-    manager.subscriber_mut(id)?.end_spares();
-    Ok(())
+    let supervisor = manager.subscriber_mut(id)?;
+    supervisor.starts.end();
+    supervisor
+        .lost
+        .take()
+        .map_or(Ok(()), |error| Err(error.into()))
 }
 
 impl Supervisor {
@@ -448,13 +378,12 @@ impl MutEventSubscriber for Supervisor {
                 Some(Asked::Dump) => self.dump(),
                 None => {}
             },
-            Source::Starter => self.workers_started(ops),
+            Source::Spawner => self.spawner_event(ops),
             Source::Scrubber => self.memory_given_back(ops),
             Source::Sampler => self.device_sampled(),
             Source::Tenant(id) => self.tenant_event(ops, id, set),
             Source::Guest(id) => self.guest_event(ops, id, set),
             Source::WorkerStream(id) => self.worker_event(ops, id, set),
-            Source::WorkerEnd(id) => self.worker_ended(ops, id),
             Source::WorkerLog(id) => self.worker_log(ops, id),
         }
         self.answer_observers(ops);
@@ -473,9 +402,9 @@ impl Supervisor {
             token,
             EventSet::IN,
         ))?;
-        let token = self.token(Source::Starter);
+        let token = self.token(Source::Spawner);
         ops.add(Events::with_data(
-            self.starts.starter(),
+            self.starts.spawner(),
             token,
             EventSet::IN,
         ))?;

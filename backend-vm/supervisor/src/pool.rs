@@ -11,13 +11,13 @@ use wormhole_ring::control::{ArenaRun, Fetch, Message, Share, facts};
 
 use super::observers;
 use super::peer::{self, Peer};
-use super::starter::Order;
+use super::spawner::{Heard, Process, Report as Spawned};
 use super::starts::Start;
-use super::workers::{Log, Portion, Started};
-use super::{Id, Source, Supervisor};
+use super::workers::{Log, Portion};
+use super::{Id, Source, SpawnerError, Supervisor};
 use wormhole_link::channel::ChannelError;
 use wormhole_link::process::BROKEN;
-use wormhole_sandbox::Child;
+use wormhole_sandbox::Ending;
 
 /// Portions of log that are read of a worker that has ended: more than a pipe holds.
 const LAST_PORTIONS: usize = 512;
@@ -25,10 +25,10 @@ const LAST_PORTIONS: usize = 512;
 /// One worker process.
 #[derive(Debug)]
 pub(super) struct Worker {
-    pub child: Child,
+    pub process: Process,
     pub peer: Peer,
     log: Option<Log>,
-    tokens: [u32; 3],
+    tokens: [u32; 2],
     hash: u64,
     /// What it was started with beyond what every worker is.
     environment: Vec<(OsString, OsString)>,
@@ -75,9 +75,12 @@ impl Worker {
     fn end_late(&mut self, limit: Duration) {
         self.enter(WorkerState::Late);
         self.refusal.get_or_insert_with(|| {
-            format!("worker {} had no device after {limit:?}", self.child.pid())
+            format!(
+                "worker {} had no device after {limit:?}",
+                self.process.pid()
+            )
         });
-        self.child.kill();
+        self.process.kill();
     }
 }
 
@@ -90,7 +93,11 @@ impl fmt::Display for Worker {
             WorkerState::Assigned => "has its session",
         };
         let seconds = self.since.elapsed().as_secs_f64();
-        write!(f, "worker {} {state}, for {seconds:.1} s", self.child.pid())?;
+        write!(
+            f,
+            "worker {} {state}, for {seconds:.1} s",
+            self.process.pid()
+        )?;
         if self.session.is_none() {
             f.write_str(", as a spare")?;
         }
@@ -126,8 +133,7 @@ impl Supervisor {
         if self.stopping {
             return;
         }
-        let hashes: Vec<u64> = self.executables.hashes().collect();
-        for hash in hashes {
+        for hash in self.hashes.clone() {
             let is_spare = |worker: &Worker| {
                 worker.hash == hash && worker.session.is_none() && worker.environment.is_empty()
             };
@@ -173,25 +179,12 @@ impl Supervisor {
     }
 
     fn order_worker(&mut self, start: Start) -> Result<(), (Start, String)> {
-        let device = match &self.device {
-            Ok(device) => device.clone(),
-            Err(reason) => return Err((start, reason.clone())),
-        };
-        let Some(program) = self.executables.get(start.hash) else {
-            let reason = format!("no worker speaks protocol {:016x}", start.hash);
-            return Err((start, reason));
-        };
-        let program = program.to_owned();
-        let mut environment = self.environment.clone();
-        environment.extend(start.environment.iter().cloned());
-        let order = Order {
-            program,
-            device,
-            environment,
-        };
+        if let Err(reason) = &self.device {
+            return Err((start, reason.clone()));
+        }
         self.starts
-            .order(start, order)
-            .map_err(|start| (start, "the thread that starts workers has ended".to_owned()))
+            .order(start)
+            .map_err(|start| (start, SpawnerError::Ended.to_string()))
     }
 
     fn start_failed(&mut self, ops: &mut EventOps<'_>, start: &Start, reason: String) {
@@ -201,16 +194,70 @@ impl Supervisor {
         }
     }
 
-    /// Processes that were ordered have been made, or could not be.
-    pub(super) fn workers_started(&mut self, ops: &mut EventOps<'_>) {
-        for (start, result) in self.starts.finished() {
-            match result {
-                Ok(started) => self.add_worker(ops, start, started),
-                Err(error) => self.start_failed(ops, &start, wormhole_link::chain(&error)),
+    /// Workers have been started, could not be, or have ended.
+    pub(super) fn spawner_event(&mut self, ops: &mut EventOps<'_>) {
+        loop {
+            match self.starts.spawner().report() {
+                Ok(Some(heard)) => self.spawner_report(ops, heard),
+                Ok(None) => break,
+                Err(error) => return self.spawner_lost(ops, error),
             }
         }
         self.start_next(ops);
         self.answer_if_known(ops);
+    }
+
+    fn spawner_report(&mut self, ops: &mut EventOps<'_>, heard: Heard) {
+        match heard.report {
+            Spawned::Started { ticket, pid } => {
+                let process = self.starts.spawner().process(ticket, pid);
+                let descriptors = <[OwnedFd; 2]>::try_from(heard.descriptors);
+                match (self.starts.finish(ticket), descriptors) {
+                    (Some(start), Ok([socket, log])) => {
+                        self.add_worker(ops, start, process, socket, Log::new(log));
+                    }
+                    (start, _) => {
+                        process.kill();
+                        if let Some(start) = start {
+                            let reason = "no descriptor is left for the worker".to_owned();
+                            self.start_failed(ops, &start, reason);
+                        }
+                    }
+                }
+            }
+            Spawned::Failed { ticket, reason } => {
+                if let Some(start) = self.starts.finish(ticket) {
+                    self.start_failed(ops, &start, reason);
+                }
+            }
+            Spawned::Ended {
+                ticket,
+                ending,
+                out_of_memory,
+            } => {
+                let mut workers = self.workers.iter();
+                let ended = workers.find(|(_, worker)| worker.process.ticket() == ticket);
+                if let Some(id) = ended.map(|(id, _)| *id) {
+                    self.worker_ended(ops, id, ending, out_of_memory);
+                }
+            }
+            // Said once, before anything else.
+            Spawned::Ready { .. } | Spawned::Unfit(_) => {}
+        }
+    }
+
+    /// The spawner has ended, and the kernel has killed all workers with it. Without it nobody is served.
+    fn spawner_lost(&mut self, ops: &mut EventOps<'_>, error: SpawnerError) {
+        peer::forget(ops, self.starts.spawner());
+        for start in self.starts.abandon() {
+            self.start_failed(ops, &start, error.to_string());
+        }
+        let workers: Vec<Id> = self.workers.keys().copied().collect();
+        for id in workers {
+            self.worker_ended(ops, id, Ending::Signalled(libc::SIGKILL), false);
+        }
+        self.stop(ops, "no worker can be started any more");
+        self.lost = Some(error);
     }
 
     /// With a worker still to come, a failure is not the last word on the device.
@@ -220,18 +267,23 @@ impl Supervisor {
         }
     }
 
-    fn add_worker(&mut self, ops: &mut EventOps<'_>, start: Start, started: Started) {
-        let Started { child, socket, log } = started;
+    fn add_worker(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        start: Start,
+        process: Process,
+        socket: OwnedFd,
+        log: Log,
+    ) {
         let id = self.id();
-        let (peer, tokens) = match self.watch_worker(ops, id, socket, &child, &log) {
+        let (peer, tokens) = match self.watch_worker(ops, id, socket, &log) {
             Ok(watched) => watched,
             Err(error) => {
-                child.kill();
-                child.wait();
+                process.kill();
                 return self.start_failed(ops, &start, format!("the event loop: {error}"));
             }
         };
-        let pid = child.pid();
+        let pid = process.pid();
         if let Ok(device) = &self.device {
             let hash = start.hash;
             tracing::debug!("worker {pid} starts on {device} for protocol {hash:016x}");
@@ -241,14 +293,14 @@ impl Supervisor {
             .map(|session| self.sessions.contains_key(&session) && !self.is_dying(session));
         // Its session has ended meanwhile.
         if waits == Some(false) {
-            child.kill();
+            process.kill();
         }
         let end = Instant::now() + self.start_limit;
         self.set_deadline(end);
         self.workers.insert(
             id,
             Worker {
-                child,
+                process,
                 peer,
                 log: Some(log),
                 tokens,
@@ -266,34 +318,23 @@ impl Supervisor {
         }
     }
 
-    /// Has the event loop watch a worker's stream, end and log; all of them or none.
+    /// Has the event loop watch a worker's stream and log, or neither.
     fn watch_worker(
         &mut self,
         ops: &mut EventOps<'_>,
         id: Id,
         socket: OwnedFd,
-        child: &Child,
         log: &Log,
-    ) -> Result<(Peer, [u32; 3]), event_manager::Error> {
+    ) -> Result<(Peer, [u32; 2]), event_manager::Error> {
         let stream = self.token(Source::WorkerStream(id));
         let peer = Peer::register(ops, socket, stream, true).inspect_err(|_| {
             self.sources.remove(&stream);
         })?;
-        let end = match self.add_source(ops, &child.pidfd(), Source::WorkerEnd(id)) {
-            Ok(end) => end,
-            Err(error) => {
-                peer.forget(ops);
-                self.sources.remove(&stream);
-                return Err(error);
-            }
-        };
         match self.add_source(ops, log.pipe(), Source::WorkerLog(id)) {
-            Ok(log) => Ok((peer, [stream, end, log])),
+            Ok(log) => Ok((peer, [stream, log])),
             Err(error) => {
                 peer.forget(ops);
-                peer::forget(ops, &child.pidfd());
                 self.sources.remove(&stream);
-                self.sources.remove(&end);
                 Err(error)
             }
         }
@@ -347,7 +388,7 @@ impl Supervisor {
             return Ok(());
         };
         worker.session = Some(session);
-        let (pid, ready) = (worker.child.pid(), worker.state == WorkerState::Ready);
+        let (pid, ready) = (worker.process.pid(), worker.state == WorkerState::Ready);
         self.bind_worker(session, id, pid);
         if ready {
             self.assign(ops, id);
@@ -371,8 +412,8 @@ impl Supervisor {
         };
         worker.enter(WorkerState::Assigned);
         if let Err(error) = worker.peer.send(ops, &Message::Assign(grant), descriptors) {
-            tracing::warn!("worker {} takes no session: {error}", worker.child.pid());
-            worker.child.kill();
+            tracing::warn!("worker {} takes no session: {error}", worker.process.pid());
+            worker.process.kill();
         }
     }
 
@@ -386,11 +427,11 @@ impl Supervisor {
         if let Some(reason) = reason {
             tracing::warn!(
                 "worker {} is killed: it broke the protocol: {reason}",
-                worker.child.pid()
+                worker.process.pid()
             );
         }
         // Its end is announced on its own descriptor; this one would only repeat itself.
-        worker.child.kill();
+        worker.process.kill();
         worker.peer.forget(ops);
         let token = std::mem::take(&mut worker.tokens[0]);
         self.sources.remove(&token);
@@ -471,7 +512,7 @@ impl Supervisor {
                 }
                 let name = facts::get(&device, facts::NAME).unwrap_or(&device);
                 let name: String = name.chars().take(200).collect();
-                tracing::debug!("worker {} is ready on {name:?}", worker.child.pid());
+                tracing::debug!("worker {} is ready on {name:?}", worker.process.pid());
                 worker.enter(WorkerState::Ready);
                 // It has not met a guest yet, so it can be believed.
                 self.devices = observers::devices(&device);
@@ -512,14 +553,13 @@ impl Supervisor {
     }
 
     /// A worker's process has ended.
-    pub(super) fn worker_ended(&mut self, ops: &mut EventOps<'_>, id: Id) {
-        let Some(ending) = self
-            .workers
-            .get(&id)
-            .and_then(|worker| worker.child.try_reap())
-        else {
-            return;
-        };
+    fn worker_ended(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        ending: Ending,
+        out_of_memory: bool,
+    ) {
         // What it said last may say why.
         let _ = self.serve_worker(ops, id, EventSet::IN);
         // The worker may have left the pipe's other end somewhere, so its end may never be seen.
@@ -534,7 +574,6 @@ impl Supervisor {
         if worker.tokens[0] != 0 {
             worker.peer.forget(ops);
         }
-        peer::forget(ops, &worker.child.pidfd());
         if let Some(log) = &worker.log {
             peer::forget(ops, log.pipe());
         }
@@ -543,14 +582,12 @@ impl Supervisor {
         }
         let why = match (&worker.refusal, ending) {
             (Some(reason), _) => reason.clone(),
-            (None, wormhole_sandbox::Ending::Exited(BROKEN)) => {
-                "the guest corrupted its ring".to_owned()
-            }
-            (None, _) if worker.child.ran_out_of_memory() => format!(
+            (None, Ending::Exited(BROKEN)) => "the guest corrupted its ring".to_owned(),
+            (None, _) if out_of_memory => format!(
                 "worker {} wanted more memory than workers may have",
-                worker.child.pid()
+                worker.process.pid()
             ),
-            (None, ending) => format!("worker {} {ending}", worker.child.pid()),
+            (None, ending) => format!("worker {} {ending}", worker.process.pid()),
         };
         match worker.session {
             Some(session) => self.session_lost_worker(ops, session, &why),
@@ -569,7 +606,7 @@ impl Supervisor {
         };
         if let Some(log) = worker.log.take() {
             peer::forget(ops, log.pipe());
-            let token = std::mem::take(&mut worker.tokens[2]);
+            let token = std::mem::take(&mut worker.tokens[1]);
             self.sources.remove(&token);
         }
     }
@@ -579,24 +616,10 @@ impl Supervisor {
         let Some(worker) = self.workers.get_mut(&id) else {
             return Portion::Closed;
         };
-        let pid = worker.child.pid();
+        let pid = worker.process.pid();
         worker
             .log
             .as_mut()
             .map_or(Portion::Closed, |log| log.read(pid))
-    }
-
-    /// Ends what is left when the supervisor ends.
-    pub(super) fn end_spares(&mut self) {
-        for started in self.starts.end() {
-            started.child.kill();
-            started.child.wait();
-        }
-        for worker in self.workers.values() {
-            worker.child.kill();
-        }
-        for worker in self.workers.values() {
-            worker.child.wait();
-        }
     }
 }

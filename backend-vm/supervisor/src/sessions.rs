@@ -439,7 +439,7 @@ impl Supervisor {
             }
             advance(&self.tenants, session, SessionState::end);
             if let Some(worker) = session.worker.and_then(|worker| self.workers.get(&worker)) {
-                worker.child.kill();
+                worker.process.kill();
             }
             self.deny_pending_arena(ops, key);
         }

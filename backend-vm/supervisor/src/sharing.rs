@@ -282,10 +282,10 @@ impl Supervisor {
         {
             tracing::warn!(
                 "worker {} takes no {}: {error}",
-                worker.child.pid(),
+                worker.process.pid(),
                 message.name()
             );
-            worker.child.kill();
+            worker.process.kill();
         }
     }
 }

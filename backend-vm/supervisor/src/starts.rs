@@ -6,13 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::fmt;
-use std::io;
 use std::time::Instant;
 
 use super::Id;
-use super::starter::{Order, Starter};
-use super::workers::Started;
-use wormhole_sandbox::{Confinement, SpawnError};
+use super::spawner::Spawner;
 
 /// Workers that may be starting at once, from the clone to the ready device.
 const AT_ONCE: usize = 4;
@@ -73,24 +70,22 @@ pub struct Starts {
     /// When the oldest of those was ordered, or the order before it was finished.
     busy_since: Option<Instant>,
     next_ticket: u64,
-    starter: Starter,
+    spawner: Spawner,
 }
 
 impl Starts {
-    /// # Errors
-    /// The thread that starts workers cannot be made.
-    pub fn new(confinement: Confinement) -> io::Result<Self> {
-        Ok(Self {
+    pub fn new(spawner: Spawner) -> Self {
+        Self {
             queue: Queue::default(),
             underway: BTreeMap::new(),
             busy_since: None,
             next_ticket: 0,
-            starter: Starter::new(confinement)?,
-        })
+            spawner,
+        }
     }
 
-    pub fn starter(&self) -> &Starter {
-        &self.starter
+    pub fn spawner(&self) -> &Spawner {
+        &self.spawner
     }
 
     pub fn add(&mut self, start: Start) {
@@ -119,29 +114,33 @@ impl Starts {
     ///
     /// # Errors
     /// The start, when there is nobody left to make it.
-    pub fn order(&mut self, start: Start, order: Order) -> Result<(), Start> {
-        if !self.starter.order(self.next_ticket, order) {
+    pub fn order(&mut self, start: Start) -> Result<(), Start> {
+        let ticket = self.next_ticket;
+        let lines: Vec<String> = start
+            .environment
+            .iter()
+            .map(|(name, value)| format!("{}={}", name.display(), value.display()))
+            .collect();
+        if !self.spawner.start(ticket, start.hash, lines.join("\n")) {
             return Err(start);
         }
-        self.underway.insert(self.next_ticket, start);
+        self.underway.insert(ticket, start);
         self.busy_since.get_or_insert_with(Instant::now);
         self.next_ticket += 1;
         Ok(())
     }
 
-    /// What has become of those that were ordered.
-    pub fn finished(&mut self) -> Vec<(Start, Result<Started, SpawnError>)> {
-        let mut finished = Vec::new();
-        let outcomes = self.starter.finished();
-        if !outcomes.is_empty() {
-            self.busy_since = (outcomes.len() < self.underway.len()).then(Instant::now);
-        }
-        for (ticket, result) in outcomes {
-            if let Some(start) = self.underway.remove(&ticket) {
-                finished.push((start, result));
-            }
-        }
-        finished
+    /// An order that is finished, once.
+    pub fn finish(&mut self, ticket: u64) -> Option<Start> {
+        let start = self.underway.remove(&ticket);
+        self.busy_since = (!self.underway.is_empty()).then(Instant::now);
+        start
+    }
+
+    /// The orders that nobody is left to finish.
+    pub fn abandon(&mut self) -> Vec<Start> {
+        self.busy_since = None;
+        std::mem::take(&mut self.underway).into_values().collect()
     }
 
     /// Gives a session a spare of its own tenant, or of the supervisor, that is still to come.
@@ -176,14 +175,10 @@ impl Starts {
         self.underway.is_empty() && self.queue.waiting.is_empty()
     }
 
-    /// Starts no more: what was under way.
-    pub fn end(&mut self) -> Vec<Started> {
+    /// Starts no more, and ends all workers.
+    pub fn end(&mut self) {
         self.queue.waiting.clear();
-        self.starter.end();
-        self.finished()
-            .into_iter()
-            .filter_map(|(_, result)| result.ok())
-            .collect()
+        self.spawner.end();
     }
 }
 

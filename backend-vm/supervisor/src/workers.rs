@@ -171,7 +171,8 @@ pub struct Started {
     pub child: Child,
     /// The supervisor's end of the worker's stream.
     pub socket: OwnedFd,
-    pub log: Log,
+    /// The read end of the worker's log, which does not wait.
+    pub log: OwnedFd,
 }
 
 /// Starts a worker on `device`.
@@ -200,7 +201,7 @@ pub fn start(
     Ok(Started {
         child,
         socket: near.into(),
-        log: Log::new(reader),
+        log: reader.into(),
     })
 }
 
@@ -222,9 +223,9 @@ pub struct Log {
 }
 
 impl Log {
-    fn new(pipe: File) -> Self {
+    pub fn new(pipe: OwnedFd) -> Self {
         Self {
-            pipe,
+            pipe: pipe.into(),
             line: Vec::new(),
             passed_on: 0,
         }

@@ -179,9 +179,15 @@ impl Backend {
         );
     }
 
-    /// Processes started by the supervisor, by their numbers.
+    /// The process that starts workers for the supervisor, by its number.
+    pub fn spawner(&self) -> Option<i32> {
+        children_of(self.child.id()).first().copied()
+    }
+
+    /// Worker processes, by their numbers.
     pub fn workers(&self) -> Vec<i32> {
-        children_of(self.child.id())
+        let spawner = self.spawner().map(i32::cast_unsigned);
+        spawner.map(children_of).unwrap_or_default()
     }
 
     pub fn is_alive(&mut self) -> bool {

@@ -123,7 +123,7 @@ fn in_machine() {
 
 fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
     let mut backend = start();
-    let place = base.join(format!("workers-{}.0", backend.child.id()));
+    let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
     let mut neighbour = assign(&mut backend, "");
     let doomed = assign(&mut backend, EAT);
     backend.wait_for_log("more memory than workers may have");
@@ -173,13 +173,13 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
 
 fn what_a_killed_supervisor_leaves_is_removed_by_the_next(base: &Path) {
     let mut killed = start();
-    let left = base.join(format!("workers-{}.0", killed.child.id()));
+    let left = base.join(format!("workers-{}.0", killed.spawner().unwrap()));
     killed.signal(libc::SIGKILL);
     killed.wait_for_end();
     assert!(left.exists());
     let next = start();
     assert!(!left.exists());
-    let living = base.join(format!("workers-{}.0", next.child.id()));
+    let living = base.join(format!("workers-{}.0", next.spawner().unwrap()));
     let third = start();
     assert!(living.exists(), "its supervisor lives");
     assert!(third.finish().success());

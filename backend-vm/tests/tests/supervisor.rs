@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use wormhole_api::{
     DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
 };
 use wormhole_backend_tests::backend::{
-    Backend, PATIENCE, Tenant, Workers, children_of, is_running, kill, wait_until,
+    Backend, PATIENCE, Tenant, Workers, is_running, kill, wait_until,
 };
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_backend_tests::random::Random;
@@ -342,6 +342,114 @@ fn workers_do_not_outlive_a_killed_supervisor() {
 }
 
 #[test]
+fn without_its_spawner_the_supervisor_ends_and_says_why() {
+    let mut backend = Backend::with_window(64);
+    let guest = backend.connect().open();
+    let workers = backend.workers();
+    kill(backend.spawner().unwrap(), libc::SIGKILL);
+    let cause = guest.wait_for_status();
+    assert_eq!((cause.result, cause.cause), (709, 2));
+    assert_eq!(backend.wait_for_end().code(), Some(2));
+    wait_until(
+        || workers.iter().all(|worker| !is_running(*worker)),
+        || "the workers' end".into(),
+    );
+    backend.wait_for_log("the process that starts workers has ended");
+}
+
+/// Everything that hears a guest does so without privileges; the test says most where it runs as root.
+#[test]
+fn the_supervisor_serves_guests_without_privileges_and_under_a_filter() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    works(&mut guest);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", backend.child.id())).unwrap();
+    let mut threads = 0;
+    for task in tasks.flatten() {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap().trim().to_owned()
+        };
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+            assert_eq!(field(set), "0000000000000000", "{set} {status}");
+        }
+        assert_eq!(field("NoNewPrivs:"), "1");
+        assert_eq!(field("Seccomp:"), "2");
+        threads += 1;
+    }
+    assert!(threads >= 2, "the loop and the scrubber");
+}
+
+#[test]
+fn a_supervisor_does_not_listen_in_place_of_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, "kept").unwrap();
+    let listen = ["--listen", path.to_str().unwrap()];
+    let mut backend = Backend::start(Workers::built(), &listen);
+    assert_eq!(backend.wait_for_end().code(), Some(2));
+    backend.wait_for_log("is there already and is not a socket");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+}
+
+#[test]
+fn the_socket_is_removed_in_the_end_and_another_file_in_its_place_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (backend, socket) = listening_backend(&folder, 4096, 4096);
+    assert!(socket.exists());
+    backend.signal(libc::SIGTERM);
+    let mut backend = backend;
+    assert!(backend.wait_for_end().success());
+    assert!(!socket.exists());
+
+    let (mut backend, socket) = listening_backend(&folder, 4096, 4096);
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "another's").unwrap();
+    backend.signal(libc::SIGTERM);
+    assert!(backend.wait_for_end().success());
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "another's");
+}
+
+/// Connects as another user, from a thread that is that user alone.
+fn join_as(user: libc::uid_t, socket: &Path) -> Tenant {
+    let socket = socket.to_owned();
+    let joined = std::thread::spawn(move || {
+        // SAFETY: integers; without the C library this changes the calling thread alone.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+        assert_eq!(changed, 0);
+        Tenant::join(&socket)
+    });
+    joined.join().unwrap()
+}
+
+#[test]
+fn another_users_tenant_is_refused_unless_it_is_named() {
+    // SAFETY: it takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: only root can be another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let socket = folder.path().join("socket");
+    let arguments = [
+        "--listen",
+        socket.to_str().unwrap(),
+        "--tenant-user",
+        "1234",
+    ];
+    let mut backend = Backend::start(Workers::built(), &arguments);
+    backend.attach(64, Attach::default()).unwrap();
+    let reason = join_as(4321, &socket).attached().unwrap_err();
+    assert!(reason.contains("user 4321 may not attach"), "{reason}");
+    join_as(1234, &socket)
+        .attach(64, Attach::default())
+        .unwrap();
+}
+
+#[test]
 fn a_supervisor_that_is_told_to_stop_ends_every_session_in_order() {
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();
@@ -360,10 +468,12 @@ fn a_supervisor_that_is_told_to_stop_ends_every_session_in_order() {
 fn the_supervisor_ends_with_its_tenant() {
     let mut backend = Backend::with_window(64);
     let _guest = backend.connect().open();
-    let pid = backend.child.id();
-    let workers = children_of(pid);
+    let spawner = backend.spawner().unwrap();
+    let workers = backend.workers();
+    assert!(!workers.is_empty());
     assert!(backend.finish().success());
     assert!(workers.iter().all(|worker| !is_running(*worker)));
+    assert!(!is_running(spawner));
 }
 
 #[test]
@@ -633,4 +743,76 @@ fn numbers_and_segments_are_used_again_with_another_generation() {
         backend.report();
     }
     assert_eq!(generations, [1, 2, 3, 4, 5]);
+}
+
+/// What an executable says that is started by hand, and its status.
+fn by_hand(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.stdout.is_empty());
+    (
+        String::from_utf8(output.stderr).unwrap(),
+        output.status.code(),
+    )
+}
+
+#[test]
+fn mistakes_in_the_arguments_are_told_in_one_line() {
+    for (program, arguments) in [
+        (env!("CARGO_BIN_EXE_supervisor"), &["--device", "gpu"][..]),
+        (env!("CARGO_BIN_EXE_supervisor"), &["--fd", "3"]),
+        (
+            env!("CARGO_BIN_EXE_supervisor"),
+            &["--listen", "/nowhere/socket", "--workers", "/"],
+        ),
+        (env!("CARGO_BIN_EXE_worker"), &["--device", "gpu"]),
+        (env!("CARGO_BIN_EXE_worker"), &["--nonsense"]),
+        (env!("CARGO_BIN_EXE_worker"), &[]),
+    ] {
+        let (said, status) = by_hand(program, arguments);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(status, Some(2), "{said}");
+    }
+    let (said, _) = by_hand(env!("CARGO_BIN_EXE_worker"), &[]);
+    assert!(
+        said.contains("only wormhole-supervisor starts this program"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_limit_of_open_files_that_is_too_low_is_named() {
+    for files in [8, 12, 24, 48, 100] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+        // SAFETY: prlimit is safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || limit_descriptors(0, files, files));
+        }
+        let mut backend = Backend::start_as(command, Workers::built(), &[]);
+        assert_eq!(backend.wait_for_end().code(), Some(2));
+        backend.wait_for_log("RLIMIT_NOFILE");
+        let log = backend.log();
+        assert_eq!(log.lines().count(), 1, "{log}");
+        assert!(!log.contains("sandbox"), "{log}");
+    }
+}
+
+#[test]
+fn a_limit_of_address_space_is_named() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+    let limit = libc::rlimit {
+        rlim_cur: 8 << 30,
+        rlim_max: 8 << 30,
+    };
+    // SAFETY: setrlimit is safe between fork and exec.
+    unsafe {
+        command.pre_exec(
+            move || match libc::setrlimit(libc::RLIMIT_AS, &raw const limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        );
+    }
+    let mut backend = Backend::start_as(command, Workers::built(), &[]);
+    let reason = backend.attach(64, Attach::default()).unwrap_err();
+    assert!(reason.contains("RLIMIT_AS"), "{reason}");
 }

@@ -1,4 +1,4 @@
-//! The thread that starts workers: a clone, mounts and an exec that the event loop does not wait for.
+//! The thread that starts workers: a clone, mounts and an exec that the spawner's loop does not wait for.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::workers::{self, Started};
+use crate::workers::{self, Started};
 use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::{Confinement, SpawnError};
 
@@ -24,7 +24,7 @@ pub struct Order {
 /// What became of an order, by its ticket.
 type Outcome = (u64, Result<Started, SpawnError>);
 
-/// The event loop's handle on the thread. It is readable when an order is finished.
+/// The loop's handle on the thread. It is readable when an order is finished.
 ///
 /// The kernel kills a worker when the thread that started it ends, so the thread lives as long as this.
 #[derive(Debug)]

@@ -1,0 +1,249 @@
+//! The spawner's own side: one loop over the supervisor's orders, workers that were started, and workers that end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use wormhole_link::chain;
+use wormhole_sandbox::Child;
+
+use super::message::{self, Order, Report};
+use super::setup::{Prepared, Setup};
+use super::starter::{self, Starter};
+use crate::environment;
+use crate::listener::Place;
+use crate::workers::Started;
+
+/// Characters of a reason.
+const LONGEST_REASON: usize = 4000;
+
+/// Serves the supervisor until it closes its end: the process's exit status.
+pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
+    let status = match live_and_die_with_supervisor().and_then(|()| prepare(socket, setup)) {
+        Ok(mut spawner) => {
+            spawner.run(socket);
+            spawner.end();
+            0
+        }
+        Err(reason) => {
+            let report = Report::Unfit(reason);
+            // When nobody hears it, the supervisor has ended.
+            let _ = message::send(socket, &report.encode(), &[], true);
+            2
+        }
+    };
+    if let Some(place) = place {
+        place.remove();
+    }
+    status
+}
+
+/// Has the kernel kill this process when the supervisor dies; the orderly end is the end of the socket. Signals for the
+/// supervisor's process group are the supervisor's.
+fn live_and_die_with_supervisor() -> Result<(), String> {
+    // SAFETY: system calls on integers.
+    unsafe {
+        libc::setsid();
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) != 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(format!(
+                "a process cannot be tied to another's life: {error}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
+    let prepared = setup.prepare().map_err(|error| chain(&error))?;
+    let ready = Report::Ready {
+        hashes: prepared.executables.hashes().collect(),
+        device: match &prepared.device {
+            Ok(device) => Ok(device.to_string()),
+            Err(reason) => Err(reason.clone()),
+        },
+    };
+    let starter = Starter::new(prepared.confinement.clone())
+        .map_err(|error| format!("the thread that starts workers cannot be made: {error}"))?;
+    message::send(socket, &ready.encode(), &[], true)
+        .map_err(|error| format!("the supervisor cannot be told of its workers: {error}"))?;
+    Ok(Spawner {
+        prepared,
+        starter,
+        workers: BTreeMap::new(),
+        reports: VecDeque::new(),
+    })
+}
+
+/// The spawner's state.
+struct Spawner {
+    prepared: Prepared,
+    starter: Starter,
+    /// By ticket.
+    workers: BTreeMap<u64, Child>,
+    /// What the supervisor's socket has had no room for.
+    reports: VecDeque<(Report, Vec<OwnedFd>)>,
+}
+
+impl Spawner {
+    /// Returns when the supervisor has closed its end.
+    fn run(&mut self, socket: &OwnedFd) {
+        loop {
+            let tickets: Vec<u64> = self.workers.keys().copied().collect();
+            let ends = self.workers.values().map(|child| child.pidfd().as_raw_fd());
+            let entry = |fd: RawFd, events| libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            };
+            let writes = match self.reports.is_empty() {
+                true => 0,
+                false => libc::POLLOUT,
+            };
+            let mut entries = vec![
+                entry(socket.as_raw_fd(), libc::POLLIN | writes),
+                entry(self.starter.as_raw_fd(), libc::POLLIN),
+            ];
+            entries.extend(ends.map(|fd| entry(fd, libc::POLLIN)));
+            let count = libc::nfds_t::try_from(entries.len()).unwrap_or(0);
+            // SAFETY: a live array of as many entries.
+            if unsafe { libc::poll(entries.as_mut_ptr(), count, -1) } < 0 {
+                continue;
+            }
+            self.announce_started();
+            // Fewer than before if an end was announced meanwhile; the others are looked at again.
+            for (ticket, entry) in tickets.iter().zip(&entries[2..]) {
+                if entry.revents != 0 {
+                    self.announce_end(*ticket);
+                }
+            }
+            if !self.take_orders(socket) {
+                return;
+            }
+            self.flush(socket);
+        }
+    }
+
+    fn announce_started(&mut self) {
+        for (ticket, outcome) in self.starter.finished() {
+            match outcome {
+                Ok(Started { child, socket, log }) => {
+                    let pid = child.pid();
+                    self.workers.insert(ticket, child);
+                    let report = Report::Started { ticket, pid };
+                    self.reports.push_back((report, vec![socket, log]));
+                }
+                Err(error) => {
+                    let reason = chain(&error).chars().take(LONGEST_REASON).collect();
+                    let report = Report::Failed { ticket, reason };
+                    self.reports.push_back((report, Vec::new()));
+                }
+            }
+        }
+    }
+
+    fn announce_end(&mut self, ticket: u64) {
+        let Some(ending) = self.workers.get(&ticket).and_then(Child::try_reap) else {
+            return;
+        };
+        if let Some(child) = self.workers.remove(&ticket) {
+            let report = Report::Ended {
+                ticket,
+                ending,
+                out_of_memory: child.ran_out_of_memory(),
+            };
+            self.reports.push_back((report, Vec::new()));
+        }
+    }
+
+    /// False when the supervisor has closed its end, or says what it never says.
+    fn take_orders(&mut self, socket: &OwnedFd) -> bool {
+        loop {
+            let bytes = match message::receive(socket, false) {
+                Ok(Some((bytes, _))) => bytes,
+                Ok(None) => return false,
+                Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+            };
+            match Order::decode(&bytes) {
+                Ok(Order::Start {
+                    ticket,
+                    hash,
+                    environment,
+                }) => self.start(ticket, hash, &environment),
+                Ok(Order::Kill { ticket }) => {
+                    // One that has ended may still be killed by who has not heard of it.
+                    if let Some(child) = self.workers.get(&ticket) {
+                        child.kill();
+                    }
+                }
+                Err(error) => {
+                    tracing::error!("{error}");
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, ticket: u64, hash: u64, guest: &str) {
+        let started = match (self.prepared.executables.get(hash), &self.prepared.device) {
+            (Some(program), Ok(device)) => {
+                let mut environment = self.prepared.environment.clone();
+                environment.extend(environment::passed_on(guest));
+                let order = starter::Order {
+                    program: program.to_owned(),
+                    device: device.clone(),
+                    environment,
+                };
+                match self.starter.order(ticket, order) {
+                    true => Ok(()),
+                    false => Err("the thread that starts workers has ended".to_owned()),
+                }
+            }
+            (None, _) => Err(format!("no worker speaks protocol {hash:016x}")),
+            (_, Err(reason)) => Err(reason.clone()),
+        };
+        if let Err(reason) = started {
+            let report = Report::Failed { ticket, reason };
+            self.reports.push_back((report, Vec::new()));
+        }
+    }
+
+    /// Sends what the socket takes.
+    fn flush(&mut self, socket: &OwnedFd) {
+        while let Some((report, descriptors)) = self.reports.pop_front() {
+            match message::send(socket, &report.encode(), &descriptors, false) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    self.reports.push_front((report, descriptors));
+                    return;
+                }
+                Err(error) => {
+                    // The supervisor hears of a worker's end at least.
+                    tracing::error!("the supervisor is not told of {report:?}: {error}");
+                    if let Report::Started { ticket, .. } = report
+                        && let Some(child) = self.workers.get(&ticket)
+                    {
+                        child.kill();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends and reaps all workers.
+    fn end(mut self) {
+        self.starter.end();
+        for (_, outcome) in self.starter.finished() {
+            if let Ok(started) = outcome {
+                started.child.kill();
+                started.child.wait();
+            }
+        }
+        for child in self.workers.values() {
+            child.kill();
+        }
+        for child in self.workers.values() {
+            child.wait();
+        }
+    }
+}
