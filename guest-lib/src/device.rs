@@ -4,6 +4,7 @@
 //! itself could do.
 
 use std::ffi::{CString, c_char};
+use std::sync::atomic::AtomicBool;
 
 use wormhole_api::{ATTRIBUTES, DeviceDescribeReply};
 use wormhole_ring::layout::MOST_DEVICES;
@@ -64,6 +65,9 @@ pub struct Device {
     pub priorities: (i32, i32),
     pub name: CString,
     attributes: [i32; PLACES],
+    /// A stream was destroyed with work under way. The next synchronization of the whole device must wait for that
+    /// work too, and no fence covers it.
+    pub has_orphaned_work: AtomicBool,
 }
 
 impl Device {
@@ -98,6 +102,7 @@ impl Device {
             priorities: (reply.least_priority, reply.greatest_priority),
             name: CString::new(name).unwrap_or_default(),
             attributes,
+            has_orphaned_work: AtomicBool::new(false),
         }
     }
 

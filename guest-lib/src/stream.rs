@@ -246,6 +246,15 @@ pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
         target.set_captured(false);
         capture::leave(handle);
     }
+    if stream.is_dirty() {
+        // Release: who takes the mark finds the work in the ring before its request.
+        let device = scope
+            .session
+            .session()
+            .on(stream.device.load(Ordering::Relaxed))
+            .device();
+        device.has_orphaned_work.store(true, Ordering::Release);
+    }
     let sent = scope.session.record(&StreamDestroy { stream: handle });
     if let Some(line) = stream.timeline().line.take() {
         scope.session.return_fence(line);
@@ -594,7 +603,11 @@ fn blocking_work(scope: Scope) -> Vec<Covered> {
 /// Waits for all work of the scope's device (`cuCtxSynchronize`): streams without new work are not visited.
 pub fn synchronize_all(scope: Scope) -> Result {
     scope.session.publish_counts();
-    if scope.session.has_device_output() || pool::take_release_due(None) {
+    let orphaned = &scope.session.device().has_orphaned_work;
+    if orphaned.load(Ordering::Relaxed) && orphaned.swap(false, Ordering::Acquire)
+        || scope.session.has_device_output()
+        || pool::take_release_due(None)
+    {
         return output::synchronize(scope, None);
     }
     scope.session.alive()?;

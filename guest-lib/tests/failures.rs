@@ -19,6 +19,7 @@ unsafe extern "C" {
     fn cuCtxSynchronize() -> u32;
     fn cuCtxGetLimit(value: *mut usize, limit: u32) -> u32;
     fn cuStreamCreate(stream: *mut Pointer, flags: u32) -> u32;
+    fn cuStreamDestroy_v2(stream: Pointer) -> u32;
     fn cuStreamSynchronize(stream: Pointer) -> u32;
     fn cuStreamQuery(stream: Pointer) -> u32;
     fn cuModuleLoadData(module: *mut Pointer, image: *const c_void) -> u32;
@@ -155,10 +156,11 @@ fn poll(ask: impl Fn() -> u32) -> u32 {
 }
 
 /// Calls that wait for the device, or that the backend answers.
-const CALLS: [&str; 22] = [
+const CALLS: [&str; 23] = [
     "cuCtxSynchronize",
     "cuStreamSynchronize",
     "cuStreamSynchronize of the legacy stream",
+    "cuStreamDestroy and a wait for all streams",
     "cuStreamQuery",
     "cuStreamQuery of the legacy stream",
     "cuEventSynchronize",
@@ -202,6 +204,11 @@ fn call(name: &str, ready: &Ready) -> u32 {
             "cuCtxSynchronize" => cuCtxSynchronize(),
             "cuStreamSynchronize" => cuStreamSynchronize(stream),
             "cuStreamSynchronize of the legacy stream" => cuStreamSynchronize(null_mut()),
+            // Its work goes on.
+            "cuStreamDestroy and a wait for all streams" => match cuStreamDestroy_v2(stream) {
+                0 => cuCtxSynchronize(),
+                error => error,
+            },
             "cuStreamQuery" => poll(|| cuStreamQuery(stream)),
             "cuStreamQuery of the legacy stream" => poll(|| cuStreamQuery(null_mut())),
             "cuEventSynchronize" => cuEventSynchronize(behind),
