@@ -8,7 +8,8 @@
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -122,9 +123,15 @@ impl EmulatedHost<'_> {
         stderr: &mut (dyn Write + Send),
     ) -> Result<Report, ImageError> {
         let initrd = self.initrd()?;
+        // The machine's first process waits until somebody listens, also where nobody has a signal for its program.
+        let (_silent, unused) = UnixStream::pair().map_err(|source| ImageError::Start {
+            program: QEMU,
+            source,
+        })?;
+        let signals = self.signals.unwrap_or(unused.as_fd());
 
         let (mut out, mut err) = (Told::new(stdout), Told::new(stderr));
-        match self.attempt(&initrd, &mut out, &mut err) {
+        match self.attempt(&initrd, signals, &mut out, &mut err) {
             Err(ImageError::HostDied { status, .. })
                 if status.success() && !out.told && !err.told =>
             {
@@ -134,7 +141,7 @@ impl EmulatedHost<'_> {
                     "wormhole: the emulated host died ({status}) before its program wrote anything: it is started \
                      once more"
                 );
-                self.attempt(&initrd, &mut out, &mut err)
+                self.attempt(&initrd, signals, &mut out, &mut err)
             }
             ended => ended,
         }
@@ -155,6 +162,7 @@ impl EmulatedHost<'_> {
     fn attempt(
         &self,
         initrd: &File,
+        signals: BorrowedFd<'_>,
         stdout: &mut (dyn Write + Send),
         stderr: &mut (dyn Write + Send),
     ) -> Result<Report, ImageError> {
@@ -170,6 +178,7 @@ impl EmulatedHost<'_> {
         let (report_reader, report_writer) = pipe()?;
         let mut child = self.start(
             initrd,
+            signals,
             [console_writer, stdout_writer, stderr_writer, report_writer],
         )?;
 
@@ -211,7 +220,12 @@ impl EmulatedHost<'_> {
         })
     }
 
-    fn start(&self, initrd: &File, writers: [PipeWriter; 4]) -> Result<Child, ImageError> {
+    fn start(
+        &self,
+        initrd: &File,
+        signals: BorrowedFd<'_>,
+        writers: [PipeWriter; 4],
+    ) -> Result<Child, ImageError> {
         // What QEMU itself has to say is shown with the console.
         let errors = writers[0].try_clone().map_err(|source| ImageError::Start {
             program: QEMU,
@@ -223,12 +237,12 @@ impl EmulatedHost<'_> {
             .iter()
             .map(AsRawFd::as_raw_fd)
             .chain([initrd.as_raw_fd()])
-            .chain(self.signals.map(|signals| signals.as_raw_fd()))
+            .chain([signals.as_raw_fd()])
             .collect();
         let first = sources.iter().max().map_or(0, |highest| highest + 100);
         let numbers: Vec<RawFd> = (first..).take(sources.len()).collect();
-        let [console, outputs @ .., initrd_number] = &numbers[..=writers.len()] else {
-            unreachable!("there is a console and an initrd");
+        let [console, outputs @ .., initrd_number, signals_number] = &numbers[..] else {
+            unreachable!("there are a console, an initrd and signals");
         };
 
         let mut command = Command::new(QEMU);
@@ -273,11 +287,11 @@ impl EmulatedHost<'_> {
                 format!("file,id={name},path=/dev/fd/{output}"),
             );
         }
-        let signals = match (self.signals, numbers.last()) {
-            (Some(_), Some(number)) => format!("socket,id=signals,fd={number}"),
-            _ => "null,id=signals".to_owned(),
-        };
-        port("signals", SIGNALS_PORT, signals);
+        port(
+            "signals",
+            SIGNALS_PORT,
+            format!("socket,id=signals,fd={signals_number}"),
+        );
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
