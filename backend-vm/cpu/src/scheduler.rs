@@ -85,7 +85,7 @@ struct State {
     /// Kernels that run.
     kernels: usize,
     threads: Vec<JoinHandle<()>>,
-    /// Threads that sleep, the last one to wake first: what it used is still in the processor's caches.
+    /// Sleeping threads. The last to sleep is woken first, since its data is still in the processor's caches.
     idle: Vec<Arc<threads::Sleeper>>,
     /// How many were called and have not come yet, and how many are being started.
     called: usize,

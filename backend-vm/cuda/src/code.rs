@@ -1,4 +1,4 @@
-//! Device code: what the driver is given of a guest's image.
+//! Device code: takes it out of a guest's image and checks it before the driver reads it.
 //!
 //! An image is an ELF file of machine code, a fat binary, several fat binaries (of a relocatable link), or PTX. The
 //! driver believes the lengths in a fat binary's headers, and it follows the pointers of an image that begins like a

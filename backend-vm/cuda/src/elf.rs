@@ -2,7 +2,7 @@
 //!
 //! The driver believes the offsets and lengths in headers (measured on driver 580: it dies of a section table that the
 //! file does not hold). A file passes when every header, section, segment, name and symbol lies within it (ELF-64
-//! object file format). What the sections mean is the driver's to check.
+//! object file format). The driver checks the sections' content.
 
 use object::LittleEndian;
 use object::elf::{EM_CUDA, FileHeader64};

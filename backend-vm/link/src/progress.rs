@@ -23,7 +23,7 @@ const PARKED: usize = 1;
 /// Tasks that the registrar was handed, and those that it has done.
 const TASKS: usize = 16;
 const TASKS_DONE: usize = 17;
-/// Streams whose fence the watcher awaits; of the first of them the fence, what it is to become, and what it is.
+/// Four words: the number of streams whose fence the watcher awaits; the first one's fence, awaited and present value.
 const FENCES: usize = 32;
 /// The requests by their answer slots: the message, and above [`STAGE`] how far it is; 0 without a request.
 const REQUESTS: usize = 64;
@@ -105,7 +105,7 @@ impl Progress {
         self.word(TASKS_DONE).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So many streams have fences that are not written; of one of them the fence, what it is to become, and what it is.
+    /// Sets the number of streams whose fence is not written yet. `first` is a fence, its awaited and its present value.
     pub fn await_fences(&self, streams: usize, first: Option<(u32, u64, u64)>) {
         let (fence, wanted, value) = first.unwrap_or_default();
         let words = [streams as u64, fence.into(), wanted, value];

@@ -3,7 +3,7 @@
 //! A thread takes the stream that has been ready for longest, runs one step of its work and looks again.
 //! Threads are started when work is ready and none is free, [`MAX_KERNELS`] and [`SPARE`] at most. Work that
 //! waits has no thread: the scheduler makes its stream ready when a point is reached, and one more thread, the
-//! watcher, looks at the conditions of which there is no notice.
+//! watcher, polls the conditions that notify nobody.
 
 use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -15,7 +15,7 @@ const LONGEST: usize = 32 << 10;
 /// Descriptors that come with a message.
 const DESCRIPTORS: usize = 2;
 
-/// What the supervisor may ask. Which programs there are and how they are confined is the spawner's to know.
+/// An order of the supervisor. The spawner alone knows the workers' programs and how they are confined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Start the worker for a protocol. `environment` is a guest's, in lines of `NAME=VALUE`.

@@ -90,7 +90,7 @@ impl Spawner {
             0 => {
                 drop(near);
                 for fd in closes {
-                    // SAFETY: descriptors of the parent's, of which nothing in this process makes use any more.
+                    // SAFETY: copies of the parent's descriptors. Nothing in this process uses them.
                     unsafe {
                         libc::close(*fd);
                     }

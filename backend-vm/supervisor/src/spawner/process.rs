@@ -218,7 +218,7 @@ impl Spawner {
                     return;
                 }
                 Err(error) => {
-                    // The supervisor hears of a worker's end at least.
+                    // Kills the worker, so that the supervisor sees at least its end.
                     tracing::error!("the supervisor is not told of {report:?}: {error}");
                     if let Report::Started { ticket, .. } = report
                         && let Some(child) = self.workers.get(&ticket)
