@@ -3,12 +3,15 @@
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use wormhole_link::device::DeviceChoice;
 use wormhole_link::{arguments, chain};
 
+use crate::log::Log;
 use crate::{Listener, Options};
 
 /// Serves tenants' guests with a device: accepts windows and control streams, runs a confined worker for
@@ -92,9 +95,14 @@ enum Sandbox {
 /// The whole executable.
 pub fn main() -> ExitCode {
     let filter = std::env::var("WORMHOLE_LOG").unwrap_or_else(|_| "warn".to_owned());
+    // Without standard error there is no log.
+    let writer = match Log::open() {
+        Ok(log) => BoxMakeWriter::new(Arc::new(log)),
+        Err(_) => BoxMakeWriter::new(std::io::sink),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        .with_writer(std::io::stderr)
+        .with_writer(writer)
         .with_target(false)
         .without_time()
         .with_ansi(false)

@@ -21,6 +21,7 @@ mod environment;
 mod guests;
 mod host_nvml;
 mod listener;
+mod log;
 mod log_budget;
 mod observers;
 mod peer;

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -107,7 +107,32 @@ impl Backend {
     }
 
     /// As [`start`](Self::start), with another executable.
-    pub fn start_as(mut command: Command, workers: Workers, arguments: &[&str]) -> Self {
+    pub fn start_as(command: Command, workers: Workers, arguments: &[&str]) -> Self {
+        let (backend, mut stderr) = Self::start_unheard(command, workers, arguments);
+        let sink = Arc::clone(&backend.log);
+        std::thread::spawn(move || {
+            use std::io::Read;
+            let mut buffer = [0; 4096];
+            while let Ok(count) = stderr.read(&mut buffer) {
+                if count == 0 {
+                    break;
+                }
+                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                if std::env::var_os("WORMHOLE_TEST_LOG").is_some() {
+                    eprint!("{text}");
+                }
+                sink.lock().unwrap().push_str(&text);
+            }
+        });
+        backend
+    }
+
+    /// As [`start_as`](Self::start_as); nobody reads the log unless the caller does.
+    pub fn start_unheard(
+        mut command: Command,
+        workers: Workers,
+        arguments: &[&str],
+    ) -> (Self, ChildStderr) {
         let (near, far) = UnixStream::pair().unwrap();
         let number = far.as_raw_fd();
         command
@@ -131,28 +156,14 @@ impl Backend {
         }
         let mut child = command.spawn().unwrap();
         drop(far);
-        let log = Arc::new(Mutex::new(String::new()));
-        let (mut stderr, sink) = (child.stderr.take().unwrap(), Arc::clone(&log));
-        std::thread::spawn(move || {
-            use std::io::Read;
-            let mut buffer = [0; 4096];
-            while let Ok(count) = stderr.read(&mut buffer) {
-                if count == 0 {
-                    break;
-                }
-                let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
-                if std::env::var_os("WORMHOLE_TEST_LOG").is_some() {
-                    eprint!("{text}");
-                }
-                sink.lock().unwrap().push_str(&text);
-            }
-        });
-        Self {
+        let stderr = child.stderr.take().unwrap();
+        let backend = Self {
             child,
             tenant: Tenant::new(near),
-            log,
+            log: Arc::new(Mutex::new(String::new())),
             _workers: workers,
-        }
+        };
+        (backend, stderr)
     }
 
     /// A supervisor on the CPU device with a window of `segments` segments attached.

@@ -1,6 +1,7 @@
 //! What the supervisor promises whoever dies, lies or asks for too much.
 
-use std::os::fd::OwnedFd;
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -176,6 +177,28 @@ fn guests_that_break_the_protocol_in_a_loop_do_not_fill_the_log() {
     let told = log.matches("broke the protocol").count();
     assert!((60..200).contains(&told), "{told} lines");
     works(&mut backend.connect().open());
+}
+
+#[test]
+fn a_log_that_is_not_read_holds_nobody_up() {
+    let supervisor = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+    let (mut backend, log) = Backend::start_unheard(supervisor, Workers::built(), &[]);
+    // SAFETY: an open descriptor and an integer.
+    let size = unsafe { libc::fcntl(log.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
+    assert_eq!(size, 4096);
+    backend.attach(64, Attach::default()).unwrap();
+    // At this level each says more than twenty bytes.
+    for _ in 0..300 {
+        drop(backend.connect());
+    }
+    works(&mut backend.connect().open());
+    let mut lines = BufReader::new(log).lines();
+    let end = Instant::now() + PATIENCE;
+    // Each that is read makes room for what comes after it.
+    while !lines.next().unwrap().unwrap().ends_with("lines are lost") {
+        assert!(Instant::now() < end, "no line says so");
+        drop(backend.connect());
+    }
 }
 
 const HELLO: Message<'_> = Message::Hello {

@@ -1,0 +1,180 @@
+//! The log on standard error. A line that its reader leaves no room for is lost and counted: nobody waits for a reader.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::net::SendFlags;
+
+/// Standard error, written without waiting. A shared reference writes; each call is one line.
+#[derive(Debug)]
+pub struct Log {
+    fd: OwnedFd,
+    way: Way,
+    /// Lines that were lost since the last one that was written.
+    lost: AtomicU64,
+    /// The last line was written in part.
+    cut: AtomicBool,
+}
+
+/// How a line is written without waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// A description of this process's own does not wait.
+    Own,
+    /// The flag of each call says so.
+    Socket,
+    /// The description is shared with other processes, whose calls wait: looks before each call.
+    Shared,
+    /// Writing waits for no reader.
+    File,
+}
+
+impl Log {
+    /// Standard error as it is now.
+    ///
+    /// # Errors
+    /// It is not open, or no descriptor is left.
+    pub fn open() -> io::Result<Self> {
+        Self::on(io::stderr().as_fd().try_clone_to_owned()?)
+    }
+
+    fn on(fd: OwnedFd) -> io::Result<Self> {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+        let (fd, way) = match kind {
+            FileType::RegularFile => (fd, Way::File),
+            FileType::Socket => (fd, Way::Socket),
+            // A new description: O_NONBLOCK on the inherited one would change it for its other holders.
+            _ => match reopened(&fd) {
+                Ok(own) => (own, Way::Own),
+                Err(_) => (fd, Way::Shared),
+            },
+        };
+        Ok(Self {
+            fd,
+            way,
+            lost: AtomicU64::new(0),
+            cut: AtomicBool::new(false),
+        })
+    }
+
+    /// Writes a line whole, or loses it. False if it is lost.
+    fn put(&self, line: &[u8]) -> bool {
+        let ended;
+        let line = if self.cut.load(Ordering::Relaxed) {
+            ended = [b"\n", line].concat();
+            &ended
+        } else {
+            line
+        };
+        let written = match self.way {
+            Way::Own | Way::File => rustix::io::write(&self.fd, line),
+            Way::Socket => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                rustix::net::send(&self.fd, line, flags)
+            }
+            Way::Shared if self.has_room() => {
+                // A pipe that has room at all takes so many bytes at once (pipe(7)).
+                rustix::io::write(&self.fd, &line[..line.len().min(libc::PIPE_BUF)])
+            }
+            Way::Shared => return false,
+        };
+        let Ok(count) = written else {
+            return false;
+        };
+        self.cut.store(count < line.len(), Ordering::Relaxed);
+        count == line.len()
+    }
+
+    fn has_room(&self) -> bool {
+        let mut entry = libc::pollfd {
+            fd: self.fd.as_raw_fd(),
+            events: libc::POLLOUT,
+            revents: 0,
+        };
+        // SAFETY: one entry, which lives during the call.
+        unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
+    }
+}
+
+fn reopened(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+impl Write for &Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        let noted = lost == 0 || self.put(format!("{lost} lines are lost\n").as_bytes());
+        if !noted || !self.put(line) {
+            let again = if noted { 0 } else { lost };
+            self.lost.fetch_add(again + 1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    /// A log on this descriptor, which `read` reads all that is there from.
+    fn loses_and_counts(log: &Log, mut read: impl FnMut() -> String) {
+        let mut writer = log;
+        let mut written = 0;
+        while log.lost.load(Ordering::Relaxed) < 10 {
+            writer.write_all(b"a line like another\n").unwrap();
+            written += 1;
+        }
+        let there = read();
+        writer.write_all(b"the next\n").unwrap();
+        let after = read();
+        let whole = there.matches("a line like another\n").count();
+        assert!(
+            after.ends_with(&format!("{} lines are lost\nthe next\n", written - whole)),
+            "{written} written, {whole} there, then: {after}"
+        );
+    }
+
+    #[test]
+    fn lines_that_a_pipes_reader_leaves_are_lost_and_counted() {
+        let (reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let read = || {
+            let mut text = Vec::new();
+            // Ends with `WouldBlock`.
+            let _ = (&reader).read_to_end(&mut text);
+            String::from_utf8(text).unwrap()
+        };
+        let log = Log::on(writer.try_clone().unwrap().into()).unwrap();
+        assert_eq!(log.way, Way::Own);
+        loses_and_counts(&log, read);
+        let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK), "its other holder's");
+        let log = Log {
+            way: Way::Shared,
+            ..Log::on(writer.into()).unwrap()
+        };
+        loses_and_counts(&log, read);
+    }
+
+    #[test]
+    fn lines_that_a_sockets_reader_leaves_are_lost_and_counted() {
+        let (mut reader, writer) = UnixStream::pair().unwrap();
+        reader.set_nonblocking(true).unwrap();
+        let log = Log::on(writer.into()).unwrap();
+        loses_and_counts(&log, || {
+            let mut text = Vec::new();
+            let _ = reader.read_to_end(&mut text);
+            String::from_utf8(text).unwrap()
+        });
+    }
+}
