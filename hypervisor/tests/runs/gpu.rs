@@ -84,6 +84,7 @@ equal_native! {
     a_trap: "static" "trap";
     an_assert: "static" "assert";
     device_printf: "static" "printf";
+    an_error_that_stays: "static" "sticky";
 }
 
 #[test]

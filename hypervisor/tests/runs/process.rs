@@ -453,7 +453,7 @@ fn eight_waiting_threads_are_released_soon_after_a_fault_is_detected() {
 }
 
 /// Programs with faults, asserts and printf, and lines that a GPU printed for them.
-pub const FAULTS: [(&str, &[&str]); 4] = [
+pub const FAULTS: [(&str, &[&str]); 5] = [
     (
         "trap",
         &[
@@ -481,6 +481,14 @@ pub const FAULTS: [(&str, &[&str]); 4] = [
             "device: -7 3000000000 -5000000000 beef  3.14 w %",
             "thread 41 of block 0",
             "PASS printf",
+        ],
+    ),
+    (
+        "sticky",
+        &[
+            "silent: cuStreamDestroy, cuCtxSynchronize: 700, then 700 and 700",
+            "printf: cudaDeviceSynchronize: 700, then 700 and 700",
+            "PASS sticky: ",
         ],
     ),
 ];
