@@ -34,6 +34,13 @@ const SETTLING: Duration = Duration::from_secs(2);
 /// Between two questions meanwhile.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Whether a call fails for want of arena, which the log then explains, or goes on with what there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Required,
+    Optional,
+}
+
 /// The arena of this process.
 #[derive(Debug)]
 pub struct Extents {
@@ -123,11 +130,15 @@ impl Extents {
 impl Session {
     /// Memory that the device reaches too, at the same address. Asks for more where none is free.
     pub fn allocate_arena(&self, bytes: u64, align: u64) -> Result<u64> {
+        self.allocate(bytes, align, Need::Required)
+    }
+
+    fn allocate(&self, bytes: u64, align: u64, need: Need) -> Result<u64> {
         loop {
             let allocated = self.extents.divided().arena.allocate(bytes, align);
             match room(allocated)? {
                 Some(address) => return Ok(address),
-                None => self.grow_arena(bytes)?,
+                None => self.grow_arena(bytes, need)?,
             }
         }
     }
@@ -142,11 +153,12 @@ impl Session {
         }
     }
 
-    /// Staging buffer `number`, of [`STAGING_BYTES`] bytes: one of the reserve, or else like any arena.
+    /// Staging buffer `number`, of [`STAGING_BYTES`] bytes. The reserve has the first ones; a copy goes on without
+    /// the others where the window is full.
     pub fn staging_buffer(&self, number: usize) -> Result<u64> {
         match number {
             0..RESERVED_BUFFERS => Ok(self.reserve()? + (number * STAGING_BYTES) as u64),
-            _ => self.allocate_arena(STAGING_BYTES as u64, 4096),
+            _ => self.allocate(STAGING_BYTES as u64, 4096, Need::Optional),
         }
     }
 
@@ -155,7 +167,7 @@ impl Session {
         if let Some(address) = self.extents.divided().reserve {
             return Ok(address);
         }
-        let run = self.ask_for_arena(1, 1)?;
+        let run = self.ask_for_arena(1, 1, Need::Required)?;
         // Another thread may have been faster: what it has is no worse.
         let reserve = self.extents.divided().reserve;
         let added = match reserve {
@@ -167,7 +179,7 @@ impl Session {
         reserve.ok_or(CuError::UNKNOWN)
     }
 
-    fn grow_arena(&self, bytes: u64) -> Result {
+    fn grow_arena(&self, bytes: u64, need: Need) -> Result {
         let needed = bytes.div_ceil(SEGMENT_BYTES as u64);
         if needed > self.extents.window.segments() {
             log::error_once!(
@@ -176,13 +188,13 @@ impl Session {
             return Err(CuError::OUT_OF_MEMORY);
         }
         self.reserve()?;
-        let run = self.ask_for_arena(needed, self.extents.growth(needed))?;
+        let run = self.ask_for_arena(needed, self.extents.growth(needed), need)?;
         let added = self.extents.add(run.first, run.count);
         added.map_err(|error| unusable(&error))
     }
 
     /// Asks for `wanted` segments, or at least for the `needed` ones.
-    fn ask_for_arena(&self, needed: u64, wanted: u64) -> Result<ArenaRun> {
+    fn ask_for_arena(&self, needed: u64, wanted: u64, need: Need) -> Result<ArenaRun> {
         loop {
             self.alive()?;
             match self.request_arena(needed, wanted) {
@@ -193,6 +205,9 @@ impl Session {
                 }
                 Err(ChannelError::ArenaDenied { .. }) if self.extents.is_settling() => {
                     std::thread::sleep(PAUSE);
+                }
+                Err(ChannelError::ArenaDenied { .. }) if need == Need::Optional => {
+                    return Err(CuError::OUT_OF_MEMORY);
                 }
                 Err(error) => {
                     // An end of the session is said elsewhere.
