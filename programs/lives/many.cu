@@ -1,7 +1,8 @@
-// Many CUDA processes at the same time: how many of them get a context, and what the others are told.
+// Many CUDA processes at the same time: how many of them get a context and copy, and what the others are told.
 #include "../check.cuh"
 
 #include <cstring>
+#include <vector>
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -11,9 +12,22 @@
 constexpr int results = 100;
 constexpr int until = 101;
 
+// A copy of ordinary memory to the device and back, which has to arrive.
+static cudaError_t copies() {
+    constexpr size_t bytes = 1 << 20;
+    std::vector<unsigned char> sent(bytes), back(bytes);
+    for (size_t i = 0; i < bytes; ++i) sent[i] = static_cast<unsigned char>(i * 7 + getpid());
+    void *memory = nullptr;
+    cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error == cudaSuccess) error = cudaMemcpy(memory, sent.data(), bytes, cudaMemcpyHostToDevice);
+    if (error == cudaSuccess) error = cudaMemcpy(back.data(), memory, bytes, cudaMemcpyDeviceToHost);
+    return error == cudaSuccess && sent != back ? cudaErrorUnknown : error;
+}
+
 // One of the many.
 static int one() {
-    const cudaError_t error = cudaFree(nullptr);
+    cudaError_t error = cudaFree(nullptr);
+    if (error == cudaSuccess) error = copies();
     char none;
     if (write(results, &error, sizeof error) != sizeof error) return 1;
     while (read(until, &none, 1) > 0) {
@@ -52,7 +66,7 @@ int main(int argc, char **argv) {
     close(held[1]);
     while (wait(nullptr) > 0) {
     }
-    std::printf("%d of %d have a context, %d were told %s\n", right, answered, answered - right,
+    std::printf("%d of %d have a context and copy, %d were told %s\n", right, answered, answered - right,
                 cudaGetErrorName(other));
     return answered == count ? 0 : 1;
 }

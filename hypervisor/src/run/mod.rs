@@ -105,8 +105,9 @@ pub struct Options {
     /// The guest's kernel; 6.1 if not given.
     #[arg(long, value_enum)]
     kernel: Option<Kernel>,
-    /// Size of the window: shared memory between guest and backend.
-    #[arg(long, default_value = "256M")]
+    /// Size of the window: shared memory between guest and backend. 64 processes, the limit of a guest, can compute and
+    /// copy in the default: one segment of 2 MiB for the bootstrap and two for each process.
+    #[arg(long, default_value = "258M")]
     window: Size,
     /// Memory of the guest; 512M if not given.
     #[arg(long)]

@@ -1,23 +1,23 @@
 //! Programs at `process` placement, on the CPU device.
 
 use crate::harness::{
-    PATIENCE, alone, demo_programs, eventually, finish, leftovers, per_thread_programs, program,
-    wormhole,
+    Finished, PATIENCE, alone, demo_programs, eventually, finish, leftovers, per_thread_programs,
+    program, wormhole,
 };
 use crate::waiters::are_released_after_detection;
 
 /// Runs one program and checks that it verified its own results and left nothing behind.
-fn passes(link: &str, name: &str) {
-    passes_on("cpu", link, name);
+fn passes(link: &str, name: &str) -> Finished {
+    passes_on("cpu", link, name)
 }
 
 /// The same on these devices.
-fn passes_on(devices: &str, link: &str, name: &str) {
-    passes_with(devices, None, link, name);
+fn passes_on(devices: &str, link: &str, name: &str) -> Finished {
+    passes_with(devices, None, link, name)
 }
 
 /// The same where the program sees these of them only.
-fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) {
+fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) -> Finished {
     let _alone = alone();
     let path = program(link, name);
     let mut run = wormhole(&["run", "--placement", "process", "--device", devices, "--"]);
@@ -38,6 +38,7 @@ fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) {
         run.stdout
     );
     eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    run
 }
 
 /// Programs that call what the runtime of CUDA 12.1 lacks.
@@ -424,7 +425,7 @@ fn a_tenant_has_a_limit_of_sessions() {
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
     assert_eq!(
         run.stdout,
-        "64 of 66 have a context, 2 were told cudaErrorSystemNotReady\n"
+        "64 of 66 have a context and copy, 2 were told cudaErrorSystemNotReady\n"
     );
     assert!(
         run.stderr
@@ -432,6 +433,34 @@ fn a_tenant_has_a_limit_of_sessions() {
         "{}",
         run.stderr
     );
+}
+
+#[test]
+fn the_default_window_has_room_for_as_many_sessions_as_a_tenant_may_have() {
+    let _alone = alone();
+    let run = finish(
+        wormhole(&["run", "--placement", "process", "--"])
+            .arg(program("static", "many"))
+            .arg("64"),
+    );
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    assert_eq!(
+        run.stdout, "64 of 64 have a context and copy, 0 were told cudaSuccess\n",
+        "{}",
+        run.stderr
+    );
+    // Copies have fewer staging buffers than they would like, which is no failure to speak of.
+    assert!(!run.stderr.contains("has no room"), "{}", run.stderr);
+}
+
+/// A window that page-locked memory has filled.
+#[test]
+fn memory_is_copied_when_page_locked_memory_has_filled_the_window() {
+    for link in ["static", "shared"] {
+        let run = passes(link, "full_window");
+        let refused = "of them: cudaErrorMemoryAllocation";
+        assert!(run.stdout.contains(refused), "{}", run.stdout);
+    }
 }
 
 #[test]
