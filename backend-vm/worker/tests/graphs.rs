@@ -474,6 +474,29 @@ fn a_module_is_unloaded_when_no_graph_is_being_made_of_it() {
 }
 
 #[test]
+fn while_a_module_is_being_unloaded_no_graph_uses_its_kernels() {
+    let mut ready = ready();
+    let module = ready.load(1);
+    let (described, executable, from) = (ready.describe(1), ready.describe(2), ready.describe(3));
+    for graph in [described, executable, from] {
+        assert_eq!(ready.kernel(graph, 1), 0);
+    }
+    assert_eq!(ready.instantiate(executable), 0);
+    ready.device.hold("unload");
+    ready.served.ask(1, 1, &ModuleUnload { module });
+    ready.device.wait_for("unload", 1);
+    assert_eq!(ready.launch(executable), INVALID_HANDLE);
+    assert_eq!(ready.enable(executable, 0, 0), INVALID_HANDLE);
+    assert_eq!(ready.instantiate(described), INVALID_HANDLE);
+    let graph = executable;
+    assert_eq!(ready.status(&GraphUpdate { graph, from }), INVALID_HANDLE);
+    ready.device.let_go("unload");
+    assert_eq!(ready.served.answer(1, 1).0, 0);
+    assert_eq!(ready.device.arrivals("instantiate"), 1);
+    assert_eq!(ready.device.arrivals("update_graph"), 0);
+}
+
+#[test]
 fn what_is_refused_of_a_description_leaves_the_session_alive() {
     let mut ready = ready();
     let graph = ready.describe(1);

@@ -335,15 +335,20 @@ impl Session {
             }
         }
         self.forget_contents(&image);
-        let loaded = image.loaded;
-        if Arc::strong_count(&loaded) > 1 {
-            self.unloading.push((*call, loaded));
-            return Outcome::Deferred;
-        }
-        self.start_unload(call, loaded)
+        self.unload_unless_used(call, image.loaded)
     }
 
-    fn start_unload<R>(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<R> {
+    /// Starts the job that unloads an image, or leaves the image to [`unload_unused`](Self::unload_unused) while another
+    /// job uses it. Takes the image out of its `Arc` first: from then on no graph can upgrade its `Weak`, so that none is
+    /// made or launched of functions that the device is freeing.
+    fn unload_unless_used<R>(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<R> {
+        let image = match Arc::try_unwrap(image) {
+            Ok(image) => image,
+            Err(image) => {
+                self.unloading.push((*call, image));
+                return Outcome::Deferred;
+            }
+        };
         self.ask(
             call,
             move |device| image.unload(device),
@@ -355,9 +360,7 @@ impl Session {
     pub(super) fn unload_unused(&mut self) -> Vec<(Call, CuResult)> {
         let mut refused = Vec::new();
         for (call, image) in std::mem::take(&mut self.unloading) {
-            if Arc::strong_count(&image) > 1 {
-                self.unloading.push((call, image));
-            } else if let Outcome::<()>::Failed(error) = self.start_unload(&call, image) {
+            if let Outcome::<()>::Failed(error) = self.unload_unless_used(&call, image) {
                 refused.push((call, error));
             }
         }
