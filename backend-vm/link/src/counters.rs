@@ -1,8 +1,8 @@
 //! What a worker counts, in a page that outlives it, and behind it the page of its progress.
 //!
-//! The supervisor makes the pages and hands them to the worker at assignment; the worker alone writes them,
-//! with relaxed stores. The supervisor copies them out when the worker is gone and takes what it finds for
-//! numbers that a hostile worker may have written.
+//! The supervisor makes the pages and hands them to the worker at assignment; the worker writes them, with relaxed
+//! stores, all but one word ([`CountersFile::set_neighbours`]). The supervisor copies them out when the worker is gone
+//! and takes what it finds for numbers that a hostile worker may have written.
 
 use std::fs::File;
 use std::io;
@@ -19,6 +19,8 @@ pub const PAGE_BYTES: usize = 4096;
 /// Bytes of the file: the counts, and behind them what the worker does at the moment.
 const FILE_BYTES: usize = 2 * PAGE_BYTES;
 const _: () = assert!(progress::WORDS * 8 == PAGE_BYTES);
+/// The word that the supervisor writes: whether other tenants use the devices as well.
+const NEIGHBOURS: usize = 32;
 /// Words before the counts by message.
 const FIRST_MESSAGE: usize = 64;
 /// The words that say how many bytes of each device's memory the process holds.
@@ -150,6 +152,15 @@ impl CountersFile {
         read.map_or(0, |()| u64::from_le_bytes(bytes))
     }
 
+    /// Says to the worker whether other tenants use its devices as well.
+    ///
+    /// # Errors
+    /// As `pwrite`.
+    pub fn set_neighbours(&self, has_neighbours: bool) -> io::Result<()> {
+        let word = u64::from(has_neighbours).to_le_bytes();
+        self.file.write_all_at(&word, 8 * NEIGHBOURS as u64)
+    }
+
     /// What the worker has counted so far.
     pub fn read(&self) -> Counts {
         Counts {
@@ -228,6 +239,11 @@ impl Counters {
         }
     }
 
+    /// Whether other tenants use the devices as well, as the supervisor said last.
+    pub fn has_neighbours(&self) -> bool {
+        self.word(NEIGHBOURS).load(Ordering::Relaxed) != 0
+    }
+
     #[inline]
     fn add_word(&self, index: usize, amount: u64) {
         let word = self.word(index);
@@ -267,6 +283,15 @@ mod tests {
         let memory = [0, 1, device::MOST - 1].map(|device| file.device_memory(device));
         assert_eq!(memory, [4096, 0, 7]);
         assert_eq!(file.read().messages().count(), 1);
+        assert!(!counters.has_neighbours());
+        for said in [true, false] {
+            file.set_neighbours(said).unwrap();
+            assert_eq!(counters.has_neighbours(), said);
+        }
+        assert_eq!(
+            counts.get(Counter::Requests),
+            file.read().get(Counter::Requests)
+        );
     }
 
     #[test]

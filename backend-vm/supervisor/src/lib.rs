@@ -153,6 +153,8 @@ struct Supervisor {
     next_token: u32,
     next_id: Id,
     tenants: BTreeMap<Id, Tenant>,
+    /// More than one of them has a window: what tells of the devices' work as a whole tells of others'.
+    has_neighbours: bool,
     guests: BTreeMap<Id, Guest>,
     sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
@@ -223,6 +225,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         next_token: 0,
         next_id: 0,
         tenants: BTreeMap::new(),
+        has_neighbours: false,
         guests: BTreeMap::new(),
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),

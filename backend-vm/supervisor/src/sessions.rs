@@ -90,6 +90,13 @@ impl Session {
         Ok(descriptors)
     }
 
+    /// Says to its worker whether other tenants use the devices as well.
+    pub fn say_neighbours(&self, has_neighbours: bool) {
+        if let Err(error) = self.counters.set_neighbours(has_neighbours) {
+            tracing::error!("{}: its counters cannot be written: {error}", self.id);
+        }
+    }
+
     /// Why it ended, with what its status word said before.
     fn end_with_status(&self) -> String {
         let said = self.header.status.load().and_then(|said| {
@@ -229,6 +236,11 @@ impl Supervisor {
                 end: String::new(),
             },
         );
+        if self.has_neighbours
+            && let Some(session) = self.sessions.get(&key)
+        {
+            session.say_neighbours(true);
+        }
         if let Some(guest) = self.guests.get_mut(&guest) {
             guest.session = Some(key);
         }

@@ -223,6 +223,7 @@ impl Supervisor {
                 tenant.window = Some(window);
                 tenant.session_limit = attach.session_limit;
                 tenant.awaits_device = true;
+                self.count_neighbours();
                 self.keep_spares(ops);
                 self.answer_attached(ops);
                 Ok(())
@@ -374,6 +375,20 @@ impl Supervisor {
                 }
                 self.sources.remove(&tenant.token);
             }
+        }
+        self.count_neighbours();
+    }
+
+    /// Says to the workers whether more than one tenant uses the devices, when that has changed.
+    fn count_neighbours(&mut self) {
+        let attached = self.tenants.values().filter(|one| one.window.is_some());
+        let has_neighbours = attached.count() > 1;
+        if has_neighbours == self.has_neighbours {
+            return;
+        }
+        self.has_neighbours = has_neighbours;
+        for session in self.sessions.values() {
+            session.say_neighbours(has_neighbours);
         }
     }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use support::recorder::Recorder;
 use support::served::{Served, handle, push};
 use wormhole_api::{
-    Decode, Handle, MemAlloc, MemAllocReply, MemCreate, MemFree, MemRelease, Message, PoolAlloc,
-    PoolAllocReply, PoolCreate, PoolFree,
+    Decode, Handle, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo, MemGetInfoReply,
+    MemRelease, Message, PoolAlloc, PoolAllocReply, PoolCreate, PoolFree,
 };
 use wormhole_device::{Device, DeviceSet};
 use wormhole_ring::ring::RecordHead;
@@ -52,6 +52,27 @@ impl Two {
     fn held(&self) -> [u64; 3] {
         [0, 1, 2].map(|device| self.served.counters.device_memory(device))
     }
+}
+
+#[test]
+fn beside_neighbours_what_is_free_is_all_but_the_process_s_own() {
+    let mut two = Two::start();
+    two.allocate(1, 0x20_0000);
+    let mut free = |device| {
+        let payload = two.on(device, &MemGetInfo {});
+        let reply = MemGetInfoReply::decode(&payload).unwrap();
+        assert_eq!(reply.total, 1 << 30);
+        reply.free
+    };
+    // What the recorder has left, whoever took the rest.
+    assert_eq!([free(0), free(1)], [0, 0]);
+    two.served.counters.set_neighbours(true).unwrap();
+    let mut free = |device| {
+        let payload = two.on(device, &MemGetInfo {});
+        MemGetInfoReply::decode(&payload).unwrap().free
+    };
+    assert_eq!([free(0), free(1)], [1 << 30, (1 << 30) - 0x20_0000]);
+    two.served.counters.set_neighbours(false).unwrap();
 }
 
 #[test]

@@ -13,9 +13,10 @@ use std::os::unix::net::UnixListener;
 
 use attacks::{Attack, Control as Unconfined, Profile, Targets, WORKER_MEMORY};
 use wormhole_api::PROTOCOL_HASH;
-use wormhole_backend_tests::backend::{Backend, Workers, is_running, wait_until};
+use wormhole_backend_tests::backend::{Backend, Tenant, Workers, is_running, wait_until};
 use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
+use wormhole_link::counters::Counters;
 use wormhole_ring::control::{Attach, Message};
 
 fn main() {
@@ -42,6 +43,10 @@ fn main() {
                     a_hostile_worker_does_not_outlive_its_supervisor,
                 ),
                 (
+                    "a_worker_knows_while_its_tenant_has_neighbours",
+                    a_worker_knows_while_its_tenant_has_neighbours,
+                ),
+                (
                     "a_worker_that_leaves_its_descriptors_behind_holds_nobody_up",
                     a_worker_that_leaves_its_descriptors_behind_holds_nobody_up,
                 ),
@@ -57,6 +62,8 @@ const AGAIN: &str = "--again";
 
 /// What a guest says for its worker to leave with its descriptors in the supervisor's queue.
 const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
+/// What a guest says for its worker to tell when there are neighbours, and when there are none any more.
+const WATCH: &str = "CUDA_MODULE_LOADING=WATCH\n";
 /// A variable that a guest may set for its worker: here whom to attack.
 const TARGETS: &str = "CUDA_CACHE_MAXSIZE";
 
@@ -221,11 +228,42 @@ fn a_worker_that_leaves_its_descriptors_behind_holds_nobody_up() {
     assert!(backend.is_alive());
 }
 
+fn a_worker_knows_while_its_tenant_has_neighbours() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let me = std::env::current_exe().unwrap();
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start(Workers::of(&[&me]), &listen);
+    backend.attach(64, Attach::default()).unwrap();
+    let _first = assign(&mut backend, WATCH);
+    backend.wait_for_log("neighbours: false");
+    // One that has attached nothing yet is none.
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    backend.wait_for_log("neighbours: true");
+    let mut control = neighbour.connect();
+    control.hello(PROTOCOL_HASH, WATCH);
+    assert!(matches!(control.receive(), Reply::Grant(_)));
+    let said = |line| backend.log().matches(line).count();
+    let waits = |line, count| {
+        wait_until(
+            || said(line) == count,
+            || format!("{line} {count} times: {}", backend.log()),
+        );
+    };
+    waits("neighbours: true", 2);
+    drop((control, neighbour));
+    waits("neighbours: false", 2);
+    assert_eq!(said("neighbours: true"), 2);
+}
+
 /// The worker's part.
 fn worker(mut stub: Stub) {
     let (window, counters) = stub.take_session();
-    if std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "LEAVE") {
-        leave(stub, &window);
+    match std::env::var("CUDA_MODULE_LOADING").as_deref() {
+        Ok("LEAVE") => leave(stub, &window),
+        Ok("WATCH") => watch(stub, &counters),
+        _ => {}
     }
     let Some(targets) = std::env::var(TARGETS)
         .ok()
@@ -250,6 +288,18 @@ fn worker(mut stub: Stub) {
     writeln!(stub.log, "attempts are over").unwrap();
     // It ignores that its stream ends.
     stub::idle();
+}
+
+fn watch(mut stub: Stub, counters: &OwnedFd) -> ! {
+    let counters = Counters::map(counters).unwrap();
+    let mut said = None;
+    loop {
+        let has_neighbours = counters.has_neighbours();
+        if said.replace(has_neighbours) != Some(has_neighbours) {
+            stub.say(&format!("neighbours: {has_neighbours}"));
+        }
+        std::thread::yield_now();
+    }
 }
 
 fn leave(mut stub: Stub, window: &OwnedFd) -> ! {

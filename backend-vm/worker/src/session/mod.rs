@@ -322,16 +322,21 @@ impl Session {
 
     /// Lets the supervisor know how much memory of each device the process holds.
     pub fn count_memory(&self) {
-        let members = self.device.members();
         for number in 0..self.legacy.len() {
-            let device = members
-                .get(number)
-                .map_or(self.device.as_ref(), AsRef::as_ref);
-            let bytes = device.own_memory().unwrap_or_else(|| {
-                self.device_memory.bytes_of(number) + self.virtual_memory.bytes_of(number)
-            });
-            self.counters.set_device_memory(number, bytes);
+            self.counters
+                .set_device_memory(number, self.held_on(number));
         }
+    }
+
+    /// Bytes of a device's memory that the process holds.
+    fn held_on(&self, number: usize) -> u64 {
+        let members = self.device.members();
+        let device = members
+            .get(number)
+            .map_or(self.device.as_ref(), AsRef::as_ref);
+        device.own_memory().unwrap_or_else(|| {
+            self.device_memory.bytes_of(number) + self.virtual_memory.bytes_of(number)
+        })
     }
 
     /// Whether a fence is outstanding, for which the guest may be waiting.

@@ -124,10 +124,19 @@ impl Service for Session {
     }
 
     fn mem_get_info(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
+        let on = self.on;
         self.ask(
             call,
             |device| device.memory_info(),
-            |_, (free, total)| Answer::reply(&MemGetInfoReply { free, total }),
+            move |session, (free, total)| {
+                // What the device has left would tell what the neighbours allocate, and when.
+                let free = if session.counters.has_neighbours() {
+                    total.saturating_sub(session.held_on(on))
+                } else {
+                    free
+                };
+                Answer::reply(&MemGetInfoReply { free, total })
+            },
         )
     }
 
