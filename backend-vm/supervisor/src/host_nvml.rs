@@ -123,10 +123,11 @@ impl HostNvml {
                 fixed
             }
         };
-        let mut facts = fixed + &self.facts(device, true);
+        let mut facts = fixed;
+        let mut live = self.facts(device, true);
         let _ = writeln!(facts, "{}={}", facts::DRIVER_VERSION, self.driver_version);
         if let Some(memory) = self.memory(device) {
-            let _ = writeln!(facts, "{}={}", facts::FREE_MEMORY, memory.free);
+            let _ = writeln!(live, "{}={}", facts::FREE_MEMORY, memory.free);
         }
         if let Some(pci) = asked.pci {
             let _ = writeln!(facts, "{}={}", facts::PCI_ID, pci.pciDeviceId);
@@ -134,6 +135,7 @@ impl HostNvml {
         }
         Sample {
             facts,
+            live,
             processes: self.processes(device),
         }
     }
@@ -450,16 +452,28 @@ mod tests {
         let [sample] = &nvml.sample(&[Some(digits)])[..] else {
             panic!("one sample for one device");
         };
-        println!("{}{:?}", sample.facts, sample.processes);
-        let power = facts::get(&sample.facts, "host.nvmlDeviceGetPowerUsage").unwrap();
+        println!("{}{}{:?}", sample.facts, sample.live, sample.processes);
+        let power = facts::get(&sample.live, "host.nvmlDeviceGetPowerUsage").unwrap();
         assert!(power.parse::<u64>().is_ok(), "{power}");
-        assert!(facts::number(&sample.facts, facts::FREE_MEMORY).is_some());
+        assert!(facts::number(&sample.live, facts::FREE_MEMORY).is_some());
+        let beside_others: String = sample.told(true).collect();
+        for activity in [
+            "host.nvmlDeviceGetPowerUsage",
+            "host.nvmlDeviceGetUtilizationRates",
+            "host.nvmlDeviceGetTotalEnergyConsumption",
+            "host.nvmlDeviceGetClockInfo",
+            "host.nvmlDeviceGetTemperature",
+            "field.83",
+            facts::FREE_MEMORY,
+        ] {
+            assert_eq!(facts::get(&beside_others, activity), None, "{activity}");
+        }
         assert!(
             facts::get(&sample.facts, facts::DRIVER_VERSION)
                 .unwrap()
                 .contains('.')
         );
-        let clocks = facts::get(&sample.facts, "host.nvmlDeviceGetClockInfo").unwrap();
+        let clocks = facts::get(&sample.live, "host.nvmlDeviceGetClockInfo").unwrap();
         assert_eq!(clocks.split(' ').count(), 4);
         let links = facts::get(&sample.facts, facts::LINKS).unwrap();
         assert_eq!(links.split(' ').count(), 18);

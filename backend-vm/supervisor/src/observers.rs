@@ -196,7 +196,7 @@ impl Supervisor {
         };
         let mut text = format!("{}\n", description.trim_end());
         if let Some(sample) = heard.and_then(|heard| heard.samples.get(device)) {
-            text.push_str(&sample.facts);
+            text.extend(sample.told(self.has_neighbours));
         }
         let mut used: u64 = 0;
         let sessions = self

@@ -13,10 +13,21 @@ use crate::host_nvml::HostNvml;
 /// What the host's NVML says of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Facts, a line each.
+    /// Facts that no tenant's work changes, a line each.
     pub facts: String,
+    /// Facts of the moment, which tell of the work of whoever uses the device.
+    pub live: String,
     /// Bytes that processes of the host hold, by their numbers.
     pub processes: BTreeMap<i32, u64>,
+}
+
+impl Sample {
+    /// What a tenant is told: facts of the moment only while it is alone, else they would tell it of its neighbours'
+    /// work.
+    pub fn told(&self, has_neighbours: bool) -> impl Iterator<Item = &str> {
+        let live = (!has_neighbours).then_some(self.live.as_str());
+        std::iter::once(self.facts.as_str()).chain(live)
+    }
 }
 
 /// The event loop's handle on the thread. It is readable when there is a sample.
@@ -98,5 +109,22 @@ fn serve(orders: &Receiver<Vec<Option<String>>>, samples: &Sender<Vec<Sample>>, 
         if samples.send(found).is_err() || bell.write(1).is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beside_neighbours_a_tenant_is_told_nothing_of_the_moment() {
+        let sample = Sample {
+            facts: "host.nvmlDeviceGetBrand=14\n".to_owned(),
+            live: "host.nvmlDeviceGetPowerUsage=700000\nmemory.free=4096\n".to_owned(),
+            processes: BTreeMap::new(),
+        };
+        let told = |has_neighbours| sample.told(has_neighbours).collect::<String>();
+        assert_eq!(told(false), sample.facts.clone() + &sample.live);
+        assert_eq!(told(true), sample.facts);
     }
 }
