@@ -225,7 +225,8 @@ fn a_crash_ends_its_session_with_an_error_and_no_other() {
             });
             assert_eq!(victim.call(&MemAlloc { bytes: 64 }).status, 0);
             if in_job {
-                victim.start(6, &ContextGetLimit { limit: number });
+                let limit = number - 1000;
+                victim.start(6, &ContextGetLimit { limit });
             } else {
                 let new = victim.mint();
                 victim.record(&StreamCreate {

@@ -9,11 +9,11 @@ use support::recorder::Recorder;
 use support::served::{Served, handle};
 use wormhole_api::handle::Key;
 use wormhole_api::{
-    ContextGetLimit, ContextSetLimit, Decode, DevicePtr, Element, Fence, FenceWrite, Function,
-    FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig, Handle, Items,
-    LaunchKernel, MemAlloc, MemAllocReply, MemFree, MemGetInfo, MemSet, Message, Module,
-    ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy, Stream, StreamCreate,
-    StreamDestroy, StreamQuery, TakeOutput,
+    ContextGetLimit, ContextGetLimitReply, ContextSetLimit, Decode, DevicePtr, Element, Fence,
+    FenceWrite, Function, FunctionGetAttribute, FunctionSetAttribute, FunctionSetCacheConfig,
+    Handle, Items, LaunchKernel, MemAlloc, MemAllocReply, MemFree, MemGetInfo, MemSet, Message,
+    Module, ModuleGetFunction, ModuleGetGlobal, ModuleLoad, ModuleUnload, Occupancy,
+    ResetPersistingL2, Stream, StreamCreate, StreamDestroy, StreamQuery, TakeOutput,
 };
 use wormhole_backend_tests::backend::wait_until;
 use wormhole_backend_tests::messages::module_load;
@@ -262,6 +262,50 @@ fn what_a_guest_may_make_a_worker_hold_is_bounded() {
         assert_eq!(served.answer(1, sequence).0, result, "{limit} {value}");
     }
     assert_eq!(device.arrivals("set_limit"), 2);
+}
+
+#[test]
+fn numbers_of_limits_that_no_driver_has_reach_none() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    for (sequence, limit) in (10..).step_by(2).zip([10, 11, 1 << 16, u32::MAX]) {
+        served.ask(1, sequence, &ContextGetLimit { limit });
+        assert_eq!(served.answer(1, sequence).0, 1, "{limit}");
+        served.ask(1, sequence + 1, &ContextSetLimit { limit, value: 1 });
+        assert_eq!(served.answer(1, sequence + 1).0, 1, "{limit}");
+    }
+    let known = ContextGetLimit { limit: 9 };
+    served.call(1, 30, &known);
+    let arrivals = ["limit", "set_limit"].map(|call| device.arrivals(call));
+    assert_eq!(arrivals, [1, 0]);
+}
+
+#[test]
+fn beside_neighbours_the_persisting_part_of_the_cache_is_nobodys() {
+    let ready = ready();
+    let (served, device) = (&ready.served, &ready.device);
+    let (get, set) = (
+        ContextGetLimit { limit: 6 },
+        ContextSetLimit {
+            limit: 6,
+            value: 1 << 20,
+        },
+    );
+    let arrivals =
+        || ["limit", "set_limit", "reset_persisting_l2"].map(|call| device.arrivals(call));
+    served.call(1, 10, &set);
+    served.call(1, 11, &get);
+    served.call(1, 12, &ResetPersistingL2 {});
+    assert_eq!(arrivals(), [2, 1, 1]);
+    served.counters.set_neighbours(true).unwrap();
+    served.ask(1, 13, &set);
+    assert_eq!(served.answer(1, 13).0, 215);
+    let value = ContextGetLimitReply::decode(&served.call(1, 14, &get))
+        .unwrap()
+        .value;
+    assert_eq!(value, 0);
+    served.call(1, 15, &ResetPersistingL2 {});
+    assert_eq!(arrivals(), [2, 1, 1]);
 }
 
 #[test]

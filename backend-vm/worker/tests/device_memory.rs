@@ -8,7 +8,7 @@ use support::recorder::Recorder;
 use support::served::{Served, handle, push};
 use wormhole_api::{
     Decode, Handle, MemAlloc, MemAllocReply, MemCreate, MemFree, MemGetInfo, MemGetInfoReply,
-    MemRelease, Message, PoolAlloc, PoolAllocReply, PoolCreate, PoolFree,
+    MemRelease, Message, PeerAttribute, PoolAlloc, PoolAllocReply, PoolCreate, PoolFree,
 };
 use wormhole_device::{Device, DeviceSet};
 use wormhole_ring::ring::RecordHead;
@@ -17,30 +17,43 @@ use wormhole_ring::slot::SlotIndex;
 /// Two devices that do not count themselves, as GPUs do not.
 struct Two {
     served: Served,
+    recorders: [Arc<Recorder>; 2],
     sequence: u64,
 }
+
+const INVALID_VALUE: u32 = 1;
+const INVALID_DEVICE: u32 = 101;
 
 impl Two {
     fn start() -> Self {
         let starts = [0x6000_0000_0000, 0x6100_0000_0000];
-        let members = starts.map(|start| Arc::new(Recorder::at(start)) as Arc<dyn Device>);
+        let recorders = starts.map(|start| Arc::new(Recorder::at(start)));
+        let members = recorders
+            .each_ref()
+            .map(|member| Arc::clone(member) as Arc<dyn Device>);
         let set: Arc<dyn Device> = Arc::new(DeviceSet::new(members.into()));
         Self {
             served: Served::start(&set, 5),
+            recorders,
             sequence: 0,
         }
     }
 
     /// The answer to a request for a device.
     fn on<M: Message>(&mut self, device: u16, message: &M) -> Vec<u8> {
+        let (result, payload) = self.ask(device, message);
+        assert_eq!(result, 0);
+        payload
+    }
+
+    /// The same, which may fail.
+    fn ask<M: Message>(&mut self, device: u16, message: &M) -> (u32, Vec<u8>) {
         self.sequence += 1;
         let slot = SlotIndex::new(0).unwrap();
         let head = RecordHead::request(M::ID, slot, self.sequence).on(device);
         let sent = message.encode(|parts| push(&self.served.producer, head, parts));
         sent.unwrap();
-        let (result, payload) = self.served.answer(0, self.sequence);
-        assert_eq!(result, 0);
-        payload
+        self.served.answer(0, self.sequence)
     }
 
     fn allocate(&mut self, device: u16, bytes: u64) -> MemFree {
@@ -73,6 +86,23 @@ fn beside_neighbours_what_is_free_is_all_but_the_process_s_own() {
     };
     assert_eq!([free(0), free(1)], [1 << 30, (1 << 30) - 0x20_0000]);
     two.served.counters.set_neighbours(false).unwrap();
+}
+
+#[test]
+fn numbers_of_attributes_between_devices_that_no_driver_has_reach_none() {
+    let mut two = Two::start();
+    for attribute in [0, 6, 255, u32::MAX] {
+        let (result, _) = two.ask(0, &PeerAttribute { peer: 1, attribute });
+        assert_eq!(result, INVALID_VALUE, "{attribute}");
+    }
+    assert_eq!(two.recorders[0].arrivals("peer_attribute"), 0);
+    let known = PeerAttribute {
+        peer: 1,
+        attribute: 5,
+    };
+    // The recorder has no peers.
+    assert_eq!(two.ask(0, &known).0, INVALID_DEVICE);
+    assert_eq!(two.recorders[0].arrivals("peer_attribute"), 1);
 }
 
 #[test]

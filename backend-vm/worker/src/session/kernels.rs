@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, LibraryKernelsReply, ModuleKernelsReply, Outcome, ResetPersistingL2,
-    TensorMapEncode, TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply,
+    ClusterQuestion, LibraryKernelsReply, ModuleKernelsReply, Outcome, TensorMapEncode,
+    TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_device::{ClusterLaunch, CuError, Device, EncodedTensorMap, TensorMap, TensorMapMode};
 
@@ -130,18 +130,6 @@ impl Session {
             call,
             move |device| device.replace_tensor_address(map, address),
             |_, EncodedTensorMap(map)| Answer::reply(&TensorMapReplaceReply { map }),
-        )
-    }
-
-    pub(super) fn reset_persisting_l2(
-        &mut self,
-        call: &Call,
-        _: &ResetPersistingL2,
-    ) -> Outcome<()> {
-        self.ask(
-            call,
-            |device| device.reset_persisting_l2(),
-            |_, ()| Answer::done(),
         )
     }
 }

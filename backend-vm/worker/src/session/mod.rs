@@ -28,6 +28,7 @@ mod green_contexts;
 mod images;
 mod kernels;
 mod launch;
+mod limits;
 mod memory;
 mod output;
 mod peers;

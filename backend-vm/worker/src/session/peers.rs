@@ -1,9 +1,14 @@
 //! What the devices of a session have to do with each other.
 
+use std::ops::RangeInclusive;
+
 use wormhole_api::{Access as ApiAccess, CuResult, Outcome, PeerAttributeReply, PoolSetAccess};
 use wormhole_device::{Access, CuError, Peer};
 
 use super::{Answer, Call, Session, to_result};
+
+/// `CUdevice_P2PAttribute` of CUDA 13.0. No other number reaches the driver.
+const PEER_ATTRIBUTES: RangeInclusive<u32> = 1..=5;
 
 /// The same in the device's terms.
 pub(super) fn access(access: ApiAccess) -> Access {
@@ -44,6 +49,9 @@ impl Session {
         peer: u32,
         attribute: u32,
     ) -> Outcome<PeerAttributeReply> {
+        if !PEER_ATTRIBUTES.contains(&attribute) {
+            return Outcome::Failed(CuResult::INVALID_VALUE);
+        }
         match self.other(peer) {
             Ok(peer) => self.ask(
                 call,

@@ -80,25 +80,9 @@ impl Described {
                 .collect(),
         }
     }
-}
 
-/// `CU_LIMIT_PRINTF_FIFO_SIZE` and the most of it: the worker holds the text of a whole buffer.
-const PRINTF_FIFO_SIZE: u32 = 1;
-const MOST_PRINTF: u64 = 64 << 20;
-/// `CU_LIMIT_MALLOC_HEAP_SIZE`; no device has more than its memory.
-const MALLOC_HEAP_SIZE: u32 = 2;
-
-/// Whether a limit may be raised to a value: `CUDA_ERROR_OUT_OF_MEMORY` if not.
-fn within_bounds(limit: u32, value: u64, memory: u64) -> wormhole_device::Result<()> {
-    let most = match limit {
-        PRINTF_FIFO_SIZE => MOST_PRINTF,
-        MALLOC_HEAP_SIZE => memory,
-        _ => return Ok(()),
-    };
-    if value <= most {
-        Ok(())
-    } else {
-        Err(CuError::OUT_OF_MEMORY)
+    pub fn total_memory(&self) -> u64 {
+        self.reply.total_memory
     }
 }
 
@@ -544,8 +528,8 @@ impl Service for Session {
         self.replace_tensor_address(call, message)
     }
 
-    fn reset_persisting_l2(&mut self, call: &Call, message: &ResetPersistingL2) -> Outcome<()> {
-        Session::reset_persisting_l2(self, call, message)
+    fn reset_persisting_l2(&mut self, call: &Call, _: &ResetPersistingL2) -> Outcome<()> {
+        Session::reset_persisting_l2(self, call)
     }
 
     fn launch_kernel(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
@@ -640,12 +624,7 @@ impl Service for Session {
         call: &Call,
         message: &ContextGetLimit,
     ) -> Outcome<ContextGetLimitReply> {
-        let limit = message.limit;
-        self.ask(
-            call,
-            move |device| device.limit(limit),
-            |_, value| Answer::reply(&ContextGetLimitReply { value }),
-        )
+        self.limit(call, message.limit)
     }
 
     fn context_set_limit(
@@ -653,20 +632,7 @@ impl Service for Session {
         call: &Call,
         message: &ContextSetLimit,
     ) -> Outcome<ContextSetLimitReply> {
-        let (limit, value) = (message.limit, message.value);
-        if let Err(error) =
-            within_bounds(limit, value, self.descriptions[self.on].reply.total_memory)
-        {
-            return Outcome::Failed(to_result(error));
-        }
-        self.ask(
-            call,
-            move |device| {
-                device.set_limit(limit, value)?;
-                device.limit(limit)
-            },
-            |_, value| Answer::reply(&ContextSetLimitReply { value }),
-        )
+        self.set_limit(call, message.limit, message.value)
     }
 
     fn function_set_cache_config(

@@ -48,8 +48,8 @@ pub struct Recorder {
     pub keeps_memory: AtomicBool,
     /// The work of this stream has faulted, which shows when the stream is asked.
     pub faulted: Mutex<Option<RawStream>>,
-    /// Called with the flags of a new stream, and with the number of a limit that is asked for: a worker that is to
-    /// crash in its executor or in a thread of its jobs crashes there.
+    /// Called with the flags of a new stream, and with 1000 more than the number of a limit that is asked for: a worker
+    /// that is to crash in its executor or in a thread of its jobs crashes there.
     pub crash: Option<fn(u32)>,
     /// The dependencies of the graph that was made executable last.
     pub edges: Mutex<Vec<GraphEdge>>,
@@ -274,6 +274,7 @@ impl Peers for Recorder {
         }
     }
     fn peer_attribute(&self, _: Peer, _: u32) -> Result<i32> {
+        self.arrive("peer_attribute");
         Err(CuError::INVALID_DEVICE)
     }
     fn enable_peer(&self, _: Peer) -> Result<()> {
@@ -485,7 +486,7 @@ impl Device for Recorder {
     fn limit(&self, limit: u32) -> Result<u64> {
         self.arrive("limit");
         if let Some(crash) = self.crash {
-            crash(limit);
+            crash(1000 + limit);
         }
         Ok(0)
     }
