@@ -26,6 +26,7 @@ mod jit;
 mod launch_events;
 mod managed;
 mod open;
+mod parameters;
 mod peers;
 mod pools;
 mod references;
