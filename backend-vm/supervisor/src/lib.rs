@@ -52,6 +52,7 @@ pub use self::descriptors::DescriptorsError;
 use self::dump::LastDump;
 use self::guests::Guest;
 pub use self::listener::{ListenError, Listener};
+use self::log_budget::LogBudget;
 use self::observers::Observers;
 use self::pool::Worker;
 pub use self::sampler::Sample;
@@ -159,6 +160,8 @@ struct Supervisor {
     sessions: BTreeMap<Id, Session>,
     workers: BTreeMap<Id, Worker>,
     shares: Shares,
+    /// What workers without a session may still write to their logs.
+    spare_log: LogBudget,
     /// Workers that are to come.
     starts: Starts,
     start_limit: Duration,
@@ -230,6 +233,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         sessions: BTreeMap::new(),
         workers: BTreeMap::new(),
         shares: Shares::default(),
+        spare_log: LogBudget::of_workers(Instant::now()),
         starts: Starts::new(spawner),
         start_limit: options.start_limit,
         hello_limit: options.hello_limit,

@@ -1,11 +1,26 @@
-//! How much of what a tenant causes is logged: a guest that fails in a loop fills nobody's disk.
+//! Bounds what a tenant causes to be logged, so that a guest that fails in a loop, or starts one process after the
+//! other, does not fill the disk. A tenant has a budget of lines of the supervisor's own, and one of bytes for the logs
+//! of its workers.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Lines that may come at once.
-const BURST: u32 = 64;
-/// How long until another line may come.
-const REFILL: Duration = Duration::from_secs(1);
+/// Lines of the supervisor's that may come at once; one more each second.
+const LINES: Rate = Rate {
+    burst: 64,
+    refill: 1,
+};
+/// Bytes of workers' logs, the same.
+const BYTES: Rate = Rate {
+    burst: 256 << 10,
+    refill: 1 << 10,
+};
+
+/// What may come at once, and what is added each second up to that.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    burst: u32,
+    refill: u32,
+}
 
 /// Whether a line may be logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,34 +31,52 @@ pub enum Verdict {
     Drop,
 }
 
-/// The lines that one tenant may still cause.
+/// What one tenant may still cause.
 #[derive(Debug)]
 pub struct LogBudget {
+    rate: Rate,
     left: u32,
     refilled: Instant,
 }
 
 impl LogBudget {
-    pub fn new(now: Instant) -> Self {
+    /// The budget of lines.
+    pub fn of_lines(now: Instant) -> Self {
+        Self::new(LINES, now)
+    }
+
+    /// The budget of bytes of workers' logs.
+    pub fn of_workers(now: Instant) -> Self {
+        Self::new(BYTES, now)
+    }
+
+    fn new(rate: Rate, now: Instant) -> Self {
         Self {
-            left: BURST,
+            rate,
+            left: rate.burst,
             refilled: now,
         }
     }
 
     /// Spends a line, if one is left.
     pub fn spend(&mut self, now: Instant) -> Verdict {
-        let passed = now.saturating_duration_since(self.refilled).as_secs() / REFILL.as_secs();
+        self.spend_all(1, now)
+    }
+
+    /// Spends so many bytes, or all that are left.
+    pub fn spend_all(&mut self, cost: u32, now: Instant) -> Verdict {
+        let passed = now.saturating_duration_since(self.refilled).as_secs();
         if passed > 0 {
-            let gained = u32::try_from(passed).unwrap_or(BURST);
-            self.left = self.left.saturating_add(gained).min(BURST);
+            let passed = u32::try_from(passed).unwrap_or(u32::MAX);
+            let gained = passed.saturating_mul(self.rate.refill);
+            self.left = self.left.saturating_add(gained).min(self.rate.burst);
             self.refilled = now;
         }
-        let Some(left) = self.left.checked_sub(1) else {
+        if self.left == 0 {
             return Verdict::Drop;
-        };
-        self.left = left;
-        if left == 0 {
+        }
+        self.left = self.left.saturating_sub(cost);
+        if self.left == 0 {
             Verdict::Last
         } else {
             Verdict::Log
@@ -53,12 +86,30 @@ impl LogBudget {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    const BURST: u32 = LINES.burst;
+    const REFILL: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn workers_bytes_come_in_a_burst_and_then_at_their_rate() {
+        let start = Instant::now();
+        let mut budget = LogBudget::of_workers(start);
+        assert_eq!(budget.spend_all(BYTES.burst - 1, start), Verdict::Log);
+        // The last line is written whole.
+        assert_eq!(budget.spend_all(1000, start), Verdict::Last);
+        assert_eq!(budget.spend_all(1, start), Verdict::Drop);
+        let later = start + REFILL;
+        assert_eq!(budget.spend_all(BYTES.refill, later), Verdict::Last);
+        assert_eq!(budget.spend_all(1, later), Verdict::Drop);
+    }
 
     #[test]
     fn a_burst_is_logged_and_then_a_line_each_second() {
         let start = Instant::now();
-        let mut budget = LogBudget::new(start);
+        let mut budget = LogBudget::of_lines(start);
         for _ in 1..BURST {
             assert_eq!(budget.spend(start), Verdict::Log);
         }

@@ -617,9 +617,15 @@ impl Supervisor {
             return Portion::Closed;
         };
         let pid = worker.process.pid();
+        let tenant = worker
+            .session
+            .and_then(|session| self.sessions.get(&session))
+            .and_then(|session| self.tenants.get_mut(&session.tenant));
+        // A spare has met nobody; all spares have one budget.
+        let budget = tenant.map_or(&mut self.spare_log, |tenant| &mut tenant.worker_log);
         worker
             .log
             .as_mut()
-            .map_or(Portion::Closed, |log| log.read(pid))
+            .map_or(Portion::Closed, |log| log.read(pid, budget))
     }
 }

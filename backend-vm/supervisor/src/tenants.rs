@@ -34,6 +34,8 @@ pub(super) struct Tenant {
     /// The states of the session numbers used so far.
     pub numbers: Vec<SessionState>,
     log: LogBudget,
+    /// What its workers may still write to their logs.
+    pub worker_log: LogBudget,
     /// The launcher waits to hear whether the device works.
     awaits_device: bool,
     /// The launcher has said its last word and waits for its sessions' reports.
@@ -119,7 +121,8 @@ impl Supervisor {
                         window: None,
                         session_limit: 0,
                         numbers: Vec::new(),
-                        log: LogBudget::new(Instant::now()),
+                        log: LogBudget::of_lines(Instant::now()),
+                        worker_log: LogBudget::of_workers(Instant::now()),
                         awaits_device: false,
                         leaving: false,
                     },

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::log_budget::{LogBudget, Verdict};
 use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
 
@@ -17,8 +18,6 @@ use wormhole_sandbox::{Child, Command, Confinement, SpawnError};
 const NAME: &str = "wormhole-worker";
 /// How long an executable may take to print its protocol.
 const PROTOCOL_DEADLINE: Duration = Duration::from_secs(10);
-/// Bytes of log that are passed on for one worker.
-const LOG_LIMIT: usize = 256 << 10;
 /// Bytes of a line of log.
 const LINE_LIMIT: usize = 1024;
 
@@ -214,12 +213,11 @@ pub enum Portion {
     Closed,
 }
 
-/// What a worker writes to its log, passed on line by line, so much and no more.
+/// What a worker writes to its log, passed on line by line as far as a budget goes.
 #[derive(Debug)]
 pub struct Log {
     pipe: File,
     line: Vec<u8>,
-    passed_on: usize,
 }
 
 impl Log {
@@ -227,7 +225,6 @@ impl Log {
         Self {
             pipe: pipe.into(),
             line: Vec::new(),
-            passed_on: 0,
         }
     }
 
@@ -235,8 +232,8 @@ impl Log {
         &self.pipe
     }
 
-    /// Reads once, without waiting.
-    pub fn read(&mut self, pid: i32) -> Portion {
+    /// Reads once, without waiting, and spends from the budget of the worker's tenant what it passes on.
+    pub fn read(&mut self, pid: i32, budget: &mut LogBudget) -> Portion {
         let mut buffer = [0; 4096];
         let count = match self.pipe.read(&mut buffer) {
             Ok(0) => return Portion::Closed,
@@ -253,7 +250,7 @@ impl Log {
         };
         for &byte in &buffer[..count] {
             if byte == b'\n' || self.line.len() == LINE_LIMIT {
-                self.pass_on(pid);
+                self.pass_on(pid, budget);
             }
             if byte != b'\n' {
                 self.line.push(byte);
@@ -262,17 +259,20 @@ impl Log {
         Portion::Data
     }
 
-    fn pass_on(&mut self, pid: i32) {
-        if self.passed_on < LOG_LIMIT {
-            self.passed_on += self.line.len() + 1;
+    fn pass_on(&mut self, pid: i32, budget: &mut LogBudget) {
+        let cost = u32::try_from(self.line.len() + 1).unwrap_or(u32::MAX);
+        let verdict = budget.spend_all(cost, Instant::now());
+        if verdict != Verdict::Drop {
             // What a worker writes must not reach a terminal as control characters.
             let text: String = String::from_utf8_lossy(&self.line)
                 .chars()
                 .map(|c| if c.is_control() && c != '\t' { '.' } else { c })
                 .collect();
             tracing::info!("worker {pid}: {}", text.trim_end());
-            if self.passed_on >= LOG_LIMIT {
-                tracing::warn!("worker {pid} writes too much: the rest of its log is dropped");
+            if verdict == Verdict::Last {
+                tracing::warn!(
+                    "worker {pid} and others of its tenant write too much: most of their logs is left out"
+                );
             }
         }
         self.line.clear();

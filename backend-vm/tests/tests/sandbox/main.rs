@@ -47,6 +47,10 @@ fn main() {
                     a_worker_knows_while_its_tenant_has_neighbours,
                 ),
                 (
+                    "workers_of_one_tenant_have_one_budget_of_log",
+                    workers_of_one_tenant_have_one_budget_of_log,
+                ),
+                (
                     "a_worker_that_leaves_its_descriptors_behind_holds_nobody_up",
                     a_worker_that_leaves_its_descriptors_behind_holds_nobody_up,
                 ),
@@ -64,6 +68,10 @@ const AGAIN: &str = "--again";
 const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
 /// What a guest says for its worker to tell when there are neighbours, and when there are none any more.
 const WATCH: &str = "CUDA_MODULE_LOADING=WATCH\n";
+/// What a guest says for its worker to write most of a tenant's budget of log.
+const WRITE: &str = "CUDA_MODULE_LOADING=WRITE\n";
+/// Lines of a KiB that such a worker writes.
+const LINES: usize = 200;
 /// A variable that a guest may set for its worker: here whom to attack.
 const TARGETS: &str = "CUDA_CACHE_MAXSIZE";
 
@@ -257,12 +265,41 @@ fn a_worker_knows_while_its_tenant_has_neighbours() {
     assert_eq!(said("neighbours: true"), 2);
 }
 
+fn workers_of_one_tenant_have_one_budget_of_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let me = std::env::current_exe().unwrap();
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start(Workers::of(&[&me]), &listen);
+    backend.attach(64, Attach::default()).unwrap();
+    let _first = assign(&mut backend, WRITE);
+    backend.wait_for_log("it has written");
+    let _second = assign(&mut backend, WRITE);
+    backend.wait_for_log("write too much");
+    // A line each second is added meanwhile.
+    let written = backend.log().matches(&"x".repeat(1000)).count();
+    assert!((LINES..2 * LINES - 40).contains(&written), "{written}");
+    // Another tenant's are told all the same.
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    let mut control = neighbour.connect();
+    control.hello(PROTOCOL_HASH, WATCH);
+    backend.wait_for_log("neighbours: true");
+}
+
 /// The worker's part.
 fn worker(mut stub: Stub) {
     let (window, counters) = stub.take_session();
     match std::env::var("CUDA_MODULE_LOADING").as_deref() {
         Ok("LEAVE") => leave(stub, &window),
         Ok("WATCH") => watch(stub, &counters),
+        Ok("WRITE") => {
+            for _ in 0..LINES {
+                stub.say(&"x".repeat(1000));
+            }
+            stub.say("it has written");
+            stub::idle();
+        }
         _ => {}
     }
     let Some(targets) = std::env::var(TARGETS)
