@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 const CONTROL: &str = "dev/nvidiactl";
 const GPUS: &str = "proc/driver/nvidia/gpus";
 /// What every GPU's user needs besides the GPU's own file.
-const SHARED: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+/// `/dev/nvidia-uvm-tools` is for profilers, which see other processes' work.
+const SHARED: [&str; 2] = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
 
 /// Why a GPU's device file is not known.
 #[derive(Debug, thiserror::Error)]

@@ -98,7 +98,6 @@ const COMMON: &[i64] = &[
 
 /// What the NVIDIA driver adds.
 const DRIVER: &[i64] = &[
-    libc::SYS_ioctl,
     libc::SYS_pwrite64,
     libc::SYS_memfd_create,
     libc::SYS_mlock,
@@ -145,6 +144,22 @@ const DRIVER: &[i64] = &[
     libc::SYS_setsockopt,
 ];
 
+/// Requests of the NVIDIA modules: those of the resource manager have this type (`NV_IOCTL_MAGIC`), those of the unified
+/// memory module are small numbers but for the first and the last of a file (`UVM_INITIALIZE`, `UVM_DEINITIALIZE`; open
+/// kernel modules, `nv-ioctl-numbers.h`, `uvm_linux_ioctl.h`, `uvm_ioctl.h`).
+const NVIDIA_TYPE: u64 = (b'F' as u64) << 8;
+const TYPE_BITS: u64 = 0xFF00;
+const UVM_BITS: u64 = 0xFFFF_FF00;
+/// Requests with any other descriptor: those of UVM's above, and what the C library asks of a descriptor.
+const IOCTLS: &[u64] = &[
+    0x3000_0001,
+    0x3000_0002,
+    libc::FIONBIO,
+    libc::FIOCLEX,
+    libc::FIONREAD,
+    libc::TCGETS,
+];
+
 /// What takes a clock first. Numbers of clocks from here on are other processes' time.
 const CLOCKS: &[i64] = &[
     libc::SYS_clock_gettime,
@@ -183,6 +198,20 @@ pub(super) fn filters(profile: Profile) -> Result<Vec<BpfProgram>, seccompiler::
         for &call in DRIVER {
             rules.insert(call, Vec::new());
         }
+        let masked = |bits, value| {
+            let kind = SeccompCmpOp::MaskedEq(bits);
+            SeccompRule::new(vec![SeccompCondition::new(
+                1,
+                SeccompCmpArgLen::Dword,
+                kind,
+                value,
+            )?])
+        };
+        let mut ioctls = vec![masked(TYPE_BITS, NVIDIA_TYPE)?, masked(UVM_BITS, 0)?];
+        for &request in IOCTLS {
+            ioctls.push(argument(1, request)?);
+        }
+        rules.insert(libc::SYS_ioctl, ioctls);
         rules.insert(
             libc::SYS_socket,
             vec![argument(0, libc::AF_UNIX.unsigned_abs().into())?],

@@ -245,11 +245,19 @@ const CALLS: &[(&str, i64, [i64; 3])] = &[
     ("symlink", libc::SYS_symlink, [0, 0, 0]),
     ("link", libc::SYS_link, [0, 0, 0]),
     ("setpriority", libc::SYS_setpriority, [0, 0, -1]),
+    ("ioctl TIOCSTI", libc::SYS_ioctl, [1000, 0x5412, 0]),
+    ("ioctl SIOCGIFCONF", libc::SYS_ioctl, [1000, 0x8912, 0]),
+    ("ioctl of a disk", libc::SYS_ioctl, [1000, 0x125D, 0]),
 ];
 
 /// System calls that the driver makes and the CPU device does not.
 const DRIVER_CALLS: &[(&str, i64, [i64; 3])] = &[
-    ("ioctl", libc::SYS_ioctl, [1000, 0, 0]),
+    ("ioctl of UVM", libc::SYS_ioctl, [1000, 1, 0]),
+    (
+        "ioctl of the resource manager",
+        libc::SYS_ioctl,
+        [1000, 0xC020_462A, 0],
+    ),
     ("socket unix", libc::SYS_socket, [1, 1, 0]),
     ("connect", libc::SYS_connect, [1000, 0, 0]),
     ("bind", libc::SYS_bind, [1000, 0, 0]),
