@@ -291,14 +291,16 @@ fn own_directory(base: &Path) -> Result<(PathBuf, File), CgroupError> {
         let Ok(lock) = File::open(&path) else {
             continue;
         };
-        // SAFETY: an open descriptor and a flag.
-        let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } == 0;
+        // Whoever holds the lock already may never let go of it.
+        // SAFETY: an open descriptor and flags.
+        let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         let is_there = fs::metadata(&path)
             .and_then(|there| Ok(there.ino() == lock.metadata()?.ino()))
             .unwrap_or(false);
         if locked && is_there {
             return Ok((path, lock));
         }
+        let _ = fs::remove_dir(&path);
     }
     Err(CgroupError::Busy(base.to_owned()))
 }

@@ -20,6 +20,8 @@ pub(super) struct Plan {
     pub steps: Vec<Step>,
     pub stage: CString,
     pub old_root: CString,
+    /// An empty file.
+    pub null: CString,
     pub uid_map: Vec<u8>,
     pub gid_map: Vec<u8>,
     /// Groups that own the device files, when not everybody may open them.
@@ -104,6 +106,8 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
             map_user(plan)?;
         }
         if plan.isolation != Isolation::None {
+            // Its own cgroup becomes the root that it sees. Older kernels have no such namespace.
+            libc::unshare(libc::CLONE_NEWCGROUP);
             assemble_root(plan)?;
             enter_root(plan)?;
         }
@@ -192,14 +196,14 @@ unsafe fn assemble_root(plan: &Plan) -> Outcome {
         let options = c"mode=755,size=16m";
         check(3, mount_new(c"tmpfs", &plan.stage, options))?;
         for step in &plan.steps {
-            take_step(step)?;
+            take_step(plan, step)?;
         }
     }
     Ok(())
 }
 
-unsafe fn take_step(step: &Step) -> Outcome {
-    // SAFETY: every path is a C string of the step.
+unsafe fn take_step(plan: &Plan, step: &Step) -> Outcome {
+    // SAFETY: every path is a C string of the step or of the plan.
     unsafe {
         match step {
             Step::Directory(at) => {
@@ -226,12 +230,14 @@ unsafe fn take_step(step: &Step) -> Outcome {
                 at,
                 optional,
                 writable,
+                recursive,
             } => {
+                let depth = if *recursive { libc::MS_REC } else { 0 };
                 let bound = libc::mount(
                     source.as_ptr(),
                     at.as_ptr(),
                     std::ptr::null(),
-                    libc::MS_BIND | libc::MS_REC,
+                    libc::MS_BIND | depth,
                     std::ptr::null(),
                 );
                 if bound != 0 {
@@ -250,6 +256,19 @@ unsafe fn take_step(step: &Step) -> Outcome {
                 // A container that masks parts of its own /proc may not mount a fresh one; a worker
                 // can do without. Of processes it shows the worker's own user's alone.
                 let _ = mount_new(c"proc", at, c"hidepid=2");
+            }
+            Step::Mask(at) => {
+                let masked = libc::mount(
+                    plan.null.as_ptr(),
+                    at.as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_BIND,
+                    std::ptr::null(),
+                );
+                // Kernels differ in what they have.
+                if masked != 0 && errno() != libc::ENOENT {
+                    return Err((3, errno()));
+                }
             }
         }
     }

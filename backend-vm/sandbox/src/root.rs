@@ -27,10 +27,42 @@ pub(super) enum Step {
         at: CString,
         optional: bool,
         writable: bool,
+        /// With what is mounted below it.
+        recursive: bool,
     },
     Temporary(CString),
     Proc(CString),
+    /// A file that reads as empty from now on, if it is there.
+    Mask(CString),
 }
+
+/// Of `/sys` the driver needs processors, memory nodes and PCI devices. The rest tells of others: control groups of all
+/// tenants, block devices, modules.
+const SYSTEM: [&str; 2] = ["/sys/devices", "/sys/bus/pci"];
+const MODULES: &str = "/sys/module";
+/// What tells in `/proc` of the system's keys, timers, processors and memory, and so of others' work.
+const MASKED: [&str; 20] = [
+    "/proc/buddyinfo",
+    "/proc/diskstats",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/loadavg",
+    "/proc/locks",
+    "/proc/pagetypeinfo",
+    "/proc/sched_debug",
+    "/proc/schedstat",
+    "/proc/slabinfo",
+    "/proc/softirqs",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmstat",
+    "/proc/zoneinfo",
+];
 
 /// The steps for a worker of this profile that may open `device_files`. `library_directories` are further
 /// places the host keeps shared libraries in.
@@ -54,6 +86,8 @@ pub(super) fn steps(
     }
     steps.directory("/proc");
     steps.0.push(Step::Proc(staged(Path::new("/proc"))));
+    let masks = MASKED.map(|file| Step::Mask(staged(Path::new(file))));
+    steps.0.extend(masks);
     steps.directory("/tmp");
     steps.0.push(Step::Temporary(staged(Path::new("/tmp"))));
     if profile == Profile::Cuda {
@@ -63,7 +97,12 @@ pub(super) fn steps(
         // Where the driver keeps a file of its process before it shares memory with others.
         steps.directory("/dev/shm");
         steps.0.push(Step::Temporary(staged(Path::new("/dev/shm"))));
-        steps.tree(Path::new("/sys"));
+        for part in SYSTEM {
+            steps.part(Path::new(part));
+        }
+        for module in nvidia_modules() {
+            steps.part(&module);
+        }
         for directory in library_directories {
             steps.tree(directory);
         }
@@ -74,9 +113,22 @@ pub(super) fn steps(
         at: staged(Path::new(PROGRAM)),
         optional: false,
         writable: false,
+        recursive: false,
     });
     steps.directory("/old");
     steps.0
+}
+
+/// The folders in which the driver's modules say which they are.
+fn nvidia_modules() -> Vec<PathBuf> {
+    let Ok(modules) = std::fs::read_dir(MODULES) else {
+        return Vec::new();
+    };
+    modules
+        .flatten()
+        .filter(|module| module.file_name().as_bytes().starts_with(b"nvidia"))
+        .map(|module| module.path())
+        .collect()
 }
 
 struct Steps(Vec<Step>);
@@ -104,6 +156,15 @@ impl Steps {
     }
 
     fn tree(&mut self, path: &Path) {
+        self.view(path, true);
+    }
+
+    /// A directory without what is mounted below it.
+    fn part(&mut self, path: &Path) {
+        self.view(path, false);
+    }
+
+    fn view(&mut self, path: &Path, recursive: bool) {
         if !path.is_absolute() || !path.is_dir() {
             return;
         }
@@ -120,6 +181,7 @@ impl Steps {
             at: staged(path),
             optional: true,
             writable: false,
+            recursive,
         });
     }
 
@@ -133,6 +195,7 @@ impl Steps {
             at: staged(path),
             optional: true,
             writable,
+            recursive: false,
         });
     }
 }

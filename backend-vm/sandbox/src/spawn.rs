@@ -182,6 +182,7 @@ impl Confinement {
             steps,
             stage: c_string(STAGE),
             old_root: c_string(&format!("{STAGE}/old")),
+            null: c_string(&format!("{STAGE}/dev/null")),
             uid_map: format!("{NOBODY} {uid} 1").into_bytes(),
             gid_map: format!("{NOBODY} {gid} 1").into_bytes(),
             groups: device_groups(&self.device_files),

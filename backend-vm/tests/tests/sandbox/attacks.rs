@@ -287,7 +287,11 @@ const FILES: &[(&str, i32, [Option<i32>; 2])] = &[
     ("/dev/kmsg", READ, both(libc::ENOENT)),
     ("/dev/ptmx", READ, both(libc::ENOENT)),
     ("/dev/shm", READ, [Some(libc::ENOENT), None]),
-    ("/sys/kernel", READ, [Some(libc::ENOENT), None]),
+    ("/sys/fs", READ, both(libc::ENOENT)),
+    ("/sys/fs/cgroup", READ, both(libc::ENOENT)),
+    ("/sys/kernel", READ, both(libc::ENOENT)),
+    ("/sys/class", READ, both(libc::ENOENT)),
+    ("/sys/devices", READ, [Some(libc::ENOENT), None]),
     ("/proc/kcore", READ, both(libc::EACCES)),
     (
         "/proc/sys/kernel/core_pattern",
@@ -296,7 +300,7 @@ const FILES: &[(&str, i32, [Option<i32>; 2])] = &[
     ),
     ("/proc/sysrq-trigger", libc::O_WRONLY, both(libc::EACCES)),
     (
-        "/sys/kernel/profiling",
+        "/sys/bus/pci/rescan",
         libc::O_WRONLY,
         [Some(libc::ENOENT), Some(libc::EACCES)],
     ),
@@ -520,6 +524,30 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "read how busy the processors are",
+        |_| reads("/proc/stat"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "read how busy the memory is",
+        |_| reads("/proc/vmstat"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "read how much the system has to do",
+        |_| reads("/proc/loadavg"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
+        "read which interrupts there were",
+        |_| reads("/proc/interrupts"),
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
         "be root",
         // SAFETY: they cannot fail.
         |_| found(unsafe { libc::getuid() == 0 || libc::geteuid() == 0 }),
@@ -597,6 +625,11 @@ fn result_of<T>(result: io::Result<T>) -> Outcome {
         Ok(_) => 0,
         Err(error) => error.raw_os_error().unwrap_or(-1),
     }
+}
+
+/// Whether there is anything to read.
+fn reads(path: &str) -> Outcome {
+    found(std::fs::read(path).is_ok_and(|text| !text.is_empty()))
 }
 
 fn found(there: bool) -> Outcome {
