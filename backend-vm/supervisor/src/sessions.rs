@@ -480,6 +480,31 @@ impl Supervisor {
             self.end_session(ops, key, why, Some(lost));
         }
         self.finish_session(ops, key);
+        self.punch_beside_runs(key);
+    }
+
+    /// Gives back what a dead worker wrote to its session's file outside the session's runs. What the guest may still
+    /// read in these stays until it is gone.
+    fn punch_beside_runs(&mut self, key: Id) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        let tenant = session.tenant;
+        let Some(window) = window_of(&mut self.tenants, tenant) else {
+            return;
+        };
+        let extents = session.extents.iter();
+        let arena = extents.map(|(&first, extent)| Run {
+            first,
+            count: extent.count,
+        });
+        let mut runs: Vec<Run> = arena.chain([session.segment]).collect();
+        runs.sort_by_key(|run| run.first);
+        let gaps = gaps(&runs, window.segments.segments());
+        match session.file.descriptor() {
+            Ok(file) => self.scrubber.discard(tenant, file, gaps),
+            Err(error) => tracing::warn!("a dead worker's memory stays: {error}"),
+        }
     }
 
     /// Has the launcher take a run from the guest's sight; after that it can be granted again.
@@ -558,6 +583,24 @@ impl Supervisor {
             .discard(session.tenant, session.file.into(), runs);
         self.end_idle_tenants(ops);
     }
+}
+
+/// What is not in any of these runs, which are in order, of so many segments.
+fn gaps(runs: &[Run], segments: u32) -> Vec<Run> {
+    let mut gaps = Vec::new();
+    let mut first = 0;
+    let end = Run {
+        first: segments,
+        count: 0,
+    };
+    for run in runs.iter().chain([&end]) {
+        let count = run.first.saturating_sub(first);
+        if count > 0 {
+            gaps.push(Run { first, count });
+        }
+        first = run.first + run.count;
+    }
+    gaps
 }
 
 /// The features that a guest may have.
@@ -639,5 +682,19 @@ pub(super) fn refusal_of(error: &GrantError) -> Refusal {
         GrantError::Empty { .. } => Refusal::Protocol,
         GrantError::Quota { .. } => Refusal::Quota,
         GrantError::Kept { .. } | GrantError::NoRun { .. } => Refusal::WindowFull,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_what_no_run_has() {
+        let run = |first, count| Run { first, count };
+        let runs = [run(1, 2), run(3, 1), run(6, 1)];
+        assert_eq!(gaps(&runs, 9), [run(0, 1), run(4, 2), run(7, 2)]);
+        assert_eq!(gaps(&runs[..2], 4), [run(0, 1)]);
+        assert_eq!(gaps(&[], 4), [run(0, 4)]);
     }
 }

@@ -7,8 +7,10 @@
 
 mod attacks;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 
 use attacks::{Attack, Control as Unconfined, Profile, Targets, WORKER_MEMORY};
@@ -17,7 +19,9 @@ use wormhole_backend_tests::backend::{Backend, Tenant, Workers, is_running, wait
 use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_link::counters::Counters;
+use wormhole_link::memory::Mapping;
 use wormhole_ring::control::{Attach, Message};
+use wormhole_ring::layout::SEGMENT_BYTES;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -47,6 +51,10 @@ fn main() {
                     a_worker_knows_while_its_tenant_has_neighbours,
                 ),
                 (
+                    "what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once",
+                    what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once,
+                ),
+                (
                     "workers_of_one_tenant_have_one_budget_of_log",
                     workers_of_one_tenant_have_one_budget_of_log,
                 ),
@@ -70,6 +78,9 @@ const LEAVE: &str = "CUDA_MODULE_LOADING=LEAVE\n";
 const WATCH: &str = "CUDA_MODULE_LOADING=WATCH\n";
 /// What a guest says for its worker to write most of a tenant's budget of log.
 const WRITE: &str = "CUDA_MODULE_LOADING=WRITE\n";
+/// What a guest says for its worker to fill its session's file and end.
+const SPILL: &str = "CUDA_MODULE_LOADING=SPILL\n";
+const PAGE: usize = 4096;
 /// Lines of a KiB that such a worker writes.
 const LINES: usize = 200;
 /// A variable that a guest may set for its worker: here whom to attack.
@@ -287,12 +298,46 @@ fn workers_of_one_tenant_have_one_budget_of_log() {
     backend.wait_for_log("neighbours: true");
 }
 
+fn what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once() {
+    let me = std::env::current_exe().unwrap();
+    let mut backend = Backend::start(Workers::of(&[&me]), &[]);
+    backend.attach(64, Attach::default()).unwrap();
+    let mut control = backend.connect();
+    control.hello(PROTOCOL_HASH, SPILL);
+    let Reply::Grant(grant) = control.receive() else {
+        panic!("not granted");
+    };
+    let file = File::from(control.descriptor().unwrap());
+    let runs = u64::from(1 + grant.arena_count) * SEGMENT_BYTES as u64;
+    backend.wait_for_log("session 0.1: worker");
+    let held = || file.metadata().unwrap().blocks() * 512;
+    // The guest is still there, and with it what it may still read.
+    wait_until(|| held() <= runs, || format!("{} bytes", held()));
+    let mut byte = [0];
+    let arena = u64::from(grant.arena_first) * SEGMENT_BYTES as u64;
+    file.read_exact_at(&mut byte, arena).unwrap();
+    assert_eq!(byte, [1], "the guest's own memory");
+    drop(control);
+    backend.report();
+}
+
 /// The worker's part.
 fn worker(mut stub: Stub) {
     let (window, counters) = stub.take_session();
     match std::env::var("CUDA_MODULE_LOADING").as_deref() {
         Ok("LEAVE") => leave(stub, &window),
         Ok("WATCH") => watch(stub, &counters),
+        Ok("SPILL") => {
+            let file = File::from(window);
+            let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+            let mapping = Mapping::new(&file, 0, bytes).unwrap();
+            // Behind the header, which the supervisor writes to.
+            for at in (PAGE..bytes).step_by(PAGE) {
+                // SAFETY: inside the mapping of the whole file.
+                unsafe { mapping.base().add(at).write_volatile(1) };
+            }
+            std::process::exit(1);
+        }
         Ok("WRITE") => {
             for _ in 0..LINES {
                 stub.say(&"x".repeat(1000));
@@ -349,7 +394,7 @@ fn leave(mut stub: Stub, window: &OwnedFd) -> ! {
     std::process::exit(0);
 }
 
-fn attack(log: &mut std::fs::File, round: usize, profile: Profile, targets: &Targets) {
+fn attack(log: &mut File, round: usize, profile: Profile, targets: &Targets) {
     let is_one = |attack: &Attack| attack.refusal(profile).is_some();
     for attack in attacks::all().into_iter().filter(is_one) {
         let outcome = attack.make(targets);
@@ -360,15 +405,11 @@ fn attack(log: &mut std::fs::File, round: usize, profile: Profile, targets: &Tar
 /// Goes on as a program that no file system has.
 fn execute_from_memory(targets: &Targets) {
     let program = wormhole_link::memory::anonymous_file(c"program").unwrap();
-    let mut file = std::fs::File::from(program);
-    std::io::copy(
-        &mut std::fs::File::open("/proc/self/exe").unwrap(),
-        &mut file,
-    )
-    .unwrap();
+    let mut file = File::from(program);
+    std::io::copy(&mut File::open("/proc/self/exe").unwrap(), &mut file).unwrap();
     // Open for writing it could not be executed.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let readable = std::fs::File::open(&path).unwrap();
+    let readable = File::open(&path).unwrap();
     drop(file);
     let path = format!("/proc/self/fd/{}", readable.into_raw_fd());
     let files = targets.files.map(|fd| fd.unwrap());
@@ -395,7 +436,7 @@ fn attack_again(arguments: &[String]) {
         ..Targets::parse(&arguments[0]).unwrap()
     };
     // SAFETY: the log, as it was inherited; nothing else here uses the number.
-    let mut log = unsafe { std::fs::File::from_raw_fd(4) };
+    let mut log = unsafe { File::from_raw_fd(4) };
     attack(&mut log, 2, Profile::Cuda, &targets);
     writeln!(log, "attempts are over").unwrap();
     stub::idle();
