@@ -54,6 +54,10 @@ const SHARED_THREADS: u64 = 4096;
 /// A descriptor number above all that a child is given; failures are reported on it.
 pub(super) const REPORT: RawFd = 9;
 
+/// How much sooner than another a worker is killed where memory is short (proc(5), `oom_score_adj`): it inherits the
+/// supervisor's.
+const EXPENDABLE: &[u8] = b"500";
+
 /// The name of what failed, for the parent to say.
 pub(super) const STAGES: &[&str] = &[
     "resetting signals",
@@ -100,6 +104,8 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
     // SAFETY: as promised by the caller; each callee makes system calls on memory of `plan` only.
     unsafe {
         reset_signals()?;
+        // Before anything of the host's. A system without that has nothing to say to.
+        let _ = write_file(c"/proc/self/oom_score_adj", EXPENDABLE);
         // Afterwards its root hides the system's processes from it.
         let user = own_user();
         if plan.isolation == Isolation::UserNamespace {

@@ -73,6 +73,9 @@ pub const WORKER_LOST_RESULT: u32 = 709;
 /// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor was told to stop.
 pub const REVOKED_RESULT: u32 = 802;
 
+/// The supervisor's and its spawner's `oom_score_adj` (proc(5)).
+const OOM_SCORE: &str = "-900";
+
 /// What a supervisor is to do.
 #[derive(Debug)]
 pub struct Options {
@@ -203,6 +206,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         without_namespaces: options.without_namespaces,
         worker_memory: options.worker_memory,
     };
+    come_last_when_memory_is_short();
     let (spawner, abilities) = Spawner::fork(setup, &closes, place)?;
     privileges::drop_all().map_err(SupervisorError::Privileges)?;
     // The threads that follow have these signals blocked as well.
@@ -258,6 +262,15 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         .lost
         .take()
         .map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// All workers end with this process. Only root may say so.
+fn come_last_when_memory_is_short() {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
+        tracing::debug!(
+            "the supervisor is killed like any other process when memory is short: {error}"
+        );
+    }
 }
 
 impl Supervisor {

@@ -434,6 +434,30 @@ fn the_socket_is_removed_in_the_end_and_another_file_in_its_place_is_not() {
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "another's");
 }
 
+#[test]
+fn workers_are_killed_before_others_where_memory_is_short() {
+    let mut backend = Backend::with_window(64);
+    let _guest = backend.connect().open();
+    let score = |process: i32| -> i32 {
+        let path = format!("/proc/{process}/oom_score_adj");
+        std::fs::read_to_string(path)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    };
+    for worker in backend.workers() {
+        assert_eq!(score(worker), 500);
+    }
+    let own: i32 = score(std::process::id().try_into().unwrap());
+    let supervisor = score(backend.child.id().try_into().unwrap());
+    let spawner = score(backend.spawner().unwrap());
+    // Only a system that lets root lower it has one that is lower.
+    let lowered = std::fs::write("/proc/self/oom_score_adj", (own - 1).to_string());
+    let expected = if lowered.is_ok() { -900 } else { own };
+    assert_eq!([supervisor, spawner], [expected; 2]);
+}
+
 /// Connects as another user, from a thread that is that user alone.
 fn join_as(user: libc::uid_t, socket: &Path) -> Tenant {
     let socket = socket.to_owned();

@@ -548,6 +548,15 @@ const OTHERS: &[Row] = &[
         Control::Succeeds,
     ),
     (
+        "be killed no sooner than others where memory is short",
+        |_| {
+            let score = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
+            found(score.trim() != "500")
+        },
+        both(libc::ENOENT),
+        Control::Succeeds,
+    ),
+    (
         "be root",
         // SAFETY: they cannot fail.
         |_| found(unsafe { libc::getuid() == 0 || libc::geteuid() == 0 }),
