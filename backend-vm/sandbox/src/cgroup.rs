@@ -1,4 +1,5 @@
-//! A cgroup for each worker: memory and tasks that the kernel counts for the process as a whole.
+//! Cgroups for workers, for their tenants, and for all of them: memory, tasks and processors that the kernel counts for
+//! each.
 //!
 //! This is cgroup version 2 (Linux, `Documentation/admin-guide/cgroup-v2.rst`), in a cgroup that was delegated
 //! to the supervisor and nowhere else: one that carries systemd's mark (`Delegate=yes`), or the root of the
@@ -6,19 +7,23 @@
 //!
 //! | cgroup | what |
 //! |---|---|
-//! | `supervisor` | everybody who was in the delegated cgroup: one with limits for its children may hold no processes. The root of the hierarchy may, so nobody is moved there |
-//! | `workers-PID` | what one supervisor made, locked as long as it lives |
-//! | `workers-PID/N` | one worker, which is born there |
+//! | `supervisor` | everybody who was in the delegated cgroup: one with limits for its children may hold no processes. The root of the hierarchy may, so nobody is moved there. Its processes come before all workers where processors are short |
+//! | `workers-PID` | what one supervisor made, locked as long as it lives: a limit of memory for all workers |
+//! | `workers-PID/spare` | workers that have met no guest |
+//! | `workers-PID/tenant-T` | the workers of one tenant: a limit of memory, and a share of the processors as large as every other tenant's |
+//! | `workers-PID/*/N` | one worker. It is born as a spare, and moved when it gets its first session |
 //!
 //! A worker's cgroup is removed when the worker is reaped, the rest when the supervisor ends. One that is killed
 //! leaves empty cgroups; the next supervisor in the same place finds them without a lock and removes them, and
 //! systemd removes them with the unit.
 //!
 //! Shared memory is charged to whoever touches a page first, so a part of the window may count as a worker's,
-//! at most all of it, and stays charged to `workers-PID` when the worker is gone. A limit must have room for
+//! at most all of it, and stays charged to its tenant when the worker is gone, and to `workers-PID` after that. What a
+//! worker holds when it is moved stays charged to `spare`. A limit must have room for
 //! the window beside what the device holds in the worker's own memory; a guest that makes its worker touch
 //! much comes closer to the limit of that worker alone.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -26,14 +31,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::child::THREADS;
 
 const LEAF: &str = "supervisor";
 const WORKERS: &str = "workers-";
+const SPARE: &str = "spare";
+const TENANT: &str = "tenant-";
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
+/// Without it tenants have no shares of the processors.
+const PROCESSORS: &str = "cpu";
+/// The most there is: a hundred times what a cgroup has that nobody says anything of.
+const FIRST_WEIGHT: &str = "10000";
 /// Set by systemd on what it delegates: by the system's manager, and by a user's.
 const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];
 /// How often a cgroup is looked at whose processes change meanwhile.
@@ -69,29 +80,41 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupEr
     move |cause| CgroupError::File { what, path, cause }
 }
 
+/// Bytes of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryLimits {
+    /// Of one worker.
+    pub worker: u64,
+    /// Of the workers of one tenant together.
+    pub tenant: u64,
+    /// Of all workers together.
+    pub all: u64,
+}
+
 /// Where this supervisor makes workers' cgroups.
 #[derive(Debug)]
 pub struct Cgroups {
     directory: PathBuf,
     /// Says to others that this supervisor lives.
     _lock: File,
-    memory: u64,
+    memory: MemoryLimits,
+    controllers: Vec<&'static str>,
     next: AtomicU64,
+    /// Those of tenants that have workers, by the tenant's number.
+    tenants: Mutex<BTreeMap<u32, Weak<Level>>>,
 }
 
 impl Cgroups {
-    /// Splits the supervisor's own cgroup, and removes what others left there. Workers may have `memory` bytes.
+    /// Splits the supervisor's own cgroup, and removes what others left there.
     ///
     /// # Errors
     /// The system has none to give.
-    pub fn prepare(memory: u64) -> Result<Self, CgroupError> {
+    pub fn prepare(memory: MemoryLimits) -> Result<Self, CgroupError> {
         let base = delegated()?;
-        let controllers = read(&base.join("cgroup.controllers"))?;
+        let found = read(&base.join("cgroup.controllers"))?;
+        let has = |controller| found.split_whitespace().any(|name| name == controller);
         for controller in CONTROLLERS {
-            if !controllers
-                .split_whitespace()
-                .any(|name| name == controller)
-            {
+            if !has(controller) {
                 return Err(CgroupError::NoController {
                     path: base,
                     controller,
@@ -103,25 +126,77 @@ impl Cgroups {
         if base.join("cgroup.type").exists() {
             vacate(&base)?;
         }
-        enable(&base)?;
+        let mut controllers = CONTROLLERS.to_vec();
+        enable(&base, &controllers)?;
+        // The kernel gives none at the root while it has processes of real time.
+        if has(PROCESSORS) && enable(&base, &[PROCESSORS]).is_ok() {
+            controllers.push(PROCESSORS);
+            let own = base.join(LEAF).join("cpu.weight");
+            if own.exists() {
+                write(&own, FIRST_WEIGHT)?;
+            }
+        } else {
+            tracing::warn!(
+                "tenants have no shares of the processors: {} has no {PROCESSORS} controller",
+                base.display()
+            );
+        }
         let (directory, lock) = own_directory(&base)?;
         let cgroups = Self {
             directory,
             _lock: lock,
             memory,
+            controllers,
             next: AtomicU64::new(0),
+            tenants: Mutex::default(),
         };
-        enable(&cgroups.directory)?;
+        limit(&cgroups.directory, memory.all)?;
+        enable(&cgroups.directory, &cgroups.controllers)?;
+        // Stays until all are removed.
+        cgroups.make_level(SPARE.to_owned(), memory.all)?;
         Ok(cgroups)
     }
 
-    /// A cgroup for one worker.
+    /// A cgroup for a worker that has met no guest.
     ///
     /// # Errors
     /// The kernel makes none, or takes no limits.
     pub(super) fn make(self: &Arc<Self>) -> Result<Cgroup, CgroupError> {
+        self.make_in(&self.directory.join(SPARE), None)
+    }
+
+    /// A directory for cgroups of workers, which may have so much memory together.
+    fn make_level(&self, name: String, memory: u64) -> Result<PathBuf, CgroupError> {
+        let path = self.directory.join(name);
+        fs::create_dir(&path).map_err(failed("made", &path))?;
+        let limited = limit(&path, memory).and_then(|()| enable(&path, &self.controllers));
+        if let Err(error) = limited {
+            let _ = fs::remove_dir(&path);
+            return Err(error);
+        }
+        Ok(path)
+    }
+
+    /// That of a tenant, which goes with its last worker.
+    fn level_of(&self, tenant: u32) -> Result<Arc<Level>, CgroupError> {
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        tenants.retain(|_, level| level.strong_count() > 0);
+        if let Some(level) = tenants.get(&tenant).and_then(Weak::upgrade) {
+            return Ok(level);
+        }
+        let path = self.make_level(format!("{TENANT}{tenant}"), self.memory.tenant)?;
+        let level = Arc::new(Level(path));
+        tenants.insert(tenant, Arc::downgrade(&level));
+        Ok(level)
+    }
+
+    fn make_in(
+        self: &Arc<Self>,
+        place: &Path,
+        level: Option<Arc<Level>>,
+    ) -> Result<Cgroup, CgroupError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = self.directory.join(number.to_string());
+        let path = place.join(number.to_string());
         fs::create_dir(&path).map_err(failed("made", &path))?;
         let handle = match File::open(&path) {
             Ok(handle) => handle,
@@ -133,17 +208,35 @@ impl Cgroups {
         let cgroup = Cgroup {
             path,
             handle,
-            _parent: Arc::clone(self),
+            _level: level,
+            parent: Arc::clone(self),
         };
-        cgroup.set("memory.max", &self.memory.to_string())?;
+        limit(&cgroup.path, self.memory.worker)?;
         // Threads of one worker are of no use without each other.
         cgroup.set("memory.oom.group", "1")?;
         cgroup.set("pids.max", &THREADS.to_string())?;
-        // A kernel that does not swap has no such limit.
-        if cgroup.path.join("memory.swap.max").exists() {
-            cgroup.set("memory.swap.max", "0")?;
-        }
         Ok(cgroup)
+    }
+}
+
+/// Limits the memory of a cgroup, and lets none of it be swapped.
+fn limit(path: &Path, memory: u64) -> Result<(), CgroupError> {
+    write(&path.join("memory.max"), &memory.to_string())?;
+    // A kernel that does not swap has no such limit.
+    let swap = path.join("memory.swap.max");
+    if swap.exists() {
+        write(&swap, "0")?;
+    }
+    Ok(())
+}
+
+/// The cgroup of a tenant; removed with this value.
+#[derive(Debug)]
+struct Level(PathBuf);
+
+impl Drop for Level {
+    fn drop(&mut self) {
+        remove(&self.0);
     }
 }
 
@@ -158,13 +251,33 @@ impl Drop for Cgroups {
 pub(super) struct Cgroup {
     path: PathBuf,
     handle: File,
-    /// Removed after it.
-    _parent: Arc<Cgroups>,
+    // Removed after it, in this order.
+    _level: Option<Arc<Level>>,
+    parent: Arc<Cgroups>,
 }
 
 impl Cgroup {
     fn set(&self, name: &str, value: &str) -> Result<(), CgroupError> {
         write(&self.path.join(name), value)
+    }
+
+    /// Moves its process, which is the worker of this tenant from now on.
+    ///
+    /// # Errors
+    /// The kernel makes no cgroup for it, or does not move it.
+    pub fn move_to(&mut self, tenant: u32, process: libc::pid_t) -> Result<(), CgroupError> {
+        let level = self.parent.level_of(tenant)?;
+        let place = level.0.clone();
+        let cgroup = self.parent.make_in(&place, Some(level))?;
+        match write(&cgroup.path.join("cgroup.procs"), &process.to_string()) {
+            // It has ended; nobody has reaped it yet.
+            Err(CgroupError::File { cause, .. }) if cause.raw_os_error() == Some(libc::ESRCH) => {}
+            moved => {
+                moved?;
+                *self = cgroup;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the kernel has killed what was in it for want of memory.
@@ -272,9 +385,9 @@ fn vacate(base: &Path) -> Result<(), CgroupError> {
     Err(CgroupError::Busy(base.to_owned()))
 }
 
-fn enable(path: &Path) -> Result<(), CgroupError> {
-    let controllers = CONTROLLERS.map(|name| format!("+{name}")).join(" ");
-    write(&path.join("cgroup.subtree_control"), &controllers)
+fn enable(path: &Path, controllers: &[&str]) -> Result<(), CgroupError> {
+    let names: Vec<String> = controllers.iter().map(|name| format!("+{name}")).collect();
+    write(&path.join("cgroup.subtree_control"), &names.join(" "))
 }
 
 /// A fresh directory, and the lock on it.
@@ -327,7 +440,7 @@ fn remove_tree(path: &Path) {
         // Workers die with their supervisor; kernels before 5.14 leave it at that.
         let _ = write(&child.join("cgroup.kill"), "1");
         wait_until_empty(&child);
-        remove(&child);
+        remove_tree(&child);
     }
     remove(path);
 }

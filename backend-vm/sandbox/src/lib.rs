@@ -5,8 +5,8 @@
 //! of read-only system libraries, no capabilities, another user, no new privileges, resource limits, a
 //! system call filter and no descriptor that was not named. When the supervisor dies, so does the worker.
 //!
-//! Its memory and its tasks are limited by a cgroup of its own where the system has one to give (see
-//! [`Cgroups`]), and on the CPU device by a resource limit, which counts private memory only; the driver
+//! Its memory and its tasks are limited by a cgroup of its own where the system has one to give, and so are its tenant's
+//! and all workers' together (see [`Cgroups`]), and on the CPU device by a resource limit, which counts private memory only; the driver
 //! reserves too much address space for one.
 //!
 //! As root the namespaces are made directly; otherwise inside a user namespace of their own. Of a GPU's workers root
@@ -21,7 +21,7 @@ mod seccomp;
 mod spawn;
 mod standing;
 
-pub use self::cgroup::{CgroupError, Cgroups};
+pub use self::cgroup::{CgroupError, Cgroups, MemoryLimits};
 pub use self::gpu::{GpuError, Gpus};
 pub use self::processes::Processes;
 pub use self::spawn::{

@@ -301,6 +301,17 @@ impl Child {
         self.cgroup.as_ref().is_some_and(Cgroup::ran_out_of_memory)
     }
 
+    /// Counts the process among a tenant's from now on, where there are cgroups.
+    ///
+    /// # Errors
+    /// The kernel does not let it.
+    pub fn move_to(&mut self, tenant: u32) -> Result<(), CgroupError> {
+        match &mut self.cgroup {
+            Some(cgroup) => cgroup.move_to(tenant, self.pid),
+            None => Ok(()),
+        }
+    }
+
     /// Readable once the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         borrow(&self.pidfd)

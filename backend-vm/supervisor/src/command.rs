@@ -12,7 +12,7 @@ use wormhole_link::device::DeviceChoice;
 use wormhole_link::{arguments, chain};
 
 use crate::log::Log;
-use crate::{Listener, Options};
+use crate::{Listener, MemoryLimits, Options};
 
 /// Serves tenants' guests with a device: accepts windows and control streams, runs a confined worker for
 /// each guest process.
@@ -44,6 +44,14 @@ struct Arguments {
     /// device, for private memory, and nothing does with CUDA.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     worker_memory: Option<u64>,
+    /// Memory that the workers of one tenant may have together, where there are cgroups. Three quarters of the system's
+    /// memory if not given, which is what all workers may have together.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    tenant_memory: Option<u64>,
+    /// Serve several tenants although no cgroup is delegated to the supervisor, so that nothing limits their memory and
+    /// processors.
+    #[arg(long)]
+    without_cgroups: bool,
 }
 
 const NAME: &str = "wormhole-supervisor";
@@ -82,6 +90,17 @@ fn default_memory() -> u64 {
     };
     let all = u64::try_from(pages).unwrap_or(0) * u64::try_from(bytes).unwrap_or(0);
     (all / 4 * 3).max(LEAST_MEMORY)
+}
+
+fn limits(worker: Option<u64>, tenant: Option<u64>) -> MemoryLimits {
+    let all = default_memory()
+        .max(worker.unwrap_or(0))
+        .max(tenant.unwrap_or(0));
+    MemoryLimits {
+        worker: worker.unwrap_or_else(default_memory),
+        tenant: tenant.unwrap_or(all),
+        all,
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -136,7 +155,8 @@ fn start(arguments: Arguments) -> Result<(), String> {
         listener,
         stream,
         without_namespaces: arguments.sandbox == Sandbox::Filter,
-        worker_memory: arguments.worker_memory.unwrap_or_else(default_memory),
+        memory: limits(arguments.worker_memory, arguments.tenant_memory),
+        without_cgroups: arguments.without_cgroups,
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
     });

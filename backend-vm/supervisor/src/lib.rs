@@ -67,6 +67,7 @@ use self::starts::Starts;
 use self::tenants::Tenant;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use wormhole_link::device::DeviceChoice;
+pub use wormhole_sandbox::MemoryLimits;
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what every call returns after the worker died.
 pub const WORKER_LOST_RESULT: u32 = 709;
@@ -88,8 +89,10 @@ pub struct Options {
     pub stream: Option<OwnedFd>,
     /// Start workers although this system lets nobody confine them with namespaces.
     pub without_namespaces: bool,
-    /// Bytes of memory that a worker may have.
-    pub worker_memory: u64,
+    /// Bytes of memory that workers may have.
+    pub memory: MemoryLimits,
+    /// Serve several tenants although this system lets nobody limit their memory and processors.
+    pub without_cgroups: bool,
     /// How long a worker may take to have its device.
     pub start_limit: Duration,
     /// How long a guest may take to say hello.
@@ -204,7 +207,9 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         device: options.device.clone(),
         workers: options.workers,
         without_namespaces: options.without_namespaces,
-        worker_memory: options.worker_memory,
+        memory: options.memory,
+        serves_several: options.listener.is_some(),
+        without_cgroups: options.without_cgroups,
     };
     come_last_when_memory_is_short();
     let (spawner, abilities) = Spawner::fork(setup, &closes, place)?;

@@ -260,6 +260,9 @@ impl Supervisor {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.worker = Some(worker);
             session.worker_pid = pid;
+            if let Some(worker) = self.workers.get(&worker) {
+                worker.process.assign(session.tenant);
+            }
             self.observers.ask_anew();
         }
     }

@@ -106,7 +106,8 @@ impl Backend {
         Self::start_as(supervisor, workers, arguments)
     }
 
-    /// As [`start`](Self::start), with another executable.
+    /// As [`start`](Self::start), with another executable. A supervisor that listens serves whether the system has
+    /// cgroups for it or not.
     pub fn start_as(command: Command, workers: Workers, arguments: &[&str]) -> Self {
         let (backend, mut stderr) = Self::start_unheard(command, workers, arguments);
         let sink = Arc::clone(&backend.log);
@@ -135,6 +136,9 @@ impl Backend {
     ) -> (Self, ChildStderr) {
         let (near, far) = UnixStream::pair().unwrap();
         let number = far.as_raw_fd();
+        if arguments.contains(&"--listen") {
+            command.arg("--without-cgroups");
+        }
         command
             .args(["--fd", "3", "--workers"])
             .arg(workers.path())

@@ -1,4 +1,4 @@
-//! Workers are held to their memory by cgroups, and nothing is left of those.
+//! Workers and tenants are held to their memory and their processors by cgroups, and nothing is left of those.
 //!
 //! What a system delegates cannot be had from every system, so this runs in the emulated host, where this
 //! executable plays its third part beside test and worker: it is all that runs there.
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use wormhole_backend_tests::backend::{Backend, Workers, wait_until};
+use wormhole_backend_tests::backend::{Backend, Tenant, Workers, wait_until};
 use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay};
@@ -32,7 +32,12 @@ fn main() {
 const MACHINE: &str = "--machine";
 /// What a guest says for its worker to take more than it may have.
 const EAT: &str = "CUDA_MODULE_LOADING=EAT\n";
+/// What a guest says for its worker to take some of that.
+const SIP: &str = "CUDA_MODULE_LOADING=SIP\n";
 const MEMORY: usize = 96 << 20;
+/// Bytes that a worker sips: two are more than a tenant may have.
+const SIPPED: usize = 72 << 20;
+const TENANT_MEMORY: usize = 128 << 20;
 
 fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
     let folders = ["WORMHOLE_IMAGES", "WORMHOLE_STAGE"].map(std::env::var_os);
@@ -70,19 +75,31 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
 /// The worker's part.
 fn worker(mut stub: Stub) {
     stub.take_session();
-    if std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAT") {
-        // Shared memory, which no resource limit counts.
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a mapping of its own, written within its size.
-        unsafe {
-            let at = libc::mmap(std::ptr::null_mut(), 4 * MEMORY, protection, flags, -1, 0);
-            assert_ne!(at, libc::MAP_FAILED);
-            at.cast::<u8>().write_bytes(1, 4 * MEMORY);
-        }
-        stub.say("it has eaten");
+    let bytes = match std::env::var("CUDA_MODULE_LOADING").as_deref() {
+        Ok("EAT") => 4 * MEMORY,
+        Ok("SIP") => SIPPED,
+        _ => stub::idle(),
+    };
+    // Once it is counted among its tenant's workers: what it had before is not.
+    while !in_tenants_cgroup() {
+        std::thread::yield_now();
     }
+    // Shared memory, which no resource limit counts.
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a mapping of its own, written within its size.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        at.cast::<u8>().write_bytes(1, bytes);
+    }
+    stub.say("it has eaten");
     stub::idle();
+}
+
+/// Born in a cgroup namespace, it sees from there where it was moved to.
+fn in_tenants_cgroup() -> bool {
+    fs::read_to_string("/proc/self/cgroup").is_ok_and(|text| text.contains("tenant-"))
 }
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -116,9 +133,12 @@ fn in_machine() {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     assert_eq!(own, "0::/delegated/supervisor\n");
 
+    tenants_are_held_to_their_memory_together(&delegated);
+
     let other = cgroup(&root.join("other"));
     enter(&other);
     what_is_not_delegated_is_left_alone(&other);
+    without_cgroups_several_tenants_are_not_served();
 }
 
 fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
@@ -137,8 +157,8 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
 
     // The process that is in each of them.
     let processes = || -> Vec<String> {
-        let read = |name| fs::read_to_string(place.join(name).join("cgroup.procs"));
-        let text = names(&place).into_iter().map(|name| read(name).ok());
+        let read = |worker: PathBuf| fs::read_to_string(worker.join("cgroup.procs")).ok();
+        let text = workers_below(&place).into_iter().map(read);
         text.map(|text| text.unwrap_or_default().trim().to_owned())
             .collect()
     };
@@ -158,17 +178,85 @@ fn a_worker_that_takes_too_much_ends_alone(base: &Path) {
             )
         },
     );
-    for name in names(&place) {
-        let read = |file| fs::read_to_string(place.join(&name).join(file)).unwrap();
+    for worker in workers_below(&place) {
+        let read = |file| fs::read_to_string(worker.join(file)).unwrap();
         assert_eq!(read("memory.max"), format!("{MEMORY}\n"));
         assert_eq!(read("pids.max"), "5120\n");
     }
+    assert_ne!(
+        fs::read_to_string(place.join("memory.max")).unwrap(),
+        "max\n"
+    );
     assert!(backend.finish().success());
     assert!(!place.exists());
     println!(
         "{}: a worker that takes too much ends alone",
         base.display()
     );
+}
+
+fn tenants_are_held_to_their_memory_together(base: &Path) {
+    let socket = std::env::temp_dir().join("tenants");
+    let limit = TENANT_MEMORY.to_string();
+    let listen = [
+        "--listen",
+        socket.to_str().unwrap(),
+        "--tenant-memory",
+        &limit,
+    ];
+    let mut backend = start_with(&listen);
+    let place = base.join(format!("workers-{}.0", backend.spawner().unwrap()));
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, Attach::default()).unwrap();
+    let _first = assign(&mut backend, SIP);
+    backend.wait_for_log("it has eaten");
+    let _second = assign(&mut backend, SIP);
+    // Of two that are too many at least one ends.
+    backend.wait_for_log("more memory than workers may have");
+    // The neighbour has a share of its own.
+    let theirs = ask(&mut neighbour, SIP);
+    wait_until(
+        || backend.log().matches("it has eaten").count() >= 2,
+        || format!("the neighbour's worker: {}", backend.log()),
+    );
+    let levels: Vec<String> = names(&place)
+        .into_iter()
+        .filter(|name| name.starts_with("tenant-"))
+        .collect();
+    // The first tenant's is there while one of its workers is.
+    assert!(!levels.is_empty());
+    for level in &levels {
+        let read = |file| fs::read_to_string(place.join(level).join(file)).unwrap();
+        assert_eq!(read("memory.max"), format!("{TENANT_MEMORY}\n"));
+        assert_eq!(read("cpu.weight"), "100\n");
+    }
+    let own = fs::read_to_string(base.join("supervisor/cpu.weight")).unwrap();
+    assert_eq!(own, "10000\n");
+    drop((theirs, neighbour));
+    let is_level = |name: &String| name.starts_with("tenant-");
+    wait_until(
+        || names(&place).iter().filter(|name| is_level(name)).count() < levels.len(),
+        || format!("the neighbour's cgroup to go: {:?}", names(&place)),
+    );
+    backend.signal(libc::SIGTERM);
+    assert!(backend.wait_for_end().success());
+    assert!(!place.exists());
+    println!("tenants are held to their memory together");
+}
+
+fn without_cgroups_several_tenants_are_not_served() {
+    let socket = std::env::temp_dir().join("refused");
+    let supervisor = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+        command.args(["--listen", socket.to_str().unwrap(), "--workers"]);
+        command.arg(Workers::of(&[&std::env::current_exe().unwrap()]).path());
+        command
+    };
+    let refused = supervisor().output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("--without-cgroups"), "{said}");
+    println!("without cgroups several tenants are not served");
 }
 
 fn what_a_killed_supervisor_leaves_is_removed_by_the_next(base: &Path) {
@@ -197,20 +285,36 @@ fn what_is_not_delegated_is_left_alone(base: &Path) {
 }
 
 fn start() -> Backend {
+    start_with(&[])
+}
+
+fn start_with(arguments: &[&str]) -> Backend {
     let me = std::env::current_exe().unwrap();
     let memory = MEMORY.to_string();
     let mut backend = Backend::start_as(
         // The machine has it at the same path.
         Command::new(env!("CARGO_BIN_EXE_supervisor")),
         Workers::of(&[&me]),
-        &["--worker-memory", &memory],
+        &[&["--worker-memory", &memory], arguments].concat(),
     );
     backend.attach(64, Attach::default()).unwrap();
     backend
 }
 
+/// The cgroups of workers, at any level.
+fn workers_below(place: &Path) -> Vec<PathBuf> {
+    let levels = names(place).into_iter().map(|level| place.join(level));
+    levels
+        .flat_map(|level| names(&level).into_iter().map(move |name| level.join(name)))
+        .collect()
+}
+
 fn assign(backend: &mut Backend, environment: &str) -> Control {
-    let mut control = backend.connect();
+    ask(backend, environment)
+}
+
+fn ask(tenant: &mut Tenant, environment: &str) -> Control {
+    let mut control = tenant.connect();
     control.hello(stub::protocol(0), environment);
     match control.receive() {
         Reply::Grant(_) => control,

@@ -86,7 +86,12 @@ fn impatient_supervisor() {
         // SAFETY: the test put the stream there, and nothing else here uses the number.
         stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
         without_namespaces: false,
-        worker_memory: 1 << 30,
+        memory: wormhole_supervisor::MemoryLimits {
+            worker: 1 << 30,
+            tenant: 1 << 30,
+            all: 1 << 30,
+        },
+        without_cgroups: false,
         start_limit: Duration::from_millis(200),
         hello_limit: Duration::from_secs(2),
     })

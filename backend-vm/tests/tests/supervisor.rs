@@ -435,6 +435,38 @@ fn the_socket_is_removed_in_the_end_and_another_file_in_its_place_is_not() {
 }
 
 #[test]
+fn who_serves_several_tenants_without_cgroups_is_told_to_say_so() {
+    let has_cgroups = std::fs::read_to_string("/proc/self/cgroup")
+        .is_ok_and(|text| text.lines().any(|line| line.starts_with("0::")));
+    if has_cgroups {
+        println!("skipped: this system has cgroups of version 2, which may be delegated");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let workers = Workers::built();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+    command.args(["--listen", socket.to_str().unwrap(), "--workers"]);
+    let refused = command.arg(workers.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("--without-cgroups serves them all the same"),
+        "{said}"
+    );
+    assert!(!socket.exists());
+    // Told, it says what is missing where everybody sees it.
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start(workers, &listen);
+    backend.attach(64, Attach::default()).unwrap();
+    backend.wait_for_log("WARN");
+    backend.wait_for_log("tenants' not at all");
+    // Who serves one tenant alone need not be told.
+    let mut alone = Backend::start(Workers::built(), &[]);
+    alone.attach(64, Attach::default()).unwrap();
+}
+
+#[test]
 fn workers_are_killed_before_others_where_memory_is_short() {
     let mut backend = Backend::with_window(64);
     let _guest = backend.connect().open();

@@ -27,6 +27,11 @@ pub enum Order {
     Kill {
         ticket: u64,
     },
+    /// A worker is a tenant's from now on.
+    Assign {
+        ticket: u64,
+        tenant: u32,
+    },
 }
 
 /// What the spawner says, by the ticket of the order.
@@ -109,6 +114,9 @@ impl Order {
             ]
             .concat(),
             Self::Kill { ticket } => [&[2], &ticket.to_le_bytes()[..]].concat(),
+            Self::Assign { ticket, tenant } => {
+                [&[3], &ticket.to_le_bytes()[..], &tenant.to_le_bytes()].concat()
+            }
         }
     }
 
@@ -125,6 +133,10 @@ impl Order {
                 },
                 2 => Self::Kill {
                     ticket: fields.number()?,
+                },
+                3 => Self::Assign {
+                    ticket: fields.number()?,
+                    tenant: u32::from_le_bytes(fields.bytes()?),
                 },
                 _ => return None,
             };
@@ -299,6 +311,10 @@ mod tests {
                 environment: "A=1\nB=2".to_owned(),
             },
             Order::Kill { ticket: 3 },
+            Order::Assign {
+                ticket: 4,
+                tenant: u32::MAX,
+            },
         ];
         for order in orders {
             assert_eq!(Order::decode(&order.encode()), Ok(order));

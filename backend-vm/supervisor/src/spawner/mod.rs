@@ -2,8 +2,9 @@
 //!
 //! Confining a worker takes privileges: namespaces, users, cgroups. Hearing guests takes none. So the supervisor forks
 //! the spawner before it hears anyone, and gives up its own privileges ([`crate::privileges`]). The spawner holds the
-//! privileges, the executables and the confinement, and takes two orders: start the worker of a protocol with a guest's
-//! environment, of which it drops all but known variables, and kill a worker that it started. It never reads what a
+//! privileges, the executables and the confinement, and takes three orders: start the worker of a protocol with a guest's
+//! environment, of which it drops all but known variables, kill a worker that it started, and count it among a tenant's. It
+//! never reads what a
 //! guest, a launcher or a worker that has met a guest wrote.
 //!
 //! The kernel kills the spawner when the supervisor dies, and the workers when the spawner dies.
@@ -188,6 +189,15 @@ impl Process {
     /// The process's number in the supervisor's PID namespace: for people to read, never an identity.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// Counts the process among a tenant's: it is killed if the system does not let it.
+    pub fn assign(&self, tenant: u32) {
+        let order = Order::Assign {
+            ticket: self.ticket,
+            tenant,
+        };
+        let _ = message::send(&self.socket, &order.encode(), &[], true);
     }
 
     /// Ends the process with SIGKILL; nothing happens when it has ended already.

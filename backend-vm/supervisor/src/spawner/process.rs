@@ -176,11 +176,24 @@ impl Spawner {
                         child.kill();
                     }
                 }
+                Ok(Order::Assign { ticket, tenant }) => self.assign(ticket, tenant),
                 Err(error) => {
                     tracing::error!("{error}");
                     return false;
                 }
             }
+        }
+    }
+
+    /// A worker that cannot be counted among its tenant's would escape that tenant's limits.
+    fn assign(&mut self, ticket: u64, tenant: u32) {
+        let Some(child) = self.workers.get_mut(&ticket) else {
+            return;
+        };
+        if let Err(error) = child.move_to(tenant) {
+            let (pid, why) = (child.pid(), chain(&error));
+            tracing::error!("worker {pid} is killed: it has no cgroup of tenant {tenant}: {why}");
+            child.kill();
         }
     }
 

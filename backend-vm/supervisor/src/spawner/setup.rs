@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use wormhole_link::device::DeviceChoice;
-use wormhole_sandbox::{Cgroups, Confinement, GpuError, Gpus, Isolation, Processes, Profile};
+use wormhole_sandbox::{
+    Cgroups, Confinement, GpuError, Gpus, Isolation, MemoryLimits, Processes, Profile,
+};
 
 use crate::environment;
 use crate::workers::{Executables, ExecutablesError};
@@ -18,8 +20,11 @@ pub struct Setup {
     pub workers: Vec<PathBuf>,
     /// Start workers although this system lets nobody confine them with namespaces.
     pub without_namespaces: bool,
-    /// Bytes of memory that a worker may have.
-    pub worker_memory: u64,
+    pub memory: MemoryLimits,
+    /// Several tenants may come.
+    pub serves_several: bool,
+    /// Serve several tenants although this system lets nobody limit their memory and processors.
+    pub without_cgroups: bool,
 }
 
 /// Why no worker can be started.
@@ -27,6 +32,11 @@ pub struct Setup {
 pub enum SetupError {
     #[error("workers cannot be confined on this system: {0}")]
     Sandbox(String),
+    #[error(
+        "several tenants cannot be served, since nothing would limit their memory and processors: {0} (systemd: \
+         Delegate=yes). --without-cgroups serves them all the same"
+    )]
+    Cgroups(String),
     #[error(transparent)]
     Executables(#[from] ExecutablesError),
 }
@@ -65,14 +75,32 @@ impl Setup {
             Ok((device, files)) => (Ok(device), files),
             Err(error) => (Err(wormhole_link::chain(&error)), Vec::new()),
         };
-        let memory = self.worker_memory;
+        let memory = self.memory.worker;
+        let cgroups = match Cgroups::prepare(self.memory) {
+            Ok(cgroups) => Some(Arc::new(cgroups)),
+            Err(error) => {
+                let reason = wormhole_link::chain(&error);
+                if self.serves_several && !self.without_cgroups {
+                    return Err(SetupError::Cgroups(reason));
+                }
+                self.tell_unlimited(&reason);
+                None
+            }
+        };
+        if cgroups.is_some() {
+            let [worker, tenant, all] =
+                [memory, self.memory.tenant, self.memory.all].map(|bytes| bytes >> 20);
+            tracing::info!(
+                "by cgroups a worker may have {worker} MiB of memory, a tenant {tenant} MiB, all workers {all} MiB"
+            );
+        }
         let confinement = Confinement {
             isolation,
             processes: processes(profile, isolation),
             profile,
             device_files,
             memory,
-            cgroups: cgroups(profile, memory),
+            cgroups,
             library_directories,
             execution_limit: wormhole_sandbox::EXECUTION_LIMIT,
         };
@@ -88,6 +116,22 @@ impl Setup {
             environment,
             confinement,
         })
+    }
+
+    /// How workers' memory is limited without cgroups: said aloud where tenants depend on it.
+    fn tell_unlimited(&self, reason: &str) {
+        let mebibytes = self.memory.worker >> 20;
+        let limit = match self.device.profile() {
+            Profile::Cpu => {
+                format!("a worker may have {mebibytes} MiB of private memory, by a resource limit")
+            }
+            Profile::Cuda => "workers' memory is not limited".to_owned(),
+        };
+        if self.serves_several {
+            tracing::warn!("{limit}, tenants' not at all, nor their processors: {reason}");
+        } else {
+            tracing::info!("{limit}: {reason}");
+        }
     }
 }
 
@@ -107,25 +151,6 @@ fn shown(
         }
         None => (device, Vec::new()),
     })
-}
-
-/// Cgroups for workers, where there are any; and one line in the log on how their memory is limited.
-fn cgroups(profile: Profile, memory: u64) -> Option<Arc<Cgroups>> {
-    let mebibytes = memory >> 20;
-    let reason = match Cgroups::prepare(memory) {
-        Ok(cgroups) => {
-            tracing::info!("a worker may have {mebibytes} MiB of memory, by its cgroup");
-            return Some(Arc::new(cgroups));
-        }
-        Err(error) => wormhole_link::chain(&error),
-    };
-    match profile {
-        Profile::Cpu => tracing::info!(
-            "a worker may have {mebibytes} MiB of private memory, by a resource limit: {reason}"
-        ),
-        Profile::Cuda => tracing::info!("workers' memory is not limited: {reason}"),
-    }
-    None
 }
 
 /// The PID namespace of all workers, where the device's driver tells processes by their numbers and each worker has a
