@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_link::report::SessionReport;
+use wormhole_link::tasks;
 use wormhole_monitor::{MemoryError, StopHandle, Window};
 use wormhole_ring::control::{
     Attach, ControlError, HEADER_BYTES, Header, Message, Stream, WindowRun,
@@ -33,6 +34,8 @@ pub enum BackendError {
         #[source]
         source: std::io::Error,
     },
+    #[error("the thread that hears the supervisor cannot be made")]
+    Thread(#[source] std::io::Error),
     #[error("cannot start the supervisor")]
     Start(#[source] std::io::Error),
     #[error("{0}")]
@@ -130,7 +133,7 @@ impl Backend {
         let supervisor = command
             .process_group(0)
             .spawn()
-            .map_err(BackendError::Start)?;
+            .map_err(|error| BackendError::Start(tasks::named(error)))?;
         drop(theirs);
 
         let sending = stream.try_clone().map_err(BackendError::Stream)?;
@@ -175,7 +178,7 @@ impl Backend {
     pub fn listen(&mut self, guest: Option<(Window, StopHandle)>) -> Result<(), BackendError> {
         let stream = self.stream.try_clone().map_err(BackendError::Stream)?;
         let port = self.port.clone();
-        self.listener = Some(std::thread::spawn(move || {
+        let listener = tasks::spawn("listener", move || {
             let mut served = Served::default();
             served.failure = listen(
                 &stream,
@@ -192,7 +195,8 @@ impl Backend {
                 drop(stream.shutdown(std::net::Shutdown::Both));
             }
             served
-        }));
+        });
+        self.listener = Some(listener.map_err(BackendError::Thread)?);
         Ok(())
     }
 

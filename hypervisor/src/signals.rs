@@ -3,6 +3,7 @@
 //! They are blocked in every thread, and one thread waits for them. While no program runs they do to the launcher what
 //! they do to any process.
 
+use std::io;
 use std::mem;
 use std::os::unix::net::UnixStream;
 use std::ptr;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, send as send_to};
 use rustix::process::Pid;
+use wormhole_link::tasks;
 
 use crate::say;
 
@@ -122,7 +124,10 @@ pub struct Signals(Arc<Mutex<Option<Receiver>>>);
 
 impl Signals {
     /// Takes the signals from now on. To be called while the process has one thread.
-    pub fn take() -> Self {
+    ///
+    /// # Errors
+    /// The system has no thread for them.
+    pub fn take() -> io::Result<Self> {
         let passed: Vec<Signal> = PASSED
             .into_iter()
             .filter(|signal| !is_ignored(*signal))
@@ -131,7 +136,7 @@ impl Signals {
         set.block();
         let signals = Self::default();
         let receiver = Arc::clone(&signals.0);
-        std::thread::spawn(move || {
+        tasks::spawn("signals", move || {
             let mut wake = None::<Instant>;
             loop {
                 let limit = wake.map(|wake| wake.saturating_duration_since(Instant::now()));
@@ -150,8 +155,8 @@ impl Signals {
                     (None, None) => None,
                 };
             }
-        });
-        signals
+        })?;
+        Ok(signals)
     }
 
     /// Hands the signals to `receiver`, until the guard goes.

@@ -23,6 +23,8 @@ pub enum EndCause {
     Violation = 4,
     /// The tenant was cut off: quota or administration.
     Revoked = 5,
+    /// The backend's system refuses what the work needs: a thread, most often.
+    SystemLimit = 6,
 }
 
 impl EndCause {
@@ -35,8 +37,20 @@ impl EndCause {
             3 => Self::SupervisorLost,
             4 => Self::Violation,
             5 => Self::Revoked,
+            6 => Self::SystemLimit,
             _ => return None,
         })
+    }
+
+    /// The cause of a device's error that ends its session.
+    #[must_use]
+    pub const fn of_device(result: u32) -> Self {
+        /// `CUDA_ERROR_OPERATING_SYSTEM`.
+        const OPERATING_SYSTEM: u32 = 304;
+        match result {
+            OPERATING_SYSTEM => Self::SystemLimit,
+            _ => Self::ContextDead,
+        }
     }
 
     /// A short sentence for a log.
@@ -48,6 +62,10 @@ impl EndCause {
             Self::SupervisorLost => "the backend's supervisor is gone",
             Self::Violation => "the session's ring was corrupted by the guest",
             Self::Revoked => "the backend revoked the session",
+            Self::SystemLimit => {
+                "the backend's system refuses threads: the limit of processes and threads is reached \
+                 (RLIMIT_NPROC, pids.max of a cgroup, or kernel.threads-max)"
+            }
         }
     }
 }

@@ -283,7 +283,7 @@ impl Shared {
     fn prepare(self: &Arc<Self>, state: &mut State) -> Result<()> {
         self.alive()?;
         if state.threads.is_empty() && !self.hire(state) {
-            return Err(CuError::OUT_OF_MEMORY);
+            return Err(CuError::OPERATING_SYSTEM);
         }
         Ok(())
     }

@@ -65,6 +65,8 @@ pub struct CuError(pub u32);
 impl CuError {
     pub const INVALID_VALUE: Self = Self(1);
     pub const OUT_OF_MEMORY: Self = Self(2);
+    /// `CUDA_ERROR_OPERATING_SYSTEM`: the system refuses what the work needs, such as a thread.
+    pub const OPERATING_SYSTEM: Self = Self(304);
     pub const NOT_INITIALIZED: Self = Self(3);
     pub const DEINITIALIZED: Self = Self(4);
     pub const NO_DEVICE: Self = Self(100);

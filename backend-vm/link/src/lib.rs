@@ -13,6 +13,7 @@ pub mod memory;
 pub mod process;
 pub mod progress;
 pub mod report;
+pub mod tasks;
 
 /// An error and its causes, in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {

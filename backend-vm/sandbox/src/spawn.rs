@@ -16,6 +16,7 @@ use super::root::{self, PROGRAM, STAGE};
 use super::seccomp;
 use super::standing;
 use wormhole_link::device::Profile;
+use wormhole_link::tasks;
 
 /// How a worker is kept apart from the rest of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,15 +78,6 @@ pub struct Child {
 pub enum SpawnError {
     #[error("cannot start a process for {program}")]
     Clone {
-        program: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-    #[error(
-        "no process can be made for {program}: the limit of processes is reached (RLIMIT_NPROC, pids.max of a cgroup, or \
-         kernel.threads-max)"
-    )]
-    Processes {
         program: PathBuf,
         #[source]
         cause: io::Error,
@@ -240,12 +232,9 @@ impl Confinement {
             Some(processes) => processes.within(clone).flatten(),
             None => clone(),
         };
-        let (pid, pidfd) = made.map_err(|cause| {
-            let program = program.to_owned();
-            match cause.raw_os_error() {
-                Some(libc::EAGAIN) => SpawnError::Processes { program, cause },
-                _ => SpawnError::Clone { program, cause },
-            }
+        let (pid, pidfd) = made.map_err(|cause| SpawnError::Clone {
+            program: program.to_owned(),
+            cause: tasks::named(cause),
         })?;
         drop(report_writer);
         let child = Child { pid, pidfd, cgroup };

@@ -526,6 +526,13 @@ impl Supervisor {
                 worker.refusal = Some(reason);
                 Ok(())
             }
+            // No guest has met it yet.
+            (Report::Refused(reason), Some(session)) if self.is_preparing(session) => {
+                if let Some(worker) = self.workers.get_mut(&id) {
+                    worker.refusal = Some(reason);
+                }
+                Ok(())
+            }
             (Report::Assigned, Some(session)) => {
                 self.session_assigned(ops, session)?;
                 let tenant = self.sessions.get(&session).map(|session| session.tenant);

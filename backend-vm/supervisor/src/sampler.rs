@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use wormhole_link::tasks;
 use wormhole_ring::control::facts;
 
 use crate::host_nvml::HostNvml;
@@ -49,9 +50,7 @@ impl Sampler {
         let theirs = bell.try_clone()?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, samples) = mpsc::channel();
-        std::thread::Builder::new()
-            .name("sampler".to_owned())
-            .spawn(move || serve(&inbox, &outbox, &theirs))?;
+        tasks::spawn("sampler", move || serve(&inbox, &outbox, &theirs))?;
         Ok(Self {
             orders,
             samples,

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use wormhole_link::tasks;
 use wormhole_ring::session::Run;
 
 use super::{Id, session_file};
@@ -61,9 +62,7 @@ impl Scrubber {
         let theirs = bell.try_clone()?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, outcomes) = mpsc::channel();
-        std::thread::Builder::new()
-            .name("scrubber".to_owned())
-            .spawn(move || serve(&inbox, &outbox, &theirs))?;
+        tasks::spawn("scrubber", move || serve(&inbox, &outbox, &theirs))?;
         Ok(Self {
             orders,
             outcomes,

@@ -101,7 +101,12 @@ impl Session {
     fn end_with_status(&self) -> String {
         let said = self.header.status.load().and_then(|said| {
             let cause = EndCause::from_code(said.cause)?;
-            matches!(cause, EndCause::Violation | EndCause::ContextDead)
+            let own = [
+                EndCause::Violation,
+                EndCause::ContextDead,
+                EndCause::SystemLimit,
+            ];
+            own.contains(&cause)
                 .then(|| format!("{}; error {}: {}", self.end, said.result, cause.describe()))
         });
         said.unwrap_or_else(|| self.end.clone())
@@ -139,6 +144,13 @@ impl Supervisor {
         self.sessions
             .get(&session)
             .is_some_and(|session| session.phase == Phase::Dying)
+    }
+
+    /// Whether the session's worker has not mapped it yet.
+    pub(super) fn is_preparing(&self, session: Id) -> bool {
+        self.sessions
+            .get(&session)
+            .is_some_and(|session| session.phase == Phase::Preparing)
     }
 
     /// Makes a session for a guest that said hello, and finds it a worker.

@@ -267,7 +267,7 @@ impl Executor {
     fn fail(&self, result: CuResult) {
         self.session
             .status()
-            .set_once(result.0, EndCause::ContextDead);
+            .set_once(result.0, EndCause::of_device(result.0));
     }
 
     /// Handles what other threads sent. False when there was nothing.

@@ -17,6 +17,7 @@ use super::critical::Critical;
 use super::session::{Event, Finish};
 use super::wake::Notifier;
 use wormhole_link::progress::{Progress, Stage};
+use wormhole_link::tasks;
 
 /// What runs on a job thread; the result runs on the executor.
 type Job = Box<dyn FnOnce(&dyn Device) -> Finish + Send>;
@@ -134,7 +135,11 @@ fn start(
     std::thread::Builder::new()
         .name(format!("slot {index}"))
         .spawn(body)
-        .map_err(|_| CuError::OUT_OF_MEMORY)?;
+        .map_err(|error| {
+            let error = tasks::named(error);
+            tracing::warn!("no thread can be made for slot {index}: {error}");
+            CuError::OPERATING_SYSTEM
+        })?;
     Ok(sender)
 }
 

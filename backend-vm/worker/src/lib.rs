@@ -54,6 +54,7 @@ use wormhole_link::channel::{self, ChannelError, Incoming, Outgoing};
 use wormhole_link::counters::Counters;
 use wormhole_link::device::{self, DeviceChoice};
 use wormhole_link::process::{BROKEN, CONTROL, NO_ARENA};
+use wormhole_link::tasks;
 
 /// `CUDA_ERROR_SYSTEM_NOT_READY`: what every call returns after the supervisor is gone.
 pub const SUPERVISOR_LOST_RESULT: u32 = 802;
@@ -80,7 +81,7 @@ pub enum WorkerError {
     Counters(#[source] io::Error),
     #[error("the memory at {address:#x} cannot be registered with the device: {error}")]
     Register { address: u64, error: CuError },
-    #[error("a thread or its descriptor cannot be made")]
+    #[error("the worker cannot make a thread or its descriptor")]
     Thread(#[source] io::Error),
 }
 
@@ -164,12 +165,7 @@ pub fn run(choice: DeviceChoice, socket: OwnedFd) -> Result<i32, WorkerError> {
                 socket,
                 outgoing: Outgoing::default(),
             };
-            let code = Refusal::NoDevice as u32;
-            let reason = error.to_string();
-            reports.send(&Message::Refused {
-                code,
-                reason: &reason,
-            })?;
+            refuse(&mut reports, &error)?;
             return Err(error);
         }
     };
@@ -228,7 +224,13 @@ pub fn run_on(
             lock(&reports).send_with(message, descriptors).is_ok()
         })
     };
-    let served = serve(&device, linger, &window, &grant, counters, exchange, files)?;
+    let served = match serve(&device, linger, &window, &grant, counters, exchange, files) {
+        Ok(served) => served,
+        Err(error) => {
+            refuse(&mut lock(&reports), &error)?;
+            return Err(error);
+        }
+    };
     lock(&reports).send(&Message::Assigned)?;
     let arena = Arena {
         window,
@@ -237,6 +239,18 @@ pub fn run_on(
         reports,
     };
     listen(&mut supervisor, &Arc::new(arena), &served)
+}
+
+fn thread_error(error: io::Error) -> WorkerError {
+    WorkerError::Thread(tasks::named(error))
+}
+
+/// Says why no session can be served.
+fn refuse(reports: &mut Reports, error: &WorkerError) -> Result<(), ChannelError> {
+    reports.send(&Message::Refused {
+        code: Refusal::NoDevice as u32,
+        reason: &wormhole_link::chain(error),
+    })
 }
 
 fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
@@ -273,15 +287,14 @@ fn serve(
     let (base, bytes) = window.range(grant.session_segment, 1)?;
     let mut registrations = Registrations::new(Arc::clone(device));
     register(&mut registrations, base, bytes)?;
-    let (notifier, inbox) = wake::inbox().map_err(WorkerError::Thread)?;
+    let (notifier, inbox) = wake::inbox().map_err(thread_error)?;
     let status = Status::new(memory.clone());
     if grant.arena_count > 0 {
         let (address, bytes) = window.map(grant.arena_first, grant.arena_count)?;
         register(&mut registrations, address, bytes)?;
         notifier.send(Event::ExtentAdded { address, bytes });
     }
-    let registrar =
-        Registrar::start(registrations, counters.progress()).map_err(WorkerError::Thread)?;
+    let registrar = Registrar::start(registrations, counters.progress()).map_err(thread_error)?;
     let own = notifier.clone();
     let mut executor = executor(
         device,
@@ -292,7 +305,7 @@ fn serve(
         inbox,
         registrar.clone(),
     )
-    .map_err(WorkerError::Thread)?
+    .map_err(thread_error)?
     .lingering(linger)
     .sharing_by(exchange.clone())
     .taking_files_from(files);
@@ -308,7 +321,7 @@ fn serve(
             tracing::warn!("the session ends: {}", wormhole_link::chain(&broken));
             std::process::exit(BROKEN);
         })
-        .map_err(WorkerError::Thread)?;
+        .map_err(thread_error)?;
     Ok(Served {
         exchange,
         notifier,

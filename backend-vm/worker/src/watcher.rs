@@ -150,7 +150,7 @@ impl Drop for Watcher {
 
 /// Publishes a dead context. Whether it was this call that did it.
 pub fn publish_death(status: &Status, error: CuError) -> bool {
-    let first = status.set_once(error.0, EndCause::ContextDead);
+    let first = status.set_once(error.0, EndCause::of_device(error.0));
     if first {
         tracing::info!("the device's context is dead: {error}");
     }

@@ -74,7 +74,7 @@ impl Session {
         };
         let answer = polled.map_err(|error| self.broken(M::NAME, &error))?;
         if answer.status != 0 {
-            return Err(CuError(answer.status));
+            return Err(refused(CuError(answer.status)));
         }
         if answer.length <= SMALL {
             self.read_answer::<M, R, SMALL>(&slot, answer.length, read)
@@ -146,6 +146,18 @@ impl Session {
             .set_once(CuError::UNKNOWN.0, EndCause::Violation);
         CuError::UNKNOWN
     }
+}
+
+/// The error of an answer. One that the program's own limits do not explain is explained in the log.
+#[cold]
+fn refused(error: CuError) -> CuError {
+    if error == CuError::OPERATING_SYSTEM {
+        log::error_once!(
+            "the backend's system refused a call ({error}): its limit of processes and threads may be reached \
+             (RLIMIT_NPROC, pids.max of a cgroup, or kernel.threads-max)"
+        );
+    }
+    error
 }
 
 #[cold]

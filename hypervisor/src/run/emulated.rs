@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use wormhole_images::{EmulatedHost, Ending, HostRun, Image, host_overlay};
+use wormhole_link::tasks;
 
 use crate::installation::Installation;
 use crate::say;
@@ -134,12 +135,13 @@ pub fn run(
         say::line(format_args!("{why}; using the emulated host"));
     }
     let failed = |source| RunError::Io {
-        what: "cannot make a socket for signals".to_owned(),
+        what: "signals cannot be passed on".to_owned(),
         source,
     };
     let (ours, theirs) = UnixStream::pair().map_err(failed)?;
     let ready = ours.try_clone().map_err(failed)?;
-    let signals = pass(signals.clone(), ours, Duration::from_secs(options.grace));
+    let signals =
+        pass(signals.clone(), ours, Duration::from_secs(options.grace)).map_err(failed)?;
     let mut errors = Errors::default();
     let report = EmulatedHost {
         image: &host,
@@ -182,8 +184,8 @@ pub fn run(
 
 /// Passes signals on from the time at which the machine listens until the socket is shut down. Until then there is no
 /// program, and they end this process, and QEMU with it.
-fn pass(signals: Signals, mut stream: UnixStream, grace: Duration) -> JoinHandle<()> {
-    std::thread::spawn(move || {
+fn pass(signals: Signals, mut stream: UnixStream, grace: Duration) -> io::Result<JoinHandle<()>> {
+    tasks::spawn("pass", move || {
         let mut word = [0];
         let mut passing = None;
         // A machine that is started once more says it again.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use wormhole_images::status::{NOT_EXECUTABLE, NOT_FOUND};
 use wormhole_images::{COMMAND_LINE, Ending, GuestRun, Image, Report, guest_overlay, ports};
+use wormhole_link::tasks;
 use wormhole_monitor::stats::{Snapshot, VmStats};
 use wormhole_monitor::{
     BootSource, ConnectRequest, DisabledExits, ExitReason, InitramfsPart, Refused, Vm, VmConfig,
@@ -125,7 +126,11 @@ pub fn run(
             }))
         }
     };
-    let attendant = std::thread::spawn(move || attend(&streams, &stats, pass));
+    let attendant = tasks::spawn("attendant", move || attend(&streams, &stats, pass));
+    let attendant = attendant.map_err(|source| RunError::Io {
+        what: "the thread that attends the guest cannot be made".to_owned(),
+        source,
+    })?;
     let report = vm.run().map_err(GuestError::from)?;
     // The VM is gone, and with it the other ends of all streams: the attendant comes to its end.
     let seen = attendant.join().unwrap_or_default();
@@ -193,10 +198,10 @@ fn attend(
         for (port, stream) in streams {
             match port {
                 ports::STDOUT => {
-                    scope.spawn(move || copy(stream, io::stdout()));
+                    in_thread(scope, move || copy(stream, io::stdout()));
                 }
                 ports::STDERR => {
-                    scope.spawn(move || copy(stream, io::stderr()));
+                    in_thread(scope, move || copy(stream, io::stderr()));
                 }
                 ports::SIGNALS => passing = Some(pass(stream)),
                 _ => {
@@ -217,6 +222,17 @@ fn attend(
 
 fn exits(before: &Snapshot, after: &Snapshot) -> u64 {
     after.since(before).vcpu_sum("exits")
+}
+
+/// Does the work in a thread of the scope. Without one it is left, and the log says so.
+fn in_thread<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    work: impl FnOnce() + Send + 'scope,
+) {
+    let started = std::thread::Builder::new().spawn_scoped(scope, work);
+    if let Err(error) = started.map_err(tasks::named) {
+        say::line(format_args!("the program's output is lost: {error}"));
+    }
 }
 
 fn copy(mut from: UnixStream, mut to: impl Write) {

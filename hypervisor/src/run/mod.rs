@@ -282,7 +282,10 @@ const LEAST_WINDOW: u64 = 8 << 20;
 
 /// Runs the program and returns its exit status.
 pub fn run(mut options: Options) -> Result<u8, RunError> {
-    let signals = Signals::take();
+    let signals = Signals::take().map_err(|source| RunError::Io {
+        what: "the thread that takes signals cannot be made".to_owned(),
+        source,
+    })?;
     options.check()?;
     let mut program = find_program(&options.command[0])?;
     if options.placement == Placement::Host {

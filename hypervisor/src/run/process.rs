@@ -11,6 +11,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 use wormhole_images::Ending;
+use wormhole_link::tasks;
 
 use crate::backend::Backend;
 use crate::installation::Installation;
@@ -40,7 +41,7 @@ pub fn run(
     })?;
     backend.listen(None)?;
     let port = backend.port();
-    std::thread::spawn(move || {
+    let accepting = tasks::spawn("accept", move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
                 // No descriptor is left for now, or the process has gone again.
@@ -52,6 +53,10 @@ pub fn run(
             }
         }
     });
+    accepting.map_err(|source| RunError::Io {
+        what: "the thread that hears guest processes cannot be made".to_owned(),
+        source,
+    })?;
 
     let frontends = frontends.first().and_then(|library| library.parent());
     let reaper = Reaper::start(

@@ -24,6 +24,7 @@ use rustix::process::{
     set_parent_process_death_signal, waitpid,
 };
 use wormhole_images::{Ending, Execution, NotExecuted, Report};
+use wormhole_link::tasks;
 
 use crate::say;
 use crate::signals::{self, Grace, PASSED, Passing, Set, Signal, Signals};
@@ -107,7 +108,9 @@ impl Reaper {
                 Ok(())
             });
         }
-        let process = command.spawn().map_err(ReaperError::Start)?;
+        let process = command
+            .spawn()
+            .map_err(|error| ReaperError::Start(tasks::named(error)))?;
         Ok(Self { process, report })
     }
 
@@ -182,7 +185,7 @@ fn run(options: &Options) -> Result<Ending, NotExecuted> {
         .unblocking(&blocked)
         .command()
         .spawn()
-        .map_err(failed)?;
+        .map_err(|error| failed(tasks::named(error)))?;
     let number = child.id().try_into().ok().and_then(Pid::from_raw);
     let program = number.ok_or_else(|| failed(Errno::SRCH.into()))?;
     let mut attendance = Attendance {

@@ -8,6 +8,7 @@ mod guest;
 mod guest_kill;
 mod harness;
 mod kill;
+mod limits;
 mod process;
 mod refusals;
 mod signals;

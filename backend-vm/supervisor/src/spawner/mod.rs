@@ -19,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use wormhole_link::tasks;
 
 use self::message::Order;
 pub use self::message::Report;
@@ -87,7 +88,7 @@ impl Spawner {
         // SAFETY: the process has one thread, so the child finds every lock free; it leaves by `serve` alone.
         let pid = unsafe { libc::fork() };
         match pid {
-            ..0 => return Err(SpawnerError::Fork(io::Error::last_os_error())),
+            ..0 => return Err(SpawnerError::Fork(tasks::named(io::Error::last_os_error()))),
             0 => {
                 drop(near);
                 for fd in closes {

@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::workers::{self, Started};
 use wormhole_link::device::DeviceChoice;
+use wormhole_link::tasks;
 use wormhole_sandbox::{Confinement, SpawnError};
 
 /// A worker to start.
@@ -45,9 +46,9 @@ impl Starter {
         let theirs = bell.try_clone()?;
         let (orders, inbox) = mpsc::channel();
         let (outbox, outcomes) = mpsc::channel();
-        let thread = std::thread::Builder::new()
-            .name("starter".to_owned())
-            .spawn(move || serve(&confinement, &inbox, &outbox, &theirs))?;
+        let thread = tasks::spawn("starter", move || {
+            serve(&confinement, &inbox, &outbox, &theirs);
+        })?;
         Ok(Self {
             orders: Some(orders),
             outcomes,

@@ -1,0 +1,79 @@
+//! Limits of the system: each is named, and nothing hangs or goes on with a wrong result.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
+
+use crate::harness::{PATIENCE, alone, eventually, finish, leftovers, program, stage};
+
+/// A user with no processes, for which limits of processes count from 0.
+const USER: u32 = 54_321;
+
+/// The stage and a program at a place that every user can read.
+pub fn published(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
+    for part in ["bin", "lib", "lib/wormhole"] {
+        let to = folder.path().join(part);
+        fs::create_dir_all(&to).expect("a folder");
+        let entries = fs::read_dir(stage().join(part)).expect("the stage");
+        for file in entries.flatten().filter(|entry| entry.path().is_file()) {
+            fs::copy(file.path(), to.join(file.file_name())).expect("a copy");
+        }
+    }
+    fs::copy(program("static", name), folder.path().join(name)).expect("a copy");
+    folder
+}
+
+/// `wormhole run` at `process` placement by [`USER`], who may have so many processes and threads.
+pub fn limited(published: &Path, tasks: u64, command: &[&str]) -> Command {
+    let mut run = Command::new(published.join("bin/wormhole"));
+    run.args(["run", "--placement", "process", "--"])
+        .args(command)
+        .current_dir(published)
+        .env("HOME", "/tmp")
+        .stdin(Stdio::null())
+        .uid(USER)
+        .gid(USER);
+    let limit = Rlimit {
+        current: Some(tasks),
+        maximum: Some(tasks),
+    };
+    // SAFETY: one system call.
+    unsafe { run.pre_exec(move || Ok(setrlimit(Resource::Nproc, limit)?)) };
+    run
+}
+
+/// From none at all to enough, the program computes or a sentence names the limit.
+#[test]
+fn a_limit_of_processes_is_named_wherever_it_is_reached() {
+    if !geteuid().is_root() {
+        println!("skipped: only root can have another user's processes limited");
+        return;
+    }
+    let _alone = alone();
+    let published = published("vector_add");
+    let mut passed = 0;
+    for tasks in 1..=40 {
+        let run = finish(&mut limited(published.path(), tasks, &["./vector_add"]));
+        let said = format!("{tasks}: {:?}\n{}\n{}", run.status, run.stdout, run.stderr);
+        if run.status.success() {
+            assert!(run.stdout.contains("PASS vector_add"), "{said}");
+            passed += 1;
+        } else {
+            assert!(
+                run.stderr.contains("limit of processes and threads"),
+                "{said}"
+            );
+            assert!([1, 2, 126].map(Some).contains(&run.status.code()), "{said}");
+        }
+        assert!(!run.stderr.contains("panicked"), "{said}");
+        assert!(!run.stderr.contains("by signal"), "{said}");
+        eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+    }
+    assert!(passed > 0, "40 are enough");
+}
