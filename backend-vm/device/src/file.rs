@@ -22,7 +22,7 @@ pub fn anonymous(bytes: u64) -> io::Result<OwnedFd> {
         }
         File::from_raw_fd(descriptor)
     };
-    file.set_len(bytes)?;
+    set_size(&file, bytes)?;
     // SAFETY: an open descriptor and flags.
     if unsafe {
         libc::fcntl(
@@ -35,6 +35,20 @@ pub fn anonymous(bytes: u64) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     Ok(file.into())
+}
+
+/// Gives a file its size.
+///
+/// # Errors
+/// As `ftruncate`. The limit of a file that is larger than this process may make it is named.
+pub fn set_size(file: &File, bytes: u64) -> io::Result<()> {
+    file.set_len(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => io::Error::new(
+            error.kind(),
+            "the size limit of files is reached (RLIMIT_FSIZE, ulimit -f)",
+        ),
+        _ => error,
+    })
 }
 
 /// The size of a file that another process has made, if it is an anonymous one whose size is fixed: what is

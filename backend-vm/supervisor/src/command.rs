@@ -113,6 +113,7 @@ enum Sandbox {
 
 /// The whole executable.
 pub fn main() -> ExitCode {
+    survive_the_file_size_limit();
     let filter = std::env::var("WORMHOLE_LOG").unwrap_or_else(|_| "warn".to_owned());
     // Without standard error there is no log.
     let writer = match Log::open() {
@@ -137,6 +138,13 @@ pub fn main() -> ExitCode {
             ExitCode::from(arguments::USAGE)
         }
     }
+}
+
+/// Has a file that exceeds RLIMIT_FSIZE be an error of the call that writes it, in workers as well: an ignored signal
+/// stays ignored over execve(2).
+fn survive_the_file_size_limit() {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 fn start(arguments: Arguments) -> Result<(), String> {

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use wormhole_device::file;
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::memory::{MemoryError, SessionMemory};
 use wormhole_ring::ring::Cursors;
@@ -42,7 +43,7 @@ impl SessionFile {
     pub fn new(window_bytes: u64) -> Result<Self, SessionFileError> {
         let make = || {
             let file = File::from(memory::anonymous_file(c"wormhole-session")?);
-            file.set_len(window_bytes)?;
+            file::set_size(&file, window_bytes)?;
             memory::seal_size(&file)?;
             Ok(file)
         };
@@ -85,7 +86,7 @@ impl From<SessionFile> for OwnedFd {
 /// # Errors
 /// As `fallocate`.
 pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
-    wormhole_device::file::punch_hole(
+    file::punch_hole(
         file,
         u64::from(run.first) * SEGMENT,
         u64::from(run.count) * SEGMENT,

@@ -588,6 +588,30 @@ fn an_unknown_protocol_is_refused_naming_both() {
 }
 
 #[test]
+fn a_limit_of_file_sizes_is_named_and_ends_nobody() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+    let limit = libc::rlimit {
+        rlim_cur: 4096,
+        rlim_max: 4096,
+    };
+    // SAFETY: one system call, with a local structure.
+    unsafe {
+        command.pre_exec(
+            move || match libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        );
+    }
+    let mut backend = Backend::start_as(command, Workers::built(), &[]);
+    // The CPU device's memory is a file.
+    let reason = backend.attach(64, Attach::default()).unwrap_err();
+    assert!(reason.contains("RLIMIT_FSIZE"), "{reason}");
+    assert!(backend.is_alive());
+    assert!(backend.finish().success());
+}
+
+#[test]
 fn quotas_are_kept() {
     let mut backend = Backend::start(Workers::built(), &[]);
     backend.attach(64, attach(2, 12)).unwrap();
