@@ -114,8 +114,12 @@ impl Control {
         self.open_with(PROTOCOL_HASH)
     }
 
-    pub fn open_with(mut self, hash: u64) -> Guest {
-        self.hello(hash, "");
+    pub fn open_with(self, hash: u64) -> Guest {
+        self.open_in(hash, "")
+    }
+
+    pub fn open_in(mut self, hash: u64, environment: &str) -> Guest {
+        self.hello(hash, environment);
         self.map().0
     }
 

@@ -7,7 +7,10 @@ use std::path::Path;
 
 use wormhole_api::PROTOCOL_HASH;
 use wormhole_link::channel::{self, Incoming, Outgoing};
-use wormhole_ring::control::{ArenaRun, Message};
+use wormhole_ring::control::{ArenaRun, Fetch, Message};
+
+/// The number of events among the kinds of what workers share.
+const EVENT: u32 = 2;
 
 /// What the executable does: started by a supervisor it is `worker`, otherwise it runs those of `tests` whose
 /// names hold an argument.
@@ -123,6 +126,30 @@ impl Stub {
             Ok(_) => None,
             // The supervisor is gone.
             Err(_) => std::process::exit(0),
+        }
+    }
+
+    /// The file of the words of the event that has this token.
+    pub fn fetch_event(&mut self, token: u128) -> OwnedFd {
+        #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
+        let token = [token as u64, (token >> 64) as u64];
+        let fetch = Fetch {
+            id: 1,
+            what: EVENT,
+            token,
+        };
+        self.send(&Message::Fetch(fetch), Vec::new());
+        loop {
+            channel::wait_readable(&self.socket).unwrap();
+            self.incoming.fill(&self.socket).unwrap();
+            match self.incoming.take() {
+                Ok(Some(Message::Fetched(fetched))) => {
+                    assert_eq!((fetched.id, fetched.result), (1, 0));
+                    return self.incoming.descriptor().unwrap();
+                }
+                Ok(_) => {}
+                Err(_) => std::process::exit(0),
+            }
         }
     }
 

@@ -8,6 +8,7 @@
 mod support;
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use support::recorder::Recorder;
 use wormhole_api::{
-    ContextGetLimit, DevicePtr, Fence, FenceWrite, Handle, MemAlloc, MemAllocReply, MemCopy,
-    MemFree, PROTOCOL_HASH, StreamCreate, Synchronize,
+    ContextGetLimit, DevicePtr, Event, EventQuery, EventRecord, Fence, FenceWrite, Handle,
+    MemAlloc, MemAllocReply, MemCopy, MemFree, PROTOCOL_HASH, ShareEvent, ShareEventReply,
+    SharedEventCreate, StreamCreate, StreamWaitEvent, Synchronize,
 };
 use wormhole_backend_tests::backend::{Backend, PATIENCE, Workers, is_running, wait_until};
 use wormhole_backend_tests::guest::{Guest, Reply};
@@ -27,6 +29,9 @@ use wormhole_ring::bootstrap;
 use wormhole_ring::control::{Attach, Message, Observe, Refusal};
 
 const SEGMENTS: u64 = 33;
+const NOT_READY: u32 = 600;
+/// The variable in which a guest hands the token of an event to its worker.
+const TOKEN: &str = "CUDA_MODULE_LOADING";
 /// What a guest keeps in its arena.
 const KEPT: [u8; 16] = *b"what guests keep";
 /// This executable is installed as the only worker, or beside the real one.
@@ -111,11 +116,13 @@ fn use_up(depth: u32) -> u32 {
     use_up(frame[0] + 1) + frame[1]
 }
 
-/// Takes a session, overwrites its memory and its counters with random bytes some times, and crashes.
+/// Takes a session and the words of its neighbour's event, overwrites these, its memory and its counters with random
+/// bytes some times, and crashes.
 fn scribble(mut stub: Stub) {
-    let (file, counters) = stub.take_session();
+    let token = std::env::var(TOKEN).unwrap();
+    let event = stub_event(&mut stub, &token);
     let random = Random::new(u64::from(std::process::id()));
-    let maps = [file, counters].map(|file| {
+    let maps = event.map(|file| {
         let file = File::from(file);
         let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
         (Mapping::new(&file, 0, bytes).unwrap(), bytes)
@@ -138,6 +145,51 @@ fn scribble(mut stub: Stub) {
         std::thread::yield_now();
     }
     crash(1001);
+}
+
+/// The session's memory, its counters and the words of an event.
+fn stub_event(stub: &mut Stub, token: &str) -> [OwnedFd; 3] {
+    let (file, counters) = stub.take_session();
+    let token = u128::from_str_radix(token, 16).unwrap();
+    [file, counters, stub.fetch_event(token)]
+}
+
+/// An event that processes of the guest's tenant find by this token.
+fn share_event(guest: &mut Guest) -> (Handle<Event>, u128) {
+    let event = guest.mint();
+    assert_eq!(guest.call(&SharedEventCreate { new: event }).status, 0);
+    let answer = guest.call(&ShareEvent { event });
+    assert_eq!(answer.status, 0);
+    let token = answer.reply::<ShareEventReply>().token;
+    (event, u128::from_le_bytes(token))
+}
+
+/// Records an event, has a stream of its own wait for it, and asks for it. That may wait for ever, and neither ends the
+/// worker nor holds up the other streams.
+fn uses_event(guest: &mut Guest, event: Handle<Event>) {
+    let stream = guest.mint();
+    guest.record(&StreamCreate {
+        new: stream,
+        // Nothing of the legacy stream waits for it.
+        flags: 1,
+        priority: 0,
+    });
+    for _ in 0..100 {
+        guest.record(&EventRecord {
+            event,
+            stream,
+            flags: 0,
+            fence: None,
+            value: 0,
+        });
+        guest.record(&StreamWaitEvent {
+            stream,
+            event,
+            flags: 0,
+        });
+        let status = guest.call(&EventQuery { event }).status;
+        assert!([0, NOT_READY].contains(&status), "{status}");
+    }
 }
 
 /// A supervisor with these workers, and a guest of the first.
@@ -272,11 +324,17 @@ fn a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone()
     let own = std::env::current_exe().unwrap();
     let (mut backend, mut neighbour) = backend(&[real, &own]);
     for round in 1..4 {
-        let mut victim = backend.connect().open_with(stub::protocol(SCRIBBLING));
+        let (event, token) = share_event(&mut neighbour);
+        let environment = format!("{TOKEN}={token:032x}\n");
+        let mut victim = backend
+            .connect()
+            .open_in(stub::protocol(SCRIBBLING), &environment);
         wait_until(
             || backend.log().matches("round 3 of scribbling").count() >= round,
             || "the worker to scribble".into(),
         );
+        works(&mut neighbour);
+        uses_event(&mut neighbour, event);
         works(&mut neighbour);
         // The supervisor adds up what workers say that they hold.
         let mut observer = backend.connect();
@@ -309,8 +367,12 @@ fn a_worker_that_overwrites_all_it_can_and_crashes_harms_its_own_session_alone()
             )
         );
         wait_for_segments(&mut neighbour);
+        uses_event(&mut neighbour, event);
         works(&mut neighbour);
     }
+    // Streams that wait for what never comes do not hold up the end.
+    drop(neighbour);
+    assert_eq!(backend.report().end, "the guest process ended");
     let mut fresh = backend.connect().open_with(PROTOCOL_HASH);
     assert_eq!(fresh.call(&MemAlloc { bytes: 64 }).status, 0);
     assert!(backend.is_alive());
