@@ -14,6 +14,8 @@ use wormhole_ring::control::{
 
 /// Descriptors that may wait for the messages they came with.
 const MAX_DESCRIPTORS: usize = 8;
+/// Descriptors that can come with one read: `SCM_MAX_FD` of Linux.
+pub const MAX_RECEIVED: usize = 253;
 /// Messages that may wait for a slow reader.
 const MAX_QUEUED: usize = 256;
 
@@ -26,8 +28,8 @@ pub enum ChannelError {
     Cut,
     #[error(transparent)]
     Message(#[from] ControlError),
-    #[error("more than {MAX_DESCRIPTORS} descriptors came without messages that take them")]
-    Descriptors,
+    #[error("more than {0} descriptors came without messages that take them")]
+    Descriptors(usize),
     #[error("the reader has left {MAX_QUEUED} messages unread")]
     Unread,
     #[error("the stream failed")]
@@ -41,8 +43,8 @@ pub struct Incoming {
     descriptors: VecDeque<OwnedFd>,
     /// Bytes at the front that belong to a message that was handed out.
     consumed: usize,
-    /// Descriptors that come with bytes are kept; otherwise the kernel drops them.
-    takes_descriptors: bool,
+    /// Descriptors that may wait. More end the stream, and stay here until somebody closes them.
+    most: usize,
     ended: bool,
 }
 
@@ -52,7 +54,11 @@ impl Incoming {
             bytes: Vec::new(),
             descriptors: VecDeque::new(),
             consumed: 0,
-            takes_descriptors,
+            most: if takes_descriptors {
+                MAX_DESCRIPTORS
+            } else {
+                0
+            },
             ended: false,
         }
     }
@@ -60,7 +66,7 @@ impl Incoming {
     /// Reads once what the socket has, if anything.
     ///
     /// # Errors
-    /// The socket failed, or descriptors pile up.
+    /// The socket failed, or more descriptors came than may wait; they stay here.
     pub fn fill(&mut self, socket: &impl AsRawFd) -> Result<(), ChannelError> {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
@@ -72,7 +78,6 @@ impl Incoming {
         match receive(
             socket.as_raw_fd(),
             &mut buffer[..room],
-            self.takes_descriptors,
             &mut self.descriptors,
         ) {
             Ok(0) => self.ended = true,
@@ -83,8 +88,8 @@ impl Incoming {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.ended = true,
             Err(error) => return Err(ChannelError::Socket(error)),
         }
-        if self.descriptors.len() > MAX_DESCRIPTORS {
-            return Err(ChannelError::Descriptors);
+        if self.descriptors.len() > self.most {
+            return Err(ChannelError::Descriptors(self.most));
         }
         Ok(())
     }
@@ -117,6 +122,11 @@ impl Incoming {
     /// The descriptor that came with a message, in the order in which they were sent.
     pub fn descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
+    }
+
+    /// The descriptors that no message took.
+    pub fn into_descriptors(self) -> impl Iterator<Item = OwnedFd> {
+        self.descriptors.into_iter()
     }
 }
 
@@ -190,6 +200,11 @@ impl Outgoing {
         Ok(())
     }
 
+    /// The descriptors that no reader took.
+    pub fn into_descriptors(self) -> impl Iterator<Item = OwnedFd> {
+        self.queue.into_iter().flat_map(|frame| frame.descriptors)
+    }
+
     /// Whether something waits for the reader.
     pub fn is_waiting(&self) -> bool {
         !self.queue.is_empty()
@@ -230,8 +245,12 @@ fn wait(socket: &impl AsRawFd, events: libc::c_short) -> io::Result<()> {
     }
 }
 
-/// Room for the control data of [`MAX_DESCRIPTORS`] descriptors.
-const CONTROL_BYTES: usize = 128;
+/// Room for the control data of [`MAX_RECEIVED`] descriptors: what finds no room the kernel closes at once, and waits for
+/// that.
+const CONTROL_BYTES: usize = 1040;
+// A header of 16 bytes, and the descriptors rounded up to 8.
+const _: () =
+    assert!(16 + (MAX_RECEIVED * size_of::<RawFd>()).next_multiple_of(8) <= CONTROL_BYTES);
 
 #[repr(C, align(8))]
 struct ControlBuffer([u8; CONTROL_BYTES]);
@@ -239,7 +258,6 @@ struct ControlBuffer([u8; CONTROL_BYTES]);
 fn receive(
     socket: RawFd,
     buffer: &mut [u8],
-    takes_descriptors: bool,
     descriptors: &mut VecDeque<OwnedFd>,
 ) -> io::Result<usize> {
     let mut control = ControlBuffer([0; CONTROL_BYTES]);
@@ -251,10 +269,8 @@ fn receive(
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut parts;
     message.msg_iovlen = 1;
-    if takes_descriptors {
-        message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = CONTROL_BYTES;
-    }
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = CONTROL_BYTES;
     let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
     // SAFETY: the header points at live local buffers of the lengths it says.
     let count = unsafe { libc::recvmsg(socket, &raw mut message, flags) };
@@ -342,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_takes_no_descriptors_keeps_none() {
+    fn descriptors_on_a_stream_that_takes_none_end_it_and_are_not_closed_unseen() {
         let (near, far) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         let mut outgoing = Outgoing::default();
@@ -350,9 +366,12 @@ mod tests {
             .send(&near, &Message::Doorbell, vec![file.into()])
             .unwrap();
         let mut incoming = Incoming::new(false);
-        incoming.fill(&far).unwrap();
-        assert_eq!(incoming.take().unwrap(), Some(Message::Doorbell));
-        assert!(incoming.descriptor().is_none());
+        let filled = incoming.fill(&far);
+        assert!(
+            matches!(filled, Err(ChannelError::Descriptors(0))),
+            "{filled:?}"
+        );
+        assert_eq!(incoming.into_descriptors().count(), 1);
     }
 
     #[test]

@@ -3,13 +3,18 @@
 
 use std::io;
 
-/// The supervisor's own: spare workers, a worker on its way, what arrives and is not yet anybody's.
-const OWN: usize = 128;
-/// A tenant's stream, and what its launcher has sent and not yet named.
-pub const TENANT: usize = 10;
+use wormhole_link::channel::MAX_RECEIVED;
+
+/// The supervisor's own: spare workers, a worker on its way, processes that close descriptors, and what arrives with the
+/// read of a stream that is no tenant's.
+const OWN: usize = 128 + MAX_RECEIVED;
+/// A tenant's stream, what its launcher has sent and not yet named, the process that closes it, and what arrives with one
+/// read of a stream of the tenant's. Those streams are not read while more of it is here than the tenant may hold.
+pub const TENANT: usize = 11 + MAX_RECEIVED;
 pub const STREAM: usize = 1;
-/// A session's file, counters and socket for files; its worker's stream, process, log and cgroup; copies on their way.
-pub const SESSION: usize = 12;
+/// A session's file, counters and socket for files; its worker's stream, log and what it has sent and not yet named; copies
+/// on their way.
+pub const SESSION: usize = 18;
 
 /// Enough for one tenant with one session, and another's.
 const LEAST: u64 = (OWN + 2 * (TENANT + STREAM + SESSION)) as u64;

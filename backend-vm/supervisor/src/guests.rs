@@ -9,7 +9,7 @@ use wormhole_ring::control::{ArenaRequest, ArenaRun, Message, Observe, ProcessNu
 use wormhole_ring::status::EndCause;
 
 use super::observers::Observer;
-use super::peer::Peer;
+use super::peer::{self, Peer};
 use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
 use wormhole_link::channel::ChannelError;
 
@@ -93,12 +93,19 @@ impl Supervisor {
             if self.may_log(tenant) {
                 tracing::warn!("tenant {tenant} has too many control streams: one is closed");
             }
-            return;
+            return self.scrubber.close(tenant, [socket]);
+        }
+        if !peer::is_stream(&socket) {
+            if self.may_log(tenant) {
+                tracing::warn!(
+                    "tenant {tenant} sent a descriptor as a control stream that is no stream socket"
+                );
+            }
+            return self.scrubber.close(tenant, [socket]);
         }
         let id = self.id();
         let token = self.token(Source::Guest(id));
         let hello_end = Instant::now() + self.hello_limit;
-        // Guests send no descriptors; what they attach is dropped by the kernel.
         match Peer::register(ops, socket, token, false) {
             Ok(peer) => {
                 self.guests.insert(
@@ -115,9 +122,12 @@ impl Supervisor {
                 );
                 self.set_deadline(hello_end);
             }
-            Err(error) => {
+            Err((error, socket)) => {
                 self.sources.remove(&token);
-                tracing::warn!("tenant {tenant}: a control stream cannot be watched: {error}");
+                if self.may_log(tenant) {
+                    tracing::warn!("tenant {tenant}: a control stream cannot be watched: {error}");
+                }
+                self.scrubber.close(tenant, [socket]);
             }
         }
     }
@@ -200,7 +210,19 @@ impl Supervisor {
         if set.contains(EventSet::OUT) {
             guest.peer.flush(ops)?;
         }
-        guest.peer.fill()?;
+        let (tenant, token) = (guest.tenant, guest.peer.token());
+        if !self.may_read(tenant, token) {
+            if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
+                return Err(ChannelError::Ended.into());
+            }
+            if let Some(guest) = self.guests.get_mut(&id) {
+                guest.peer.set_reading(ops, false);
+            }
+            return Ok(());
+        }
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.peer.fill()?;
+        }
         loop {
             let Some(guest) = self.guests.get_mut(&id) else {
                 return Ok(());
@@ -367,7 +389,7 @@ impl Supervisor {
             return;
         };
         self.sources.remove(&guest.token);
-        guest.peer.forget(ops);
+        self.close_peer(ops, guest.tenant, guest.peer);
         if let Some(session) = guest.session {
             if let Some(session) = self.sessions.get_mut(&session) {
                 session.guest = None;

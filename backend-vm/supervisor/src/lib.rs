@@ -1,6 +1,6 @@
-//! The supervisor: one event loop that waits for nobody, a thread that gives memory back for it, and a process that
-//! starts workers for it: the [`spawner`]. The loop hears guests without privileges and under a system call filter
-//! ([`privileges`]).
+//! The supervisor: one event loop that waits for nobody, processes that close descriptors and give memory back for it
+//! ([`scrubber`]), and one that starts workers and those for it: the [`spawner`]. The loop hears guests without privileges
+//! and under a system call filter ([`privileges`]).
 //!
 //! Launchers bring windows and guest processes' control streams over tenant streams. A guest's hello is
 //! matched with a worker by the hash of its protocol; the session is granted when the worker has mapped it.
@@ -15,6 +15,7 @@
 
 mod arena;
 mod command;
+mod datagram;
 mod descriptors;
 mod dump;
 mod environment;
@@ -39,7 +40,7 @@ mod tenants;
 mod window;
 mod workers;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -54,6 +55,7 @@ use self::guests::Guest;
 pub use self::listener::{ListenError, Listener};
 use self::log_budget::LogBudget;
 use self::observers::Observers;
+use self::peer::Peer;
 use self::pool::Worker;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
@@ -64,8 +66,9 @@ use self::signals::{Asked, Signals};
 pub use self::spawner::SpawnerError;
 use self::spawner::{Setup, Spawner};
 use self::starts::Starts;
-use self::tenants::Tenant;
+use self::tenants::{STRANGERS, Tenant};
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
+use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
 pub use wormhole_sandbox::MemoryLimits;
 
@@ -114,8 +117,6 @@ pub enum SupervisorError {
     Descriptors(#[from] DescriptorsError),
     #[error("signals cannot be received")]
     Signals(#[source] std::io::Error),
-    #[error("the thread that gives memory back cannot be made")]
-    Scrubber(#[source] std::io::Error),
     #[error("the thread that asks the host's NVML cannot be made")]
     Sampler(#[source] std::io::Error),
 }
@@ -178,6 +179,8 @@ struct Supervisor {
     /// Asks the host's NVML. None where the device has none.
     sampler: Option<Sampler>,
     observers: Observers,
+    /// Streams that are not read, by their tenants and tokens, while the tenant's descriptors wait to be closed.
+    waiting: BTreeMap<Id, BTreeSet<u32>>,
     last_dump: LastDump,
     /// What the last worker that became ready says of its devices, in facts.
     devices: Vec<String>,
@@ -216,7 +219,6 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     privileges::drop_all().map_err(SupervisorError::Privileges)?;
     // The threads that follow have these signals blocked as well.
     let signals = Signals::new().map_err(SupervisorError::Signals)?;
-    let scrubber = Scrubber::new().map_err(SupervisorError::Scrubber)?;
     let sampler = match options.device {
         DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
         DeviceChoice::Cpu { .. } => None,
@@ -243,13 +245,14 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         workers: BTreeMap::new(),
         shares: Shares::default(),
         spare_log: LogBudget::of_workers(Instant::now()),
+        scrubber: Scrubber::new(spawner.orders()),
         starts: Starts::new(spawner),
         start_limit: options.start_limit,
         hello_limit: options.hello_limit,
         next_deadline: None,
-        scrubber,
         sampler,
         observers: Observers::default(),
+        waiting: BTreeMap::new(),
         last_dump: LastDump::default(),
         devices: Vec::new(),
         failures: BTreeMap::new(),
@@ -292,18 +295,20 @@ impl Supervisor {
     /// Ends what has taken too long; its end is announced like any other's. How many milliseconds there are
     /// until the next may be late, -1 for ever.
     fn meet_deadlines(&mut self) -> i32 {
-        let Some(next) = self.next_deadline else {
-            return -1;
-        };
         let now = Instant::now();
-        if next <= now {
+        self.scrubber.try_again(now);
+        if self.next_deadline.is_some_and(|next| next <= now) {
             self.end_late_workers(now);
             self.end_late_guests(now);
             let workers = self.workers.values().filter_map(Worker::deadline);
             let guests = self.guests.values().filter_map(Guest::deadline);
             self.next_deadline = workers.chain(guests).min();
         }
-        self.next_deadline.map_or(-1, |next| {
+        let next = self
+            .next_deadline
+            .into_iter()
+            .chain(self.scrubber.deadline());
+        next.min().map_or(-1, |next| {
             let left = next.saturating_duration_since(now).as_millis();
             // Not before it.
             i32::try_from(left.saturating_add(1)).unwrap_or(i32::MAX)
@@ -328,10 +333,12 @@ impl Supervisor {
         loop {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.next_id;
-            let used = self.tenants.contains_key(&id)
+            let used = id == STRANGERS
+                || self.tenants.contains_key(&id)
                 || self.guests.contains_key(&id)
                 || self.sessions.contains_key(&id)
-                || self.workers.contains_key(&id);
+                || self.workers.contains_key(&id)
+                || self.scrubber.serves(id);
             if !used {
                 return id;
             }
@@ -352,14 +359,88 @@ impl Supervisor {
         Ok(token)
     }
 
-    /// The thread that gives memory back has finished something.
-    fn memory_given_back(&mut self, ops: &mut EventOps<'_>) {
+    /// A process that gives memory back has come, with its socket.
+    fn add_scrubber(&mut self, ops: &mut EventOps<'_>, socket: OwnedFd) {
+        match self.add_source(ops, &socket, Source::Scrubber) {
+            Ok(token) => {
+                self.scrubber.add(token, socket);
+                self.hear_scrubber(ops);
+            }
+            Err(error) => {
+                tracing::error!("the event loop: {error}");
+                self.scrubber.failed();
+            }
+        }
+    }
+
+    /// A process that gives memory back has finished something, or has ended.
+    fn memory_given_back(&mut self, ops: &mut EventOps<'_>, token: u32) {
+        if !self.scrubber.read(token) {
+            tracing::error!("a process that gives memory back has ended");
+            self.remove_scrubber(ops, token);
+        }
+        self.hear_scrubber(ops);
+    }
+
+    /// Does what waited for descriptors to be passed on, or for what was to be done with them.
+    fn hear_scrubber(&mut self, ops: &mut EventOps<'_>) {
         for (told, result) in self.scrubber.finished() {
             match told {
                 Told::Scrubbed { session, run } => self.run_scrubbed(session, run, result),
                 Told::Forgotten { session, request } => self.unshared(ops, session, request),
+                Told::Buried { token, parties } => self.shares.buried(token, parties),
+                Told::Attached { tenant } => self.window_written(ops, tenant, result),
             }
         }
+        for tenant in self.scrubber.drained() {
+            self.read_again(ops, tenant);
+        }
+        while let Some(token) = self.scrubber.surplus() {
+            self.remove_scrubber(ops, token);
+        }
+    }
+
+    fn remove_scrubber(&mut self, ops: &mut EventOps<'_>, token: u32) {
+        self.sources.remove(&token);
+        if let Some(socket) = self.scrubber.remove(token) {
+            peer::forget(ops, &socket);
+        }
+    }
+
+    /// Whether a stream of a tenant may be read, with as many descriptors as come. If not, the stream waits until the
+    /// tenant's descriptors that are here have been passed on.
+    fn may_read(&mut self, tenant: Id, token: u32) -> bool {
+        let may = !self.scrubber.is_behind(tenant) || self.may_hold(tenant, MAX_RECEIVED);
+        if !may {
+            self.waiting.entry(tenant).or_default().insert(token);
+        }
+        may
+    }
+
+    fn read_again(&mut self, ops: &mut EventOps<'_>, tenant: Id) {
+        for token in self.waiting.remove(&tenant).unwrap_or_default() {
+            let Some(source) = self.sources.get(&token).copied() else {
+                continue;
+            };
+            let peer = match source {
+                Source::Tenant(id) => self.tenant_peer(id),
+                Source::Guest(id) => self.guests.get_mut(&id).map(|guest| &mut guest.peer),
+                Source::WorkerStream(id) => self.workers.get_mut(&id).map(|one| &mut one.peer),
+                _ => None,
+            };
+            if let Some(peer) = peer {
+                peer.set_reading(ops, true);
+                self.serve(ops, token, source, EventSet::empty());
+            }
+        }
+    }
+
+    /// Takes a stream out of the event loop, and has it closed with what waits in it.
+    fn close_peer(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Peer) {
+        peer.forget(ops);
+        // Its other side sees the end now, whenever it is closed.
+        peer.shut_down();
+        self.scrubber.close(tenant, peer.into_descriptors());
     }
 
     /// Ends every session, in order; the loop ends when they have.
@@ -396,22 +477,7 @@ impl MutEventSubscriber for Supervisor {
         let Some(source) = self.sources.get(&token).copied() else {
             return;
         };
-        let set = events.event_set();
-        match source {
-            Source::Listener => self.accept(ops),
-            Source::Signals => match self.signals.take() {
-                Some(Asked::End(why)) => self.stop(ops, why),
-                Some(Asked::Dump) => self.dump(),
-                None => {}
-            },
-            Source::Spawner => self.spawner_event(ops),
-            Source::Scrubber => self.memory_given_back(ops),
-            Source::Sampler => self.device_sampled(),
-            Source::Tenant(id) => self.tenant_event(ops, id, set),
-            Source::Guest(id) => self.guest_event(ops, id, set),
-            Source::WorkerStream(id) => self.worker_event(ops, id, set),
-            Source::WorkerLog(id) => self.worker_log(ops, id),
-        }
+        self.serve(ops, token, source, events.event_set());
         self.answer_observers(ops);
         // A descriptor may be free again.
         if self.keeps_tenants_waiting {
@@ -421,6 +487,24 @@ impl MutEventSubscriber for Supervisor {
 }
 
 impl Supervisor {
+    fn serve(&mut self, ops: &mut EventOps<'_>, token: u32, source: Source, set: EventSet) {
+        match source {
+            Source::Listener => self.accept(ops),
+            Source::Signals => match self.signals.take() {
+                Some(Asked::End(why)) => self.stop(ops, why),
+                Some(Asked::Dump) => self.dump(),
+                None => {}
+            },
+            Source::Spawner => self.spawner_event(ops),
+            Source::Scrubber => self.memory_given_back(ops, token),
+            Source::Sampler => self.device_sampled(),
+            Source::Tenant(id) => self.tenant_event(ops, id, set),
+            Source::Guest(id) => self.guest_event(ops, id, set),
+            Source::WorkerStream(id) => self.worker_event(ops, id, set),
+            Source::WorkerLog(id) => self.worker_log(ops, id),
+        }
+    }
+
     fn watch_start(&mut self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
         let token = self.token(Source::Signals);
         ops.add(Events::with_data(
@@ -434,8 +518,6 @@ impl Supervisor {
             token,
             EventSet::IN,
         ))?;
-        let token = self.token(Source::Scrubber);
-        ops.add(Events::with_data(&self.scrubber, token, EventSet::IN))?;
         if let Some(sampler) = &self.sampler {
             let bell = sampler.as_raw_fd();
             let token = self.token(Source::Sampler);

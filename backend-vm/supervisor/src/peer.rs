@@ -24,14 +24,16 @@ impl Peer {
     /// Registers `socket` with the event loop, under `token`.
     ///
     /// # Errors
-    /// The loop cannot watch the descriptor.
+    /// The loop cannot watch the descriptor, which comes back.
     pub fn register(
         ops: &mut EventOps<'_>,
         socket: OwnedFd,
         token: u32,
         takes_descriptors: bool,
-    ) -> Result<Self, event_manager::Error> {
-        ops.add(Events::with_data(&socket, token, EventSet::IN))?;
+    ) -> Result<Self, (event_manager::Error, OwnedFd)> {
+        if let Err(error) = ops.add(Events::with_data(&socket, token, EventSet::IN)) {
+            return Err((error, socket));
+        }
         Ok(Self {
             socket,
             incoming: Incoming::new(takes_descriptors),
@@ -85,17 +87,29 @@ impl Peer {
         forget(ops, &self.socket);
     }
 
+    pub fn token(&self) -> u32 {
+        self.token
+    }
+
+    /// The socket, and the descriptors that wait in it: all that is closed with the stream.
+    pub fn into_descriptors(self) -> Vec<OwnedFd> {
+        let mut descriptors: Vec<OwnedFd> = self.incoming.into_descriptors().collect();
+        descriptors.extend(self.outgoing.into_descriptors());
+        descriptors.push(self.socket);
+        descriptors
+    }
+
     /// Closes the stream in both directions; the event loop announces its end.
     pub fn shut_down(&self) {
-        // SAFETY: a descriptor that this owns. The launcher may have sent one that is no stream; it stays.
+        // SAFETY: a descriptor that this owns.
         unsafe {
             libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR);
         }
     }
 
-    /// Stops reading: the other side has said its last word, but still listens.
-    pub fn stop_reading(&mut self, ops: &mut EventOps<'_>) {
-        self.reads = false;
+    /// Reads, or does not: the other side has said its last word but still listens, or is to wait.
+    pub fn set_reading(&mut self, ops: &mut EventOps<'_>, reads: bool) {
+        self.reads = reads;
         self.watch(ops);
     }
 
@@ -110,6 +124,15 @@ impl Peer {
             }
         }
     }
+}
+
+/// Whether a descriptor from outside is a stream socket, which does not make the event loop wait when it is looked at, as
+/// a file of any file system can.
+pub fn is_stream(fd: &OwnedFd) -> bool {
+    use rustix::net::{AddressFamily, SocketType, sockopt};
+    let domain = sockopt::socket_domain(fd);
+    domain.is_ok_and(|domain| [AddressFamily::UNIX, AddressFamily::VSOCK].contains(&domain))
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
 /// Takes a descriptor out of the event loop.

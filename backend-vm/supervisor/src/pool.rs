@@ -241,6 +241,15 @@ impl Supervisor {
                     self.worker_ended(ops, id, ending, out_of_memory);
                 }
             }
+            Spawned::Scrubber => {
+                for socket in heard.descriptors {
+                    self.add_scrubber(ops, socket);
+                }
+            }
+            Spawned::NoScrubber(reason) => {
+                tracing::error!("no process can be had to give memory back: {reason}");
+                self.scrubber.failed();
+            }
             // Said once, before anything else.
             Spawned::Ready { .. } | Spawned::Unfit(_) => {}
         }
@@ -327,8 +336,9 @@ impl Supervisor {
         log: &Log,
     ) -> Result<(Peer, [u32; 2]), event_manager::Error> {
         let stream = self.token(Source::WorkerStream(id));
-        let peer = Peer::register(ops, socket, stream, true).inspect_err(|_| {
+        let peer = Peer::register(ops, socket, stream, true).map_err(|(error, _)| {
             self.sources.remove(&stream);
+            error
         })?;
         match self.add_source(ops, log.pipe(), Source::WorkerLog(id)) {
             Ok(log) => Ok((peer, [stream, log])),
@@ -454,7 +464,21 @@ impl Supervisor {
         if set.contains(EventSet::OUT) {
             worker.peer.flush(ops).map_err(failed)?;
         }
-        worker.peer.fill().map_err(failed)?;
+        let token = worker.peer.token();
+        let session = worker.session.and_then(|key| self.sessions.get(&key));
+        let tenant = session.map(|session| session.tenant);
+        if tenant.is_some_and(|tenant| !self.may_read(tenant, token)) {
+            if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
+                return Err(None);
+            }
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.peer.set_reading(ops, false);
+            }
+            return Ok(());
+        }
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.peer.fill().map_err(failed)?;
+        }
         loop {
             let Some(worker) = self.workers.get_mut(&id) else {
                 return Ok(());
@@ -586,6 +610,12 @@ impl Supervisor {
         }
         for token in worker.tokens {
             self.sources.remove(&token);
+        }
+        let session = worker.session.and_then(|key| self.sessions.get(&key));
+        // One that has had no session has met no guest: it has sent what it should.
+        if let Some(tenant) = session.map(|session| session.tenant) {
+            let descriptors = worker.peer.into_descriptors();
+            self.scrubber.close(tenant, descriptors);
         }
         let why = match (&worker.refusal, ending) {
             (Some(reason), _) => reason.clone(),

@@ -125,8 +125,11 @@ const NVML: &[i64] = &[
     libc::SYS_set_tid_address,
 ];
 
+/// `AT_STATX_DONT_SYNC`, as statx(2) has it: the answer is what the kernel knows, without asking the file system.
+const DONT_SYNC: u64 = 0x4000;
+
 /// Calls that fail as on a system without them. The libraries make them for what they have another way to learn: the size
-/// of a file, the number of processors, the lines of a backtrace.
+/// of a file, the number of processors, the lines of a backtrace. `statx` is made that waits for no file system.
 const ABSENT: &[i64] = &[libc::SYS_statx, libc::SYS_open, libc::SYS_openat];
 
 /// Gives up all capabilities for good, those of programs that this process could execute included. To be called before
@@ -215,8 +218,12 @@ fn programs(asks_nvml: bool) -> Result<Vec<BpfProgram>, seccompiler::BackendErro
     };
     let allowed = SeccompFilter::new(rules, denied, SeccompAction::Allow, architecture)?;
     let absent = ABSENT.iter().filter(|call| !nvml.contains(call));
+    let mut absent: BTreeMap<i64, Vec<SeccompRule>> =
+        absent.map(|call| (*call, Vec::new())).collect();
+    let waits = rule(2, SeccompCmpOp::MaskedEq(DONT_SYNC), 0)?;
+    absent.insert(libc::SYS_statx, vec![waits]);
     let absent = SeccompFilter::new(
-        absent.map(|call| (*call, Vec::new())).collect(),
+        absent,
         SeccompAction::Allow,
         SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
         architecture,

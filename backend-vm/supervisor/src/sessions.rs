@@ -516,9 +516,13 @@ impl Supervisor {
         let mut runs: Vec<Run> = arena.chain([session.segment]).collect();
         runs.sort_by_key(|run| run.first);
         let gaps = gaps(&runs, window.segments.segments());
-        match session.file.descriptor() {
-            Ok(file) => self.scrubber.discard(tenant, file, gaps),
-            Err(error) => tracing::warn!("a dead worker's memory stays: {error}"),
+        let ordered = session.file.descriptor();
+        let ordered = ordered.and_then(|file| {
+            // Not the last copy: the session has its own.
+            self.scrubber.scrub_all(tenant, &file, &gaps)
+        });
+        if let Err(error) = ordered {
+            tracing::warn!("a dead worker's memory stays: {error}");
         }
     }
 
@@ -593,9 +597,15 @@ impl Supervisor {
             session.end
         );
         self.send_report(ops, session.tenant, &report);
+        let (tenant, file) = (session.tenant, session.file.into());
         // What is left in the session's file is nobody's any more, and no other session sees it.
-        self.scrubber
-            .discard(session.tenant, session.file.into(), runs);
+        if runs.is_empty() {
+            self.scrubber.close(tenant, [file]);
+        } else {
+            self.scrubber.discard(tenant, file);
+        }
+        let files = session.files.map(OwnedFd::from);
+        self.scrubber.close(tenant, files);
         self.end_idle_tenants(ops);
     }
 }

@@ -4,23 +4,27 @@
 //! likes. A worker whose guest brings the token is given what the other worker said, if both sessions are of
 //! one tenant and the worker that shares still lives. A token is 128 bits that nobody can guess.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 use event_manager::EventOps;
-use wormhole_device::{EventWords, PARTIES, WORDS_FILE, file};
+use wormhole_device::{PARTIES, WORDS_FILE, file};
+use wormhole_link::memory;
 use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
 
 use super::{Id, Supervisor};
-use wormhole_link::memory::Mapping;
 
 /// Things that one session may share at the same time.
-const LIMIT: usize = 1 << 14;
-/// Files of a tenant with the scrubber up to which it also takes those that were refused.
-const REFUSED: usize = 64;
+const SESSION_LIMIT: usize = 1 << 14;
+/// Things that one tenant may.
+const TENANT_LIMIT: usize = 1 << 15;
+/// Things that all of them may.
+const LIMIT: usize = 1 << 18;
 /// `CUresult`s: what a guest is told of a token.
 const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;
+
+type Token = [u64; 2];
 
 /// Something that a session shares.
 #[derive(Debug)]
@@ -32,8 +36,16 @@ struct Entry {
     descriptor: Option<OwnedFd>,
     /// An event's words are in the descriptor's file.
     words: bool,
-    /// The sessions that use an event, each at its number but for the one that shares it, which is the first party.
-    parties: Vec<Option<Id>>,
+    /// Those that use an event, each at its number but for the session that shares it, which is the first party.
+    parties: Vec<Party>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Party {
+    Free,
+    Used(Id),
+    /// Its session has ended, and what it recorded is not complete yet.
+    Ended,
 }
 
 /// What a session is given for a token.
@@ -51,63 +63,68 @@ impl Entry {
             return Some(0);
         }
         let find = |wanted| self.parties.iter().position(|party| *party == wanted);
-        let place = find(Some(session)).or_else(|| find(None));
+        let place = find(Party::Used(session)).or_else(|| find(Party::Free));
         let place = place.unwrap_or(self.parties.len());
         let number = u32::try_from(place + 1)
             .ok()
             .filter(|party| *party < PARTIES)?;
         if place == self.parties.len() {
-            self.parties.push(None);
+            self.parties.push(Party::Free);
         }
-        self.parties[place] = Some(session);
+        self.parties[place] = Party::Used(session);
         Some(number)
     }
+}
 
-    /// A session has ended: what it recorded is complete, and who comes next may have its number.
-    fn bury(&mut self, session: Id) {
-        let own = self.session == session;
-        let place = self
-            .parties
-            .iter()
-            .position(|party| *party == Some(session));
-        let (Some(file), true) = (&self.descriptor, self.words && (own || place.is_some())) else {
-            return;
-        };
-        let Ok(mapping) = Mapping::new(file, 0, WORDS_FILE) else {
-            tracing::error!(
-                "the words of an event cannot be mapped: who waits for it may do so for ever"
-            );
-            return;
-        };
-        // SAFETY: pages of a file that cannot shrink, mapped until the end of this function.
-        let words = unsafe { EventWords::new(mapping.base()) };
-        if own {
-            words.bury(0);
-        }
-        if let Some(place) = place {
-            words.bury(u32::try_from(place + 1).unwrap_or(0));
-            self.parties[place] = None;
-        }
-    }
+/// What is left of a session that shared or used something.
+#[derive(Debug)]
+enum Left {
+    /// A descriptor to close.
+    File(OwnedFd),
+    /// Words in which the records of some parties, a bit each, are to be completed.
+    Words(OwnedFd, Token, u32),
+}
+
+/// How much a tenant shares.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    entries: usize,
+    descriptors: usize,
 }
 
 /// Everything that is shared, by token.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    entries: BTreeMap<[u64; 2], Entry>,
+    entries: BTreeMap<Token, Entry>,
+    /// What each session shares.
+    of_session: BTreeMap<Id, BTreeSet<Token>>,
+    /// The events that each session uses.
+    of_party: BTreeMap<Id, BTreeSet<Token>>,
+    of_tenant: BTreeMap<Id, Count>,
+    descriptors: usize,
 }
 
 impl Shares {
     /// Descriptors that are held for a tenant.
     pub fn held_for(&self, tenant: Id) -> usize {
-        let own = |entry: &&Entry| entry.tenant == tenant && entry.descriptor.is_some();
-        self.entries.values().filter(own).count()
+        self.count(tenant).descriptors
     }
 
     /// Descriptors that are held for all of them.
     pub fn held(&self) -> usize {
-        let held = |entry: &&Entry| entry.descriptor.is_some();
-        self.entries.values().filter(held).count()
+        self.descriptors
+    }
+
+    fn count(&self, tenant: Id) -> Count {
+        self.of_tenant.get(&tenant).copied().unwrap_or_default()
+    }
+
+    /// Whether a session may share one thing more. A tenant may have as many as it leaves to the others.
+    fn has_room(&self, tenant: Id, session: Id) -> bool {
+        let of_session = self.of_session.get(&session).map_or(0, BTreeSet::len);
+        let of_tenant = self.count(tenant).entries;
+        let left = LIMIT.saturating_sub(self.entries.len());
+        of_session < SESSION_LIMIT && of_tenant < TENANT_LIMIT.min(left)
     }
 
     /// What is not taken stays with who brings it.
@@ -117,13 +134,12 @@ impl Shares {
         session: Id,
         share: &Share,
         descriptor: &mut Option<OwnedFd>,
-    ) -> Result<[u64; 2], u32> {
-        let of_session = |entry: &&Entry| entry.session == session;
-        if self.entries.values().filter(of_session).count() >= LIMIT {
+    ) -> Result<Token, u32> {
+        if !self.has_room(tenant, session) {
             return Err(OUT_OF_MEMORY);
         }
         let words = share.words != 0 && descriptor.is_some();
-        if words && descriptor.as_ref().and_then(file::fixed_size) != Some(WORDS_FILE as u64) {
+        if words && !descriptor.as_ref().is_some_and(holds_words) {
             return Err(INVALID_VALUE);
         }
         let token = random().ok_or(OUT_OF_MEMORY)?;
@@ -136,6 +152,13 @@ impl Shares {
             words,
             parties: Vec::new(),
         };
+        let count = self.of_tenant.entry(tenant).or_default();
+        count.entries += 1;
+        if entry.descriptor.is_some() {
+            count.descriptors += 1;
+            self.descriptors += 1;
+        }
+        self.of_session.entry(session).or_default().insert(token);
         self.entries.insert(token, entry);
         Ok(token)
     }
@@ -148,34 +171,123 @@ impl Shares {
             .filter(|entry| entry.tenant == tenant && entry.what == fetch.what)
             .ok_or(INVALID_VALUE)?;
         let descriptor = entry.descriptor.as_ref().map(OwnedFd::try_clone);
-        Ok(Given {
+        let given = Given {
             description: entry.description,
             descriptor: descriptor.transpose().map_err(|_| OUT_OF_MEMORY)?,
             party: entry.party(session).ok_or(OUT_OF_MEMORY)?,
-        })
+        };
+        if entry.words {
+            let used = self.of_party.entry(session).or_default();
+            used.insert(fetch.token);
+        }
+        Ok(given)
     }
 
     /// A session no longer shares something: its descriptor.
-    fn remove(&mut self, session: Id, token: [u64; 2]) -> Option<OwnedFd> {
+    fn remove(&mut self, session: Id, token: Token) -> Option<OwnedFd> {
         let own = |entry: &Entry| entry.session == session;
         if !self.entries.get(&token).is_some_and(own) {
             return None;
         }
-        self.entries.remove(&token)?.descriptor
+        self.take(token)?.descriptor
     }
 
-    /// A session's worker has ended: what waits for it waits no longer, and nobody finds what it shared. Its
-    /// descriptors.
-    fn end(&mut self, session: Id) -> Vec<OwnedFd> {
-        for entry in self.entries.values_mut() {
-            entry.bury(session);
+    fn take(&mut self, token: Token) -> Option<Entry> {
+        let entry = self.entries.remove(&token)?;
+        forget(&mut self.of_session, entry.session, token);
+        for party in &entry.parties {
+            if let Party::Used(session) = party {
+                forget(&mut self.of_party, *session, token);
+            }
         }
-        let ended = |_: &[u64; 2], entry: &mut Entry| entry.session == session;
-        self.entries
-            .extract_if(.., ended)
-            .filter_map(|(_, entry)| entry.descriptor)
-            .collect()
+        if let Some(count) = self.of_tenant.get_mut(&entry.tenant) {
+            count.entries -= 1;
+            if entry.descriptor.is_some() {
+                count.descriptors -= 1;
+                self.descriptors -= 1;
+            }
+            if count.entries == 0 {
+                self.of_tenant.remove(&entry.tenant);
+            }
+        }
+        Some(entry)
     }
+
+    /// A session's worker has ended: nobody finds what it shared, and what waits for it is not to wait any longer.
+    fn end(&mut self, session: Id) -> Vec<Left> {
+        let mut left = Vec::new();
+        for token in self.of_session.remove(&session).unwrap_or_default() {
+            let Some(entry) = self.take(token) else {
+                continue;
+            };
+            left.extend(entry.descriptor.map(|file| match entry.words {
+                true => Left::Words(file, token, 1),
+                false => Left::File(file),
+            }));
+        }
+        for token in self.of_party.remove(&session).unwrap_or_default() {
+            let Some(entry) = self.entries.get_mut(&token) else {
+                continue;
+            };
+            let place = entry
+                .parties
+                .iter()
+                .position(|party| *party == Party::Used(session));
+            let (Some(place), Some(file)) = (place, &entry.descriptor) else {
+                continue;
+            };
+            entry.parties[place] = Party::Ended;
+            match file.try_clone() {
+                Ok(file) => left.push(Left::Words(file, token, 2 << place)),
+                Err(error) => tracing::error!(
+                    "the words of an event cannot be reached, and who waits for it may do so for ever: {error}"
+                ),
+            }
+        }
+        left
+    }
+
+    /// What parties have recorded is complete: who comes next may have their numbers.
+    pub fn buried(&mut self, token: Token, parties: u32) {
+        if let Some(entry) = self.entries.get_mut(&token) {
+            for (place, party) in (0..).zip(&mut entry.parties) {
+                if *party == Party::Ended && parties & 2 << place != 0 {
+                    *party = Party::Free;
+                }
+            }
+        }
+    }
+}
+
+fn forget(index: &mut BTreeMap<Id, BTreeSet<Token>>, session: Id, token: Token) {
+    if let Some(tokens) = index.get_mut(&session) {
+        tokens.remove(&token);
+        if tokens.is_empty() {
+            index.remove(&session);
+        }
+    }
+}
+
+/// Whether a file is an anonymous one that can be mapped, and stays as large as an event's words are.
+fn holds_words(file: &OwnedFd) -> bool {
+    let read_only = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;
+    let writable = memory::seals(file).is_ok_and(|seals| seals & read_only == 0);
+    writable && file::fixed_size(file) == Some(WORDS_FILE as u64)
+}
+
+/// Whether a descriptor is one of the driver's device files, as its exports are. The file system is not asked: the answer
+/// is what the kernel knows already.
+fn is_export(file: &OwnedFd) -> bool {
+    use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+    /// `/dev/nvidiactl`, with the driver's registered major number (Linux, Documentation/admin-guide/devices.txt). The
+    /// exports of memory and of pools were such descriptors on an H100 with driver 580.
+    const NVIDIA: (u32, u32) = (195, 255);
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(file, "", flags, StatxFlags::TYPE).is_ok_and(|found| {
+        let kind = FileType::from_raw_mode(found.stx_mode.into());
+        let device = (found.stx_rdev_major, found.stx_rdev_minor);
+        kind == FileType::CharacterDevice && device == NVIDIA
+    })
 }
 
 /// Sixteen bytes that nobody knows.
@@ -199,24 +311,24 @@ impl Supervisor {
         let Some(tenant) = self.sessions.get(&key).map(|session| session.tenant) else {
             return;
         };
-        let answer = if descriptor.is_some() && !self.may_hold(tenant, 1) {
-            Err(OUT_OF_MEMORY)
-        } else {
-            self.shares.add(tenant, key, share, &mut descriptor)
+        let answer = match &descriptor {
+            Some(file) if !self.may_share(file) => Err(INVALID_VALUE),
+            Some(_) if !self.may_hold(tenant, 1) => Err(OUT_OF_MEMORY),
+            _ => self.shares.add(tenant, key, share, &mut descriptor),
         };
-        // The worker itself still has what it shares, so to close it here takes long only if the worker lies; and then
-        // no more of its files are kept than the scrubber is soon done with.
-        if let Some(refused) = descriptor
-            && self.scrubber.held_for(tenant) < REFUSED
-        {
-            self.scrubber.forget(tenant, refused);
-        }
+        self.scrubber.close(tenant, descriptor);
         let shared = Message::Shared(Shared {
             id: share.id,
             result: answer.err().unwrap_or(0),
             token: answer.unwrap_or_default(),
         });
         self.answer_worker(ops, key, &shared, Vec::new());
+    }
+
+    /// Whether a descriptor is what workers share: memory whose size is fixed, or an export of the driver's. Of other files
+    /// nothing but their seals is asked, for they may take as long as they like to answer.
+    fn may_share(&self, file: &OwnedFd) -> bool {
+        file::fixed_size(file).is_some() || (self.sampler.is_some() && is_export(file))
     }
 
     /// A worker's guest has a token.
@@ -246,11 +358,9 @@ impl Supervisor {
     pub(super) fn unshare(&mut self, ops: &mut EventOps<'_>, key: Id, fetch: &Fetch) {
         let held = self.shares.remove(key, fetch.token);
         let tenant = self.sessions.get(&key).map(|session| session.tenant);
-        let waits = tenant
-            .zip(held)
-            .is_some_and(|(tenant, file)| self.scrubber.forget_for(tenant, file, key, fetch.id));
-        if !waits {
-            self.unshared(ops, key, fetch.id);
+        match tenant.zip(held) {
+            Some((tenant, file)) => self.scrubber.close_for(tenant, file, key, fetch.id),
+            None => self.unshared(ops, key, fetch.id),
         }
     }
 
@@ -265,9 +375,16 @@ impl Supervisor {
 
     /// A session's worker has been reaped.
     pub(super) fn end_shares(&mut self, key: Id, tenant: Id) {
-        for file in self.shares.end(key) {
-            self.scrubber.forget(tenant, file);
+        let mut files = Vec::new();
+        for left in self.shares.end(key) {
+            match left {
+                Left::File(file) => files.push(file),
+                Left::Words(file, token, parties) => {
+                    self.scrubber.bury(tenant, file, token, parties);
+                }
+            }
         }
+        self.scrubber.close(tenant, files);
     }
 
     fn answer_worker(
@@ -293,7 +410,9 @@ impl Supervisor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wormhole_link::memory;
+    use std::os::fd::AsRawFd;
+    use wormhole_device::EventWords;
+    use wormhole_link::memory::Mapping;
 
     const MEMORY: u32 = 1;
 
@@ -316,6 +435,24 @@ mod tests {
             .set_len(WORDS_FILE as u64)
             .unwrap();
         file
+    }
+
+    /// A session ends, and what is to be done then is done.
+    fn end(shares: &mut Shares, session: Id) -> usize {
+        let left = shares.end(session);
+        let count = left.len();
+        for left in left {
+            if let Left::Words(file, token, parties) = left {
+                let mapping = Mapping::new(&file, 0, WORDS_FILE).unwrap();
+                // SAFETY: mapped until the end of this turn.
+                let words = unsafe { EventWords::new(mapping.base()) };
+                for party in (0..PARTIES).filter(|party| parties & 1 << party != 0) {
+                    words.bury(party);
+                }
+                shares.buried(token, parties);
+            }
+        }
+        count
     }
 
     #[test]
@@ -346,13 +483,74 @@ mod tests {
     #[test]
     fn a_session_shares_no_more_than_it_may_and_holds_no_other_up() {
         let mut shares = Shares::default();
-        for _ in 0..LIMIT {
+        for _ in 0..SESSION_LIMIT {
             shares.add(1, 10, &share(0), &mut None).unwrap();
         }
         assert_eq!(shares.add(1, 10, &share(0), &mut None), Err(OUT_OF_MEMORY));
         shares.add(1, 11, &share(0), &mut None).unwrap();
-        shares.end(10);
+        end(&mut shares, 10);
         shares.add(1, 10, &share(0), &mut None).unwrap();
+    }
+
+    #[test]
+    fn tenants_share_no_more_than_they_leave_to_others() {
+        let mut shares = Shares::default();
+        let mut fill = |tenant: Id| {
+            let mut count = 0;
+            // More sessions than it takes.
+            for session in 0..8 {
+                let session = 100 * tenant + session;
+                while shares.add(tenant, session, &share(0), &mut None).is_ok() {
+                    count += 1;
+                }
+            }
+            count
+        };
+        assert_eq!(fill(1), TENANT_LIMIT);
+        for tenant in 2..20 {
+            assert!(fill(tenant) > 0);
+        }
+        assert!(shares.entries.len() < LIMIT);
+        for session in 0..8 {
+            end(&mut shares, 100 + session);
+        }
+        assert!(shares.has_room(1, 100));
+        assert!(shares.count(1).entries == 0 && !shares.of_session.contains_key(&100));
+    }
+
+    #[test]
+    fn the_number_of_a_party_that_ended_is_nobodys_until_its_records_are_complete() {
+        let mut shares = Shares::default();
+        let file = words_file();
+        memory::seal_size(&file).unwrap();
+        let token = shares.add(1, 10, &share(1), &mut Some(file)).unwrap();
+        let mut party = |session| {
+            shares
+                .find(1, session, &fetch(token, MEMORY))
+                .unwrap()
+                .party
+        };
+        assert_eq!((party(11), party(12)), (1, 2));
+        let left = shares.end(11);
+        assert!(matches!(left[..], [Left::Words(_, _, 0b10)]), "{left:?}");
+        let mut party = |session| {
+            shares
+                .find(1, session, &fetch(token, MEMORY))
+                .unwrap()
+                .party
+        };
+        assert_eq!(party(13), 3);
+        shares.buried(token, 0b10);
+        let mut party = |session| {
+            shares
+                .find(1, session, &fetch(token, MEMORY))
+                .unwrap()
+                .party
+        };
+        assert_eq!(party(14), 1);
+        // What is no longer shared is used by nobody.
+        shares.remove(10, token);
+        assert!(shares.of_party.is_empty(), "{:?}", shares.of_party);
     }
 
     #[test]
@@ -370,7 +568,7 @@ mod tests {
         assert_eq!((shares.held_for(1), shares.held()), (2, 3));
         assert!(shares.remove(10, token).is_some());
         assert!(shares.remove(10, token).is_none());
-        assert_eq!(shares.end(10).len(), 1);
+        assert_eq!(end(&mut shares, 10), 1);
         assert_eq!((shares.held_for(1), shares.held()), (0, 1));
     }
 
@@ -391,11 +589,11 @@ mod tests {
         assert_eq!(party(&mut shares, 12), Ok(2));
         assert_eq!(party(&mut shares, 11), Ok(1), "once each");
         let [first, second, own] = [1, 2, 0].map(|party| words.record(party));
-        shares.end(11);
+        end(&mut shares, 11);
         assert!(words.is_complete(first) && !words.is_complete(second));
         assert_eq!(party(&mut shares, 13), Ok(1), "its number is another's");
         assert!(!words.is_complete(words.record(1)));
-        shares.end(12);
+        end(&mut shares, 12);
         assert!(words.is_complete(second) && !words.is_complete(own));
         // As many as there may be at the same time, and then one for each that goes.
         let last = 13 + Id::from(PARTIES);
@@ -403,17 +601,25 @@ mod tests {
             party(&mut shares, session).unwrap();
         }
         assert_eq!(party(&mut shares, last), Err(OUT_OF_MEMORY));
-        shares.end(20);
+        end(&mut shares, 20);
         assert!(party(&mut shares, last).is_ok());
-        shares.end(10);
+        end(&mut shares, 10);
         assert!(words.is_complete(own));
     }
 
     #[test]
-    fn an_event_whose_file_may_shrink_is_not_shared() {
+    fn an_event_whose_file_may_shrink_or_cannot_be_written_is_not_shared() {
         let mut shares = Shares::default();
         let unsealed = shares.add(1, 10, &share(1), &mut Some(words_file()));
         assert_eq!(unsealed, Err(INVALID_VALUE));
+        let read_only = words_file();
+        // SAFETY: an open descriptor and an integer.
+        let sealed =
+            unsafe { libc::fcntl(read_only.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+        assert_eq!(sealed, 0);
+        memory::seal_size(&read_only).unwrap();
+        let read_only = shares.add(1, 10, &share(1), &mut Some(read_only));
+        assert_eq!(read_only, Err(INVALID_VALUE));
         let (pipe, _) = std::io::pipe().unwrap();
         assert_eq!(
             shares.add(1, 10, &share(1), &mut Some(pipe.into())),

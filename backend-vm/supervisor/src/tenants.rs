@@ -22,6 +22,10 @@ use wormhole_link::report::SessionReport;
 const MAX_GUESTS: usize = 1024;
 /// Those of them on which no hello has come.
 const MAX_SILENT_GUESTS: usize = 128;
+/// Connections of users who may not attach, up to which others are accepted while these cannot be closed.
+const MAX_STRANGERS: usize = 256;
+/// Who connects and may not, as far as closing the connections is concerned.
+pub(super) const STRANGERS: Id = 0;
 
 /// One tenant.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub(super) struct Tenant {
     peer: Option<Peer>,
     token: u32,
     pub window: Option<Window>,
+    /// A window whose bootstrap is being written. Until then its stream is not read.
+    attaching: Option<(Window, u32)>,
     pub session_limit: u32,
     /// The states of the session numbers used so far.
     pub numbers: Vec<SessionState>,
@@ -83,7 +89,9 @@ impl Supervisor {
             let Some(listener) = &self.listener else {
                 return;
             };
-            let why = if self.descriptors.allow(self.held_by_tenants(), 0, TENANT) {
+            let why = if self.scrubber.held_for(STRANGERS) > MAX_STRANGERS {
+                "connections that were refused cannot be closed".to_owned()
+            } else if self.descriptors.allow(self.held_by_tenants(), 0, TENANT) {
                 match listener.accept() {
                     Ok(Accepted::Tenant(stream)) => {
                         self.add_tenant(ops, stream);
@@ -91,6 +99,7 @@ impl Supervisor {
                     }
                     Ok(Accepted::Stranger(stream, user)) => {
                         refuse_stranger(&stream, user);
+                        self.scrubber.close(STRANGERS, [stream]);
                         continue;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -119,6 +128,7 @@ impl Supervisor {
                         peer: Some(peer),
                         token,
                         window: None,
+                        attaching: None,
                         session_limit: 0,
                         numbers: Vec::new(),
                         log: LogBudget::of_lines(Instant::now()),
@@ -128,9 +138,10 @@ impl Supervisor {
                     },
                 );
             }
-            Err(error) => {
+            Err((error, stream)) => {
                 self.sources.remove(&token);
                 tracing::error!("a tenant's stream cannot be watched: {error}");
+                self.scrubber.close(id, [stream]);
             }
         }
     }
@@ -162,8 +173,24 @@ impl Supervisor {
         if set.contains(EventSet::OUT) {
             peer.flush(ops)?;
         }
-        peer.fill()?;
+        let token = peer.token();
+        if self.is_attaching(id) || !self.may_read(id, token) {
+            // Else it would be announced again and again.
+            if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
+                return Err(ChannelError::Cut);
+            }
+            if let Some(peer) = self.tenant_peer(id) {
+                peer.set_reading(ops, false);
+            }
+            return Ok(());
+        }
+        if let Some(peer) = self.tenant_peer(id) {
+            peer.fill()?;
+        }
         loop {
+            if self.is_attaching(id) {
+                return Ok(());
+            }
             let Some(peer) = self.tenant_peer(id) else {
                 return Ok(());
             };
@@ -200,8 +227,13 @@ impl Supervisor {
         }
     }
 
-    fn tenant_peer(&mut self, id: Id) -> Option<&mut Peer> {
+    pub(super) fn tenant_peer(&mut self, id: Id) -> Option<&mut Peer> {
         self.tenants.get_mut(&id)?.peer.as_mut()
+    }
+
+    fn is_attaching(&self, id: Id) -> bool {
+        let tenant = self.tenants.get(&id);
+        tenant.is_some_and(|tenant| tenant.attaching.is_some())
     }
 
     fn attach(
@@ -214,38 +246,78 @@ impl Supervisor {
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return Ok(());
         };
-        let accepted = match file {
+        let accepted = match &file {
             _ if tenant.window.is_some() => Err("the window is attached already".to_owned()),
             None => Err("the window's descriptor did not come with it".to_owned()),
             Some(file) => {
                 Window::accept(file, attach).map_err(|error| wormhole_link::chain(&error))
             }
         };
-        match accepted {
-            Ok(window) => {
+        match (accepted, file) {
+            (Ok(window), Some(file)) => {
+                let bytes = window.bytes();
+                tenant.attaching = Some((window, attach.session_limit));
+                if let Some(peer) = &mut tenant.peer {
+                    peer.set_reading(ops, false);
+                }
+                self.scrubber.write_bootstrap(id, file, bytes);
+                Ok(())
+            }
+            (Ok(_), None) => Ok(()),
+            (Err(reason), file) => {
+                self.scrubber.close(id, file);
+                self.refuse_window(ops, id, &reason)
+            }
+        }
+    }
+
+    fn refuse_window(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        reason: &str,
+    ) -> Result<(), ChannelError> {
+        if self.may_log(id) {
+            tracing::warn!("tenant {id}: {reason}");
+        }
+        let code = Refusal::Protocol as u32;
+        self.tell_tenant(ops, id, &Message::Refused { code, reason }, Vec::new())
+    }
+
+    /// The window that a tenant brought has its bootstrap, or cannot have it.
+    pub(super) fn window_written(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        id: Id,
+        result: io::Result<()>,
+    ) {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return;
+        };
+        let Some((window, session_limit)) = tenant.attaching.take() else {
+            return;
+        };
+        if let Some(peer) = &mut tenant.peer {
+            peer.set_reading(ops, true);
+        }
+        match result {
+            Ok(()) => {
                 tenant.window = Some(window);
-                tenant.session_limit = attach.session_limit;
+                tenant.session_limit = session_limit;
                 tenant.awaits_device = true;
                 self.count_neighbours();
                 self.keep_spares(ops);
                 self.answer_attached(ops);
-                Ok(())
             }
-            Err(reason) => {
-                if self.may_log(id) {
-                    tracing::warn!("tenant {id}: {reason}");
+            Err(error) => {
+                let reason = format!("the window cannot be written: {error}");
+                if self.refuse_window(ops, id, &reason).is_err() {
+                    return self.end_tenant(ops, id);
                 }
-                self.tell_tenant(
-                    ops,
-                    id,
-                    &Message::Refused {
-                        code: Refusal::Protocol as u32,
-                        reason: &reason,
-                    },
-                    Vec::new(),
-                )
             }
         }
+        // What it said meanwhile.
+        self.tenant_event(ops, id, EventSet::empty());
     }
 
     /// Tells waiting launchers what has become known of the device.
@@ -325,7 +397,7 @@ impl Supervisor {
                 ..
             }) => {
                 *leaving = true;
-                peer.stop_reading(ops);
+                peer.set_reading(ops, false);
             }
             _ => return false,
         }
@@ -337,10 +409,10 @@ impl Supervisor {
     /// The launcher is gone: so is everything it brought.
     fn end_tenant(&mut self, ops: &mut EventOps<'_>, id: Id) {
         if let Some(tenant) = self.tenants.get_mut(&id) {
-            if let Some(peer) = tenant.peer.take() {
-                peer.forget(ops);
-            }
             self.sources.remove(&tenant.token);
+            if let Some(peer) = tenant.peer.take() {
+                self.close_peer(ops, id, peer);
+            }
         }
         self.end_sessions_of(ops, id, "the launcher is gone");
         self.end_idle_tenants(ops);
@@ -372,11 +444,11 @@ impl Supervisor {
             .collect();
         for id in idle {
             if let Some(tenant) = self.tenants.remove(&id) {
+                self.sources.remove(&tenant.token);
                 if let Some(mut peer) = tenant.peer {
                     let _ = peer.flush(ops);
-                    peer.forget(ops);
+                    self.close_peer(ops, id, peer);
                 }
-                self.sources.remove(&tenant.token);
             }
         }
         self.count_neighbours();

@@ -3,17 +3,14 @@
 //! The file that a launcher attaches holds the bootstrap. The memory of each session is a file of its own,
 //! see [`session_file`](super::session_file).
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use wormhole_ring::bootstrap::Bootstrap;
 use wormhole_ring::control::Attach;
-use wormhole_ring::layout::{BOOTSTRAP_BYTES, SEGMENT_BYTES, WINDOW_MAX_BYTES};
-use wormhole_ring::memory::{MemoryError, WindowMemory};
+use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_MAX_BYTES};
 use wormhole_ring::session::{GrantError, SegmentTable};
 
-use wormhole_link::memory::{self, Mapping};
+use wormhole_link::memory;
 
 const SEGMENT: u64 = SEGMENT_BYTES as u64;
 /// The bootstrap's segment, one session, and arena for it to work with.
@@ -42,8 +39,6 @@ pub enum WindowError {
     TooLarge(u64),
     #[error("the window cannot be used")]
     Io(#[from] io::Error),
-    #[error("the window cannot be mapped")]
-    Memory(#[from] MemoryError),
 }
 
 /// How large the window is, and who owns its segments.
@@ -54,13 +49,13 @@ pub struct Window {
 }
 
 impl Window {
-    /// Checks the file that a launcher attached and writes the bootstrap.
+    /// Checks the file that a launcher attached. Only of an anonymous file, which its seals show it to be, more is asked:
+    /// other files may take as long as they like to answer.
     ///
     /// # Errors
     /// It is not what was announced, or its size can still change.
-    pub fn accept(fd: OwnedFd, attach: &Attach) -> Result<Self, WindowError> {
-        let file = File::from(fd);
-        let seals = memory::seals(&file).map_err(WindowError::NotSealable)?;
+    pub fn accept(file: &OwnedFd, attach: &Attach) -> Result<Self, WindowError> {
+        let seals = memory::seals(file).map_err(WindowError::NotSealable)?;
         let needed = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
         if seals & needed != needed {
             return Err(WindowError::Resizable);
@@ -68,7 +63,8 @@ impl Window {
         if seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0 {
             return Err(WindowError::ReadOnly);
         }
-        let (actual, announced) = (file.metadata()?.len(), attach.window_size);
+        let bytes = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size;
+        let (actual, announced) = (u64::try_from(bytes).unwrap_or(0), attach.window_size);
         if actual != announced {
             return Err(WindowError::Size { actual, announced });
         }
@@ -81,10 +77,6 @@ impl Window {
         if actual > WINDOW_MAX_BYTES {
             return Err(WindowError::TooLarge(actual));
         }
-        let start = Mapping::new(&file, 0, BOOTSTRAP_BYTES)?;
-        // SAFETY: the mapping outlives the window, which is dropped in this statement.
-        unsafe { WindowMemory::new(start.base(), start.bytes()) }
-            .and_then(|window| Bootstrap::for_window(actual).write(&window))?;
         let count = u32::try_from(actual / SEGMENT).unwrap_or(u32::MAX);
         let limit = match attach.segment_limit {
             0 => count,
@@ -117,6 +109,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::os::fd::AsRawFd;
 
     fn attach(window_size: u64) -> Attach {
@@ -142,31 +135,31 @@ mod tests {
     fn a_window_that_can_change_its_size_is_refused() {
         let size = MINIMUM_BYTES;
         for seals in [0, libc::F_SEAL_GROW, libc::F_SEAL_SHRINK] {
-            let error = Window::accept(file(size, seals), &attach(size)).unwrap_err();
+            let error = Window::accept(&file(size, seals), &attach(size)).unwrap_err();
             assert!(matches!(error, WindowError::Resizable), "{error}");
         }
         let plain = OwnedFd::from(tempfile::tempfile().unwrap());
-        let error = Window::accept(plain, &attach(size)).unwrap_err();
+        let error = Window::accept(&plain, &attach(size)).unwrap_err();
         assert!(
             matches!(error, WindowError::NotSealable(_) | WindowError::Resizable),
             "{error}"
         );
-        assert!(Window::accept(file(size, SEALED), &attach(size)).is_ok());
+        assert!(Window::accept(&file(size, SEALED), &attach(size)).is_ok());
     }
 
     #[test]
     fn a_window_of_an_impossible_size_is_refused_with_the_size() {
         let odd = MINIMUM_BYTES + 4096;
-        let error = Window::accept(file(odd, SEALED), &attach(odd)).unwrap_err();
+        let error = Window::accept(&file(odd, SEALED), &attach(odd)).unwrap_err();
         assert!(error.to_string().contains(&odd.to_string()));
         let small = MINIMUM_BYTES - SEGMENT;
-        let error = Window::accept(file(small, SEALED), &attach(small)).unwrap_err();
+        let error = Window::accept(&file(small, SEALED), &attach(small)).unwrap_err();
         assert!(matches!(error, WindowError::TooSmall(_)));
         let large = WINDOW_MAX_BYTES + SEGMENT;
-        let error = Window::accept(file(large, SEALED), &attach(large)).unwrap_err();
+        let error = Window::accept(&file(large, SEALED), &attach(large)).unwrap_err();
         assert!(matches!(error, WindowError::TooLarge(_)));
         let error =
-            Window::accept(file(MINIMUM_BYTES, SEALED), &attach(MINIMUM_BYTES * 2)).unwrap_err();
+            Window::accept(&file(MINIMUM_BYTES, SEALED), &attach(MINIMUM_BYTES * 2)).unwrap_err();
         assert!(matches!(error, WindowError::Size { .. }));
     }
 }

@@ -201,8 +201,23 @@ impl Backend {
 
     /// Worker processes, by their numbers.
     pub fn workers(&self) -> Vec<i32> {
+        self.started(|name| name != "scrubber")
+    }
+
+    /// Processes that close descriptors for the supervisor, by their numbers.
+    pub fn scrubbers(&self) -> Vec<i32> {
+        self.started(|name| name == "scrubber")
+    }
+
+    /// The children of the spawner with these names.
+    fn started(&self, wanted: impl Fn(&str) -> bool) -> Vec<i32> {
         let spawner = self.spawner().map(i32::cast_unsigned);
-        spawner.map(children_of).unwrap_or_default()
+        let mut children = spawner.map(children_of).unwrap_or_default();
+        children.retain(|pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            wanted(name.unwrap_or_default().trim_end())
+        });
+        children
     }
 
     pub fn is_alive(&mut self) -> bool {
@@ -236,7 +251,7 @@ impl Tenant {
     fn new(socket: UnixStream) -> Self {
         Self {
             socket,
-            incoming: Incoming::new(false),
+            incoming: Incoming::new(true),
             outgoing: Outgoing::default(),
             reports: Vec::new(),
         }

@@ -58,6 +58,15 @@ impl Control {
         Ok(())
     }
 
+    /// Sends a message with descriptors, which guests do not send.
+    pub fn send_with(
+        &mut self,
+        message: &Message<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ChannelError> {
+        self.outgoing.send(&self.socket, message, descriptors)
+    }
+
     /// Writes bytes as they are.
     pub fn send_raw(&mut self, bytes: &[u8]) {
         use std::io::Write;

@@ -1,19 +1,6 @@
 //! What the supervisor and its spawner say to each other: one datagram each.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
-
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
 use wormhole_sandbox::Ending;
-
-/// Bytes of a message.
-const LONGEST: usize = 32 << 10;
-/// Descriptors that come with a message.
-const DESCRIPTORS: usize = 2;
 
 /// An order of the supervisor. The spawner alone knows the workers' programs and how they are confined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +19,8 @@ pub enum Order {
         ticket: u64,
         tenant: u32,
     },
+    /// Make a process that closes descriptors.
+    Scrubber,
 }
 
 /// What the spawner says, by the ticket of the order.
@@ -59,6 +48,10 @@ pub enum Report {
         ending: Ending,
         out_of_memory: bool,
     },
+    /// A process that closes descriptors was made. Its socket comes with this.
+    Scrubber,
+    /// It could not be made.
+    NoScrubber(String),
 }
 
 /// Bytes that are no message.
@@ -117,6 +110,7 @@ impl Order {
             Self::Assign { ticket, tenant } => {
                 [&[3], &ticket.to_le_bytes()[..], &tenant.to_le_bytes()].concat()
             }
+            Self::Scrubber => vec![4],
         }
     }
 
@@ -138,6 +132,7 @@ impl Order {
                     ticket: fields.number()?,
                     tenant: u32::from_le_bytes(fields.bytes()?),
                 },
+                4 => Self::Scrubber,
                 _ => return None,
             };
             fields.end().map(|()| order)
@@ -183,6 +178,8 @@ impl Report {
                 ]
                 .concat()
             }
+            Self::Scrubber => vec![6],
+            Self::NoScrubber(reason) => [&[7], reason.as_bytes()].concat(),
         }
     }
 
@@ -225,77 +222,14 @@ impl Report {
                         out_of_memory: fields.byte()? == 1,
                     }
                 }
+                6 => Self::Scrubber,
+                7 => Self::NoScrubber(fields.text()?),
                 _ => return None,
             };
             fields.end().map(|()| report)
         };
         read().ok_or(Malformed(bytes.len()))
     }
-}
-
-/// Sends a message whole, or not at all.
-///
-/// # Errors
-/// As `sendmsg`.
-pub fn send(
-    socket: &OwnedFd,
-    bytes: &[u8],
-    descriptors: &[OwnedFd],
-    waits: bool,
-) -> Result<(), Errno> {
-    use std::os::fd::AsFd;
-    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-        return Err(Errno::TOOMANYREFS);
-    }
-    let flags = match waits {
-        true => SendFlags::NOSIGNAL,
-        false => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-    };
-    loop {
-        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            sent => return sent.map(|_| ()),
-        }
-    }
-}
-
-/// The next message and its descriptors; none when the other side has ended.
-///
-/// # Errors
-/// As `recvmsg`; `WouldBlock` when there is none and this does not wait.
-pub fn receive(socket: &OwnedFd, waits: bool) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; LONGEST];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = match waits {
-        true => RecvFlags::CMSG_CLOEXEC,
-        false => RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
-    };
-    let count = loop {
-        match recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            flags,
-        ) {
-            Err(Errno::INTR) => {}
-            received => break received?.bytes,
-        }
-    };
-    let descriptors = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    bytes.truncate(count);
-    // No message is empty.
-    Ok((count > 0).then_some((bytes, descriptors)))
 }
 
 #[cfg(test)]
@@ -315,6 +249,7 @@ mod tests {
                 ticket: 4,
                 tenant: u32::MAX,
             },
+            Order::Scrubber,
         ];
         for order in orders {
             assert_eq!(Order::decode(&order.encode()), Ok(order));
@@ -344,6 +279,8 @@ mod tests {
                 ending: Ending::Signalled(9),
                 out_of_memory: true,
             },
+            Report::Scrubber,
+            Report::NoScrubber("why".to_owned()),
         ];
         for report in reports {
             assert_eq!(Report::decode(&report.encode()), Ok(report));

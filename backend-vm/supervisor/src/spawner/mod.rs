@@ -2,10 +2,10 @@
 //!
 //! Confining a worker takes privileges: namespaces, users, cgroups. Hearing guests takes none. So the supervisor forks
 //! the spawner before it hears anyone, and gives up its own privileges ([`crate::privileges`]). The spawner holds the
-//! privileges, the executables and the confinement, and takes three orders: start the worker of a protocol with a guest's
-//! environment, of which it drops all but known variables, kill a worker that it started, and count it among a tenant's. It
-//! never reads what a
-//! guest, a launcher or a worker that has met a guest wrote.
+//! privileges, the executables and the confinement, and takes four orders: start the worker of a protocol with a guest's
+//! environment, of which it drops all but known variables, kill a worker that it started, count it among a tenant's, and
+//! fork a process that closes descriptors ([`crate::scrubber`]). It never reads what a guest, a launcher or a worker that
+//! has met a guest wrote, and holds no descriptor of theirs.
 //!
 //! The kernel kills the spawner when the supervisor dies, and the workers when the spawner dies.
 
@@ -18,12 +18,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use wormhole_link::tasks;
 
 use self::message::Order;
 pub use self::message::Report;
 pub use self::setup::Setup;
+use crate::datagram;
 use crate::listener::Place;
 
 /// Why there is no spawner.
@@ -78,13 +78,7 @@ impl Spawner {
         closes: &[RawFd],
         place: Option<Place>,
     ) -> Result<(Self, Abilities), SpawnerError> {
-        let (near, far) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|error| SpawnerError::Fork(error.into()))?;
+        let (near, far) = datagram::pair().map_err(SpawnerError::Fork)?;
         // SAFETY: the process has one thread, so the child finds every lock free; it leaves by `serve` alone.
         let pid = unsafe { libc::fork() };
         match pid {
@@ -116,7 +110,7 @@ impl Spawner {
     }
 
     fn next(&self, waits: bool) -> Result<Option<Heard>, SpawnerError> {
-        match message::receive(&self.socket, waits) {
+        match datagram::receive(&self.socket, waits) {
             Ok(Some((bytes, descriptors))) => Ok(Some(Heard {
                 report: Report::decode(&bytes)?,
                 descriptors,
@@ -145,7 +139,12 @@ impl Spawner {
             hash,
             environment,
         };
-        message::send(&self.socket, &order.encode(), &[], true).is_ok()
+        datagram::send(&self.socket, &order.encode(), &[], true).is_ok()
+    }
+
+    /// What orders processes that close descriptors.
+    pub fn orders(&self) -> Orders {
+        Orders(Arc::clone(&self.socket))
     }
 
     /// The worker of an order.
@@ -174,6 +173,17 @@ impl AsRawFd for Spawner {
     }
 }
 
+/// Orders processes that close descriptors.
+#[derive(Clone, Debug)]
+pub struct Orders(Arc<OwnedFd>);
+
+impl Orders {
+    /// Orders one; false when the spawner has ended.
+    pub fn scrubber(&self) -> bool {
+        datagram::send(&self.0, &Order::Scrubber.encode(), &[], true).is_ok()
+    }
+}
+
 /// A worker process, which the spawner reaps.
 #[derive(Clone, Debug)]
 pub struct Process {
@@ -198,7 +208,7 @@ impl Process {
             ticket: self.ticket,
             tenant,
         };
-        let _ = message::send(&self.socket, &order.encode(), &[], true);
+        let _ = datagram::send(&self.socket, &order.encode(), &[], true);
     }
 
     /// Ends the process with SIGKILL; nothing happens when it has ended already.
@@ -207,6 +217,6 @@ impl Process {
             ticket: self.ticket,
         };
         // The spawner always reads. When it has ended, so have the workers.
-        let _ = message::send(&self.socket, &order.encode(), &[], true);
+        let _ = datagram::send(&self.socket, &order.encode(), &[], true);
     }
 }

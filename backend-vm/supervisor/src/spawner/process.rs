@@ -1,18 +1,19 @@
 //! The spawner's own side: one loop over the supervisor's orders, workers that were started, and workers that end.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
-use wormhole_link::chain;
+use wormhole_link::{chain, tasks};
 use wormhole_sandbox::Child;
 
-use super::message::{self, Order, Report};
+use super::message::{Order, Report};
 use super::setup::{Prepared, Setup};
 use super::starter::{self, Starter};
-use crate::environment;
 use crate::listener::Place;
 use crate::workers::Started;
+use crate::{datagram, environment, scrubber};
 
 /// Characters of a reason.
 const LONGEST_REASON: usize = 4000;
@@ -28,7 +29,7 @@ pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
         Err(reason) => {
             let report = Report::Unfit(reason);
             // When nobody hears it, the supervisor has ended.
-            let _ = message::send(socket, &report.encode(), &[], true);
+            let _ = datagram::send(socket, &report.encode(), &[], true);
             2
         }
     };
@@ -45,7 +46,7 @@ fn live_and_die_with_supervisor() -> Result<(), String> {
     unsafe {
         libc::setsid();
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) != 0 {
-            let error = std::io::Error::last_os_error();
+            let error = io::Error::last_os_error();
             return Err(format!(
                 "a process cannot be tied to another's life: {error}"
             ));
@@ -65,12 +66,13 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
     };
     let starter = Starter::new(prepared.confinement.clone())
         .map_err(|error| format!("the thread that starts workers cannot be made: {error}"))?;
-    message::send(socket, &ready.encode(), &[], true)
+    datagram::send(socket, &ready.encode(), &[], true)
         .map_err(|error| format!("the supervisor cannot be told of its workers: {error}"))?;
     Ok(Spawner {
         prepared,
         starter,
         workers: BTreeMap::new(),
+        scrubbers: Vec::new(),
         reports: VecDeque::new(),
     })
 }
@@ -81,6 +83,8 @@ struct Spawner {
     starter: Starter,
     /// By ticket.
     workers: BTreeMap<u64, Child>,
+    /// Processes to be reaped when they have ended.
+    scrubbers: Vec<libc::pid_t>,
     /// What the supervisor's socket has had no room for.
     reports: VecDeque<(Report, Vec<OwnedFd>)>,
 }
@@ -159,10 +163,10 @@ impl Spawner {
     /// False when the supervisor has closed its end, or says what it never says.
     fn take_orders(&mut self, socket: &OwnedFd) -> bool {
         loop {
-            let bytes = match message::receive(socket, false) {
+            let bytes = match datagram::receive(socket, false) {
                 Ok(Some((bytes, _))) => bytes,
                 Ok(None) => return false,
-                Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
             match Order::decode(&bytes) {
                 Ok(Order::Start {
@@ -177,6 +181,7 @@ impl Spawner {
                     }
                 }
                 Ok(Order::Assign { ticket, tenant }) => self.assign(ticket, tenant),
+                Ok(Order::Scrubber) => self.make_scrubber(),
                 Err(error) => {
                     tracing::error!("{error}");
                     return false;
@@ -195,6 +200,21 @@ impl Spawner {
             tracing::error!("worker {pid} is killed: it has no cgroup of tenant {tenant}: {why}");
             child.kill();
         }
+    }
+
+    fn make_scrubber(&mut self) {
+        // SAFETY: integers. One that cannot end yet is asked again.
+        let runs =
+            |pid: &_| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == 0;
+        self.scrubbers.retain(runs);
+        let report = match fork_scrubber() {
+            Ok((pid, socket)) => {
+                self.scrubbers.push(pid);
+                (Report::Scrubber, vec![socket])
+            }
+            Err(error) => (Report::NoScrubber(error.to_string()), Vec::new()),
+        };
+        self.reports.push_back(report);
     }
 
     fn start(&mut self, ticket: u64, hash: u64, guest: &str) {
@@ -224,7 +244,7 @@ impl Spawner {
     /// Sends what the socket takes.
     fn flush(&mut self, socket: &OwnedFd) {
         while let Some((report, descriptors)) = self.reports.pop_front() {
-            match message::send(socket, &report.encode(), &descriptors, false) {
+            match datagram::send(socket, &report.encode(), &descriptors, false) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => {
                     self.reports.push_front((report, descriptors));
@@ -258,5 +278,33 @@ impl Spawner {
         for child in self.workers.values() {
             child.wait();
         }
+    }
+}
+
+/// Makes a process that closes descriptors for the supervisor, which has its socket. It holds no other descriptor of this
+/// one's, but for the standard ones.
+fn fork_scrubber() -> io::Result<(libc::pid_t, OwnedFd)> {
+    /// Where the process has its socket.
+    const SOCKET: RawFd = 3;
+    let (near, far) = datagram::pair()?;
+    // SAFETY: the child leaves by `main` alone. The C library leaves it an allocator that works, and it takes no lock of
+    // the other thread, which starts workers.
+    match unsafe { libc::fork() } {
+        ..0 => Err(tasks::named(io::Error::last_os_error())),
+        // SAFETY: system calls on integers and literals; nothing in this process uses a descriptor from `SOCKET` on but
+        // the one that is put there.
+        0 => unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+            libc::prctl(libc::PR_SET_NAME, c"scrubber".as_ptr(), 0, 0, 0);
+            if far.as_raw_fd() != SOCKET && libc::dup2(far.as_raw_fd(), SOCKET) < 0 {
+                libc::_exit(2);
+            }
+            if libc::syscall(libc::SYS_close_range, SOCKET + 1, RawFd::MAX, 0) != 0 {
+                libc::_exit(2);
+            }
+            std::mem::forget((near, far));
+            libc::_exit(scrubber::main(&OwnedFd::from_raw_fd(SOCKET)))
+        },
+        pid => Ok((pid, near)),
     }
 }

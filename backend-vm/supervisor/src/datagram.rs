@@ -1,0 +1,88 @@
+//! Datagrams between the supervisor and the processes that work for it, with descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+/// Bytes of a message.
+const LONGEST: usize = 32 << 10;
+/// Descriptors that come with a message.
+pub const DESCRIPTORS: usize = 64;
+
+/// A connected pair of sockets.
+///
+/// # Errors
+/// As `socketpair`.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends a message whole, or not at all.
+///
+/// # Errors
+/// As `sendmsg`.
+pub fn send(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    descriptors: &[OwnedFd],
+    waits: bool,
+) -> Result<(), Errno> {
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+        return Err(Errno::TOOMANYREFS);
+    }
+    let flags = match waits {
+        true => SendFlags::NOSIGNAL,
+        false => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+    };
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(|_| ()),
+        }
+    }
+}
+
+/// The next message and its descriptors; none when the other side has ended.
+///
+/// # Errors
+/// As `recvmsg`; `WouldBlock` when there is none and this does not wait.
+pub fn receive(socket: &OwnedFd, waits: bool) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; LONGEST];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = match waits {
+        true => RecvFlags::CMSG_CLOEXEC,
+        false => RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+    };
+    let count = loop {
+        match recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            flags,
+        ) {
+            Err(Errno::INTR) => {}
+            received => break received?.bytes,
+        }
+    };
+    let descriptors = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    bytes.truncate(count);
+    // No message is empty.
+    Ok((count > 0).then_some((bytes, descriptors)))
+}

@@ -1,0 +1,162 @@
+//! What the supervisor and a scrubber's process say to each other.
+
+use std::io;
+
+use wormhole_ring::session::Run;
+
+/// Runs in one message.
+pub const MAX_RUNS: usize = 1024;
+
+/// What is to be done with the descriptors that come along, before they are closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    Close,
+    /// Give the memory of runs of a session's file back, [`MAX_RUNS`] at most.
+    Scrub(Vec<Run>),
+    /// Give back all the memory of a session's file from an offset on.
+    Discard(u64),
+    /// Complete what these parties of an event, a bit each, have recorded in its words.
+    Bury(u32),
+    /// Write the bootstrap of a window of so many bytes.
+    Bootstrap(u64),
+}
+
+/// A message to the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    Do {
+        ticket: u64,
+        work: Work,
+    },
+    /// The supervisor has no descriptor any more of those that came before.
+    Released,
+}
+
+/// A message from the process: work is done and its descriptors are closed. 0, or the number of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    pub ticket: u64,
+    pub error: i32,
+}
+
+impl Order {
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, ticket, arguments) = match self {
+            Self::Released => (0, 0, Vec::new()),
+            Self::Do { ticket, work } => {
+                let (kind, arguments) = match work {
+                    Work::Close => (1, Vec::new()),
+                    Work::Scrub(runs) => (2, runs.iter().map(|run| number_of(*run)).collect()),
+                    Work::Discard(from) => (3, vec![*from]),
+                    Work::Bury(parties) => (4, vec![u64::from(*parties)]),
+                    Work::Bootstrap(bytes) => (5, vec![*bytes]),
+                };
+                (kind, *ticket, arguments)
+            }
+        };
+        let numbers = [ticket].into_iter().chain(arguments);
+        let numbers = numbers.flat_map(u64::to_le_bytes);
+        [kind].into_iter().chain(numbers).collect()
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, numbers) = bytes.split_first()?;
+        let (numbers, rest) = numbers.as_chunks::<8>();
+        let numbers: Vec<u64> = numbers
+            .iter()
+            .map(|number| u64::from_le_bytes(*number))
+            .collect();
+        let (ticket, arguments) = numbers.split_first().filter(|_| rest.is_empty())?;
+        let work = match (kind, arguments) {
+            (0, []) => return Some(Self::Released),
+            (1, []) => Work::Close,
+            (2, runs) => Work::Scrub(runs.iter().copied().map(run_of).collect()),
+            (3, [from]) => Work::Discard(*from),
+            (4, [parties]) => Work::Bury(u32::try_from(*parties).ok()?),
+            (5, [bytes]) => Work::Bootstrap(*bytes),
+            _ => return None,
+        };
+        let ticket = *ticket;
+        Some(Self::Do { ticket, work })
+    }
+}
+
+fn number_of(run: Run) -> u64 {
+    u64::from(run.first) << 32 | u64::from(run.count)
+}
+
+fn run_of(number: u64) -> Run {
+    let half = |value: u64| u32::try_from(value & u64::from(u32::MAX)).unwrap_or(0);
+    Run {
+        first: half(number >> 32),
+        count: half(number),
+    }
+}
+
+impl Done {
+    pub fn new(ticket: u64, result: &io::Result<()>) -> Self {
+        let number = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        let error = result.as_ref().err().map_or(0, number);
+        Self { ticket, error }
+    }
+
+    pub fn result(self) -> io::Result<()> {
+        match self.error {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    pub fn encode(self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&self.ticket.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.error.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (ticket, error) = bytes.split_first_chunk()?;
+        Some(Self {
+            ticket: u64::from_le_bytes(*ticket),
+            error: i32::from_le_bytes(error.try_into().ok()?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        let works = [
+            Work::Close,
+            Work::Scrub(Vec::new()),
+            Work::Scrub(vec![
+                Run {
+                    first: 7,
+                    count: u32::MAX,
+                },
+                Run { first: 0, count: 1 },
+            ]),
+            Work::Discard(1 << 21),
+            Work::Bury(1 << 31 | 1),
+            Work::Bootstrap(1 << 42),
+        ];
+        for work in works {
+            let order = Order::Do { ticket: 9, work };
+            assert_eq!(Order::decode(&order.encode()), Some(order));
+        }
+        let released = Order::Released;
+        assert_eq!(Order::decode(&released.encode()), Some(released));
+        assert_eq!(Order::decode(&[6; 17]), None);
+        assert_eq!(Order::decode(&[1; 17]), None);
+        assert_eq!(Order::decode(&[1; 16]), None);
+        let done = Done {
+            ticket: 1 << 40,
+            error: libc::EPERM,
+        };
+        assert_eq!(Done::decode(&done.encode()), Some(done));
+        assert_eq!(Done::decode(&[0; 13]), None);
+    }
+}

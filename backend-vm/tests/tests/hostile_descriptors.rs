@@ -1,0 +1,195 @@
+//! Descriptors that a tenant sends hold up that tenant alone, whatever it takes to close them.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use wormhole_api::MemGetInfo;
+use wormhole_backend_tests::backend::{Backend, Tenant, Workers, wait_until};
+use wormhole_backend_tests::guest::Reply;
+use wormhole_ring::control::{Attach, Message, Stream};
+
+/// A supervisor for two tenants: the victim, and the hostile one that comes over the socket.
+struct Two {
+    backend: Backend,
+    hostile: Tenant,
+    _folder: tempfile::TempDir,
+}
+
+/// A limit of open files with room for both.
+const FILES: u64 = 4096;
+
+fn limit_files() -> std::io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: FILES,
+        rlim_max: FILES,
+    };
+    // SAFETY: a local structure that the kernel reads.
+    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn two() -> Two {
+    let folder = tempfile::tempdir().unwrap();
+    let socket: PathBuf = folder.path().join("tenants");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+    // SAFETY: setrlimit is safe between fork and exec.
+    unsafe {
+        command.pre_exec(limit_files);
+    }
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let mut backend = Backend::start_as(command, Workers::built(), &listen);
+    backend.attach(64, Attach::default()).unwrap();
+    Two {
+        backend,
+        hostile: Tenant::join(&socket),
+        _folder: folder,
+    }
+}
+
+impl Two {
+    /// Everything that the victim asks for is done.
+    fn serves_the_victim(&mut self) {
+        let mut guest = self.backend.connect().open();
+        assert_eq!(guest.call(&MemGetInfo {}).status, 0);
+        let Reply::ArenaGrant(run) = guest.request_arena(1, 1) else {
+            panic!("the victim is refused arena");
+        };
+        guest.control.send(&Message::ArenaReturn(run)).unwrap();
+        drop(guest);
+        assert_eq!(self.backend.report().end, "the guest process ended");
+        let log = self.backend.log();
+        assert!(!log.contains("Too many open files"), "{log}");
+    }
+}
+
+/// A socket that it takes an hour to close, unless its other end goes.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 3600,
+    };
+    let length = libc::socklen_t::try_from(size_of_val(&linger)).unwrap();
+    // SAFETY: an open descriptor, and a local structure of the length given.
+    let set = unsafe {
+        libc::setsockopt(
+            near.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            length,
+        )
+    };
+    assert_eq!(set, 0);
+    near.set_nonblocking(true).unwrap();
+    // What its other end never reads is to be sent before it is closed.
+    while (&near).write(&[0; 65536]).is_ok() {}
+    (near.into(), far)
+}
+
+#[test]
+fn a_descriptor_on_a_control_stream_that_is_never_closed_holds_up_its_tenant_alone() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    let (descriptor, _far) = lingering();
+    let mut guest = two.hostile.connect();
+    guest
+        .send_with(&Message::Doorbell, vec![descriptor])
+        .unwrap();
+    assert_eq!(guest.receive(), Reply::Ended);
+    two.serves_the_victim();
+}
+
+#[test]
+fn a_control_stream_that_is_none_and_never_closed_holds_up_its_tenant_alone() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    let (descriptor, _far) = lingering();
+    let stream = Message::Stream(Stream { local: 1 });
+    two.hostile.send(&stream, vec![descriptor]);
+    two.backend.wait_for_log("that is no stream socket");
+    two.serves_the_victim();
+}
+
+#[test]
+fn a_window_that_is_none_and_never_closed_holds_up_its_tenant_alone() {
+    let mut two = two();
+    let (descriptor, _far) = lingering();
+    two.hostile
+        .send(&Message::Attach(Attach::default()), vec![descriptor]);
+    let refused = two.hostile.attached().unwrap_err();
+    assert!(refused.contains("anonymous file"), "{refused}");
+    two.serves_the_victim();
+}
+
+#[test]
+fn what_waits_in_the_streams_of_a_tenant_that_goes_holds_up_nobody() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    let mut far = Vec::new();
+    let guests: Vec<_> = (0..4).map(|_| two.hostile.connect()).collect();
+    for mut guest in guests {
+        let (descriptor, end) = lingering();
+        far.push(end);
+        guest
+            .send_with(&Message::Doorbell, vec![descriptor])
+            .unwrap();
+    }
+    // Nobody takes it from the stream before that is closed.
+    let (descriptor, end) = lingering();
+    far.push(end);
+    two.hostile.send(&Message::Doorbell, vec![descriptor]);
+    two.backend.wait_for_log("launchers do not send");
+    two.serves_the_victim();
+}
+
+#[test]
+fn descriptors_without_end_leave_others_theirs_while_none_is_closed() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    let (descriptor, _far) = lingering();
+    let mut guest = two.hostile.connect();
+    guest
+        .send_with(&Message::Doorbell, vec![descriptor])
+        .unwrap();
+    assert_eq!(guest.receive(), Reply::Ended);
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let folder = format!("/proc/{}/fd", two.backend.child.id());
+    let mut guests = Vec::new();
+    for _ in 0..70 {
+        let mut guest = two.hostile.connect();
+        let descriptors = (0..28).map(|_| pipe.try_clone().unwrap().into());
+        guest
+            .send_with(&Message::Doorbell, descriptors.collect())
+            .unwrap();
+        guests.push(guest);
+        let held = std::fs::read_dir(&folder).unwrap().count();
+        assert!((held as u64) < FILES - 300, "{held} descriptors");
+    }
+    two.serves_the_victim();
+}
+
+#[test]
+fn a_process_that_closed_one_tenants_descriptors_closes_anothers() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    for _ in 0..20 {
+        drop(two.hostile.connect());
+        drop(two.backend.connect());
+        two.hostile.wait_until_read();
+        two.backend.wait_until_read();
+    }
+    let folder = format!("/proc/{}/fd", two.backend.child.id());
+    let count = || std::fs::read_dir(&folder).unwrap().count();
+    wait_until(|| count() < 32, || format!("{} descriptors", count()));
+    let scrubbers = two.backend.scrubbers().len();
+    assert!((1..=6).contains(&scrubbers), "{scrubbers} processes");
+}
