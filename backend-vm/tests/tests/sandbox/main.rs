@@ -6,7 +6,10 @@
 //! of the confinement.
 
 mod attacks;
-use std::collections::BTreeMap;
+mod calls;
+mod rants;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -16,7 +19,7 @@ use std::os::unix::net::UnixListener;
 use attacks::{Attack, Control as Unconfined, Profile, Targets, WORKER_MEMORY};
 use wormhole_api::PROTOCOL_HASH;
 use wormhole_backend_tests::backend::{Backend, Tenant, Workers, is_running, wait_until};
-use wormhole_backend_tests::guest::{Control, Reply};
+use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
 use wormhole_link::counters::Counters;
 use wormhole_link::memory::Mapping;
@@ -55,6 +58,18 @@ fn main() {
                     what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once,
                 ),
                 (
+                    "a_worker_makes_the_system_calls_that_the_document_lists",
+                    a_worker_makes_the_system_calls_that_the_document_lists,
+                ),
+                (
+                    "the_document_names_attacks_that_are_made",
+                    the_document_names_attacks_that_are_made,
+                ),
+                (
+                    "whatever_a_worker_sends_ends_its_own_session_alone",
+                    whatever_a_worker_sends_ends_its_own_session_alone,
+                ),
+                (
                     "workers_of_one_tenant_have_one_budget_of_log",
                     workers_of_one_tenant_have_one_budget_of_log,
                 ),
@@ -81,6 +96,12 @@ const WRITE: &str = "CUDA_MODULE_LOADING=WRITE\n";
 /// What a guest says for its worker to fill its session's file and end.
 const SPILL: &str = "CUDA_MODULE_LOADING=SPILL\n";
 const PAGE: usize = 4096;
+/// What a guest says for its worker to try every system call.
+const CALL: &str = "CUDA_MODULE_LOADING=CALL\n";
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what a guest reads when its worker is gone.
+const WORKER_LOST: u32 = 709;
+/// Before the number of what a worker is to send that no worker sends.
+const RANT: &str = "RANT";
 /// Lines of a KiB that such a worker writes.
 const LINES: usize = 200;
 /// A variable that a guest may set for its worker: here whom to attack.
@@ -321,12 +342,79 @@ fn what_a_dead_worker_wrote_beside_its_runs_is_given_back_at_once() {
     backend.report();
 }
 
+fn a_worker_makes_the_system_calls_that_the_document_lists() {
+    for (device, profile) in [("cpu", Profile::Cpu), ("cuda:0", Profile::Cuda)] {
+        let mut scene = Scene::new(device);
+        let _control = assign(&mut scene.backend, CALL);
+        scene.backend.wait_for_log("calls are over");
+        let log = scene.backend.log();
+        let made: BTreeSet<String> = log
+            .lines()
+            .filter_map(|line| Some(line.split_once("let through: ")?.1.to_owned()))
+            .collect();
+        assert_eq!(made, calls::documented(profile), "{device}");
+    }
+}
+
+fn the_document_names_attacks_that_are_made() {
+    let attacks = attacks::all();
+    let named = calls::named_attacks();
+    assert!(named.len() > 50, "{named:?}");
+    for name in named {
+        let found = attacks.iter().find(|attack| attack.name == name);
+        let found = found.unwrap_or_else(|| panic!("no attack is called {name:?}"));
+        assert!(found.refusal(Profile::Cuda).is_some(), "{name}");
+    }
+}
+
+fn whatever_a_worker_sends_ends_its_own_session_alone() {
+    let mut scene = Scene::new("cpu");
+    let mut neighbour = Tenant::join(&scene.targets.listener());
+    neighbour.attach(64, Attach::default()).unwrap();
+    let mut served = neighbour.connect();
+    served.hello(PROTOCOL_HASH, "");
+    assert!(matches!(served.receive(), Reply::Grant(_)));
+    for number in 0..rants::COUNT {
+        let mut control = scene.backend.connect();
+        control.hello(
+            PROTOCOL_HASH,
+            &format!("CUDA_MODULE_LOADING={RANT}{number}\n"),
+        );
+        let Reply::Grant(grant) = control.receive() else {
+            panic!("{number}: not granted");
+        };
+        let file = control.descriptor().unwrap();
+        let guest = Guest::new(control, grant, file);
+        // Its worker's end, and no more: the stream is still there.
+        assert_eq!(guest.wait_for_status().result, WORKER_LOST, "{number}");
+        drop(guest);
+        scene.backend.report();
+        // A neighbour's guest is served as before.
+        let mut another = neighbour.connect();
+        another.hello(PROTOCOL_HASH, "");
+        assert!(matches!(another.receive(), Reply::Grant(_)), "{number}");
+    }
+    assert!(scene.backend.is_alive());
+    assert!(is_running(scene.targets.sibling));
+}
+
 /// The worker's part.
 fn worker(mut stub: Stub) {
     let (window, counters) = stub.take_session();
     match std::env::var("CUDA_MODULE_LOADING").as_deref() {
         Ok("LEAVE") => leave(stub, &window),
         Ok("WATCH") => watch(stub, &counters),
+        Ok("CALL") => {
+            for call in calls::let_through() {
+                stub.say(&format!("let through: {call}"));
+            }
+            stub.say("calls are over");
+            stub::idle();
+        }
+        Ok(rant) if rant.starts_with(RANT) => {
+            let number = rant[RANT.len()..].parse().unwrap();
+            rants::send(number, stub);
+        }
         Ok("SPILL") => {
             let file = File::from(window);
             let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
