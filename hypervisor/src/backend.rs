@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-use wormhole_link::report::SessionReport;
+use wormhole_link::report::{SessionReport, SessionReports};
 use wormhole_link::tasks;
 use wormhole_monitor::{MemoryError, StopHandle, Window};
 use wormhole_ring::control::{
@@ -66,7 +66,7 @@ pub enum BackendError {
 #[derive(Debug, Default)]
 pub struct Served {
     /// The sessions that the backend reported.
-    pub sessions: Vec<SessionReport>,
+    pub sessions: SessionReports,
     /// The error that ended the backend before its tenant.
     pub failure: Option<BackendError>,
 }
@@ -226,12 +226,14 @@ fn listen(
     stream: &UnixStream,
     port: &Port,
     window: Option<&Window>,
-    sessions: &mut Vec<SessionReport>,
+    sessions: &mut SessionReports,
 ) -> Result<(), BackendError> {
     let mut body = Vec::new();
     while let Some((message, file)) = receive(stream, &mut body)? {
         match (message, window) {
-            (Message::SessionReport(json), _) => sessions.push(serde_json::from_str(json)?),
+            (Message::SessionReport(json), _) => {
+                sessions.push(serde_json::from_str::<SessionReport>(json)?);
+            }
             (Message::WindowMap(run), Some(window)) => {
                 let file = file.ok_or(BackendError::NoFile)?;
                 let (start, bytes) = range(run);

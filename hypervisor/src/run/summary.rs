@@ -31,14 +31,20 @@ pub struct Summary {
     pub exit_accounts: Option<[u64; exit_accounting::COUNT]>,
     /// Why the backend ended before the program; none where it did not.
     pub backend_failure: Option<String>,
-    /// One for each guest process that used the driver.
+    /// The number of sessions: one for each guest process that used the driver.
+    pub session_count: u64,
+    /// The newest sessions in full. With more than [`wormhole_link::report::KEPT`] the first report holds the sums of
+    /// the earlier ones.
     pub sessions: Vec<SessionReport>,
 }
 
 impl Summary {
     pub fn of(served: Served, guest: &str, took: Duration) -> Self {
         let Served { sessions, failure } = served;
-        let sum = |count: fn(&SessionReport) -> u64| sessions.iter().map(count).sum();
+        let (session_count, sessions) = sessions.into_parts();
+        let sum = |count: fn(&SessionReport) -> u64| {
+            sessions.iter().map(count).fold(0, u64::saturating_add)
+        };
         Self {
             guest: guest.to_owned(),
             seconds: took.as_secs_f64(),
@@ -51,6 +57,7 @@ impl Summary {
             vm_exits: None,
             exit_accounts: None,
             backend_failure: failure.map(|error| chain(&error)),
+            session_count,
             sessions,
         }
     }
@@ -63,8 +70,8 @@ impl fmt::Display for Summary {
             "wormhole: guest {}, {} session{}: {} local calls, {} records, {} requests, {} fences, \
              {} bytes to the device, {} back, ",
             self.guest,
-            self.sessions.len(),
-            if self.sessions.len() == 1 { "" } else { "s" },
+            self.session_count,
+            if self.session_count == 1 { "" } else { "s" },
             self.local_calls,
             self.records,
             self.requests,
