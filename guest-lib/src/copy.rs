@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
 use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
+use wormhole_ring::waits::Wait;
 
 use crate::capture;
 use crate::context::Scope;
@@ -383,7 +384,7 @@ impl Staging {
 
     /// A buffer, as soon as there is one. A caller that holds one already uses [`Staging::try_take`].
     fn take(&self, scope: Scope) -> Result<Buffer> {
-        scope.session.wait(|| self.try_take(scope))?
+        scope.session.wait(Wait::Staging, || self.try_take(scope))?
     }
 
     /// Gives a buffer back; `cover` says when the device has done with it.

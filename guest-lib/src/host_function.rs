@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::{CuResult, Fence, MemoryOperation};
+use wormhole_ring::waits::Wait;
 
 use crate::boxes::{self, Place};
 use crate::capture;
@@ -303,7 +304,7 @@ fn serve(session: &'static Session) {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         drop(waiting);
-        match session.wait(|| take_ready(session)) {
+        match session.wait(Wait::HostFunction, || take_ready(session)) {
             Ok(entry) => run(entry, session.alive().err().unwrap_or(CuResult::SUCCESS)),
             Err(error) => {
                 let rest = std::mem::take(&mut queue().pending);

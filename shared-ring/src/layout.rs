@@ -55,6 +55,10 @@ pub mod session {
     pub const GENERATION: usize = 512;
     /// Calls that the guest answered by itself; a hint for the summary.
     pub const LOCAL_CALLS: usize = 640;
+    /// Notes of the guest's waiting threads, of 16 bytes each.
+    pub const WAITS_BASE: usize = 1024;
+    /// The number of these notes.
+    pub const WAITS: usize = 64;
 
     /// The first answer slot.
     pub const SLOT_BASE: usize = 0x1000;
@@ -88,6 +92,8 @@ pub mod session {
     pub const PARKED: usize = 24;
     pub const GENERATION: usize = 32;
     pub const LOCAL_CALLS: usize = 40;
+    pub const WAITS_BASE: usize = 48;
+    pub const WAITS: usize = 1;
 
     pub const SLOT_BASE: usize = 64;
     pub const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_PAYLOAD;
@@ -108,6 +114,7 @@ pub mod session {
 const _: () = {
     assert!(RING_BYTES.is_power_of_two() && RING_BYTES.is_multiple_of(UNIT));
     assert!(MAX_RECORD.is_multiple_of(UNIT) && MAX_RECORD * 2 <= RING_BYTES);
+    assert!(session::WAITS_BASE + session::WAITS * 16 <= session::SLOT_BASE);
     assert!(session::SLOT_BASE + SLOTS * session::SLOT_STRIDE <= session::FENCE_BASE);
     assert!(session::FENCE_BASE + FENCES * 8 <= session::RING_BASE);
     assert!(session::RING_BASE + RING_BYTES <= session::BYTES);

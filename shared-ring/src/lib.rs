@@ -34,3 +34,4 @@ pub mod slot;
 pub mod status;
 pub mod sync;
 pub mod wait;
+pub mod waits;

@@ -15,6 +15,7 @@ use wormhole_ring::memory::{MemoryError, SessionMemory};
 use wormhole_ring::ring::Cursors;
 use wormhole_ring::session::Run;
 use wormhole_ring::status::Status;
+use wormhole_ring::waits::Waits;
 
 use wormhole_link::memory::{self, Mapping};
 
@@ -93,7 +94,7 @@ pub fn scrub(file: &OwnedFd, run: Run) -> io::Result<()> {
     )
 }
 
-/// A session's header page, mapped: its status word, hints, and the ring's cursors. The supervisor touches no other word
+/// A session's header page, mapped: its status word, hints, the ring's cursors and the notes of waiting guest threads. The supervisor touches no other word
 /// of the segment.
 #[derive(Debug)]
 pub struct SessionHeader {
@@ -107,6 +108,11 @@ impl SessionHeader {
     /// How the session's ring stands.
     pub fn cursors(&self) -> Cursors {
         Cursors::of(&self.memory)
+    }
+
+    /// Sleeping threads of the guest, by the guest's own notes.
+    pub fn waits(&self) -> Waits {
+        Waits::new(self.memory.clone())
     }
 }
 

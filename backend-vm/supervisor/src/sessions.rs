@@ -128,7 +128,7 @@ impl fmt::Display for Session {
             let (guest, worker) = (left(self.guest.is_some()), left(self.worker.is_some()));
             write!(f, ": its guest {guest}, its worker {worker}")?;
         }
-        write!(f, "; {}", self.header.cursors())
+        write!(f, "; {}{}", self.header.cursors(), self.header.waits())
     }
 }
 

@@ -17,6 +17,7 @@ use wormhole_ring::memory::SessionMemory;
 use wormhole_ring::ring::{Producer, PushError, RecordHead};
 use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 use wormhole_ring::status::{Cause, Status};
+use wormhole_ring::waits::Waits;
 
 use crate::backend::{PATIENCE, wait_readable, wait_until};
 
@@ -233,6 +234,7 @@ pub struct Guest {
     pub slots: AnswerSlots,
     pub fences: Fences,
     pub status: Status,
+    pub waits: Waits,
     pub arena: Vec<Extent>,
     file: OwnedFd,
     sequences: Vec<u64>,
@@ -266,7 +268,8 @@ impl Guest {
             producer,
             slots,
             fences: Fences::new(memory.clone()),
-            status: Status::new(memory),
+            status: Status::new(memory.clone()),
+            waits: Waits::new(memory),
             arena: Vec::new(),
             file,
             sequences: vec![0; 128],

@@ -19,6 +19,7 @@ use wormhole_backend_tests::random::Random;
 use wormhole_link::channel::Outgoing;
 use wormhole_ring::bootstrap;
 use wormhole_ring::control::{ArenaRequest, ArenaRun, Attach, Grant, Message, Refusal};
+use wormhole_ring::waits::Wait;
 
 fn attach(session_limit: u32, segment_limit: u32) -> Attach {
     Attach {
@@ -87,6 +88,13 @@ fn a_dump_says_who_waits_for_whom() {
     assert!(dumped(
         "; 0 bytes of its ring are not taken, and the doorbell is awaited"
     ));
+    // The guest notes what it waits for.
+    let note = guest.waits.note(77, Wait::Fence(3, 9));
+    wait_until(
+        || dumped("; guest thread 77 waits for fence 3 to become 9: "),
+        || "the guest's wait".into(),
+    );
+    drop(note);
     // Whoever does not take what is in the ring is named.
     let worker = worker_in_order(&backend, 0);
     kill(worker, libc::SIGSTOP);

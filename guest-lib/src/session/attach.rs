@@ -20,6 +20,7 @@ use wormhole_ring::memory::{MemoryError, SessionMemory, WindowMemory};
 use wormhole_ring::ring::Producer;
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::Status;
+use wormhole_ring::waits::Waits;
 
 use super::Session;
 use super::answers::Slots;
@@ -196,6 +197,7 @@ fn map(
     Ok(Session {
         control,
         status: Status::new(memory.clone()),
+        waits: Waits::new(memory.clone()),
         // SAFETY: this is the process's only producer value, and no consumer lives in this process.
         producer: unsafe { Producer::new(memory.clone()) },
         // SAFETY: a slot is polled by the thread that took it from `free_slots`, nobody publishes here.

@@ -6,6 +6,7 @@ use std::sync::PoisonError;
 use wormhole_api::Fence;
 use wormhole_ring::fence::FenceIndex;
 use wormhole_ring::layout::FENCES;
+use wormhole_ring::waits::Wait;
 
 use super::Session;
 use crate::error::{CuError, Result};
@@ -85,7 +86,8 @@ impl Session {
     /// As [`Session::fence_reached`].
     #[inline]
     pub fn wait_fence(&self, fence: Fence, value: u64) -> Result {
-        self.wait(|| self.fence_passed(fence, value).then_some(()))?;
+        let wait = Wait::Fence(fence.index(), value);
+        self.wait(wait, || self.fence_passed(fence, value).then_some(()))?;
         self.alive()
     }
 }

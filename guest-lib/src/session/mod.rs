@@ -22,6 +22,7 @@ use wormhole_ring::fence::Fences;
 use wormhole_ring::ring::Producer;
 use wormhole_ring::slot::AnswerSlots;
 use wormhole_ring::status::Status;
+use wormhole_ring::waits::Waits;
 
 use self::answers::Slots;
 use self::control::Control;
@@ -40,6 +41,8 @@ use crate::{counts, log};
 pub struct Session {
     control: Control,
     status: Status,
+    /// Where sleeping threads note their waits.
+    waits: Waits,
     producer: Producer,
     slots: AnswerSlots,
     fences: Fences,

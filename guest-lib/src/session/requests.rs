@@ -6,6 +6,7 @@ use wormhole_ring::layout::SLOT_PAYLOAD;
 use wormhole_ring::ring::{PushError, RecordHead};
 use wormhole_ring::status::EndCause;
 use wormhole_ring::sync::Ordering;
+use wormhole_ring::waits::Wait;
 
 use super::{OnDevice, Session};
 use crate::error::{CuError, Result};
@@ -58,12 +59,14 @@ impl Session {
     ) -> Result<R> {
         let slot = match self.free_slots.take() {
             Some(slot) => slot,
-            None => self.wait(|| self.free_slots.take())?,
+            None => self.wait(Wait::Slot, || self.free_slots.take())?,
         };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let head = RecordHead::request(M::ID, slot.index, sequence).on(device);
         self.send(head, message)?;
-        let polled = self.wait_for_answer(|| self.slots.poll(slot.index, sequence).transpose());
+        let wait = Wait::Answer(slot.index.get());
+        let polled =
+            self.wait_for_answer(wait, || self.slots.poll(slot.index, sequence).transpose());
         let polled = match polled {
             Ok(polled) => polled,
             Err(error) => {
@@ -111,7 +114,7 @@ impl Session {
             Ok(()) => {}
             Err(PushError::Full { .. }) => {
                 self.ring_doorbell();
-                self.wait(|| match self.producer.push(head, parts) {
+                self.wait(Wait::Room, || match self.producer.push(head, parts) {
                     Err(PushError::Full { .. }) => None,
                     done => Some(done),
                 })?

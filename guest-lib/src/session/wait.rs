@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use wormhole_ring::status::EndCause;
 use wormhole_ring::wait::{Backoff, Step};
+use wormhole_ring::waits::{Note, Wait};
 
 use super::Session;
 use crate::error::{CuError, Result};
@@ -51,8 +52,8 @@ impl Session {
 
     /// Waits for an answer. The worker of a dead context still answers, with the error, so an answer is
     /// given some time to come after the end.
-    pub fn wait_for_answer<T>(&self, mut done: impl FnMut() -> Option<T>) -> Result<T> {
-        let answered = self.wait(&mut done);
+    pub fn wait_for_answer<T>(&self, wait: Wait, mut done: impl FnMut() -> Option<T>) -> Result<T> {
+        let answered = self.wait(wait, &mut done);
         let Err(error) = answered else {
             return answered;
         };
@@ -61,34 +62,46 @@ impl Session {
             return Err(error);
         }
         let deadline = Instant::now() + ANSWER_GRACE;
-        let mut backoff = Backoff::new();
+        let (mut backoff, mut note) = (Backoff::new(), None);
         while Instant::now() < deadline {
             if let Some(value) = done() {
                 return Ok(value);
             }
-            if !self.step(&mut backoff) {
+            if !self.step(&mut backoff, wait, &mut note) {
                 break;
             }
         }
         Err(error)
     }
 
-    /// One step of a wait; false when the control stream has ended.
+    /// One step of a wait, which is noted before its first sleep; false when the control stream has ended.
     #[inline]
-    fn step(&self, backoff: &mut Backoff) -> bool {
+    fn step<'a>(&'a self, backoff: &mut Backoff, wait: Wait, note: &mut Option<Note<'a>>) -> bool {
         match backoff.step() {
             Step::Spun => {}
             Step::Yield => std::thread::yield_now(),
-            Step::Sleep(duration) => return self.control.sleep(duration),
+            Step::Sleep(duration) => {
+                if note.is_none() {
+                    *note = self.note(wait);
+                }
+                return self.control.sleep(duration);
+            }
         }
         true
     }
 
+    #[cold]
+    fn note(&self, wait: Wait) -> Option<Note<'_>> {
+        // SAFETY: it reads the calling thread's number.
+        let thread = unsafe { libc::gettid() };
+        self.waits.note(thread.cast_unsigned(), wait)
+    }
+
     /// Waits until `done` gives something: spins, then yields, then sleeps on the control stream, whose
-    /// end ends the wait as the session's status does.
+    /// end ends the wait as the session's status does. The supervisor's dump shows `wait` while this sleeps.
     #[inline]
-    pub fn wait<T>(&self, mut done: impl FnMut() -> Option<T>) -> Result<T> {
-        let mut backoff = Backoff::new();
+    pub fn wait<T>(&self, wait: Wait, mut done: impl FnMut() -> Option<T>) -> Result<T> {
+        let (mut backoff, mut note) = (Backoff::new(), None);
         loop {
             if let Some(value) = done() {
                 return Ok(value);
@@ -97,7 +110,7 @@ impl Session {
                 // What was waited for may have come just before the end.
                 return done().ok_or(error);
             }
-            if !self.step(&mut backoff) {
+            if !self.step(&mut backoff, wait, &mut note) {
                 self.end_of_stream();
             }
         }
