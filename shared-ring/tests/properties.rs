@@ -189,6 +189,7 @@ proptest! {
             Message::WindowUnmap(shown),
             Message::Assign(grant),
             Message::Assigned,
+            Message::Dump,
             Message::ArenaAdd(run),
             Message::ArenaAdded(run),
             Message::ArenaRemove(run),

@@ -332,6 +332,10 @@ impl Device for CpuDevice {
         self.current().scheduler.fault()
     }
 
+    fn queues(&self) -> Vec<String> {
+        self.current().scheduler.describe()
+    }
+
     fn take_output(&self) -> DeviceOutput {
         let context = self.current();
         if context.scheduler.fault().is_some() {

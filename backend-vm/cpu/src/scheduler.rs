@@ -11,6 +11,7 @@
 //! The scheduler knows nothing of what the work does. The first work that fails kills the context: no
 //! queue moves again, and every later call answers that error.
 
+mod describe;
 mod threads;
 mod work;
 

@@ -337,6 +337,11 @@ pub trait Device:
     /// The sticky error, if the context is dead; never waits. `probe` names streams with work in flight,
     /// all of which must exist.
     fn health(&self, probe: &[RawStream]) -> Option<CuError>;
+    /// A line for each queue with work that is not complete, for people to read; never waits for the device. None where
+    /// the device does not show its queues.
+    fn queues(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Takes the text that kernels printed and that a synchronization has made visible.
     fn take_output(&self) -> DeviceOutput;
 

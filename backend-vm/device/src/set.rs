@@ -349,6 +349,15 @@ impl Device for DeviceSet {
         })
     }
 
+    fn queues(&self) -> Vec<String> {
+        let members = self.members.iter().enumerate();
+        let lines = members.flat_map(|(number, device)| {
+            let lines = device.queues().into_iter();
+            lines.map(move |line| format!("device {number}: {line}"))
+        });
+        lines.collect()
+    }
+
     fn take_output(&self) -> DeviceOutput {
         let mut all = DeviceOutput::default();
         for device in &self.members {

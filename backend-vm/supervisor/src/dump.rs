@@ -1,9 +1,12 @@
 //! Who waits for whom, in the log, whenever SIGUSR1 comes.
 //!
-//! A dump compares what each worker does with the dump before it: what does not move between the two waits.
+//! A dump compares each session's progress with the dump before it. Each worker adds a line for each queue of its device,
+//! a little later and unless it does not take what it is sent.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
+
+use event_manager::EventOps;
 
 use super::{Id, Supervisor};
 use wormhole_link::progress::Snapshot;
@@ -14,7 +17,7 @@ pub struct LastDump(BTreeMap<Id, (Instant, Snapshot)>);
 
 impl Supervisor {
     /// Writes what everything waits for to the log.
-    pub(super) fn dump(&mut self) {
+    pub(super) fn dump(&mut self, ops: &mut EventOps<'_>) {
         tracing::warn!(
             "dump: {} tenants, {} guests, {} sessions, {} workers; {}; {}",
             self.tenants.len(),
@@ -51,6 +54,18 @@ impl Supervisor {
             };
             tracing::warn!("dump: {session}: {snapshot}{moved}");
             self.last_dump.0.insert(*key, (now, snapshot));
+        }
+        let mut sessions: Vec<Id> = self.sessions.keys().copied().collect();
+        sessions.retain(|key| self.is_granted(*key));
+        for session in sessions {
+            if let Some(worker) = self.worker_of(session)
+                && let Err(error) = worker.ask_for_queues(ops)
+            {
+                tracing::warn!(
+                    "dump: a worker cannot be asked: {}",
+                    wormhole_link::chain(&error)
+                );
+            }
         }
     }
 }

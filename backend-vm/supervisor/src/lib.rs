@@ -492,7 +492,7 @@ impl Supervisor {
             Source::Listener => self.accept(ops),
             Source::Signals => match self.signals.take() {
                 Some(Asked::End(why)) => self.stop(ops, why),
-                Some(Asked::Dump) => self.dump(),
+                Some(Asked::Dump) => self.dump(ops),
                 None => {}
             },
             Source::Spawner => self.spawner_event(ops),

@@ -84,6 +84,20 @@ impl Worker {
     }
 }
 
+impl Worker {
+    /// Asks for a line for each queue of its device, which go to the log at once. A worker that does not take what it is
+    /// sent is not asked.
+    pub(super) fn ask_for_queues(&mut self, ops: &mut EventOps<'_>) -> Result<(), ChannelError> {
+        if self.peer.is_waiting() {
+            return Ok(());
+        }
+        if let Some(log) = &mut self.log {
+            log.await_dump();
+        }
+        self.peer.send(ops, &Message::Dump, Vec::new())
+    }
+}
+
 impl fmt::Display for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {

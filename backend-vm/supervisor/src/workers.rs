@@ -20,6 +20,10 @@ const NAME: &str = "wormhole-worker";
 const PROTOCOL_DEADLINE: Duration = Duration::from_secs(10);
 /// Bytes of a line of log.
 const LINE_LIMIT: usize = 1024;
+/// Lines of a worker that a dump may have.
+const DUMP_LINES: usize = 40;
+/// The part of a line by which a worker marks it as one of a dump.
+const DUMP_LINE: &str = " dump: ";
 
 /// Why the installed workers cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -218,6 +222,8 @@ pub enum Portion {
 pub struct Log {
     pipe: File,
     line: Vec<u8>,
+    /// Lines of a dump that are still awaited.
+    awaited: usize,
 }
 
 impl Log {
@@ -225,11 +231,17 @@ impl Log {
         Self {
             pipe: pipe.into(),
             line: Vec::new(),
+            awaited: 0,
         }
     }
 
     pub fn pipe(&self) -> &File {
         &self.pipe
+    }
+
+    /// The worker was asked for its part of a dump: these lines are as important as the supervisor's own.
+    pub fn await_dump(&mut self) {
+        self.awaited = DUMP_LINES;
     }
 
     /// Reads once, without waiting, and spends from the budget of the worker's tenant what it passes on.
@@ -268,7 +280,13 @@ impl Log {
                 .chars()
                 .map(|c| if c.is_control() && c != '\t' { '.' } else { c })
                 .collect();
-            tracing::info!("worker {pid}: {}", text.trim_end());
+            let text = text.trim();
+            if self.awaited > 0 && text.contains(DUMP_LINE) {
+                self.awaited -= 1;
+                tracing::warn!("worker {pid}: {text}");
+            } else {
+                tracing::info!("worker {pid}: {text}");
+            }
             if verdict == Verdict::Last {
                 tracing::warn!(
                     "worker {pid} and others of its tenant write too much: most of their logs is left out"

@@ -88,6 +88,12 @@ fn a_dump_says_who_waits_for_whom() {
     assert!(dumped(
         "; 0 bytes of its ring are not taken, and the doorbell is awaited"
     ));
+    // The worker says how its device's queues stand, at the level of the dump.
+    let queues = format!(
+        "WARN worker {}: WARN dump: 0 streams have work; ",
+        worker_in_order(&backend, 0)
+    );
+    wait_until(|| dumped(&queues), || queues.clone());
     // The guest notes what it waits for.
     let note = guest.waits.note(77, Wait::Fence(3, 9));
     wait_until(

@@ -130,6 +130,7 @@ impl Supervisor {
                     Message::Shared(shared) => Order::Shared(shared),
                     Message::Fetched(fetched) => Order::Fetched(fetched),
                     Message::Doorbell => Order::Doorbell,
+                    Message::Dump => Order::Dump,
                     other => Order::Unknown(other.name()),
                 });
             }
@@ -148,6 +149,7 @@ enum Order {
     Shared(Shared),
     Fetched(Fetched),
     Doorbell,
+    Dump,
     Unknown(&'static str),
 }
 
@@ -259,6 +261,7 @@ fn lock(reports: &Mutex<Reports>) -> MutexGuard<'_, Reports> {
 
 /// A session that is being served by other threads.
 struct Served {
+    device: Arc<dyn Device>,
     exchange: Exchange,
     notifier: Notifier<Event>,
     registrar: Registrar,
@@ -323,6 +326,7 @@ fn serve(
         })
         .map_err(thread_error)?;
     Ok(Served {
+        device: Arc::clone(device),
         exchange,
         notifier,
         registrar,
@@ -380,6 +384,11 @@ fn listen(
     loop {
         match supervisor.receive() {
             Ok(Order::Doorbell) => served.notifier.ring(),
+            Ok(Order::Dump) => {
+                for line in served.device.queues() {
+                    tracing::warn!("dump: {line}");
+                }
+            }
             Ok(Order::Add(run)) => {
                 let arena = Arc::clone(arena);
                 served.registrar.run(Task::new(move |registrations| {

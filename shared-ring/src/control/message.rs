@@ -133,6 +133,8 @@ messages! {
         Attached = 35,
         /// Worker → supervisor: the session is mapped and its ring is served.
         Assigned = 49,
+        /// Supervisor → worker: write to the log how the device's queues stand.
+        Dump = 61,
     }
     fixed {
         /// Guest → supervisor: more arena, please.

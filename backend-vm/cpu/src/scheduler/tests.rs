@@ -369,3 +369,39 @@ fn a_context_that_ends_lets_go_of_all_that_waits() {
     scheduler.stop(CuError::CONTEXT_IS_DESTROYED);
     assert_eq!(Arc::strong_count(&held), 1);
 }
+
+#[test]
+fn a_description_names_the_point_that_a_stream_waits_for() {
+    let scheduler = Scheduler::new();
+    let (open, held) = gate();
+    let (busy, waiting) = (scheduler.create(false), scheduler.create(false));
+    let point = scheduler.submit(busy, held).expect("submit");
+    let after = Work::new(|| Ok(()));
+    scheduler
+        .submit_after(waiting, [point], after)
+        .expect("submit");
+    // A thread takes the work a little later.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let runs = format!(
+        "stream {}: 0 of 1 pieces of work are complete; its front runs",
+        busy.0
+    );
+    let lines = loop {
+        let lines = scheduler.describe();
+        if lines.contains(&runs) {
+            break lines;
+        }
+        assert!(std::time::Instant::now() < end, "{lines:?}");
+        std::thread::yield_now();
+    };
+    assert!(lines[0].starts_with("2 streams have work; "), "{lines:?}");
+    let waits = format!(
+        "stream {}: 0 of 1 pieces of work are complete; its front waits for stream {} to complete 1 pieces, which has \
+         completed 0",
+        waiting.0, busy.0
+    );
+    assert!(lines.contains(&waits), "{lines:?}");
+    open.send(()).expect("the work waits");
+    wait_for_all(&scheduler);
+    assert!(scheduler.describe()[0].starts_with("0 streams have work"));
+}
