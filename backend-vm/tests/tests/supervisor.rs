@@ -116,6 +116,17 @@ fn a_dump_says_who_waits_for_whom() {
 }
 
 #[test]
+fn a_dump_that_is_asked_of_all_processes_of_the_name_ends_none() {
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    works(&mut guest);
+    kill(backend.spawner().unwrap(), libc::SIGUSR1);
+    // Another worker can be started.
+    works(&mut backend.connect().open());
+    works(&mut guest);
+}
+
+#[test]
 fn a_request_for_arena_is_answered_though_the_worker_dies_of_it() {
     let mut backend = Backend::with_window(64);
     let mut guest = backend.connect().open();

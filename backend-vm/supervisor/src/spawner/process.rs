@@ -40,11 +40,14 @@ pub fn serve(socket: &OwnedFd, setup: Setup, place: Option<&Place>) -> i32 {
 }
 
 /// Has the kernel kill this process when the supervisor dies; the orderly end is the end of the socket. Signals for the
-/// supervisor's process group are the supervisor's.
+/// supervisor's process group are the supervisor's. SIGUSR1 asks a supervisor for a dump, and this process has its name.
 fn live_and_die_with_supervisor() -> Result<(), String> {
-    // SAFETY: system calls on integers.
+    // SAFETY: system calls on integers, and on a local signal set, of which all zeroes is a valid value.
     unsafe {
         libc::setsid();
+        let mut dump: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut dump, libc::SIGUSR1);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const dump, std::ptr::null_mut());
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) != 0 {
             let error = io::Error::last_os_error();
             return Err(format!(
