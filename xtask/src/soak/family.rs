@@ -3,10 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Pid, WaitOptions, waitpid};
+
+use super::judge::Thread;
 
 /// How the name of a supervisor's process begins.
 pub const SUPERVISOR: &str = "wormhole-super";
@@ -71,11 +76,9 @@ pub fn own_number() -> i32 {
 #[derive(Clone, Debug)]
 pub struct Process {
     pub pid: i32,
-    parent: i32,
+    pub parent: i32,
     pub name: String,
     pub state: char,
-    /// Ticks of the system's clock that it and the children it has waited for have executed.
-    executed: u64,
     /// Ticks from the system's start to its own. With the number it names a process for good.
     pub started: u64,
     /// Pages of memory that it has.
@@ -95,7 +98,6 @@ impl Process {
             parent: fields.get(1)?.parse().ok()?,
             name: name.to_owned(),
             state: fields.first()?.chars().next()?,
-            executed: (14..=17).filter_map(field).sum(),
             started: field(22)?,
             pages: field(24)?,
         })
@@ -110,14 +112,46 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// Its threads that execute or want to.
-    pub fn runnable(&self) -> impl Iterator<Item = i32> {
+    /// Its threads by number.
+    pub fn threads(&self) -> impl Iterator<Item = (i32, Thread)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid));
         tasks.into_iter().flatten().flatten().filter_map(|task| {
-            let stat = fs::read_to_string(task.path().join("stat")).ok()?;
-            let thread = Self::parse(&stat)?;
-            (thread.state == 'R').then_some(thread.pid)
+            let read = |name: &str| fs::read_to_string(task.path().join(name)).ok();
+            let stat = Self::parse(&read("stat")?)?;
+            let schedstat = read("schedstat")?;
+            let mut numbers = schedstat.split_whitespace().map(str::parse);
+            let mut next = || numbers.next()?.ok();
+            let thread = Thread {
+                state: stat.state,
+                executed: Duration::from_nanos(next()?),
+                waited: Duration::from_nanos(next()?),
+                turns: next()?,
+            };
+            Some((stat.pid, thread))
         })
+    }
+
+    /// Inodes of the anonymous files with this name that it has mapped.
+    pub fn mapped(&self, name: &str) -> BTreeSet<u64> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        let suffix = format!("/memfd:{name} (deleted)");
+        let lines = maps.lines().filter(|line| line.ends_with(&suffix));
+        lines
+            .filter_map(|line| line.split_whitespace().nth(4)?.parse().ok())
+            .collect()
+    }
+
+    /// Paths of the anonymous files with this name that it has open, by inode.
+    pub fn open(&self, name: &str) -> BTreeMap<u64, PathBuf> {
+        let target = format!("/memfd:{name} (deleted)");
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid));
+        let entries = entries.into_iter().flatten().flatten();
+        let files = entries.map(|entry| entry.path()).filter(|path| {
+            fs::read_link(path).is_ok_and(|link| link.as_os_str() == target.as_str())
+        });
+        files
+            .filter_map(|path| Some((fs::metadata(&path).ok()?.ino(), path)))
+            .collect()
     }
 
     /// What each of its threads is doing, for people to read.
@@ -179,11 +213,6 @@ impl Table {
     }
 }
 
-/// Ticks that a family has executed.
-pub fn executed(family: &[&Process]) -> u64 {
-    family.iter().map(|process| process.executed).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,10 +223,15 @@ mod tests {
         let process = Process::parse(stat).unwrap();
         assert_eq!((process.pid, process.parent, process.state), (17, 3, 'S'));
         assert_eq!(process.name, "a) (b");
-        assert_eq!(
-            (process.executed, process.started, process.pages),
-            (26, 1234, 77)
-        );
+        assert_eq!((process.started, process.pages), (1234, 77));
+    }
+
+    #[test]
+    fn the_threads_of_this_process_have_executed() {
+        let table = Table::read();
+        let own = table.get(own_number()).unwrap();
+        let executed: Duration = own.threads().map(|(_, thread)| thread.executed).sum();
+        assert!(executed > Duration::ZERO);
     }
 
     #[test]

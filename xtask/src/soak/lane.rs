@@ -62,6 +62,8 @@ pub struct Current {
     /// The process that it waits for.
     pub child: i32,
     pub what: String,
+    /// It ends by itself and verifies its results.
+    pub verifies: bool,
     pub since: Instant,
 }
 
@@ -217,6 +219,7 @@ impl Lane {
         *locked(&self.current) = Some(Current {
             child: root,
             what: what.to_owned(),
+            verifies: victim.is_none(),
             since,
         });
         let mut members = Vec::new();

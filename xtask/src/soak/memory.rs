@@ -7,8 +7,6 @@ use super::family::Table;
 
 /// KiB by which a process may grow however long it runs.
 const ALLOWED: u64 = 1 << 10;
-/// KiB by which a launcher may grow: it keeps a report of each session until its end.
-const ALLOWED_LAUNCHER: u64 = 16 << 10;
 /// Descriptors more than at first, for sessions that are ending.
 const ALLOWED_DESCRIPTORS: usize = 64;
 
@@ -18,24 +16,33 @@ struct Sample {
     descriptors: usize,
 }
 
-/// Samples of the shared launcher and its supervisor, by name.
+/// Samples of the shared launcher and everything below it, by process.
 #[derive(Debug, Default)]
 pub struct Memory {
-    samples: BTreeMap<String, Vec<Sample>>,
+    samples: BTreeMap<(i32, String), Vec<Sample>>,
+    /// How often samples were taken.
+    taken: usize,
 }
 
 impl Memory {
     pub fn sample(&mut self, table: &Table, launcher: i32) {
-        let own = table
-            .children(launcher)
-            .filter(|child| child.name.starts_with("wormhole"));
-        for process in table.get(launcher).into_iter().chain(own) {
-            let samples = self.samples.entry(process.name.clone()).or_default();
-            samples.push(Sample {
+        self.taken += 1;
+        for process in table.family(launcher) {
+            let key = (process.pid, process.name.clone());
+            self.samples.entry(key).or_default().push(Sample {
                 resident: process.resident(),
                 descriptors: process.descriptors(),
             });
         }
+    }
+
+    /// The processes that have been there nearly all the time, each with its samples.
+    fn lasting(&self) -> impl Iterator<Item = (String, &[Sample])> {
+        let lasting = self
+            .samples
+            .iter()
+            .filter(|(_, samples)| samples.len() * 10 >= self.taken * 9);
+        lasting.map(|((pid, name), samples)| (format!("{name} {pid}"), samples.as_slice()))
     }
 
     /// The medians of the first and the last third, after the first sample, which shows no session.
@@ -64,14 +71,9 @@ impl Memory {
     /// What grew more than it may.
     pub fn growth(&self) -> Vec<String> {
         let mut grown = Vec::new();
-        for (name, samples) in &self.samples {
+        for (name, samples) in self.lasting() {
             let (first, last) = Self::medians(samples);
-            let allowed = if name == "wormhole" {
-                ALLOWED_LAUNCHER
-            } else {
-                ALLOWED
-            };
-            if last.resident > first.resident + allowed {
+            if last.resident > first.resident + ALLOWED {
                 grown.push(format!(
                     "the memory of {name} grew from {} to {} KiB",
                     first.resident, last.resident
@@ -91,13 +93,17 @@ impl Memory {
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("memory=")?;
-        for (index, (name, samples)) in self.samples.iter().enumerate() {
+        for (index, (name, samples)) in self.lasting().enumerate() {
             let (first, last) = Self::medians(samples);
             let comma = if index == 0 { "" } else { "," };
             write!(
                 f,
-                "{comma}{name}:{}->{}KiB,{}->{}fds",
-                first.resident, last.resident, first.descriptors, last.descriptors
+                "{comma}{}:{}->{}KiB,{}->{}fds",
+                name.replace(' ', "-"),
+                first.resident,
+                last.resident,
+                first.descriptors,
+                last.descriptors
             )?;
         }
         Ok(())

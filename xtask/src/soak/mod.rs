@@ -1,14 +1,16 @@
 //! `cargo xtask soak`: lanes of programs under load for as long as asked, beside a heartbeat that tells a pause of the
 //! machine from a stall of Wormhole.
 //!
-//! A lane *stands* while the processes of its run execute next to nothing, measured by what a thread that always wants
-//! to execute got in the same time. That holds however loaded the machine is.
+//! [`judge`] tells a stall from a lane that is slow or gets no processor.
 
 mod family;
 mod heartbeat;
+mod judge;
 mod lane;
+mod members;
 mod memory;
 mod shared;
+mod stop;
 mod watch;
 
 use std::fs;
@@ -25,6 +27,7 @@ use self::family::locked;
 use self::heartbeat::{Heartbeat, duration};
 use self::lane::{Lane, Program, Soak};
 use self::shared::SharedBackend;
+use self::stop::Stop;
 use self::watch::Watch;
 use crate::command::{Failure, step};
 use crate::{programs, stage};
@@ -40,10 +43,16 @@ pub struct Options {
     /// The staged installation; built anew without it.
     #[arg(long)]
     stage: Option<PathBuf>,
+    /// Stops a process of this kind for 8 s, and passes only if that is found to be a stall: a test of the judge. A
+    /// worker is one of the shared backend, a supervisor that of a lane.
+    #[arg(long)]
+    stop: Option<stop::Kind>,
 }
 
 /// A lane that stands longer than this while the machine does not is a stall.
 const STALL: Duration = Duration::from_secs(5);
+/// How long the lanes run before a process is stopped on purpose.
+const WARM: Duration = Duration::from_secs(10);
 /// Threads that always want to execute.
 const BUSY: u32 = 2;
 /// The folders below target/programs from which programs are taken.
@@ -148,7 +157,14 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
     ));
 
     let load = Load::default();
-    let mut watch = Watch::new(&soak, &lanes, &backend, &heartbeat, &load);
+    let stop = options.stop.map(|kind| {
+        let lane = match kind {
+            stop::Kind::Worker => lanes.len().saturating_sub(1),
+            stop::Kind::Supervisor => 0,
+        };
+        Stop::new(kind, lane, Instant::now() + WARM)
+    });
+    let mut watch = Watch::new(&soak, &lanes, &backend, &heartbeat, &load, stop);
     std::thread::scope(|scope| {
         for _ in 0..BUSY {
             scope.spawn(|| load.run());
@@ -167,7 +183,7 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
         load.stop.store(true, Ordering::Relaxed);
     });
     let mut wrong = watch.finish();
-    let (pause, missing) = (watch.longest_pause(), watch.missing_then());
+    let (pause, stood) = (watch.longest_pause(), watch.longest_stand());
     let (starved, memory) = (watch.starved(), watch.memory());
     if !backend.finish()? {
         wrong.push("the shared backend ended with an error".to_owned());
@@ -197,13 +213,13 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
     let passed = wrong.is_empty() && verified > 0;
     println!(
         "soak: {} minutes={} verified={verified} ended={ended} wrong={} longest_run={:.1}s longest_pause={:.1}s \
-         heartbeat_missing_then={:.1}s starved={starved} longest_gaps={gaps} {memory}",
+         longest_stall={:.1}s starved={starved} longest_gaps={gaps} {memory}",
         if passed { "PASS" } else { "FAIL" },
         start.elapsed().as_secs() / 60,
         wrong.len(),
         longest.as_secs_f64(),
         pause.as_secs_f64(),
-        missing.as_secs_f64(),
+        stood.as_secs_f64(),
     );
     Ok(passed)
 }

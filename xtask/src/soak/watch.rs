@@ -1,77 +1,80 @@
 //! Looks at lanes and memory from outside, and takes a dump of a lane that stands.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::family::{Process, SUPERVISOR, Table, executed, locked, own_number};
+use super::family::{Process, Table, locked, own_number};
 use super::heartbeat::Heartbeat;
+use super::judge::{Judge, Pause};
 use super::lane::{Lane, Soak};
+use super::members::Members;
 use super::memory::Memory;
 use super::shared::SharedBackend;
+use super::stop::Stop;
 use super::{Load, STALL};
 use crate::command::step;
 
 /// How often everything is looked at.
 pub const INTERVAL: Duration = Duration::from_millis(500);
-/// A lane stands that executes less than this part of what an eager thread does. Threads that hand each other one thing
-/// after the other get a sixth of it on a machine whose processors are all wanted.
-const PART: u32 = 20;
-/// A tick of the clock by which `/proc` counts.
-const TICK: Duration = Duration::from_millis(10);
 /// Between two samples of memory.
 const SAMPLE: Duration = Duration::from_secs(10);
 /// How long a process may have no parent.
 const ORPHANED: Duration = Duration::from_secs(60);
+/// How long a supervisor and its workers may take to write a dump.
+const ANSWER: Duration = Duration::from_secs(1);
 
-/// When a lane was last seen to execute something, and what had been executed by then.
+/// A lane's run, as it has been seen so far.
 #[derive(Clone, Debug)]
-struct Mark {
+struct Seen {
     child: i32,
-    at: Instant,
-    executed: u64,
-    eager: Duration,
-    /// Its supervisor has been asked once what it waits for, so that the dump can say what has not moved since.
-    asked: bool,
-    /// Threads that wanted to execute whenever it was looked at.
-    starved: Option<BTreeSet<i32>>,
-    /// What was said of it when it had stood for too long.
+    judge: Judge,
+    /// Length of the supervisor's log when it was asked the first time during the pause. A second dump says what has not
+    /// moved since.
+    asked: Option<usize>,
+    /// The line about a pause that is too long.
     dumped: Option<String>,
 }
 
-/// A lane that stood.
+/// A pause of a lane that is over.
 #[derive(Clone, Debug)]
-struct Pause {
-    begin: Instant,
-    length: Duration,
-    /// One of its threads wanted to execute all the time, and was not let.
-    starved: bool,
-    said: Option<String>,
+struct Ended {
+    pause: Pause,
+    dumped: Option<String>,
 }
 
-impl Pause {
-    /// How much of it the heartbeat was missing too.
-    fn missing(&self, heartbeat: &Heartbeat) -> Duration {
-        heartbeat.missing(self.begin, self.begin + self.length)
-    }
-
-    /// Whether it was neither the machine that stood nor its processors that had others to serve.
-    fn is_stall(&self, heartbeat: &Heartbeat) -> bool {
-        !self.starved && self.length.saturating_sub(self.missing(heartbeat)) > STALL
+impl Ended {
+    /// How long the lane stood while the machine did not.
+    fn stood(&self, heartbeat: &Heartbeat) -> Duration {
+        self.pause.stood(|begin, end| heartbeat.missing(begin, end))
     }
 }
 
-/// Has the supervisors of a family write to their logs what everything waits for.
-fn ask(family: &[&Process]) {
-    for process in family {
-        if process.name.starts_with(SUPERVISOR)
-            && let Some(pid) = Pid::from_raw(process.pid)
-        {
+/// Has the supervisors of a lane write to their logs what everything waits for.
+fn ask(members: &Members<'_>) {
+    for process in members.supervisors() {
+        if let Some(pid) = Pid::from_raw(process.pid) {
             let _ = kill_process(pid, Signal::USR1);
         }
+    }
+}
+
+/// The end of a log from this byte, once nothing has been added to it for a moment.
+fn settled(log: &Path, from: usize) -> String {
+    let deadline = Instant::now() + ANSWER;
+    let mut length = 0;
+    loop {
+        std::thread::sleep(ANSWER / 5);
+        let text = fs::read(log).unwrap_or_default();
+        if Instant::now() > deadline || (text.len() > from && text.len() == length) {
+            let text = text.get(from..).unwrap_or_default();
+            return String::from_utf8_lossy(text).into_owned();
+        }
+        length = text.len();
     }
 }
 
@@ -83,8 +86,8 @@ pub struct Watch<'a> {
     heartbeat: &'a Heartbeat,
     load: &'a Load,
     start: Instant,
-    marks: Vec<Option<Mark>>,
-    pauses: Vec<Pause>,
+    seen: Vec<Option<Seen>>,
+    pauses: Vec<Ended>,
     memory: Memory,
     next_sample: Instant,
     /// Since when processes have been seen without a parent.
@@ -92,6 +95,8 @@ pub struct Watch<'a> {
     gaps_seen: usize,
     dumps: usize,
     wrong: Vec<String>,
+    /// The process that is to be stopped, if this is a test of the judge.
+    stop: Option<Stop>,
 }
 
 impl<'a> Watch<'a> {
@@ -101,6 +106,7 @@ impl<'a> Watch<'a> {
         backend: &'a SharedBackend,
         heartbeat: &'a Heartbeat,
         load: &'a Load,
+        stop: Option<Stop>,
     ) -> Self {
         Self {
             soak,
@@ -109,7 +115,7 @@ impl<'a> Watch<'a> {
             heartbeat,
             load,
             start: Instant::now(),
-            marks: vec![None; lanes.len()],
+            seen: vec![None; lanes.len()],
             pauses: Vec::new(),
             memory: Memory::default(),
             next_sample: Instant::now(),
@@ -117,6 +123,7 @@ impl<'a> Watch<'a> {
             gaps_seen: 0,
             dumps: 0,
             wrong: Vec::new(),
+            stop,
         }
     }
 
@@ -143,104 +150,81 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// The processes that work for a lane at the moment.
-    fn family<'t>(&self, lane: &Lane, child: i32, table: &'t Table) -> Vec<&'t Process> {
-        let mut family = table.family(child);
-        if let Some(backend) = &lane.backend {
-            family.extend(table.family(backend.launcher));
-        }
-        family
-    }
-
     fn look_at(&mut self, index: usize, table: &Table) {
         let lane = &self.lanes[index];
         let current = locked(&lane.current).clone();
         let child = current.as_ref().map(|current| current.child);
-        if let Some(mark) = self.marks[index].take_if(|mark| Some(mark.child) != child) {
-            self.end_pause(index, mark);
+        if let Some(seen) = self.seen[index].take_if(|seen| Some(seen.child) != child) {
+            let pause = seen.judge.end(Instant::now());
+            self.end_pause(index, pause, seen.dumped);
         }
         let Some(current) = current else {
             return;
         };
-        let family = self.family(lane, current.child, table);
-        let (now, eager) = (Instant::now(), self.load.share());
-        let fresh = Mark {
-            child: current.child,
-            at: now,
-            executed: executed(&family),
-            eager,
-            asked: false,
-            starved: None,
-            dumped: None,
-        };
-        let Some(mark) = &mut self.marks[index] else {
-            self.marks[index] = Some(fresh);
+        let launcher = lane.backend.as_ref().map(|backend| backend.launcher);
+        let members = Members::of(table, current.child, launcher);
+        if let Some(stop) = &mut self.stop {
+            stop.look(index, &current, &members);
+        }
+        let look = members.look(self.load.share());
+        let Some(seen) = &mut self.seen[index] else {
+            self.seen[index] = Some(Seen {
+                child: current.child,
+                judge: Judge::new(look),
+                asked: None,
+                dumped: None,
+            });
             return;
         };
-        // It may fall where a process has ended that nobody waited for.
-        let done = TICK * u32::try_from(fresh.executed.abs_diff(mark.executed)).unwrap_or(u32::MAX);
-        let length = now.duration_since(mark.at);
-        if done >= TICK * 2 && done * PART >= eager.saturating_sub(mark.eager) {
-            let mark = std::mem::replace(mark, fresh);
-            self.end_pause(index, mark);
+        if let Some(pause) = seen.judge.look(look) {
+            seen.asked = None;
+            let dumped = seen.dumped.take();
+            self.end_pause(index, pause, dumped);
             return;
         }
-        let runnable: BTreeSet<i32> = family
-            .iter()
-            .flat_map(|process| process.runnable())
-            .collect();
-        mark.starved = Some(match mark.starved.take() {
-            Some(threads) => &threads & &runnable,
-            None => runnable,
-        });
-        if length > STALL / 2 && !mark.asked {
-            mark.asked = true;
-            ask(&family);
-        }
-        if length <= STALL || mark.dumped.is_some() {
-            return;
-        }
-        let eager = eager.saturating_sub(mark.eager);
-        let text = format!(
-            "lane {index} has stood for {:.1} s in {} (started {:.1} s ago): it executed {} ms, an eager thread {} ms",
-            length.as_secs_f64(),
-            current.what,
-            current.since.elapsed().as_secs_f64(),
-            done.as_millis(),
-            eager.as_millis(),
-        );
-        mark.dumped = Some(text.clone());
-        step(&text);
-        ask(&family);
-        // Taken before the supervisors are read: it takes a while.
-        let processes: String = family.iter().map(|process| process.describe()).collect();
+        let stood = seen.judge.pause().stood(|_, _| Duration::ZERO);
         let log = match &lane.backend {
             Some(backend) => backend.log().to_owned(),
             None => lane.log(self.soak),
         };
-        let log = fs::read(log).unwrap_or_default();
-        self.dump(&format!(
-            "{text}\n{}\n{processes}",
-            String::from_utf8_lossy(&log)
-        ));
+        if stood > STALL / 2 && seen.asked.is_none() {
+            let length = fs::metadata(&log).map_or(0, |log| log.len());
+            seen.asked = Some(usize::try_from(length).unwrap_or(usize::MAX));
+            ask(&members);
+        }
+        if stood <= STALL || seen.dumped.is_some() {
+            return;
+        }
+        let (executed, eager) = seen.judge.executed();
+        let text = format!(
+            "lane {index} has stood for {:.1} s of {:.1} s in {} (started {:.1} s ago): it executed {} ms, an eager \
+             thread {} ms{}",
+            stood.as_secs_f64(),
+            seen.judge.pause().length().as_secs_f64(),
+            current.what,
+            current.since.elapsed().as_secs_f64(),
+            executed.as_millis(),
+            eager.as_millis(),
+            members.stopped(),
+        );
+        seen.dumped = Some(text.clone());
+        let from = seen.asked.unwrap_or(0);
+        step(&text);
+        ask(&members);
+        // Taken before the supervisors are read: it takes a while.
+        let processes: String = members.all().map(Process::describe).collect();
+        let said = settled(&log, from);
+        self.dump(&format!("{text}\n{said}\n{processes}"));
     }
 
-    /// The lane executes again, or its run is over.
-    fn end_pause(&mut self, index: usize, mark: Mark) {
-        let length = mark.at.elapsed();
-        if mark.dumped.is_some() {
-            step(&format!(
-                "lane {index} goes on after {:.1} s",
-                length.as_secs_f64()
-            ));
+    /// The lane moves again, or its run is over.
+    fn end_pause(&mut self, index: usize, pause: Pause, dumped: Option<String>) {
+        if dumped.is_some() {
+            let length = pause.length().as_secs_f64();
+            step(&format!("lane {index} goes on after {length:.1} s"));
         }
-        if length > 2 * INTERVAL {
-            self.pauses.push(Pause {
-                begin: mark.at,
-                length,
-                starved: mark.starved.is_some_and(|threads| !threads.is_empty()),
-                said: mark.dumped,
-            });
+        if pause.length() > 2 * INTERVAL {
+            self.pauses.push(Ended { pause, dumped });
         }
     }
 
@@ -286,39 +270,41 @@ impl<'a> Watch<'a> {
         let mut wrong = std::mem::take(&mut self.wrong);
         wrong.extend(self.memory.growth());
         // Not before: a beat that was missing as well may be noted after the lane goes on.
-        let stalls = self
+        let stalls: Vec<String> = self
             .pauses
             .iter()
-            .filter(|pause| pause.is_stall(self.heartbeat));
-        wrong.extend(stalls.map(|pause| {
-            format!(
-                "a lane stood for {:.1} s, of which the heartbeat was missing for {:.1} s: {}",
-                pause.length.as_secs_f64(),
-                pause.missing(self.heartbeat).as_secs_f64(),
-                pause.said.as_deref().unwrap_or("no dump was taken")
-            )
-        }));
+            .filter(|ended| ended.stood(self.heartbeat) > STALL)
+            .map(|ended| {
+                format!(
+                    "a lane stood for {:.1} s, beside the time in which the heartbeat was missing: {}",
+                    ended.stood(self.heartbeat).as_secs_f64(),
+                    ended.dumped.as_deref().unwrap_or("no dump was taken")
+                )
+            })
+            .collect();
+        match self.stop.take() {
+            None => wrong.extend(stalls),
+            Some(stop) => wrong.extend(stop.missed(&stalls)),
+        }
         wrong
     }
 
-    fn longest(&self) -> Option<&Pause> {
-        self.pauses.iter().max_by_key(|pause| pause.length)
+    /// The longest time that any lane stood while the machine did not.
+    pub fn longest_stand(&self) -> Duration {
+        let stood = self.pauses.iter().map(|ended| ended.stood(self.heartbeat));
+        stood.max().unwrap_or_default()
     }
 
-    /// The longest time that any lane stood and then went on.
+    /// The longest pause of any lane, whoever had the processors.
     pub fn longest_pause(&self) -> Duration {
-        self.longest().map_or(Duration::ZERO, |pause| pause.length)
+        let lengths = self.pauses.iter().map(|ended| ended.pause.length());
+        lengths.max().unwrap_or_default()
     }
 
-    /// How much of that the heartbeat was missing too.
-    pub fn missing_then(&self) -> Duration {
-        self.longest()
-            .map_or(Duration::ZERO, |pause| pause.missing(self.heartbeat))
-    }
-
-    /// Pauses as long as a stall of lanes that wanted to execute and were not let.
+    /// Pauses as long as a stall in which the lane stood for less: it was starved, or the machine paused.
     pub fn starved(&self) -> usize {
-        let starved = |pause: &&Pause| pause.starved && pause.length > STALL;
+        let starved =
+            |ended: &&Ended| ended.pause.length() > STALL && ended.stood(self.heartbeat) <= STALL;
         self.pauses.iter().filter(starved).count()
     }
 
