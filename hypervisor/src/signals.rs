@@ -135,7 +135,7 @@ impl Signals {
         let set = Set::of(&passed);
         set.block();
         let signals = Self::default();
-        let receiver = Arc::clone(&signals.0);
+        let receiver = signals.clone();
         tasks::spawn("signals", move || {
             let mut wake = None::<Instant>;
             loop {
@@ -145,24 +145,45 @@ impl Signals {
                 if received.is_none() && !due {
                     continue;
                 }
-                let mut receiver = receiver.lock().unwrap_or_else(PoisonError::into_inner);
-                wake = match (receiver.as_mut(), received) {
-                    (Some(receive), signal) => receive(signal),
-                    (None, Some(signal)) => {
-                        end_by(signal);
-                        None
-                    }
-                    (None, None) => None,
-                };
+                wake = receiver.receive(received);
             }
         })?;
         Ok(signals)
+    }
+
+    /// Gives a signal to the receiver. Without one it ends this process.
+    fn receive(&self, signal: Option<Signal>) -> Option<Instant> {
+        let mut receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (receiver.as_mut(), signal) {
+            (Some(receive), signal) => receive(signal),
+            (None, Some(signal)) => {
+                end_by(signal);
+                None
+            }
+            (None, None) => None,
+        }
     }
 
     /// Hands the signals to `receiver`, until the guard goes.
     pub fn to(&self, receiver: Receiver) -> Passing {
         self.set(Some(receiver));
         Passing(self.clone())
+    }
+
+    /// Starts a program and hands the signals to its receiver, until the guard goes. A signal that comes meanwhile waits:
+    /// it is the program's if there is one, which may be stopped with the launcher as soon as it runs.
+    ///
+    /// # Errors
+    /// Those of `start`.
+    pub fn to_started<T, E>(
+        &self,
+        start: impl FnOnce() -> Result<(T, Receiver), E>,
+    ) -> Result<(T, Passing), E> {
+        let mut receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (started, passed) = start()?;
+        *receiver = Some(passed);
+        drop(receiver);
+        Ok((started, Passing(self.clone())))
     }
 
     fn set(&self, receiver: Option<Receiver>) {
@@ -276,7 +297,34 @@ impl Grace {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
+
+    #[test]
+    fn a_signal_that_comes_while_a_program_starts_is_the_programs() {
+        let signals = Signals::default();
+        let (sender, received) = mpsc::channel();
+        let start = || {
+            let (begun, begins) = mpsc::channel();
+            let own = signals.clone();
+            let comes = std::thread::spawn(move || {
+                begun.send(()).expect("it is awaited");
+                own.receive(Some(libc::SIGUSR1))
+            });
+            begins.recv().expect("the thread runs");
+            assert!(signals.0.try_lock().is_err(), "the signal must wait");
+            let receiver: Receiver = Box::new(move |signal| {
+                sender.send(signal).expect("it is awaited");
+                None
+            });
+            Ok::<_, ()>((comes, receiver))
+        };
+        let (comes, passing) = signals.to_started(start).expect("it starts");
+        comes.join().expect("it was received");
+        assert_eq!(received.recv(), Ok(Some(libc::SIGUSR1)));
+        drop(passing);
+    }
 
     #[test]
     fn a_second_request_or_the_end_of_the_time_ends_the_program() {

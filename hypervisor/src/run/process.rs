@@ -59,7 +59,7 @@ pub fn run(
     })?;
 
     let frontends = frontends.first().and_then(|library| library.parent());
-    let reaper = Reaper::start(
+    let (reaper, passing) = Reaper::start(
         installation.command(),
         Program {
             path: program,
@@ -72,8 +72,8 @@ pub fn run(
             ],
             grace: Duration::from_secs(options.grace),
         },
+        signals,
     )?;
-    let passing = reaper.pass(signals);
     let ending = reaper.wait(passing)?;
     let served = backend.finish();
     match ending {

@@ -27,7 +27,7 @@ use wormhole_images::{Ending, Execution, NotExecuted, Report};
 use wormhole_link::tasks;
 
 use crate::say;
-use crate::signals::{self, Grace, PASSED, Passing, Set, Signal, Signals};
+use crate::signals::{self, Grace, PASSED, Passing, Receiver, Set, Signal, Signals};
 
 /// How long the reaper waits for its own copy of a signal that the launcher got. The kernel signals a group in one go.
 const COPY: Duration = Duration::from_millis(20);
@@ -80,8 +80,31 @@ pub struct Program<'a> {
 }
 
 impl Reaper {
-    /// Starts the reaper, which is the command itself, and through it the program.
-    pub fn start(wormhole: &Path, program: Program<'_>) -> Result<Self, ReaperError> {
+    /// Starts the reaper, which is the command itself, and through it the program. The launcher's signals are passed on
+    /// for as long as the guard lives.
+    pub fn start(
+        wormhole: &Path,
+        program: Program<'_>,
+        signals: &Signals,
+    ) -> Result<(Self, Passing), ReaperError> {
+        signals.to_started(|| {
+            let reaper = Self::spawn(wormhole, program)?;
+            let number = reaper.process.id().try_into().ok();
+            let number = number
+                .and_then(Pid::from_raw)
+                .ok_or_else(|| ReaperError::Start(Errno::SRCH.into()))?;
+            let receiver: Receiver = Box::new(move |signal| {
+                let index = PASSED.iter().position(|passed| Some(*passed) == signal);
+                if let Some(index) = index {
+                    signals::send(number, passing(index));
+                }
+                None
+            });
+            Ok((reaper, receiver))
+        })
+    }
+
+    fn spawn(wormhole: &Path, program: Program<'_>) -> Result<Self, ReaperError> {
         let (report, writer) = io::pipe().map_err(ReaperError::Start)?;
         let number = writer.as_raw_fd();
         let mut command = Command::new(wormhole);
@@ -114,20 +137,8 @@ impl Reaper {
         Ok(Self { process, report })
     }
 
-    /// Passes the launcher's signals on for as long as the guard lives.
-    pub fn pass(&self, signals: &Signals) -> Option<Passing> {
-        let reaper = Pid::from_raw(self.process.id().try_into().ok()?)?;
-        Some(signals.to(Box::new(move |signal| {
-            let index = PASSED.iter().position(|passed| Some(*passed) == signal);
-            if let Some(index) = index {
-                signals::send(reaper, passing(index));
-            }
-            None
-        })))
-    }
-
     /// Waits for the program's end.
-    pub fn wait(mut self, passing: Option<Passing>) -> Result<Ending, ReaperError> {
+    pub fn wait(mut self, passing: Passing) -> Result<Ending, ReaperError> {
         let report = Report::read(&self.report);
         // Before the reaper's number can be another process's.
         drop(passing);
