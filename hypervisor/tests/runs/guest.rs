@@ -31,10 +31,11 @@ const SUITES: [&str; 3] = ["api", "memory", "nvml"];
 const OTHERS: [&str; 6] = ["devices", "exits", "faults", "input", "lives", "order"];
 
 /// What tests here and in `guest_kill` start of these by name, beside [`FAULTS`].
-const BY_NAME: [&str; 9] = [
+const BY_NAME: [&str; 10] = [
     "bad_input",
     "eight_waiters",
     "handoff",
+    "hostile",
     "lives",
     "neighbour",
     "peers",
@@ -270,6 +271,50 @@ fn bad_input_in_a_guest_is_answered_as_natively() {
                 .arg("1"),
         )
     });
+}
+
+/// Root of the guest overwrites its session while it is served, sends garbage on control streams, and overwrites the whole
+/// window in the end. The sessions beside it compute, and the run ends in order.
+#[test]
+fn an_attacker_in_a_guest_harms_its_own_session_and_not_the_host() {
+    const NEIGHBOURS: [&str; 3] = ["vector_add", "reduction", "prefix_scan"];
+    let _alone = alone();
+    let hostile = program("static", "hostile");
+    let mut taken = vec![hostile.clone()];
+    let hostile = hostile.display();
+    let [first, second, third] = NEIGHBOURS.map(|name| {
+        let path = program("static", name);
+        let command = path.display().to_string();
+        taken.push(path);
+        command
+    });
+    let mut script = String::new();
+    for way in ["session 1", "session 2", "streams 3"] {
+        script.push_str(&format!(
+            "{hostile} {way} & {first} & {second} & {third}; wait\n"
+        ));
+    }
+    // What reads the bootstrap after that is refused.
+    script.push_str(&format!("{hostile} window 4\n{first}; echo then $?\n"));
+    let run = in_guest("6.1", &taken, &script, &[]);
+    assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
+    for name in NEIGHBOURS {
+        let passed = run.stdout.matches(&format!("PASS {name} ")).count();
+        assert_eq!(passed, 3, "{name}\n{}\n{}", run.stdout, run.stderr);
+    }
+    for line in [
+        "hostile session: 1 ranges",
+        "hostile window: done",
+        "then 1\n",
+    ] {
+        assert!(run.stdout.contains(line), "{line}\n{}", run.stdout);
+    }
+    for line in [
+        "the guest broke the protocol: a control message starts with",
+        "is no window: the window starts with",
+    ] {
+        assert!(run.stderr.contains(line), "{line}\n{}", run.stderr);
+    }
 }
 
 /// Those that are for several devices, also where they see some only, and those that are for one.
