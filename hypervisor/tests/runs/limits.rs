@@ -1,20 +1,20 @@
 //! Limits of the system: each is named, and nothing hangs or goes on with a wrong result.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, kill_process, setrlimit};
 
-use crate::harness::{PATIENCE, alone, eventually, finish, leftovers, program, stage};
+use crate::harness::{PATIENCE, alone, eventually, finish, program, stage, wormhole};
 
 /// A user with no processes, for which limits of processes count from 0.
 const USER: u32 = 54_321;
 
 /// The stage and a program at a place that every user can read.
-pub fn published(name: &str) -> tempfile::TempDir {
+fn published(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
     for part in ["bin", "lib", "lib/wormhole"] {
@@ -30,7 +30,7 @@ pub fn published(name: &str) -> tempfile::TempDir {
 }
 
 /// `wormhole run` at `process` placement by [`USER`], who may have so many processes and threads.
-pub fn limited(published: &Path, tasks: u64, command: &[&str]) -> Command {
+fn limited(published: &Path, tasks: u64, command: &[&str]) -> Command {
     let mut run = Command::new(published.join("bin/wormhole"));
     run.args(["run", "--placement", "process", "--"])
         .args(command)
@@ -73,7 +73,58 @@ fn a_limit_of_processes_is_named_wherever_it_is_reached() {
         }
         assert!(!run.stderr.contains("panicked"), "{said}");
         assert!(!run.stderr.contains("by signal"), "{said}");
-        eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+        eventually("the backend's end", PATIENCE, || tasks_of(USER) == 0);
     }
     assert!(passed > 0, "40 are enough");
+}
+
+/// The processes and threads of a user.
+fn tasks_of(user: u32) -> usize {
+    let processes = fs::read_dir("/proc").expect("it is mounted").flatten();
+    let own = processes.filter(|entry| entry.metadata().is_ok_and(|data| data.uid() == user));
+    own.map(|process| fs::read_dir(process.path().join("task")).map_or(0, Iterator::count))
+        .sum()
+}
+
+/// Each of the program's processes makes more, some of which use CUDA. The limit of its user is all that bounds it.
+#[test]
+fn a_fork_bomb_ends_with_its_launcher_and_its_neighbour_computes() {
+    const TASKS: u64 = 60;
+    const BOMB: &str = "import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork() == 0 and os.fork() == 0:
+            os.execv('./vector_add', ['./vector_add'])
+    except OSError:
+        pass";
+    if !geteuid().is_root() {
+        println!("skipped: only root can have another user's processes limited");
+        return;
+    }
+    let _alone = alone();
+    let published = published("vector_add");
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut run = limited(published.path(), TASKS, &["python3", "-c", BOMB]);
+        run.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut launcher = run.spawn().expect("it starts");
+        eventually("the bomb", PATIENCE, || {
+            tasks_of(USER) >= usize::try_from(TASKS).unwrap_or(0) * 4 / 5
+        });
+        let neighbour = finish(
+            wormhole(&["run", "--placement", "process", "--"]).arg(program("static", "vector_add")),
+        );
+        assert!(neighbour.stdout.contains("PASS"), "{}", neighbour.stderr);
+        let pid = Pid::from_child(&launcher);
+        eventually("the launcher's end", PATIENCE, || {
+            // The second request to end, and those after it, kill what the first does not.
+            kill_process(pid, signal).is_err()
+                || launcher.try_wait().is_ok_and(|status| status.is_some())
+        });
+        launcher.wait().expect("it is a child");
+        eventually("the end of all it started", PATIENCE, || {
+            tasks_of(USER) == 0
+        });
+    }
 }
