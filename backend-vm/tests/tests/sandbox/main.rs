@@ -96,6 +96,8 @@ const WRITE: &str = "CUDA_MODULE_LOADING=WRITE\n";
 /// What a guest says for its worker to fill its session's file and end.
 const SPILL: &str = "CUDA_MODULE_LOADING=SPILL\n";
 const PAGE: usize = 4096;
+/// The socket of a supervisor that listens, in its folder.
+const SOCKET: &str = "socket";
 /// What a guest says for its worker to try every system call.
 const CALL: &str = "CUDA_MODULE_LOADING=CALL\n";
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`: what a guest reads when its worker is gone.
@@ -268,13 +270,20 @@ fn a_worker_that_leaves_its_descriptors_behind_holds_nobody_up() {
     assert!(backend.is_alive());
 }
 
-fn a_worker_knows_while_its_tenant_has_neighbours() {
+/// A supervisor that other tenants may join, with its first; and where it listens.
+fn listening() -> (Backend, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
+    let socket = folder.path().join(SOCKET);
     let me = std::env::current_exe().unwrap();
     let listen = ["--listen", socket.to_str().unwrap()];
     let mut backend = Backend::start(Workers::of(&[&me]), &listen);
     backend.attach(64, Attach::default()).unwrap();
+    (backend, folder)
+}
+
+fn a_worker_knows_while_its_tenant_has_neighbours() {
+    let (mut backend, folder) = listening();
+    let socket = folder.path().join(SOCKET);
     let _first = assign(&mut backend, WATCH);
     backend.wait_for_log("neighbours: false");
     // One that has attached nothing yet is none.
@@ -298,12 +307,8 @@ fn a_worker_knows_while_its_tenant_has_neighbours() {
 }
 
 fn workers_of_one_tenant_have_one_budget_of_log() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
-    let me = std::env::current_exe().unwrap();
-    let listen = ["--listen", socket.to_str().unwrap()];
-    let mut backend = Backend::start(Workers::of(&[&me]), &listen);
-    backend.attach(64, Attach::default()).unwrap();
+    let (mut backend, folder) = listening();
+    let socket = folder.path().join(SOCKET);
     let _first = assign(&mut backend, WRITE);
     backend.wait_for_log("it has written");
     let _second = assign(&mut backend, WRITE);
