@@ -134,6 +134,8 @@ impl Incoming {
 #[derive(Debug, Default)]
 pub struct Outgoing {
     queue: VecDeque<Frame>,
+    /// Descriptors that were written since the reader had read everything.
+    unread: usize,
 }
 
 #[derive(Debug)]
@@ -179,6 +181,7 @@ impl Outgoing {
                 Ok(count) => {
                     frame.written += count;
                     // They went with the first byte.
+                    self.unread += frame.descriptors.len();
                     frame.descriptors.clear();
                     if frame.written == frame.bytes.len() {
                         self.queue.pop_front();
@@ -203,6 +206,22 @@ impl Outgoing {
     /// The descriptors that no reader took.
     pub fn into_descriptors(self) -> impl Iterator<Item = OwnedFd> {
         self.queue.into_iter().flat_map(|frame| frame.descriptors)
+    }
+
+    /// Descriptors that the reader may not have taken yet, here or in the socket.
+    pub fn underway(&mut self, socket: &impl AsRawFd) -> usize {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: an open descriptor, and an integer that the kernel fills.
+        let known = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if known == 0 && bytes == 0 {
+            self.unread = 0;
+        }
+        self.unread + self.unsent()
+    }
+
+    /// Those of them that are here.
+    pub fn unsent(&self) -> usize {
+        self.queue.iter().map(|frame| frame.descriptors.len()).sum()
     }
 
     /// Whether something waits for the reader.
@@ -372,6 +391,23 @@ mod tests {
             "{filled:?}"
         );
         assert_eq!(incoming.into_descriptors().count(), 1);
+    }
+
+    #[test]
+    fn descriptors_are_underway_until_the_reader_has_taken_them() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let file = || tempfile::tempfile().unwrap().into();
+        let mut outgoing = Outgoing::default();
+        for count in 1..=3 {
+            let descriptors = vec![file()];
+            outgoing.send(&near, &Message::Mapped, descriptors).unwrap();
+            assert_eq!((outgoing.underway(&near), outgoing.unsent()), (count, 0));
+        }
+        let mut incoming = Incoming::new(true);
+        for _ in 0..3 {
+            incoming.fill(&far).unwrap();
+        }
+        assert_eq!(outgoing.underway(&near), 0);
     }
 
     #[test]

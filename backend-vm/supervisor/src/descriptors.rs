@@ -12,9 +12,11 @@ const OWN: usize = 128 + MAX_RECEIVED;
 /// read of a stream of the tenant's. Those streams are not read while more of it is here than the tenant may hold.
 pub const TENANT: usize = 11 + MAX_RECEIVED;
 pub const STREAM: usize = 1;
+/// Descriptors on their way to one worker.
+pub const UNDERWAY: usize = 16;
 /// A session's file, counters and socket for files; its worker's stream, log and what it has sent and not yet named; copies
 /// on their way.
-pub const SESSION: usize = 18;
+pub const SESSION: usize = 14 + UNDERWAY;
 
 /// Enough for one tenant with one session, and another's.
 const LEAST: u64 = (OWN + 2 * (TENANT + STREAM + SESSION)) as u64;

@@ -10,6 +10,7 @@ use wormhole_ring::status::EndCause;
 
 use super::observers::Observer;
 use super::peer::{self, Peer};
+use super::turns::TURN;
 use super::{Id, REVOKED_RESULT, Source, Supervisor, environment};
 use wormhole_link::channel::ChannelError;
 
@@ -223,12 +224,13 @@ impl Supervisor {
         if let Some(guest) = self.guests.get_mut(&id) {
             guest.peer.fill()?;
         }
-        loop {
+        let mut rings = None;
+        for _ in 0..TURN {
             let Some(guest) = self.guests.get_mut(&id) else {
                 return Ok(());
             };
             let request = match guest.peer.incoming.take()? {
-                None => return Ok(()),
+                None => return self.ring_once(ops, rings),
                 Some(Message::Hello {
                     bootstrap_version,
                     protocol_hash,
@@ -250,23 +252,33 @@ impl Supervisor {
                 Some(other) => Request::Wrong(other.name()),
             };
             let session = guest.session;
-            self.guest_request(ops, id, session, request)?;
+            rings = self.guest_request(ops, id, session, request)?.or(rings);
         }
+        self.turns.add(token);
+        self.ring_once(ops, rings)
     }
 
+    /// However often a guest has rung in a turn, its worker looks once.
+    fn ring_once(&mut self, ops: &mut EventOps<'_>, session: Option<Id>) -> Result<(), GuestError> {
+        session.map_or(Ok(()), |session| self.ring_doorbell(ops, session))
+    }
+
+    /// Executes a guest's request. The session whose doorbell it rings, if it does.
     fn guest_request(
         &mut self,
         ops: &mut EventOps<'_>,
         id: Id,
         session: Option<Id>,
         request: Request,
-    ) -> Result<(), GuestError> {
+    ) -> Result<Option<Id>, GuestError> {
         let observes = self
             .guests
             .get(&id)
             .is_some_and(|guest| guest.observer.is_some());
         let session = match (session, request) {
-            (None, Request::Observe(observe)) => return self.observe(ops, id, observe),
+            (None, Request::Observe(observe)) => {
+                return self.observe(ops, id, observe).map(|()| None);
+            }
             (None, request) if observes => return Err(GuestError::Direction(request.name())),
             (
                 None,
@@ -276,40 +288,49 @@ impl Supervisor {
                     features,
                     environment,
                 },
-            ) => return self.hello(ops, id, version, hash, features, &environment),
+            ) => {
+                return self
+                    .hello(ops, id, version, hash, features, &environment)
+                    .map(|()| None);
+            }
             (Some(_), Request::Hello { .. }) => return Err(GuestError::SecondHello),
             (_, Request::Wrong(name)) => return Err(GuestError::Direction(name)),
             // It cannot know yet; it will read so in its status word. Who asks waits for an answer.
             (Some(session), Request::ArenaRequest(request)) if self.is_dying(session) => {
-                return Ok(self.deny_arena(ops, id, request.id, Refusal::NoDevice)?);
+                self.deny_arena(ops, id, request.id, Refusal::NoDevice)?;
+                return Ok(None);
             }
-            (Some(session), _) if self.is_dying(session) => return Ok(()),
+            (Some(session), _) if self.is_dying(session) => return Ok(None),
             (session, request) => {
                 let granted = session.filter(|session| self.is_granted(*session));
                 let Some(session) = granted else {
                     return Err(GuestError::Early(request.name()));
                 };
                 match request {
-                    Request::Mapped => return Ok(()),
+                    Request::Mapped => return Ok(None),
                     Request::Unmappable => {
                         let reason =
                             "the address bands of the session are taken in the guest process";
                         return Err(self.refuse(ops, id, Refusal::Bands, reason.to_owned()));
                     }
                     Request::ArenaRequest(request) => {
-                        return self.request_arena(ops, id, session, &request);
+                        self.request_arena(ops, id, session, &request)?;
+                        return Ok(None);
                     }
-                    Request::ArenaReturn(run) => return self.return_arena(ops, session, &run),
+                    Request::ArenaReturn(run) => {
+                        self.return_arena(ops, session, &run)?;
+                        return Ok(None);
+                    }
                     Request::Process(process) => {
                         self.name_process(session, process.pid);
-                        return Ok(());
+                        return Ok(None);
                     }
                     Request::Observe(_) => return Err(GuestError::Direction(request.name())),
                     Request::Doorbell | Request::Hello { .. } | Request::Wrong(_) => session,
                 }
             }
         };
-        self.ring_doorbell(ops, session)
+        Ok(Some(session))
     }
 
     fn hello(

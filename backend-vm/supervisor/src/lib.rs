@@ -37,6 +37,7 @@ mod signals;
 mod spawner;
 mod starts;
 mod tenants;
+mod turns;
 mod window;
 mod workers;
 
@@ -67,6 +68,7 @@ pub use self::spawner::SpawnerError;
 use self::spawner::{Setup, Spawner};
 use self::starts::Starts;
 use self::tenants::{STRANGERS, Tenant};
+use self::turns::Turns;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use wormhole_link::channel::MAX_RECEIVED;
 use wormhole_link::device::DeviceChoice;
@@ -117,6 +119,8 @@ pub enum SupervisorError {
     Descriptors(#[from] DescriptorsError),
     #[error("signals cannot be received")]
     Signals(#[source] std::io::Error),
+    #[error("no descriptor is left for the turns of streams")]
+    Turns(#[source] std::io::Error),
     #[error("the thread that asks the host's NVML cannot be made")]
     Sampler(#[source] std::io::Error),
 }
@@ -133,6 +137,7 @@ enum Source {
     Spawner,
     Scrubber,
     Sampler,
+    Turns,
     Tenant(Id),
     Guest(Id),
     WorkerStream(Id),
@@ -179,6 +184,7 @@ struct Supervisor {
     /// Asks the host's NVML. None where the device has none.
     sampler: Option<Sampler>,
     observers: Observers,
+    turns: Turns,
     /// Streams that are not read, by their tenants and tokens, while the tenant's descriptors wait to be closed.
     waiting: BTreeMap<Id, BTreeSet<u32>>,
     last_dump: LastDump,
@@ -223,6 +229,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
         DeviceChoice::Cpu { .. } => None,
     };
+    let turns = Turns::new().map_err(SupervisorError::Turns)?;
     privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;
     let supervisor = Supervisor {
         device: abilities.device,
@@ -252,6 +259,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         next_deadline: None,
         sampler,
         observers: Observers::default(),
+        turns,
         waiting: BTreeMap::new(),
         last_dump: LastDump::default(),
         devices: Vec::new(),
@@ -477,7 +485,15 @@ impl MutEventSubscriber for Supervisor {
         let Some(source) = self.sources.get(&token).copied() else {
             return;
         };
-        self.serve(ops, token, source, events.event_set());
+        if let Source::Turns = source {
+            for token in self.turns.take() {
+                if let Some(source) = self.sources.get(&token).copied() {
+                    self.serve(ops, token, source, EventSet::empty());
+                }
+            }
+        } else {
+            self.serve(ops, token, source, events.event_set());
+        }
         self.answer_observers(ops);
         // A descriptor may be free again.
         if self.keeps_tenants_waiting {
@@ -498,6 +514,7 @@ impl Supervisor {
             Source::Spawner => self.spawner_event(ops),
             Source::Scrubber => self.memory_given_back(ops, token),
             Source::Sampler => self.device_sampled(),
+            Source::Turns => {}
             Source::Tenant(id) => self.tenant_event(ops, id, set),
             Source::Guest(id) => self.guest_event(ops, id, set),
             Source::WorkerStream(id) => self.worker_event(ops, id, set),
@@ -518,6 +535,8 @@ impl Supervisor {
             token,
             EventSet::IN,
         ))?;
+        let token = self.token(Source::Turns);
+        ops.add(Events::with_data(&self.turns, token, EventSet::IN))?;
         if let Some(sampler) = &self.sampler {
             let bell = sampler.as_raw_fd();
             let token = self.token(Source::Sampler);

@@ -77,6 +77,16 @@ impl Peer {
         Ok(())
     }
 
+    /// Descriptors that the reader may not have taken yet.
+    pub fn underway(&mut self) -> usize {
+        self.outgoing.underway(&self.socket)
+    }
+
+    /// Those of them that this process holds.
+    pub fn unsent(&self) -> usize {
+        self.outgoing.unsent()
+    }
+
     /// Whether the reader has left something unread.
     pub fn is_waiting(&self) -> bool {
         self.outgoing.is_waiting()

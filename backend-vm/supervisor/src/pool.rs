@@ -13,6 +13,7 @@ use super::observers;
 use super::peer::{self, Peer};
 use super::spawner::{Heard, Process, Report as Spawned};
 use super::starts::Start;
+use super::turns::TURN;
 use super::workers::{Log, Portion};
 use super::{Id, Source, SpawnerError, Supervisor};
 use wormhole_link::channel::ChannelError;
@@ -493,7 +494,7 @@ impl Supervisor {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.peer.fill().map_err(failed)?;
         }
-        loop {
+        for _ in 0..TURN {
             let Some(worker) = self.workers.get_mut(&id) else {
                 return Ok(());
             };
@@ -524,6 +525,8 @@ impl Supervisor {
             };
             self.worker_report(ops, id, report).map_err(Some)?;
         }
+        self.turns.add(token);
+        Ok(())
     }
 
     fn worker_report(

@@ -195,11 +195,11 @@ fn programs(asks_nvml: bool) -> Result<Vec<BpfProgram>, seccompiler::BackendErro
         for call in [libc::SYS_mmap, libc::SYS_mprotect] {
             rules.insert(call, vec![rule(2, SeccompCmpOp::MaskedEq(executes), 0)?]);
         }
-        // Sockets and files of the standard library that are not to wait.
-        rules.insert(
-            libc::SYS_ioctl,
-            vec![rule(1, SeccompCmpOp::Eq, libc::FIONBIO)?],
-        );
+        // Sockets and files of the standard library that are not to wait, and what a socket's reader has left.
+        let calls = [libc::FIONBIO, libc::TIOCOUTQ];
+        let calls = calls.map(|call| rule(1, SeccompCmpOp::Eq, call));
+        let calls: Result<_, _> = calls.into_iter().collect();
+        rules.insert(libc::SYS_ioctl, calls?);
     }
     rules.insert(
         libc::SYS_prctl,

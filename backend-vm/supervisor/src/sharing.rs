@@ -12,6 +12,7 @@ use wormhole_device::{PARTIES, WORDS_FILE, file};
 use wormhole_link::memory;
 use wormhole_ring::control::{Fetch, Fetched, Message, Share, Shared};
 
+use super::descriptors::UNDERWAY;
 use super::{Id, Supervisor};
 
 /// Things that one session may share at the same time.
@@ -341,7 +342,16 @@ impl Supervisor {
             ..Fetched::default()
         };
         let mut descriptors = Vec::new();
-        match self.shares.find(tenant, key, fetch) {
+        let underway = self
+            .worker_of(key)
+            .map_or(0, |worker| worker.peer.underway());
+        // One that reads its answers has few of them.
+        let found = if underway >= UNDERWAY {
+            Err(OUT_OF_MEMORY)
+        } else {
+            self.shares.find(tenant, key, fetch)
+        };
+        match found {
             Ok(given) => {
                 fetched.description = given.description;
                 fetched.party = given.party;

@@ -13,6 +13,7 @@ use super::descriptors::{SESSION, STREAM, TENANT};
 use super::listener::Accepted;
 use super::log_budget::{LogBudget, Verdict};
 use super::peer::Peer;
+use super::turns::TURN;
 use super::window::Window;
 use super::{Id, Source, Supervisor};
 use wormhole_link::channel::{ChannelError, Outgoing};
@@ -57,6 +58,11 @@ impl Tenant {
     /// Whether its launcher is still there.
     pub fn is_attached(&self) -> bool {
         self.peer.is_some() && !self.leaving
+    }
+
+    /// Descriptors that its launcher does not take.
+    fn unsent(&self) -> usize {
+        self.peer.as_ref().map_or(0, Peer::unsent)
     }
 }
 
@@ -187,7 +193,7 @@ impl Supervisor {
         if let Some(peer) = self.tenant_peer(id) {
             peer.fill()?;
         }
-        loop {
+        for _ in 0..TURN {
             if self.is_attaching(id) {
                 return Ok(());
             }
@@ -225,6 +231,10 @@ impl Supervisor {
                 }
             }
         }
+        if let Some(tenant) = self.tenants.get(&id) {
+            self.turns.add(tenant.token);
+        }
+        Ok(())
     }
 
     pub(super) fn tenant_peer(&mut self, id: Id) -> Option<&mut Peer> {
@@ -496,6 +506,7 @@ impl Supervisor {
             .filter(|session| session.tenant == id);
         let held = TENANT + STREAM * guests.count() + SESSION * sessions.count();
         let held = held + self.scrubber.held_for(id) + self.shares.held_for(id);
+        let held = held + self.tenants.get(&id).map_or(0, Tenant::unsent);
         self.descriptors.allow(self.held_by_tenants(), held, more)
     }
 
@@ -506,6 +517,7 @@ impl Supervisor {
             + SESSION * self.sessions.len()
             + self.scrubber.held()
             + self.shares.held()
+            + self.tenants.values().map(Tenant::unsent).sum::<usize>()
     }
 }
 

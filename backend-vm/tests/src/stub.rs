@@ -118,6 +118,26 @@ impl Stub {
         given
     }
 
+    /// Reads messages until one is what is waited for. Descriptors that come are closed.
+    pub fn wait_for<T>(&mut self, mut found: impl FnMut(&Message<'_>) -> Option<T>) -> T {
+        loop {
+            match self.incoming.take() {
+                Ok(Some(message)) => {
+                    if let Some(found) = found(&message) {
+                        return found;
+                    }
+                }
+                Ok(None) => {
+                    while self.incoming.descriptor().is_some() {}
+                    channel::wait_readable(&self.socket).unwrap();
+                    self.incoming.fill(&self.socket).unwrap();
+                }
+                // The supervisor is gone.
+                Err(_) => std::process::exit(0),
+            }
+        }
+    }
+
     /// A run that it is asked to let go of, if there is one.
     pub fn take_removal(&mut self) -> Option<ArenaRun> {
         self.incoming.fill(&self.socket).unwrap();
