@@ -26,7 +26,6 @@ use crate::images::{Images, Loaded};
 use crate::launch_events::WithEvents;
 use crate::managed;
 use crate::open::{self, Handles, OpenError, Opened, Options};
-use crate::parameters::padded;
 use crate::{capture, jit, shared_events};
 
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
@@ -840,32 +839,30 @@ impl Device for CudaDevice {
             attrs: attributes.as_ptr().cast_mut().cast(),
             numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
         };
-        padded(launch.parameters, |parameters| {
-            let mut bytes = launch.parameters.len();
-            // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
-            let mut extra: [*mut c_void; 5] = [
-                ptr::without_provenance_mut(1),
-                parameters.as_mut_ptr().cast(),
-                ptr::without_provenance_mut(2),
-                (&raw mut bytes).cast(),
+        let mut bytes = launch.parameters.len();
+        // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
+        let mut extra: [*mut c_void; 5] = [
+            ptr::without_provenance_mut(1),
+            launch.parameters.as_ptr().cast_mut().cast(),
+            ptr::without_provenance_mut(2),
+            (&raw mut bytes).cast(),
+            ptr::null_mut(),
+        ];
+        let extra = if bytes == 0 {
+            ptr::null_mut()
+        } else {
+            extra.as_mut_ptr()
+        };
+        // SAFETY: the caller passes a live function and stream, and live events; the driver reads configuration and
+        // parameters during the call and writes none of them.
+        unsafe {
+            self.driver.cuLaunchKernelEx(
+                &raw const config,
+                function(launch.function),
                 ptr::null_mut(),
-            ];
-            let extra = if bytes == 0 {
-                ptr::null_mut()
-            } else {
-                extra.as_mut_ptr()
-            };
-            // SAFETY: the caller passes a live function and stream, and live events; the driver reads configuration
-            // and parameters during the call, of which there are as many as any kernel has, and writes none of them.
-            unsafe {
-                self.driver.cuLaunchKernelEx(
-                    &raw const config,
-                    function(launch.function),
-                    ptr::null_mut(),
-                    extra,
-                )
-            }
-        })
+                extra,
+            )
+        }
     }
 
     fn limit(&self, limit: u32) -> Result<u64> {

@@ -17,7 +17,6 @@ use wormhole_device::{
 
 use crate::arrays::described;
 use crate::device::{CudaDevice, function, locked, size, stream};
-use crate::parameters::padded;
 use crate::shared_events;
 use crate::stream_memory::parameters;
 
@@ -182,24 +181,11 @@ impl CudaDevice {
         place: *mut CUgraphNode,
         kernel: &GraphKernel,
     ) -> Result<()> {
-        padded(&kernel.parameters, |buffer| {
-            self.add_kernel_with(graph, place, kernel, buffer.as_mut_ptr())
-        })
-    }
-
-    /// Adds a kernel whose parameters are at `buffer`, with zeros behind them.
-    fn add_kernel_with(
-        &self,
-        graph: CUgraph,
-        place: *mut CUgraphNode,
-        kernel: &GraphKernel,
-        buffer: *mut u8,
-    ) -> Result<()> {
         let mut bytes = kernel.parameters.len();
         // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
         let mut extra: [*mut c_void; 5] = [
             ptr::without_provenance_mut(1),
-            buffer.cast(),
+            kernel.parameters.as_ptr().cast_mut().cast(),
             ptr::without_provenance_mut(2),
             (&raw mut bytes).cast(),
             ptr::null_mut(),

@@ -26,7 +26,6 @@ mod jit;
 mod launch_events;
 mod managed;
 mod open;
-mod parameters;
 mod peers;
 mod pools;
 mod references;
