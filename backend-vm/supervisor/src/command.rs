@@ -28,6 +28,11 @@ struct Arguments {
     /// A user, by number, whose processes may attach over the socket, beside root and the supervisor's own user.
     #[arg(long, value_name = "UID", requires = "listen")]
     tenant_user: Vec<u32>,
+    /// The tenants trust each other. They are then served although no cgroup is delegated to the supervisor, so that
+    /// nothing limits their memory and processors. On a GPU the supervisor need not be root, and programs share memory by
+    /// cuIpcGetMemHandle, with handles of the driver's that another tenant's worker could guess if it were taken over.
+    #[arg(long, requires = "listen")]
+    trusted_tenants: bool,
     /// What to execute on: cpu, cpu:N for N devices of the CPU, or cuda:N for the N-th GPU by PCI address, several
     /// with commas between them in the order in which programs see them.
     #[arg(long, default_value = "cpu")]
@@ -48,10 +53,6 @@ struct Arguments {
     /// memory if not given, which is what all workers may have together.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     tenant_memory: Option<u64>,
-    /// Serve several tenants although no cgroup is delegated to the supervisor, so that nothing limits their memory and
-    /// processors.
-    #[arg(long)]
-    without_cgroups: bool,
 }
 
 const NAME: &str = "wormhole-supervisor";
@@ -162,9 +163,9 @@ fn start(arguments: Arguments) -> Result<(), String> {
         workers: arguments.workers,
         listener,
         stream,
+        trusted_tenants: arguments.trusted_tenants,
         without_namespaces: arguments.sandbox == Sandbox::Filter,
         memory: limits(arguments.worker_memory, arguments.tenant_memory),
-        without_cgroups: arguments.without_cgroups,
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
     });

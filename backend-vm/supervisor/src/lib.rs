@@ -65,7 +65,7 @@ use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
 pub use self::spawner::SpawnerError;
-use self::spawner::{Setup, Spawner};
+use self::spawner::{Setup, Spawner, Tenants};
 use self::starts::Starts;
 use self::tenants::{STRANGERS, Tenant};
 use self::turns::Turns;
@@ -92,12 +92,12 @@ pub struct Options {
     pub listener: Option<Listener>,
     /// The stream of one tenant; when it ends and its sessions are closed, so is the supervisor.
     pub stream: Option<OwnedFd>,
+    /// The tenants of the listener trust each other.
+    pub trusted_tenants: bool,
     /// Start workers although this system lets nobody confine them with namespaces.
     pub without_namespaces: bool,
     /// Bytes of memory that workers may have.
     pub memory: MemoryLimits,
-    /// Serve several tenants although this system lets nobody limit their memory and processors.
-    pub without_cgroups: bool,
     /// How long a worker may take to have its device.
     pub start_limit: Duration,
     /// How long a guest may take to say hello.
@@ -215,10 +215,13 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     let setup = Setup {
         device: options.device.clone(),
         workers: options.workers,
+        tenants: match (&options.listener, options.trusted_tenants) {
+            (None, _) => Tenants::One,
+            (Some(_), true) => Tenants::Trusting,
+            (Some(_), false) => Tenants::Strangers,
+        },
         without_namespaces: options.without_namespaces,
         memory: options.memory,
-        serves_several: options.listener.is_some(),
-        without_cgroups: options.without_cgroups,
     };
     come_last_when_memory_is_short();
     let (spawner, abilities) = Spawner::fork(setup, &closes, place)?;

@@ -137,7 +137,7 @@ impl Backend {
         let (near, far) = UnixStream::pair().unwrap();
         let number = far.as_raw_fd();
         if arguments.contains(&"--listen") {
-            command.arg("--without-cgroups");
+            command.arg("--trusted-tenants");
         }
         command
             .args(["--fd", "3", "--workers"])

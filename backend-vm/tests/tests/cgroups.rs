@@ -255,7 +255,7 @@ fn without_cgroups_several_tenants_are_not_served() {
     let refused = supervisor().output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains("--without-cgroups"), "{said}");
+    assert!(said.contains("--trusted-tenants"), "{said}");
     println!("without cgroups several tenants are not served");
 }
 

@@ -85,13 +85,13 @@ fn impatient_supervisor() {
         listener: None,
         // SAFETY: the test put the stream there, and nothing else here uses the number.
         stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
+        trusted_tenants: false,
         without_namespaces: false,
         memory: wormhole_supervisor::MemoryLimits {
             worker: 1 << 30,
             tenant: 1 << 30,
             all: 1 << 30,
         },
-        without_cgroups: false,
         start_limit: Duration::from_millis(200),
         hello_limit: Duration::from_secs(2),
     })

@@ -1,7 +1,9 @@
 //! What the supervisor promises whoever dies, lies or asks for too much.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -477,10 +479,7 @@ fn who_serves_several_tenants_without_cgroups_is_told_to_say_so() {
     let refused = command.arg(workers.path()).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(
-        said.contains("--without-cgroups serves them all the same"),
-        "{said}"
-    );
+    assert!(said.contains("--trusted-tenants"), "{said}");
     assert!(!socket.exists());
     // Told, it says what is missing where everybody sees it.
     let listen = ["--listen", socket.to_str().unwrap()];
@@ -537,7 +536,7 @@ fn another_users_tenant_is_refused_unless_it_is_named() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    let open = Permissions::from_mode(0o755);
     std::fs::set_permissions(folder.path(), open).unwrap();
     let socket = folder.path().join("socket");
     let arguments = [
@@ -945,4 +944,33 @@ fn a_limit_of_address_space_is_named() {
     let mut backend = Backend::start_as(command, Workers::built(), &[]);
     let reason = backend.attach(64, Attach::default()).unwrap_err();
     assert!(reason.contains("RLIMIT_AS"), "{reason}");
+}
+
+#[test]
+fn tenants_of_a_gpu_need_root_unless_they_trust_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    if std::fs::metadata(folder.path()).unwrap().uid() != 0 {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    // The way to the built file may be closed to others.
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+    let program = folder.path().join("wormhole-supervisor");
+    std::fs::copy(env!("CARGO_BIN_EXE_supervisor"), &program).unwrap();
+    let said = |more: &[&str]| {
+        let output = Command::new(&program)
+            .args(["--device", "cuda:0", "--workers", "/nowhere", "--listen"])
+            .arg(folder.path().join("socket"))
+            .args(more)
+            .uid(65534)
+            .gid(65534)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let refused = said(&[]);
+    assert!(refused.contains("--trusted-tenants"), "{refused}");
+    let trusted = said(&["--trusted-tenants"]);
+    assert!(!trusted.contains("--trusted-tenants"), "{trusted}");
 }

@@ -22,7 +22,7 @@ use wormhole_link::tasks;
 
 use self::message::Order;
 pub use self::message::Report;
-pub use self::setup::Setup;
+pub use self::setup::{Setup, Tenants};
 use crate::datagram;
 use crate::listener::Place;
 

@@ -12,19 +12,27 @@ use wormhole_sandbox::{
 use crate::environment;
 use crate::workers::{Executables, ExecutablesError};
 
+/// How the tenants of a supervisor stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tenants {
+    /// There is one.
+    One,
+    /// They trust each other.
+    Trusting,
+    /// One may have taken its worker over and attack the others.
+    Strangers,
+}
+
 /// What workers are to be.
 #[derive(Debug)]
 pub struct Setup {
     pub device: DeviceChoice,
     /// Directories of worker executables.
     pub workers: Vec<PathBuf>,
+    pub tenants: Tenants,
     /// Start workers although this system lets nobody confine them with namespaces.
     pub without_namespaces: bool,
     pub memory: MemoryLimits,
-    /// Several tenants may come.
-    pub serves_several: bool,
-    /// Serve several tenants although this system lets nobody limit their memory and processors.
-    pub without_cgroups: bool,
 }
 
 /// Why no worker can be started.
@@ -33,10 +41,15 @@ pub enum SetupError {
     #[error("workers cannot be confined on this system: {0}")]
     Sandbox(String),
     #[error(
-        "several tenants cannot be served, since nothing would limit their memory and processors: {0} (systemd: \
-         Delegate=yes). --without-cgroups serves them all the same"
+        "tenants who are strangers cannot be served, since nothing would limit their memory and processors: {0} (systemd: \
+         Delegate=yes); if they trust each other, say --trusted-tenants"
     )]
     Cgroups(String),
+    #[error(
+        "tenants on a GPU are kept apart by a user for each worker, which only root can give: run the supervisor as root, \
+         or, if all tenants trust each other, with --trusted-tenants"
+    )]
+    Users,
     #[error(transparent)]
     Executables(#[from] ExecutablesError),
 }
@@ -57,6 +70,9 @@ impl Setup {
     /// Workers cannot be confined or found.
     pub fn prepare(self) -> Result<Prepared, SetupError> {
         let profile = self.device.profile();
+        if (profile, self.tenants, is_root()) == (Profile::Cuda, Tenants::Strangers, false) {
+            return Err(SetupError::Users);
+        }
         let isolation = match wormhole_sandbox::probe(profile) {
             Ok(isolation) => isolation,
             Err(reason) if self.without_namespaces => {
@@ -80,7 +96,7 @@ impl Setup {
             Ok(cgroups) => Some(Arc::new(cgroups)),
             Err(error) => {
                 let reason = wormhole_link::chain(&error);
-                if self.serves_several && !self.without_cgroups {
+                if self.tenants == Tenants::Strangers {
                     return Err(SetupError::Cgroups(reason));
                 }
                 self.tell_unlimited(&reason);
@@ -96,7 +112,7 @@ impl Setup {
         }
         let confinement = Confinement {
             isolation,
-            processes: processes(profile, isolation),
+            processes: processes(profile, isolation, self.tenants),
             profile,
             device_files,
             memory,
@@ -127,7 +143,7 @@ impl Setup {
             }
             Profile::Cuda => "workers' memory is not limited".to_owned(),
         };
-        if self.serves_several {
+        if self.tenants == Tenants::Trusting {
             tracing::warn!("{limit}, tenants' not at all, nor their processors: {reason}");
         } else {
             tracing::info!("{limit}: {reason}");
@@ -153,12 +169,17 @@ fn shown(
     })
 }
 
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// The PID namespace of all workers, where the device's driver tells processes by their numbers and each worker has a
-/// user of its own.
-fn processes(profile: Profile, isolation: Isolation) -> Option<Arc<Processes>> {
-    // SAFETY: it takes nothing and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    if (profile, isolation, root) != (Profile::Cuda, Isolation::Namespaces, true) {
+/// user of its own. With it programs share memory by `cuIpcGetMemHandle`. The driver's handle holds a process number,
+/// counters and sizes: any process on the GPU that guesses them opens the memory (shown on an H200 with driver 580).
+/// Strangers therefore have a namespace for each worker, in which the device offers no such handles.
+fn processes(profile: Profile, isolation: Isolation, tenants: Tenants) -> Option<Arc<Processes>> {
+    let numbered = (profile, isolation) == (Profile::Cuda, Isolation::Namespaces);
+    if !numbered || tenants == Tenants::Strangers || !is_root() {
         return None;
     }
     let made = Processes::new().inspect_err(|error| {
