@@ -12,7 +12,7 @@ use wormhole_link::device::DeviceChoice;
 use wormhole_link::{arguments, chain};
 
 use crate::log::Log;
-use crate::{Listener, MemoryLimits, Options};
+use crate::{Listener, MemoryLimits, Options, Quotas};
 
 /// Serves tenants' guests with a device: accepts windows and control streams, runs a confined worker for
 /// each guest process.
@@ -53,6 +53,18 @@ struct Arguments {
     /// memory if not given, which is what all workers may have together.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     tenant_memory: Option<u64>,
+    /// Tenants that one user may have over the socket at the same time.
+    #[arg(long, value_name = "N", default_value_t = Quotas::default().tenants_per_user)]
+    tenants_per_user: usize,
+    /// Sessions, which are CUDA processes, that one tenant may have at the same time.
+    #[arg(long, value_name = "N", default_value_t = Quotas::default().sessions)]
+    sessions: usize,
+    /// Sessions that all tenants of one user may have at the same time.
+    #[arg(long, value_name = "N", default_value_t = Quotas::default().sessions_per_user)]
+    sessions_per_user: usize,
+    /// How large a tenant's window may be, as in 64G. 1T if not given.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    window_limit: Option<u64>,
 }
 
 const NAME: &str = "wormhole-supervisor";
@@ -168,6 +180,12 @@ fn start(arguments: Arguments) -> Result<(), String> {
         memory: limits(arguments.worker_memory, arguments.tenant_memory),
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
+        quotas: Quotas {
+            tenants_per_user: arguments.tenants_per_user,
+            sessions: arguments.sessions,
+            sessions_per_user: arguments.sessions_per_user,
+            window: arguments.window_limit.unwrap_or(Quotas::default().window),
+        },
     });
     result.map_err(|error| {
         // The spawner removes it in the end, if there was one.

@@ -28,6 +28,7 @@ mod observers;
 mod peer;
 mod pool;
 mod privileges;
+mod quotas;
 mod sampler;
 mod scrubber;
 mod session_file;
@@ -58,6 +59,7 @@ use self::log_budget::LogBudget;
 use self::observers::Observers;
 use self::peer::Peer;
 use self::pool::Worker;
+pub use self::quotas::Quotas;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
 use self::scrubber::{Scrubber, Told};
@@ -100,8 +102,9 @@ pub struct Options {
     pub memory: MemoryLimits,
     /// How long a worker may take to have its device.
     pub start_limit: Duration,
-    /// How long a guest may take to say hello.
+    /// How long a guest may take to say hello, and a launcher that connects to attach.
     pub hello_limit: Duration,
+    pub quotas: Quotas,
 }
 
 /// Why the supervisor cannot start or go on.
@@ -178,6 +181,11 @@ struct Supervisor {
     starts: Starts,
     start_limit: Duration,
     hello_limit: Duration,
+    quotas: Quotas,
+    /// Lines on connections that are refused.
+    refusals: LogBudget,
+    /// The users of tenants that are gone and whose descriptors are still to be closed.
+    gone: BTreeMap<Id, u32>,
     /// When to look for workers and guests that have taken longer than that.
     next_deadline: Option<Instant>,
     scrubber: Scrubber,
@@ -259,6 +267,9 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         starts: Starts::new(spawner),
         start_limit: options.start_limit,
         hello_limit: options.hello_limit,
+        quotas: options.quotas,
+        gone: BTreeMap::new(),
+        refusals: LogBudget::of_lines(Instant::now()),
         next_deadline: None,
         sampler,
         observers: Observers::default(),
@@ -311,9 +322,11 @@ impl Supervisor {
         if self.next_deadline.is_some_and(|next| next <= now) {
             self.end_late_workers(now);
             self.end_late_guests(now);
+            self.end_late_tenants(now);
             let workers = self.workers.values().filter_map(Worker::deadline);
             let guests = self.guests.values().filter_map(Guest::deadline);
-            self.next_deadline = workers.chain(guests).min();
+            let tenants = self.tenants.values().filter_map(Tenant::deadline);
+            self.next_deadline = workers.chain(guests).chain(tenants).min();
         }
         let next = self
             .next_deadline
@@ -477,7 +490,9 @@ impl MutEventSubscriber for Supervisor {
             self.stopping = true;
         }
         if let Some(stream) = self.stream.take() {
-            self.add_tenant(ops, stream);
+            // Of a socket of another kind, the process that gave it is the owner.
+            let user = listener::user_of(&stream);
+            self.add_tenant(ops, stream, user.unwrap_or(0), None);
         }
         self.keep_spares(ops);
     }

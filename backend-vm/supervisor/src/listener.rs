@@ -41,7 +41,7 @@ pub struct Place {
 /// A connection, or the user who may not have one.
 #[derive(Debug)]
 pub enum Accepted {
-    Tenant(OwnedFd),
+    Tenant(OwnedFd, u32),
     Stranger(OwnedFd, u32),
 }
 
@@ -98,7 +98,7 @@ impl Listener {
         let stream = OwnedFd::from(self.socket.accept()?.0);
         let user = user_of(&stream)?;
         Ok(if self.users.contains(&user) {
-            Accepted::Tenant(stream)
+            Accepted::Tenant(stream, user)
         } else {
             Accepted::Stranger(stream, user)
         })
@@ -132,7 +132,10 @@ impl Place {
 }
 
 /// The user of the process that connected a stream, as of its `connect`.
-fn user_of(stream: &OwnedFd) -> io::Result<u32> {
+///
+/// # Errors
+/// As `getsockopt`.
+pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
     let mut peer = libc::ucred {
         pid: 0,
         uid: u32::MAX,

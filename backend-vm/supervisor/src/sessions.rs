@@ -177,6 +177,10 @@ impl Supervisor {
                 format!("no descriptors are left for more than the {live} sessions there are");
             return Err((Refusal::Quota, reason));
         }
+        let Some(tenant) = self.tenants.get(&tenant_id) else {
+            return Err((Refusal::Protocol, "the tenant is gone".to_owned()));
+        };
+        let refused = self.too_many_sessions(tenant, live);
         let Some(tenant) = self.tenants.get_mut(&tenant_id) else {
             return Err((Refusal::Protocol, "the tenant is gone".to_owned()));
         };
@@ -184,9 +188,7 @@ impl Supervisor {
             let reason = "no window is attached for this guest".to_owned();
             return Err((Refusal::Protocol, reason));
         };
-        let limit = tenant.session_limit;
-        if limit != 0 && live >= limit as usize {
-            let reason = format!("the tenant has {live} sessions, its limit is {limit}");
+        if let Some(reason) = refused {
             return Err((Refusal::Quota, reason));
         }
         let id = activate(&mut tenant.numbers);

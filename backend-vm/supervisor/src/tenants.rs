@@ -34,6 +34,10 @@ pub(super) struct Tenant {
     /// None once the stream has ended.
     peer: Option<Peer>,
     token: u32,
+    /// The user who connected.
+    user: u32,
+    /// Until then it may attach. None where that does not matter.
+    attach_end: Option<Instant>,
     pub window: Option<Window>,
     /// A window whose bootstrap is being written. Until then its stream is not read.
     attaching: Option<(Window, u32)>,
@@ -55,6 +59,16 @@ pub(super) fn window_of(tenants: &mut BTreeMap<Id, Tenant>, tenant: Id) -> Optio
 }
 
 impl Tenant {
+    pub fn user(&self) -> u32 {
+        self.user
+    }
+
+    /// When it must have attached, if it has not.
+    pub fn deadline(&self) -> Option<Instant> {
+        let waits = self.window.is_none() && self.peer.is_some();
+        self.attach_end.filter(|_| waits)
+    }
+
     /// Whether its launcher is still there.
     pub fn is_attached(&self) -> bool {
         self.peer.is_some() && !self.leaving
@@ -75,14 +89,10 @@ enum Request {
 }
 
 /// Says why, as far as the socket takes it at once.
-fn refuse_stranger(stream: &OwnedFd, user: u32) {
-    let reason = format!(
-        "user {user} may not attach: the supervisor serves root, its own user and those that --tenant-user names"
-    );
-    tracing::warn!("a tenant is refused: {reason}");
+fn refuse_connection(stream: &OwnedFd, refusal: Refusal, reason: &str) {
     let refused = Message::Refused {
-        code: Refusal::NoDevice as u32,
-        reason: &reason,
+        code: refusal as u32,
+        reason,
     };
     let _ = Outgoing::default().send(stream, &refused, Vec::new());
 }
@@ -99,12 +109,17 @@ impl Supervisor {
                 "connections that were refused cannot be closed".to_owned()
             } else if self.descriptors.allow(self.held_by_tenants(), 0, TENANT) {
                 match listener.accept() {
-                    Ok(Accepted::Tenant(stream)) => {
-                        self.add_tenant(ops, stream);
+                    Ok(Accepted::Tenant(stream, user)) => {
+                        self.admit(ops, stream, user);
                         continue;
                     }
                     Ok(Accepted::Stranger(stream, user)) => {
-                        refuse_stranger(&stream, user);
+                        let reason = format!(
+                            "user {user} may not attach: the supervisor serves root, its own user and those that \
+                             --tenant-user names"
+                        );
+                        refuse_connection(&stream, Refusal::NoDevice, &reason);
+                        self.log_refused(&reason);
                         self.scrubber.close(STRANGERS, [stream]);
                         continue;
                     }
@@ -123,7 +138,52 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn add_tenant(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd) {
+    /// Takes a connection of a user who may have one, unless the user has too many.
+    fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
+        if let Some(reason) = self.too_many_tenants(user) {
+            refuse_connection(&stream, Refusal::Quota, &reason);
+            self.log_refused(&reason);
+            let account = self.tenant_of_user(user).unwrap_or(STRANGERS);
+            return self.scrubber.close(account, [stream]);
+        }
+        let end = Instant::now() + self.hello_limit;
+        self.set_deadline(end);
+        self.add_tenant(ops, stream, user, Some(end));
+    }
+
+    fn log_refused(&mut self, reason: &str) {
+        match self.refusals.spend(Instant::now()) {
+            Verdict::Log => tracing::warn!("a tenant is refused: {reason}"),
+            Verdict::Last => {
+                tracing::warn!("a tenant is refused: {reason}; most that follow are not logged");
+            }
+            Verdict::Drop => {}
+        }
+    }
+
+    /// Closes the streams on which no window came in time.
+    pub(super) fn end_late_tenants(&mut self, now: Instant) {
+        for (id, tenant) in &mut self.tenants {
+            if tenant.deadline().is_some_and(|end| end <= now) {
+                tenant.attach_end = None;
+                if let Some(peer) = &tenant.peer {
+                    peer.shut_down();
+                }
+                if tenant.log.spend(now) != Verdict::Drop {
+                    let limit = self.hello_limit;
+                    tracing::warn!("tenant {id} is closed: no window after {limit:?}");
+                }
+            }
+        }
+    }
+
+    pub(super) fn add_tenant(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        stream: OwnedFd,
+        user: u32,
+        attach_end: Option<Instant>,
+    ) {
         let id = self.id();
         let token = self.token(Source::Tenant(id));
         match Peer::register(ops, stream, token, true) {
@@ -133,6 +193,8 @@ impl Supervisor {
                     Tenant {
                         peer: Some(peer),
                         token,
+                        user,
+                        attach_end,
                         window: None,
                         attaching: None,
                         session_limit: 0,
@@ -259,6 +321,11 @@ impl Supervisor {
         let accepted = match &file {
             _ if tenant.window.is_some() => Err("the window is attached already".to_owned()),
             None => Err("the window's descriptor did not come with it".to_owned()),
+            _ if attach.window_size > self.quotas.window => Err(format!(
+                "the window has {} MiB, and --window-limit allows {}",
+                attach.window_size >> 20,
+                self.quotas.window >> 20
+            )),
             Some(file) => {
                 Window::accept(file, attach).map_err(|error| wormhole_link::chain(&error))
             }
@@ -455,9 +522,13 @@ impl Supervisor {
         for id in idle {
             if let Some(tenant) = self.tenants.remove(&id) {
                 self.sources.remove(&tenant.token);
+                let user = tenant.user;
                 if let Some(mut peer) = tenant.peer {
                     let _ = peer.flush(ops);
                     self.close_peer(ops, id, peer);
+                }
+                if self.scrubber.serves(id) {
+                    self.gone.insert(id, user);
                 }
             }
         }

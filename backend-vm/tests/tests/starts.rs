@@ -94,6 +94,7 @@ fn impatient_supervisor() {
         },
         start_limit: Duration::from_millis(200),
         hello_limit: Duration::from_secs(2),
+        quotas: wormhole_supervisor::Quotas::default(),
     })
     .unwrap();
 }

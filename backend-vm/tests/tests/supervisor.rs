@@ -638,6 +638,34 @@ fn a_limit_of_file_sizes_is_named_and_ends_nobody() {
 }
 
 #[test]
+fn the_operators_quotas_hold_whatever_a_launcher_asks_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let listen = ["--listen", socket.to_str().unwrap()];
+    let quotas = ["--tenants-per-user", "2", "--sessions", "1"];
+    let window = ["--window-limit", "128M"];
+    let arguments = [&listen[..], &quotas, &window].concat();
+    let mut backend = Backend::start(Workers::built(), &arguments);
+    let refused = backend.attach(65, attach(0, 0)).unwrap_err();
+    assert!(refused.contains("--window-limit"), "{refused}");
+    backend.attach(64, attach(0, 0)).unwrap();
+    let mut guest = backend.connect().open();
+    let mut second = backend.connect();
+    second.hello(PROTOCOL_HASH, "");
+    let Reply::Refused(code, reason) = second.receive() else {
+        panic!("not refused");
+    };
+    assert_eq!(code, Refusal::Quota as u32, "{reason}");
+    assert!(reason.contains("--sessions"), "{reason}");
+    let mut neighbour = Tenant::join(&socket);
+    neighbour.attach(64, attach(0, 0)).unwrap();
+    let refused = Tenant::join(&socket).attached().unwrap_err();
+    assert!(refused.contains("--tenants-per-user"), "{refused}");
+    works(&mut guest);
+    works(&mut neighbour.connect().open());
+}
+
+#[test]
 fn quotas_are_kept() {
     let mut backend = Backend::start(Workers::built(), &[]);
     backend.attach(64, attach(2, 12)).unwrap();
