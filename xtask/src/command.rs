@@ -98,6 +98,16 @@ impl Run {
     }
 }
 
+/// Installs Python packages, and none that they ask for, into a folder.
+pub fn pip(folder: &Path, packages: &[&str]) -> Result<(), Failure> {
+    Run::new("python3")
+        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"])
+        .args(["--root-user-action", "ignore", "--target"])
+        .args([folder])
+        .args(packages)
+        .check()
+}
+
 /// A size as people read it.
 pub fn megabytes(bytes: u64) -> String {
     format!("{} MB", bytes.div_ceil(1_000_000))

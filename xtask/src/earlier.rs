@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::command::{Failure, Run, step};
+use crate::command::{Failure, Run, pip, step};
 use crate::programs::{self, Link};
 use crate::stage::place;
 use crate::toolchain::Toolkit;
@@ -142,12 +142,12 @@ impl Release {
         let downloads = folder.join("apt");
         fs::remove_dir_all(&downloads).map_err(|error| cannot("remove", &downloads, &error))?;
         let wheels = folder.join("wheels");
-        install(&wheels, &self.wheels)?;
+        pip(&wheels, &self.wheels)?;
         let runtime = library(&wheels, self.runtime);
         place(&runtime, &toolkit.libraries().join(self.runtime))?;
         place(&runtime, &toolkit.libraries().join("libcudart.so"))?;
         for other in self.others {
-            install(&folder.join(other.folder), &[other.wheel])?;
+            pip(&folder.join(other.folder), &[other.wheel])?;
         }
         let includes: String = ["cuda_runtime", "cuda_nvcc", "cuda_cccl"]
             .map(|part| {
@@ -194,16 +194,6 @@ impl Release {
         }
         Ok(())
     }
-}
-
-/// Installs Python packages into a folder.
-fn install(folder: &Path, wheels: &[&str]) -> Result<(), Failure> {
-    Run::new("python3")
-        .args(["-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"])
-        .args(["--root-user-action", "ignore", "--target"])
-        .args([folder])
-        .args(wheels)
-        .check()
 }
 
 /// A library of the runtime among installed packages.

@@ -7,6 +7,7 @@ mod cuda_python;
 mod demo;
 mod earlier;
 mod fixtures;
+mod linker;
 mod mutants;
 mod nccl;
 mod numba;
@@ -53,6 +54,8 @@ enum Action {
     Structure,
     /// Check the form of commits.
     History,
+    /// Check which glibc the staged installation needs.
+    Glibc,
     /// Run Numba's own CUDA tests over the CPU device.
     Numba {
         /// Only tests that match this, as of pytest's `-k`.
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Action::Test => test::test(&root),
         Action::Structure => structure::structure(&root),
         Action::History => checks::history(&root).map(|found| checks::holds(&found)),
+        Action::Glibc => checks::glibc(&root).map(|found| checks::holds(&found)),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),
         Action::Nccl => nccl::nccl(&root),

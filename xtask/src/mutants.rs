@@ -151,7 +151,12 @@ fn stages(root: &Path, folder: &Path) -> Result<Vec<Stage>, Failure> {
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let entries = fs::read_dir(folder)
         .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
-    Ok(entries.flatten().map(|entry| entry.path()).collect())
+    Ok(entries
+        .flatten()
+        .map(|entry| entry.path())
+        // The others are symbols.
+        .filter(|path| path.is_file())
+        .collect())
 }
 
 /// Builds the tests and lists them.

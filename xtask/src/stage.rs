@@ -1,13 +1,58 @@
-//! Builds Wormhole and lays it out as it is installed: `target/wormhole/{bin,lib/wormhole}`.
+//! Builds Wormhole and lays it out as it is installed: `target/wormhole/{bin,lib/wormhole}`. The images lie in
+//! `share/wormhole/images` beside them, where set-up builds them.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::command::{Failure, cargo, step};
+use crate::checks;
+use crate::command::{Failure, Run, cargo, megabytes, step};
+use crate::linker::{self, Linker};
 
-/// The only target there is; naming it makes cargo keep build scripts off the static flags.
+/// The only target there is; naming it makes cargo keep build scripts off the flags.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The profile of what is installed.
+const PROFILE: [&str; 2] = ["--profile", "dist"];
+
+/// Packages that are linked alike.
+struct Build {
+    /// The glibc that they need; none for a program without libraries.
+    glibc: Option<&'static str>,
+    packages: &'static [&'static str],
+    /// Built files, and their places in the installation.
+    parts: &'static [(&'static str, &'static str)],
+}
+
+const BUILDS: [Build; 3] = [
+    Build {
+        glibc: Some(linker::HOST),
+        packages: &["wormhole", "wormhole-supervisor", "wormhole-worker"],
+        parts: &[
+            ("wormhole", "bin/wormhole"),
+            ("wormhole-supervisor", "lib/wormhole/wormhole-supervisor"),
+            ("wormhole-worker", "lib/wormhole/wormhole-worker"),
+        ],
+    },
+    Build {
+        glibc: Some(linker::OLDEST),
+        packages: &["wormhole-guest", "wormhole-nvml"],
+        parts: &[
+            ("libcuda.so", "lib/wormhole/libcuda.so.1"),
+            ("libnvidia_ml.so", "lib/wormhole/libnvidia-ml.so.1"),
+        ],
+    },
+    // The first process of an image has no libraries to load.
+    Build {
+        glibc: None,
+        packages: &["wormhole-init"],
+        parts: &[("wormhole-init", "lib/wormhole/wormhole-init")],
+    },
+];
+
+/// The folder of symbols beside each stripped file, in which debuggers and Rust's backtraces look.
+const SYMBOLS: &str = ".debug";
 
 /// A staged installation.
 #[derive(Debug, Clone)]
@@ -21,60 +66,34 @@ impl Stage {
     }
 }
 
-/// Builds everything in release form and stages it under `root/target/wormhole`.
-pub fn stage(root: &Path) -> Result<Stage, Failure> {
-    step("building wormhole, its backend and the frontend libraries");
-    cargo(root)
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "wormhole",
-            "--package",
-            "wormhole-supervisor",
-            "--package",
-            "wormhole-worker",
-        ])
-        .args(["--package", "wormhole-guest"])
-        .args(["--package", "wormhole-nvml"])
-        .check()?;
-    // The first process of an image has no libraries to load.
-    cargo(root)
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "wormhole-init",
-            "--target",
-            TARGET,
-        ])
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .check()?;
+/// The programs and libraries below `root/target/wormhole`, without their symbols.
+pub fn parts(root: &Path) -> impl Iterator<Item = PathBuf> {
+    let prefix = prefix(root);
+    BUILDS
+        .iter()
+        .flat_map(|build| build.parts)
+        .map(move |(_, destination)| prefix.join(destination))
+}
 
-    let target = root.join("target");
-    let prefix = target.join("wormhole");
-    let release = target.join("release");
-    for (source, destination) in [
-        (release.join("wormhole"), "bin/wormhole"),
-        (
-            release.join("wormhole-supervisor"),
-            "lib/wormhole/wormhole-supervisor",
-        ),
-        (
-            release.join("wormhole-worker"),
-            "lib/wormhole/wormhole-worker",
-        ),
-        (release.join("libcuda.so"), "lib/wormhole/libcuda.so.1"),
-        (
-            release.join("libnvidia_ml.so"),
-            "lib/wormhole/libnvidia-ml.so.1",
-        ),
-        (
-            target.join(TARGET).join("release/wormhole-init"),
-            "lib/wormhole/wormhole-init",
-        ),
-    ] {
-        place(&source, &prefix.join(destination))?;
+/// The symbols of [`parts`].
+pub fn symbols(root: &Path) -> impl Iterator<Item = PathBuf> {
+    parts(root).map(|part| symbols_of(&part))
+}
+
+fn prefix(root: &Path) -> PathBuf {
+    root.join("target/wormhole")
+}
+
+/// Builds everything in the form in which it is installed and stages it under `root/target/wormhole`.
+pub fn stage(root: &Path) -> Result<Stage, Failure> {
+    let linker = linker::ensure(root)?;
+    step("building wormhole, its backend and the frontend libraries");
+    let prefix = prefix(root);
+    for build in &BUILDS {
+        let built = build.run(root, &linker)?;
+        for (source, destination) in build.parts {
+            place_stripped(&built.join(source), &prefix.join(destination))?;
+        }
     }
     // Some programs open the libraries by these names, under which a toolkit has libraries that only link.
     for name in ["libcuda.so", "libnvidia-ml.so"] {
@@ -86,7 +105,121 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
         symlink(&target, &link)
             .map_err(|error| Failure::new(format!("cannot place {}: {error}", link.display())))?;
     }
+    let size = |files: &mut dyn Iterator<Item = PathBuf>| -> u64 {
+        let sizes = files.filter_map(|file| fs::metadata(file).ok());
+        sizes.map(|data| data.len()).sum()
+    };
+    step(&format!(
+        "staged in target/wormhole: {}, and {} of symbols",
+        megabytes(size(&mut parts(root))),
+        megabytes(size(&mut symbols(root)))
+    ));
+    let complaints = checks::glibc(root)?;
+    if let Some(complaint) = complaints.first() {
+        return Err(Failure::new(complaint));
+    }
     Ok(Stage { prefix })
+}
+
+impl Build {
+    /// Builds the packages; the result is the folder of the built files.
+    fn run(&self, root: &Path, linker: &Linker) -> Result<PathBuf, Failure> {
+        // cargo builds everything anew when the linker changes, so that each has a folder of its own.
+        let target = root
+            .join("target/dist")
+            .join(self.glibc.unwrap_or("static"));
+        let (run, own) = match self.glibc {
+            Some(glibc) => (linker.build(root, glibc), shared()?.to_vec()),
+            None => (
+                cargo(root).args(["build", "--target", TARGET]),
+                vec!["-Ctarget-feature=+crt-static".into()],
+            ),
+        };
+        run.args(PROFILE)
+            .args(self.packages.iter().flat_map(|&name| ["--package", name]))
+            .env("CARGO_TARGET_DIR", &target)
+            .env("CARGO_ENCODED_RUSTFLAGS", flags(root, &own)?)
+            .check()?;
+        Ok(target.join(TARGET).join("dist"))
+    }
+}
+
+/// Flags that map this machine's folders to names, in the form of `CARGO_ENCODED_RUSTFLAGS`, and these. Of several that
+/// match a path the compiler takes the last.
+fn flags(root: &Path, others: &[OsString]) -> Result<OsString, Failure> {
+    let (_, sysroot) = Run::new("rustc")
+        .dir(root)
+        .args(["--print", "sysroot"])
+        .output()?;
+    let mapped = [
+        (cargo_home(), "cargo"),
+        (PathBuf::from(sysroot.trim()), "rust"),
+        (root.to_path_buf(), "wormhole"),
+    ];
+    let mut flags = OsString::new();
+    for (folder, name) in mapped {
+        flags.push("--remap-path-prefix=");
+        flags.push(folder);
+        flags.push(format!("={name}\x1f"));
+    }
+    flags.push(others.join(OsStr::new("\x1f")));
+    Ok(flags)
+}
+
+/// Where cargo keeps the sources of crates.
+pub fn cargo_home() -> PathBuf {
+    std::env::var_os("CARGO_HOME").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
+        PathBuf::from,
+    )
+}
+
+/// Flags of what links libgcc as it lies in the system. The linker would take an unwinder of its own, which must not
+/// meet the frames of libgcc's: glibc unwinds threads that end by `pthread_exit` or `pthread_cancel` with libgcc's.
+/// A new libgcc needs newer symbols of glibc than the linker offers; another machine's own libgcc does not.
+fn shared() -> Result<[OsString; 2], Failure> {
+    const NAME: &str = "libgcc_s.so.1";
+    let (_, path) = Run::new("cc")
+        .args([format!("-print-file-name={NAME}")])
+        .output()?;
+    let path = path.trim();
+    if path == NAME {
+        return Err(Failure::new(format!("the C compiler has no {NAME}")));
+    }
+    Ok([
+        format!("-Clink-arg={path}").into(),
+        "-Clink-arg=-Wl,--allow-shlib-undefined".into(),
+    ])
+}
+
+/// Places a program or library without its symbols, and these beside it.
+fn place_stripped(source: &Path, destination: &Path) -> Result<(), Failure> {
+    let symbols = symbols_of(destination);
+    if let Some(folder) = symbols.parent() {
+        fs::create_dir_all(folder)
+            .map_err(|error| Failure::new(format!("cannot make {}: {error}", folder.display())))?;
+    }
+    let objcopy = || Run::new("objcopy");
+    objcopy()
+        .args(["--only-keep-debug"])
+        .args([source, &symbols])
+        .check()?;
+    // By way of a rename, so that a running program keeps its file.
+    let fresh = destination.with_extension("fresh");
+    let mut link = OsString::from("--add-gnu-debuglink=");
+    link.push(&symbols);
+    objcopy()
+        .args(["--strip-unneeded"])
+        .args([link.as_os_str(), source.as_os_str(), fresh.as_os_str()])
+        .check()?;
+    fs::rename(&fresh, destination)
+        .map_err(|error| Failure::new(format!("cannot place {}: {error}", destination.display())))
+}
+
+fn symbols_of(part: &Path) -> PathBuf {
+    let mut name = part.file_name().unwrap_or_default().to_owned();
+    name.push(".debug");
+    part.with_file_name(SYMBOLS).join(name)
 }
 
 /// Copies by way of a rename, so that a running program keeps its file.

@@ -1,7 +1,9 @@
-//! What must hold of the repository. Each check returns its complaints, a sentence each.
+//! What must hold of the repository and of the staged installation. Each check returns its complaints, a sentence each.
 
+mod glibc;
 mod history;
 
+pub use glibc::glibc;
 pub use history::history;
 
 use std::path::Path;

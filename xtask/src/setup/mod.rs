@@ -13,18 +13,19 @@ use wormhole_images::{
 };
 
 use crate::command::{Failure, Run, megabytes, step};
-use crate::{earlier, programs, toolchain};
+use crate::{earlier, linker, programs, toolchain};
 use host::Facts;
 
 /// The fuzzers' runner.
 const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 
 /// Folders below `target` that set-up fills.
-const FOLDERS: [&str; 6] = [
+const FOLDERS: [&str; 7] = [
     "apt",
     "cuda-toolkit",
     "cuda11-toolkit",
     "cuda12-toolkit",
+    "linker",
     "programs",
     "wormhole/share/wormhole/images",
 ];
@@ -39,6 +40,7 @@ pub fn setup(root: &Path, tests: bool) -> Result<(), Failure> {
     // Nothing is changed on a machine on which the rest cannot work.
     let plan = Facts::of_this_machine().plan(tests).map_err(Failure::new)?;
     apt::install(&plan, root)?;
+    linker::ensure(root)?;
     programs::build(&toolchain::ensure(root)?, root)?;
     build_images(
         root,
