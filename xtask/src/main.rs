@@ -54,6 +54,8 @@ enum Action {
     Structure,
     /// Check the form of commits.
     History,
+    /// Look for paths of this machine in sources and in the staged installation.
+    Paths,
     /// Check which glibc the staged installation needs.
     Glibc,
     /// Run Numba's own CUDA tests over the CPU device.
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         Action::Test => test::test(&root),
         Action::Structure => structure::structure(&root),
         Action::History => checks::history(&root).map(|found| checks::holds(&found)),
+        Action::Paths => checks::paths(&root).map(|found| checks::holds(&found)),
         Action::Glibc => checks::glibc(&root).map(|found| checks::holds(&found)),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),

@@ -42,6 +42,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     step("rules between crates");
     total += Tally::of("rules between crates", structure::structure(root)?);
     total += check("the form of commits", &checks::history(root)?);
+    total += check("paths of this machine", &checks::paths(root)?);
     total += check("the glibc of the installation", &checks::glibc(root)?);
     let mut tests = cargo(root).args(["test", "--workspace", "--no-fail-fast"]);
     if Path::new("/dev/nvidiactl").exists() {

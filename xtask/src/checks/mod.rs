@@ -2,9 +2,11 @@
 
 mod glibc;
 mod history;
+mod paths;
 
 pub use glibc::glibc;
 pub use history::history;
+pub use paths::paths;
 
 use std::path::Path;
 
