@@ -7,6 +7,7 @@ mod gpu;
 mod guest;
 mod guest_kill;
 mod harness;
+mod hung_mounts;
 mod kill;
 mod limits;
 mod process;
