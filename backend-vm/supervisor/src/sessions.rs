@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 
@@ -84,6 +85,8 @@ impl Session {
             let (guest, worker) = UnixDatagram::pair()?;
             // A worker that is told of a descriptor does not wait for it.
             worker.set_nonblocking(true)?;
+            // One that is taken over hands the guest no descriptors of its own, such as its GPU's.
+            worker.shutdown(Shutdown::Write)?;
             self.files = Some(guest);
             descriptors.push(worker.into());
         }

@@ -134,10 +134,15 @@ impl Control {
     }
 
     /// A guest that sends descriptors of files on the socket that comes with its grant.
-    pub fn open_with_files(mut self) -> (Guest, UnixDatagram) {
+    pub fn open_with_files(self) -> (Guest, UnixDatagram) {
+        self.open_with_files_of(PROTOCOL_HASH)
+    }
+
+    /// As [`open_with_files`](Self::open_with_files), with a worker of this protocol.
+    pub fn open_with_files_of(mut self, hash: u64) -> (Guest, UnixDatagram) {
         self.send(&Message::Hello {
             bootstrap_version: bootstrap::VERSION,
-            protocol_hash: PROTOCOL_HASH,
+            protocol_hash: hash,
             features: FEATURE_FILES,
             environment: "",
         })

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 use wormhole_api::PROTOCOL_HASH;
@@ -116,6 +117,11 @@ impl Stub {
         let given = (descriptor(), descriptor());
         self.send(&Message::Assigned, Vec::new());
         given
+    }
+
+    /// The socket for files that came with the session, if one came.
+    pub fn take_files(&mut self) -> Option<UnixDatagram> {
+        self.incoming.descriptor().map(UnixDatagram::from)
     }
 
     /// Reads messages until one is what is waited for. Descriptors that come are closed.

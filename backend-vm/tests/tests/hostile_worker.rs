@@ -3,9 +3,11 @@
 //! The test's own executable plays the hostile worker, so it parses its arguments itself.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::{DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, Synchronize};
 use wormhole_backend_tests::backend::{Backend, PATIENCE, Workers};
 use wormhole_backend_tests::guest::{Guest, Reply};
@@ -29,16 +31,24 @@ fn main() {
                 "arena_that_a_worker_keeps_is_another_sessions_without_it",
                 arena_that_a_worker_keeps_is_another_sessions_without_it,
             ),
+            (
+                "a_hostile_worker_hands_its_guest_no_descriptor",
+                a_hostile_worker_hands_its_guest_no_descriptor,
+            ),
         ],
         worker,
     );
 }
 
 /// Sweeps all it was given over and over: it looks for what guests keep, and spoils the rest. Arena that is
-/// asked back it gives back in words only.
+/// asked back it gives back in words only. A guest that sends descriptors is to get one.
 fn worker(mut stub: Stub) {
     let (file, _) = stub.take_session();
     let file = File::from(file);
+    if let Some(files) = stub.take_files() {
+        let sent = files.send_with_fd(&b"yours"[..], file.as_raw_fd());
+        stub.say(&format!("hands a descriptor over: {sent:?}"));
+    }
     let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
     let mapping = Mapping::new(&file, 0, bytes).unwrap();
     loop {
@@ -185,4 +195,13 @@ fn arena_that_a_worker_keeps_is_another_sessions_without_it() {
     assert_eq!(found(&backend), 0, "the neighbour's pages");
     is_unspoilt(&mut neighbour, last);
     assert!(backend.is_alive());
+}
+
+fn a_hostile_worker_hands_its_guest_no_descriptor() {
+    let (mut backend, _neighbour, _victim) = backend();
+    let (_guest, files) = backend.connect().open_with_files_of(stub::protocol(1));
+    backend.wait_for_log("hands a descriptor over");
+    files.set_nonblocking(true).unwrap();
+    let came = files.recv_with_fd(&mut [0; 64]);
+    assert!(came.is_err(), "{came:?}");
 }
