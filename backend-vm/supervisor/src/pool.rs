@@ -446,15 +446,19 @@ impl Supervisor {
         let Err(reason) = self.serve_worker(ops, id, set) else {
             return;
         };
+        let Some(worker) = self.workers.get(&id) else {
+            return;
+        };
+        let (pid, session) = (worker.process.pid(), worker.session);
+        let tenant = session.and_then(|key| Some(self.sessions.get(&key)?.tenant));
+        if let Some(reason) = reason
+            && tenant.is_none_or(|tenant| self.may_log(tenant))
+        {
+            tracing::warn!("worker {pid} is killed: it broke the protocol: {reason}");
+        }
         let Some(worker) = self.workers.get_mut(&id) else {
             return;
         };
-        if let Some(reason) = reason {
-            tracing::warn!(
-                "worker {} is killed: it broke the protocol: {reason}",
-                worker.process.pid()
-            );
-        }
         // Its end is announced on its own descriptor; this one would only repeat itself.
         worker.process.kill();
         worker.peer.forget(ops);

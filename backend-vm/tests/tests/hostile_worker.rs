@@ -19,6 +19,8 @@ const SEGMENTS: u64 = 24;
 /// What the guests keep in their arenas.
 const SECRET: [u8; 16] = *b"what guests keep";
 const PAGE: usize = 4096;
+/// The number of a copy that breaks the protocol as soon as it has a session.
+const BREAKS: u64 = 7;
 
 fn main() {
     stub::main(
@@ -35,6 +37,10 @@ fn main() {
                 "a_hostile_worker_hands_its_guest_no_descriptor",
                 a_hostile_worker_hands_its_guest_no_descriptor,
             ),
+            (
+                "workers_that_break_the_protocol_do_not_fill_the_log",
+                workers_that_break_the_protocol_do_not_fill_the_log,
+            ),
         ],
         worker,
     );
@@ -43,6 +49,9 @@ fn main() {
 /// Sweeps all it was given over and over: it looks for what guests keep, and spoils the rest. Arena that is
 /// asked back it gives back in words only. A guest that sends descriptors is to get one.
 fn worker(mut stub: Stub) {
+    if stub.protocol == stub::protocol(BREAKS) {
+        break_the_protocol(&mut stub);
+    }
     let (file, _) = stub.take_session();
     let file = File::from(file);
     if let Some(files) = stub.take_files() {
@@ -71,6 +80,18 @@ fn worker(mut stub: Stub) {
             stub.say("it says that it has let go");
         }
     }
+}
+
+fn break_the_protocol(stub: &mut Stub) -> ! {
+    let ready = Message::Ready {
+        protocol_hash: stub.protocol,
+        device: "stub",
+    };
+    stub.send(&ready, Vec::new());
+    stub.wait_for(|message| matches!(message, Message::Assign(_)).then_some(()));
+    // Guests say this, and workers do not.
+    stub.send(&Message::Mapped, Vec::new());
+    stub::idle()
 }
 
 /// A supervisor with a real worker for one guest and the hostile one for another.
@@ -204,4 +225,22 @@ fn a_hostile_worker_hands_its_guest_no_descriptor() {
     files.set_nonblocking(true).unwrap();
     let came = files.recv_with_fd(&mut [0; 64]);
     assert!(came.is_err(), "{came:?}");
+}
+
+fn workers_that_break_the_protocol_do_not_fill_the_log() {
+    const SESSIONS: usize = 150;
+    let start = Instant::now();
+    let me = std::env::current_exe().unwrap();
+    let mut backend = Backend::start(Workers::numbered(&[(BREAKS, &me)]), &[]);
+    backend.attach(SEGMENTS, Attach::default()).unwrap();
+    for _ in 0..SESSIONS {
+        let mut control = backend.connect();
+        control.hello(stub::protocol(BREAKS), "");
+        let reply = control.receive();
+        assert!(matches!(reply, Reply::Refused(..)), "{reply:?}");
+    }
+    let told = backend.log().matches("it broke the protocol").count();
+    // A tenant has 64 lines at once and one each second.
+    let seconds = usize::try_from(start.elapsed().as_secs()).unwrap();
+    assert!((30..=65 + seconds).contains(&told), "{told} lines");
 }
