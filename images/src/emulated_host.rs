@@ -34,6 +34,10 @@ const NO_QEMU: ImageError = ImageError::NoTool {
 /// emulate is left out without a warning.
 const CPU: &str = "EPYC,+svm,-cx16,check=off";
 
+/// QEMU filters its own system calls: it starts nothing, gains no privileges, and moves no process to other processors or
+/// priorities. It has to emulate a machine for a guest that may be hostile.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
 /// Keeps programs, and so guests, off the first processor, which is there beside those asked for.
 ///
 /// Whenever any processor restores FPU state, QEMU (at least 7.2 to 11.1) clears a flag among the first processor's
@@ -256,6 +260,7 @@ impl EmulatedHost<'_> {
             "-nodefaults",
         ]);
         command.args(["-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(["-sandbox", SANDBOX]);
         command.args([
             "-smp",
             &(self.processors + 1).to_string(),

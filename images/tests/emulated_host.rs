@@ -76,6 +76,36 @@ fn output_status_and_files_come_back_apart_from_each_other() {
     assert_eq!(finished.stderr, "trouble\n");
 }
 
+/// A line of `/proc/PID/status`, of each QEMU that this process started.
+fn of_qemus(line: &str) -> Vec<String> {
+    let own = format!("PPid:\t{}\n", std::process::id());
+    let processes = std::fs::read_dir("/proc").expect("proc is mounted");
+    processes
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("status")).ok())
+        .filter(|status| status.starts_with("Name:\tqemu") && status.contains(&own))
+        .filter_map(|status| {
+            let value = status.lines().find_map(|found| found.strip_prefix(line))?;
+            Some(value.trim().to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn the_machines_own_system_calls_are_filtered() {
+    const FILTERED: &str = "2";
+    let machine =
+        std::thread::spawn(|| run(Kernel::V6_1, "echo up; exit 0", Duration::from_secs(120)));
+    let mut filtered = false;
+    while !filtered && !machine.is_finished() {
+        filtered = of_qemus("Seccomp:").iter().any(|mode| mode == FILTERED);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let finished = machine.join().expect("it ends");
+    assert_eq!(finished.stdout, "up\n");
+    assert!(filtered);
+}
+
 #[test]
 fn a_large_output_comes_back_whole_and_a_signal_is_told() {
     let script = "i=0; line=$(cat /etc/group /etc/passwd /etc/hosts)
