@@ -3,15 +3,18 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wormhole_init::{Report, RunFile};
+use wormhole_init::{MAX_FILES, Report, RunFile};
 
 fuzz_target!(|input: &[u8]| {
-    match Report::read(input) {
+    match Report::read(input, MAX_FILES) {
         Err(error) => _ = error.to_string(),
         Ok(report) => {
             let mut again = Vec::new();
             report.write(&mut again).expect("memory");
-            assert_eq!(Report::read(&again[..]).expect("our own bytes"), report);
+            assert_eq!(
+                Report::read(&again[..], MAX_FILES).expect("our own bytes"),
+                report
+            );
         }
     }
     if let Err(error) = RunFile::parse(input) {

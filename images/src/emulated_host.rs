@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use wormhole_init::Report;
+use wormhole_init::{MAX_FILES, Report};
 
 use crate::error::{ImageError, io};
 use crate::image::{COMMAND_LINE, Image};
@@ -217,7 +217,7 @@ impl EmulatedHost<'_> {
                 console,
             });
         }
-        Report::read(&report[..]).map_err(|source| ImageError::HostDied {
+        Report::read(&report[..], MAX_FILES).map_err(|source| ImageError::HostDied {
             status,
             console,
             source,

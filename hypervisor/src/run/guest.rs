@@ -207,7 +207,8 @@ fn attend(
                 _ => {
                     // The last connection before the program starts; its report comes when it has ended.
                     before = stats.read().ok();
-                    seen.report = Report::read(stream).ok();
+                    // No files were asked for.
+                    seen.report = Report::read(stream, 0).ok();
                     seen.exits = before
                         .take()
                         .zip(stats.read().ok())

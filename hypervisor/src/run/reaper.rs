@@ -139,7 +139,7 @@ impl Reaper {
 
     /// Waits for the program's end.
     pub fn wait(mut self, passing: Passing) -> Result<Ending, ReaperError> {
-        let report = Report::read(&self.report);
+        let report = Report::read(&self.report, 0);
         // Before the reaper's number can be another process's.
         drop(passing);
         let status = self.process.wait().map_err(ReaperError::Start)?;

@@ -9,7 +9,7 @@ pub mod report;
 pub mod run_file;
 
 pub use exec::{Execution, NotExecuted};
-pub use report::{Ending, Report};
+pub use report::{Ending, MAX_FILES, Report};
 pub use run_file::{RunFile, Sink};
 
 /// Where the run file lies in an image.

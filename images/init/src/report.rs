@@ -13,7 +13,8 @@ const MAX_LINE: u64 = 256;
 const MAX_MESSAGE: u64 = 64 << 10;
 const MAX_PATH: u64 = 4096;
 const MAX_FILE: u64 = 64 << 20;
-const MAX_FILES: usize = 64;
+/// The most files that can be asked for.
+pub const MAX_FILES: usize = 64;
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +81,11 @@ impl Report {
         out.flush()
     }
 
-    pub fn read(input: impl Read) -> Result<Self, ReportError> {
+    /// Reads a report with at most `most_files` files, each of at most 64 MiB.
+    ///
+    /// # Errors
+    /// The report is incomplete, announces more than it may, or has a line without a meaning.
+    pub fn read(input: impl Read, most_files: usize) -> Result<Self, ReportError> {
         let mut input = BufReader::new(input);
         expect(&mut input, VERSION)?;
         let text = line(&mut input)?;
@@ -107,7 +112,7 @@ impl Report {
             let words: Vec<&str> = text.split(' ').collect();
             match words[..] {
                 ["end"] => return Ok(Self { ending, files }),
-                ["file", path, data] if files.len() < MAX_FILES => {
+                ["file", path, data] if files.len() < most_files => {
                     let path = bounded(path, "a path", MAX_PATH, &text)?;
                     let data = bounded(data, "a file", MAX_FILE, &text)?;
                     let path = OsString::from_vec(bytes(&mut input, path)?);
@@ -197,7 +202,7 @@ mod tests {
                 ],
             };
             assert_eq!(
-                Report::read(&written(&report)[..]).expect("it is whole"),
+                Report::read(&written(&report)[..], MAX_FILES).expect("it is whole"),
                 report
             );
         }
@@ -216,7 +221,7 @@ mod tests {
         for length in 0..bytes.len() {
             assert!(
                 matches!(
-                    Report::read(&bytes[..length]),
+                    Report::read(&bytes[..length], MAX_FILES),
                     Err(ReportError::Incomplete(_))
                 ),
                 "{length}"
@@ -226,7 +231,8 @@ mod tests {
 
     #[test]
     fn hostile_reports_are_refused() {
-        let read = |rest: &str| Report::read(format!("wormhole-report 1\n{rest}").as_bytes());
+        let read =
+            |rest: &str| Report::read(format!("wormhole-report 1\n{rest}").as_bytes(), MAX_FILES);
         assert!(matches!(
             read("exited 256\nend\n"),
             Err(ReportError::Line(_))
@@ -250,6 +256,17 @@ mod tests {
         ));
         let many = format!("exited 0\n{}end\n", "file 0 0\n\n".repeat(65));
         assert!(matches!(read(&many), Err(ReportError::Line(_))));
+    }
+
+    #[test]
+    fn files_that_were_not_asked_for_are_refused_before_they_are_read() {
+        let announced = b"wormhole-report 1\nexited 0\nfile 1 67108864\n";
+        assert!(matches!(
+            Report::read(&announced[..], 0),
+            Err(ReportError::Line(_))
+        ));
+        let none = b"wormhole-report 1\nexited 0\nend\n";
+        assert!(Report::read(&none[..], 0).is_ok());
     }
 
     #[test]
