@@ -388,13 +388,12 @@ impl Supervisor {
         match self.add_source(ops, &socket, Source::Scrubber) {
             Ok(token) => {
                 self.scrubber.add(token, socket);
-                self.hear_scrubber(ops);
             }
             Err(error) => {
-                tracing::error!("the event loop: {error}");
-                self.scrubber.failed();
+                self.scrubber.failed(&error.to_string());
             }
         }
+        self.hear_scrubber(ops);
     }
 
     /// A process that gives memory back has finished something, or has ended.

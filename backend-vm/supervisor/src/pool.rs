@@ -262,8 +262,8 @@ impl Supervisor {
                 }
             }
             Spawned::NoScrubber(reason) => {
-                tracing::error!("no process can be had to give memory back: {reason}");
-                self.scrubber.failed();
+                self.scrubber.failed(&reason);
+                self.hear_scrubber(ops);
             }
             // Said once, before anything else.
             Spawned::Ready { .. } | Spawned::Unfit(_) => {}

@@ -83,6 +83,8 @@ pub struct Scrubber {
     processes: BTreeMap<u32, Process>,
     /// Processes that were ordered and have not come.
     coming: usize,
+    /// None could be had the last time.
+    lacking: bool,
     next_ticket: u64,
     held: usize,
     finished: Vec<(Told, io::Result<()>)>,
@@ -99,6 +101,7 @@ impl Scrubber {
             accounts: BTreeMap::new(),
             processes: BTreeMap::new(),
             coming: 0,
+            lacking: false,
             next_ticket: 0,
             held: 0,
             finished: Vec::new(),
@@ -273,15 +276,30 @@ impl Scrubber {
     /// A process has come: the event loop watches its socket, by this token.
     pub fn add(&mut self, token: u32, socket: OwnedFd) {
         self.coming = self.coming.saturating_sub(1);
+        self.lacking = false;
         let account = None;
         self.processes.insert(token, Process { socket, account });
         self.serve_next();
     }
 
-    /// A process that was ordered cannot be had. It is ordered again in a while.
-    pub fn failed(&mut self) {
+    /// A process that was ordered cannot be had. It is ordered again in a while. A launcher does not wait for that:
+    /// [`finished`](Self::finished) tells that its window is not written.
+    pub fn failed(&mut self, reason: &str) {
+        if !std::mem::replace(&mut self.lacking, true) {
+            tracing::error!("no process can be had to give memory back: {reason}");
+        }
         self.coming = self.coming.saturating_sub(1);
         self.again.get_or_insert_with(|| Instant::now() + AGAIN);
+        let accounts = self.accounts.values_mut();
+        let without = accounts.filter(|account| account.process.is_none());
+        for order in without.flat_map(|account| &mut account.waiting) {
+            let attached = |told: &mut Told| matches!(told, Told::Attached { .. });
+            if let Some(told) = order.told.take_if(attached) {
+                order.work = Work::Close;
+                let reason = format!("no process can be had for that: {reason}");
+                self.finished.push((told, Err(io::Error::other(reason))));
+            }
+        }
     }
 
     /// Reads what a process says. False if it has ended.
