@@ -155,6 +155,8 @@ struct Supervisor {
     /// The protocols of the workers that there are.
     hashes: Vec<u64>,
     listener: Option<Listener>,
+    /// Its number in the event loop.
+    listener_token: u32,
     /// Tenants may be waiting that could not be accepted.
     keeps_tenants_waiting: bool,
     descriptors: Descriptors,
@@ -247,6 +249,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         hashes: abilities.hashes,
         ends_with_tenants: options.listener.is_none(),
         listener: options.listener,
+        listener_token: 0,
         keeps_tenants_waiting: false,
         descriptors,
         stream: options.stream,
@@ -565,6 +568,7 @@ impl Supervisor {
             let set = EventSet::IN | EventSet::EDGE_TRIGGERED;
             ops.add(Events::with_data(&listener, token, set))?;
             self.listener = Some(listener);
+            self.listener_token = token;
         }
         Ok(())
     }

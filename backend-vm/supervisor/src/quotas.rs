@@ -42,14 +42,16 @@ impl Supervisor {
         })
     }
 
-    /// Any tenant of a user, with which what comes from the user too much is closed.
-    pub(super) fn tenant_of_user(&self, user: u32) -> Option<Id> {
-        let mut living = self.tenants.iter();
+    /// The account on which connections are closed that a user has too many of. It is no living tenant's, whose streams
+    /// would not be read meanwhile.
+    pub(super) fn account_of_refused(&mut self, user: u32) -> Id {
         let mut gone = self.gone.iter();
-        living
-            .find(|(_, tenant)| tenant.user() == user)
-            .map(|(id, _)| *id)
-            .or_else(|| gone.find(|(_, owner)| **owner == user).map(|(id, _)| *id))
+        if let Some((id, _)) = gone.find(|(_, owner)| **owner == user) {
+            return *id;
+        }
+        let id = self.id();
+        self.gone.insert(id, user);
+        id
     }
 
     /// Why a tenant may not have one more session than the `live` ones that it has.

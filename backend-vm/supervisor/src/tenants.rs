@@ -98,10 +98,11 @@ fn refuse_connection(stream: &OwnedFd, refusal: Refusal, reason: &str) {
 }
 
 impl Supervisor {
-    /// Accepts tenants until no more are waiting.
+    /// Accepts tenants that wait, as many as a turn has room for. The others have their turn later: connections may come
+    /// faster than they are accepted, and would keep the loop from all other streams.
     pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
         let kept_waiting = std::mem::take(&mut self.keeps_tenants_waiting);
-        loop {
+        for _ in 0..TURN {
             let Some(listener) = &self.listener else {
                 return;
             };
@@ -136,6 +137,7 @@ impl Supervisor {
             }
             return;
         }
+        self.turns.add(self.listener_token);
     }
 
     /// Takes a connection of a user who may have one, unless the user has too many.
@@ -143,7 +145,7 @@ impl Supervisor {
         if let Some(reason) = self.too_many_tenants(user) {
             refuse_connection(&stream, Refusal::Quota, &reason);
             self.log_refused(&reason);
-            let account = self.tenant_of_user(user).unwrap_or(STRANGERS);
+            let account = self.account_of_refused(user);
             return self.scrubber.close(account, [stream]);
         }
         let end = Instant::now() + self.hello_limit;

@@ -6,8 +6,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use wormhole_api::{
@@ -345,6 +347,40 @@ fn a_tenant_that_cannot_be_accepted_is_logged_once_and_accepted_later() {
     waiting.attach(64, Attach::default()).unwrap();
     assert_eq!(backend.log().matches("are kept waiting").count(), 1);
     assert_eq!(backend.log().matches("Too many open files").count(), 1);
+}
+
+#[test]
+fn connections_without_end_hold_up_no_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut backend, socket) = listening_backend(&folder, 4096, 4096);
+    let mut guest = backend.connect().open();
+    let (over, connected) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        // Most are refused: the user has too many tenants.
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    UnixStream::connect(&socket).unwrap();
+                    connected.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let reached = |count| connected.load(Ordering::Relaxed) >= count;
+        let served = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            for round in 1..=10 {
+                wait_until(|| reached(round * 500), || "connections".into());
+                guest.control.send(&Message::Doorbell).unwrap();
+                let reply = guest.request_arena(1, 1);
+                let Reply::ArenaGrant(run) = reply else {
+                    panic!("{reply:?}");
+                };
+                guest.control.send(&Message::ArenaReturn(run)).unwrap();
+            }
+        }));
+        over.store(true, Ordering::Relaxed);
+        served.unwrap();
+    });
+    works(&mut guest);
 }
 
 /// How many of these messages a stream takes that nobody reads, with what the sender may keep.
