@@ -27,6 +27,8 @@ pub enum Bench {
         #[arg(long, default_value = "cpu")]
         device: String,
     },
+    /// A tenant beside hostile ones on the CPU device; a minute.
+    Neighbours,
 }
 
 pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
@@ -50,6 +52,14 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
                     &payloads,
                 ])
                 .check()
+        }
+        Bench::Neighbours => {
+            let package = ["--package", "wormhole-backend-tests", "--bins"];
+            cargo(root)
+                .args(["build", "--release"])
+                .args(package)
+                .check()?;
+            Run::new(release(root, "neighbours")?).check()
         }
         Bench::Programs { json } => speed::measure(root, json.as_deref()),
     }

@@ -1,4 +1,8 @@
-//! Attacks on a live window: what a hostile guest can write, by chance and by design.
+//! Attacks: what a hostile guest can write into a live window, by chance and by design, and descriptors that do harm.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use wormhole_api::MESSAGES;
 use wormhole_ring::layout::{MAX_RECORD, RECORD_HEADER, RING_BYTES, UNIT, session};
@@ -130,4 +134,31 @@ pub fn mutate(entry: &mut Entry, random: &Random) {
             _ => entry.slot = random.below(4) as u16,
         }
     }
+}
+
+/// A socket that it takes an hour to close, and its other end. Dropping that end lets it be closed at once.
+pub fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 3600,
+    };
+    let length = libc::socklen_t::try_from(size_of_val(&linger)).unwrap();
+    // SAFETY: an open descriptor, and a local structure of the length given.
+    let set = unsafe {
+        libc::setsockopt(
+            near.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            length,
+        )
+    };
+    assert_eq!(set, 0);
+    near.set_nonblocking(true).unwrap();
+    // The other end reads none of it, and SO_LINGER waits until all is sent.
+    while (&near).write(&[0; 65536]).is_ok() {}
+    (near.into(), far)
 }

@@ -21,13 +21,17 @@ use crate::guest::Control;
 /// How long anything may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The variable with the level of the supervisor's log.
+pub const LOG: &str = "WORMHOLE_LOG";
+
 /// An executable of this package, which cargo builds before the package's tests. Cargo tells its place to the tests
-/// alone: it is beside the folder that they are in.
+/// alone: it is beside the folder that they are in. A benchmark is in the same folder.
 pub fn program(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let program = test.ancestors().nth(2).unwrap().join(name);
-    assert!(program.exists(), "{} is not built", program.display());
-    program
+    let own = std::env::current_exe().unwrap();
+    let folders = own.ancestors().skip(1).take(2);
+    let mut programs = folders.map(|folder| folder.join(name));
+    let program = programs.find(|program| program.is_file());
+    program.unwrap_or_else(|| panic!("{name} is not built for {}", own.display()))
 }
 
 /// A directory with worker executables, gone with the value.
@@ -128,7 +132,8 @@ impl Backend {
         backend
     }
 
-    /// As [`start_as`](Self::start_as); nobody reads the log unless the caller does.
+    /// As [`start_as`](Self::start_as); nobody reads the log unless the caller does. The log is detailed, unless the
+    /// command says otherwise.
     pub fn start_unheard(
         mut command: Command,
         workers: Workers,
@@ -139,11 +144,13 @@ impl Backend {
         if arguments.contains(&"--listen") {
             command.arg("--trusted-tenants");
         }
+        if command.get_envs().all(|(name, _)| name != LOG) {
+            command.env(LOG, "debug");
+        }
         command
             .args(["--fd", "3", "--workers"])
             .arg(workers.path())
             .args(arguments)
-            .env("WORMHOLE_LOG", "debug")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());

@@ -1,13 +1,11 @@
 //! Descriptors that a tenant sends hold up that tenant alone, whatever it takes to close them.
 
-use std::io::Write;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use wormhole_api::MemGetInfo;
+use wormhole_backend_tests::attack::lingering;
 use wormhole_backend_tests::backend::{Backend, Tenant, Workers, wait_until};
 use wormhole_backend_tests::guest::Reply;
 use wormhole_ring::control::{Attach, Message, Stream};
@@ -66,33 +64,6 @@ impl Two {
         let log = self.backend.log();
         assert!(!log.contains("Too many open files"), "{log}");
     }
-}
-
-/// A socket that it takes an hour to close, unless its other end goes.
-fn lingering() -> (OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    let linger = libc::linger {
-        l_onoff: 1,
-        l_linger: 3600,
-    };
-    let length = libc::socklen_t::try_from(size_of_val(&linger)).unwrap();
-    // SAFETY: an open descriptor, and a local structure of the length given.
-    let set = unsafe {
-        libc::setsockopt(
-            near.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            (&raw const linger).cast(),
-            length,
-        )
-    };
-    assert_eq!(set, 0);
-    near.set_nonblocking(true).unwrap();
-    // What its other end never reads is to be sent before it is closed.
-    while (&near).write(&[0; 65536]).is_ok() {}
-    (near.into(), far)
 }
 
 #[test]

@@ -1,0 +1,324 @@
+//! The hostile tenants, each a process that attacks until it is killed.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use rustix::process::Uid;
+use wormhole_api::{EventDestroy, ShareEvent, SharedEventCreate};
+use wormhole_backend_tests::attack::lingering;
+use wormhole_backend_tests::backend::Tenant;
+use wormhole_backend_tests::guest::{Control, Reply};
+use wormhole_ring::control::{ArenaRequest, Attach, Message, Stream};
+
+/// The user of hostile tenants where the benchmark is run by root: `nobody` on Debian.
+pub const HOSTILE_USER: u32 = 65534;
+/// Segments of a hostile tenant's window.
+const SEGMENTS: u64 = 64;
+/// Sockets that are being closed at a time; the oldest is let go of for the next.
+const LINGERING: usize = 16;
+/// Sessions that ring, each so often in one write.
+const RINGING: usize = 4;
+const RINGS: usize = 300;
+/// Hellos at a time.
+const HELLOS: usize = 8;
+/// Arena requests of a session, which are written without waiting for answers.
+const ARENA_REQUESTS: u32 = 20_000;
+/// Events that are shared at a time, each by a request on an answer slot of its own.
+const SHARES: u16 = 64;
+/// Connections at a time; the oldest is let go of for the next.
+const CONNECTIONS: usize = 256;
+
+/// One way to attack.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Attack {
+    Descriptors,
+    Doorbells,
+    Hellos,
+    Arena,
+    Shares,
+    Connections,
+}
+
+/// Why an attack was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum Lost {
+    #[error("the attack \"{attack}\" cannot be started")]
+    Start {
+        attack: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+    #[error(
+        "the attack \"{attack}\" ended by itself with {status}: nothing was measured beside it"
+    )]
+    Ended {
+        attack: &'static str,
+        status: ExitStatus,
+    },
+}
+
+/// Whether the benchmark may become other users.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Counts an attack's steps for the parent, which reads a line now and then.
+struct Steps {
+    count: u64,
+    told: Option<Instant>,
+}
+
+impl Steps {
+    const BETWEEN: Duration = Duration::from_millis(50);
+
+    fn add(&mut self, steps: u64) {
+        self.count += steps;
+        if self.told.is_none_or(|told| told.elapsed() > Self::BETWEEN) {
+            self.told = Some(Instant::now());
+            let mut output = io::stdout().lock();
+            let told = writeln!(output, "{}", self.count).and_then(|()| output.flush());
+            told.expect("the parent");
+        }
+    }
+}
+
+impl Attack {
+    pub const ALL: [Self; 6] = [
+        Self::Descriptors,
+        Self::Doorbells,
+        Self::Hellos,
+        Self::Arena,
+        Self::Shares,
+        Self::Connections,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Descriptors => "endless closes",
+            Self::Doorbells => "doorbell flood",
+            Self::Hellos => "hello flood",
+            Self::Arena => "20,000 arena requests",
+            Self::Shares => "share flood",
+            Self::Connections => "unattached connections",
+        }
+    }
+
+    /// Attacks until the process ends, as another user where it may be one.
+    pub fn play(self, socket: &Path) -> ! {
+        if is_root() {
+            rustix::thread::set_thread_uid(Uid::from_raw(HOSTILE_USER)).expect("another user");
+        }
+        let mut steps = Steps {
+            count: 0,
+            told: None,
+        };
+        if matches!(self, Self::Connections) {
+            connections(socket, &mut steps);
+        }
+        let mut tenant = Tenant::join(socket);
+        tenant
+            .attach(SEGMENTS, Attach::default())
+            .expect("the hostile tenant attaches");
+        match self {
+            Self::Descriptors => descriptors(&mut tenant, &mut steps),
+            Self::Doorbells => doorbells(&mut tenant, &mut steps),
+            Self::Hellos => hellos(&mut tenant, &mut steps),
+            Self::Arena => arena(&mut tenant, &mut steps),
+            Self::Shares => shares(&mut tenant, &mut steps),
+            Self::Connections => connections(socket, &mut steps),
+        }
+    }
+}
+
+/// Sends sockets that take an hour to close, as control streams and with messages on control streams.
+fn descriptors(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    let mut far = VecDeque::new();
+    loop {
+        let mut guest = tenant.connect();
+        let (descriptor, end) = lingering();
+        far.push_back((end, None));
+        // The supervisor may have closed the stream.
+        let _ = guest.send_with(&Message::Doorbell, vec![descriptor]);
+        let (descriptor, end) = lingering();
+        far.push_back((end, Some(guest)));
+        tenant.send(&Message::Stream(Stream { local: 1 }), vec![descriptor]);
+        steps.add(2);
+        while far.len() > LINGERING {
+            far.pop_front();
+        }
+    }
+}
+
+/// Rings as fast as the streams take it.
+fn doorbells(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    let mut guests: Vec<_> = (0..RINGING).map(|_| tenant.connect().open()).collect();
+    let frames = Message::Doorbell.to_vec().expect("a frame").repeat(RINGS);
+    loop {
+        for guest in &mut guests {
+            guest.control.send_raw(&frames);
+            steps.add(RINGS as u64);
+        }
+    }
+}
+
+/// Begins sessions and leaves them when they are granted or refused.
+fn hellos(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    loop {
+        let mut guests: Vec<Control> = (0..HELLOS).map(|_| tenant.connect()).collect();
+        for guest in &mut guests {
+            guest.hello(wormhole_api::PROTOCOL_HASH, "");
+        }
+        for guest in &mut guests {
+            guest.receive();
+            steps.add(1);
+        }
+        drop(guests);
+        // A launcher that leaves reports unread is cut off.
+        while tenant.ready_report().is_some() {}
+    }
+}
+
+/// Asks for all the arena there is and more, over and over.
+fn arena(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    let request = |id| Message::ArenaRequest(ArenaRequest { id, segments: 1 });
+    let frames: Vec<u8> = (0..ARENA_REQUESTS)
+        .flat_map(|id| request(id).to_vec().expect("a frame"))
+        .collect();
+    loop {
+        let mut guest = tenant.connect().open();
+        let mut socket = guest.control.socket.try_clone().expect("a descriptor");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The supervisor may close the stream.
+                let _ = socket.write_all(&frames);
+            });
+            for _ in 0..ARENA_REQUESTS {
+                if guest.control.receive() == Reply::Ended {
+                    break;
+                }
+                steps.add(1);
+            }
+        });
+        drop(guest);
+        // Until then it holds the arena.
+        tenant.report();
+    }
+}
+
+/// Shares events and destroys them, many at a time.
+fn shares(tenant: &mut Tenant, steps: &mut Steps) -> ! {
+    let mut guest = tenant.connect().open();
+    loop {
+        let events: Vec<_> = (0..SHARES).map(|_| guest.mint()).collect();
+        let mut underway = Vec::with_capacity(events.len());
+        for (slot, new) in (0..).zip(&events) {
+            let created = guest.start(slot, &SharedEventCreate { new: *new });
+            underway.push(created);
+        }
+        for (slot, sequence) in (0..).zip(underway.drain(..)) {
+            let answer = guest.wait(slot, sequence).expect("the hostile session");
+            assert_eq!(answer.status, 0, "no event");
+        }
+        for (slot, event) in (0..).zip(&events) {
+            underway.push(guest.start(slot, &ShareEvent { event: *event }));
+        }
+        for (slot, sequence) in (0..).zip(underway) {
+            let answer = guest.wait(slot, sequence).expect("the hostile session");
+            assert_eq!(answer.status, 0, "no share");
+        }
+        steps.add(u64::from(SHARES));
+        for event in events {
+            guest.record(&EventDestroy { event });
+        }
+    }
+}
+
+/// Connects and says nothing.
+fn connections(socket: &Path, steps: &mut Steps) -> ! {
+    let mut connections = VecDeque::new();
+    loop {
+        connections.push_back(UnixStream::connect(socket).expect("the supervisor listens"));
+        steps.add(1);
+        if connections.len() > CONNECTIONS {
+            connections.pop_front();
+        }
+    }
+}
+
+/// A process that attacks.
+pub struct Attacker {
+    attack: &'static str,
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Attacker {
+    pub fn start(attack: Attack, socket: &Path) -> Result<Self, Lost> {
+        let name = attack.name();
+        let failed = |cause| Lost::Start {
+            attack: name,
+            cause,
+        };
+        let value = attack.to_possible_value();
+        let value = value.as_ref().map_or("", |value| value.get_name());
+        let mut child = Command::new(std::env::current_exe().map_err(failed)?)
+            .args(["--attack", value, "--socket"])
+            .arg(socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let output = child.stdout.take();
+        let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self {
+            attack: name,
+            child,
+            output: BufReader::new(output),
+        })
+    }
+
+    /// Waits for its first step.
+    pub fn wait_until_under_way(&mut self) -> Result<(), Lost> {
+        let mut line = String::new();
+        match self.output.read_line(&mut line) {
+            Ok(count) if count > 0 => Ok(()),
+            _ => Err(self.ended()),
+        }
+    }
+
+    fn ended(&mut self) -> Lost {
+        match self.child.wait() {
+            Ok(status) => Lost::Ended {
+                attack: self.attack,
+                status,
+            },
+            Err(cause) => Lost::Start {
+                attack: self.attack,
+                cause,
+            },
+        }
+    }
+
+    /// Kills it, if it still attacks: its steps.
+    pub fn end(mut self) -> Result<u64, Lost> {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return Err(self.ended());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let lines = (&mut self.output).lines().map_while(Result::ok);
+        Ok(lines.last().and_then(|line| line.parse().ok()).unwrap_or(0))
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

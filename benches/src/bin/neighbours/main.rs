@@ -1,0 +1,118 @@
+//! A tenant's operations beside hostile tenants of the same supervisor, against the same operations alone.
+//!
+//! This process is the launcher and the guests of the victim. Each attack is a process of its own, a second tenant,
+//! which is killed when its slice is over. Slices alone and slices beside an attack take turns.
+
+mod attacks;
+mod victim;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use wormhole_benches::failure;
+use wormhole_benches::machine::Machine;
+
+use crate::attacks::{Attack, Attacker, Lost, is_root};
+use crate::victim::{Figures, Samples, Victim};
+
+/// Slices of each attack, and as many alone before them.
+const ROUNDS: usize = 4;
+/// How long a slice is: with six attacks 48 s are measured.
+const SLICE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Play this attack, for a parent that kills this process.
+    #[arg(long, hide = true, requires = "socket")]
+    attack: Option<Attack>,
+    /// The supervisor to attack.
+    #[arg(long, hide = true)]
+    socket: Option<PathBuf>,
+}
+
+/// What one attack did, and how the victim fared.
+#[derive(Debug)]
+struct Row {
+    attack: Attack,
+    /// Steps of the attack, and seconds that they took.
+    steps: u64,
+    seconds: f64,
+    samples: Samples,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if let (Some(attack), Some(socket)) = (options.attack, options.socket) {
+        attack.play(&socket);
+    }
+    match measure() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure("neighbours", &error),
+    }
+}
+
+fn measure() -> Result<(), Lost> {
+    let machine = Machine::read();
+    println!(
+        "{}, {} processors, Linux {}; load before {}",
+        machine.processor,
+        machine.processors,
+        machine.kernel,
+        load()
+    );
+    if !is_root() {
+        println!("hostile tenants are of the victim's user: only root can be another");
+    }
+    let mut victim = Victim::start();
+    let mut alone = Samples::default();
+    let mut rows: Vec<Row> = Attack::ALL
+        .into_iter()
+        .map(|attack| Row {
+            attack,
+            steps: 0,
+            seconds: 0.0,
+            samples: Samples::default(),
+        })
+        .collect();
+    for _ in 0..ROUNDS {
+        for row in &mut rows {
+            victim.run(SLICE, &mut alone);
+            let start = Instant::now();
+            let mut attacker = Attacker::start(row.attack, victim.socket())?;
+            attacker.wait_until_under_way()?;
+            victim.run(SLICE, &mut row.samples);
+            row.steps += attacker.end()?;
+            row.seconds += start.elapsed().as_secs_f64();
+            victim.wait_until_alone();
+        }
+    }
+    println!("load after {}", load());
+    print(&alone.figures(), &rows);
+    Ok(())
+}
+
+/// The victim's figures: alone in microseconds, beside each attack also as ratios to alone.
+fn print(alone: &Figures, rows: &[Row]) {
+    println!(
+        "{:24} {:>9}  {:32} {:32} {:32}",
+        "p50 / p99, µs", "attack/s", "doorbell to answer", "hello to grant", "arena request"
+    );
+    println!("{:24} {:>9}  {}", "alone", "", alone.line(None));
+    for row in rows {
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        let rate = row.steps as f64 / row.seconds;
+        println!(
+            "{:24} {rate:>9.0}  {}",
+            row.attack.name(),
+            row.samples.figures().line(Some(alone))
+        );
+    }
+}
+
+/// Processes that were ready to run in the last minute, on average, as Linux says.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
