@@ -14,7 +14,7 @@ use wormhole_api::{
 };
 use wormhole_device::Device;
 
-const OUT_OF_MEMORY: u32 = 2;
+const OPERATING_SYSTEM: u32 = 304;
 const INVALID_HANDLE: u32 = 400;
 
 struct Ready {
@@ -102,7 +102,10 @@ fn a_job_that_cannot_be_started_leaves_nothing_behind() {
     };
     let graph = ready.describe(1);
     let instantiate = GraphInstantiate { graph, flags: 0 };
-    assert_eq!(ready.status_without_thread(5, &instantiate), OUT_OF_MEMORY);
+    assert_eq!(
+        ready.status_without_thread(5, &instantiate),
+        OPERATING_SYSTEM
+    );
     ready.device.wait_for("destroy_array", 1);
     assert_eq!(ready.status(0, &GraphDestroy { graph }), INVALID_HANDLE);
     // The handle is free again.
@@ -111,7 +114,7 @@ fn a_job_that_cannot_be_started_leaves_nothing_behind() {
     // An update that is not begun takes nothing from the graph, and ends what it was to take.
     let from = ready.describe(2);
     let update = GraphUpdate { graph, from };
-    assert_eq!(ready.status_without_thread(6, &update), OUT_OF_MEMORY);
+    assert_eq!(ready.status_without_thread(6, &update), OPERATING_SYSTEM);
     ready.device.wait_for("destroy_array", 2);
     let launch = GraphLaunch {
         graph,
