@@ -10,6 +10,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// How long any one run may take before it counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -202,6 +204,16 @@ pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
         );
         std::thread::park_timeout(Duration::from_millis(2));
     }
+}
+
+/// Sends a launcher the signal until it has ended: the second SIGTERM, and those after it, kill what the first does not.
+pub fn end_by(launcher: &mut Child, signal: Signal) {
+    let pid = Pid::from_child(launcher);
+    eventually("the launcher's end", PATIENCE, || {
+        kill_process(pid, signal).is_err()
+            || launcher.try_wait().is_ok_and(|status| status.is_some())
+    });
+    launcher.wait().expect("it is a child");
 }
 
 /// A run that is under way, and the processes it consists of.

@@ -9,9 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use crate::harness::{PATIENCE, alone, descendants, eventually, finish, program, wormhole};
+use crate::harness::{PATIENCE, alone, descendants, end_by, eventually, finish, program, wormhole};
 
 /// A FUSE mount whose daemon says that it is there and then reads nothing more. It is gone with its value.
 struct HungMount {
@@ -139,13 +139,7 @@ fn a_run_that_waits_for_a_hung_file_system_ends_when_asked_and_its_neighbour_com
             let all = descendants(launcher.id());
             let neighbour = finish(&mut in_process(&[], None, &computes));
             assert!(neighbour.stdout.contains("PASS"), "{}", neighbour.stderr);
-            let pid = Pid::from_child(&launcher);
-            eventually("the launcher's end", PATIENCE, || {
-                // The second request to end, and those after it, kill what the first does not.
-                kill_process(pid, signal).is_err()
-                    || launcher.try_wait().is_ok_and(|status| status.is_some())
-            });
-            launcher.wait().expect("it is a child");
+            end_by(&mut launcher, signal);
             eventually("the end of all it started", PATIENCE, || {
                 let mut left = all.iter().map(|pid| format!("/proc/{pid}"));
                 !left.any(|process| Path::new(&process).exists())

@@ -6,9 +6,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, kill_process, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, geteuid, setrlimit};
 
-use crate::harness::{PATIENCE, alone, eventually, finish, program, stage, wormhole};
+use crate::harness::{PATIENCE, alone, end_by, eventually, finish, program, stage, wormhole};
 
 /// A user with no processes, for which limits of processes count from 0.
 const USER: u32 = 54_321;
@@ -116,13 +116,7 @@ while True:
             wormhole(&["run", "--placement", "process", "--"]).arg(program("static", "vector_add")),
         );
         assert!(neighbour.stdout.contains("PASS"), "{}", neighbour.stderr);
-        let pid = Pid::from_child(&launcher);
-        eventually("the launcher's end", PATIENCE, || {
-            // The second request to end, and those after it, kill what the first does not.
-            kill_process(pid, signal).is_err()
-                || launcher.try_wait().is_ok_and(|status| status.is_some())
-        });
-        launcher.wait().expect("it is a child");
+        end_by(&mut launcher, signal);
         eventually("the end of all it started", PATIENCE, || {
             tasks_of(USER) == 0
         });
