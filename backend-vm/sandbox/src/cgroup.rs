@@ -43,7 +43,7 @@ const TENANT: &str = "tenant-";
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
 /// Without it tenants have no shares of the processors.
 const PROCESSORS: &str = "cpu";
-/// The most there is: a hundred times what a cgroup has that nobody says anything of.
+/// The highest `cpu.weight`; the default is 100 (cgroup v2, "CPU Interface Files").
 const FIRST_WEIGHT: &str = "10000";
 /// Set by systemd on what it delegates: by the system's manager, and by a user's.
 const MARKS: [&std::ffi::CStr; 2] = [c"trusted.delegate", c"user.delegate"];

@@ -1,7 +1,7 @@
 //! Who waits for whom, in the log, whenever SIGUSR1 comes.
 //!
-//! A dump compares each session's progress with the dump before it. Each worker adds a line for each queue of its device,
-//! a little later and unless it does not take what it is sent.
+//! A dump compares each session's progress with the dump before it. Each worker then adds a line for each queue of its
+//! device, unless earlier messages still wait to be sent to it.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -86,8 +86,8 @@ impl Worker {
 }
 
 impl Worker {
-    /// Asks for a line for each queue of its device, which go to the log at once. A worker that does not take what it is
-    /// sent is not asked.
+    /// Asks the worker to log a line for each queue of its device. Does nothing while earlier messages wait to be sent to
+    /// the worker.
     pub(super) fn ask_for_queues(&mut self, ops: &mut EventOps<'_>) -> Result<(), ChannelError> {
         if self.peer.is_waiting() {
             return Ok(());

@@ -31,7 +31,7 @@ impl Default for Quotas {
 impl Supervisor {
     /// Why a user may not attach once more.
     pub(super) fn too_many_tenants(&mut self, user: u32) -> Option<String> {
-        // A tenant that is gone counts until what it sent is closed.
+        // A disconnected tenant counts until its descriptors are closed.
         self.gone.retain(|tenant, _| self.scrubber.serves(*tenant));
         let (living, gone) = (self.tenants.values().map(Tenant::user), &self.gone);
         let count = living.chain(gone.values().copied());

@@ -23,8 +23,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// What a tenant is told: facts of the moment only while it is alone, else they would tell it of its neighbours'
-    /// work.
+    /// The facts for a tenant. Live facts, such as utilization, are among them only while it is alone: beside others they
+    /// would show the neighbours' work.
     pub fn told(&self, has_neighbours: bool) -> impl Iterator<Item = &str> {
         let live = (!has_neighbours).then_some(self.live.as_str());
         std::iter::once(self.facts.as_str()).chain(live)

@@ -45,7 +45,7 @@ struct Entry {
 enum Party {
     Free,
     Used(Id),
-    /// Its session has ended, and what it recorded is not complete yet.
+    /// Its session has ended; the events that it recorded are not marked complete yet.
     Ended,
 }
 
@@ -214,7 +214,8 @@ impl Shares {
         Some(entry)
     }
 
-    /// A session's worker has ended: nobody finds what it shared, and what waits for it is not to wait any longer.
+    /// Ends the shares of a session whose worker has ended. Its tokens name nothing any more, and the events that it
+    /// recorded are to be completed, so that others stop waiting for them.
     fn end(&mut self, session: Id) -> Vec<Left> {
         let mut left = Vec::new();
         for token in self.of_session.remove(&session).unwrap_or_default() {
@@ -447,7 +448,7 @@ mod tests {
         file
     }
 
-    /// A session ends, and what is to be done then is done.
+    /// Ends a session and completes its events.
     fn end(shares: &mut Shares, session: Id) -> usize {
         let left = shares.end(session);
         let count = left.len();
@@ -558,7 +559,7 @@ mod tests {
                 .party
         };
         assert_eq!(party(14), 1);
-        // What is no longer shared is used by nobody.
+        // A removed share has no parties.
         shares.remove(10, token);
         assert!(shares.of_party.is_empty(), "{:?}", shares.of_party);
     }

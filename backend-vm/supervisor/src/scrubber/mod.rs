@@ -32,7 +32,7 @@ const IDLE: usize = 4;
 /// How long until what failed for want of something is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// What the event loop is told when an order is finished.
+/// A notice to the event loop that an order is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// The run of a session that goes on may be granted again, unless it cannot be scrubbed.
@@ -335,7 +335,7 @@ impl Scrubber {
         self.serve(tenant);
     }
 
-    /// A process has ended, and what it held is closed.
+    /// Removes a process that has ended; the kernel has closed its descriptors. Its unfinished orders have failed.
     pub fn remove(&mut self, token: u32) -> Option<OwnedFd> {
         let process = self.processes.remove(&token)?;
         if let Some(tenant) = process.account

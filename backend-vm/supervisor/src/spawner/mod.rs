@@ -2,9 +2,9 @@
 //!
 //! Confining a worker takes privileges: namespaces, users, cgroups. Hearing guests takes none. So the supervisor forks
 //! the spawner before it hears anyone, and gives up its own privileges ([`crate::privileges`]). The spawner holds the
-//! privileges, the executables and the confinement, and takes four orders: start the worker of a protocol with a guest's
-//! environment, of which it drops all but known variables, kill a worker that it started, count it among a tenant's, and
-//! fork a process that closes descriptors ([`crate::scrubber`]). It never reads what a guest, a launcher or a worker that
+//! privileges, the executables and the confinement, and takes four orders: start the worker of a protocol, kill a worker that it
+//! started, move one into its tenant's cgroup, and fork a process that closes descriptors ([`crate::scrubber`]). Of a
+//! guest's environment it passes on known variables alone. It never reads what a guest, a launcher or a worker that
 //! has met a guest wrote, and holds no descriptor of theirs.
 //!
 //! The kernel kills the spawner when the supervisor dies, and the workers when the spawner dies.
