@@ -452,3 +452,21 @@ pub fn wait_readable(socket: &impl AsRawFd, end: Instant) {
     let ready = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
     assert!(ready > 0, "waited in vain for a message");
 }
+
+/// Limits the open files of a process, 0 for the caller. Safe between fork and exec.
+///
+/// # Errors
+/// The caller may not.
+pub fn limit_descriptors(process: u32, soft: u64, hard: u64) -> std::io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: soft,
+        rlim_max: hard,
+    };
+    let process = process.cast_signed();
+    let resource = libc::RLIMIT_NOFILE;
+    // SAFETY: a local structure that the kernel reads.
+    match unsafe { libc::prlimit(process, resource, &raw const limit, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use wormhole_api::MemGetInfo;
 use wormhole_backend_tests::attack::lingering;
-use wormhole_backend_tests::backend::{Backend, Tenant, Workers, wait_until};
+use wormhole_backend_tests::backend::{Backend, Tenant, Workers, limit_descriptors, wait_until};
 use wormhole_backend_tests::guest::Reply;
 use wormhole_ring::control::{Attach, Message, Stream};
 
@@ -20,25 +20,13 @@ struct Two {
 /// A limit of open files with room for both.
 const FILES: u64 = 4096;
 
-fn limit_files() -> std::io::Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: FILES,
-        rlim_max: FILES,
-    };
-    // SAFETY: a local structure that the kernel reads.
-    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
-
 fn two() -> Two {
     let folder = tempfile::tempdir().unwrap();
     let socket: PathBuf = folder.path().join("tenants");
     let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
-    // SAFETY: setrlimit is safe between fork and exec.
+    // SAFETY: prlimit is safe between fork and exec.
     unsafe {
-        command.pre_exec(limit_files);
+        command.pre_exec(|| limit_descriptors(0, FILES, FILES));
     }
     let listen = ["--listen", socket.to_str().unwrap()];
     let mut backend = Backend::start_as(command, Workers::built(), &listen);

@@ -16,7 +16,7 @@ use wormhole_api::{
     DevicePtr, Handle, MemAlloc, MemAllocReply, MemCopy, MemGetInfo, PROTOCOL_HASH, Synchronize,
 };
 use wormhole_backend_tests::backend::{
-    Backend, PATIENCE, Tenant, Workers, is_running, kill, wait_until,
+    Backend, PATIENCE, Tenant, Workers, is_running, kill, limit_descriptors, wait_until,
 };
 use wormhole_backend_tests::guest::{Control, Guest, Reply};
 use wormhole_backend_tests::random::Random;
@@ -236,21 +236,6 @@ const HELLO: Message<'_> = Message::Hello {
     features: 0,
     environment: "",
 };
-
-/// Sets how many descriptors a process may have, 0 for the calling one.
-fn limit_descriptors(process: u32, soft: u64, hard: u64) -> std::io::Result<()> {
-    let limit = libc::rlimit {
-        rlim_cur: soft,
-        rlim_max: hard,
-    };
-    let process = process.cast_signed();
-    let resource = libc::RLIMIT_NOFILE;
-    // SAFETY: a local structure that the kernel reads.
-    match unsafe { libc::prlimit(process, resource, &raw const limit, std::ptr::null_mut()) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
 
 /// A supervisor that listens, too, and may have so many descriptors.
 fn listening_backend(folder: &tempfile::TempDir, soft: u64, hard: u64) -> (Backend, PathBuf) {
