@@ -409,10 +409,19 @@ pub fn kill(pid: i32, signal: i32) {
 
 /// Whether a process exists and is no zombie.
 pub fn is_running(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit_once(')')
-            .is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
-    })
+    state(pid).is_some_and(|state| !['Z', 'X'].contains(&state))
+}
+
+/// Whether a process is stopped by a signal.
+pub fn is_stopped(pid: i32) -> bool {
+    state(pid) == Some('T')
+}
+
+/// The state of a process (proc_pid_stat(5)); none if there is none.
+fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.trim_start().chars().next()
 }
 
 /// The children of all threads of a process.

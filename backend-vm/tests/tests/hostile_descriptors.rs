@@ -1,12 +1,16 @@
 //! Descriptors that a tenant sends hold up that tenant alone, whatever it takes to close them.
 
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use wormhole_api::MemGetInfo;
 use wormhole_backend_tests::attack::lingering;
-use wormhole_backend_tests::backend::{Backend, Tenant, Workers, limit_descriptors, wait_until};
+use wormhole_backend_tests::backend::{
+    Backend, Tenant, Workers, is_stopped, kill, limit_descriptors, wait_until,
+};
 use wormhole_backend_tests::guest::Reply;
 use wormhole_ring::control::{Attach, Message, Stream};
 
@@ -39,6 +43,34 @@ fn two() -> Two {
 }
 
 impl Two {
+    /// Has a descriptor sent that takes an hour to close, and returns the other end. The supervisor is stopped meanwhile:
+    /// it has the last copy then, and not this test, which would wait out that hour.
+    fn sends_a_lingering(&mut self, send: impl FnOnce(&mut Self, OwnedFd)) -> TcpStream {
+        let (descriptor, far) = lingering();
+        let supervisor = self.backend.child.id().cast_signed();
+        kill(supervisor, libc::SIGSTOP);
+        wait_until(
+            || is_stopped(supervisor),
+            || "a supervisor that stands".into(),
+        );
+        send(self, descriptor);
+        kill(supervisor, libc::SIGCONT);
+        far
+    }
+
+    /// The hostile tenant sends a lingering descriptor on a control stream, which the supervisor closes.
+    fn attacks_by_a_control_stream(&mut self) -> TcpStream {
+        self.hostile.attach(64, Attach::default()).unwrap();
+        let mut guest = self.hostile.connect();
+        let far = self.sends_a_lingering(|_, descriptor| {
+            guest
+                .send_with(&Message::Doorbell, vec![descriptor])
+                .unwrap();
+        });
+        assert_eq!(guest.receive(), Reply::Ended);
+        far
+    }
+
     /// Everything that the victim asks for is done.
     fn serves_the_victim(&mut self) {
         let mut guest = self.backend.connect().open();
@@ -57,13 +89,7 @@ impl Two {
 #[test]
 fn a_descriptor_on_a_control_stream_that_is_never_closed_holds_up_its_tenant_alone() {
     let mut two = two();
-    two.hostile.attach(64, Attach::default()).unwrap();
-    let (descriptor, _far) = lingering();
-    let mut guest = two.hostile.connect();
-    guest
-        .send_with(&Message::Doorbell, vec![descriptor])
-        .unwrap();
-    assert_eq!(guest.receive(), Reply::Ended);
+    let _far = two.attacks_by_a_control_stream();
     two.serves_the_victim();
 }
 
@@ -71,9 +97,10 @@ fn a_descriptor_on_a_control_stream_that_is_never_closed_holds_up_its_tenant_alo
 fn a_control_stream_that_is_none_and_never_closed_holds_up_its_tenant_alone() {
     let mut two = two();
     two.hostile.attach(64, Attach::default()).unwrap();
-    let (descriptor, _far) = lingering();
-    let stream = Message::Stream(Stream { local: 1 });
-    two.hostile.send(&stream, vec![descriptor]);
+    let _far = two.sends_a_lingering(|two, descriptor| {
+        let stream = Message::Stream(Stream { local: 1 });
+        two.hostile.send(&stream, vec![descriptor]);
+    });
     two.backend.wait_for_log("that is no stream socket");
     two.serves_the_victim();
 }
@@ -81,9 +108,10 @@ fn a_control_stream_that_is_none_and_never_closed_holds_up_its_tenant_alone() {
 #[test]
 fn a_window_that_is_none_and_never_closed_holds_up_its_tenant_alone() {
     let mut two = two();
-    let (descriptor, _far) = lingering();
-    two.hostile
-        .send(&Message::Attach(Attach::default()), vec![descriptor]);
+    let _far = two.sends_a_lingering(|two, descriptor| {
+        let attach = Message::Attach(Attach::default());
+        two.hostile.send(&attach, vec![descriptor]);
+    });
     let refused = two.hostile.attached().unwrap_err();
     assert!(refused.contains("anonymous file"), "{refused}");
     two.serves_the_victim();
@@ -96,16 +124,16 @@ fn what_waits_in_the_streams_of_a_tenant_that_goes_holds_up_nobody() {
     let mut far = Vec::new();
     let guests: Vec<_> = (0..4).map(|_| two.hostile.connect()).collect();
     for mut guest in guests {
-        let (descriptor, end) = lingering();
-        far.push(end);
-        guest
-            .send_with(&Message::Doorbell, vec![descriptor])
-            .unwrap();
+        far.push(two.sends_a_lingering(|_, descriptor| {
+            guest
+                .send_with(&Message::Doorbell, vec![descriptor])
+                .unwrap();
+        }));
     }
     // Nobody takes it from the stream before that is closed.
-    let (descriptor, end) = lingering();
-    far.push(end);
-    two.hostile.send(&Message::Doorbell, vec![descriptor]);
+    far.push(two.sends_a_lingering(|two, descriptor| {
+        two.hostile.send(&Message::Doorbell, vec![descriptor]);
+    }));
     two.backend.wait_for_log("launchers do not send");
     two.serves_the_victim();
 }
@@ -113,13 +141,7 @@ fn what_waits_in_the_streams_of_a_tenant_that_goes_holds_up_nobody() {
 #[test]
 fn descriptors_without_end_leave_others_theirs_while_none_is_closed() {
     let mut two = two();
-    two.hostile.attach(64, Attach::default()).unwrap();
-    let (descriptor, _far) = lingering();
-    let mut guest = two.hostile.connect();
-    guest
-        .send_with(&Message::Doorbell, vec![descriptor])
-        .unwrap();
-    assert_eq!(guest.receive(), Reply::Ended);
+    let _far = two.attacks_by_a_control_stream();
     let (pipe, _writer) = std::io::pipe().unwrap();
     let folder = format!("/proc/{}/fd", two.backend.child.id());
     let mut guests = Vec::new();
