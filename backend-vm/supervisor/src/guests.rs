@@ -212,17 +212,12 @@ impl Supervisor {
             guest.peer.flush(ops)?;
         }
         let (tenant, token) = (guest.tenant, guest.peer.token());
-        if !self.may_read(tenant, token) {
-            if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
-                return Err(ChannelError::Ended.into());
-            }
-            if let Some(guest) = self.guests.get_mut(&id) {
-                guest.peer.set_reading(ops, false);
-            }
+        let may = self.may_read(tenant, token);
+        let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
-        }
-        if let Some(guest) = self.guests.get_mut(&id) {
-            guest.peer.fill()?;
+        };
+        if !guest.peer.fill(ops, may, set)? {
+            return Ok(());
         }
         let mut rings = None;
         for _ in 0..TURN {

@@ -104,6 +104,7 @@ pub struct Options {
     pub start_limit: Duration,
     /// How long a guest may take to say hello, and a launcher that connects to attach.
     pub hello_limit: Duration,
+    /// What tenants may have at most.
     pub quotas: Quotas,
 }
 

@@ -44,12 +44,26 @@ impl Peer {
         })
     }
 
-    /// Reads what is there, once.
+    /// Reads what is there, once, if the stream `may` be read now. Else the loop does not watch it for input until
+    /// [`set_reading`](Self::set_reading). Whether it was read.
     ///
     /// # Errors
-    /// As [`Incoming::fill`].
-    pub fn fill(&mut self) -> Result<(), ChannelError> {
-        self.incoming.fill(&self.socket)
+    /// As [`Incoming::fill`]; `Ended` for a stream that is not read and of which `set` announces the end, since the loop
+    /// would announce that again and again.
+    pub fn fill(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        may: bool,
+        set: EventSet,
+    ) -> Result<bool, ChannelError> {
+        if may {
+            self.incoming.fill(&self.socket)?;
+        } else if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
+            return Err(ChannelError::Ended);
+        } else {
+            self.set_reading(ops, false);
+        }
+        Ok(may)
     }
 
     /// Sends a message, or queues it for when the reader has room.

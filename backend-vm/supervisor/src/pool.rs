@@ -486,17 +486,12 @@ impl Supervisor {
         let token = worker.peer.token();
         let session = worker.session.and_then(|key| self.sessions.get(&key));
         let tenant = session.map(|session| session.tenant);
-        if tenant.is_some_and(|tenant| !self.may_read(tenant, token)) {
-            if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
-                return Err(None);
-            }
-            if let Some(worker) = self.workers.get_mut(&id) {
-                worker.peer.set_reading(ops, false);
-            }
+        let may = tenant.is_none_or(|tenant| self.may_read(tenant, token));
+        let Some(worker) = self.workers.get_mut(&id) else {
             return Ok(());
-        }
-        if let Some(worker) = self.workers.get_mut(&id) {
-            worker.peer.fill().map_err(failed)?;
+        };
+        if !worker.peer.fill(ops, may, set).map_err(failed)? {
+            return Ok(());
         }
         for _ in 0..TURN {
             let Some(worker) = self.workers.get_mut(&id) else {

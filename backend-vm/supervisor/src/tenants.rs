@@ -244,18 +244,17 @@ impl Supervisor {
             peer.flush(ops)?;
         }
         let token = peer.token();
-        if self.is_attaching(id) || !self.may_read(id, token) {
-            // Else it would be announced again and again.
-            if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
-                return Err(ChannelError::Cut);
-            }
-            if let Some(peer) = self.tenant_peer(id) {
-                peer.set_reading(ops, false);
-            }
+        let may = !self.is_attaching(id) && self.may_read(id, token);
+        let Some(peer) = self.tenant_peer(id) else {
             return Ok(());
-        }
-        if let Some(peer) = self.tenant_peer(id) {
-            peer.fill()?;
+        };
+        let filled = peer.fill(ops, may, set).map_err(|error| match error {
+            // It may have said more than was read.
+            ChannelError::Ended => ChannelError::Cut,
+            error => error,
+        });
+        if !filled? {
+            return Ok(());
         }
         for _ in 0..TURN {
             if self.is_attaching(id) {
