@@ -15,6 +15,17 @@ pub mod progress;
 pub mod report;
 pub mod tasks;
 
+/// Text for a terminal or a log: control characters that would move the cursor or change the terminal's state are dots.
+/// Line ends and tabs stay.
+pub fn harmless(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\t' => c,
+        c if c.is_control() => '.',
+        c => c,
+    };
+    text.chars().map(shown).collect()
+}
+
 /// An error and its causes, in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
@@ -29,4 +40,17 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::harmless;
+
+    #[test]
+    fn what_a_guest_says_does_not_reach_the_terminal_as_commands() {
+        assert_eq!(
+            harmless("its last lines:\n\x1b[2J\x1b]0;title\x07\r\u{9b}31m\tend"),
+            "its last lines:\n.[2J.]0;title...31m\tend"
+        );
+    }
 }

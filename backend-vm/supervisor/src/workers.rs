@@ -275,11 +275,7 @@ impl Log {
         let cost = u32::try_from(self.line.len() + 1).unwrap_or(u32::MAX);
         let verdict = budget.spend_all(cost, Instant::now());
         if verdict != Verdict::Drop {
-            // What a worker writes must not reach a terminal as control characters.
-            let text: String = String::from_utf8_lossy(&self.line)
-                .chars()
-                .map(|c| if c.is_control() && c != '\t' { '.' } else { c })
-                .collect();
+            let text = wormhole_link::harmless(&String::from_utf8_lossy(&self.line));
             let text = text.trim();
             if self.awaited > 0 && text.contains(DUMP_LINE) {
                 self.awaited -= 1;
