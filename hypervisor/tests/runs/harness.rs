@@ -3,8 +3,10 @@
 //! `cargo xtask test` stages an installation and builds the programs, then names both in the environment.
 
 use std::ffi::OsStr;
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -177,7 +179,7 @@ pub fn running(name: &str) -> Vec<PathBuf> {
 
 /// What the processes of this system were started from.
 fn processes() -> impl Iterator<Item = PathBuf> {
-    std::fs::read_dir("/proc")
+    fs::read_dir("/proc")
         .expect("proc is mounted")
         .flatten()
         .filter_map(|entry| started_from(entry.file_name().to_str()?.parse().ok()?))
@@ -186,7 +188,7 @@ fn processes() -> impl Iterator<Item = PathBuf> {
 /// The file that a process says it was started from. Its executable would tell less: a confined worker's
 /// is named by a path that is its own.
 fn started_from(pid: u32) -> Option<PathBuf> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let first = line
         .split(|byte| *byte == 0)
         .next()
@@ -204,6 +206,22 @@ pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
         );
         std::thread::park_timeout(Duration::from_millis(2));
     }
+}
+
+/// A copy of the staged programs and libraries at a place that every user can read.
+pub fn published_stage() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
+    for part in ["bin", "lib/wormhole"] {
+        let to = folder.path().join(part);
+        fs::create_dir_all(&to).expect("a folder");
+        let entries = fs::read_dir(stage().join(part)).expect("it is staged");
+        // The others are symbols.
+        for file in entries.flatten().filter(|entry| entry.path().is_file()) {
+            fs::copy(file.path(), to.join(file.file_name())).expect("a copy");
+        }
+    }
+    folder
 }
 
 /// Sends a launcher the signal until it has ended: the second SIGTERM, and those after it, kill what the first does not.
@@ -316,12 +334,12 @@ pub fn descendants(root: u32) -> Vec<u32> {
     let mut next = 0;
     while let Some(&pid) = found.get(next) {
         next += 1;
-        for task in std::fs::read_dir(format!("/proc/{pid}/task"))
+        for task in fs::read_dir(format!("/proc/{pid}/task"))
             .into_iter()
             .flatten()
             .flatten()
         {
-            if let Ok(children) = std::fs::read_to_string(task.path().join("children")) {
+            if let Ok(children) = fs::read_to_string(task.path().join("children")) {
                 found.extend(
                     children
                         .split_whitespace()

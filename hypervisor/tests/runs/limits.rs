@@ -1,30 +1,23 @@
 //! Limits of the system: each is named, and nothing hangs or goes on with a wrong result.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Resource, Rlimit, Signal, geteuid, setrlimit};
 
-use crate::harness::{PATIENCE, alone, end_by, eventually, finish, program, stage, wormhole};
+use crate::harness::{
+    PATIENCE, alone, end_by, eventually, finish, program, published_stage, wormhole,
+};
 
 /// A user with no processes, for which limits of processes count from 0.
 const USER: u32 = 54_321;
 
 /// The stage and a program at a place that every user can read.
 fn published(name: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
-    for part in ["bin", "lib", "lib/wormhole"] {
-        let to = folder.path().join(part);
-        fs::create_dir_all(&to).expect("a folder");
-        let entries = fs::read_dir(stage().join(part)).expect("the stage");
-        for file in entries.flatten().filter(|entry| entry.path().is_file()) {
-            fs::copy(file.path(), to.join(file.file_name())).expect("a copy");
-        }
-    }
+    let folder = published_stage();
     fs::copy(program("static", name), folder.path().join(name)).expect("a copy");
     folder
 }
