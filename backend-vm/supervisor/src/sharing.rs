@@ -421,6 +421,7 @@ impl Supervisor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scrubber::bury;
     use std::os::fd::AsRawFd;
     use wormhole_device::EventWords;
     use wormhole_link::memory::Mapping;
@@ -454,12 +455,7 @@ mod tests {
         let count = left.len();
         for left in left {
             if let Left::Words(file, token, parties) = left {
-                let mapping = Mapping::new(&file, 0, WORDS_FILE).unwrap();
-                // SAFETY: mapped until the end of this turn.
-                let words = unsafe { EventWords::new(mapping.base()) };
-                for party in (0..PARTIES).filter(|party| parties & 1 << party != 0) {
-                    words.bury(party);
-                }
+                bury(&file, parties).unwrap();
                 shares.buried(token, parties);
             }
         }

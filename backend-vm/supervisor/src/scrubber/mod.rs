@@ -20,6 +20,8 @@ use wormhole_ring::session::Run;
 
 pub use self::message::Work;
 use self::message::{Done, MAX_RUNS, Order as Sent};
+#[cfg(test)]
+pub use self::process::bury;
 pub use self::process::main;
 use super::Id;
 use super::datagram::{self, DESCRIPTORS};

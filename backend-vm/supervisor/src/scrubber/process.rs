@@ -118,7 +118,7 @@ impl Job {
             Work::Close => Ok(None),
             Work::Scrub(runs) => scrub(file, runs),
             Work::Discard(from) => discard(file, *from),
-            Work::Bury(parties) => bury(file, *parties),
+            Work::Bury(parties) => bury(file, *parties).map(|()| None),
             Work::Bootstrap(bytes) => write_bootstrap(file, *bytes),
         }
     }
@@ -162,14 +162,15 @@ fn discard(file: &OwnedFd, from: u64) -> io::Result<Option<Work>> {
     Ok(Some(Work::Discard(data + slice)))
 }
 
-fn bury(file: &OwnedFd, parties: u32) -> io::Result<Option<Work>> {
+/// Completes what these parties of an event, a bit each, have recorded in its words.
+pub fn bury(file: &OwnedFd, parties: u32) -> io::Result<()> {
     let mapping = Mapping::new(file, 0, WORDS_FILE)?;
     // SAFETY: pages of a file that cannot shrink, mapped until the end of this function.
     let words = unsafe { EventWords::new(mapping.base()) };
     for party in (0..PARTIES).filter(|party| parties & 1 << party != 0) {
         words.bury(party);
     }
-    Ok(None)
+    Ok(())
 }
 
 fn write_bootstrap(file: &OwnedFd, bytes: u64) -> io::Result<Option<Work>> {
