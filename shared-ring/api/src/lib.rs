@@ -36,5 +36,5 @@ pub use message::*;
 pub use result::CuResult;
 pub use wire::{
     Decode, DecodeError, DevicePtr, Dispatched, Encode, EncodeError, FENCES, Fence, Items, Kind,
-    MESSAGE_LIMIT, Message, MessageInfo, Outcome, REPLY_LIMIT,
+    MESSAGE_LIMIT, Message, MessageInfo, Outcome, REPLY_LIMIT, Serve, Served, Server, deliver,
 };

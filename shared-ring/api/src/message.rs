@@ -8,7 +8,7 @@ use crate::handle::{
 use crate::result::CuResult;
 use crate::wire::{
     self, Decode, DecodeError, DevicePtr, Dispatched, Encode, EncodeError, Fence, Items, Kind,
-    Message, MessageInfo, Outcome,
+    Message, MessageInfo, Serve, Server, deliver,
 };
 
 include!(concat!(env!("OUT_DIR"), "/messages.rs"));

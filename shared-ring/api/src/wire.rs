@@ -264,44 +264,52 @@ impl fmt::Display for DecodeError {
 
 impl core::error::Error for DecodeError {}
 
-/// What a service made of a message.
+/// How a message was served, or the error that it is refused or has failed with.
+pub type Outcome<R> = Result<Served<R>, CuResult>;
+
+/// A message that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Outcome<R> {
+pub enum Served<R> {
     /// Executed, with this answer.
     Done(R),
-    /// Refused or failed with this error.
-    Failed(CuResult),
     /// Handed to another thread, which will answer.
     Deferred,
 }
 
-impl<R, E: Into<CuResult>> From<Result<R, E>> for Outcome<R> {
-    fn from(result: Result<R, E>) -> Self {
-        match result {
-            Ok(reply) => Self::Done(reply),
-            Err(error) => Self::Failed(error.into()),
-        }
-    }
+/// Executes messages.
+pub trait Server {
+    /// What it is given beside each message: slot, sequence.
+    type Call;
 }
 
-impl<R: Encode> Outcome<R> {
-    /// Hands the answer over, if there is one yet. An answer too long for its slot is
-    /// `CUDA_ERROR_NOT_SUPPORTED`.
-    pub fn deliver(self, answer: &mut impl FnMut(CuResult, &[&[u8]])) -> Dispatched {
-        match self {
-            Self::Done(reply) => {
-                if reply
-                    .encode(|parts| answer(CuResult::SUCCESS, parts))
-                    .is_err()
-                {
-                    answer(CuResult::NOT_SUPPORTED, &[]);
-                }
+/// Executes one kind of message. [`dispatch`](crate::dispatch) takes a server that executes all kinds.
+pub trait Serve<M: Message>: Server {
+    /// Executes the message, or hands it to another thread.
+    ///
+    /// # Errors
+    /// What the guest is answered with.
+    fn serve<'s>(&'s mut self, call: &Self::Call, message: &M) -> Outcome<M::Reply<'s>>;
+}
+
+/// Hands the answer over, if there is one yet. An answer too long for its slot is
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub fn deliver<R: Encode>(
+    outcome: Outcome<R>,
+    answer: &mut impl FnMut(CuResult, &[&[u8]]),
+) -> Dispatched {
+    match outcome {
+        Ok(Served::Done(reply)) => {
+            if reply
+                .encode(|parts| answer(CuResult::SUCCESS, parts))
+                .is_err()
+            {
+                answer(CuResult::NOT_SUPPORTED, &[]);
             }
-            Self::Failed(error) => answer(error, &[]),
-            Self::Deferred => return Dispatched::Deferred,
         }
-        Dispatched::Answered
+        Ok(Served::Deferred) => return Dispatched::Deferred,
+        Err(error) => answer(error, &[]),
     }
+    Dispatched::Answered
 }
 
 /// Whether a message has been answered.

@@ -179,12 +179,12 @@ fn a_tail_over_its_limit_is_not_sent() {
 fn an_outcome_is_answered_once_or_put_off() {
     let mut answers = Vec::new();
     let mut answer = |result: CuResult, parts: &[&[u8]]| answers.push((result, parts.concat()));
-    let done = Outcome::Done(MemAllocReply {
+    let reply = MemAllocReply {
         address: DevicePtr(0x10),
-    })
-    .deliver(&mut answer);
-    let failed = Outcome::<MemAllocReply>::Failed(CuResult::OUT_OF_MEMORY).deliver(&mut answer);
-    let later = Outcome::<()>::Deferred.deliver(&mut answer);
+    };
+    let done = deliver(Ok(Served::Done(reply)), &mut answer);
+    let failed = deliver::<MemAllocReply>(Err(CuResult::OUT_OF_MEMORY), &mut answer);
+    let later = deliver::<()>(Ok(Served::Deferred), &mut answer);
     assert_eq!(
         (done, failed, later),
         (

@@ -1,4 +1,4 @@
-//! Messages, their encoders, the decoder, the service trait and its dispatch.
+//! Messages, their encoders, the decoder and the dispatch.
 
 use std::fmt::Write as _;
 
@@ -77,7 +77,7 @@ pub fn messages(table: &Table, next: bool) -> String {
         whole_message(&mut out, message);
     }
     requests(&mut out, &messages);
-    service(&mut out, &messages);
+    dispatch(&mut out, &messages);
     out
 }
 
@@ -481,7 +481,7 @@ fn requests(out: &mut String, messages: &[&Message]) {
     );
 }
 
-/// The name of a method or test for a message.
+/// The name of a test for a message.
 pub(crate) fn snake_case(name: &str) -> String {
     let mut out = String::new();
     for letter in name.chars() {
@@ -493,72 +493,41 @@ pub(crate) fn snake_case(name: &str) -> String {
     out
 }
 
-fn service(out: &mut String, messages: &[&Message]) {
-    let _ = writeln!(
-        out,
-        "/// What executes messages: one method for each.\npub trait Service {{\n    /// What a method is told besides the message: slot, sequence, context.\n    type Call;\n"
-    );
+/// The dispatch to a server of every message, and what serves the messages whose answer is constant.
+fn dispatch(out: &mut String, messages: &[&Message]) {
     for message in messages {
-        let any = if borrows(&message.body) { "<'_>" } else { "" };
-        // A reply that borrows does so from the service, so the message gets a lifetime of its own.
-        let (generics, reply) = if is_empty(&message.reply) {
-            ("", "()".to_owned())
-        } else if borrows(&message.reply) {
-            ("<'s>", format!("{}Reply<'s>", message.name))
-        } else {
-            ("", format!("{}Reply", message.name))
-        };
-        let service = if generics.is_empty() {
-            "&mut self"
-        } else {
-            "&'s mut self"
-        };
         let constants: Option<Vec<String>> = message
             .reply
             .fields
             .iter()
-            .map(|field| {
-                field
-                    .constant
-                    .as_ref()
-                    .map(|value| format!("{}: {value}", field.name))
-            })
+            .map(|field| Some(format!("{}: {}", field.name, field.constant.as_ref()?)))
             .collect();
-        let provided = constants.filter(|fields| !fields.is_empty());
-        let (call, argument) = if provided.is_some() {
-            ("_call", "_message")
-        } else {
-            ("call", "message")
-        };
-        let _ = writeln!(out, "    /// Executes [`{}`].", message.name);
-        let _ = write!(
-            out,
-            "    fn {}{generics}({service}, {call}: &Self::Call, {argument}: &{}{any}) -> Outcome<{reply}>",
-            snake_case(&message.name),
-            message.name
-        );
-        match provided {
-            Some(fields) => {
-                let _ = writeln!(
-                    out,
-                    " {{\n        Outcome::Done({}Reply {{ {} }})\n    }}",
-                    message.name,
-                    fields.join(", ")
-                );
-            }
-            None => out.push_str(";\n"),
+        if let Some(fields) = constants.filter(|fields| !fields.is_empty()) {
+            let _ = writeln!(
+                out,
+                "impl<S: Server> Serve<{0}> for S {{\n    fn serve(&mut self, _: &Self::Call, _: &{0}) -> wire::Outcome<{0}Reply> {{\n        Ok(wire::Served::Done({0}Reply {{ {1} }}))\n    }}\n}}\n",
+                message.name,
+                fields.join(", ")
+            );
         }
     }
     let _ = writeln!(
         out,
-        "}}\n\n/// Executes a message and hands its answer to `answer`, unless the service has put it off.\npub fn dispatch<S: Service>(\n    service: &mut S,\n    call: &S::Call,\n    request: &Request<'_>,\n    mut answer: impl FnMut(CuResult, &[&[u8]]),\n) -> Dispatched {{\n    match request {{"
+        "/// Executes a message and hands its answer to `answer`, unless the server has put it off.\npub fn dispatch<S>(\n    server: &mut S,\n    call: &S::Call,\n    request: &Request<'_>,\n    mut answer: impl FnMut(CuResult, &[&[u8]]),\n) -> Dispatched\nwhere\n    S: Server,"
     );
+    for message in messages {
+        let _ = if borrows(&message.body) {
+            writeln!(out, "    S: for<'m> Serve<{}<'m>>,", message.name)
+        } else {
+            writeln!(out, "    S: Serve<{}>,", message.name)
+        };
+    }
+    let _ = writeln!(out, "{{\n    match request {{");
     for message in messages {
         let _ = writeln!(
             out,
-            "        Request::{}(message) => service.{}(call, message).deliver(&mut answer),",
+            "        Request::{}(message) => deliver(server.serve(call, message), &mut answer),",
             message.name,
-            snake_case(&message.name)
         );
     }
     let _ = writeln!(out, "    }}\n}}");

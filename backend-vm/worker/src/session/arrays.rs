@@ -7,8 +7,9 @@ use std::sync::Arc;
 use wormhole_api::array::{ArrayShape, Texels, span};
 use wormhole_api::handle::Slab;
 use wormhole_api::{
-    Array, ArrayCreate, BoxCopy, CuResult, DevicePtr, Handle, Mipmap, MipmapCreate, MipmapGetLevel,
-    Outcome, ReferenceBindTexture, SurfaceCreateReply, TextureCreate, TextureCreateReply,
+    Array, ArrayCreate, ArrayDestroy, BoxCopy, CuResult, DevicePtr, Handle, Mipmap, MipmapCreate,
+    MipmapDestroy, MipmapGetLevel, Outcome, ReferenceBindTexture, Serve, Served, SurfaceCreate,
+    SurfaceCreateReply, SurfaceDestroy, TextureCreate, TextureCreateReply, TextureDestroy,
     TextureSource,
 };
 use wormhole_device::{BoxEnd, Resource, Sampling, View};
@@ -138,13 +139,12 @@ impl Session {
             used.for_each(|used| used.let_go(device.as_ref()));
         }));
     }
+}
 
-    pub(super) fn create_array(&mut self, call: &Call, message: &ArrayCreate) -> Outcome<()> {
+impl Serve<ArrayCreate> for Session {
+    fn serve(&mut self, call: &Call, message: &ArrayCreate) -> Outcome<()> {
         let (format, channels) = (message.format, message.channels);
-        let shape = match ArrayShape::new(message.extent, format, channels, message.flags) {
-            Ok(shape) => shape,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let shape = ArrayShape::new(message.extent, format, channels, message.flags)?;
         let new = message.new;
         self.ask(
             call,
@@ -158,16 +158,17 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn destroy_array(&mut self, call: &Call, handle: Handle<Array>) -> Outcome<()> {
-        match self.array(handle).map(|array| array.mipmap.is_some()) {
-            Ok(false) => {}
+impl Serve<ArrayDestroy> for Session {
+    fn serve(&mut self, call: &Call, message: &ArrayDestroy) -> Outcome<()> {
+        let handle = message.array;
+        if self.array(handle)?.mipmap.is_some() {
             // A level goes with the array that it is a level of.
-            Ok(true) => return Outcome::Failed(CuResult::INVALID_VALUE),
-            Err(error) => return Outcome::Failed(error),
+            return Err(CuResult::INVALID_VALUE);
         }
         let Some(array) = self.arrays.arrays.remove(handle) else {
-            return Outcome::Failed(self.invalid_handle());
+            return Err(self.invalid_handle());
         };
         self.ask(
             call,
@@ -175,16 +176,15 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn create_mipmap(&mut self, call: &Call, message: &MipmapCreate) -> Outcome<()> {
+impl Serve<MipmapCreate> for Session {
+    fn serve(&mut self, call: &Call, message: &MipmapCreate) -> Outcome<()> {
         let (format, channels) = (message.format, message.channels);
-        let shape = match ArrayShape::new(message.extent, format, channels, message.flags) {
-            Ok(shape) => shape,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let shape = ArrayShape::new(message.extent, format, channels, message.flags)?;
         let (new, levels) = (message.new, message.levels);
         if levels == 0 || levels > shape.most_levels() {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         }
         self.ask(
             call,
@@ -206,10 +206,13 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn destroy_mipmap(&mut self, call: &Call, handle: Handle<Mipmap>) -> Outcome<()> {
+impl Serve<MipmapDestroy> for Session {
+    fn serve(&mut self, call: &Call, message: &MipmapDestroy) -> Outcome<()> {
+        let handle = message.mipmap;
         let Some(mipmap) = self.arrays.mipmaps.remove(handle) else {
-            return Outcome::Failed(self.invalid_handle());
+            return Err(self.invalid_handle());
         };
         let levels: Vec<_> = mipmap
             .levels
@@ -228,8 +231,10 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn get_level(&mut self, message: &MipmapGetLevel) -> Result<(), CuResult> {
+impl Serve<MipmapGetLevel> for Session {
+    fn serve(&mut self, _: &Call, message: &MipmapGetLevel) -> Outcome<()> {
         let Some(held) = self.arrays.mipmaps.get(message.mipmap) else {
             return Err(self.invalid_handle());
         };
@@ -247,9 +252,11 @@ impl Session {
         if let Some(held) = self.arrays.mipmaps.get_mut(message.mipmap) {
             held.levels.push(message.new);
         }
-        Ok(())
+        Ok(Served::Done(()))
     }
+}
 
+impl Session {
     /// What a texture reads, if it is the session's. Of memory only the start is looked at, as the driver does:
     /// beyond it, texels are read as by any kernel.
     pub(super) fn resource(&self, wanted: &Wanted) -> Result<(Resource, Used), CuResult> {
@@ -292,19 +299,12 @@ impl Session {
             }
         })
     }
+}
 
-    pub(super) fn create_texture(
-        &mut self,
-        call: &Call,
-        message: &TextureCreate,
-    ) -> Outcome<TextureCreateReply> {
-        if let Err(error) = has_room(&self.arrays.textures) {
-            return Outcome::Failed(error);
-        }
-        let (resource, used) = match self.resource(&message.wanted()) {
-            Ok(found) => found,
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<TextureCreate> for Session {
+    fn serve(&mut self, call: &Call, message: &TextureCreate) -> Outcome<TextureCreateReply> {
+        has_room(&self.arrays.textures)?;
+        let (resource, used) = self.resource(&message.wanted())?;
         let sampling = message.sampling();
         let [first_level, last_level, first_layer, last_layer] = message.view_parts;
         let view = (message.viewed != 0).then_some(View {
@@ -326,26 +326,24 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn destroy_texture(&mut self, texture: u64) -> Result<(), CuResult> {
+impl Serve<TextureDestroy> for Session {
+    fn serve(&mut self, _: &Call, message: &TextureDestroy) -> Outcome<()> {
+        let texture = message.texture;
         if !self.arrays.textures.remove(&(self.on, texture)) {
             return Err(self.invalid_handle());
         }
         self.done(self.device.destroy_texture(texture))
+            .map(Served::Done)
     }
+}
 
-    pub(super) fn create_surface(
-        &mut self,
-        call: &Call,
-        handle: Handle<Array>,
-    ) -> Outcome<SurfaceCreateReply> {
-        if let Err(error) = has_room(&self.arrays.surfaces) {
-            return Outcome::Failed(error);
-        }
-        let array = match self.array(handle) {
-            Ok(array) => Arc::clone(array),
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<SurfaceCreate> for Session {
+    fn serve(&mut self, call: &Call, message: &SurfaceCreate) -> Outcome<SurfaceCreateReply> {
+        let handle = message.array;
+        has_room(&self.arrays.surfaces)?;
+        let array = Arc::clone(self.array(handle)?);
         self.ask(
             call,
             move |device| {
@@ -359,14 +357,20 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn destroy_surface(&mut self, surface: u64) -> Result<(), CuResult> {
+impl Serve<SurfaceDestroy> for Session {
+    fn serve(&mut self, _: &Call, message: &SurfaceDestroy) -> Outcome<()> {
+        let surface = message.surface;
         if !self.arrays.surfaces.remove(&(self.on, surface)) {
             return Err(self.invalid_handle());
         }
         self.done(self.device.destroy_surface(surface))
+            .map(Served::Done)
     }
+}
 
+impl Session {
     /// One end of a copy, if it holds the box and is the session's.
     pub(super) fn box_end(
         &self,
@@ -394,12 +398,14 @@ impl Session {
         };
         Ok((end, place))
     }
+}
 
-    pub(super) fn copy_box(&self, message: &BoxCopy) -> Result<(), CuResult> {
+impl Serve<BoxCopy> for Session {
+    fn serve(&mut self, _: &Call, message: &BoxCopy) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
         let extent = message.extent;
         if extent.contains(&0) {
-            return Ok(());
+            return Ok(Served::Done(()));
         }
         let (to, to_place) = self.box_end(
             extent,
@@ -418,5 +424,6 @@ impl Session {
         self.count_copy(from_place, to_place, bytes)?;
         let copy = wormhole_device::BoxCopy { to, from, extent };
         self.done(self.device.copy_box(&copy, stream))
+            .map(Served::Done)
     }
 }

@@ -1,9 +1,11 @@
 //! Conditional nodes of graphs: their conditions, and which nodes lie in which of their bodies.
 
-use wormhole_api::{CuResult, GraphBody, GraphBranch, GraphCondition, GraphConditional};
+use wormhole_api::{
+    CuResult, GraphBody, GraphBranch, GraphCondition, GraphConditional, Outcome, Serve,
+};
 use wormhole_device::{Branch, Condition, Conditional, CuError, GraphNode};
 
-use super::{Session, to_result};
+use super::{Call, Session, to_result};
 
 /// Bodies that one graph may have.
 const MOST_BODIES: usize = 1 << 16;
@@ -89,37 +91,44 @@ impl Nesting {
     }
 }
 
-impl Session {
-    pub(super) fn add_condition(&mut self, message: &GraphCondition) -> Result<(), CuResult> {
-        if message.assigned > 1 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let (description, nesting, _) = self.described(message.graph, CONDITION_BYTES)?;
-        nesting.taken.push(false);
-        description.conditions.push(Condition {
-            default: message.default,
-            assigned: message.assigned == 1,
-        });
-        Ok(())
+impl Serve<GraphCondition> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphCondition) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            if message.assigned > 1 {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let (description, nesting, _) = session.described(message.graph, CONDITION_BYTES)?;
+            nesting.taken.push(false);
+            description.conditions.push(Condition {
+                default: message.default,
+                assigned: message.assigned == 1,
+            });
+            Ok(())
+        })
     }
+}
 
-    pub(super) fn add_conditional_node(
-        &mut self,
-        message: &GraphConditional,
-    ) -> Result<(), CuResult> {
-        let bytes = (message.bodies as usize).saturating_mul(BODY_BYTES);
-        let (_, nesting, _) = self.described(message.graph, bytes)?;
-        let node = nesting.take(message)?;
-        let added = self.add_node(message.graph, GraphNode::Conditional(node), 0);
-        added.map(drop)
+impl Serve<GraphConditional> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphConditional) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let bytes = (message.bodies as usize).saturating_mul(BODY_BYTES);
+            let (_, nesting, _) = session.described(message.graph, bytes)?;
+            let node = nesting.take(message)?;
+            let added = session.add_node(message.graph, GraphNode::Conditional(node), 0);
+            added.map(drop)
+        })
     }
+}
 
-    pub(super) fn begin_body(&mut self, message: &GraphBody) -> Result<(), CuResult> {
-        let (_, nesting, _) = self.described(message.graph, 0)?;
-        if !nesting.has(message.body) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        nesting.current = message.body;
-        Ok(())
+impl Serve<GraphBody> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphBody) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let (_, nesting, _) = session.described(message.graph, 0)?;
+            if !nesting.has(message.body) {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            nesting.current = message.body;
+            Ok(())
+        })
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-use wormhole_api::{CuResult, FileMap, Outcome};
+use wormhole_api::{CuResult, FileMap, FileUnmap, Outcome, Serve};
 use wormhole_device::{CuError, Device};
 use wormhole_ring::band;
 use wormhole_ring::layout::FILES;
@@ -124,8 +124,10 @@ impl Session {
     pub fn take_files_from(&mut self, socket: OwnedFd) {
         self.files.socket = Some(Arc::new(socket.into()));
     }
+}
 
-    pub(super) fn map_file(&mut self, call: &Call, message: &FileMap) -> Outcome<()> {
+impl Serve<FileMap> for Session {
+    fn serve(&mut self, call: &Call, message: &FileMap) -> Outcome<()> {
         let message = *message;
         let (address, bytes) = (message.address.0, message.bytes);
         let (base, size) = FILES;
@@ -134,10 +136,10 @@ impl Session {
             .iter()
             .all(|value| value.is_multiple_of(PAGE));
         let Some(socket) = self.files.socket.clone() else {
-            return Outcome::Failed(CuResult::NOT_SUPPORTED);
+            return Err(CuResult::NOT_SUPPORTED);
         };
         if !in_band || !whole || !self.files.taken.insert(address, bytes) {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         let registrar = self.registrar.clone();
         let deferred = self.defer(call, move |_: &dyn Device| {
@@ -154,16 +156,19 @@ impl Session {
                 }
             }) as Finish
         });
-        if matches!(deferred, Outcome::Failed(_)) {
+        if deferred.is_err() {
             self.files.taken.remove(address);
         }
         deferred
     }
+}
 
-    /// It may not be named from here on. What cannot be unregistered stays mapped until the session ends.
-    pub(super) fn unmap_file(&mut self, call: &Call, address: u64) -> Outcome<()> {
+/// It may not be named from here on. What cannot be unregistered stays mapped until the session ends.
+impl Serve<FileUnmap> for Session {
+    fn serve(&mut self, call: &Call, message: &FileUnmap) -> Outcome<()> {
+        let address = message.address.0;
         let Some(bytes) = self.files.reached.remove(address) else {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         };
         let registrar = self.registrar.clone();
         self.defer(call, move |_: &dyn Device| {

@@ -4,8 +4,9 @@ use std::sync::{Arc, Weak};
 
 use wormhole_api::handle::Graph;
 use wormhole_api::{
-    CuResult, Element, GraphCopy, GraphEdges, GraphEvent, GraphEventKind, GraphFill, GraphKernel,
-    GraphMemory, Handle, Outcome, Stream,
+    CuResult, Element, GraphBegin, GraphCopy, GraphDestroy, GraphEdges, GraphEmpty, GraphEnable,
+    GraphEvent, GraphEventKind, GraphFill, GraphInstantiate, GraphKernel, GraphLaunch, GraphMemory,
+    GraphUpdate, GraphUpload, Handle, Outcome, Serve, Served,
 };
 use wormhole_device::{
     BoxCopy, CuError, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute,
@@ -71,30 +72,37 @@ fn take_executable(place: &mut GraphObject) -> Option<(RawGraph, Vec<Arc<Loaded>
     Some(taken)
 }
 
-impl Session {
-    pub(super) fn begin_graph(&mut self, new: Handle<Graph>) -> Result<(), CuResult> {
+impl Serve<GraphBegin> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphBegin) -> Outcome<()> {
+        let new = message.new;
         let object = GraphObject::Described {
             description: GraphDescription::default(),
             nesting: Nesting::default(),
             uses: GraphUses::default(),
             refused: None,
         };
-        self.graphs.insert(new, object).map_err(Into::into)
+        self.graphs
+            .insert(new, object)
+            .map_err(Into::into)
+            .map(Served::Done)
     }
+}
 
-    /// Notes that a part of a description was refused: no graph is made of it then, which the program hears of.
+impl Session {
+    /// Adds a part to a description. Notes when it was refused: no graph is made of it then, which the program hears of.
     pub(super) fn part_of_graph(
         &mut self,
         graph: Handle<Graph>,
-        result: Result<(), CuResult>,
+        add: impl FnOnce(&mut Self) -> Result<(), CuResult>,
     ) -> Outcome<()> {
-        if let Err(error) = result
+        let added = add(self);
+        if let Err(error) = added
             && let Some(GraphObject::Described { refused, .. }) = self.graphs.get_mut(graph)
         {
             refused.get_or_insert(error);
-            return Outcome::Done(());
+            return Ok(Served::Done(()));
         }
-        result.into()
+        added.map(Served::Done)
     }
 
     /// Adds a node to a description, which then takes this many bytes more.
@@ -134,144 +142,179 @@ impl Session {
         uses.0.bytes += bytes;
         Ok((description, nesting, uses))
     }
+}
 
-    pub(super) fn add_kernel_node(&mut self, message: &GraphKernel<'_>) -> Result<(), CuResult> {
-        let mut attributes = Vec::new();
-        self.admit_attributes(Scope::Node, &message.attributes, &mut attributes)?;
-        let function = self.function(message.function)?;
-        if (message.parameters.len() as u64) < function.parameter_bytes {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let image = Arc::downgrade(&function.image);
-        let bytes = message.parameters.len() + attributes.len() * size_of::<LaunchAttribute>();
-        let node = GraphNode::Kernel(wormhole_device::GraphKernel {
-            function: function.raw,
-            grid: message.grid,
-            block: message.block,
-            shared: message.shared,
-            attributes,
-            parameters: message.parameters.to_vec(),
-        });
-        let uses = self.add_node(message.graph, node, bytes)?;
-        if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
-            uses.images.push(image);
-        }
-        Ok(())
-    }
-
-    pub(super) fn add_copy_node(&mut self, message: &GraphCopy) -> Result<(), CuResult> {
-        let extent = message.extent;
-        if extent.contains(&0) {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let (to, _) = self.box_end(
-            extent,
-            message.to_array,
-            message.to_origin,
-            (message.to_memory, message.to_pitch, message.to_rows),
-        )?;
-        let (from, _) = self.box_end(
-            extent,
-            message.from_array,
-            message.from_origin,
-            (message.from_memory, message.from_pitch, message.from_rows),
-        )?;
-        let mut arrays = Vec::new();
-        for array in [message.to_array, message.from_array].into_iter().flatten() {
-            arrays.push(Arc::clone(self.array(array)?));
-        }
-        let node = GraphNode::Copy(BoxCopy { to, from, extent });
-        self.add_node(message.graph, node, 0)?
-            .arrays
-            .append(&mut arrays);
-        Ok(())
-    }
-
-    pub(super) fn add_fill_node(&mut self, message: &GraphFill) -> Result<(), CuResult> {
-        let element: u32 = match message.element {
-            Element::Byte => 1,
-            Element::Half => 2,
-            Element::Word => 4,
-        };
-        if message.width == 0 || message.height == 0 {
-            return Err(CuResult::INVALID_VALUE);
-        }
-        let aligned = |value: u64| value.is_multiple_of(u64::from(element));
-        let row = message.width.checked_mul(u64::from(element));
-        let rows = (message.height - 1).checked_mul(message.pitch);
-        let tall = message.height > 1;
-        let span = row
-            .zip(rows)
-            .filter(|(row, _)| !tall || (*row <= message.pitch && aligned(message.pitch)))
-            .and_then(|(row, rows)| rows.checked_add(row))
-            .filter(|_| aligned(message.destination.0))
-            .ok_or_else(|| self.invalid_address())?;
-        self.place(message.destination.0, span)?;
-        let fill = Fill {
-            destination: message.destination.0,
-            pitch: message.pitch,
-            width: message.width,
-            height: message.height,
-            value: message.value,
-            element,
-        };
-        self.add_node(message.graph, GraphNode::Fill(fill), 0)?;
-        Ok(())
-    }
-
-    pub(super) fn add_memory_node(&mut self, message: &GraphMemory<'_>) -> Result<(), CuResult> {
-        let mut operations = Vec::new();
-        self.read_memory_operations(message.operations, &mut operations)?;
-        let bytes = operations.len() * size_of::<MemoryOperation>();
-        self.add_node(message.graph, GraphNode::Memory(operations), bytes)?;
-        Ok(())
-    }
-
-    pub(super) fn add_event_node(&mut self, message: &GraphEvent) -> Result<(), CuResult> {
-        let event = Arc::clone(self.event(message.event)?);
-        let node = match message.kind {
-            GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
-            GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
-        };
-        self.add_node(message.graph, node, 0)?.events.push(event);
-        Ok(())
-    }
-
-    pub(super) fn add_empty_node(&mut self, graph: Handle<Graph>) -> Result<(), CuResult> {
-        self.add_node(graph, GraphNode::Empty, 0).map(drop)
-    }
-
-    /// Every edge leads from an earlier node of a body to a later one of the same, so no graph has a cycle.
-    pub(super) fn add_edges(&mut self, message: &GraphEdges<'_>) -> Result<(), CuResult> {
-        let Some(GraphObject::Described {
-            description, uses, ..
-        }) = self.graphs.get_mut(message.graph)
-        else {
-            return Err(to_result(CuError::INVALID_HANDLE));
-        };
-        for edge in message.edges.iter() {
-            let count = description.nodes.len();
-            let body = |node: u32| description.body(node as usize);
-            if edge.from >= edge.to || edge.to as usize >= count || body(edge.from) != body(edge.to)
-            {
+impl Serve<GraphKernel<'_>> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphKernel<'_>) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let mut attributes = Vec::new();
+            session.admit_attributes(Scope::Node, &message.attributes, &mut attributes)?;
+            let function = session.function(message.function)?;
+            if (message.parameters.len() as u64) < function.parameter_bytes {
                 return Err(CuResult::INVALID_VALUE);
             }
-            let bytes = size_of::<GraphEdge>();
-            if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
-                return Err(to_result(CuError::OUT_OF_MEMORY));
-            }
-            self.graph_bytes += bytes;
-            uses.0.bytes += bytes;
-            let [from, to, kind, _] = edge.data.to_le_bytes();
-            description.edges.push(GraphEdge {
-                from: edge.from,
-                to: edge.to,
-                data: [from, to, kind],
+            let image = Arc::downgrade(&function.image);
+            let bytes = message.parameters.len() + attributes.len() * size_of::<LaunchAttribute>();
+            let node = GraphNode::Kernel(wormhole_device::GraphKernel {
+                function: function.raw,
+                grid: message.grid,
+                block: message.block,
+                shared: message.shared,
+                attributes,
+                parameters: message.parameters.to_vec(),
             });
-        }
-        Ok(())
+            let uses = session.add_node(message.graph, node, bytes)?;
+            if !uses.images.iter().any(|known| known.ptr_eq(&image)) {
+                uses.images.push(image);
+            }
+            Ok(())
+        })
     }
+}
 
+impl Serve<GraphCopy> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphCopy) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let extent = message.extent;
+            if extent.contains(&0) {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let (to, _) = session.box_end(
+                extent,
+                message.to_array,
+                message.to_origin,
+                (message.to_memory, message.to_pitch, message.to_rows),
+            )?;
+            let (from, _) = session.box_end(
+                extent,
+                message.from_array,
+                message.from_origin,
+                (message.from_memory, message.from_pitch, message.from_rows),
+            )?;
+            let mut arrays = Vec::new();
+            for array in [message.to_array, message.from_array].into_iter().flatten() {
+                arrays.push(Arc::clone(session.array(array)?));
+            }
+            let node = GraphNode::Copy(BoxCopy { to, from, extent });
+            session
+                .add_node(message.graph, node, 0)?
+                .arrays
+                .append(&mut arrays);
+            Ok(())
+        })
+    }
+}
+
+impl Serve<GraphFill> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphFill) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let element: u32 = match message.element {
+                Element::Byte => 1,
+                Element::Half => 2,
+                Element::Word => 4,
+            };
+            if message.width == 0 || message.height == 0 {
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let aligned = |value: u64| value.is_multiple_of(u64::from(element));
+            let row = message.width.checked_mul(u64::from(element));
+            let rows = (message.height - 1).checked_mul(message.pitch);
+            let tall = message.height > 1;
+            let span = row
+                .zip(rows)
+                .filter(|(row, _)| !tall || (*row <= message.pitch && aligned(message.pitch)))
+                .and_then(|(row, rows)| rows.checked_add(row))
+                .filter(|_| aligned(message.destination.0))
+                .ok_or_else(|| session.invalid_address())?;
+            session.place(message.destination.0, span)?;
+            let fill = Fill {
+                destination: message.destination.0,
+                pitch: message.pitch,
+                width: message.width,
+                height: message.height,
+                value: message.value,
+                element,
+            };
+            session.add_node(message.graph, GraphNode::Fill(fill), 0)?;
+            Ok(())
+        })
+    }
+}
+
+impl Serve<GraphMemory<'_>> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphMemory<'_>) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let mut operations = Vec::new();
+            session.read_memory_operations(message.operations, &mut operations)?;
+            let bytes = operations.len() * size_of::<MemoryOperation>();
+            session.add_node(message.graph, GraphNode::Memory(operations), bytes)?;
+            Ok(())
+        })
+    }
+}
+
+impl Serve<GraphEvent> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphEvent) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let event = Arc::clone(session.event(message.event)?);
+            let node = match message.kind {
+                GraphEventKind::Record => GraphNode::RecordEvent(event.raw),
+                GraphEventKind::Wait => GraphNode::WaitEvent(event.raw),
+            };
+            session.add_node(message.graph, node, 0)?.events.push(event);
+            Ok(())
+        })
+    }
+}
+
+impl Serve<GraphEmpty> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphEmpty) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            session
+                .add_node(message.graph, GraphNode::Empty, 0)
+                .map(drop)
+        })
+    }
+}
+
+/// Every edge leads from an earlier node of a body to a later one of the same, so no graph has a cycle.
+impl Serve<GraphEdges<'_>> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphEdges<'_>) -> Outcome<()> {
+        self.part_of_graph(message.graph, |session| {
+            let Some(GraphObject::Described {
+                description, uses, ..
+            }) = session.graphs.get_mut(message.graph)
+            else {
+                return Err(to_result(CuError::INVALID_HANDLE));
+            };
+            for edge in message.edges.iter() {
+                let count = description.nodes.len();
+                let body = |node: u32| description.body(node as usize);
+                if edge.from >= edge.to
+                    || edge.to as usize >= count
+                    || body(edge.from) != body(edge.to)
+                {
+                    return Err(CuResult::INVALID_VALUE);
+                }
+                let bytes = size_of::<GraphEdge>();
+                if bytes > MOST_BYTES - session.graph_bytes.min(MOST_BYTES) {
+                    return Err(to_result(CuError::OUT_OF_MEMORY));
+                }
+                session.graph_bytes += bytes;
+                uses.0.bytes += bytes;
+                let [from, to, kind, _] = edge.data.to_le_bytes();
+                description.edges.push(GraphEdge {
+                    from: edge.from,
+                    to: edge.to,
+                    data: [from, to, kind],
+                });
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Session {
     /// Takes the description under a handle for a job, and holds the images of its kernels for it.
     fn take_description(
         &mut self,
@@ -340,18 +383,13 @@ impl Session {
         self.graphs.remove(graph);
         self.let_go_of_uses(uses);
     }
+}
 
-    /// A failure leaves no graph under the handle.
-    pub(super) fn instantiate(
-        &mut self,
-        call: &Call,
-        graph: Handle<Graph>,
-        flags: u64,
-    ) -> Outcome<()> {
-        let (description, images) = match self.take_description(graph) {
-            Ok(taken) => taken,
-            Err(error) => return Outcome::Failed(error),
-        };
+/// A failure leaves no graph under the handle.
+impl Serve<GraphInstantiate> for Session {
+    fn serve(&mut self, call: &Call, message: &GraphInstantiate) -> Outcome<()> {
+        let (graph, flags) = (message.graph, message.flags);
+        let (description, images) = self.take_description(graph)?;
         let outcome = self.defer(call, move |device: &dyn Device| {
             let result = device.instantiate(&description, flags);
             drop((images, description));
@@ -367,27 +405,22 @@ impl Session {
                 }
             }) as Finish
         });
-        if !matches!(outcome, Outcome::Deferred) {
+        if outcome.is_err() {
             self.end_taken(graph);
         }
         outcome
     }
+}
 
-    /// `from` is gone afterwards; `graph` executes what it described, or what it did before after a failure.
-    pub(super) fn update_graph(
-        &mut self,
-        call: &Call,
-        graph: Handle<Graph>,
-        from: Handle<Graph>,
-    ) -> Outcome<()> {
-        let (description, images) = match self.take_description(from) {
-            Ok(taken) => taken,
-            Err(error) => return Outcome::Failed(error),
-        };
+/// `from` is gone afterwards; `graph` executes what it described, or what it did before after a failure.
+impl Serve<GraphUpdate> for Session {
+    fn serve(&mut self, call: &Call, message: &GraphUpdate) -> Outcome<()> {
+        let (graph, from) = (message.graph, message.from);
+        let (description, images) = self.take_description(from)?;
         let taken = self.graphs.get_mut(graph).and_then(take_executable);
         let Some((raw, old_images)) = taken else {
             self.end_taken(from);
-            return Outcome::Failed(self.invalid_handle());
+            return Err(self.invalid_handle());
         };
         let outcome = self.defer(call, move |device: &dyn Device| {
             let result = device.update_graph(raw, &description);
@@ -400,12 +433,14 @@ impl Session {
                 }
             }) as Finish
         });
-        if !matches!(outcome, Outcome::Deferred) {
+        if outcome.is_err() {
             self.end_update(graph, raw, from, false);
         }
         outcome
     }
+}
 
+impl Session {
     fn end_update(
         &mut self,
         graph: Handle<Graph>,
@@ -433,41 +468,43 @@ impl Session {
             _ => Err(self.invalid_handle()),
         }
     }
+}
 
-    pub(super) fn launch_graph(
-        &self,
-        graph: Handle<Graph>,
-        stream: Handle<Stream>,
-    ) -> Result<(), CuResult> {
+impl Serve<GraphLaunch> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphLaunch) -> Outcome<()> {
+        let (graph, stream) = (message.graph, message.stream);
         let stream = self.stream(stream)?.raw;
         let (raw, _) = self.executable(graph)?;
         self.done(self.device.launch_graph(raw, stream))
+            .map(Served::Done)
     }
+}
 
-    pub(super) fn upload_graph(
-        &self,
-        graph: Handle<Graph>,
-        stream: Handle<Stream>,
-    ) -> Result<(), CuResult> {
+impl Serve<GraphUpload> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphUpload) -> Outcome<()> {
+        let (graph, stream) = (message.graph, message.stream);
         let stream = self.stream(stream)?.raw;
         let (raw, _) = self.executable(graph)?;
         self.done(self.device.upload_graph(raw, stream))
+            .map(Served::Done)
     }
+}
 
-    pub(super) fn enable_node(
-        &self,
-        graph: Handle<Graph>,
-        node: u32,
-        enabled: u32,
-    ) -> Result<(), CuResult> {
+impl Serve<GraphEnable> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphEnable) -> Outcome<()> {
+        let (graph, node, enabled) = (message.graph, message.node, message.enabled);
         let (raw, nodes) = self.executable(graph)?;
         if node as usize >= nodes || enabled > 1 {
             return Err(CuResult::INVALID_VALUE);
         }
         self.done(self.device.enable_node(raw, node, enabled == 1))
+            .map(Served::Done)
     }
+}
 
-    pub(super) fn destroy_graph(&mut self, graph: Handle<Graph>) -> Result<(), CuResult> {
+impl Serve<GraphDestroy> for Session {
+    fn serve(&mut self, _: &Call, message: &GraphDestroy) -> Outcome<()> {
+        let graph = message.graph;
         if matches!(self.graphs.get(graph), None | Some(GraphObject::Taken(_))) {
             return Err(self.invalid_handle());
         }
@@ -475,13 +512,11 @@ impl Session {
             Some(GraphObject::Executable { raw, uses }) => {
                 let destroyed = self.device.destroy_graph(raw);
                 self.let_go_of_uses(uses);
-                self.done(destroyed)
+                self.done(destroyed)?;
             }
-            Some(GraphObject::Described { uses, .. }) => {
-                self.let_go_of_uses(uses);
-                Ok(())
-            }
-            _ => Ok(()),
+            Some(GraphObject::Described { uses, .. }) => self.let_go_of_uses(uses),
+            _ => {}
         }
+        Ok(Served::Done(()))
     }
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use wormhole_api::{
-    CuResult, GreenCreate, GreenCreateReply, GreenDescribeReply, GreenPart, GreenSplit,
-    GreenSplitReply, GreenStream, Items, Outcome,
+    CuResult, GreenCreate, GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy,
+    GreenPart, GreenSplit, GreenSplitReply, GreenStream, Items, Outcome, Serve,
 };
 use wormhole_device::{CuError, Device, Multiprocessors, Split};
 
@@ -160,19 +160,12 @@ fn number_of(count: usize) -> Result<u32, CuResult> {
     u32::try_from(count).map_err(|_| CuResult::OUT_OF_MEMORY)
 }
 
-impl Session {
-    pub(super) fn describe_green(
-        &mut self,
-        call: &Call,
-        green: u32,
-    ) -> Outcome<GreenDescribeReply> {
+impl Serve<GreenDescribe> for Session {
+    fn serve(&mut self, call: &Call, message: &GreenDescribe) -> Outcome<GreenDescribeReply> {
         let on = self.on;
-        let green = match green {
+        let green = match message.green {
             0 => None,
-            green => match self.greens.context(green, on) {
-                Ok(green) => Some(green),
-                Err(error) => return Outcome::Failed(error),
-            },
+            green => Some(self.greens.context(green, on)?),
         };
         self.ask(
             call,
@@ -188,17 +181,12 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn split_green<'s>(
-        &mut self,
-        call: &Call,
-        message: &GreenSplit,
-    ) -> Outcome<GreenSplitReply<'s>> {
+impl Serve<GreenSplit> for Session {
+    fn serve<'s>(&'s mut self, call: &Call, message: &GreenSplit) -> Outcome<GreenSplitReply<'s>> {
         let on = self.on;
-        let part = match self.greens.part(message.part, on) {
-            Ok(part) => part,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let part = self.greens.part(message.part, on)?;
         let groups = message.groups.min(MOST_GROUPS);
         let (flags, least) = (message.flags, message.least);
         let key = (message.part, flags, least, groups);
@@ -219,22 +207,18 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn create_green(
-        &mut self,
-        call: &Call,
-        message: &GreenCreate<'_>,
-    ) -> Outcome<GreenCreateReply> {
+impl Serve<GreenCreate<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &GreenCreate<'_>) -> Outcome<GreenCreateReply> {
         let on = self.on;
         let numbers = message.parts.iter();
-        let parts: Result<Vec<_>, _> = numbers
+        let parts = numbers
             .map(|part| self.greens.part(part.number, on))
-            .collect();
-        let parts = match parts {
-            Ok(parts) if self.greens.has_room() => parts,
-            Ok(_) => return Outcome::Failed(CuResult::OUT_OF_MEMORY),
-            Err(error) => return Outcome::Failed(error),
-        };
+            .collect::<Result<Vec<_>, _>>()?;
+        if !self.greens.has_room() {
+            return Err(CuResult::OUT_OF_MEMORY);
+        }
         self.ask(
             call,
             move |device| device.create_green(&parts),
@@ -248,29 +232,24 @@ impl Session {
             },
         )
     }
+}
 
-    /// It is destroyed when no stream of it is left, and no job that uses it.
-    pub(super) fn destroy_green(&mut self, call: &Call, number: u32) -> Outcome<()> {
-        let green = match self.greens.remove_context(number, self.on) {
-            Ok(green) => green,
-            Err(error) => return Outcome::Failed(error),
-        };
+/// It is destroyed when no stream of it is left, and no job that uses it.
+impl Serve<GreenDestroy> for Session {
+    fn serve(&mut self, call: &Call, message: &GreenDestroy) -> Outcome<()> {
+        let number = message.green;
+        let green = self.greens.remove_context(number, self.on)?;
         self.ask(
             call,
             move |_| Arc::into_inner(green).map_or(Ok(()), |green| green.end()),
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn create_green_stream(
-        &mut self,
-        call: &Call,
-        message: &GreenStream,
-    ) -> Outcome<()> {
-        let green = match self.greens.context(message.green, self.on) {
-            Ok(green) => green,
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<GreenStream> for Session {
+    fn serve(&mut self, call: &Call, message: &GreenStream) -> Outcome<()> {
+        let green = self.greens.context(message.green, self.on)?;
         let (new, flags, priority) = (message.new, message.flags, message.priority);
         let its = Arc::clone(&green);
         self.ask(

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use wormhole_api::{
-    Attribute, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library,
-    LibraryGetGlobalReply, LibraryGetKernelReply, LibraryLoadReply, Link, LinkInput as LinkPart,
-    LinkReply, Module, ModuleGetFunctionReply, ModuleGetGlobalReply, ModuleLoadReply, Outcome,
-    Parameter, is_plain_jit_option,
+    Attribute, ContextReset, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library,
+    LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel, LibraryGetKernelReply,
+    LibraryGetModule, LibraryLoad, LibraryLoadReply, LibraryUnload, Link, LinkInput as LinkPart,
+    LinkReply, Module, ModuleGetFunction, ModuleGetFunctionReply, ModuleGetGlobal,
+    ModuleGetGlobalReply, ModuleLoad, ModuleLoadReply, ModuleUnload, Outcome, Parameter, Serve,
+    Served, is_plain_jit_option,
 };
 use wormhole_device::{
     CuError, Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
@@ -135,22 +137,19 @@ impl Session {
             keep,
             ..
         } = *image;
-        let mut compiler = match self.compiler(image.log, image.log_bytes, image.options) {
-            Ok(compiler) => compiler,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let mut compiler = self.compiler(image.log, image.log_bytes, image.options)?;
         if bytes == 0 || !self.extents.contains(address, bytes) {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         let Ok(length) = usize::try_from(bytes) else {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         };
         if bytes > IMAGE_BYTES - self.image_bytes {
-            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+            return Err(CuResult::OUT_OF_MEMORY);
         }
         let place = (image.place.bytes != 0).then_some(image.place);
         if place.is_some_and(|place| !self.extents.contains(place.address, place.bytes)) {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         let reader = Arc::clone(&self.readers);
         let outcome = self.defer(call, move |device: &dyn Device| {
@@ -178,37 +177,61 @@ impl Session {
                 session.loaded(new, loaded, place)
             }) as Finish
         });
-        if matches!(outcome, Outcome::Deferred) {
+        if outcome.is_ok() {
             self.image_bytes += bytes;
             self.counters.add(Counter::BytesToDevice, bytes);
         }
         outcome
     }
+}
 
-    /// Links what lies in the arena. It is copied first: the guest may write there at any time.
-    pub(super) fn link<R>(&mut self, call: &Call, message: &Link<'_>) -> Outcome<R> {
+macro_rules! loads {
+    ($message:ident, $reply:ident, $handle:ident) => {
+        impl Serve<$message<'_>> for Session {
+            fn serve(&mut self, call: &Call, message: &$message<'_>) -> Outcome<$reply> {
+                let image = Incoming {
+                    address: message.image.0,
+                    bytes: message.bytes,
+                    log: message.log.0,
+                    log_bytes: message.log_bytes,
+                    place: ManagedPlace {
+                        address: message.place.0,
+                        bytes: message.place_bytes,
+                    },
+                    keep: message.keep != 0,
+                    options: &message.options,
+                };
+                self.load(call, ImageHandle::$handle(message.new), &image)
+            }
+        }
+    };
+}
+
+loads!(ModuleLoad, ModuleLoadReply, Module);
+loads!(LibraryLoad, LibraryLoadReply, Library);
+
+/// Links what lies in the arena. It is copied first: the guest may write there at any time.
+impl Serve<Link<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &Link<'_>) -> Outcome<LinkReply> {
         let parts: Vec<LinkPart> = message.parts.iter().collect();
         let total = parts.iter().try_fold(0_u64, |sum, part| {
             sum.checked_add(part.bytes)?
                 .checked_add(u64::from(part.name))
         });
         let Some(bytes) = total.filter(|&bytes| bytes != 0) else {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         };
-        let mut compiler = match self.compiler(message.log.0, message.log_bytes, &message.options) {
-            Ok(compiler) => compiler,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let mut compiler = self.compiler(message.log.0, message.log_bytes, &message.options)?;
         let complete = message.complete != 0;
         let (inputs, target, room) = (message.inputs.0, message.image.0, message.room);
         if !self.extents.contains(inputs, bytes) || !self.extents.contains(target, room) {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         let Ok(length) = usize::try_from(bytes) else {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         };
         if bytes > IMAGE_BYTES - self.image_bytes {
-            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+            return Err(CuResult::OUT_OF_MEMORY);
         }
         let reader = Arc::clone(&self.readers);
         let outcome = self.defer(call, move |device: &dyn Device| {
@@ -233,13 +256,15 @@ impl Session {
                 }
             }) as Finish
         });
-        if matches!(outcome, Outcome::Deferred) {
+        if outcome.is_ok() {
             self.image_bytes += bytes;
             self.counters.add(Counter::BytesToDevice, bytes);
         }
         outcome
     }
+}
 
+impl Session {
     /// The options are taken as far as they are numbers, and the room for texts only if it is the session's.
     fn compiler(
         &self,
@@ -327,7 +352,7 @@ impl Session {
             ImageHandle::Library(library) => self.libraries.remove(library),
         };
         let Some(image) = removed else {
-            return Outcome::Failed(self.invalid_handle());
+            return Err(self.invalid_handle());
         };
         for alias in &image.aliases {
             if let Some(alias) = self.modules.remove(*alias) {
@@ -337,16 +362,30 @@ impl Session {
         self.forget_contents(&image);
         self.unload_unless_used(call, image.loaded)
     }
+}
 
+impl Serve<LibraryUnload> for Session {
+    fn serve(&mut self, call: &Call, message: &LibraryUnload) -> Outcome<()> {
+        self.unload(call, ImageHandle::Library(message.library))
+    }
+}
+
+impl Serve<ModuleUnload> for Session {
+    fn serve(&mut self, call: &Call, message: &ModuleUnload) -> Outcome<()> {
+        self.unload(call, ImageHandle::Module(message.module))
+    }
+}
+
+impl Session {
     /// Starts the job that unloads an image, or leaves the image to [`unload_unused`](Self::unload_unused) while another
     /// job uses it. Takes the image out of its `Arc` first: from then on no graph can upgrade its `Weak`, so that none is
     /// made or launched of functions that the device is freeing.
-    fn unload_unless_used<R>(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<R> {
+    fn unload_unless_used(&mut self, call: &Call, image: Arc<Loaded>) -> Outcome<()> {
         let image = match Arc::try_unwrap(image) {
             Ok(image) => image,
             Err(image) => {
                 self.unloading.push((*call, image));
-                return Outcome::Deferred;
+                return Ok(Served::Deferred);
             }
         };
         self.ask(
@@ -360,7 +399,7 @@ impl Session {
     pub(super) fn unload_unused(&mut self) -> Vec<(Call, CuResult)> {
         let mut refused = Vec::new();
         for (call, image) in std::mem::take(&mut self.unloading) {
-            if let Outcome::<()>::Failed(error) = self.unload_unless_used(&call, image) {
+            if let Err(error) = self.unload_unless_used(&call, image) {
                 refused.push((call, error));
             }
         }
@@ -384,10 +423,7 @@ impl Session {
         new: Handle<Function>,
         name: &[u8],
     ) -> Outcome<R> {
-        let (image, name) = match self.named(handle, name) {
-            Ok(found) => found,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let (image, name) = self.named(handle, name)?;
         let used = Arc::clone(&image);
         self.ask(
             call,
@@ -398,7 +434,31 @@ impl Session {
             },
         )
     }
+}
 
+impl Serve<LibraryGetKernel<'_>> for Session {
+    fn serve<'s>(
+        &'s mut self,
+        call: &Call,
+        message: &LibraryGetKernel<'_>,
+    ) -> Outcome<LibraryGetKernelReply<'s>> {
+        let image = ImageHandle::Library(message.library);
+        self.find_function(call, image, message.new, message.name)
+    }
+}
+
+impl Serve<ModuleGetFunction<'_>> for Session {
+    fn serve<'s>(
+        &'s mut self,
+        call: &Call,
+        message: &ModuleGetFunction<'_>,
+    ) -> Outcome<ModuleGetFunctionReply<'s>> {
+        let image = ImageHandle::Module(message.module);
+        self.find_function(call, image, message.new, message.name)
+    }
+}
+
+impl Session {
     fn enter_function(
         &mut self,
         handle: ImageHandle,
@@ -430,10 +490,7 @@ impl Session {
         handle: ImageHandle,
         name: &[u8],
     ) -> Outcome<R> {
-        let (image, name) = match self.named(handle, name) {
-            Ok(found) => found,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let (image, name) = self.named(handle, name)?;
         self.ask(
             call,
             move |device| device.global(image.raw, &name),
@@ -453,7 +510,29 @@ impl Session {
             },
         )
     }
+}
 
+impl Serve<LibraryGetGlobal<'_>> for Session {
+    fn serve(
+        &mut self,
+        call: &Call,
+        message: &LibraryGetGlobal<'_>,
+    ) -> Outcome<LibraryGetGlobalReply> {
+        self.find_global(call, ImageHandle::Library(message.library), message.name)
+    }
+}
+
+impl Serve<ModuleGetGlobal<'_>> for Session {
+    fn serve(
+        &mut self,
+        call: &Call,
+        message: &ModuleGetGlobal<'_>,
+    ) -> Outcome<ModuleGetGlobalReply> {
+        self.find_global(call, ImageHandle::Module(message.module), message.name)
+    }
+}
+
+impl Session {
     fn enter_global(
         &mut self,
         handle: ImageHandle,
@@ -482,21 +561,22 @@ impl Session {
         let name = std::str::from_utf8(name).map_err(|_| to_result(CuError::NOT_FOUND))?;
         Ok((image, name.to_owned()))
     }
+}
 
-    /// A module by which a library's contents can be named too (`cuLibraryGetModule`).
-    pub(super) fn alias_library(
-        &mut self,
-        library: Handle<Library>,
-        new: Handle<Module>,
-    ) -> Result<(), CuResult> {
+/// A module by which a library's contents can be named too (`cuLibraryGetModule`).
+impl Serve<LibraryGetModule> for Session {
+    fn serve(&mut self, _: &Call, message: &LibraryGetModule) -> Outcome<()> {
+        let (library, new) = (message.library, message.new);
         let loaded = Arc::clone(&self.image(ImageHandle::Library(library))?.loaded);
         let mut alias = ImageObject::new(loaded);
         alias.library = Some(library);
         self.enter_image(ImageHandle::Module(new), alias)?;
         self.image(ImageHandle::Library(library))?.aliases.push(new);
-        Ok(())
+        Ok(Served::Done(()))
     }
+}
 
+impl Session {
     pub(super) fn function(&self, handle: Handle<Function>) -> Result<&FunctionObject, CuResult> {
         self.functions
             .get(handle)
@@ -511,10 +591,8 @@ impl Session {
         ask: impl FnOnce(&dyn Device, RawFunction) -> wormhole_device::Result<T> + Send + 'static,
         answer: impl FnOnce(T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
-        let (raw, image) = match self.function(handle) {
-            Ok(function) => (function.raw, Arc::clone(&function.image)),
-            Err(error) => return Outcome::Failed(error),
-        };
+        let function = self.function(handle)?;
+        let (raw, image) = (function.raw, Arc::clone(&function.image));
         self.ask(
             call,
             move |device| {
@@ -524,22 +602,26 @@ impl Session {
             |_, found| answer(found),
         )
     }
+}
 
-    /// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
-    /// before it are done: nobody else may use the device meanwhile.
-    pub(super) fn reset(&mut self, call: &Call) -> Outcome<()> {
+/// Destroys everything in the context. No record is taken until it is done, and it begins when the jobs
+/// before it are done: nobody else may use the device meanwhile.
+impl Serve<ContextReset> for Session {
+    fn serve(&mut self, call: &Call, _: &ContextReset) -> Outcome<()> {
         self.resetting = true;
         if self.jobs_running > 0 {
             self.wanted_reset = Some(*call);
-            return Outcome::Deferred;
+            return Ok(Served::Deferred);
         }
         self.start_reset(call)
     }
+}
 
+impl Session {
     pub(super) fn start_reset(&mut self, call: &Call) -> Outcome<()> {
         let Some(slot) = call.slot else {
             self.resetting = false;
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         };
         let streams: Vec<_> = self.streams.drain().chain(self.graveyard.clear()).collect();
         let greens = self.greens.clear(streams);
@@ -582,7 +664,7 @@ impl Session {
             });
         }));
         self.jobs_running += 1;
-        Outcome::Deferred
+        Ok(Served::Deferred)
     }
 }
 

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, LibraryKernelsReply, ModuleKernelsReply, Outcome, TensorMapEncode,
-    TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply,
+    ClusterQuestion, FunctionGetAttribute, FunctionGetAttributeReply, FunctionSetAttribute,
+    FunctionSetCacheConfig, LibraryKernels, LibraryKernelsReply, ModuleKernels, ModuleKernelsReply,
+    Occupancy, OccupancyReply, Outcome, Serve, TensorMapEncode, TensorMapEncodeReply,
+    TensorMapReplace, TensorMapReplaceReply,
 };
 use wormhole_device::{ClusterLaunch, CuError, Device, EncodedTensorMap, TensorMap, TensorMapMode};
 
@@ -17,6 +19,58 @@ use wormhole_link::memory;
 /// Most dimensions of a tensor.
 const RANKS: u32 = 5;
 
+impl Serve<FunctionGetAttribute> for Session {
+    fn serve(
+        &mut self,
+        call: &Call,
+        message: &FunctionGetAttribute,
+    ) -> Outcome<FunctionGetAttributeReply> {
+        let attribute = message.attribute;
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.function_attribute(function, attribute),
+            |value| Answer::reply(&FunctionGetAttributeReply { value }),
+        )
+    }
+}
+
+impl Serve<FunctionSetAttribute> for Session {
+    fn serve(&mut self, call: &Call, message: &FunctionSetAttribute) -> Outcome<()> {
+        let (attribute, value) = (message.attribute, message.value);
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.set_function_attribute(function, attribute, value),
+            |()| Answer::done(),
+        )
+    }
+}
+
+impl Serve<Occupancy> for Session {
+    fn serve(&mut self, call: &Call, message: &Occupancy) -> Outcome<OccupancyReply> {
+        let (block, shared, flags) = (message.block, message.shared, message.flags);
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.occupancy(function, block, shared, flags),
+            |blocks| Answer::reply(&OccupancyReply { blocks }),
+        )
+    }
+}
+
+impl Serve<FunctionSetCacheConfig> for Session {
+    fn serve(&mut self, call: &Call, message: &FunctionSetCacheConfig) -> Outcome<()> {
+        let config = message.config;
+        self.ask_function(
+            call,
+            message.function,
+            move |device, function| device.set_cache_config(function, config),
+            |()| Answer::done(),
+        )
+    }
+}
+
 impl Session {
     /// Writes the names of an image's kernels to the arena, if there is room.
     pub(super) fn kernel_names<R>(
@@ -27,12 +81,9 @@ impl Session {
         room: u64,
     ) -> Outcome<R> {
         if room != 0 && !self.extents.contains(target, room) {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
-        let loaded = match self.image(image) {
-            Ok(image) => Arc::clone(&image.loaded),
-            Err(error) => return Outcome::Failed(error),
-        };
+        let loaded = Arc::clone(&self.image(image)?.loaded);
         let reader = Arc::clone(&self.readers);
         self.defer(call, move |device: &dyn Device| {
             let names = device.kernel_names(loaded.raw);
@@ -56,17 +107,31 @@ impl Session {
             }) as Finish
         })
     }
+}
 
-    pub(super) fn cluster_occupancy(
+impl Serve<LibraryKernels> for Session {
+    fn serve(&mut self, call: &Call, message: &LibraryKernels) -> Outcome<LibraryKernelsReply> {
+        let image = ImageHandle::Library(message.library);
+        self.kernel_names(call, image, message.names.0, message.room)
+    }
+}
+
+impl Serve<ModuleKernels> for Session {
+    fn serve(&mut self, call: &Call, message: &ModuleKernels) -> Outcome<ModuleKernelsReply> {
+        let image = ImageHandle::Module(message.module);
+        self.kernel_names(call, image, message.names.0, message.room)
+    }
+}
+
+impl Serve<ClusterOccupancy<'_>> for Session {
+    fn serve(
         &mut self,
         call: &Call,
         message: &ClusterOccupancy<'_>,
     ) -> Outcome<ClusterOccupancyReply> {
         let mut attributes = Vec::new();
         let admitted = self.admit_attributes(Scope::Node, &message.attributes, &mut attributes);
-        if let Err(error) = admitted {
-            return Outcome::Failed(error);
-        }
+        admitted?;
         let (grid, block, shared) = (message.grid, message.block, message.shared);
         let question = message.question;
         self.ask_function(
@@ -88,12 +153,10 @@ impl Session {
             |count| Answer::reply(&ClusterOccupancyReply { count }),
         )
     }
+}
 
-    pub(super) fn available_shared(
-        &mut self,
-        call: &Call,
-        message: &AvailableShared,
-    ) -> Outcome<AvailableSharedReply> {
+impl Serve<AvailableShared> for Session {
+    fn serve(&mut self, call: &Call, message: &AvailableShared) -> Outcome<AvailableSharedReply> {
         let (blocks, block) = (message.blocks, message.block);
         self.ask_function(
             call,
@@ -102,15 +165,13 @@ impl Session {
             |bytes| Answer::reply(&AvailableSharedReply { bytes }),
         )
     }
+}
 
-    pub(super) fn encode_tensor_map(
-        &mut self,
-        call: &Call,
-        message: &TensorMapEncode,
-    ) -> Outcome<TensorMapEncodeReply> {
+impl Serve<TensorMapEncode> for Session {
+    fn serve(&mut self, call: &Call, message: &TensorMapEncode) -> Outcome<TensorMapEncodeReply> {
         // The driver reads as many entries of the arrays.
         if !(1..=RANKS).contains(&message.rank) {
-            return Outcome::Failed(to_result(CuError::INVALID_VALUE));
+            return Err(to_result(CuError::INVALID_VALUE));
         }
         let map = tensor_map(message);
         self.ask(
@@ -119,12 +180,10 @@ impl Session {
             |_, EncodedTensorMap(map)| Answer::reply(&TensorMapEncodeReply { map }),
         )
     }
+}
 
-    pub(super) fn replace_tensor_address(
-        &mut self,
-        call: &Call,
-        message: &TensorMapReplace,
-    ) -> Outcome<TensorMapReplaceReply> {
+impl Serve<TensorMapReplace> for Session {
+    fn serve(&mut self, call: &Call, message: &TensorMapReplace) -> Outcome<TensorMapReplaceReply> {
         let (map, address) = (EncodedTensorMap(message.map), message.tensor);
         self.ask(
             call,

@@ -2,29 +2,33 @@
 
 use std::sync::Arc;
 
-use wormhole_api::{CuResult, LaunchKernel, Outcome};
+use wormhole_api::{CuResult, LaunchKernel, Outcome, Serve, Served};
 use wormhole_device::{Device, Launch, LaunchAttribute};
 
 use super::attributes::{Events, Scope};
 use super::{Answer, Call, Session};
 
-impl Session {
-    /// A launch whose like the device has accepted is a record and is made at once. Another one is a request:
-    /// it may load the kernel, so it is a job.
-    pub(super) fn launch(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
+/// A launch whose like the device has accepted is a record and is made at once. Another one is a request:
+/// it may load the kernel, so it is a job.
+impl Serve<LaunchKernel<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
         let mut attributes = std::mem::take(&mut self.attributes);
         let read = self.admit_attributes(Scope::Launch, &message.attributes, &mut attributes);
         let outcome = match read {
-            Err(error) => Outcome::Failed(error),
+            Err(error) => Err(error),
             Ok(events) if call.slot.is_some() => {
                 self.launch_first(call, message, &attributes, events)
             }
-            Ok(events) => self.launch_now(message, &attributes, &events).into(),
+            Ok(events) => self
+                .launch_now(message, &attributes, &events)
+                .map(Served::Done),
         };
         self.attributes = attributes;
         outcome
     }
+}
 
+impl Session {
     fn launch_now(
         &self,
         message: &LaunchKernel<'_>,
@@ -53,17 +57,9 @@ impl Session {
         attributes: &[LaunchAttribute],
         events: Events,
     ) -> Outcome<()> {
-        let stream = match self.stream(message.stream) {
-            Ok(stream) => Arc::clone(stream),
-            Err(error) => return Outcome::Failed(error),
-        };
-        let needed = match self.function(message.function) {
-            Ok(function) => function.parameter_bytes,
-            Err(error) => return Outcome::Failed(error),
-        };
-        if let Err(error) = enough(message, needed) {
-            return Outcome::Failed(error);
-        }
+        let stream = Arc::clone(self.stream(message.stream)?);
+        let needed = self.function(message.function)?.parameter_bytes;
+        enough(message, needed)?;
         let (grid, block, shared) = (message.grid, message.block, message.shared);
         let (attributes, parameters) = (attributes.to_vec(), message.parameters.to_vec());
         let launch = move |device: &dyn Device, function| {

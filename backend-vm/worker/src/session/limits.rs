@@ -3,7 +3,10 @@
 //!
 //! That part is the device's: while other tenants use the device, none of them gets one, and resetting it does nothing.
 
-use wormhole_api::{ContextGetLimitReply, ContextSetLimitReply, Outcome};
+use wormhole_api::{
+    ContextGetLimit, ContextGetLimitReply, ContextSetLimit, ContextSetLimitReply, Outcome,
+    ResetPersistingL2, Serve, Served,
+};
 use wormhole_device::CuError;
 
 use super::{Answer, Call, Session, to_result};
@@ -43,13 +46,16 @@ impl Session {
             Err(CuError::OUT_OF_MEMORY)
         }
     }
+}
 
-    pub(super) fn limit(&mut self, call: &Call, limit: u32) -> Outcome<ContextGetLimitReply> {
+impl Serve<ContextGetLimit> for Session {
+    fn serve(&mut self, call: &Call, message: &ContextGetLimit) -> Outcome<ContextGetLimitReply> {
+        let limit = message.limit;
         if let Err(error) = check_limit(limit) {
-            return Outcome::Failed(to_result(error));
+            return Err(to_result(error));
         }
         if limit == PERSISTING_L2_CACHE_SIZE && self.counters.has_neighbours() {
-            return Outcome::Done(ContextGetLimitReply { value: 0 });
+            return Ok(Served::Done(ContextGetLimitReply { value: 0 }));
         }
         self.ask(
             call,
@@ -57,15 +63,13 @@ impl Session {
             |_, value| Answer::reply(&ContextGetLimitReply { value }),
         )
     }
+}
 
-    pub(super) fn set_limit(
-        &mut self,
-        call: &Call,
-        limit: u32,
-        value: u64,
-    ) -> Outcome<ContextSetLimitReply> {
+impl Serve<ContextSetLimit> for Session {
+    fn serve(&mut self, call: &Call, message: &ContextSetLimit) -> Outcome<ContextSetLimitReply> {
+        let (limit, value) = (message.limit, message.value);
         if let Err(error) = self.check_value(limit, value) {
-            return Outcome::Failed(to_result(error));
+            return Err(to_result(error));
         }
         self.ask(
             call,
@@ -76,10 +80,12 @@ impl Session {
             |_, value| Answer::reply(&ContextSetLimitReply { value }),
         )
     }
+}
 
-    pub(super) fn reset_persisting_l2(&mut self, call: &Call) -> Outcome<()> {
+impl Serve<ResetPersistingL2> for Session {
+    fn serve(&mut self, call: &Call, _: &ResetPersistingL2) -> Outcome<()> {
         if self.counters.has_neighbours() {
-            return Outcome::Done(());
+            return Ok(Served::Done(()));
         }
         self.ask(
             call,

@@ -1,6 +1,9 @@
 //! Allocations, copies and fills.
 
-use wormhole_api::{CuResult, Element, MemAllocReply, MemCopy, MemSet, MemWrite, Outcome};
+use wormhole_api::{
+    CuResult, Element, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemGetInfoReply,
+    MemSet, MemWrite, Outcome, Serve, Served,
+};
 use wormhole_device::{CuError, Fill};
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
 
@@ -23,10 +26,30 @@ pub(super) fn in_bands(address: u64, bytes: u64) -> bool {
         .any(|(base, size)| address >= base && bytes <= size && address - base <= size - bytes)
 }
 
-impl Session {
-    pub(super) fn allocate(&mut self, call: &Call, bytes: u64) -> Outcome<MemAllocReply> {
+impl Serve<MemGetInfo> for Session {
+    fn serve(&mut self, call: &Call, _: &MemGetInfo) -> Outcome<MemGetInfoReply> {
+        let on = self.on;
+        self.ask(
+            call,
+            |device| device.memory_info(),
+            move |session, (free, total)| {
+                // What the device has left would tell what the neighbours allocate, and when.
+                let free = if session.counters.has_neighbours() {
+                    total.saturating_sub(session.held_on(on))
+                } else {
+                    free
+                };
+                Answer::reply(&MemGetInfoReply { free, total })
+            },
+        )
+    }
+}
+
+impl Serve<MemAlloc> for Session {
+    fn serve(&mut self, call: &Call, message: &MemAlloc) -> Outcome<MemAllocReply> {
+        let bytes = message.bytes;
         if bytes == 0 {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         }
         self.ask(
             call,
@@ -51,11 +74,14 @@ impl Session {
             },
         )
     }
+}
 
-    /// The allocation may not be named from here on; the device's own wait happens on the caller's thread.
-    pub(super) fn free(&mut self, call: &Call, address: u64) -> Outcome<()> {
+/// The allocation may not be named from here on; the device's own wait happens on the caller's thread.
+impl Serve<MemFree> for Session {
+    fn serve(&mut self, call: &Call, message: &MemFree) -> Outcome<()> {
+        let address = message.address.0;
         if !self.allocations.remove(&address) && self.pool_allocations.remove(&address).is_none() {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         self.unshare(Key::Allocation(address));
         self.unshare(Key::Pointer(address));
@@ -66,11 +92,13 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn copy(&mut self, message: &MemCopy) -> Result<(), CuResult> {
+impl Serve<MemCopy> for Session {
+    fn serve(&mut self, _: &Call, message: &MemCopy) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
         if message.bytes == 0 {
-            return Ok(());
+            return Ok(Served::Done(()));
         }
         let to = self.place(message.destination.0, message.bytes)?;
         let from = self.place(message.source.0, message.bytes)?;
@@ -81,8 +109,11 @@ impl Session {
             message.bytes,
             stream,
         ))
+        .map(Served::Done)
     }
+}
 
+impl Session {
     /// Counts the bytes of a copy, if it is one.
     pub(super) fn count_copy(&self, from: Place, to: Place, bytes: u64) -> Result<(), CuResult> {
         let counter = match (from, to) {
@@ -95,11 +126,13 @@ impl Session {
         self.counters.add(counter, bytes);
         Ok(())
     }
+}
 
-    pub(super) fn write(&mut self, message: &MemWrite<'_>) -> Result<(), CuResult> {
+impl Serve<MemWrite<'_>> for Session {
+    fn serve(&mut self, _: &Call, message: &MemWrite<'_>) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
         if message.data.is_empty() {
-            return Ok(());
+            return Ok(Served::Done(()));
         }
         let bytes = message.data.len() as u64;
         if self.place(message.destination.0, bytes)? == Place::Arena {
@@ -111,9 +144,12 @@ impl Session {
             self.device
                 .write(message.destination.0, message.data, stream),
         )
+        .map(Served::Done)
     }
+}
 
-    pub(super) fn fill(&mut self, message: &MemSet) -> Result<(), CuResult> {
+impl Serve<MemSet> for Session {
+    fn serve(&mut self, _: &Call, message: &MemSet) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
         let element: u32 = match message.element {
             Element::Byte => 1,
@@ -121,7 +157,7 @@ impl Session {
             Element::Word => 4,
         };
         if message.width == 0 || message.height == 0 {
-            return Ok(());
+            return Ok(Served::Done(()));
         }
         let aligned = |value: u64| value.is_multiple_of(u64::from(element));
         let row = message.width.checked_mul(u64::from(element));
@@ -146,8 +182,11 @@ impl Session {
             },
             stream,
         ))
+        .map(Served::Done)
     }
+}
 
+impl Session {
     /// What the range lies in, if it lies in one thing that the session holds.
     pub(super) fn place(&self, address: u64, bytes: u64) -> Result<Place, CuResult> {
         if self.device_memory.contains(address, bytes) {

@@ -22,6 +22,7 @@
 mod arrays;
 mod attributes;
 mod conditional_graphs;
+mod describe;
 mod files;
 mod graphs;
 mod green_contexts;
@@ -34,7 +35,6 @@ mod output;
 mod peers;
 mod pools;
 mod references;
-mod service;
 mod sharing;
 mod stream_memory;
 mod streams;
@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use wormhole_api::{
     CuResult, Encode, Event as EventKind, Function, Graph, Library, Memory, Module, Outcome, Pool,
-    Stream,
+    Served, Server, Stream,
 };
 use wormhole_device::{CuError, Device, LaunchAttribute, MemoryOperation, RawStream};
 use wormhole_ring::slot::SlotIndex;
@@ -199,13 +199,17 @@ pub struct Session {
     /// Room for the memory operations of a message.
     memory_operations: Vec<MemoryOperation>,
     output: PendingOutput,
-    descriptions: Vec<service::Described>,
+    descriptions: Vec<describe::Described>,
     /// A reset is wanted or under way: nothing else may touch the device.
     resetting: bool,
     /// The reset that waits for jobs to end.
     wanted_reset: Option<Call>,
     /// Jobs that have not left anything behind yet.
     jobs_running: usize,
+}
+
+impl Server for Session {
+    type Call = Call;
 }
 
 impl Session {
@@ -222,7 +226,7 @@ impl Session {
         let slab = OBJECTS;
         let descriptions: Vec<_> = description::all(device.as_ref())
             .into_iter()
-            .map(service::Described::new)
+            .map(describe::Described::new)
             .collect();
         let legacy: Vec<_> = (0..)
             .take(descriptions.len())
@@ -374,7 +378,7 @@ impl Session {
         let mut refused = self.unload_unused();
         if self.jobs_running == 0
             && let Some(call) = self.wanted_reset.take()
-            && let Outcome::Failed(error) = self.start_reset(&call)
+            && let Err(error) = self.start_reset(&call)
         {
             refused.push((call, error));
         }
@@ -425,15 +429,12 @@ impl Session {
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
     ) -> Outcome<R> {
         let Some(slot) = call.slot else {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         };
-        match self.jobs.run(slot, call.sequence, self.on, job) {
-            Ok(()) => {
-                self.jobs_running += 1;
-                Outcome::Deferred
-            }
-            Err(error) => Outcome::Failed(self.failed(error)),
-        }
+        let handed = self.jobs.run(slot, call.sequence, self.on, job);
+        self.done(handed)?;
+        self.jobs_running += 1;
+        Ok(Served::Deferred)
     }
 
     /// A job that asks the device, and what becomes of its answer.

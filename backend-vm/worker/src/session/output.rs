@@ -1,6 +1,9 @@
 //! Text that kernels printed, on its way to the guest.
 
+use wormhole_api::{Outcome, Serve, Served, TakeOutput, TakeOutputReply};
 use wormhole_device::DeviceOutput;
+
+use super::{Answer, Call, Session};
 
 /// Bytes of text in one answer, both kinds together.
 const PART: usize = 3968;
@@ -71,6 +74,33 @@ impl PendingOutput {
             self.stdout.take(stdout),
             self.stderr.take(stderr),
         )
+    }
+}
+
+impl Serve<TakeOutput> for Session {
+    fn serve<'s>(&'s mut self, call: &Call, _: &TakeOutput) -> Outcome<TakeOutputReply<'s>> {
+        if self.output.is_empty() {
+            return self.ask(
+                call,
+                |device| Ok(device.take_output()),
+                |session, text| {
+                    session.output.append(&text);
+                    Answer::reply(&session.next_output())
+                },
+            );
+        }
+        Ok(Served::Done(self.next_output()))
+    }
+}
+
+impl Session {
+    fn next_output(&mut self) -> TakeOutputReply<'_> {
+        let (remaining, stdout, stderr) = self.output.next_part();
+        TakeOutputReply {
+            remaining,
+            stdout,
+            stderr,
+        }
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use wormhole_api::{Access as ApiAccess, CuResult, Outcome, PeerAttributeReply, PoolSetAccess};
+use wormhole_api::{
+    Access as ApiAccess, CuResult, Outcome, PeerAttribute, PeerAttributeReply, PeerDisable,
+    PeerEnable, PoolSetAccess, Serve,
+};
 use wormhole_device::{Access, CuError, Peer};
 
 use super::{Answer, Call, Session, to_result};
@@ -42,58 +45,56 @@ impl Session {
             found => found,
         }
     }
+}
 
-    pub(super) fn peer_attribute(
-        &mut self,
-        call: &Call,
-        peer: u32,
-        attribute: u32,
-    ) -> Outcome<PeerAttributeReply> {
+impl Serve<PeerAttribute> for Session {
+    fn serve(&mut self, call: &Call, message: &PeerAttribute) -> Outcome<PeerAttributeReply> {
+        let (peer, attribute) = (message.peer, message.attribute);
         if !PEER_ATTRIBUTES.contains(&attribute) {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         }
-        match self.other(peer) {
-            Ok(peer) => self.ask(
-                call,
-                move |device| device.peer_attribute(peer, attribute),
-                |_, value| Answer::reply(&PeerAttributeReply { value }),
-            ),
-            Err(error) => Outcome::Failed(error),
-        }
+        let peer = self.other(peer)?;
+        self.ask(
+            call,
+            move |device| device.peer_attribute(peer, attribute),
+            |_, value| Answer::reply(&PeerAttributeReply { value }),
+        )
     }
+}
 
-    pub(super) fn enable_peer(&mut self, call: &Call, peer: u32) -> Outcome<()> {
-        match self.other(peer) {
-            Ok(peer) => self.ask(
-                call,
-                move |device| device.enable_peer(peer),
-                |_, ()| Answer::done(),
-            ),
-            Err(error) => Outcome::Failed(error),
-        }
+impl Serve<PeerEnable> for Session {
+    fn serve(&mut self, call: &Call, message: &PeerEnable) -> Outcome<()> {
+        let peer = message.peer;
+        let peer = self.other(peer)?;
+        self.ask(
+            call,
+            move |device| device.enable_peer(peer),
+            |_, ()| Answer::done(),
+        )
     }
+}
 
-    pub(super) fn disable_peer(&mut self, call: &Call, peer: u32) -> Outcome<()> {
-        match self.other(peer) {
-            Ok(peer) => self.ask(
-                call,
-                move |device| device.disable_peer(peer),
-                |_, ()| Answer::done(),
-            ),
-            Err(error) => Outcome::Failed(error),
-        }
+impl Serve<PeerDisable> for Session {
+    fn serve(&mut self, call: &Call, message: &PeerDisable) -> Outcome<()> {
+        let peer = message.peer;
+        let peer = self.other(peer)?;
+        self.ask(
+            call,
+            move |device| device.disable_peer(peer),
+            |_, ()| Answer::done(),
+        )
     }
+}
 
-    pub(super) fn set_pool_access(&mut self, call: &Call, message: &PoolSetAccess) -> Outcome<()> {
+impl Serve<PoolSetAccess> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolSetAccess) -> Outcome<()> {
         let access = access(message.access);
-        match self.peer(message.peer) {
-            Ok(peer) => self.ask_pool(
-                call,
-                message.pool,
-                move |device, pool| device.set_pool_access(pool, peer, access),
-                |_, ()| Answer::done(),
-            ),
-            Err(error) => Outcome::Failed(error),
-        }
+        let peer = self.peer(message.peer)?;
+        self.ask_pool(
+            call,
+            message.pool,
+            move |device, pool| device.set_pool_access(pool, peer, access),
+            |_, ()| Answer::done(),
+        )
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use wormhole_api::{
     CuResult, DevicePtr, Handle, Outcome, Pool, PoolAlloc, PoolAllocReply, PoolCreate, PoolDefault,
-    PoolFree, PoolGetAttributeReply,
+    PoolDestroy, PoolFree, PoolGetAttribute, PoolGetAttributeReply, PoolSetAttribute, PoolTrim,
+    Serve, Served,
 };
 use wormhole_device::{CuError, Device, PoolProperties, RawPool};
 
@@ -48,8 +49,10 @@ impl Session {
     pub(super) fn pool(&self, handle: Handle<Pool>) -> Result<&Arc<PoolObject>, CuResult> {
         self.pools.get(handle).ok_or_else(|| self.invalid_handle())
     }
+}
 
-    pub(super) fn create_pool(&mut self, call: &Call, message: &PoolCreate) -> Outcome<()> {
+impl Serve<PoolCreate> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolCreate) -> Outcome<()> {
         let properties = PoolProperties {
             handle_types: message.handle_types,
             most: message.most,
@@ -57,11 +60,15 @@ impl Session {
         let make = move |device: &dyn Device| device.create_pool(&properties);
         self.enter_pool(call, message.new, false, make)
     }
+}
 
-    pub(super) fn default_pool(&mut self, call: &Call, message: &PoolDefault) -> Outcome<()> {
+impl Serve<PoolDefault> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolDefault) -> Outcome<()> {
         self.enter_pool(call, message.new, true, |device| device.default_pool())
     }
+}
 
+impl Session {
     pub(super) fn enter_pool(
         &mut self,
         call: &Call,
@@ -85,12 +92,15 @@ impl Session {
             }
         })
     }
+}
 
-    /// The pool may not be named from here on.
-    pub(super) fn destroy_pool(&mut self, call: &Call, handle: Handle<Pool>) -> Outcome<()> {
+/// The pool may not be named from here on.
+impl Serve<PoolDestroy> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolDestroy) -> Outcome<()> {
+        let handle = message.pool;
         match self.pools.get(handle) {
-            None => return Outcome::Failed(self.invalid_handle()),
-            Some(pool) if pool.is_default => return Outcome::Failed(CuResult::INVALID_VALUE),
+            None => return Err(self.invalid_handle()),
+            Some(pool) if pool.is_default => return Err(CuResult::INVALID_VALUE),
             Some(_) => {}
         }
         self.unshare(Key::Pool(handle));
@@ -104,7 +114,9 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
+impl Session {
     /// A job that uses a pool.
     pub(super) fn ask_pool<R, T: Send + 'static>(
         &mut self,
@@ -113,19 +125,14 @@ impl Session {
         ask: impl FnOnce(&dyn Device, RawPool) -> wormhole_device::Result<T> + Send + 'static,
         answer: impl FnOnce(&mut Self, T) -> Answer + Send + 'static,
     ) -> Outcome<R> {
-        let pool = match self.pool(handle) {
-            Ok(pool) => Arc::clone(pool),
-            Err(error) => return Outcome::Failed(error),
-        };
+        let pool = Arc::clone(self.pool(handle)?);
         self.ask(call, move |device| ask(device, pool.raw), answer)
     }
+}
 
-    pub(super) fn trim_pool(
-        &mut self,
-        call: &Call,
-        handle: Handle<Pool>,
-        keep: u64,
-    ) -> Outcome<()> {
+impl Serve<PoolTrim> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolTrim) -> Outcome<()> {
+        let (handle, keep) = (message.pool, message.keep);
         let streams = self.streams.values().chain([&self.legacy[self.on]]);
         let streams: Vec<Arc<StreamObject>> = streams.map(Arc::clone).collect();
         self.ask_pool(
@@ -144,13 +151,11 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn pool_attribute(
-        &mut self,
-        call: &Call,
-        handle: Handle<Pool>,
-        attribute: u32,
-    ) -> Outcome<PoolGetAttributeReply> {
+impl Serve<PoolGetAttribute> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolGetAttribute) -> Outcome<PoolGetAttributeReply> {
+        let (handle, attribute) = (message.pool, message.attribute);
         self.ask_pool(
             call,
             handle,
@@ -158,14 +163,11 @@ impl Session {
             |_, value| Answer::reply(&PoolGetAttributeReply { value }),
         )
     }
+}
 
-    pub(super) fn set_pool_attribute(
-        &mut self,
-        call: &Call,
-        handle: Handle<Pool>,
-        attribute: u32,
-        value: u64,
-    ) -> Outcome<()> {
+impl Serve<PoolSetAttribute> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolSetAttribute) -> Outcome<()> {
+        let (handle, attribute, value) = (message.pool, message.attribute, message.value);
         self.ask_pool(
             call,
             handle,
@@ -173,26 +175,18 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    /// Whatever the guest ordered before it was handed to the stream by the executor, and what has to follow
-    /// it comes after its answer: so the job takes its place in the stream.
-    pub(super) fn allocate_async(
-        &mut self,
-        call: &Call,
-        message: &PoolAlloc,
-    ) -> Outcome<PoolAllocReply> {
+/// Whatever the guest ordered before it was handed to the stream by the executor, and what has to follow
+/// it comes after its answer: so the job takes its place in the stream.
+impl Serve<PoolAlloc> for Session {
+    fn serve(&mut self, call: &Call, message: &PoolAlloc) -> Outcome<PoolAllocReply> {
         let bytes = message.bytes;
         if bytes == 0 {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         }
-        let stream = match self.stream(message.stream) {
-            Ok(stream) => Arc::clone(stream),
-            Err(error) => return Outcome::Failed(error),
-        };
-        let on = match self.pool(message.pool) {
-            Ok(pool) => pool.on,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let stream = Arc::clone(self.stream(message.stream)?);
+        let on = self.pool(message.pool)?.on;
         self.ask_pool(
             call,
             message.pool,
@@ -217,9 +211,11 @@ impl Session {
             },
         )
     }
+}
 
-    /// The allocation may not be named from here on.
-    pub(super) fn free_async(&mut self, message: &PoolFree) -> Result<(), CuResult> {
+/// The allocation may not be named from here on.
+impl Serve<PoolFree> for Session {
+    fn serve(&mut self, _: &Call, message: &PoolFree) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
         let address = message.address.0;
         if self.pool_allocations.remove(&address).is_none() {
@@ -228,5 +224,6 @@ impl Session {
         self.unshare(Key::Pointer(address));
         self.device_memory.remove(address);
         self.done(self.device.free_async(address, stream))
+            .map(Served::Done)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use wormhole_api::{
     CuResult, Outcome, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
+    Serve,
 };
 use wormhole_device::{Device, ReferenceKind};
 
@@ -36,43 +37,30 @@ fn bind(
     bound
 }
 
-impl Session {
-    pub(super) fn find_reference(
-        &mut self,
-        call: &Call,
-        message: &ReferenceFind<'_>,
-    ) -> Outcome<()> {
+impl Serve<ReferenceFind<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &ReferenceFind<'_>) -> Outcome<()> {
         let kind = match message.to {
             ReferenceTo::Texture => ReferenceKind::Texture,
             ReferenceTo::Surface => ReferenceKind::Surface,
         };
-        let (image, name) = match self.named(ImageHandle::Module(message.module), message.name) {
-            Ok(found) => found,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
         self.ask(
             call,
             move |device| device.find_reference(image.raw, &name, kind),
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn bind_texture(
-        &mut self,
-        call: &Call,
-        message: &ReferenceBindTexture<'_>,
-    ) -> Outcome<()> {
-        let found = self.named(ImageHandle::Module(message.module), message.name);
-        let resource = match message.bound {
-            0 => Ok((None, Used::Memory)),
-            _ => self
-                .resource(&message.wanted())
-                .map(|(resource, used)| (Some(resource), used)),
-        };
-        let ((image, name), (resource, used)) = match found.and_then(|found| Ok((found, resource?)))
-        {
-            Ok(found) => found,
-            Err(error) => return Outcome::Failed(error),
+impl Serve<ReferenceBindTexture<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &ReferenceBindTexture<'_>) -> Outcome<()> {
+        let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
+        let (resource, used) = match message.bound {
+            0 => (None, Used::Memory),
+            _ => {
+                let (resource, used) = self.resource(&message.wanted())?;
+                (Some(resource), used)
+            }
         };
         let sampling = message.sampling();
         self.ask(
@@ -86,20 +74,14 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn bind_surface(
-        &mut self,
-        call: &Call,
-        message: &ReferenceBindSurface<'_>,
-    ) -> Outcome<()> {
-        let found = self.named(ImageHandle::Module(message.module), message.name);
-        let array = self.array(message.array).map(Arc::clone);
-        let ((image, name), array) = match found.and_then(|found| Ok((found, array?))) {
-            Ok(found) => found,
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<ReferenceBindSurface<'_>> for Session {
+    fn serve(&mut self, call: &Call, message: &ReferenceBindSurface<'_>) -> Outcome<()> {
+        let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
+        let array = Arc::clone(self.array(message.array)?);
         if array.shape.flags() & wormhole_api::array::SURFACE_LDST == 0 {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         }
         self.ask(
             call,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use wormhole_api::{
-    CuResult, DevicePtr, Event as EventKind, Handle, Memory, OpenAllocationReply, OpenMemoryReply,
-    OpenPointer, OpenPointerReply, Outcome, Pool, ShareAddress, ShareAddressReply, ShareEventReply,
-    ShareMemoryReply, SharePoolReply, SharedAddress,
+    CloseAllocation, CuResult, DevicePtr, Event as EventKind, Handle, Memory, OpenAllocation,
+    OpenAllocationReply, OpenEvent, OpenMemory, OpenMemoryReply, OpenPointer, OpenPointerReply,
+    OpenPool, Outcome, Pool, Serve, ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply,
+    ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress, SharedEventCreate,
 };
 use wormhole_device::{CuError, Device, RawEvent};
 
@@ -130,12 +131,10 @@ impl Session {
     fn is_own(&self, token: Token) -> bool {
         self.shared.values().any(|own| *own == token)
     }
+}
 
-    pub(super) fn share_address(
-        &mut self,
-        call: &Call,
-        message: &ShareAddress,
-    ) -> Outcome<ShareAddressReply> {
+impl Serve<ShareAddress> for Session {
+    fn serve(&mut self, call: &Call, message: &ShareAddress) -> Outcome<ShareAddressReply> {
         let address = message.address.0;
         let reply = |token| Answer::reply(&ShareAddressReply { token });
         match message.what {
@@ -147,17 +146,16 @@ impl Session {
                 let share = move |device: &dyn Device| device.share_pointer(address);
                 self.share(call, Key::Pointer(address), share, reply)
             }
-            _ => Outcome::Failed(self.invalid_address()),
+            _ => Err(self.invalid_address()),
         }
     }
+}
 
-    pub(super) fn open_allocation(
-        &mut self,
-        call: &Call,
-        token: Token,
-    ) -> Outcome<OpenAllocationReply> {
+impl Serve<OpenAllocation> for Session {
+    fn serve(&mut self, call: &Call, message: &OpenAllocation) -> Outcome<OpenAllocationReply> {
+        let token = message.token;
         if self.is_own(token) {
-            return Outcome::Failed(CuResult::INVALID_CONTEXT);
+            return Err(CuResult::INVALID_CONTEXT);
         }
         let exchange = self.exchange.clone();
         self.ask(
@@ -182,11 +180,14 @@ impl Session {
             },
         )
     }
+}
 
-    /// As with memory that is freed, it may not be named from here on.
-    pub(super) fn close_allocation(&mut self, call: &Call, address: u64) -> Outcome<()> {
+/// As with memory that is freed, it may not be named from here on.
+impl Serve<CloseAllocation> for Session {
+    fn serve(&mut self, call: &Call, message: &CloseAllocation) -> Outcome<()> {
+        let address = message.address.0;
         if self.opened.remove(address).is_none() {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         self.ask(
             call,
@@ -194,16 +195,12 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn share_event(
-        &mut self,
-        call: &Call,
-        handle: Handle<EventKind>,
-    ) -> Outcome<ShareEventReply> {
-        let event = match self.event(handle) {
-            Ok(event) => Arc::clone(event),
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<ShareEvent> for Session {
+    fn serve(&mut self, call: &Call, message: &ShareEvent) -> Outcome<ShareEventReply> {
+        let handle = message.event;
+        let event = Arc::clone(self.event(handle)?);
         self.share(
             call,
             Key::Event(handle),
@@ -211,31 +208,30 @@ impl Session {
             |token| Answer::reply(&ShareEventReply { token }),
         )
     }
+}
 
-    pub(super) fn open_event(
-        &mut self,
-        call: &Call,
-        new: Handle<EventKind>,
-        token: Token,
-    ) -> Outcome<()> {
+impl Serve<OpenEvent> for Session {
+    fn serve(&mut self, call: &Call, message: &OpenEvent) -> Outcome<()> {
+        let (new, token) = (message.new, message.token);
         if self.is_own(token) {
-            return Outcome::Failed(CuResult::INVALID_CONTEXT);
+            return Err(CuResult::INVALID_CONTEXT);
         }
         let exchange = self.exchange.clone();
         let open =
             move |device: &dyn Device| device.open_event(exchange.fetch(What::Event, token)?);
         self.make_shared_event(call, new, open)
     }
+}
 
-    pub(super) fn create_shared_event(
-        &mut self,
-        call: &Call,
-        new: Handle<EventKind>,
-    ) -> Outcome<()> {
+impl Serve<SharedEventCreate> for Session {
+    fn serve(&mut self, call: &Call, message: &SharedEventCreate) -> Outcome<()> {
+        let new = message.new;
         let create = |device: &dyn Device| device.create_event(INTERPROCESS | DISABLE_TIMING);
         self.make_shared_event(call, new, create)
     }
+}
 
+impl Session {
     fn make_shared_event(
         &mut self,
         call: &Call,
@@ -257,16 +253,12 @@ impl Session {
             }
         })
     }
+}
 
-    pub(super) fn share_memory(
-        &mut self,
-        call: &Call,
-        handle: Handle<Memory>,
-    ) -> Outcome<ShareMemoryReply> {
-        let memory = match self.memory(handle) {
-            Ok(memory) => Arc::clone(memory),
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<ShareMemory> for Session {
+    fn serve(&mut self, call: &Call, message: &ShareMemory) -> Outcome<ShareMemoryReply> {
+        let handle = message.memory;
+        let memory = Arc::clone(self.memory(handle)?);
         self.share(
             call,
             Key::Memory(handle),
@@ -274,13 +266,11 @@ impl Session {
             |token| Answer::reply(&ShareMemoryReply { token }),
         )
     }
+}
 
-    pub(super) fn open_memory(
-        &mut self,
-        call: &Call,
-        new: Handle<Memory>,
-        token: Token,
-    ) -> Outcome<OpenMemoryReply> {
+impl Serve<OpenMemory> for Session {
+    fn serve(&mut self, call: &Call, message: &OpenMemory) -> Outcome<OpenMemoryReply> {
+        let (new, token) = (message.new, message.token);
         let exchange = self.exchange.clone();
         self.ask(
             call,
@@ -297,16 +287,12 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn share_pool(
-        &mut self,
-        call: &Call,
-        handle: Handle<Pool>,
-    ) -> Outcome<SharePoolReply> {
-        let pool = match self.pool(handle) {
-            Ok(pool) => Arc::clone(pool),
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<SharePool> for Session {
+    fn serve(&mut self, call: &Call, message: &SharePool) -> Outcome<SharePoolReply> {
+        let handle = message.pool;
+        let pool = Arc::clone(self.pool(handle)?);
         self.share(
             call,
             Key::Pool(handle),
@@ -314,28 +300,21 @@ impl Session {
             |token| Answer::reply(&SharePoolReply { token }),
         )
     }
+}
 
-    pub(super) fn open_pool(
-        &mut self,
-        call: &Call,
-        new: Handle<Pool>,
-        token: Token,
-    ) -> Outcome<()> {
+impl Serve<OpenPool> for Session {
+    fn serve(&mut self, call: &Call, message: &OpenPool) -> Outcome<()> {
+        let (new, token) = (message.new, message.token);
         let exchange = self.exchange.clone();
         let open = move |device: &dyn Device| device.open_pool(exchange.fetch(What::Pool, token)?);
         self.enter_pool(call, new, false, open)
     }
+}
 
-    pub(super) fn open_pointer(
-        &mut self,
-        call: &Call,
-        message: &OpenPointer,
-    ) -> Outcome<OpenPointerReply> {
+impl Serve<OpenPointer> for Session {
+    fn serve(&mut self, call: &Call, message: &OpenPointer) -> Outcome<OpenPointerReply> {
         let (exchange, token) = (self.exchange.clone(), message.token);
-        let on = match self.pool(message.pool) {
-            Ok(pool) => pool.on(),
-            Err(error) => return Outcome::Failed(error),
-        };
+        let on = self.pool(message.pool)?.on();
         self.ask_pool(
             call,
             message.pool,

@@ -1,15 +1,16 @@
 //! Memory operations and attributes of streams.
 
 use wormhole_api::{
-    CuResult, Items, MemoryOperation as WireOperation, StreamMemory, StreamSetAttribute,
+    CuResult, Items, MemoryOperation as WireOperation, Outcome, Serve, Served, StreamMemory,
+    StreamSetAttribute,
 };
 use wormhole_device::{MemoryOperation, MemoryOperationKind};
 
-use super::Session;
 use super::attributes::Scope;
+use super::{Call, Session};
 
-impl Session {
-    pub(super) fn memory_operations(&mut self, message: &StreamMemory<'_>) -> Result<(), CuResult> {
+impl Serve<StreamMemory<'_>> for Session {
+    fn serve(&mut self, _: &Call, message: &StreamMemory<'_>) -> Outcome<()> {
         let mut operations = std::mem::take(&mut self.memory_operations);
         let made = self
             .read_memory_operations(message.operations, &mut operations)
@@ -18,9 +19,11 @@ impl Session {
                 self.done(self.device.memory_operations(stream, &operations))
             });
         self.memory_operations = operations;
-        made
+        made.map(Served::Done)
     }
+}
 
+impl Session {
     /// The operations as a device is to make them: each names a word that the session may name.
     pub(super) fn read_memory_operations(
         &self,
@@ -51,15 +54,14 @@ impl Session {
         }
         Ok(())
     }
+}
 
-    pub(super) fn set_stream_attribute(
-        &self,
-        message: &StreamSetAttribute,
-    ) -> Result<(), CuResult> {
+impl Serve<StreamSetAttribute> for Session {
+    fn serve(&mut self, _: &Call, message: &StreamSetAttribute) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
-        match self.admit_attribute(Scope::Stream, message.id, message.value)? {
-            Some(attribute) => self.done(self.device.set_stream_attribute(stream, &attribute)),
-            None => Ok(()),
+        if let Some(attribute) = self.admit_attribute(Scope::Stream, message.id, message.value)? {
+            self.done(self.device.set_stream_attribute(stream, &attribute))?;
         }
+        Ok(Served::Done(()))
     }
 }

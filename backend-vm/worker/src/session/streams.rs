@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use wormhole_api::{
-    CuResult, Event as EventKind, EventElapsed, EventElapsedReply, EventRecord, Fence, Handle,
-    Outcome, Stream, StreamWaitEvent, SynchronizeReply,
+    CuResult, Event as EventKind, EventCreate, EventDestroy, EventElapsed, EventElapsedReply,
+    EventQuery, EventRecord, EventSynchronize, Fence, FenceWrite, Handle, Outcome, Serve, Served,
+    Stream, StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize,
+    SynchronizeReply,
 };
 use wormhole_device::{CuError, Device};
 use wormhole_ring::fence::FenceIndex;
@@ -32,19 +34,17 @@ impl Session {
     pub(super) fn event(&self, handle: Handle<EventKind>) -> Result<&Arc<EventObject>, CuResult> {
         self.events.get(handle).ok_or_else(|| self.invalid_handle())
     }
+}
 
-    pub(super) fn create_stream(
-        &mut self,
-        new: Handle<Stream>,
-        flags: u32,
-        priority: i32,
-    ) -> Result<(), CuResult> {
+impl Serve<StreamCreate> for Session {
+    fn serve(&mut self, _: &Call, message: &StreamCreate) -> Outcome<()> {
+        let (new, flags, priority) = (message.new, message.flags, message.priority);
         let raw = self.done(self.device.create_stream(flags, priority))?;
         let stream = Arc::new(StreamObject::new(raw));
         match self.streams.insert(new, Arc::clone(&stream)) {
             Ok(()) => {
                 self.watcher.watch(&stream);
-                Ok(())
+                Ok(Served::Done(()))
             }
             Err(error) => {
                 self.counters.add(Counter::InvalidHandles, 1);
@@ -53,21 +53,30 @@ impl Session {
             }
         }
     }
+}
 
-    pub(super) fn destroy_stream(&mut self, handle: Handle<Stream>) -> Result<(), CuResult> {
+impl Serve<StreamDestroy> for Session {
+    fn serve(&mut self, _: &Call, message: &StreamDestroy) -> Outcome<()> {
+        let handle = message.stream;
         let Some(stream) = self.streams.remove(handle) else {
             return Err(self.invalid_handle());
         };
         let device = self.device.as_ref();
         let buried = self.graveyard.bury_stream(device, &self.watcher, stream);
-        self.done(buried)
+        self.done(buried).map(Served::Done)
     }
+}
 
-    pub(super) fn query_stream(&self, handle: Handle<Stream>) -> Result<(), CuResult> {
+impl Serve<StreamQuery> for Session {
+    fn serve(&mut self, _: &Call, message: &StreamQuery) -> Outcome<()> {
+        let handle = message.stream;
         let stream = self.stream(handle)?.raw;
         self.finished(self.device.query_stream(stream))
+            .map(Served::Done)
     }
+}
 
+impl Session {
     /// "Not ready" is an answer, not a failure.
     fn finished(&self, result: wormhole_device::Result<bool>) -> Result<(), CuResult> {
         match result {
@@ -76,13 +85,18 @@ impl Session {
             Err(error) => Err(self.failed(error)),
         }
     }
+}
 
-    pub(super) fn wait_event(&self, message: &StreamWaitEvent) -> Result<(), CuResult> {
+impl Serve<StreamWaitEvent> for Session {
+    fn serve(&mut self, _: &Call, message: &StreamWaitEvent) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
         let event = self.event(message.event)?.raw;
         self.done(self.device.wait_event(stream, event, message.flags))
+            .map(Served::Done)
     }
+}
 
+impl Session {
     pub(super) fn write_fence(
         &self,
         handle: Handle<Stream>,
@@ -100,17 +114,23 @@ impl Session {
         self.watcher.expect(index, value, stream);
         Ok(())
     }
+}
 
-    pub(super) fn synchronize(
-        &mut self,
+impl Serve<FenceWrite> for Session {
+    fn serve(&mut self, _: &Call, message: &FenceWrite) -> Outcome<()> {
+        self.write_fence(message.stream, message.fence, message.value)
+            .map(Served::Done)
+    }
+}
+
+impl Serve<Synchronize> for Session {
+    fn serve<'s>(
+        &'s mut self,
         call: &Call,
-        stream: Option<Handle<Stream>>,
-    ) -> Outcome<SynchronizeReply<'_>> {
-        let stream = match stream.map(|handle| self.stream(handle).cloned()) {
-            Some(Ok(stream)) => Some(stream),
-            Some(Err(error)) => return Outcome::Failed(error),
-            None => None,
-        };
+        message: &Synchronize,
+    ) -> Outcome<SynchronizeReply<'s>> {
+        let stream = message.stream.map(|handle| self.stream(handle).cloned());
+        let stream = stream.transpose()?;
         self.defer(call, move |device: &dyn Device| {
             let result = match &stream {
                 Some(stream) => device.synchronize_stream(stream.raw),
@@ -134,12 +154,11 @@ impl Session {
             }) as Finish
         })
     }
+}
 
-    pub(super) fn create_event(
-        &mut self,
-        new: Handle<EventKind>,
-        flags: u32,
-    ) -> Result<(), CuResult> {
+impl Serve<EventCreate> for Session {
+    fn serve(&mut self, _: &Call, message: &EventCreate) -> Outcome<()> {
+        let (new, flags) = (message.new, message.flags);
         // One that is to be shared may wait for the device, and has a message of its own.
         if flags & INTERPROCESS != 0 {
             return Err(CuResult::INVALID_VALUE);
@@ -150,37 +169,39 @@ impl Session {
             of_launches: flags & DISABLE_TIMING != 0,
         };
         let entered = self.events.insert(new, Arc::new(event));
-        entered.map_err(|error| {
+        entered.map(Served::Done).map_err(|error| {
             self.counters.add(Counter::InvalidHandles, 1);
             let _ = self.device.destroy_event(raw);
             error.into()
         })
     }
+}
 
-    pub(super) fn record_event(&self, message: &EventRecord) -> Result<(), CuResult> {
+impl Serve<EventRecord> for Session {
+    fn serve(&mut self, _: &Call, message: &EventRecord) -> Outcome<()> {
         let stream = self.stream(message.stream)?.raw;
         let event = self.event(message.event)?.raw;
         self.done(self.device.record_event(event, stream, message.flags))?;
-        match message.fence {
-            Some(fence) => self.write_fence(message.stream, fence, message.value),
-            None => Ok(()),
+        if let Some(fence) = message.fence {
+            self.write_fence(message.stream, fence, message.value)?;
         }
+        Ok(Served::Done(()))
     }
+}
 
-    pub(super) fn query_event(&self, handle: Handle<EventKind>) -> Result<(), CuResult> {
+impl Serve<EventQuery> for Session {
+    fn serve(&mut self, _: &Call, message: &EventQuery) -> Outcome<()> {
+        let handle = message.event;
         let event = self.event(handle)?.raw;
         self.finished(self.device.query_event(event))
+            .map(Served::Done)
     }
+}
 
-    pub(super) fn synchronize_event(
-        &mut self,
-        call: &Call,
-        handle: Handle<EventKind>,
-    ) -> Outcome<()> {
-        let event = match self.event(handle) {
-            Ok(event) => Arc::clone(event),
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<EventSynchronize> for Session {
+    fn serve(&mut self, call: &Call, message: &EventSynchronize) -> Outcome<()> {
+        let handle = message.event;
+        let event = Arc::clone(self.event(handle)?);
         self.defer(call, move |device: &dyn Device| {
             let result = device.synchronize_event(event.raw);
             drop(event);
@@ -194,23 +215,28 @@ impl Session {
             }) as Finish
         })
     }
+}
 
-    pub(super) fn elapsed(&self, message: &EventElapsed) -> Result<EventElapsedReply, CuResult> {
+impl Serve<EventElapsed> for Session {
+    fn serve(&mut self, _: &Call, message: &EventElapsed) -> Outcome<EventElapsedReply> {
         let start = self.event(message.start)?.raw;
         let end = self.event(message.end)?.raw;
         match self.device.elapsed(start, end) {
-            Ok(milliseconds) => Ok(EventElapsedReply { milliseconds }),
+            Ok(milliseconds) => Ok(Served::Done(EventElapsedReply { milliseconds })),
             Err(CuError::NOT_READY) => Err(to_result(CuError::NOT_READY)),
             Err(error) => Err(self.failed(error)),
         }
     }
+}
 
-    pub(super) fn destroy_event(&mut self, handle: Handle<EventKind>) -> Result<(), CuResult> {
+impl Serve<EventDestroy> for Session {
+    fn serve(&mut self, _: &Call, message: &EventDestroy) -> Outcome<()> {
+        let handle = message.event;
         let Some(event) = self.events.remove(handle) else {
             return Err(self.invalid_handle());
         };
         self.unshare(Key::Event(handle));
         let buried = self.graveyard.bury_event(self.device.as_ref(), event);
-        self.done(buried)
+        self.done(buried).map(Served::Done)
     }
 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::{
-    AddressReserve, AddressReserveReply, CuResult, DevicePtr, Handle, MemCreate,
-    MemGranularityReply, MemSetAccess, Memory, Outcome,
+    AddressFree, AddressReserve, AddressReserveReply, CuResult, DevicePtr, Handle, MemCreate,
+    MemGranularity, MemGranularityReply, MemMap, MemRelease, MemSetAccess, MemUnmap, Memory,
+    Outcome, Serve, Served,
 };
 use wormhole_device::{CuError, Device, RawMemory};
 
@@ -122,8 +123,10 @@ impl Session {
             .get(handle)
             .ok_or_else(|| self.invalid_handle())
     }
+}
 
-    pub(super) fn granularity(&mut self, call: &Call) -> Outcome<MemGranularityReply> {
+impl Serve<MemGranularity> for Session {
+    fn serve(&mut self, call: &Call, _: &MemGranularity) -> Outcome<MemGranularityReply> {
         self.ask(
             call,
             |device| device.granularity(),
@@ -135,18 +138,16 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn reserve(
-        &mut self,
-        call: &Call,
-        message: &AddressReserve,
-    ) -> Outcome<AddressReserveReply> {
+impl Serve<AddressReserve> for Session {
+    fn serve(&mut self, call: &Call, message: &AddressReserve) -> Outcome<AddressReserveReply> {
         let (bytes, alignment) = (message.bytes, message.alignment);
         if bytes == 0 || (alignment != 0 && !alignment.is_power_of_two()) {
-            return Outcome::Failed(CuResult::INVALID_VALUE);
+            return Err(CuResult::INVALID_VALUE);
         }
         if self.virtual_memory.reserved.len() >= OBJECTS as usize {
-            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+            return Err(CuResult::OUT_OF_MEMORY);
         }
         let hint = if in_bands(message.hint, bytes) {
             message.hint
@@ -172,12 +173,16 @@ impl Session {
             },
         )
     }
+}
 
-    pub(super) fn unreserve(&mut self, call: &Call, address: u64, bytes: u64) -> Outcome<()> {
+impl Serve<AddressFree> for Session {
+    fn serve(&mut self, call: &Call, message: &AddressFree) -> Outcome<()> {
+        let bytes = message.bytes;
+        let address = message.address.0;
         let tables = &mut self.virtual_memory;
         let known = tables.reserved.get(&address) == Some(&bytes);
         if !known || tables.is_mapped(address, address + bytes) {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         tables.reserved.remove(&address);
         self.ask(
@@ -186,7 +191,9 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
+impl Session {
     pub(super) fn memory_object(&self, raw: RawMemory, bytes: u64) -> Arc<MemoryObject> {
         let (on, totals) = (self.on, Arc::clone(&self.virtual_memory.totals));
         totals[on].fetch_add(bytes, Ordering::Relaxed);
@@ -198,8 +205,10 @@ impl Session {
             totals,
         })
     }
+}
 
-    pub(super) fn create_memory(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
+impl Serve<MemCreate> for Session {
+    fn serve(&mut self, call: &Call, message: &MemCreate) -> Outcome<()> {
         let (new, bytes, handle_types) = (message.new, message.bytes, message.handle_types);
         self.ask(
             call,
@@ -216,13 +225,14 @@ impl Session {
             },
         )
     }
+}
 
-    /// What is mapped is not released: the guest asks when nothing maps it any more.
-    pub(super) fn release_memory(&mut self, call: &Call, handle: Handle<Memory>) -> Outcome<()> {
-        match self.memory(handle) {
-            Ok(memory) if Arc::strong_count(memory) == 1 => {}
-            Ok(_) => return Outcome::Failed(CuResult::INVALID_VALUE),
-            Err(error) => return Outcome::Failed(error),
+/// What is mapped is not released: the guest asks when nothing maps it any more.
+impl Serve<MemRelease> for Session {
+    fn serve(&mut self, call: &Call, message: &MemRelease) -> Outcome<()> {
+        let handle = message.memory;
+        if Arc::strong_count(self.memory(handle)?) != 1 {
+            return Err(CuResult::INVALID_VALUE);
         }
         let unshare = self.unsharing(handle);
         let memory = self.memories.remove(handle);
@@ -236,15 +246,16 @@ impl Session {
             |_, ()| Answer::done(),
         )
     }
+}
 
-    pub(super) fn map(&mut self, call: &Call, address: u64, handle: Handle<Memory>) -> Outcome<()> {
-        let memory = match self.memory(handle) {
-            Ok(memory) => Arc::clone(memory),
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<MemMap> for Session {
+    fn serve(&mut self, call: &Call, message: &MemMap) -> Outcome<()> {
+        let handle = message.memory;
+        let address = message.address.0;
+        let memory = Arc::clone(self.memory(handle)?);
         let tables = &mut self.virtual_memory;
         if tables.mappings.len() >= OBJECTS as usize {
-            return Outcome::Failed(CuResult::OUT_OF_MEMORY);
+            return Err(CuResult::OUT_OF_MEMORY);
         }
         let end = address.checked_add(memory.bytes);
         let reserved = tables.reserved.range(..=address).next_back();
@@ -253,7 +264,7 @@ impl Session {
                 && !tables.is_mapped(address, *end)
         });
         if inside.is_none() {
-            return Outcome::Failed(self.invalid_address());
+            return Err(self.invalid_address());
         }
         let mapping = Mapping {
             memory: Arc::clone(&memory),
@@ -276,12 +287,14 @@ impl Session {
                 }
             })
         });
-        if !matches!(outcome, Outcome::Deferred) {
+        if !matches!(outcome, Ok(Served::Deferred)) {
             self.virtual_memory.mappings.remove(&address);
         }
         outcome
     }
+}
 
+impl Session {
     /// Marks the mappings that fill a range, so that no other job changes them meanwhile.
     fn begin_change(&mut self, address: u64, bytes: u64) -> Result<Vec<u64>, CuResult> {
         let Some(starts) = self.virtual_memory.filled(address, bytes) else {
@@ -302,12 +315,13 @@ impl Session {
             }
         }
     }
+}
 
-    pub(super) fn unmap(&mut self, call: &Call, address: u64, bytes: u64) -> Outcome<()> {
-        let starts = match self.begin_change(address, bytes) {
-            Ok(starts) => starts,
-            Err(error) => return Outcome::Failed(error),
-        };
+impl Serve<MemUnmap> for Session {
+    fn serve(&mut self, call: &Call, message: &MemUnmap) -> Outcome<()> {
+        let bytes = message.bytes;
+        let address = message.address.0;
+        let starts = self.begin_change(address, bytes)?;
         // Whatever becomes of the job, no copy may rely on it from here on.
         self.each(&starts, |mapping| mapping.visible = false);
         let marked = starts.clone();
@@ -326,19 +340,18 @@ impl Session {
                 }
             })
         });
-        if !matches!(outcome, Outcome::Deferred) {
+        if !matches!(outcome, Ok(Served::Deferred)) {
             self.end_change(&marked);
         }
         outcome
     }
+}
 
-    pub(super) fn set_access(&mut self, call: &Call, message: &MemSetAccess) -> Outcome<()> {
+impl Serve<MemSetAccess> for Session {
+    fn serve(&mut self, call: &Call, message: &MemSetAccess) -> Outcome<()> {
         let (address, bytes) = (message.address.0, message.bytes);
         let access = access(message.access);
-        let starts = match self.begin_change(address, bytes) {
-            Ok(starts) => starts,
-            Err(error) => return Outcome::Failed(error),
-        };
+        let starts = self.begin_change(address, bytes)?;
         let marked = starts.clone();
         let outcome = self.defer(call, move |device: &dyn Device| {
             let set = device.set_access(address, bytes, access);
@@ -350,7 +363,7 @@ impl Session {
                 }
             })
         });
-        if !matches!(outcome, Outcome::Deferred) {
+        if !matches!(outcome, Ok(Served::Deferred)) {
             self.end_change(&marked);
         }
         outcome
