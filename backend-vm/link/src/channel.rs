@@ -265,11 +265,15 @@ fn wait(socket: &impl AsRawFd, events: libc::c_short) -> io::Result<()> {
 }
 
 /// Room for the control data of [`MAX_RECEIVED`] descriptors: what finds no room the kernel closes at once, and waits for
-/// that.
-const CONTROL_BYTES: usize = 1040;
-// A header of 16 bytes, and the descriptors rounded up to 8.
+/// that. Before them comes what the socket's options ask for. Whoever sent the socket and kept a copy may set these: the
+/// sender's credentials, its label and a descriptor of its process.
+const CONTROL_BYTES: usize = 4096;
+// A header of 16 bytes, and the descriptors rounded up to 8. A label has 256 bytes at most where there is one.
 const _: () =
-    assert!(16 + (MAX_RECEIVED * size_of::<RawFd>()).next_multiple_of(8) <= CONTROL_BYTES);
+    assert!(1024 + 16 + (MAX_RECEIVED * size_of::<RawFd>()).next_multiple_of(8) <= CONTROL_BYTES);
+
+/// The sender's process as a descriptor (`SO_PASSPIDFD`), of Linux's `socket.h`.
+const SCM_PIDFD: libc::c_int = 4;
 
 #[repr(C, align(8))]
 struct ControlBuffer([u8; CONTROL_BYTES]);
@@ -299,12 +303,25 @@ fn receive(
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
-            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+            let kind = match (*header).cmsg_level {
+                libc::SOL_SOCKET => (*header).cmsg_type,
+                _ => 0,
+            };
+            if [libc::SCM_RIGHTS, SCM_PIDFD].contains(&kind) {
                 let data = libc::CMSG_DATA(header).cast::<RawFd>();
                 let empty = libc::CMSG_LEN(0) as usize;
                 let length = (*header).cmsg_len.saturating_sub(empty) / size_of::<RawFd>();
                 for index in 0..length {
-                    descriptors.push_back(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
+                    let number = data.add(index).read_unaligned();
+                    // Where no process can be named there is the number of an error.
+                    if kind == SCM_PIDFD && number < 0 {
+                        continue;
+                    }
+                    let descriptor = OwnedFd::from_raw_fd(number);
+                    // That of a process is nobody's wish, and is closed here.
+                    if kind == libc::SCM_RIGHTS {
+                        descriptors.push_back(descriptor);
+                    }
                 }
             }
             header = libc::CMSG_NXTHDR(&raw const message, header);
@@ -391,6 +408,39 @@ mod tests {
             "{filled:?}"
         );
         assert_eq!(incoming.into_descriptors().count(), 1);
+    }
+
+    #[test]
+    fn options_of_the_socket_cost_no_descriptor() {
+        const SO_PASSPIDFD: libc::c_int = 76;
+        let (near, far) = UnixStream::pair().unwrap();
+        let on: libc::c_int = 1;
+        for option in [libc::SO_PASSCRED, SO_PASSPIDFD] {
+            let length = libc::socklen_t::try_from(size_of_val(&on)).unwrap();
+            let (number, level) = (far.as_raw_fd(), libc::SOL_SOCKET);
+            // SAFETY: an open descriptor, and a local integer of the length given.
+            let set =
+                unsafe { libc::setsockopt(number, level, option, (&raw const on).cast(), length) };
+            if set != 0 {
+                eprintln!("skipped: this kernel has no option {option} of sockets");
+                return;
+            }
+        }
+        let count = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let file = tempfile::tempfile().unwrap();
+        let all = || (0..MAX_RECEIVED).map(|_| file.try_clone().unwrap().into());
+        let before = count();
+        for _ in 0..64 {
+            let mut outgoing = Outgoing::default();
+            outgoing
+                .send(&near, &Message::Doorbell, all().collect())
+                .unwrap();
+            let mut incoming = Incoming::new(true);
+            assert!(incoming.fill(&far).is_err());
+            assert_eq!(incoming.into_descriptors().count(), MAX_RECEIVED);
+        }
+        // Other tests of this process open some meanwhile.
+        assert!(count() < before + 32, "{before} before, {} after", count());
     }
 
     #[test]

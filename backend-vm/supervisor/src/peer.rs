@@ -31,6 +31,9 @@ impl Peer {
         token: u32,
         takes_descriptors: bool,
     ) -> Result<Self, (event_manager::Error, OwnedFd)> {
+        // A read that finds a byte out of band frees it unread, with descriptors that came along: the kernel would close
+        // them here, and wait for that. In line they are read.
+        let _ = rustix::net::sockopt::set_socket_oobinline(&socket, true);
         if let Err(error) = ops.add(Events::with_data(&socket, token, EventSet::IN)) {
             return Err((error, socket));
         }

@@ -201,6 +201,12 @@ fn programs(asks_nvml: bool) -> Result<Vec<BpfProgram>, seccompiler::BackendErro
         let calls: Result<_, _> = calls.into_iter().collect();
         rules.insert(libc::SYS_ioctl, calls?);
     }
+    let level = condition(1, SeccompCmpOp::Eq, libc::SOL_SOCKET.unsigned_abs().into())?;
+    let option = condition(2, SeccompCmpOp::Eq, libc::SO_OOBINLINE.unsigned_abs().into())?;
+    rules.insert(
+        libc::SYS_setsockopt,
+        vec![SeccompRule::new(vec![level, option])?],
+    );
     rules.insert(
         libc::SYS_prctl,
         vec![rule(
@@ -232,14 +238,21 @@ fn programs(asks_nvml: bool) -> Result<Vec<BpfProgram>, seccompiler::BackendErro
     Ok(vec![absent.try_into()?, allowed.try_into()?])
 }
 
-/// One condition on one argument.
+/// A rule of one condition.
 fn rule(
     argument: u8,
     operator: SeccompCmpOp,
     value: u64,
 ) -> Result<SeccompRule, seccompiler::BackendError> {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?;
-    SeccompRule::new(vec![condition])
+    SeccompRule::new(vec![condition(argument, operator, value)?])
+}
+
+fn condition(
+    argument: u8,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
 }
 
 /// `siginfo_t` of SIGSYS (sigaction(2)), as far as it is read.

@@ -1,11 +1,14 @@
 //! Descriptors that a tenant sends hold up that tenant alone, whatever it takes to close them.
 
+use std::io::IoSlice;
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use wormhole_api::MemGetInfo;
 use wormhole_backend_tests::attack::lingering;
 use wormhole_backend_tests::backend::{
@@ -40,6 +43,16 @@ fn two() -> Two {
         hostile: Tenant::join(&socket),
         _folder: folder,
     }
+}
+
+/// Sends a byte out of band, with a descriptor.
+fn send_out_of_band(socket: &UnixStream, descriptor: &OwnedFd) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let sent = sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::OOB);
+    assert_eq!(sent, Ok(1));
 }
 
 impl Two {
@@ -90,6 +103,18 @@ impl Two {
 fn a_descriptor_on_a_control_stream_that_is_never_closed_holds_up_its_tenant_alone() {
     let mut two = two();
     let _far = two.attacks_by_a_control_stream();
+    two.serves_the_victim();
+}
+
+#[test]
+fn a_descriptor_beside_a_byte_out_of_band_holds_up_its_tenant_alone() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    let guest = two.hostile.connect();
+    two.hostile.wait_until_read();
+    let _far = two.sends_a_lingering(|_, descriptor| {
+        send_out_of_band(&guest.socket, &descriptor);
+    });
     two.serves_the_victim();
 }
 
