@@ -109,6 +109,9 @@ impl Supervisor {
         let hello_end = Instant::now() + self.hello_limit;
         match Peer::register(ops, socket, token, false) {
             Ok(peer) => {
+                if let Some(tenant) = self.tenants.get_mut(&tenant) {
+                    tenant.guests += 1;
+                }
                 self.guests.insert(
                     id,
                     Guest {
@@ -404,6 +407,9 @@ impl Supervisor {
         let Some(guest) = self.guests.remove(&id) else {
             return;
         };
+        if let Some(tenant) = self.tenants.get_mut(&guest.tenant) {
+            tenant.guests -= 1;
+        }
         self.sources.remove(&guest.token);
         self.close_peer(ops, guest.tenant, guest.peer);
         if let Some(session) = guest.session {

@@ -62,14 +62,14 @@ use self::pool::Worker;
 pub use self::quotas::Quotas;
 pub use self::sampler::Sample;
 use self::sampler::Sampler;
-use self::scrubber::{Scrubber, Told};
+use self::scrubber::{REFUSED, Scrubber, Told};
 use self::sessions::Session;
 use self::sharing::Shares;
 use self::signals::{Asked, Signals};
 pub use self::spawner::SpawnerError;
 use self::spawner::{Setup, Spawner, Tenants};
 use self::starts::Starts;
-use self::tenants::{STRANGERS, Tenant};
+use self::tenants::Tenant;
 use self::turns::Turns;
 pub use self::window::MINIMUM_BYTES as MINIMUM_WINDOW_BYTES;
 use wormhole_link::channel::MAX_RECEIVED;
@@ -160,6 +160,8 @@ struct Supervisor {
     listener_token: u32,
     /// Tenants may be waiting that could not be accepted.
     keeps_tenants_waiting: bool,
+    /// That has been logged since the last time when none was waiting.
+    said_so: bool,
     descriptors: Descriptors,
     stream: Option<OwnedFd>,
     signals: Signals,
@@ -196,6 +198,8 @@ struct Supervisor {
     sampler: Option<Sampler>,
     observers: Observers,
     turns: Turns,
+    /// The tenant whose stream was read last with the descriptors that the supervisor keeps for that.
+    reader: Option<Id>,
     /// Streams that are not read, by their tenants and tokens, while the tenant's descriptors wait to be closed.
     waiting: BTreeMap<Id, BTreeSet<u32>>,
     last_dump: LastDump,
@@ -212,7 +216,8 @@ struct Supervisor {
 /// # Errors
 /// When workers cannot be confined or found, or the event loop fails.
 pub fn run(options: Options) -> Result<(), SupervisorError> {
-    let descriptors = Descriptors::claim()?;
+    let many_users = options.listener.as_ref();
+    let descriptors = Descriptors::claim(many_users.is_some_and(Listener::has_many_users))?;
     let closes: Vec<RawFd> = options.listener.iter().map(AsRawFd::as_raw_fd).collect();
     let closes = [
         closes,
@@ -252,6 +257,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         listener: options.listener,
         listener_token: 0,
         keeps_tenants_waiting: false,
+        said_so: false,
         descriptors,
         stream: options.stream,
         signals,
@@ -278,6 +284,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         sampler,
         observers: Observers::default(),
         turns,
+        reader: None,
         waiting: BTreeMap::new(),
         last_dump: LastDump::default(),
         devices: Vec::new(),
@@ -361,7 +368,7 @@ impl Supervisor {
         loop {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.next_id;
-            let used = id == STRANGERS
+            let used = id == REFUSED
                 || self.tenants.contains_key(&id)
                 || self.guests.contains_key(&id)
                 || self.sessions.contains_key(&id)
@@ -403,7 +410,9 @@ impl Supervisor {
     /// A process that gives memory back has finished something, or has ended.
     fn memory_given_back(&mut self, ops: &mut EventOps<'_>, token: u32) {
         if !self.scrubber.read(token) {
-            tracing::error!("a process that gives memory back has ended");
+            if !self.scrubber.closes_refused(token) {
+                tracing::error!("a process that gives memory back has ended");
+            }
             self.remove_scrubber(ops, token);
         }
         self.hear_scrubber(ops);
@@ -421,6 +430,12 @@ impl Supervisor {
         }
         for tenant in self.scrubber.drained() {
             self.read_again(ops, tenant);
+            if self.reader.take_if(|reader| *reader == tenant).is_some() {
+                let others: Vec<Id> = self.waiting.keys().copied().collect();
+                for other in others {
+                    self.read_again(ops, other);
+                }
+            }
         }
         while let Some(token) = self.scrubber.surplus() {
             self.remove_scrubber(ops, token);
@@ -434,10 +449,19 @@ impl Supervisor {
         }
     }
 
-    /// Whether a stream of a tenant may be read, with as many descriptors as come. If not, the stream waits until the
-    /// tenant's descriptors that are here have been passed on.
+    /// Whether a stream of a tenant may be read, with as many descriptors as come. Either a process takes them at once, and
+    /// so took those of the last reader, or the tenant may hold them. If not, the stream waits until descriptors that are
+    /// here have been passed on.
     fn may_read(&mut self, tenant: Id, token: u32) -> bool {
-        let may = !self.scrubber.is_behind(tenant) || self.may_hold(tenant, MAX_RECEIVED);
+        let is_free = self
+            .reader
+            .is_none_or(|reader| !self.scrubber.is_behind(reader));
+        let may = if is_free && self.scrubber.takes_at_once(tenant) {
+            self.reader = Some(tenant);
+            true
+        } else {
+            self.may_hold(tenant, MAX_RECEIVED)
+        };
         if !may {
             self.waiting.entry(tenant).or_default().insert(token);
         }
@@ -445,7 +469,12 @@ impl Supervisor {
     }
 
     fn read_again(&mut self, ops: &mut EventOps<'_>, tenant: Id) {
-        for token in self.waiting.remove(&tenant).unwrap_or_default() {
+        let mut tokens = self.waiting.remove(&tenant).unwrap_or_default();
+        while let Some(token) = tokens.pop_first() {
+            // The loop does not watch it meanwhile, nor the others.
+            if !self.may_read(tenant, token) {
+                return self.waiting.entry(tenant).or_default().append(&mut tokens);
+            }
             let Some(source) = self.sources.get(&token).copied() else {
                 continue;
             };
@@ -459,6 +488,17 @@ impl Supervisor {
                 peer.set_reading(ops, true);
                 self.serve(ops, token, source, EventSet::empty());
             }
+        }
+    }
+
+    /// As [`close_peer`](Self::close_peer), for a stream that its tenant connected.
+    fn close_connection(&mut self, ops: &mut EventOps<'_>, tenant: Id, peer: Peer) {
+        peer.forget(ops);
+        peer.shut_down();
+        let descriptors = peer.into_descriptors();
+        // Dropped here if it is all there is.
+        if !matches!(&descriptors[..], [socket] if listener::has_brought_nothing(socket)) {
+            self.scrubber.close(tenant, descriptors);
         }
     }
 

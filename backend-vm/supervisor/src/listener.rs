@@ -86,6 +86,11 @@ impl Listener {
         })
     }
 
+    /// Whether more than one user may attach.
+    pub fn has_many_users(&self) -> bool {
+        self.users.iter().any(|user| *user != self.users[0])
+    }
+
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -156,6 +161,12 @@ pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
         return Err(io::Error::last_os_error());
     }
     Ok(peer.uid)
+}
+
+/// Whether a connection that was accepted and then shut down can be closed by the event loop: nothing is in it that would
+/// be closed with it, and nothing can come any more. Only of a socket of which no other process has a copy.
+pub fn has_brought_nothing(stream: &OwnedFd) -> bool {
+    rustix::io::ioctl_fionread(stream) == Ok(0)
 }
 
 #[cfg(test)]

@@ -195,14 +195,19 @@ fn programs(asks_nvml: bool) -> Result<Vec<BpfProgram>, seccompiler::BackendErro
         for call in [libc::SYS_mmap, libc::SYS_mprotect] {
             rules.insert(call, vec![rule(2, SeccompCmpOp::MaskedEq(executes), 0)?]);
         }
-        // Sockets and files of the standard library that are not to wait, and what a socket's reader has left.
-        let calls = [libc::FIONBIO, libc::TIOCOUTQ];
+        // Sockets and files of the standard library that are not to wait, what a socket's reader has left, and what its
+        // writer has brought.
+        let calls = [libc::FIONBIO, libc::TIOCOUTQ, libc::FIONREAD];
         let calls = calls.map(|call| rule(1, SeccompCmpOp::Eq, call));
         let calls: Result<_, _> = calls.into_iter().collect();
         rules.insert(libc::SYS_ioctl, calls?);
     }
     let level = condition(1, SeccompCmpOp::Eq, libc::SOL_SOCKET.unsigned_abs().into())?;
-    let option = condition(2, SeccompCmpOp::Eq, libc::SO_OOBINLINE.unsigned_abs().into())?;
+    let option = condition(
+        2,
+        SeccompCmpOp::Eq,
+        libc::SO_OOBINLINE.unsigned_abs().into(),
+    )?;
     rules.insert(
         libc::SYS_setsockopt,
         vec![SeccompRule::new(vec![level, option])?],

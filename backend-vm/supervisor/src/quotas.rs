@@ -1,8 +1,8 @@
 //! What the operator lets tenants have, beside what a launcher asks for its tenant.
 
+use super::Supervisor;
 use super::sessions::Session;
 use super::tenants::Tenant;
-use super::{Id, Supervisor};
 
 /// The operator's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,18 +40,6 @@ impl Supervisor {
         (count >= most).then(|| {
             format!("user {user} has {count} tenants, and --tenants-per-user allows {most}")
         })
-    }
-
-    /// The account on which connections are closed that a user has too many of. It is no living tenant's, whose streams
-    /// would not be read meanwhile.
-    pub(super) fn account_of_refused(&mut self, user: u32) -> Id {
-        let mut gone = self.gone.iter();
-        if let Some((id, _)) = gone.find(|(_, owner)| **owner == user) {
-            return *id;
-        }
-        let id = self.id();
-        self.gone.insert(id, user);
-        id
     }
 
     /// Why a tenant may not have one more session than the `live` ones that it has.

@@ -170,11 +170,7 @@ impl Supervisor {
             return Err((Refusal::Protocol, "the control stream is closed".to_owned()));
         };
         let (tenant_id, local) = (said.tenant, said.local);
-        let live = self
-            .sessions
-            .values()
-            .filter(|session| session.tenant == tenant_id)
-            .count();
+        let live = self.tenants.get(&tenant_id).map_or(0, |one| one.sessions);
         if !self.may_hold(tenant_id, SESSION) {
             let reason =
                 format!("no descriptors are left for more than the {live} sessions there are");
@@ -229,6 +225,7 @@ impl Supervisor {
             })
             .into_iter()
             .collect();
+        tenant.sessions += 1;
         self.sessions.insert(
             key,
             Session {
@@ -573,6 +570,9 @@ impl Supervisor {
         let Some(session) = self.sessions.remove(&key) else {
             return;
         };
+        if let Some(tenant) = self.tenants.get_mut(&session.tenant) {
+            tenant.sessions -= 1;
+        }
         advance(&self.tenants, &session, SessionState::worker_reaped);
         let report = SessionReport::new(
             format!("{}.{}", session.id.index, session.id.generation),

@@ -9,10 +9,12 @@ use event_manager::{EventOps, EventSet};
 use wormhole_ring::control::{Attach, MAX_CONTROL_BODY, Message, Refusal, Stream, WindowRun};
 use wormhole_ring::session::SessionState;
 
-use super::descriptors::{SESSION, STREAM, TENANT};
-use super::listener::Accepted;
+use super::descriptors::{self, Held, SESSION, STREAM, TENANT};
+use super::guests::Guest;
+use super::listener::{self, Accepted};
 use super::log_budget::{LogBudget, Verdict};
 use super::peer::Peer;
+use super::scrubber::REFUSED;
 use super::turns::TURN;
 use super::window::Window;
 use super::{Id, Source, Supervisor};
@@ -23,10 +25,8 @@ use wormhole_link::report::SessionReport;
 const MAX_GUESTS: usize = 1024;
 /// Those of them on which no hello has come.
 const MAX_SILENT_GUESTS: usize = 128;
-/// Connections of users who may not attach, up to which others are accepted while these cannot be closed.
-const MAX_STRANGERS: usize = 256;
-/// Who connects and may not, as far as closing the connections is concerned.
-pub(super) const STRANGERS: Id = 0;
+/// Connections that are accepted in a turn.
+const ACCEPTED: usize = 2;
 
 /// One tenant.
 #[derive(Debug)]
@@ -44,6 +44,9 @@ pub(super) struct Tenant {
     pub session_limit: u32,
     /// The states of the session numbers used so far.
     pub numbers: Vec<SessionState>,
+    /// Its control streams and sessions.
+    pub guests: usize,
+    pub sessions: usize,
     log: LogBudget,
     /// What its workers may still write to their logs.
     pub worker_log: LogBudget,
@@ -74,9 +77,10 @@ impl Tenant {
         self.peer.is_some() && !self.leaving
     }
 
-    /// Descriptors that its launcher does not take.
-    fn unsent(&self) -> usize {
-        self.peer.as_ref().map_or(0, Peer::unsent)
+    /// Descriptors that it may have taken, but for those that are shared or to be closed.
+    fn held(&self) -> usize {
+        let unsent = self.peer.as_ref().map_or(0, Peer::unsent);
+        TENANT + STREAM * self.guests + SESSION * self.sessions + unsent
     }
 }
 
@@ -88,27 +92,23 @@ enum Request {
     Wrong(&'static str),
 }
 
-/// Says why, as far as the socket takes it at once.
-fn refuse_connection(stream: &OwnedFd, refusal: Refusal, reason: &str) {
-    let refused = Message::Refused {
-        code: refusal as u32,
-        reason,
-    };
-    let _ = Outgoing::default().send(stream, &refused, Vec::new());
-}
-
 impl Supervisor {
-    /// Accepts tenants that wait, as many as a turn has room for. The others have their turn later: connections may come
-    /// faster than they are accepted, and would keep the loop from all other streams.
+    /// Accepts tenants that wait, a few. The others have their turn later: connections may come faster than they are
+    /// accepted, and would keep the loop from all other streams.
     pub(super) fn accept(&mut self, ops: &mut EventOps<'_>) {
-        let kept_waiting = std::mem::take(&mut self.keeps_tenants_waiting);
-        for _ in 0..TURN {
+        self.keeps_tenants_waiting = false;
+        for _ in 0..ACCEPTED {
             let Some(listener) = &self.listener else {
                 return;
             };
-            let why = if self.scrubber.held_for(STRANGERS) > MAX_STRANGERS {
-                "connections that were refused cannot be closed".to_owned()
-            } else if self.descriptors.allow(self.held_by_tenants(), 0, TENANT) {
+            let all = self.held_by_all();
+            let anybody = Held {
+                all,
+                ..Held::default()
+            };
+            let why = if self.scrubber.held_for(REFUSED) >= descriptors::REFUSED {
+                "connections that were refused are being closed".to_owned()
+            } else if self.descriptors.allow(anybody, TENANT) {
                 match listener.accept() {
                     Ok(Accepted::Tenant(stream, user)) => {
                         self.admit(ops, stream, user);
@@ -119,12 +119,13 @@ impl Supervisor {
                             "user {user} may not attach: the supervisor serves root, its own user and those that \
                              --tenant-user names"
                         );
-                        refuse_connection(&stream, Refusal::NoDevice, &reason);
-                        self.log_refused(&reason);
-                        self.scrubber.close(STRANGERS, [stream]);
+                        self.refuse_connection(stream, Refusal::NoDevice, &reason);
                         continue;
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.said_so = false;
+                        return;
+                    }
                     Err(error) if passes(&error) => continue,
                     Err(error) => error.to_string(),
                 }
@@ -132,7 +133,7 @@ impl Supervisor {
                 "others hold the descriptors that there are".to_owned()
             };
             self.keeps_tenants_waiting = true;
-            if !kept_waiting {
+            if !std::mem::replace(&mut self.said_so, true) {
                 tracing::warn!("tenants are kept waiting: {why}");
             }
             return;
@@ -142,15 +143,36 @@ impl Supervisor {
 
     /// Takes a connection of a user who may have one, unless the user has too many.
     fn admit(&mut self, ops: &mut EventOps<'_>, stream: OwnedFd, user: u32) {
-        if let Some(reason) = self.too_many_tenants(user) {
-            refuse_connection(&stream, Refusal::Quota, &reason);
-            self.log_refused(&reason);
-            let account = self.account_of_refused(user);
-            return self.scrubber.close(account, [stream]);
+        let held = Held {
+            tenant: 0,
+            user: self.held_by_user(user),
+            all: self.held_by_all(),
+        };
+        let too_many = self.too_many_tenants(user).or_else(|| {
+            let may = self.descriptors.allow(held, TENANT);
+            (!may).then(|| format!("user {user} has as many descriptors as are left to others"))
+        });
+        if let Some(reason) = too_many {
+            return self.refuse_connection(stream, Refusal::Quota, &reason);
         }
         let end = Instant::now() + self.hello_limit;
         self.set_deadline(end);
         self.add_tenant(ops, stream, user, Some(end));
+    }
+
+    /// Says why, as far as the socket takes it at once, and closes the connection.
+    fn refuse_connection(&mut self, stream: OwnedFd, refusal: Refusal, reason: &str) {
+        let refused = Message::Refused {
+            code: refusal as u32,
+            reason,
+        };
+        let _ = Outgoing::default().send(&stream, &refused, Vec::new());
+        self.log_refused(reason);
+        // What is in it cannot become more.
+        let _ = rustix::net::shutdown(&stream, rustix::net::Shutdown::Both);
+        if !listener::has_brought_nothing(&stream) {
+            self.scrubber.refuse(stream);
+        }
     }
 
     fn log_refused(&mut self, reason: &str) {
@@ -201,6 +223,8 @@ impl Supervisor {
                         attaching: None,
                         session_limit: 0,
                         numbers: Vec::new(),
+                        guests: 0,
+                        sessions: 0,
                         log: LogBudget::of_lines(Instant::now()),
                         worker_log: LogBudget::of_workers(Instant::now()),
                         awaits_device: false,
@@ -489,7 +513,7 @@ impl Supervisor {
         if let Some(tenant) = self.tenants.get_mut(&id) {
             self.sources.remove(&tenant.token);
             if let Some(peer) = tenant.peer.take() {
-                self.close_peer(ops, id, peer);
+                self.close_connection(ops, id, peer);
             }
         }
         self.end_sessions_of(ops, id, "the launcher is gone");
@@ -526,7 +550,7 @@ impl Supervisor {
                 let user = tenant.user;
                 if let Some(mut peer) = tenant.peer {
                     let _ = peer.flush(ops);
-                    self.close_peer(ops, id, peer);
+                    self.close_connection(ops, id, peer);
                 }
                 if self.scrubber.serves(id) {
                     self.gone.insert(id, user);
@@ -563,33 +587,47 @@ impl Supervisor {
 
     /// Whether the tenant may open another control stream.
     pub(super) fn has_room_for_guest(&self, id: Id) -> bool {
-        let guests = || self.guests.values().filter(|guest| guest.tenant == id);
-        guests().count() < MAX_GUESTS
-            && guests().filter(|guest| guest.is_silent()).count() < MAX_SILENT_GUESTS
+        let guests = self.tenants.get(&id).map_or(0, |tenant| tenant.guests);
+        let is_silent = |guest: &&Guest| guest.tenant == id && guest.is_silent();
+        let silent = || self.guests.values().filter(is_silent).count();
+        guests < MAX_GUESTS
+            && (guests < MAX_SILENT_GUESTS || silent() < MAX_SILENT_GUESTS)
             && self.may_hold(id, STREAM)
     }
 
     /// Whether the tenant may hold so many more descriptors.
     pub(super) fn may_hold(&self, id: Id, more: usize) -> bool {
-        let guests = self.guests.values().filter(|guest| guest.tenant == id);
-        let sessions = self
-            .sessions
-            .values()
-            .filter(|session| session.tenant == id);
-        let held = TENANT + STREAM * guests.count() + SESSION * sessions.count();
-        let held = held + self.scrubber.held_for(id) + self.shares.held_for(id);
-        let held = held + self.tenants.get(&id).map_or(0, Tenant::unsent);
-        self.descriptors.allow(self.held_by_tenants(), held, more)
+        let tenant = self.held_by(id);
+        let user = self.tenants.get(&id).map(Tenant::user);
+        let held = Held {
+            tenant,
+            user: user.map_or(tenant, |user| self.held_by_user(user)),
+            all: self.held_by_all(),
+        };
+        self.descriptors.allow(held, more)
     }
 
-    /// Descriptors that all tenants together may have taken.
-    fn held_by_tenants(&self) -> usize {
-        TENANT * self.tenants.len()
-            + STREAM * self.guests.len()
-            + SESSION * self.sessions.len()
+    /// Descriptors that a tenant may have taken, whether it is still there or not.
+    fn held_by(&self, id: Id) -> usize {
+        self.tenants.get(&id).map_or(0, Tenant::held)
+            + self.scrubber.held_for(id)
+            + self.shares.held_for(id)
+    }
+
+    /// Those of all tenants of a user.
+    fn held_by_user(&self, user: u32) -> usize {
+        let is_of = |(_, owner): &(Id, u32)| *owner == user;
+        let living = self.tenants.iter().map(|(id, tenant)| (*id, tenant.user));
+        let gone = self.gone.iter().map(|(id, owner)| (*id, *owner));
+        let tenants = living.chain(gone).filter(is_of);
+        tenants.map(|(id, _)| self.held_by(id)).sum()
+    }
+
+    /// Those of all tenants.
+    fn held_by_all(&self) -> usize {
+        self.tenants.values().map(Tenant::held).sum::<usize>()
             + self.scrubber.held()
             + self.shares.held()
-            + self.tenants.values().map(Tenant::unsent).sum::<usize>()
     }
 }
 

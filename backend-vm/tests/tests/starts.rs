@@ -51,6 +51,10 @@ fn main() {
                 "a_stream_without_a_hello_is_closed",
                 a_stream_without_a_hello_is_closed,
             ),
+            (
+                "a_connection_without_a_window_is_closed",
+                a_connection_without_a_window_is_closed,
+            ),
         ],
         worker,
     );
@@ -64,6 +68,8 @@ const SILENT: &str = "CUDA_MODULE_LOADING=SILENT\n";
 const SILENT_COPY: u64 = 9;
 /// Has this executable play its third part: a supervisor that gives workers and guests little time.
 const IMPATIENT: &str = "--impatient";
+/// The variable with the path that it listens at, if it does.
+const LISTENS: &str = "WORMHOLE_TEST_LISTENS";
 
 fn worker(mut stub: Stub) {
     let told = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "SILENT");
@@ -82,10 +88,11 @@ fn impatient_supervisor() {
             check: false,
         },
         workers: vec![workers.into()],
-        listener: None,
+        listener: std::env::var_os(LISTENS)
+            .map(|path| wormhole_supervisor::Listener::bind(Path::new(&path), &[]).unwrap()),
         // SAFETY: the test put the stream there, and nothing else here uses the number.
         stream: Some(unsafe { OwnedFd::from_raw_fd(3) }),
-        trusted_tenants: false,
+        trusted_tenants: true,
         without_namespaces: false,
         memory: wormhole_supervisor::MemoryLimits {
             worker: 1 << 30,
@@ -335,6 +342,18 @@ fn a_stream_without_a_hello_is_closed() {
     assert_eq!(silent.receive(), Reply::Ended);
     // The other's answer comes in its own time.
     assert!(matches!(waits.receive(), Reply::Refused(..)));
+}
+
+fn a_connection_without_a_window_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("tenants");
+    let mut supervisor = std::process::Command::new(std::env::current_exe().unwrap());
+    supervisor.arg(IMPATIENT).env(LISTENS, &socket);
+    let me = std::env::current_exe().unwrap();
+    let _backend = Backend::start_as(supervisor, Workers::of(&[&me]), &[]);
+    wait_until(|| socket.exists(), || "the socket".into());
+    let mut silent = Tenant::join(&socket);
+    assert!(!silent.hears("Attached"));
 }
 
 fn workers_that_never_have_a_device_give_up_their_places() {

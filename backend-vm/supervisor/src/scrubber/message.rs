@@ -11,6 +11,8 @@ pub const MAX_RUNS: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
     Close,
+    /// End, and so close them all.
+    End,
     /// Give the memory of runs of a session's file back, [`MAX_RUNS`] at most.
     Scrub(Vec<Run>),
     /// Give back all the memory of a session's file from an offset on.
@@ -50,6 +52,7 @@ impl Order {
                     Work::Discard(from) => (3, vec![*from]),
                     Work::Bury(parties) => (4, vec![u64::from(*parties)]),
                     Work::Bootstrap(bytes) => (5, vec![*bytes]),
+                    Work::End => (6, Vec::new()),
                 };
                 (kind, *ticket, arguments)
             }
@@ -74,6 +77,7 @@ impl Order {
             (3, [from]) => Work::Discard(*from),
             (4, [parties]) => Work::Bury(u32::try_from(*parties).ok()?),
             (5, [bytes]) => Work::Bootstrap(*bytes),
+            (6, []) => Work::End,
             _ => return None,
         };
         let ticket = *ticket;
@@ -131,6 +135,7 @@ mod tests {
     fn messages_are_read_as_they_were_written() {
         let works = [
             Work::Close,
+            Work::End,
             Work::Scrub(Vec::new()),
             Work::Scrub(vec![
                 Run {
@@ -149,7 +154,7 @@ mod tests {
         }
         let released = Order::Released;
         assert_eq!(Order::decode(&released.encode()), Some(released));
-        assert_eq!(Order::decode(&[6; 17]), None);
+        assert_eq!(Order::decode(&[7; 17]), None);
         assert_eq!(Order::decode(&[1; 17]), None);
         assert_eq!(Order::decode(&[1; 16]), None);
         let done = Done {

@@ -26,9 +26,16 @@ pub use self::process::main;
 use super::Id;
 use super::datagram::{self, DESCRIPTORS};
 use super::spawner::Orders;
+use wormhole_link::channel::MAX_RECEIVED;
 
+/// The account of connections that were refused. A process closes some of them by ending, for then no socket lingers that
+/// a stranger has put into one.
+pub const REFUSED: Id = 0;
 /// Orders that a process has at the same time.
 const WINDOW: usize = 8;
+/// Orders to close a stream with all that one read of it can bring, and the few descriptors that were there before.
+const STREAM: usize = (MAX_RECEIVED + DESCRIPTORS).div_ceil(DESCRIPTORS);
+const _: () = assert!(STREAM <= WINDOW);
 /// Processes that wait for the next tenant with work.
 const IDLE: usize = 4;
 /// How long until what failed for want of something is tried again.
@@ -145,6 +152,31 @@ impl Scrubber {
             }
             self.order(tenant, Work::Close, some, None);
         }
+    }
+
+    /// Closes a connection that was refused.
+    pub fn refuse(&mut self, connection: OwnedFd) {
+        let waiting = self.accounts.get_mut(&REFUSED);
+        match waiting.and_then(|account| {
+            Some((
+                account.waiting.back_mut()?,
+                &mut account.held,
+                &mut account.here,
+            ))
+        }) {
+            Some((last, held, here)) if last.files.len() < DESCRIPTORS => {
+                last.files.push(connection);
+                (*held, *here) = (*held + 1, *here + 1);
+                self.held += 1;
+            }
+            _ => self.order(REFUSED, Work::End, vec![connection], None),
+        }
+    }
+
+    /// Whether a process that ends closes refused connections by that.
+    pub fn closes_refused(&self, token: u32) -> bool {
+        let process = self.processes.get(&token);
+        process.is_some_and(|process| process.account == Some(REFUSED))
     }
 
     /// Closes one for a session that waits for it; [`finished`](Self::finished) tells when that is done.
@@ -397,14 +429,21 @@ impl Scrubber {
             .is_some_and(|account| account.here > 0)
     }
 
+    /// Whether what one read of a tenant's stream brings is passed on, as soon as there is a process.
+    pub fn takes_at_once(&self, tenant: Id) -> bool {
+        self.accounts.get(&tenant).is_none_or(|account| {
+            account.waiting.is_empty() && account.sent.len() + STREAM <= WINDOW
+        })
+    }
+
     /// Descriptors of a tenant that are not closed yet.
     pub fn held_for(&self, tenant: Id) -> usize {
         self.accounts.get(&tenant).map_or(0, |account| account.held)
     }
 
-    /// Those of all of them.
+    /// Those of all tenants.
     pub fn held(&self) -> usize {
-        self.held
+        self.held - self.held_for(REFUSED)
     }
 
     /// Whether there is work for a tenant, which may be gone.

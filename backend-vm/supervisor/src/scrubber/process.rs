@@ -38,7 +38,14 @@ pub fn serve(socket: &OwnedFd) {
         let waits = queue.released.is_empty();
         match datagram::receive(socket, waits) {
             Ok(Some((bytes, files))) => match Order::decode(&bytes) {
-                Some(order) => queue.add(order, files),
+                Some(order) => {
+                    queue.add(order, files);
+                    if queue.ends() {
+                        // The end of this process closes them, and waits for no socket that lingers.
+                        std::mem::forget(queue);
+                        return;
+                    }
+                }
                 None => return,
             },
             Ok(None) => return,
@@ -90,6 +97,11 @@ impl Queue {
         }
     }
 
+    /// Whether the supervisor has no copy any more of what is to be closed by the end of this process.
+    fn ends(&self) -> bool {
+        self.released.iter().any(|job| job.work == Work::End)
+    }
+
     /// Does a part of the first job: what became of it if it was the last part.
     fn turn(&mut self) -> Option<Done> {
         let mut job = self.released.pop_front()?;
@@ -115,7 +127,7 @@ impl Job {
             return Ok(None);
         };
         match &self.work {
-            Work::Close => Ok(None),
+            Work::Close | Work::End => Ok(None),
             Work::Scrub(runs) => scrub(file, runs),
             Work::Discard(from) => discard(file, *from),
             Work::Bury(parties) => bury(file, *parties).map(|()| None),

@@ -1,0 +1,179 @@
+//! Whoever connects, and however often, takes nothing from tenants of another user.
+
+use std::collections::VecDeque;
+use std::fs::Permissions;
+use std::io::{IoSlice, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::Uid;
+use wormhole_api::{MemGetInfo, PROTOCOL_HASH};
+use wormhole_backend_tests::attack::lingering;
+use wormhole_backend_tests::backend::{
+    Backend, Tenant, Workers, is_stopped, kill, limit_descriptors, wait_until,
+};
+use wormhole_backend_tests::guest::Reply;
+use wormhole_ring::control::{Attach, Message};
+
+/// A user who may attach, and one who may not.
+const HOSTILE: u32 = 65534;
+const STRANGER: u32 = 65533;
+
+/// A supervisor with so many open files, which serves root and [`HOSTILE`], and where it listens. None where this test is
+/// not root's.
+fn backend(folder: &tempfile::TempDir, files: u64) -> Option<(Backend, PathBuf)> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user");
+        return None;
+    }
+    let open = Permissions::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let socket = folder.path().join("tenants");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+    // SAFETY: prlimit is safe between fork and exec.
+    unsafe {
+        command.pre_exec(move || limit_descriptors(0, files, files));
+    }
+    let user = HOSTILE.to_string();
+    let arguments = ["--listen", socket.to_str().unwrap(), "--tenant-user", &user];
+    let mut backend = Backend::start_as(command, Workers::built(), &arguments);
+    backend.attach(64, Attach::default()).unwrap();
+    Some((backend, socket))
+}
+
+/// The thread is a user's from here on.
+fn become_user(user: u32) {
+    rustix::thread::set_thread_uid(Uid::from_raw(user)).unwrap();
+}
+
+/// All that a tenant may want is done: a session of the one that is there, and of a new one.
+fn serves(backend: &mut Backend, socket: &Path) {
+    let mut new = Tenant::join(socket);
+    new.attach(64, Attach::default()).unwrap();
+    for tenant in [&mut **backend, &mut new] {
+        let mut control = tenant.connect();
+        control.hello(PROTOCOL_HASH, "");
+        let reply = control.receive();
+        assert!(matches!(reply, Reply::Grant(_)), "{reply:?}");
+        drop(control);
+        assert_eq!(tenant.report().end, "the guest process ended");
+    }
+}
+
+#[test]
+fn connections_of_one_user_without_end_have_no_other_user_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mut backend, socket)) = backend(&folder, 4096) else {
+        return;
+    };
+    let mut guest = backend.connect().open();
+    let (over, connected) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for brings in [false, false, true] {
+            let (socket, over, connected) = (&socket, &over, &connected);
+            scope.spawn(move || {
+                become_user(HOSTILE);
+                let mut connections = VecDeque::new();
+                while !over.load(Ordering::Relaxed) {
+                    let mut connection = UnixStream::connect(socket).unwrap();
+                    if brings {
+                        // It may be closed already.
+                        let _ = connection.write(&[0]);
+                    }
+                    connections.push_back(connection);
+                    if connections.len() > 256 {
+                        connections.pop_front();
+                    }
+                    connected.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let reached = |count| connected.load(Ordering::Relaxed) >= count;
+        let served = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            for round in 1..=10 {
+                wait_until(|| reached(round * 500), || "connections".into());
+                serves(&mut backend, &socket);
+                assert_eq!(guest.call(&MemGetInfo {}).status, 0);
+            }
+        }));
+        over.store(true, Ordering::Relaxed);
+        served.unwrap();
+    });
+}
+
+#[test]
+fn refused_connections_with_what_lingers_in_them_hold_up_no_tenant() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((mut backend, socket)) = backend(&folder, 4096) else {
+        return;
+    };
+    let (descriptor, _far) = lingering();
+    let supervisor = backend.child.id().cast_signed();
+    kill(supervisor, libc::SIGSTOP);
+    let is_stopped = || is_stopped(supervisor);
+    wait_until(is_stopped, || "a supervisor that stands".into());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            become_user(STRANGER);
+            let connection = UnixStream::connect(&socket).unwrap();
+            send(&connection, descriptor);
+            // More than may wait to be closed at a time.
+            for _ in 0..300 {
+                let mut connection = UnixStream::connect(&socket).unwrap();
+                connection.write_all(&[0]).unwrap();
+            }
+        });
+    });
+    kill(supervisor, libc::SIGCONT);
+    serves(&mut backend, &socket);
+}
+
+/// Sends a descriptor and closes it.
+fn send(socket: &UnixStream, descriptor: OwnedFd) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let message = Message::Doorbell.to_vec().unwrap();
+    let sent = sendmsg(
+        socket,
+        &[IoSlice::new(&message)],
+        &mut control,
+        SendFlags::empty(),
+    );
+    assert_eq!(sent, Ok(message.len()));
+}
+
+#[test]
+fn a_user_has_no_more_sessions_in_all_its_tenants_than_the_operator_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("tenants");
+    let path = socket.to_str().unwrap();
+    let arguments = ["--listen", path, "--sessions-per-user", "2"];
+    let mut first = Backend::start(Workers::built(), &arguments);
+    first.attach(64, Attach::default()).unwrap();
+    let mut second = Tenant::join(&socket);
+    second.attach(64, Attach::default()).unwrap();
+    let guest = first.connect().open();
+    let _other = second.connect().open();
+    for tenant in [&mut *first, &mut second] {
+        let mut control = tenant.connect();
+        control.hello(PROTOCOL_HASH, "");
+        let reply = control.receive();
+        let Reply::Refused(_, reason) = &reply else {
+            panic!("{reply:?}");
+        };
+        assert!(reason.contains("--sessions-per-user allows 2"), "{reason}");
+    }
+    // What one tenant leaves another may have.
+    drop(guest);
+    first.report();
+    let _third = second.connect().open();
+}
