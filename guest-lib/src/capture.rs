@@ -706,24 +706,21 @@ pub fn host(target: Target, call: HostCall) -> Result {
 /// Memory operations.
 #[cold]
 pub fn memory(target: Target, operations: &[MemoryOperation]) -> Result {
-    let given: Vec<_> = operations
-        .iter()
-        .map(|operation| {
-            let mut given = CUstreamBatchMemOpParams {
-                operation: operation.kind,
-                address: operation.address,
-                value64: operation.value,
-                ..CUstreamBatchMemOpParams::default()
-            };
-            // A barrier has no address, and its flags elsewhere.
-            match operation.address {
-                0 => given.barrier_flags = operation.flags,
-                _ => given.flags = operation.flags,
-            }
-            given
-        })
-        .collect();
-    let operations = Operations::new(&given, context::current())?;
+    let given = operations.iter().map(|operation| {
+        let mut given = CUstreamBatchMemOpParams {
+            operation: operation.kind,
+            address: operation.address,
+            value64: operation.value,
+            ..CUstreamBatchMemOpParams::default()
+        };
+        // A barrier has no address, and its flags elsewhere.
+        match operation.address {
+            0 => given.barrier_flags = operation.flags,
+            _ => given.flags = operation.flags,
+        }
+        given
+    });
+    let operations = Operations::new(given, context::current())?;
     add(target, Work::Memory(Arc::new(operations)))
 }
 

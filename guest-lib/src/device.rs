@@ -3,13 +3,14 @@
 //! Attributes are promises: what this driver does not offer is reported as absent, whatever the device
 //! itself could do.
 
-use std::ffi::{CString, c_char};
+use std::ffi::CString;
 use std::sync::atomic::AtomicBool;
 
 use wormhole_api::{ATTRIBUTES, DeviceDescribeReply};
 use wormhole_ring::layout::MOST_DEVICES;
 
 use crate::error::{CuError, Result};
+use crate::parameter::Out;
 
 /// `CUdevice_attribute` numbers this crate itself asks for.
 pub mod attribute {
@@ -194,24 +195,10 @@ fn leading_number(text: &str) -> Option<usize> {
     digits[..end.unwrap_or(digits.len())].parse().ok()
 }
 
-/// Copies a string with its terminator into a buffer of `length` bytes, cut where it does not fit.
-///
-/// # Safety
-/// `buffer` is writable for `length` bytes.
-pub unsafe fn copy_string(text: &[u8], buffer: *mut c_char, length: i32) -> Result {
-    let length = usize::try_from(length)
-        .ok()
-        .filter(|length| *length > 0 && !buffer.is_null());
-    let length = length.ok_or(CuError::INVALID_VALUE)?;
-    let kept = text.len().min(length - 1);
-    // SAFETY: `kept + 1` is at most `length`, and the program's buffer overlaps nothing of ours.
-    unsafe {
-        buffer
-            .cast::<u8>()
-            .copy_from_nonoverlapping(text.as_ptr(), kept);
-        buffer.add(kept).write(0);
-    }
-    Ok(())
+/// Copies a string with its terminator into a buffer, cut where it does not fit.
+pub fn copy_string(text: &[u8], buffer: Out<'_, [u8]>) -> Result {
+    let kept = buffer.len().checked_sub(1).ok_or(CuError::INVALID_VALUE)?;
+    buffer.put_all(text.iter().copied().take(kept).chain([0]))
 }
 
 #[cfg(test)]
@@ -309,10 +296,10 @@ mod tests {
     fn a_string_is_cut_to_its_buffer() {
         let mut buffer = [0x55; 5];
         // SAFETY: the buffer has that many bytes.
-        unsafe { copy_string(b"Test GPU", buffer.as_mut_ptr(), 5) }.unwrap();
-        assert_eq!(buffer.map(|byte| byte.cast_unsigned()), *b"Test\0");
-        // SAFETY: nothing is written to an empty buffer.
-        let empty = unsafe { copy_string(b"x", buffer.as_mut_ptr(), 0) };
-        assert_eq!(empty, Err(CuError::INVALID_VALUE));
+        let mut place = |bytes| unsafe { Out::list(buffer.as_mut_ptr(), bytes) };
+        let (whole, empty) = (place(5), place(0));
+        copy_string(b"Test GPU", whole).unwrap();
+        assert_eq!(copy_string(b"x", empty), Err(CuError::INVALID_VALUE));
+        assert_eq!(buffer, *b"Test\0");
     }
 }

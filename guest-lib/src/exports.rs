@@ -6,4 +6,6 @@
 
 use wormhole_api::ctypes::*;
 
+use crate::parameter::{In, InOut, Length as _, Out, Pointer, Room, Text, UnifiedPtr};
+
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

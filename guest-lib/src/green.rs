@@ -171,11 +171,10 @@ pub fn split(
 }
 
 /// `cuDevResourceGenerateDesc`: what a program holds for a description.
-pub fn generate(resources: &[CUdevResource]) -> Result<usize> {
+pub fn generate(resources: impl Iterator<Item = CUdevResource>) -> Result<usize> {
     let mut greens = greens();
     let parts = resources
-        .iter()
-        .map(|resource| greens.find(resource).map(|(index, _)| index))
+        .map(|resource| greens.find(&resource).map(|(index, _)| index))
         .collect::<Result<Vec<_>>>()?;
     let known = greens.descriptions.iter().position(|known| *known == parts);
     let index = known.unwrap_or(greens.descriptions.len());

@@ -6,6 +6,7 @@ use std::time::Duration;
 use wormhole_api::{JitOption, is_plain_jit_option};
 
 use crate::error::{CuError, Result};
+use crate::parameter::{In, InOut};
 use crate::types::CUjit_option;
 
 const WALL_TIME: CUjit_option = 2;
@@ -64,54 +65,45 @@ pub struct Logs {
 }
 
 impl Jit {
-    /// # Safety
-    /// Both arrays have `count` elements, and stay until the last use of the result.
-    pub unsafe fn read(
-        count: u32,
-        keys: *const CUjit_option,
-        values: *mut *mut c_void,
-    ) -> Result<Self> {
-        if count == 0 {
+    /// The options of one call, whose lists are equally long and stay until the last use of the result.
+    pub fn read(keys: In<'_, [CUjit_option]>, values: InOut<'_, [*mut c_void]>) -> Result<Self> {
+        let keys = keys.values()?;
+        if keys.len() == 0 {
             return Ok(NONE);
         }
-        if keys.is_null() || values.is_null() {
+        if values.is_null() || keys.clone().any(|key| key >= OPTIONS_END) {
             return Err(CuError::INVALID_VALUE);
         }
-        // SAFETY: as the caller promises.
-        let keys = unsafe { std::slice::from_raw_parts(keys, count as usize) };
-        if keys.iter().any(|key| *key >= OPTIONS_END) {
-            return Err(CuError::INVALID_VALUE);
-        }
-        if keys.iter().any(|key| GLOBAL_SYMBOLS.contains(key)) {
+        if keys.clone().any(|key| GLOBAL_SYMBOLS.contains(&key)) {
             return Err(CuError::NOT_SUPPORTED);
         }
-        let place = |key: CUjit_option| {
-            let index = keys.iter().position(|found| *found == key)?;
-            // SAFETY: the index is below the length of both arrays.
-            Some(unsafe { values.add(index) })
-        };
+        let index = |key: CUjit_option| keys.clone().position(|found| found == key);
+        let place = |key| values.place(index(key)?).ok();
+        // A size is passed as the pointer itself.
         let text = |buffer, bytes| {
-            let (buffer, length) = (place(buffer)?, place(bytes)?);
-            // SAFETY: both point into the program's array of values; a size is passed as the pointer itself.
-            let (buffer, room) = unsafe { (buffer.read().cast::<u8>(), length.read().addr()) };
+            let buffer = values.get(index(buffer)?).ok()?.cast::<u8>();
+            let room = values.get(index(bytes)?).ok()?.addr();
+            let length = place(bytes)?;
             (!buffer.is_null() && room > 0).then_some(Text {
                 buffer,
                 room,
                 length,
             })
         };
-        let numbers = keys.iter().enumerate();
+        let numbers = keys.clone().enumerate();
         let numbers = numbers
-            .filter(|(_, key)| is_plain_jit_option(**key))
+            .filter(|(_, key)| is_plain_jit_option(*key))
             .take(MOST_OPTIONS)
-            .map(|(index, key)| JitOption {
-                option: *key,
-                reserved: 0,
-                // SAFETY: the index is below the length of both arrays; a number is the pointer itself.
-                value: unsafe { values.add(index).read() }.addr() as u64,
+            .map(|(index, key)| {
+                Ok(JitOption {
+                    option: key,
+                    reserved: 0,
+                    // A number is the pointer itself.
+                    value: values.get(index)?.addr() as u64,
+                })
             });
         Ok(Self {
-            numbers: numbers.collect(),
+            numbers: numbers.collect::<Result<_>>()?,
             info: text(INFO_LOG, INFO_LOG_BYTES),
             errors: text(ERROR_LOG, ERROR_LOG_BYTES),
             time: place(WALL_TIME),
@@ -182,6 +174,18 @@ mod tests {
 
     use super::*;
 
+    /// The options of two arrays, of which the second may be missing.
+    fn read(keys: &[CUjit_option], values: *mut *mut c_void) -> Result<Jit> {
+        // SAFETY: both arrays are as long and outlive the options.
+        let lists = unsafe {
+            (
+                In::list(keys.as_ptr(), keys.len()),
+                InOut::list(values, keys.len()),
+            )
+        };
+        Jit::read(lists.0, lists.1)
+    }
+
     #[test]
     fn texts_fit_their_buffers_and_sizes_become_lengths() {
         let (mut info, mut errors) = ([7_u8; 16], [7_u8; 4]);
@@ -201,8 +205,7 @@ mod tests {
             number(4),
             std::ptr::null_mut(),
         ];
-        // SAFETY: both arrays have six elements and outlive the options.
-        let jit = unsafe { Jit::read(6, keys.as_ptr(), values.as_mut_ptr()) }.unwrap();
+        let jit = read(&keys, values.as_mut_ptr()).unwrap();
         assert_eq!(jit.log_bytes(), 16);
         let options: Vec<(u32, u64)> = jit
             .options()
@@ -234,8 +237,7 @@ mod tests {
     #[test]
     fn numbers_are_the_calls_own() {
         let mut value = number(32);
-        // SAFETY: one element each.
-        let jit = unsafe { Jit::read(1, &0, &raw mut value) }.unwrap();
+        let jit = read(&[0], &raw mut value).unwrap();
         value = number(48);
         assert_eq!(jit.options().first().map(|option| option.value), Some(32));
         assert_eq!(value.addr(), 48);
@@ -244,14 +246,14 @@ mod tests {
     #[test]
     fn unknown_options_are_refused() {
         let (key, mut value) = (OPTIONS_END, std::ptr::null_mut());
-        let read = |key: &u32, value: *mut *mut c_void| {
-            // SAFETY: one element each.
-            unsafe { Jit::read(1, key, value) }.err()
-        };
-        assert_eq!(read(&key, &raw mut value), Some(CuError::INVALID_VALUE));
-        assert_eq!(read(&17, &raw mut value), Some(CuError::NOT_SUPPORTED));
-        assert_eq!(read(&0, &raw mut value), None);
-        assert_eq!(read(&0, std::ptr::null_mut()), Some(CuError::INVALID_VALUE));
+        let refused = |key, value| read(&[key], value).err();
+        assert_eq!(refused(key, &raw mut value), Some(CuError::INVALID_VALUE));
+        assert_eq!(refused(17, &raw mut value), Some(CuError::NOT_SUPPORTED));
+        assert_eq!(refused(0, &raw mut value), None);
+        assert_eq!(
+            refused(0, std::ptr::null_mut()),
+            Some(CuError::INVALID_VALUE)
+        );
     }
 
     #[test]

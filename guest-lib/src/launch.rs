@@ -353,9 +353,10 @@ impl Attributes {
     }
 
     /// Reads the attributes of `cuLaunchKernelEx`.
-    pub fn read(list: &[CUlaunchAttribute]) -> Result<Self> {
+    pub fn read(list: impl IntoIterator<Item = CUlaunchAttribute>) -> Result<Self> {
         let mut attributes = Self::new();
-        for given in list.iter().filter(|attribute| attribute.id != IGNORE) {
+        let list = list.into_iter();
+        for given in list.filter(|attribute| attribute.id != IGNORE) {
             match given.id {
                 PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT => {
                     // What is given last holds.
@@ -726,7 +727,7 @@ mod tests {
             pad: [0; 4],
             value,
         };
-        let attributes = Attributes::read(&[cluster]).unwrap();
+        let attributes = Attributes::read([cluster]).unwrap();
         assert_eq!(attributes.cluster, [2, 1, 1]);
         assert!(!attributes.cooperative);
         let event = CUlaunchAttribute {
@@ -735,12 +736,12 @@ mod tests {
             value: [0; 8],
         };
         assert_eq!(
-            Attributes::read(&[event]).unwrap_err(),
+            Attributes::read([event]).unwrap_err(),
             CuError::INVALID_HANDLE
         );
         let node = CUlaunchAttribute { id: 13, ..event };
         assert_eq!(
-            Attributes::read(&[node]).unwrap_err(),
+            Attributes::read([node]).unwrap_err(),
             CuError::NOT_SUPPORTED
         );
         let many = [CUlaunchAttribute {
@@ -748,7 +749,7 @@ mod tests {
             pad: [0; 4],
             value: [0; 8],
         }; ATTRIBUTES + 1];
-        assert_eq!(Attributes::read(&many).unwrap_err(), CuError::INVALID_VALUE);
+        assert_eq!(Attributes::read(many).unwrap_err(), CuError::INVALID_VALUE);
     }
 
     #[test]
@@ -759,9 +760,9 @@ mod tests {
             pad: [0; 4],
             value: [(&raw const word).addr() as u64, bytes, 0, 0, 0, 0, 0, 0],
         };
-        let refused = Attributes::read(&[window(8)]).unwrap_err();
+        let refused = Attributes::read([window(8)]).unwrap_err();
         assert_eq!(refused, CuError::INVALID_VALUE);
-        let empty = Attributes::read(&[window(0)]).unwrap();
+        let empty = Attributes::read([window(0)]).unwrap();
         assert_eq!(empty.plain().len(), 1);
     }
 

@@ -31,7 +31,7 @@ impl Default for Settings {
 
 impl Settings {
     /// Sets bytes of the parameters.
-    pub fn set(&mut self, offset: i32, bytes: &[u8]) -> Result {
+    pub fn set(&mut self, offset: i32, bytes: impl ExactSizeIterator<Item = u8>) -> Result {
         let start = usize::try_from(offset).map_err(|_| CuError::INVALID_VALUE)?;
         let end = start
             .checked_add(bytes.len())
@@ -40,7 +40,9 @@ impl Settings {
         if self.parameters.len() < end {
             self.parameters.resize(end, 0);
         }
-        self.parameters[start..end].copy_from_slice(bytes);
+        for (place, byte) in self.parameters[start..end].iter_mut().zip(bytes) {
+            *place = byte;
+        }
         Ok(())
     }
 
@@ -79,13 +81,16 @@ mod tests {
     #[test]
     fn parameters_lie_where_they_were_set() {
         let mut settings = Settings::default();
-        settings.set(8, &[1, 2, 3, 4]).unwrap();
-        settings.set(0, &[9; 2]).unwrap();
+        settings.set(8, [1, 2, 3, 4].into_iter()).unwrap();
+        settings.set(0, [9; 2].into_iter()).unwrap();
         assert_eq!(settings.parameters(), [9, 9, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
         settings.set_size(10).unwrap();
         assert_eq!(settings.parameters(), [9, 9, 0, 0, 0, 0, 0, 0, 1, 2]);
         for offset in [-1, 4093, i32::MAX] {
-            assert_eq!(settings.set(offset, &[0; 4]), Err(CuError::INVALID_VALUE));
+            assert_eq!(
+                settings.set(offset, [0; 4].into_iter()),
+                Err(CuError::INVALID_VALUE)
+            );
         }
         assert_eq!(settings.set_size(4097), Err(CuError::INVALID_VALUE));
     }

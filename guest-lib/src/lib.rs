@@ -58,6 +58,7 @@ mod module;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod output;
+mod parameter;
 mod peer;
 mod pool;
 mod readable;

@@ -56,8 +56,8 @@ pub fn unsupported(index: usize) -> CUresult {
 /// `place` is null or writable.
 pub unsafe fn clear<T>(place: *mut T) {
     if !place.is_null() {
-        // SAFETY: not null, so writable.
-        unsafe { place.write_bytes(0, 1) };
+        // SAFETY: not null, so writable; of any alignment.
+        unsafe { place.cast::<u8>().write_bytes(0, size_of::<T>()) };
     }
 }
 

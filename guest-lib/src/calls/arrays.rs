@@ -5,24 +5,16 @@ use std::ffi::c_void;
 use wormhole_api::array::ArrayShape;
 
 use super::devices::device;
-use super::{body, put};
 use crate::error::{CuError, Result};
+use crate::parameter::{In, Out, Pointer};
 use crate::session::session;
 use crate::types::{
-    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUdevice, CUmipmappedArray, CUresult,
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUdevice, CUmipmappedArray,
 };
 use crate::{array, context};
 
 /// The shape that a program describes.
-///
-/// # Safety
-/// `description` is null or points to a descriptor.
-unsafe fn described(description: *const CUDA_ARRAY3D_DESCRIPTOR) -> Result<ArrayShape> {
-    if description.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so a descriptor.
-    let wanted = unsafe { description.read() };
+fn described(wanted: CUDA_ARRAY3D_DESCRIPTOR) -> Result<ArrayShape> {
     let extent = [wanted.Width, wanted.Height, wanted.Depth].map(|extent| extent as u64);
     ArrayShape::new(extent, wanted.Format, wanted.NumChannels, wanted.Flags)
 }
@@ -40,31 +32,29 @@ fn descriptor(shape: &ArrayShape) -> CUDA_ARRAY3D_DESCRIPTOR {
     }
 }
 
-pub unsafe fn cuArray3DCreate_v2(
-    pHandle: *mut CUarray,
-    pAllocateArray: *const CUDA_ARRAY3D_DESCRIPTOR,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pHandle.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { put(pHandle, array::create(scope, described(pAllocateArray)?)?) }
-    }
+pub fn cuArray3DCreate_v2(
+    pHandle: Out<'_, CUarray>,
+    pAllocateArray: In<'_, CUDA_ARRAY3D_DESCRIPTOR>,
+) -> Result {
+    create(pHandle, || pAllocateArray.get())
 }
 
-pub unsafe fn cuArrayCreate_v2(
-    pHandle: *mut CUarray,
-    pAllocateArray: *const CUDA_ARRAY_DESCRIPTOR,
-) -> CUresult {
-    if pAllocateArray.is_null() {
-        // SAFETY: no descriptor is an error that is reported in its turn.
-        return unsafe { cuArray3DCreate_v2(pHandle, std::ptr::null()) };
+fn create(
+    place: Out<'_, CUarray>,
+    wanted: impl FnOnce() -> Result<CUDA_ARRAY3D_DESCRIPTOR>,
+) -> Result {
+    let scope = context::scope()?;
+    if place.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: not null, so a descriptor.
-    let wanted = unsafe { pAllocateArray.read() };
-    let wanted = CUDA_ARRAY3D_DESCRIPTOR {
+    place.put(array::create(scope, described(wanted()?)?)?)
+}
+
+pub fn cuArrayCreate_v2(
+    pHandle: Out<'_, CUarray>,
+    pAllocateArray: In<'_, CUDA_ARRAY_DESCRIPTOR>,
+) -> Result {
+    let with_depth = |wanted: CUDA_ARRAY_DESCRIPTOR| CUDA_ARRAY3D_DESCRIPTOR {
         Width: wanted.Width,
         Height: wanted.Height,
         Depth: 0,
@@ -72,146 +62,115 @@ pub unsafe fn cuArrayCreate_v2(
         NumChannels: wanted.NumChannels,
         Flags: 0,
     };
-    // SAFETY: as the caller promises; the descriptor is here.
-    unsafe { cuArray3DCreate_v2(pHandle, &raw const wanted) }
+    create(pHandle, || pAllocateArray.get().map(with_depth))
 }
 
-pub unsafe fn cuArray3DGetDescriptor_v2(
-    pArrayDescriptor: *mut CUDA_ARRAY3D_DESCRIPTOR,
+pub fn cuArray3DGetDescriptor_v2(
+    pArrayDescriptor: Out<'_, CUDA_ARRAY3D_DESCRIPTOR>,
     hArray: CUarray,
-) -> CUresult {
-    body! {
-        array::scope(hArray)?.session.alive()?;
-        let (_, shape) = array::find(hArray)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pArrayDescriptor, descriptor(&shape)) }
-    }
+) -> Result {
+    array::scope(hArray)?.session.alive()?;
+    let (_, shape) = array::find(hArray)?;
+    pArrayDescriptor.put(descriptor(&shape))
 }
 
-pub unsafe fn cuArrayGetDescriptor_v2(
-    pArrayDescriptor: *mut CUDA_ARRAY_DESCRIPTOR,
+pub fn cuArrayGetDescriptor_v2(
+    pArrayDescriptor: Out<'_, CUDA_ARRAY_DESCRIPTOR>,
     hArray: CUarray,
-) -> CUresult {
-    body! {
-        array::scope(hArray)?.session.alive()?;
-        let (_, shape) = array::find(hArray)?;
-        let whole = descriptor(&shape);
-        let flat = CUDA_ARRAY_DESCRIPTOR {
-            Width: whole.Width,
-            Height: whole.Height,
-            Format: whole.Format,
-            NumChannels: whole.NumChannels,
-        };
-        // SAFETY: as the caller promises.
-        unsafe { put(pArrayDescriptor, flat) }
-    }
+) -> Result {
+    array::scope(hArray)?.session.alive()?;
+    let (_, shape) = array::find(hArray)?;
+    let whole = descriptor(&shape);
+    let flat = CUDA_ARRAY_DESCRIPTOR {
+        Width: whole.Width,
+        Height: whole.Height,
+        Format: whole.Format,
+        NumChannels: whole.NumChannels,
+    };
+    pArrayDescriptor.put(flat)
 }
 
-pub unsafe fn cuArrayDestroy(hArray: CUarray) -> CUresult {
-    body! {
-        session()?;
-        array::destroy(array::scope(hArray)?, hArray)
-    }
+pub fn cuArrayDestroy(hArray: CUarray) -> Result {
+    session()?;
+    array::destroy(array::scope(hArray)?, hArray)
 }
 
-pub unsafe fn cuArrayGetPlane(
-    _pPlaneArray: *mut CUarray,
-    hArray: CUarray,
-    _planeIdx: u32,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        array::find(hArray)?;
-        // No format that is offered has planes.
-        Err(CuError::INVALID_VALUE)
-    }
+pub fn cuArrayGetPlane(_pPlaneArray: Out<'_, CUarray>, hArray: CUarray, _planeIdx: u32) -> Result {
+    context::scope()?;
+    array::find(hArray)?;
+    // No format that is offered has planes.
+    Err(CuError::INVALID_VALUE)
 }
 
-pub unsafe fn cuArrayGetMemoryRequirements(
-    _memoryRequirements: *mut c_void,
+pub fn cuArrayGetMemoryRequirements(
+    _memoryRequirements: Pointer<'_, c_void>,
     array: CUarray,
     dev: CUdevice,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        array::find(array)?;
-        device(dev)?;
-        // Only arrays whose memory is mapped later have any.
-        Err(CuError::INVALID_VALUE)
-    }
+) -> Result {
+    context::scope()?;
+    array::find(array)?;
+    device(dev)?;
+    // Only arrays whose memory is mapped later have any.
+    Err(CuError::INVALID_VALUE)
 }
 
-pub unsafe fn cuArrayGetSparseProperties(
-    _sparseProperties: *mut c_void,
+pub fn cuArrayGetSparseProperties(
+    _sparseProperties: Pointer<'_, c_void>,
     array: CUarray,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        array::find(array)?;
-        // No array that is offered is sparse.
-        Err(CuError::INVALID_VALUE)
-    }
+) -> Result {
+    context::scope()?;
+    array::find(array)?;
+    // No array that is offered is sparse.
+    Err(CuError::INVALID_VALUE)
 }
 
-pub unsafe fn cuMipmappedArrayCreate(
-    pHandle: *mut CUmipmappedArray,
-    pMipmappedArrayDesc: *const CUDA_ARRAY3D_DESCRIPTOR,
+pub fn cuMipmappedArrayCreate(
+    pHandle: Out<'_, CUmipmappedArray>,
+    pMipmappedArrayDesc: In<'_, CUDA_ARRAY3D_DESCRIPTOR>,
     numMipmapLevels: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pHandle.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe {
-            let shape = described(pMipmappedArrayDesc)?;
-            put(pHandle, array::create_mipmap(scope, shape, numMipmapLevels)?)
-        }
+) -> Result {
+    let scope = context::scope()?;
+    if pHandle.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let shape = described(pMipmappedArrayDesc.get()?)?;
+    pHandle.put(array::create_mipmap(scope, shape, numMipmapLevels)?)
 }
 
-pub unsafe fn cuMipmappedArrayGetLevel(
-    pLevelArray: *mut CUarray,
+pub fn cuMipmappedArrayGetLevel(
+    pLevelArray: Out<'_, CUarray>,
     hMipmappedArray: CUmipmappedArray,
     level: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pLevelArray.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { put(pLevelArray, array::level(scope, hMipmappedArray, level)?) }
+) -> Result {
+    let scope = context::scope()?;
+    if pLevelArray.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    pLevelArray.put(array::level(scope, hMipmappedArray, level)?)
 }
 
-pub unsafe fn cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) -> CUresult {
-    body! { array::destroy_mipmap(context::scope()?, hMipmappedArray) }
+pub fn cuMipmappedArrayDestroy(hMipmappedArray: CUmipmappedArray) -> Result {
+    array::destroy_mipmap(context::scope()?, hMipmappedArray)
 }
 
-pub unsafe fn cuMipmappedArrayGetMemoryRequirements(
-    _memoryRequirements: *mut c_void,
+pub fn cuMipmappedArrayGetMemoryRequirements(
+    _memoryRequirements: Pointer<'_, c_void>,
     mipmap: CUmipmappedArray,
     dev: CUdevice,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        array::find_mipmap(mipmap)?;
-        device(dev)?;
-        // As of arrays.
-        Err(CuError::INVALID_VALUE)
-    }
+) -> Result {
+    context::scope()?;
+    array::find_mipmap(mipmap)?;
+    device(dev)?;
+    // As of arrays.
+    Err(CuError::INVALID_VALUE)
 }
 
-pub unsafe fn cuMipmappedArrayGetSparseProperties(
-    _sparseProperties: *mut c_void,
+pub fn cuMipmappedArrayGetSparseProperties(
+    _sparseProperties: Pointer<'_, c_void>,
     mipmap: CUmipmappedArray,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        array::find_mipmap(mipmap)?;
-        // As of arrays.
-        Err(CuError::INVALID_VALUE)
-    }
+) -> Result {
+    context::scope()?;
+    array::find_mipmap(mipmap)?;
+    // As of arrays.
+    Err(CuError::INVALID_VALUE)
 }

@@ -1,11 +1,10 @@
 //! Events of whole contexts.
 
-use super::body;
 use super::contexts::scope_of;
 use crate::barrier;
 use crate::context::Scope;
 use crate::error::{CuError, Result};
-use crate::types::{CUcontext, CUevent, CUresult};
+use crate::types::{CUcontext, CUevent};
 
 /// Here null does not mean the current context.
 fn scope(ctx: CUcontext) -> Result<Scope> {
@@ -17,10 +16,10 @@ fn scope(ctx: CUcontext) -> Result<Scope> {
     }
 }
 
-pub unsafe fn cuCtxRecordEvent(hCtx: CUcontext, hEvent: CUevent) -> CUresult {
-    body! { barrier::record(scope(hCtx)?, hEvent) }
+pub fn cuCtxRecordEvent(hCtx: CUcontext, hEvent: CUevent) -> Result {
+    barrier::record(scope(hCtx)?, hEvent)
 }
 
-pub unsafe fn cuCtxWaitEvent(hCtx: CUcontext, hEvent: CUevent) -> CUresult {
-    body! { barrier::wait(scope(hCtx)?, hEvent) }
+pub fn cuCtxWaitEvent(hCtx: CUcontext, hEvent: CUevent) -> Result {
+    barrier::wait(scope(hCtx)?, hEvent)
 }

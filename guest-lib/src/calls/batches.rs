@@ -6,17 +6,17 @@ use wormhole_api::Handle;
 use wormhole_api::array::ArrayShape;
 use wormhole_api::handle::Array;
 
-use super::body;
 use super::devices::device;
 use crate::array;
 use crate::boxes::{Place, copy_box};
 use crate::context::Scope;
 use crate::copy::{Direction, Mode, check, copy};
 use crate::error::{CuError, Result};
+use crate::parameter::{In, Out};
 use crate::stream::{Target, target};
 use crate::types::{
     CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemLocation, CUmemcpy3DOperand,
-    CUmemcpyAttributes, CUresult, CUstream, DefaultStream, LOCATION_DEVICE,
+    CUmemcpyAttributes, CUstream, DefaultStream, LOCATION_DEVICE,
 };
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
@@ -39,24 +39,21 @@ fn is_place(hint: CUmemLocation) -> bool {
 }
 
 /// The arrays of a batch.
-struct Batch {
-    destinations: *const CUdeviceptr,
-    sources: *const CUdeviceptr,
-    sizes: *const usize,
+struct Batch<'a> {
+    destinations: In<'a, [CUdeviceptr]>,
+    sources: In<'a, [CUdeviceptr]>,
+    sizes: In<'a, [usize]>,
     count: usize,
-    attributes: *const CUmemcpyAttributes,
+    attributes: In<'a, [CUmemcpyAttributes]>,
     /// The first copy that each of the attributes is for.
-    firsts: *const usize,
+    firsts: In<'a, [usize]>,
     number: usize,
 }
 
-impl Batch {
+impl Batch<'_> {
     /// Whether the arrays are as the driver API documents them, and whether sources may be used again when
     /// the call returns.
-    ///
-    /// # Safety
-    /// Arrays that are not null have as many elements as is said.
-    unsafe fn read_attributes(&self) -> Result<bool> {
+    fn read_attributes(&self) -> Result<bool> {
         let missing = self.destinations.is_null()
             || self.sources.is_null()
             || self.sizes.is_null()
@@ -68,13 +65,7 @@ impl Batch {
         let mut during_call = false;
         let mut least = 0;
         for index in 0..self.number {
-            // SAFETY: as the caller promises.
-            let (attributes, first) = unsafe {
-                (
-                    self.attributes.add(index).read(),
-                    self.firsts.add(index).read(),
-                )
-            };
+            let (attributes, first) = (self.attributes.get(index)?, self.firsts.get(index)?);
             let in_order = if index == 0 {
                 first == 0
             } else {
@@ -93,37 +84,18 @@ impl Batch {
         Ok(during_call)
     }
 
-    /// Destination, source and bytes of a copy.
-    ///
-    /// # Safety
-    /// `index` is below the count, and the arrays were found to be there.
-    unsafe fn copy(&self, index: usize) -> (u64, u64, usize) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            (
-                self.destinations.add(index).read(),
-                self.sources.add(index).read(),
-                self.sizes.add(index).read(),
-            )
-        }
-    }
-
     /// Makes the copies, those before one that is not possible.
-    ///
-    /// # Safety
-    /// As of `cuMemcpyBatchAsync`.
-    unsafe fn run(&self, scope: Scope, target: Target, failed: &mut usize) -> Result {
-        // SAFETY: as the caller promises.
-        let during_call = unsafe { self.read_attributes() }?;
+    fn run(&self, scope: Scope, target: Target, failed: &mut usize) -> Result {
+        let during_call = self.read_attributes()?;
         for index in 0..self.count {
-            // SAFETY: below the count.
-            let (to, from, bytes) = unsafe { self.copy(index) };
+            let (to, from) = (self.destinations.get(index)?, self.sources.get(index)?);
+            let bytes = self.sizes.get(index)?;
             let possible = check(to, bytes).and_then(|()| check(from, bytes));
             if bytes == 0 || to == 0 || from == 0 || possible.is_err() {
                 *failed = index;
                 return Err(CuError::INVALID_VALUE);
             }
-            // SAFETY: host memory among the ends is valid, as the caller promises.
+            // SAFETY: what the lists lead to is valid for the copy, by the contract of `In`.
             unsafe {
                 copy(
                     scope,
@@ -153,46 +125,43 @@ fn ordered(default: DefaultStream, stream: CUstream) -> Result<(Scope, Target)> 
     }
 }
 
-pub unsafe fn cuMemcpyBatchAsync_v2(
+pub fn cuMemcpyBatchAsync_v2(
     default: DefaultStream,
-    dsts: *const CUdeviceptr,
-    srcs: *const CUdeviceptr,
-    sizes: *const usize,
+    dsts: In<'_, [CUdeviceptr]>,
+    srcs: In<'_, [CUdeviceptr]>,
+    sizes: In<'_, [usize]>,
     count: usize,
-    attrs: *const CUmemcpyAttributes,
-    attrsIdxs: *const usize,
+    attrs: In<'_, [CUmemcpyAttributes]>,
+    attrsIdxs: In<'_, [usize]>,
     numAttrs: usize,
     hStream: CUstream,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        cuMemcpyBatchAsync(
-            default,
-            dsts,
-            srcs,
-            sizes,
-            count,
-            attrs,
-            attrsIdxs,
-            numAttrs,
-            std::ptr::null_mut(),
-            hStream,
-        )
-    }
+) -> Result {
+    cuMemcpyBatchAsync(
+        default,
+        dsts,
+        srcs,
+        sizes,
+        count,
+        attrs,
+        attrsIdxs,
+        numAttrs,
+        Out::none(),
+        hStream,
+    )
 }
 
-pub unsafe fn cuMemcpyBatchAsync(
+pub fn cuMemcpyBatchAsync(
     default: DefaultStream,
-    dsts: *const CUdeviceptr,
-    srcs: *const CUdeviceptr,
-    sizes: *const usize,
+    dsts: In<'_, [CUdeviceptr]>,
+    srcs: In<'_, [CUdeviceptr]>,
+    sizes: In<'_, [usize]>,
     count: usize,
-    attrs: *const CUmemcpyAttributes,
-    attrsIdxs: *const usize,
+    attrs: In<'_, [CUmemcpyAttributes]>,
+    attrsIdxs: In<'_, [usize]>,
     numAttrs: usize,
-    failIdx: *mut usize,
+    failIdx: Out<'_, usize>,
     hStream: CUstream,
-) -> CUresult {
+) -> Result {
     let batch = Batch {
         destinations: dsts,
         sources: srcs,
@@ -202,15 +171,11 @@ pub unsafe fn cuMemcpyBatchAsync(
         firsts: attrsIdxs,
         number: numAttrs,
     };
-    body! {
-        let (scope, target) = ordered(default, hStream)?;
-        let mut failed = NO_COPY;
-        // SAFETY: as the caller promises.
-        let outcome = unsafe { batch.run(scope, target, &mut failed) };
-        // SAFETY: as the caller promises.
-        unsafe { super::put_if_wanted(failIdx, failed) };
-        outcome
-    }
+    let (scope, target) = ordered(default, hStream)?;
+    let mut failed = NO_COPY;
+    let outcome = batch.run(scope, target, &mut failed);
+    failIdx.put_if_wanted(failed);
+    outcome
 }
 
 /// `CU_MEMCPY_OPERAND_TYPE_POINTER` and `_ARRAY`.
@@ -288,34 +253,27 @@ fn described(copy: &CUDA_MEMCPY3D_BATCH_OP) -> Result<((Place, Place), [u64; 3])
 }
 
 /// Makes copies of boxes, none if one of them is not possible.
-///
-/// # Safety
-/// As of `cuMemcpy3DBatchAsync`.
-unsafe fn boxes(
+fn boxes(
     scope: Scope,
     target: Target,
-    (copies, count): (*const CUDA_MEMCPY3D_BATCH_OP, usize),
+    copies: In<'_, [CUDA_MEMCPY3D_BATCH_OP]>,
     flags: u64,
     failed: &mut usize,
 ) -> Result {
-    if copies.is_null() || count == 0 || flags != 0 {
+    let copies = copies.values()?;
+    if copies.len() == 0 || flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let copy = |index: usize| {
-        // SAFETY: as the caller promises, the index being below the count.
-        unsafe { copies.add(index).read() }
-    };
-    for index in 0..count {
-        if let Err(error) = described(&copy(index)) {
+    for (index, copy) in copies.clone().enumerate() {
+        if let Err(error) = described(&copy) {
             *failed = index;
             return Err(error);
         }
     }
     let mut during_call = false;
-    for index in 0..count {
-        let copy = copy(index);
+    for copy in copies {
         let (ends, extent) = described(&copy)?;
-        // SAFETY: host memory among the ends is valid, as the caller promises.
+        // SAFETY: what a description leads to is valid for the copy, by the contract of `In`.
         unsafe { copy_box(scope, target, ends, extent, Mode::Asynchronous) }?;
         during_call |= copy.srcAccessOrder == DURING_CALL;
     }
@@ -326,41 +284,27 @@ unsafe fn boxes(
     }
 }
 
-pub unsafe fn cuMemcpy3DBatchAsync(
+pub fn cuMemcpy3DBatchAsync(
     default: DefaultStream,
-    numOps: usize,
-    opList: *const CUDA_MEMCPY3D_BATCH_OP,
-    failIdx: *mut usize,
+    _numOps: usize,
+    opList: In<'_, [CUDA_MEMCPY3D_BATCH_OP]>,
+    failIdx: Out<'_, usize>,
     flags: u64,
     hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = ordered(default, hStream)?;
-        let mut failed = NO_COPY;
-        // SAFETY: as the caller promises.
-        let outcome = unsafe { boxes(scope, target, (opList, numOps), flags, &mut failed) };
-        // SAFETY: as the caller promises.
-        unsafe { super::put_if_wanted(failIdx, failed) };
-        outcome
-    }
+) -> Result {
+    let (scope, target) = ordered(default, hStream)?;
+    let mut failed = NO_COPY;
+    let outcome = boxes(scope, target, opList, flags, &mut failed);
+    failIdx.put_if_wanted(failed);
+    outcome
 }
 
-pub unsafe fn cuMemcpy3DBatchAsync_v2(
+pub fn cuMemcpy3DBatchAsync_v2(
     default: DefaultStream,
     numOps: usize,
-    opList: *const CUDA_MEMCPY3D_BATCH_OP,
+    opList: In<'_, [CUDA_MEMCPY3D_BATCH_OP]>,
     flags: u64,
     hStream: CUstream,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        cuMemcpy3DBatchAsync(
-            default,
-            numOps,
-            opList,
-            std::ptr::null_mut(),
-            flags,
-            hStream,
-        )
-    }
+) -> Result {
+    cuMemcpy3DBatchAsync(default, numOps, opList, Out::none(), flags, hStream)
 }

@@ -2,15 +2,14 @@
 
 use std::ffi::c_void;
 
-use super::body;
-use super::copies::{NO_STREAM, address};
+use super::copies::NO_STREAM;
 use crate::boxes::{Place, copy_box};
 use crate::copy::Mode;
 use crate::error::{CuError, Result};
+use crate::parameter::{In, Out};
 use crate::stream::target;
 use crate::types::{
-    CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUarray, CUdeviceptr, CUresult, CUstream,
-    DefaultStream,
+    CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUarray, CUdeviceptr, CUstream, DefaultStream,
 };
 use crate::{array, context};
 
@@ -76,11 +75,21 @@ impl Described {
     }
 }
 
-/// One copy.
-///
-/// # Safety
-/// Host memory among the ends is valid.
-unsafe fn run(
+/// The address of memory of the program's own.
+fn address(pointer: *const c_void) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+/// A description. Without one, what is wrong with the stream is said first.
+fn given<T: Copy>(default: DefaultStream, stream: CUstream, description: In<'_, T>) -> Result<T> {
+    if description.is_null() {
+        target(default, stream)?;
+    }
+    description.get()
+}
+
+/// One copy. Memory of the program's own comes here from an [`In`] or an [`Out`] alone.
+fn run(
     default: DefaultStream,
     stream: CUstream,
     (to, from): (Described, Described),
@@ -94,24 +103,17 @@ unsafe fn run(
     }
     let extent = extent.map(|extent| extent as u64);
     let ends = (to.place(extent)?, from.place(extent)?);
-    // SAFETY: as the caller promises.
+    // SAFETY: these, and what descriptions lead to, are valid for the copy.
     unsafe { copy_box(scope, target, ends, extent, mode) }
 }
 
-/// # Safety
-/// `description` is null or as `cuMemcpy2D` documents it; host memory among the ends is valid.
-unsafe fn plane(
+fn plane(
     default: DefaultStream,
     stream: CUstream,
-    description: *const CUDA_MEMCPY2D,
+    description: In<'_, CUDA_MEMCPY2D>,
     mode: Mode,
 ) -> Result {
-    if description.is_null() {
-        target(default, stream)?;
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so a description.
-    let wanted = unsafe { description.read() };
+    let wanted = given(default, stream, description)?;
     let to = Described {
         kind: wanted.dstMemoryType,
         host: address(wanted.dstHost),
@@ -131,8 +133,7 @@ unsafe fn plane(
         rows: 0,
     };
     let extent = [wanted.WidthInBytes, wanted.Height, 1];
-    // SAFETY: as the caller promises.
-    unsafe { run(default, stream, (to, from), extent, mode) }
+    run(default, stream, (to, from), extent, mode)
 }
 
 /// Both ends of a copy, and how much it moves.
@@ -166,107 +167,73 @@ pub fn ends(wanted: &CUDA_MEMCPY3D) -> Result<((Place, Place), [u64; 3])> {
     Ok(((to.place(extent)?, from.place(extent)?), extent))
 }
 
-/// # Safety
-/// Host memory among the ends is valid.
-unsafe fn volume(
-    default: DefaultStream,
-    stream: CUstream,
-    wanted: &CUDA_MEMCPY3D,
-    mode: Mode,
-) -> Result {
+fn volume(default: DefaultStream, stream: CUstream, wanted: &CUDA_MEMCPY3D, mode: Mode) -> Result {
     let (ends, extent) = described(wanted);
-    // SAFETY: as the caller promises.
-    unsafe { run(default, stream, ends, extent, mode) }
+    run(default, stream, ends, extent, mode)
 }
 
-/// # Safety
-/// `description` is null or as `cuMemcpy3D` documents it; host memory among the ends is valid.
-unsafe fn described_volume(
+fn described_volume(
     default: DefaultStream,
     stream: CUstream,
-    description: *const CUDA_MEMCPY3D,
+    description: In<'_, CUDA_MEMCPY3D>,
     mode: Mode,
 ) -> Result {
-    if description.is_null() {
-        target(default, stream)?;
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so a description.
-    let wanted = unsafe { description.read() };
-    // SAFETY: as the caller promises.
-    unsafe { volume(default, stream, &wanted, mode) }
+    let wanted = given(default, stream, description)?;
+    volume(default, stream, &wanted, mode)
 }
 
-/// # Safety
-/// `description` is null or as `cuMemcpy3DPeer` documents it; host memory among the ends is valid.
-unsafe fn peer_volume(
+fn peer_volume(
     default: DefaultStream,
     stream: CUstream,
-    description: *const CUDA_MEMCPY3D_PEER,
+    description: In<'_, CUDA_MEMCPY3D_PEER>,
     mode: Mode,
 ) -> Result {
-    if description.is_null() {
-        target(default, stream)?;
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so a description.
-    let wanted = unsafe { description.read() };
+    let wanted = given(default, stream, description)?;
     // What is reserved in a copy within one context.
     for end in [wanted.reserved0, wanted.reserved1] {
         context::find_active(end)?;
     }
-    // SAFETY: as the caller promises.
-    unsafe { volume(default, stream, &wanted, mode) }
+    volume(default, stream, &wanted, mode)
 }
 
-pub unsafe fn cuMemcpy2D_v2(default: DefaultStream, pCopy: *const CUDA_MEMCPY2D) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { plane(default, NO_STREAM, pCopy, Mode::Synchronous) } }
+pub fn cuMemcpy2D_v2(default: DefaultStream, pCopy: In<'_, CUDA_MEMCPY2D>) -> Result {
+    plane(default, NO_STREAM, pCopy, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpy2DUnaligned_v2(
+pub fn cuMemcpy2DUnaligned_v2(default: DefaultStream, pCopy: In<'_, CUDA_MEMCPY2D>) -> Result {
+    cuMemcpy2D_v2(default, pCopy)
+}
+
+pub fn cuMemcpy2DAsync_v2(
     default: DefaultStream,
-    pCopy: *const CUDA_MEMCPY2D,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuMemcpy2D_v2(default, pCopy) }
-}
-
-pub unsafe fn cuMemcpy2DAsync_v2(
-    default: DefaultStream,
-    pCopy: *const CUDA_MEMCPY2D,
+    pCopy: In<'_, CUDA_MEMCPY2D>,
     hStream: CUstream,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { plane(default, hStream, pCopy, Mode::Asynchronous) } }
+) -> Result {
+    plane(default, hStream, pCopy, Mode::Asynchronous)
 }
 
-pub unsafe fn cuMemcpy3D_v2(default: DefaultStream, pCopy: *const CUDA_MEMCPY3D) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { described_volume(default, NO_STREAM, pCopy, Mode::Synchronous) } }
+pub fn cuMemcpy3D_v2(default: DefaultStream, pCopy: In<'_, CUDA_MEMCPY3D>) -> Result {
+    described_volume(default, NO_STREAM, pCopy, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpy3DAsync_v2(
+pub fn cuMemcpy3DAsync_v2(
     default: DefaultStream,
-    pCopy: *const CUDA_MEMCPY3D,
+    pCopy: In<'_, CUDA_MEMCPY3D>,
     hStream: CUstream,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { described_volume(default, hStream, pCopy, Mode::Asynchronous) } }
+) -> Result {
+    described_volume(default, hStream, pCopy, Mode::Asynchronous)
 }
 
-pub unsafe fn cuMemcpy3DPeer(default: DefaultStream, pCopy: *const CUDA_MEMCPY3D_PEER) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { peer_volume(default, NO_STREAM, pCopy, Mode::Synchronous) } }
+pub fn cuMemcpy3DPeer(default: DefaultStream, pCopy: In<'_, CUDA_MEMCPY3D_PEER>) -> Result {
+    peer_volume(default, NO_STREAM, pCopy, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpy3DPeerAsync(
+pub fn cuMemcpy3DPeerAsync(
     default: DefaultStream,
-    pCopy: *const CUDA_MEMCPY3D_PEER,
+    pCopy: In<'_, CUDA_MEMCPY3D_PEER>,
     hStream: CUstream,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { peer_volume(default, hStream, pCopy, Mode::Asynchronous) } }
+) -> Result {
+    peer_volume(default, hStream, pCopy, Mode::Asynchronous)
 }
 
 /// An end that is the bytes of an array from `offset` on.
@@ -295,115 +262,104 @@ fn of_memory(kind: u32, address: u64) -> Described {
 }
 
 /// A copy of bytes to or from an array.
-///
-/// # Safety
-/// Host memory among the ends is valid.
-unsafe fn line(
+fn line(
     default: DefaultStream,
     stream: CUstream,
     ends: (Described, Described),
     bytes: usize,
     mode: Mode,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { run(default, stream, ends, [bytes, 1, 1], mode) } }
+) -> Result {
+    run(default, stream, ends, [bytes, 1, 1], mode)
 }
 
-pub unsafe fn cuMemcpyAtoA_v2(
+pub fn cuMemcpyAtoA_v2(
     default: DefaultStream,
     dstArray: CUarray,
     dstOffset: usize,
     srcArray: CUarray,
     srcOffset: usize,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let ends = (of_array(dstArray, dstOffset), of_array(srcArray, srcOffset));
-    // SAFETY: as the caller promises.
-    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+    line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpyAtoD_v2(
+pub fn cuMemcpyAtoD_v2(
     default: DefaultStream,
     dstDevice: CUdeviceptr,
     srcArray: CUarray,
     srcOffset: usize,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let ends = (of_memory(DEVICE, dstDevice), of_array(srcArray, srcOffset));
-    // SAFETY: as the caller promises.
-    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+    line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpyDtoA_v2(
+pub fn cuMemcpyDtoA_v2(
     default: DefaultStream,
     dstArray: CUarray,
     dstOffset: usize,
     srcDevice: CUdeviceptr,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let ends = (of_array(dstArray, dstOffset), of_memory(DEVICE, srcDevice));
-    // SAFETY: as the caller promises.
-    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+    line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpyAtoH_v2(
+pub fn cuMemcpyAtoH_v2(
     default: DefaultStream,
-    dstHost: *mut c_void,
+    dstHost: Out<'_, [u8]>,
     srcArray: CUarray,
     srcOffset: usize,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let ends = (
-        of_memory(HOST, address(dstHost)),
+        of_memory(HOST, dstHost.address()),
         of_array(srcArray, srcOffset),
     );
-    // SAFETY: as the caller promises.
-    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+    line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpyAtoHAsync_v2(
+pub fn cuMemcpyAtoHAsync_v2(
     default: DefaultStream,
-    dstHost: *mut c_void,
+    dstHost: Out<'_, [u8]>,
     srcArray: CUarray,
     srcOffset: usize,
     ByteCount: usize,
     hStream: CUstream,
-) -> CUresult {
+) -> Result {
     let ends = (
-        of_memory(HOST, address(dstHost)),
+        of_memory(HOST, dstHost.address()),
         of_array(srcArray, srcOffset),
     );
-    // SAFETY: as the caller promises.
-    unsafe { line(default, hStream, ends, ByteCount, Mode::Asynchronous) }
+    line(default, hStream, ends, ByteCount, Mode::Asynchronous)
 }
 
-pub unsafe fn cuMemcpyHtoA_v2(
+pub fn cuMemcpyHtoA_v2(
     default: DefaultStream,
     dstArray: CUarray,
     dstOffset: usize,
-    srcHost: *const c_void,
+    srcHost: In<'_, [u8]>,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let ends = (
         of_array(dstArray, dstOffset),
-        of_memory(HOST, address(srcHost)),
+        of_memory(HOST, srcHost.address()),
     );
-    // SAFETY: as the caller promises.
-    unsafe { line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous) }
+    line(default, NO_STREAM, ends, ByteCount, Mode::Synchronous)
 }
 
-pub unsafe fn cuMemcpyHtoAAsync_v2(
+pub fn cuMemcpyHtoAAsync_v2(
     default: DefaultStream,
     dstArray: CUarray,
     dstOffset: usize,
-    srcHost: *const c_void,
+    srcHost: In<'_, [u8]>,
     ByteCount: usize,
     hStream: CUstream,
-) -> CUresult {
+) -> Result {
     let ends = (
         of_array(dstArray, dstOffset),
-        of_memory(HOST, address(srcHost)),
+        of_memory(HOST, srcHost.address()),
     );
-    // SAFETY: as the caller promises.
-    unsafe { line(default, hStream, ends, ByteCount, Mode::Asynchronous) }
+    line(default, hStream, ends, ByteCount, Mode::Asynchronous)
 }

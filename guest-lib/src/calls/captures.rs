@@ -1,16 +1,16 @@
 //! Stream capture.
 
 use super::graphs::nodes_with_data;
-use super::{body, put, put_if_wanted};
 use crate::capture::{self, ACTIVE, exchange_mode};
 use crate::error::{CuError, Result};
 use crate::graph::{Model, graph_handle, with};
 use crate::handle::to_pointer;
+use crate::parameter::{In, InOut, Out};
 use crate::session::session;
 use crate::stream::target;
 use crate::types::{
-    CUgraph, CUgraphEdgeData, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus, DefaultStream,
+    CUgraph, CUgraphEdgeData, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    DefaultStream,
 };
 
 /// `CU_STREAM_ADD_CAPTURE_DEPENDENCIES`, `_SET_`.
@@ -20,95 +20,80 @@ const SET: u32 = 1;
 const RELAXED: CUstreamCaptureMode = 2;
 
 /// The version of CUDA 10.0, before there were modes, forbids nothing.
-pub unsafe fn cuStreamBeginCapture(default: DefaultStream, hStream: CUstream) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuStreamBeginCapture_v2(default, hStream, RELAXED) }
+pub fn cuStreamBeginCapture(default: DefaultStream, hStream: CUstream) -> Result {
+    cuStreamBeginCapture_v2(default, hStream, RELAXED)
 }
 
-pub unsafe fn cuStreamBeginCapture_v2(
+pub fn cuStreamBeginCapture_v2(
     default: DefaultStream,
     hStream: CUstream,
     mode: CUstreamCaptureMode,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        with(|model| model.begin_capture(target, None, mode))
-    }
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    with(|model| model.begin_capture(target, None, mode))
 }
 
-pub unsafe fn cuStreamBeginCaptureToGraph(
+pub fn cuStreamBeginCaptureToGraph(
     default: DefaultStream,
     hStream: CUstream,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    dependencyData: *const CUgraphEdgeData,
-    numDependencies: usize,
+    dependencies: In<'_, [CUgraphNode]>,
+    dependencyData: In<'_, [CUgraphEdgeData]>,
+    _numDependencies: usize,
     mode: CUstreamCaptureMode,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        let graph = graph_handle(hGraph)?;
-        // SAFETY: as the caller promises.
-        let before = unsafe { nodes_with_data(dependencies, dependencyData, numDependencies) }?;
-        with(|model| model.begin_capture(target, Some((graph, before)), mode))
-    }
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    let graph = graph_handle(hGraph)?;
+    let before = nodes_with_data(dependencies, dependencyData)?;
+    with(|model| model.begin_capture(target, Some((graph, before)), mode))
 }
 
-pub unsafe fn cuStreamEndCapture(
+pub fn cuStreamEndCapture(
     default: DefaultStream,
     hStream: CUstream,
-    phGraph: *mut CUgraph,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        let ended = with(|model| model.end_capture(target, !phGraph.is_null()));
-        let graph = ended.map_or(std::ptr::null_mut(), to_pointer);
-        // SAFETY: as the caller promises.
-        unsafe { put_if_wanted(phGraph, graph) };
-        ended.map(drop)
-    }
+    phGraph: Out<'_, CUgraph>,
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    let ended = with(|model| model.end_capture(target, !phGraph.is_null()));
+    let graph = ended.map_or(std::ptr::null_mut(), to_pointer);
+    phGraph.put_if_wanted(graph);
+    ended.map(drop)
 }
 
-pub unsafe fn cuStreamIsCapturing(
+pub fn cuStreamIsCapturing(
     default: DefaultStream,
     hStream: CUstream,
-    captureStatus: *mut CUstreamCaptureStatus,
-) -> CUresult {
-    body! {
-        if captureStatus.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        let status = match target.is_captured() {
-            true => with(|model| model.capture_status(target))?,
-            false => capture::NONE,
-        };
-        // SAFETY: as the caller promises.
-        unsafe { put(captureStatus, status) }
+    captureStatus: Out<'_, CUstreamCaptureStatus>,
+) -> Result {
+    if captureStatus.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    let status = match target.is_captured() {
+        true => with(|model| model.capture_status(target))?,
+        false => capture::NONE,
+    };
+    captureStatus.put(status)
 }
 
 /// Where `cuStreamGetCaptureInfo` puts its answers.
-struct Places {
-    status: *mut CUstreamCaptureStatus,
-    id: *mut u64,
-    graph: *mut CUgraph,
-    nodes: *mut *const CUgraphNode,
+struct Places<'a> {
+    status: Out<'a, CUstreamCaptureStatus>,
+    id: Out<'a, u64>,
+    graph: Out<'a, CUgraph>,
+    nodes: Out<'a, *const CUgraphNode>,
     /// Without a place for it, dependencies that are not plain are an error.
-    data: *mut *const CUgraphEdgeData,
-    count: *mut usize,
+    data: Out<'a, *const CUgraphEdgeData>,
+    count: Out<'a, usize>,
     wants_nodes: bool,
 }
 
 /// Everything but the status is left as it is while no capture is under way.
-///
-/// # Safety
-/// Each place is null or writable.
-unsafe fn info(default: DefaultStream, stream: CUstream, places: &Places) -> Result {
+fn info(default: DefaultStream, stream: CUstream, places: &Places<'_>) -> Result {
     if places.status.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -126,76 +111,69 @@ unsafe fn info(default: DefaultStream, stream: CUstream, places: &Places) -> Res
         true => with(answer)?,
         false => (capture::NONE, None),
     };
-    // SAFETY: as the caller promises.
-    unsafe {
-        put(places.status, status)?;
-        if let Some(info) = info {
-            put_if_wanted(places.id, info.id);
-            put_if_wanted(places.graph, to_pointer(info.graph));
-            put_if_wanted(places.count, info.count);
-            if places.data.is_null() && places.wants_nodes && !info.plain {
-                return Err(CuError::LOSSY_QUERY);
-            }
-            put_if_wanted(places.nodes, info.nodes);
-            put_if_wanted(places.data, info.data);
+    places.status.put(status)?;
+    if let Some(info) = info {
+        places.id.put_if_wanted(info.id);
+        places.graph.put_if_wanted(to_pointer(info.graph));
+        places.count.put_if_wanted(info.count);
+        if places.data.is_null() && places.wants_nodes && !info.plain {
+            return Err(CuError::LOSSY_QUERY);
         }
+        places.nodes.put_if_wanted(info.nodes);
+        places.data.put_if_wanted(info.data);
     }
     Ok(())
 }
 
-pub unsafe fn cuStreamGetCaptureInfo(
+pub fn cuStreamGetCaptureInfo(
     default: DefaultStream,
     hStream: CUstream,
-    captureStatus_out: *mut CUstreamCaptureStatus,
-    id_out: *mut u64,
-) -> CUresult {
+    captureStatus_out: Out<'_, CUstreamCaptureStatus>,
+    id_out: Out<'_, u64>,
+) -> Result {
     let places = Places {
         status: captureStatus_out,
         id: id_out,
-        graph: std::ptr::null_mut(),
-        nodes: std::ptr::null_mut(),
-        data: std::ptr::null_mut(),
-        count: std::ptr::null_mut(),
+        graph: Out::none(),
+        nodes: Out::none(),
+        data: Out::none(),
+        count: Out::none(),
         wants_nodes: false,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { info(default, hStream, &places) } }
+    info(default, hStream, &places)
 }
 
-pub unsafe fn cuStreamGetCaptureInfo_v2(
+pub fn cuStreamGetCaptureInfo_v2(
     default: DefaultStream,
     hStream: CUstream,
-    captureStatus_out: *mut CUstreamCaptureStatus,
-    id_out: *mut u64,
-    graph_out: *mut CUgraph,
-    dependencies_out: *mut *const CUgraphNode,
-    numDependencies_out: *mut usize,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        cuStreamGetCaptureInfo_v3(
-            default,
-            hStream,
-            captureStatus_out,
-            id_out,
-            graph_out,
-            dependencies_out,
-            std::ptr::null_mut(),
-            numDependencies_out,
-        )
-    }
+    captureStatus_out: Out<'_, CUstreamCaptureStatus>,
+    id_out: Out<'_, u64>,
+    graph_out: Out<'_, CUgraph>,
+    dependencies_out: Out<'_, *const CUgraphNode>,
+    numDependencies_out: Out<'_, usize>,
+) -> Result {
+    cuStreamGetCaptureInfo_v3(
+        default,
+        hStream,
+        captureStatus_out,
+        id_out,
+        graph_out,
+        dependencies_out,
+        Out::none(),
+        numDependencies_out,
+    )
 }
 
-pub unsafe fn cuStreamGetCaptureInfo_v3(
+pub fn cuStreamGetCaptureInfo_v3(
     default: DefaultStream,
     hStream: CUstream,
-    captureStatus_out: *mut CUstreamCaptureStatus,
-    id_out: *mut u64,
-    graph_out: *mut CUgraph,
-    dependencies_out: *mut *const CUgraphNode,
-    edgeData_out: *mut *const CUgraphEdgeData,
-    numDependencies_out: *mut usize,
-) -> CUresult {
+    captureStatus_out: Out<'_, CUstreamCaptureStatus>,
+    id_out: Out<'_, u64>,
+    graph_out: Out<'_, CUgraph>,
+    dependencies_out: Out<'_, *const CUgraphNode>,
+    edgeData_out: Out<'_, *const CUgraphEdgeData>,
+    numDependencies_out: Out<'_, usize>,
+) -> Result {
     let places = Places {
         status: captureStatus_out,
         id: id_out,
@@ -205,60 +183,46 @@ pub unsafe fn cuStreamGetCaptureInfo_v3(
         count: numDependencies_out,
         wants_nodes: !dependencies_out.is_null(),
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { info(default, hStream, &places) } }
+    info(default, hStream, &places)
 }
 
-pub unsafe fn cuStreamUpdateCaptureDependencies(
+pub fn cuStreamUpdateCaptureDependencies(
     default: DefaultStream,
     hStream: CUstream,
-    dependencies: *const CUgraphNode,
+    dependencies: In<'_, [CUgraphNode]>,
     numDependencies: usize,
     flags: u32,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        cuStreamUpdateCaptureDependencies_v2(
-            default,
-            hStream,
-            dependencies,
-            std::ptr::null(),
-            numDependencies,
-            flags,
-        )
-    }
+) -> Result {
+    cuStreamUpdateCaptureDependencies_v2(
+        default,
+        hStream,
+        dependencies,
+        In::none(),
+        numDependencies,
+        flags,
+    )
 }
 
-pub unsafe fn cuStreamUpdateCaptureDependencies_v2(
+pub fn cuStreamUpdateCaptureDependencies_v2(
     default: DefaultStream,
     hStream: CUstream,
-    dependencies: *const CUgraphNode,
-    dependencyData: *const CUgraphEdgeData,
-    numDependencies: usize,
+    dependencies: In<'_, [CUgraphNode]>,
+    dependencyData: In<'_, [CUgraphEdgeData]>,
+    _numDependencies: usize,
     flags: u32,
-) -> CUresult {
-    body! {
-        let (_, target) = target(default, hStream)?;
-        if flags != ADD && flags != SET {
-            return Err(CuError::INVALID_VALUE);
-        }
-        if !target.is_captured() {
-            return Err(CuError::ILLEGAL_STATE);
-        }
-        // SAFETY: as the caller promises.
-        let before = unsafe { nodes_with_data(dependencies, dependencyData, numDependencies) }?;
-        with(|model| model.set_capture_dependencies(target, before, flags == ADD))
+) -> Result {
+    let (_, target) = target(default, hStream)?;
+    if flags != ADD && flags != SET {
+        return Err(CuError::INVALID_VALUE);
     }
+    if !target.is_captured() {
+        return Err(CuError::ILLEGAL_STATE);
+    }
+    let before = nodes_with_data(dependencies, dependencyData)?;
+    with(|model| model.set_capture_dependencies(target, before, flags == ADD))
 }
 
-pub unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult {
-    body! {
-        session()?;
-        if mode.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so readable and writable.
-        unsafe { mode.write(exchange_mode(mode.read())) };
-        Ok(())
-    }
+pub fn cuThreadExchangeStreamCaptureMode(mode: InOut<'_, CUstreamCaptureMode>) -> Result {
+    session()?;
+    mode.put(exchange_mode(mode.get()?))
 }

@@ -3,9 +3,8 @@
 
 use std::ffi::c_void;
 
-use super::{body, put};
 use crate::error::{CuError, Result};
-use crate::types::CUresult;
+use crate::parameter::{Out, Pointer};
 
 /// `CU_PROCESS_STATE_RUNNING`.
 const RUNNING: u32 = 0;
@@ -24,31 +23,24 @@ fn this(pid: i32) -> Result {
     })
 }
 
-pub unsafe fn cuCheckpointProcessGetState(pid: i32, state: *mut u32) -> CUresult {
-    body! {
-        if state.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        this(pid)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(state, RUNNING) }
+pub fn cuCheckpointProcessGetState(pid: i32, state: Out<'_, u32>) -> Result {
+    if state.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    this(pid)?;
+    state.put(RUNNING)
 }
 
 /// For a process that is locked, which none is.
-pub unsafe fn cuCheckpointProcessUnlock(pid: i32, _args: *const c_void) -> CUresult {
-    body! {
-        this(pid)?;
-        Err(CuError::ILLEGAL_STATE)
-    }
+pub fn cuCheckpointProcessUnlock(pid: i32, _args: Pointer<'_, c_void>) -> Result {
+    this(pid)?;
+    Err(CuError::ILLEGAL_STATE)
 }
 
-pub unsafe fn cuCheckpointProcessCheckpoint(pid: i32, args: *const c_void) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuCheckpointProcessUnlock(pid, args) }
+pub fn cuCheckpointProcessCheckpoint(pid: i32, args: Pointer<'_, c_void>) -> Result {
+    cuCheckpointProcessUnlock(pid, args)
 }
 
-pub unsafe fn cuCheckpointProcessRestore(pid: i32, args: *const c_void) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuCheckpointProcessUnlock(pid, args) }
+pub fn cuCheckpointProcessRestore(pid: i32, args: Pointer<'_, c_void>) -> Result {
+    cuCheckpointProcessUnlock(pid, args)
 }

@@ -8,11 +8,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit};
 
 use super::devices::ordinal;
-use super::{body, put, put_if_wanted};
 use crate::context::{self, Scope, primary_scope};
 use crate::error::{CuError, Result};
+use crate::parameter::{Out, Pointer};
 use crate::session::session;
-use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit, CUresult};
+use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit};
 use crate::{
     array, capture, event, graph, green, host_function, memory, module, peer, stream, texture,
 };
@@ -52,202 +52,161 @@ pub(super) fn scope_of(ctx: CUcontext) -> Result<Scope> {
     Ok(context::scope_in(session()?, context, handle))
 }
 
-pub unsafe fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
-    body! {
-        session()?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pctx, context::current()) }
-    }
+pub fn cuCtxGetCurrent(pctx: Out<'_, CUcontext>) -> Result {
+    session()?;
+    pctx.put(context::current())
 }
 
-pub unsafe fn cuCtxSetCurrent(ctx: CUcontext) -> CUresult {
-    body! {
-        session()?;
-        context::set_current(ctx)
-    }
+pub fn cuCtxSetCurrent(ctx: CUcontext) -> Result {
+    session()?;
+    context::set_current(ctx)
 }
 
-pub unsafe fn cuCtxPushCurrent_v2(ctx: CUcontext) -> CUresult {
-    body! {
-        session()?;
-        if ctx.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        context::push(ctx)
+pub fn cuCtxPushCurrent_v2(ctx: CUcontext) -> Result {
+    session()?;
+    if ctx.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    context::push(ctx)
 }
 
-pub unsafe fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> CUresult {
-    body! {
-        session()?;
-        let top = context::pop()?;
-        // SAFETY: as the caller promises.
-        unsafe { put_if_wanted(pctx, top) };
-        Ok(())
-    }
+pub fn cuCtxPopCurrent_v2(pctx: Out<'_, CUcontext>) -> Result {
+    session()?;
+    let top = context::pop()?;
+    pctx.put_if_wanted(top);
+    Ok(())
 }
 
-pub unsafe fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: u32, dev: CUdevice) -> CUresult {
-    body! {
-        let device = ordinal(dev)?;
-        if pctx.is_null() || flags & !CTX_FLAGS_MASK != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { put(pctx, context::create(device, flags)?) }
+pub fn cuCtxCreate_v2(pctx: Out<'_, CUcontext>, flags: u32, dev: CUdevice) -> Result {
+    let device = ordinal(dev)?;
+    if pctx.is_null() || flags & !CTX_FLAGS_MASK != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    pctx.put(context::create(device, flags)?)
 }
 
 /// With execution affinity, which limits a context to some multiprocessors.
-pub unsafe fn cuCtxCreate_v3(
-    pctx: *mut CUcontext,
-    paramsArray: *const c_void,
+pub fn cuCtxCreate_v3(
+    pctx: Out<'_, CUcontext>,
+    paramsArray: Pointer<'_, c_void>,
     numParams: i32,
     flags: u32,
     dev: CUdevice,
-) -> CUresult {
+) -> Result {
     if !paramsArray.is_null() || numParams != 0 {
-        return CuError::UNSUPPORTED_EXEC_AFFINITY.0;
+        return Err(CuError::UNSUPPORTED_EXEC_AFFINITY);
     }
-    // SAFETY: as the caller promises.
-    unsafe { cuCtxCreate_v2(pctx, flags, dev) }
+    cuCtxCreate_v2(pctx, flags, dev)
 }
 
 /// With execution affinity, or shared with a graphics interface.
-pub unsafe fn cuCtxCreate_v4(
-    pctx: *mut CUcontext,
-    ctxCreateParams: *const c_void,
+pub fn cuCtxCreate_v4(
+    pctx: Out<'_, CUcontext>,
+    ctxCreateParams: Pointer<'_, c_void>,
     flags: u32,
     dev: CUdevice,
-) -> CUresult {
+) -> Result {
     if !ctxCreateParams.is_null() {
-        return CuError::NOT_SUPPORTED.0;
+        return Err(CuError::NOT_SUPPORTED);
     }
-    // SAFETY: as the caller promises.
-    unsafe { cuCtxCreate_v2(pctx, flags, dev) }
+    cuCtxCreate_v2(pctx, flags, dev)
 }
 
-pub unsafe fn cuCtxDestroy_v2(ctx: CUcontext) -> CUresult {
-    body! {
-        let session = session()?;
-        if ctx.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let found = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
-        let scope = context::scope_in(session, found.0, found.1);
-        if green::of(scope.context).is_some() {
-            return Err(CuError::INVALID_CONTEXT);
-        }
-        // Native waits for the context's work; its memory and modules go with it.
-        let waited = stream::synchronize_devices(scope);
-        context::destroy(ctx)?;
-        peer::forget(scope);
-        graph::executable::destroy_of(scope);
-        stream::destroy_of(scope);
-        event::destroy_of(scope);
-        texture::destroy_of(scope);
-        array::destroy_of(scope);
-        module::unload_of(scope);
-        memory::free_of(scope);
-        waited
+pub fn cuCtxDestroy_v2(ctx: CUcontext) -> Result {
+    let session = session()?;
+    if ctx.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let found = context::find_active(ctx).map_err(|_| CuError::INVALID_CONTEXT)?;
+    let scope = context::scope_in(session, found.0, found.1);
+    if green::of(scope.context).is_some() {
+        return Err(CuError::INVALID_CONTEXT);
+    }
+    // Native waits for the context's work; its memory and modules go with it.
+    let waited = stream::synchronize_devices(scope);
+    context::destroy(ctx)?;
+    peer::forget(scope);
+    graph::executable::destroy_of(scope);
+    stream::destroy_of(scope);
+    event::destroy_of(scope);
+    texture::destroy_of(scope);
+    array::destroy_of(scope);
+    module::unload_of(scope);
+    memory::free_of(scope);
+    waited
 }
 
-pub unsafe fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
-    body! {
-        if device.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let ordinal = current()?.device();
-        // SAFETY: as the caller promises.
-        unsafe { put(device, super::devices::named(ordinal)) }
+pub fn cuCtxGetDevice(device: Out<'_, CUdevice>) -> Result {
+    if device.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let ordinal = current()?.device();
+    device.put(super::devices::named(ordinal))
 }
 
-pub unsafe fn cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) -> CUresult {
-    body! {
-        if device.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let ordinal = named(ctx)?.1.device();
-        // SAFETY: as the caller promises.
-        unsafe { put(device, super::devices::named(ordinal)) }
+pub fn cuCtxGetDevice_v2(device: Out<'_, CUdevice>, ctx: CUcontext) -> Result {
+    if device.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let ordinal = named(ctx)?.1.device();
+    device.put(super::devices::named(ordinal))
 }
 
-pub unsafe fn cuCtxGetFlags(flags: *mut u32) -> CUresult {
-    body! {
-        let value = current()?.flags.load(Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { put(flags, value) }
-    }
+pub fn cuCtxGetFlags(flags: Out<'_, u32>) -> Result {
+    let value = current()?.flags.load(Ordering::Relaxed);
+    flags.put(value)
 }
 
-pub unsafe fn cuCtxGetId(ctx: CUcontext, ctxId: *mut u64) -> CUresult {
-    body! {
-        let (ctx, _) = named(ctx)?;
-        let id = context::identity(ctx).ok_or(CuError::INVALID_CONTEXT)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(ctxId, id) }
-    }
+pub fn cuCtxGetId(ctx: CUcontext, ctxId: Out<'_, u64>) -> Result {
+    let (ctx, _) = named(ctx)?;
+    let id = context::identity(ctx).ok_or(CuError::INVALID_CONTEXT)?;
+    ctxId.put(id)
 }
 
-pub unsafe fn cuCtxGetApiVersion(ctx: CUcontext, version: *mut u32) -> CUresult {
-    body! {
-        named(ctx)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(version, API_VERSION) }
-    }
+pub fn cuCtxGetApiVersion(ctx: CUcontext, version: Out<'_, u32>) -> Result {
+    named(ctx)?;
+    version.put(API_VERSION)
 }
 
-pub unsafe fn cuCtxGetCacheConfig(pconfig: *mut CUfunc_cache) -> CUresult {
-    body! {
-        let value = current()?.cache_config.load(Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { put(pconfig, value) }
-    }
+pub fn cuCtxGetCacheConfig(pconfig: Out<'_, CUfunc_cache>) -> Result {
+    let value = current()?.cache_config.load(Ordering::Relaxed);
+    pconfig.put(value)
 }
 
-pub unsafe fn cuCtxSetCacheConfig(config: CUfunc_cache) -> CUresult {
-    body! {
-        let context = current()?;
-        if config > CACHE_CONFIGS {
-            return Err(CuError::INVALID_VALUE);
-        }
-        context.cache_config.store(config, Ordering::Relaxed);
-        Ok(())
+pub fn cuCtxSetCacheConfig(config: CUfunc_cache) -> Result {
+    let context = current()?;
+    if config > CACHE_CONFIGS {
+        return Err(CuError::INVALID_VALUE);
     }
+    context.cache_config.store(config, Ordering::Relaxed);
+    Ok(())
 }
 
-pub unsafe fn cuCtxGetStreamPriorityRange(
-    leastPriority: *mut i32,
-    greatestPriority: *mut i32,
-) -> CUresult {
-    body! {
-        let session = context::scope()?.session;
-        session.alive()?;
-        let (least, greatest) = session.device().priorities;
-        // SAFETY: as the caller promises.
-        unsafe {
-            put_if_wanted(leastPriority, least);
-            put_if_wanted(greatestPriority, greatest);
-        }
-        Ok(())
-    }
+pub fn cuCtxGetStreamPriorityRange(
+    leastPriority: Out<'_, i32>,
+    greatestPriority: Out<'_, i32>,
+) -> Result {
+    let session = context::scope()?.session;
+    session.alive()?;
+    let (least, greatest) = session.device().priorities;
+    leastPriority.put_if_wanted(least);
+    greatestPriority.put_if_wanted(greatest);
+    Ok(())
 }
 
-pub unsafe fn cuCtxGetLimit(pvalue: *mut usize, limit: CUlimit) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        let key = (scope.session.ordinal(), limit);
-        let known = LIMITS.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-        let value = match known {
-            Some(value) => value,
-            None => ask_limit(scope, limit)?,
-        };
-        // SAFETY: as the caller promises.
-        unsafe { put(pvalue, usize::try_from(value).unwrap_or(usize::MAX)) }
-    }
+pub fn cuCtxGetLimit(pvalue: Out<'_, usize>, limit: CUlimit) -> Result {
+    let scope = context::scope()?;
+    let key = (scope.session.ordinal(), limit);
+    let known = LIMITS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&key)
+        .copied();
+    let value = match known {
+        Some(value) => value,
+        None => ask_limit(scope, limit)?,
+    };
+    pvalue.put(usize::try_from(value).unwrap_or(usize::MAX))
 }
 
 fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
@@ -261,63 +220,60 @@ fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
     Ok(value)
 }
 
-pub unsafe fn cuCtxSetLimit(limit: CUlimit, value: usize) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        capture::check_call()?;
-        let message = ContextSetLimit { limit, value: value as u64 };
-        let value = scope.session.request(&message, |reply| reply.value)?;
-        let key = (scope.session.ordinal(), limit);
-        LIMITS.lock().unwrap_or_else(PoisonError::into_inner).insert(key, value);
+pub fn cuCtxSetLimit(limit: CUlimit, value: usize) -> Result {
+    let scope = context::scope()?;
+    capture::check_call()?;
+    let message = ContextSetLimit {
+        limit,
+        value: value as u64,
+    };
+    let value = scope.session.request(&message, |reply| reply.value)?;
+    let key = (scope.session.ordinal(), limit);
+    LIMITS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(key, value);
+    Ok(())
+}
+
+pub fn cuCtxSynchronize() -> Result {
+    let scope = context::scope()?;
+    capture::check_context()?;
+    stream::synchronize_all(scope)
+}
+
+pub fn cuCtxSynchronize_v2(ctx: CUcontext) -> Result {
+    let scope = scope_of(ctx).map_err(|error| match error {
+        CuError::INVALID_CONTEXT if !ctx.is_null() => CuError::CONTEXT_IS_DESTROYED,
+        error => error,
+    })?;
+    capture::check_context()?;
+    stream::synchronize_all(scope)
+}
+
+pub fn cuDevicePrimaryCtxRetain(pctx: Out<'_, CUcontext>, dev: CUdevice) -> Result {
+    let device = ordinal(dev)?;
+    if pctx.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let (primary, _) = context::primary_context(device)?;
+    if let (false, Some(fault)) = (primary.is_active(), session()?.fault()) {
+        return Err(fault);
+    }
+    pctx.put(context::retain_primary(device)?)
+}
+
+pub fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> Result {
+    let device = ordinal(dev)?;
+    if context::release_primary(device)? {
+        reset_primary(device)
+    } else {
         Ok(())
     }
 }
 
-pub unsafe fn cuCtxSynchronize() -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        capture::check_context()?;
-        stream::synchronize_all(scope)
-    }
-}
-
-pub unsafe fn cuCtxSynchronize_v2(ctx: CUcontext) -> CUresult {
-    body! {
-        let scope = scope_of(ctx).map_err(|error| match error {
-            CuError::INVALID_CONTEXT if !ctx.is_null() => CuError::CONTEXT_IS_DESTROYED,
-            error => error,
-        })?;
-        capture::check_context()?;
-        stream::synchronize_all(scope)
-    }
-}
-
-pub unsafe fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) -> CUresult {
-    body! {
-        let device = ordinal(dev)?;
-        if pctx.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let (primary, _) = context::primary_context(device)?;
-        if let (false, Some(fault)) = (primary.is_active(), session()?.fault()) {
-            return Err(fault);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { put(pctx, context::retain_primary(device)?) }
-    }
-}
-
-pub unsafe fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) -> CUresult {
-    body! {
-        let device = ordinal(dev)?;
-        if context::release_primary(device)? { reset_primary(device) } else { Ok(()) }
-    }
-}
-
-pub unsafe fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> CUresult {
-    body! {
-        reset_primary(ordinal(dev)?)
-    }
+pub fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) -> Result {
+    reset_primary(ordinal(dev)?)
 }
 
 /// Ends everything in a device's primary context. After a fault it does not bring the device back, as is documented:
@@ -370,32 +326,25 @@ fn reset_primary(device: usize) -> Result {
     reset
 }
 
-pub unsafe fn cuDevicePrimaryCtxGetState(
+pub fn cuDevicePrimaryCtxGetState(
     dev: CUdevice,
-    flags: *mut u32,
-    active: *mut i32,
-) -> CUresult {
-    body! {
-        if flags.is_null() || active.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let (context, _) = context::primary_context(ordinal(dev)?)?;
-        // SAFETY: as the caller promises.
-        unsafe {
-            put(flags, context.flags.load(Ordering::Relaxed))?;
-            put(active, i32::from(context.is_active()))
-        }
+    flags: Out<'_, u32>,
+    active: Out<'_, i32>,
+) -> Result {
+    if flags.is_null() || active.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let (context, _) = context::primary_context(ordinal(dev)?)?;
+    flags.put(context.flags.load(Ordering::Relaxed))?;
+    active.put(i32::from(context.is_active()))
 }
 
-pub unsafe fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> CUresult {
-    body! {
-        let device = ordinal(dev)?;
-        if flags & !CTX_FLAGS_MASK != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let (context, _) = context::primary_context(device)?;
-        context.flags.store(flags, Ordering::Relaxed);
-        Ok(())
+pub fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: u32) -> Result {
+    let device = ordinal(dev)?;
+    if flags & !CTX_FLAGS_MASK != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let (context, _) = context::primary_context(device)?;
+    context.flags.store(flags, Ordering::Relaxed);
+    Ok(())
 }

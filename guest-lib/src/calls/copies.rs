@@ -1,16 +1,14 @@
 //! Copies and fills.
 
-use std::ffi::c_void;
-
 use wormhole_api::Element;
 
-use super::body;
 use crate::context::Scope;
 use crate::copy::{Direction, Fill, Mode, copy, fill};
 use crate::error::Result;
 use crate::memory::is_synchronous;
+use crate::parameter::{In, Out, UnifiedPtr};
 use crate::stream::{Target, target};
-use crate::types::{CUdeviceptr, CUresult, CUstream, DefaultStream};
+use crate::types::{CUdeviceptr, CUstream, DefaultStream};
 
 /// The default stream, which copies without a stream parameter use.
 pub const NO_STREAM: CUstream = std::ptr::null_mut();
@@ -42,11 +40,11 @@ impl Copy {
         }
     }
 
-    /// # Safety
-    /// Host memory among the ends is valid for the copy.
-    unsafe fn run(self, destination: u64, source: u64, bytes: usize) -> Result {
+    /// Memory of the program's own comes here as an [`In`], an [`Out`] or a [`UnifiedPtr`] alone.
+    fn run(self, destination: u64, source: u64, bytes: usize) -> Result {
         let (scope, target) = target(self.default, self.stream)?;
-        // SAFETY: as the caller promises.
+        // SAFETY: these are valid for the copy; where the direction says that an end is the device's, no other end is
+        // taken for one.
         unsafe {
             copy(
                 scope,
@@ -70,109 +68,95 @@ fn settle(scope: Scope, target: Target, addresses: [u64; 2], mode: Mode) -> Resu
     }
 }
 
-pub fn address(pointer: *const c_void) -> u64 {
-    pointer.expose_provenance() as u64
-}
-
-pub unsafe fn cuMemcpy(
+pub fn cuMemcpy(
     default: DefaultStream,
-    dst: CUdeviceptr,
-    src: CUdeviceptr,
+    dst: UnifiedPtr<'_>,
+    src: UnifiedPtr<'_>,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let copy = Copy::synchronous(default, Direction::Unified);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(dst, src, ByteCount) } }
+    copy.run(dst.address(), src.address(), ByteCount)
 }
 
-pub unsafe fn cuMemcpyAsync(
+pub fn cuMemcpyAsync(
     default: DefaultStream,
-    dst: CUdeviceptr,
-    src: CUdeviceptr,
+    dst: UnifiedPtr<'_>,
+    src: UnifiedPtr<'_>,
     ByteCount: usize,
     hStream: CUstream,
-) -> CUresult {
+) -> Result {
     let copy = Copy::asynchronous(default, hStream, Direction::Unified);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(dst, src, ByteCount) } }
+    copy.run(dst.address(), src.address(), ByteCount)
 }
 
-pub unsafe fn cuMemcpyHtoD_v2(
+pub fn cuMemcpyHtoD_v2(
     default: DefaultStream,
     dstDevice: CUdeviceptr,
-    srcHost: *const c_void,
+    srcHost: In<'_, [u8]>,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let copy = Copy::synchronous(default, Direction::HostToDevice);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(dstDevice, address(srcHost), ByteCount) } }
+    copy.run(dstDevice, srcHost.address(), ByteCount)
 }
 
-pub unsafe fn cuMemcpyHtoDAsync_v2(
+pub fn cuMemcpyHtoDAsync_v2(
     default: DefaultStream,
     dstDevice: CUdeviceptr,
-    srcHost: *const c_void,
+    srcHost: In<'_, [u8]>,
     ByteCount: usize,
     hStream: CUstream,
-) -> CUresult {
+) -> Result {
     let copy = Copy::asynchronous(default, hStream, Direction::HostToDevice);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(dstDevice, address(srcHost), ByteCount) } }
+    copy.run(dstDevice, srcHost.address(), ByteCount)
 }
 
-pub unsafe fn cuMemcpyDtoH_v2(
+pub fn cuMemcpyDtoH_v2(
     default: DefaultStream,
-    dstHost: *mut c_void,
+    dstHost: Out<'_, [u8]>,
     srcDevice: CUdeviceptr,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let copy = Copy::synchronous(default, Direction::DeviceToHost);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(address(dstHost), srcDevice, ByteCount) } }
+    copy.run(dstHost.address(), srcDevice, ByteCount)
 }
 
-pub unsafe fn cuMemcpyDtoHAsync_v2(
+pub fn cuMemcpyDtoHAsync_v2(
     default: DefaultStream,
-    dstHost: *mut c_void,
+    dstHost: Out<'_, [u8]>,
     srcDevice: CUdeviceptr,
     ByteCount: usize,
     hStream: CUstream,
-) -> CUresult {
+) -> Result {
     let copy = Copy::asynchronous(default, hStream, Direction::DeviceToHost);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(address(dstHost), srcDevice, ByteCount) } }
+    copy.run(dstHost.address(), srcDevice, ByteCount)
 }
 
-pub unsafe fn cuMemcpyDtoD_v2(
+pub fn cuMemcpyDtoD_v2(
     default: DefaultStream,
     dstDevice: CUdeviceptr,
     srcDevice: CUdeviceptr,
     ByteCount: usize,
-) -> CUresult {
+) -> Result {
     let copy = Copy::synchronous(default, Direction::DeviceToDevice);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(dstDevice, srcDevice, ByteCount) } }
+    copy.run(dstDevice, srcDevice, ByteCount)
 }
 
-pub unsafe fn cuMemcpyDtoDAsync_v2(
+pub fn cuMemcpyDtoDAsync_v2(
     default: DefaultStream,
     dstDevice: CUdeviceptr,
     srcDevice: CUdeviceptr,
     ByteCount: usize,
     hStream: CUstream,
-) -> CUresult {
+) -> Result {
     let copy = Copy::asynchronous(default, hStream, Direction::DeviceToDevice);
-    // SAFETY: as the caller promises.
-    body! { unsafe { copy.run(dstDevice, srcDevice, ByteCount) } }
+    copy.run(dstDevice, srcDevice, ByteCount)
 }
 
 /// One fill of the driver API.
-fn set(default: DefaultStream, stream: CUstream, values: Fill, mode: Mode) -> CUresult {
-    body! {
-        let (scope, target) = target(default, stream)?;
-        fill(scope, target, values, mode)?;
-        settle(scope, target, [values.destination; 2], mode)
-    }
+fn set(default: DefaultStream, stream: CUstream, values: Fill, mode: Mode) -> Result {
+    let (scope, target) = target(default, stream)?;
+    fill(scope, target, values, mode)?;
+    settle(scope, target, [values.destination; 2], mode)
 }
 
 /// A fill of one row.
@@ -190,24 +174,24 @@ fn row(destination: u64, value: u32, element: Element, width: usize) -> Fill {
 /// The fills with elements of one size: of a row and of rows, first synchronous, then asynchronous.
 macro_rules! fills {
     ($element:ident($value:ty): $row:ident, $rows:ident, $row_async:ident, $rows_async:ident) => {
-        pub unsafe fn $row(
+        pub fn $row(
             default: DefaultStream,
             dstDevice: CUdeviceptr,
             value: $value,
             N: usize,
-        ) -> CUresult {
+        ) -> Result {
             let fill = row(dstDevice, value.into(), Element::$element, N);
             set(default, NO_STREAM, fill, Mode::Synchronous)
         }
 
-        pub unsafe fn $rows(
+        pub fn $rows(
             default: DefaultStream,
             dstDevice: CUdeviceptr,
             dstPitch: usize,
             value: $value,
             Width: usize,
             Height: usize,
-        ) -> CUresult {
+        ) -> Result {
             let fill = Fill {
                 pitch: dstPitch,
                 height: Height,
@@ -216,18 +200,18 @@ macro_rules! fills {
             set(default, NO_STREAM, fill, Mode::Synchronous)
         }
 
-        pub unsafe fn $row_async(
+        pub fn $row_async(
             default: DefaultStream,
             dstDevice: CUdeviceptr,
             value: $value,
             N: usize,
             hStream: CUstream,
-        ) -> CUresult {
+        ) -> Result {
             let fill = row(dstDevice, value.into(), Element::$element, N);
             set(default, hStream, fill, Mode::Asynchronous)
         }
 
-        pub unsafe fn $rows_async(
+        pub fn $rows_async(
             default: DefaultStream,
             dstDevice: CUdeviceptr,
             dstPitch: usize,
@@ -235,7 +219,7 @@ macro_rules! fills {
             Width: usize,
             Height: usize,
             hStream: CUstream,
-        ) -> CUresult {
+        ) -> Result {
             let fill = Fill {
                 pitch: dstPitch,
                 height: Height,

@@ -5,10 +5,10 @@ use std::ptr;
 
 use wormhole_api::{NoEntryPoint, entry_point};
 
-use super::{body, put, put_if_wanted, string};
-use crate::error::CuError;
+use crate::error::{CuError, Result};
 use crate::export_tables;
 use crate::exports::ADDRESSES;
+use crate::parameter::{In, Out, Text};
 use crate::types::{CUdriverProcAddressQueryResult, CUresult, CUuuid};
 use crate::{logs, session};
 
@@ -24,14 +24,16 @@ const OLD_VERSION: CUdriverProcAddressQueryResult = 2;
 const PER_THREAD: u64 = 2;
 const FLAGS: u64 = 3;
 
-pub unsafe fn cuInit(Flags: u32) -> CUresult {
-    body! {
-        logs::keep();
-        if Flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let session = session::initialise()?;
-        if session.devices().is_empty() { Err(CuError::NO_DEVICE) } else { Ok(()) }
+pub fn cuInit(Flags: u32) -> Result {
+    logs::keep();
+    if Flags != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let session = session::initialise()?;
+    if session.devices().is_empty() {
+        Err(CuError::NO_DEVICE)
+    } else {
+        Ok(())
     }
 }
 
@@ -46,32 +48,23 @@ pub fn driver_version() -> i32 {
     }
 }
 
-pub unsafe fn cuDriverGetVersion(driverVersion: *mut i32) -> CUresult {
-    body! {
-        session::not_ended()?;
-        // SAFETY: as the caller promises.
-        unsafe { put(driverVersion, driver_version()) }
-    }
+pub fn cuDriverGetVersion(driverVersion: Out<'_, i32>) -> Result {
+    session::not_ended()?;
+    driverVersion.put(driver_version())
 }
 
-pub unsafe fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) -> CUresult {
-    body! {
-        session::not_ended()?;
-        let name = CuError(error).name();
-        // SAFETY: as the caller promises.
-        unsafe { put(pStr, name.map_or(ptr::null(), |name| name.as_ptr())) }?;
-        name.map(|_| ()).ok_or(CuError::INVALID_VALUE)
-    }
+pub fn cuGetErrorName(error: CUresult, pStr: Out<'_, *const c_char>) -> Result {
+    session::not_ended()?;
+    let name = CuError(error).name();
+    pStr.put(name.map_or(ptr::null(), |name| name.as_ptr()))?;
+    name.map(|_| ()).ok_or(CuError::INVALID_VALUE)
 }
 
-pub unsafe fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) -> CUresult {
-    body! {
-        session::not_ended()?;
-        let text = CuError(error).text();
-        // SAFETY: as the caller promises.
-        unsafe { put(pStr, text.map_or(ptr::null(), |text| text.as_ptr())) }?;
-        text.map(|_| ()).ok_or(CuError::INVALID_VALUE)
-    }
+pub fn cuGetErrorString(error: CUresult, pStr: Out<'_, *const c_char>) -> Result {
+    session::not_ended()?;
+    let text = CuError(error).text();
+    pStr.put(text.map_or(ptr::null(), |text| text.as_ptr()))?;
+    text.map(|_| ()).ok_or(CuError::INVALID_VALUE)
 }
 
 /// The address that a program means, or why there is none.
@@ -79,7 +72,7 @@ fn address(
     symbol: &[u8],
     version: i32,
     flags: u64,
-) -> Result<*mut c_void, CUdriverProcAddressQueryResult> {
+) -> std::result::Result<*mut c_void, CUdriverProcAddressQueryResult> {
     if symbol.is_empty() {
         return Err(NO_SYMBOL);
     }
@@ -92,62 +85,49 @@ fn address(
 }
 
 /// Of CUDA 11: four arguments, and what is not found is an error.
-pub unsafe fn cuGetProcAddress(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
+pub fn cuGetProcAddress(
+    symbol: Text<'_>,
+    pfn: Out<'_, *mut c_void>,
     driverVersion: i32,
     flags: u64,
-) -> CUresult {
-    body! {
-        // SAFETY: as the caller promises.
-        let symbol = unsafe { string(symbol) }?;
-        let found = address(symbol.to_bytes(), driverVersion, flags);
-        // SAFETY: as the caller promises.
-        unsafe { put(pfn, found.unwrap_or(ptr::null_mut())) }?;
+) -> Result {
+    let symbol = symbol.get()?;
+    let found = address(symbol.to_bytes(), driverVersion, flags);
+    pfn.put(found.unwrap_or(ptr::null_mut()))?;
+    found.map(|_| ()).map_err(|_| CuError::NOT_FOUND)
+}
+
+pub fn cuGetProcAddress_v2(
+    symbol: Text<'_>,
+    pfn: Out<'_, *mut c_void>,
+    driverVersion: i32,
+    flags: u64,
+    symbolFound: Out<'_, CUdriverProcAddressQueryResult>,
+) -> Result {
+    session::not_ended()?;
+    if flags & !FLAGS != 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let symbol = symbol.get()?;
+    let found = address(symbol.to_bytes(), driverVersion, flags);
+    pfn.put(found.unwrap_or(ptr::null_mut()))?;
+    symbolFound.put_if_wanted(found.err().unwrap_or(FOUND));
+    if symbolFound.is_null() {
         found.map(|_| ()).map_err(|_| CuError::NOT_FOUND)
+    } else {
+        Ok(())
     }
 }
 
-pub unsafe fn cuGetProcAddress_v2(
-    symbol: *const c_char,
-    pfn: *mut *mut c_void,
-    driverVersion: i32,
-    flags: u64,
-    symbolFound: *mut CUdriverProcAddressQueryResult,
-) -> CUresult {
-    body! {
-        session::not_ended()?;
-        if flags & !FLAGS != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        let symbol = unsafe { string(symbol) }?;
-        let found = address(symbol.to_bytes(), driverVersion, flags);
-        // SAFETY: as the caller promises.
-        unsafe {
-            put(pfn, found.unwrap_or(ptr::null_mut()))?;
-            put_if_wanted(symbolFound, found.err().unwrap_or(FOUND));
-        }
-        if symbolFound.is_null() { found.map(|_| ()).map_err(|_| CuError::NOT_FOUND) } else { Ok(()) }
-    }
-}
-
-pub unsafe fn cuGetExportTable(
-    ppExportTable: *mut *mut c_void,
-    pExportTableId: *const CUuuid,
-) -> CUresult {
-    body! {
-        session::not_ended()?;
-        if pExportTableId.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so an identifier.
-        let id = unsafe { pExportTableId.read() };
-        let table = export_tables::find(&id.bytes);
-        // SAFETY: as the caller promises.
-        unsafe { put(ppExportTable, table.unwrap_or(ptr::null()).cast_mut()) }?;
-        table.map(|_| ()).ok_or(CuError::INVALID_VALUE)
-    }
+pub fn cuGetExportTable(
+    ppExportTable: Out<'_, *mut c_void>,
+    pExportTableId: In<'_, CUuuid>,
+) -> Result {
+    session::not_ended()?;
+    let id = pExportTableId.get()?;
+    let table = export_tables::find(&id.bytes);
+    ppExportTable.put(table.unwrap_or(ptr::null()).cast_mut())?;
+    table.map(|_| ()).ok_or(CuError::INVALID_VALUE)
 }
 
 #[cfg(test)]
@@ -160,7 +140,7 @@ mod tests {
         let mut status = 99;
         // SAFETY: all places are writable.
         let code = unsafe {
-            cuGetProcAddress_v2(
+            exports::cuGetProcAddress_v2(
                 symbol.as_ptr(),
                 &raw mut pointer,
                 version,
@@ -194,8 +174,9 @@ mod tests {
     fn the_four_argument_form_reports_what_is_not_found() {
         let mut pointer = ptr::null_mut();
         // SAFETY: all places are writable.
-        let code =
-            unsafe { cuGetProcAddress(c"cuNoSuchThing".as_ptr(), &raw mut pointer, 13000, 0) };
+        let code = unsafe {
+            exports::cuGetProcAddress(c"cuNoSuchThing".as_ptr(), &raw mut pointer, 13000, 0)
+        };
         assert_eq!(code, 500);
     }
 }

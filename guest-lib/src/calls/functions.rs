@@ -3,15 +3,15 @@
 use std::ffi::{c_char, c_void};
 
 use super::devices::ordinal;
-use super::{body, put, put_if_wanted};
 use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::function::{self, Owner};
 use crate::handle::to_pointer;
 use crate::module;
+use crate::parameter::Out;
 use crate::types::{
     CUdevice, CUfunc_cache, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUkernel,
-    CUlibrary, CUmodule, CUresult,
+    CUlibrary, CUmodule,
 };
 
 /// `CU_FUNCTION_LOADING_STATE_LOADED`.
@@ -31,17 +31,14 @@ fn named(function: *mut c_void) -> Result {
     }
 }
 
-/// # Safety
-/// `place` is null or writable.
-unsafe fn attribute(
+fn attribute(
     scope: Scope,
-    place: *mut i32,
+    place: Out<'_, i32>,
     id: CUfunction_attribute,
     function: *mut c_void,
 ) -> Result {
     let (handle, facts) = function::find_on(scope, function)?;
-    // SAFETY: as the caller promises.
-    unsafe { put(place, facts.attribute(scope, handle, id)?) }
+    place.put(facts.attribute(scope, handle, id)?)
 }
 
 fn set_attribute(
@@ -59,171 +56,130 @@ fn set_cache_config(scope: Scope, function: *mut c_void, config: CUfunc_cache) -
     facts.set_cache_config(scope, handle, config)
 }
 
-/// # Safety
-/// `place` is null or writable.
-unsafe fn name(place: *mut *const c_char, function: *mut c_void) -> Result {
+fn name(place: Out<'_, *const c_char>, function: *mut c_void) -> Result {
     let (_, facts) = function::find(function)?;
-    // SAFETY: as the caller promises. The facts of a function are never freed.
-    unsafe { put(place, facts.name.as_ptr()) }
+    // The facts of a function are never freed.
+    place.put(facts.name.as_ptr())
 }
 
-/// # Safety
-/// `offset` and `size` are null or writable.
-unsafe fn parameter(
+fn parameter(
     function: *mut c_void,
     index: usize,
-    offset: *mut usize,
-    size: *mut usize,
+    offset: Out<'_, usize>,
+    size: Out<'_, usize>,
 ) -> Result {
     let (_, facts) = function::find(function)?;
     let parameter = facts.parameters.get(index).ok_or(CuError::INVALID_VALUE)?;
-    // SAFETY: as the caller promises.
-    unsafe {
-        put(offset, parameter.offset as usize)?;
-        put_if_wanted(size, parameter.size as usize);
-    }
+    offset.put(parameter.offset as usize)?;
+    size.put_if_wanted(parameter.size as usize);
     Ok(())
 }
 
-pub unsafe fn cuFuncGetAttribute(
-    pi: *mut i32,
+pub fn cuFuncGetAttribute(
+    pi: Out<'_, i32>,
     attrib: CUfunction_attribute,
     hfunc: CUfunction,
-) -> CUresult {
-    body! {
-        if pi.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        named(hfunc)?;
-        let scope = context::scope_or_primary()?;
-        scope.session.alive()?;
-        // SAFETY: as the caller promises.
-        unsafe { attribute(scope, pi, attrib, hfunc) }
+) -> Result {
+    if pi.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    named(hfunc)?;
+    let scope = context::scope_or_primary()?;
+    scope.session.alive()?;
+    attribute(scope, pi, attrib, hfunc)
 }
 
-pub unsafe fn cuFuncSetAttribute(
-    hfunc: CUfunction,
-    attrib: CUfunction_attribute,
-    value: i32,
-) -> CUresult {
-    body! { set_attribute(context::scope_or_primary()?, hfunc, attrib, value) }
+pub fn cuFuncSetAttribute(hfunc: CUfunction, attrib: CUfunction_attribute, value: i32) -> Result {
+    set_attribute(context::scope_or_primary()?, hfunc, attrib, value)
 }
 
-pub unsafe fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> CUresult {
-    body! { set_cache_config(context::scope_or_primary()?, hfunc, config) }
+pub fn cuFuncSetCacheConfig(hfunc: CUfunction, config: CUfunc_cache) -> Result {
+    set_cache_config(context::scope_or_primary()?, hfunc, config)
 }
 
-pub unsafe fn cuFuncGetModule(hmod: *mut CUmodule, hfunc: CUfunction) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        let module = match function::find(hfunc)?.1.owner {
-            Owner::Module(module) => module,
-            Owner::Library(library) => module::of_library(scope, library)?,
-        };
-        // SAFETY: as the caller promises.
-        unsafe { put(hmod, module) }
-    }
+pub fn cuFuncGetModule(hmod: Out<'_, CUmodule>, hfunc: CUfunction) -> Result {
+    let scope = context::scope()?;
+    let module = match function::find(hfunc)?.1.owner {
+        Owner::Module(module) => module,
+        Owner::Library(library) => module::of_library(scope, library)?,
+    };
+    hmod.put(module)
 }
 
-pub unsafe fn cuFuncGetName(name: *mut *const c_char, hfunc: CUfunction) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { self::name(name, hfunc) } }
+pub fn cuFuncGetName(name: Out<'_, *const c_char>, hfunc: CUfunction) -> Result {
+    self::name(name, hfunc)
 }
 
-pub unsafe fn cuFuncGetParamInfo(
+pub fn cuFuncGetParamInfo(
     func: CUfunction,
     paramIndex: usize,
-    paramOffset: *mut usize,
-    paramSize: *mut usize,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { parameter(func, paramIndex, paramOffset, paramSize) } }
+    paramOffset: Out<'_, usize>,
+    paramSize: Out<'_, usize>,
+) -> Result {
+    parameter(func, paramIndex, paramOffset, paramSize)
 }
 
-pub unsafe fn cuFuncIsLoaded(state: *mut CUfunctionLoadingState, hfunc: CUfunction) -> CUresult {
-    body! {
-        function::find(hfunc)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(state, LOADED) }
-    }
+pub fn cuFuncIsLoaded(state: Out<'_, CUfunctionLoadingState>, hfunc: CUfunction) -> Result {
+    function::find(hfunc)?;
+    state.put(LOADED)
 }
 
-pub unsafe fn cuFuncLoad(hfunc: CUfunction) -> CUresult {
-    body! { function::find(hfunc).map(|_| ()) }
+pub fn cuFuncLoad(hfunc: CUfunction) -> Result {
+    function::find(hfunc).map(|_| ())
 }
 
-pub unsafe fn cuKernelGetAttribute(
-    pi: *mut i32,
+pub fn cuKernelGetAttribute(
+    pi: Out<'_, i32>,
     attrib: CUfunction_attribute,
     kernel: CUkernel,
     dev: CUdevice,
-) -> CUresult {
-    body! {
-        named(kernel)?;
-        let scope = on_device(dev)?;
-        // SAFETY: as the caller promises.
-        unsafe { attribute(scope, pi, attrib, kernel) }
-    }
+) -> Result {
+    named(kernel)?;
+    let scope = on_device(dev)?;
+    attribute(scope, pi, attrib, kernel)
 }
 
-pub unsafe fn cuKernelSetAttribute(
+pub fn cuKernelSetAttribute(
     attrib: CUfunction_attribute,
     val: i32,
     kernel: CUkernel,
     dev: CUdevice,
-) -> CUresult {
-    body! {
-        named(kernel)?;
-        set_attribute(on_device(dev)?, kernel, attrib, val)
+) -> Result {
+    named(kernel)?;
+    set_attribute(on_device(dev)?, kernel, attrib, val)
+}
+
+pub fn cuKernelSetCacheConfig(kernel: CUkernel, config: CUfunc_cache, dev: CUdevice) -> Result {
+    set_cache_config(on_device(dev)?, kernel, config)
+}
+
+pub fn cuKernelGetFunction(pFunc: Out<'_, CUfunction>, kernel: CUkernel) -> Result {
+    if pFunc.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    named(kernel)?;
+    let scope = context::scope()?;
+    scope.session.alive()?;
+    let (function, _) = function::find_on(scope, kernel)?;
+    pFunc.put(to_pointer(function))
+}
+
+pub fn cuKernelGetLibrary(pLib: Out<'_, CUlibrary>, kernel: CUkernel) -> Result {
+    match function::find(kernel)?.1.owner {
+        Owner::Library(library) => pLib.put(module::original(library)?),
+        Owner::Module(_) => Err(CuError::INVALID_HANDLE),
     }
 }
 
-pub unsafe fn cuKernelSetCacheConfig(
-    kernel: CUkernel,
-    config: CUfunc_cache,
-    dev: CUdevice,
-) -> CUresult {
-    body! {
-        set_cache_config(on_device(dev)?, kernel, config)
-    }
+pub fn cuKernelGetName(name: Out<'_, *const c_char>, hfunc: CUkernel) -> Result {
+    self::name(name, hfunc)
 }
 
-pub unsafe fn cuKernelGetFunction(pFunc: *mut CUfunction, kernel: CUkernel) -> CUresult {
-    body! {
-        if pFunc.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        named(kernel)?;
-        let scope = context::scope()?;
-        scope.session.alive()?;
-        let (function, _) = function::find_on(scope, kernel)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pFunc, to_pointer(function)) }
-    }
-}
-
-pub unsafe fn cuKernelGetLibrary(pLib: *mut CUlibrary, kernel: CUkernel) -> CUresult {
-    body! {
-        match function::find(kernel)?.1.owner {
-            // SAFETY: as the caller promises.
-            Owner::Library(library) => unsafe { put(pLib, module::original(library)?) },
-            Owner::Module(_) => Err(CuError::INVALID_HANDLE),
-        }
-    }
-}
-
-pub unsafe fn cuKernelGetName(name: *mut *const c_char, hfunc: CUkernel) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { self::name(name, hfunc) } }
-}
-
-pub unsafe fn cuKernelGetParamInfo(
+pub fn cuKernelGetParamInfo(
     kernel: CUkernel,
     paramIndex: usize,
-    paramOffset: *mut usize,
-    paramSize: *mut usize,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { parameter(kernel, paramIndex, paramOffset, paramSize) } }
+    paramOffset: Out<'_, usize>,
+    paramSize: Out<'_, usize>,
+) -> Result {
+    parameter(kernel, paramIndex, paramOffset, paramSize)
 }

@@ -1,18 +1,16 @@
 //! Executable graphs.
 
-use std::ffi::c_char;
-
-use super::{body, put, put_if_wanted};
 use crate::capture;
-use crate::context::{self, Scope};
+use crate::context;
 use crate::error::{CuError, Result};
 use crate::graph::executable::{self, INSTANTIATED, Refused, UPLOAD};
 use crate::graph::{graph_handle, node_handle, with};
 use crate::handle::to_pointer;
+use crate::parameter::{InOut, Out};
 use crate::stream::target;
 use crate::types::{
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphNode,
-    CUresult, CUstream, DefaultStream,
+    CUstream, DefaultStream,
 };
 
 fn refused(code: CuError) -> Refused {
@@ -20,14 +18,11 @@ fn refused(code: CuError) -> Refused {
 }
 
 /// Makes a graph executable.
-///
-/// # Safety
-/// `place` is null or writable.
-unsafe fn instantiate(
-    place: *mut CUgraphExec,
+fn instantiate(
+    place: Out<'_, CUgraphExec>,
     graph: CUgraph,
     flags: u64,
-) -> std::result::Result<Scope, Refused> {
+) -> std::result::Result<CUgraphExec, Refused> {
     let scope = context::scope().map_err(refused)?;
     if place.is_null() {
         return Err(refused(CuError::INVALID_VALUE));
@@ -43,117 +38,90 @@ unsafe fn instantiate(
     });
     match (made, why) {
         (Ok(executable), _) => {
-            // SAFETY: as the caller promises.
-            unsafe { put(place, to_pointer(executable)) }.map_err(refused)?;
-            Ok(scope)
+            let executable = to_pointer(executable);
+            place.put(executable).map_err(refused)?;
+            Ok(executable)
         }
         (Err(_), Some(why)) => Err(why),
         (Err(code), None) => Err(refused(code)),
     }
 }
 
-pub unsafe fn cuGraphInstantiate(
-    phGraphExec: *mut CUgraphExec,
+pub fn cuGraphInstantiate(
+    phGraphExec: Out<'_, CUgraphExec>,
     hGraph: CUgraph,
-    phErrorNode: *mut CUgraphNode,
-    logBuffer: *mut c_char,
+    phErrorNode: Out<'_, CUgraphNode>,
+    logBuffer: Out<'_, [u8]>,
     bufferSize: usize,
-) -> CUresult {
-    body! {
-        // SAFETY: as the caller promises.
-        unsafe {
-            if bufferSize > 0 {
-                put_if_wanted(logBuffer, 0);
-            }
-            match instantiate(phGraphExec, hGraph, 0) {
-                Ok(_) => Ok(()),
-                Err(why) => {
-                    let node = why.node.map_or(std::ptr::null_mut(), to_pointer);
-                    put_if_wanted(phErrorNode, node);
-                    Err(why.code)
-                }
-            }
+) -> Result {
+    if bufferSize > 0 && !logBuffer.is_null() {
+        logBuffer.put(0, 0)?;
+    }
+    match instantiate(phGraphExec, hGraph, 0) {
+        Ok(_) => Ok(()),
+        Err(why) => {
+            let node = why.node.map_or(std::ptr::null_mut(), to_pointer);
+            phErrorNode.put_if_wanted(node);
+            Err(why.code)
         }
     }
 }
 
-pub unsafe fn cuGraphInstantiateWithFlags(
-    phGraphExec: *mut CUgraphExec,
+pub fn cuGraphInstantiateWithFlags(
+    phGraphExec: Out<'_, CUgraphExec>,
     hGraph: CUgraph,
     flags: u64,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { instantiate(phGraphExec, hGraph, flags) }.map(drop).map_err(|why| why.code) }
+) -> Result {
+    instantiate(phGraphExec, hGraph, flags)
+        .map(drop)
+        .map_err(|why| why.code)
 }
 
-pub unsafe fn cuGraphInstantiateWithParams(
+pub fn cuGraphInstantiateWithParams(
     default: DefaultStream,
-    phGraphExec: *mut CUgraphExec,
+    phGraphExec: Out<'_, CUgraphExec>,
     hGraph: CUgraph,
-    instantiateParams: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
-) -> CUresult {
-    body! {
-        if instantiateParams.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so parameters.
-        let mut wanted = unsafe { instantiateParams.read() };
-        // SAFETY: as the caller promises.
-        let made = unsafe { instantiate(phGraphExec, hGraph, wanted.flags) };
-        (wanted.result_out, wanted.hErrNode_out) = match made {
-            Ok(_) => (INSTANTIATED, std::ptr::null_mut()),
-            Err(why) => (why.result, why.node.map_or(std::ptr::null_mut(), to_pointer)),
-        };
-        // SAFETY: not null, so writable.
-        unsafe { instantiateParams.write(wanted) };
-        made.map_err(|why| why.code)?;
-        if wanted.flags & UPLOAD != 0 {
-            let (scope, target) = target(default, wanted.hUploadStream)?;
-            // SAFETY: written above.
-            executable::upload(scope, target, unsafe { phGraphExec.read() })?;
-        }
-        Ok(())
+    instantiateParams: InOut<'_, CUDA_GRAPH_INSTANTIATE_PARAMS>,
+) -> Result {
+    let mut wanted = instantiateParams.get()?;
+    let made = instantiate(phGraphExec, hGraph, wanted.flags);
+    (wanted.result_out, wanted.hErrNode_out) = match made {
+        Ok(_) => (INSTANTIATED, std::ptr::null_mut()),
+        Err(why) => (
+            why.result,
+            why.node.map_or(std::ptr::null_mut(), to_pointer),
+        ),
+    };
+    instantiateParams.put(wanted)?;
+    let executable = made.map_err(|why| why.code)?;
+    if wanted.flags & UPLOAD != 0 {
+        let (scope, target) = target(default, wanted.hUploadStream)?;
+        executable::upload(scope, target, executable)?;
     }
+    Ok(())
 }
 
 #[inline]
-pub unsafe fn cuGraphLaunch(
-    default: DefaultStream,
-    hGraphExec: CUgraphExec,
-    hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        executable::launch(scope, target, hGraphExec)
-    }
+pub fn cuGraphLaunch(default: DefaultStream, hGraphExec: CUgraphExec, hStream: CUstream) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    executable::launch(scope, target, hGraphExec)
 }
 
-pub unsafe fn cuGraphUpload(
-    default: DefaultStream,
-    hGraphExec: CUgraphExec,
-    hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        executable::upload(scope, target, hGraphExec)
-    }
+pub fn cuGraphUpload(default: DefaultStream, hGraphExec: CUgraphExec, hStream: CUstream) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    executable::upload(scope, target, hGraphExec)
 }
 
-pub unsafe fn cuGraphExecDestroy(hGraphExec: CUgraphExec) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        let executable = executable::handle(hGraphExec)?;
-        with(|model| model.destroy_executable(scope, executable))
-    }
+pub fn cuGraphExecDestroy(hGraphExec: CUgraphExec) -> Result {
+    let scope = context::scope_or_primary()?;
+    let executable = executable::handle(hGraphExec)?;
+    with(|model| model.destroy_executable(scope, executable))
 }
 
-pub unsafe fn cuGraphExecGetFlags(hGraphExec: CUgraphExec, flags: *mut u64) -> CUresult {
-    body! {
-        let executable = executable::handle(hGraphExec)?;
-        let told = with(|model| model.flags(executable))?;
-        // SAFETY: as the caller promises.
-        unsafe { put(flags, told) }
-    }
+pub fn cuGraphExecGetFlags(hGraphExec: CUgraphExec, flags: Out<'_, u64>) -> Result {
+    let executable = executable::handle(hGraphExec)?;
+    let told = with(|model| model.flags(executable))?;
+    flags.put(told)
 }
 
 /// Updates a graph; the answer says what was wrong beside the code.
@@ -182,57 +150,44 @@ fn update(executable: CUgraphExec, graph: CUgraph) -> (Result, CUgraphExecUpdate
     (result, info)
 }
 
-pub unsafe fn cuGraphExecUpdate(
+pub fn cuGraphExecUpdate(
     hGraphExec: CUgraphExec,
     hGraph: CUgraph,
-    hErrorNode_out: *mut CUgraphNode,
-    updateResult_out: *mut u32,
-) -> CUresult {
-    body! {
-        let (result, info) = update(hGraphExec, hGraph);
-        // SAFETY: as the caller promises.
-        unsafe {
-            put_if_wanted(hErrorNode_out, info.errorNode);
-            put_if_wanted(updateResult_out, info.result);
-        }
-        result
-    }
+    hErrorNode_out: Out<'_, CUgraphNode>,
+    updateResult_out: Out<'_, u32>,
+) -> Result {
+    let (result, info) = update(hGraphExec, hGraph);
+    hErrorNode_out.put_if_wanted(info.errorNode);
+    updateResult_out.put_if_wanted(info.result);
+    result
 }
 
-pub unsafe fn cuGraphExecUpdate_v2(
+pub fn cuGraphExecUpdate_v2(
     hGraphExec: CUgraphExec,
     hGraph: CUgraph,
-    resultInfo: *mut CUgraphExecUpdateResultInfo,
-) -> CUresult {
-    body! {
-        let (result, info) = update(hGraphExec, hGraph);
-        // SAFETY: as the caller promises.
-        unsafe { put_if_wanted(resultInfo, info) };
-        result
-    }
+    resultInfo: Out<'_, CUgraphExecUpdateResultInfo>,
+) -> Result {
+    let (result, info) = update(hGraphExec, hGraph);
+    resultInfo.put_if_wanted(info);
+    result
 }
 
-pub unsafe fn cuGraphNodeSetEnabled(
+pub fn cuGraphNodeSetEnabled(
     hGraphExec: CUgraphExec,
     hNode: CUgraphNode,
     isEnabled: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        let (executable, node) = (executable::handle(hGraphExec)?, node_handle(hNode)?);
-        with(|model| model.enable(scope, executable, node, isEnabled != 0))
-    }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    let (executable, node) = (executable::handle(hGraphExec)?, node_handle(hNode)?);
+    with(|model| model.enable(scope, executable, node, isEnabled != 0))
 }
 
-pub unsafe fn cuGraphNodeGetEnabled(
+pub fn cuGraphNodeGetEnabled(
     hGraphExec: CUgraphExec,
     hNode: CUgraphNode,
-    isEnabled: *mut u32,
-) -> CUresult {
-    body! {
-        let (executable, node) = (executable::handle(hGraphExec)?, node_handle(hNode)?);
-        let enabled = with(|model| model.is_enabled(executable, node))?;
-        // SAFETY: as the caller promises.
-        unsafe { put(isEnabled, enabled.into()) }
-    }
+    isEnabled: Out<'_, u32>,
+) -> Result {
+    let (executable, node) = (executable::handle(hGraphExec)?, node_handle(hNode)?);
+    let enabled = with(|model| model.is_enabled(executable, node))?;
+    isEnabled.put(enabled.into())
 }

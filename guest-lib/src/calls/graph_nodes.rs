@@ -1,13 +1,13 @@
 //! Nodes of graphs: what each does.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
-use wormhole_api::Handle;
 use wormhole_api::handle::Event;
+use wormhole_api::{Handle, LaunchAttribute};
 
 use super::conditional_nodes::conditional;
-use super::graphs::{listed, nodes_with_data};
-use super::{body, put};
+use super::graphs::nodes_with_data;
 use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::event;
@@ -19,61 +19,39 @@ use crate::handle::to_pointer;
 use crate::launch::{Attributes, kernel_attribute};
 use crate::memory::memory_map;
 use crate::memory_map::Origin;
+use crate::parameter::{In, InOut, Out};
 use crate::session::session;
 use crate::types::{
-    CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_CHILD_GRAPH_NODE_PARAMS, CUDA_EVENT_NODE_PARAMS,
-    CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1,
-    CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEMCPY_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
-    CUcontext, CUdeviceptr, CUevent, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode,
-    CUgraphNodeParams, CUkernelNodeAttrID, CUlaunchAttribute, CUmemPoolProps, CUresult,
-    CUstreamAttrValue, LOCATION_DEVICE, MEMORY_PINNED,
+    CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_CHILD_GRAPH_NODE_PARAMS, CUDA_CONDITIONAL_NODE_PARAMS,
+    CUDA_EVENT_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
+    CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEMCPY_NODE_PARAMS, CUDA_MEMCPY3D,
+    CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdeviceptr, CUevent, CUgraph, CUgraphEdgeData,
+    CUgraphExec, CUgraphNode, CUgraphNodeParams, CUkernelNodeAttrID, CUlaunchAttribute,
+    CUmemPoolProps, CUstreamAttrValue, LOCATION_DEVICE, MEMORY_PINNED,
 };
 
 /// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`, `_MOVE`.
 const CLONE: u32 = 0;
 const MOVE: u32 = 1;
 
-/// What a program points to.
-///
-/// # Safety
-/// `place` is null or readable.
-unsafe fn given<T: Clone + std::marker::Copy>(place: *const T) -> Result<T> {
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so readable.
-    Ok(unsafe { place.read() })
-}
-
 /// Where a node is to be added.
-struct Place {
-    node: *mut CUgraphNode,
+struct Place<'a> {
+    node: Out<'a, CUgraphNode>,
     graph: CUgraph,
     before: Result<Vec<Edge>>,
 }
 
-impl Place {
-    /// # Safety
-    /// The lists have that many entries, or are null.
-    unsafe fn new(
-        node: *mut CUgraphNode,
-        graph: CUgraph,
-        before: *const CUgraphNode,
-        count: usize,
-    ) -> Self {
+impl<'a> Place<'a> {
+    fn new(node: Out<'a, CUgraphNode>, graph: CUgraph, before: In<'_, [CUgraphNode]>) -> Self {
         Self {
             node,
             graph,
-            // SAFETY: as the caller promises.
-            before: unsafe { nodes_with_data(before, std::ptr::null(), count) },
+            before: nodes_with_data(before, In::none()),
         }
     }
 
     /// Adds the node.
-    ///
-    /// # Safety
-    /// The place for it is null or writable.
-    unsafe fn add(self, work: impl FnOnce(Scope, &mut Model) -> Result<Work>) -> Result {
+    fn add(self, work: impl FnOnce(Scope, &mut Model) -> Result<Work>) -> Result {
         let scope = context::scope()?;
         scope.session.alive()?;
         if self.node.is_null() {
@@ -85,16 +63,18 @@ impl Place {
             let work = work(scope, model)?;
             model.add(graph, &before, work)
         })?;
-        // SAFETY: as the caller promises.
-        unsafe { put(self.node, to_pointer(node)) }
+        self.node.put(to_pointer(node))
     }
 }
 
-/// # Safety
-/// The parameters fit the kernel.
-unsafe fn kernel(scope: Scope, wanted: &CUDA_KERNEL_NODE_PARAMS) -> Result<Work> {
-    // SAFETY: as the caller promises.
-    let kernel = unsafe { Kernel::read(scope, wanted, &[]) }?;
+/// A kernel as a program describes it, by an [`In`] or an [`InOut`].
+fn kernel(
+    scope: Scope,
+    wanted: &CUDA_KERNEL_NODE_PARAMS,
+    attributes: &[LaunchAttribute],
+) -> Result<Work> {
+    // SAFETY: what the description leads to is as documented, by the contract of these.
+    let kernel = unsafe { Kernel::read(scope, wanted, attributes) }?;
     Ok(Work::Kernel(Arc::new(kernel)))
 }
 
@@ -129,15 +109,13 @@ fn host(wanted: CUDA_HOST_NODE_PARAMS) -> Result<Work> {
     }))
 }
 
-/// # Safety
-/// The list of operations is as long as it says.
-unsafe fn operations(wanted: CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<Work> {
+fn operations(wanted: CUDA_BATCH_MEM_OP_NODE_PARAMS) -> Result<Work> {
     if wanted.flags != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promises.
-    let list = unsafe { listed(wanted.paramArray.cast_const(), wanted.count as usize) }?;
-    let operations = Operations::new(list, wanted.ctx)?;
+    // SAFETY: what a description leads to is as documented, by the contract of `In`.
+    let list = unsafe { In::list(wanted.paramArray.cast_const(), wanted.count as usize) };
+    let operations = Operations::new(list.values()?, wanted.ctx)?;
     Ok(Work::Memory(Arc::new(operations)))
 }
 
@@ -152,15 +130,13 @@ fn an_event(event: CUevent) -> Result<Handle<Event>> {
 }
 
 /// Memory for a graph. The address is the program's to use from now on.
-fn allocation(scope: Scope, wanted: &mut CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Work> {
+fn allocation(scope: Scope, wanted: &CUDA_MEM_ALLOC_NODE_PARAMS) -> Result<Arc<GraphMemory>> {
     let pool = &wanted.poolProps;
     let here = pool.location.r#type == LOCATION_DEVICE && pool.location.id == 0;
     if pool.allocType != MEMORY_PINNED || pool.handleTypes != 0 || !here {
         return Err(CuError::INVALID_VALUE);
     }
-    let memory = GraphMemory::allocate(scope, wanted.bytesize as u64)?;
-    wanted.dptr = memory.address;
-    Ok(Work::Alloc(memory))
+    GraphMemory::allocate(scope, wanted.bytesize as u64)
 }
 
 fn free(address: CUdeviceptr) -> Result<Work> {
@@ -171,11 +147,37 @@ fn free(address: CUdeviceptr) -> Result<Work> {
         .ok_or(CuError::INVALID_VALUE)
 }
 
-/// What a node of any kind is to do. `old` is what it did before, if it is not new.
+/// The parameters of one kind of node.
 ///
 /// # Safety
-/// The parameters are as `cuGraphAddNode` documents them.
-unsafe fn any(
+/// They are plain data, valid whatever the bits are.
+pub(super) unsafe trait Member: std::marker::Copy {
+    /// Out of the union of all kinds.
+    fn of(wanted: &CUgraphNodeParams) -> Self {
+        const {
+            assert!(size_of::<Self>() <= size_of::<[u64; 29]>());
+            assert!(align_of::<Self>() <= align_of::<u64>());
+        };
+        // SAFETY: the union has room and alignment, as asserted, and all bits are valid by the contract of the trait.
+        unsafe { wanted.words.as_ptr().cast::<Self>().read() }
+    }
+}
+
+macro_rules! members {
+    ($($name:ident)*) => {$(
+        // SAFETY: numbers, pointers, and functions that may be null.
+        unsafe impl Member for $name {}
+    )*};
+}
+
+members! {
+    CUDA_KERNEL_NODE_PARAMS CUDA_MEMCPY_NODE_PARAMS CUDA_MEMSET_NODE_PARAMS CUDA_HOST_NODE_PARAMS
+    CUDA_CHILD_GRAPH_NODE_PARAMS CUDA_EVENT_NODE_PARAMS CUDA_MEM_ALLOC_NODE_PARAMS CUDA_BATCH_MEM_OP_NODE_PARAMS
+    CUDA_CONDITIONAL_NODE_PARAMS CUdeviceptr
+}
+
+/// What a node of any kind is to do. `old` is what it did before, if it is not new.
+fn any(
     scope: Scope,
     model: &mut Model,
     wanted: &mut CUgraphNodeParams,
@@ -184,64 +186,48 @@ unsafe fn any(
     if wanted.reserved0 != [0; 3] || wanted.reserved2 != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let words = wanted.words.as_mut_ptr();
-    macro_rules! read {
-        ($kind:ty) => {
-            // SAFETY: the union has room and alignment for each kind of parameters, all plain data.
-            unsafe { words.cast::<$kind>().read() }
-        };
-    }
     match wanted.r#type {
         kind::KERNEL => {
             let attributes = match old {
                 Some(Work::Kernel(kernel)) => kernel.attributes.as_slice(),
                 _ => &[],
             };
-            let wanted = read!(CUDA_KERNEL_NODE_PARAMS);
-            // SAFETY: as the caller promises.
-            let kernel = unsafe { Kernel::read(scope, &wanted, attributes) }?;
-            Ok(Work::Kernel(Arc::new(kernel)))
+            kernel(scope, &Member::of(wanted), attributes)
         }
         kind::MEMCPY => {
-            let wanted = read!(CUDA_MEMCPY_NODE_PARAMS);
+            let wanted = CUDA_MEMCPY_NODE_PARAMS::of(wanted);
             if wanted.flags != 0 || wanted.reserved != 0 {
                 return Err(CuError::INVALID_VALUE);
             }
             copy(wanted.copyParams)
         }
-        kind::MEMSET => fill(read!(CUDA_MEMSET_NODE_PARAMS)),
-        kind::HOST => host(read!(CUDA_HOST_NODE_PARAMS)),
+        kind::MEMSET => fill(Member::of(wanted)),
+        kind::HOST => host(Member::of(wanted)),
         kind::GRAPH => {
-            let mut wanted = read!(CUDA_CHILD_GRAPH_NODE_PARAMS);
-            let work = match wanted.ownership {
-                CLONE => child(model, wanted.graph)?,
+            let given = CUDA_CHILD_GRAPH_NODE_PARAMS::of(wanted);
+            let own = match given.ownership {
+                CLONE => model.clone_graph(graph_handle(given.graph)?)?,
                 // The graph itself, which is the node's from now on.
-                MOVE => Work::Child(graph_handle(wanted.graph)?),
+                MOVE => graph_handle(given.graph)?,
                 _ => return Err(CuError::INVALID_VALUE),
             };
-            if let Work::Child(copy) = work {
-                wanted.graph = to_pointer(copy);
-            }
-            // SAFETY: as for reading.
-            unsafe { words.cast::<CUDA_CHILD_GRAPH_NODE_PARAMS>().write(wanted) };
-            Ok(work)
+            let place = offset_of!(CUDA_CHILD_GRAPH_NODE_PARAMS, graph) / size_of::<u64>();
+            wanted.words[place] = to_pointer(own).addr() as u64;
+            Ok(Work::Child(own))
         }
         kind::EMPTY => Ok(Work::Empty),
-        kind::WAIT_EVENT => an_event(read!(CUDA_EVENT_NODE_PARAMS).event).map(Work::WaitEvent),
-        kind::EVENT_RECORD => an_event(read!(CUDA_EVENT_NODE_PARAMS).event).map(Work::RecordEvent),
+        kind::WAIT_EVENT => an_event(CUDA_EVENT_NODE_PARAMS::of(wanted).event).map(Work::WaitEvent),
+        kind::EVENT_RECORD => {
+            an_event(CUDA_EVENT_NODE_PARAMS::of(wanted).event).map(Work::RecordEvent)
+        }
         kind::MEM_ALLOC if old.is_none() => {
-            let mut wanted = read!(CUDA_MEM_ALLOC_NODE_PARAMS);
-            let work = allocation(scope, &mut wanted)?;
-            // SAFETY: as for reading.
-            unsafe { words.cast::<CUDA_MEM_ALLOC_NODE_PARAMS>().write(wanted) };
-            Ok(work)
+            let memory = allocation(scope, &Member::of(wanted))?;
+            let place = offset_of!(CUDA_MEM_ALLOC_NODE_PARAMS, dptr) / size_of::<u64>();
+            wanted.words[place] = memory.address;
+            Ok(Work::Alloc(memory))
         }
-        kind::MEM_FREE if old.is_none() => free(read!(CUdeviceptr)),
-        kind::BATCH_MEM_OP => {
-            let wanted = read!(CUDA_BATCH_MEM_OP_NODE_PARAMS);
-            // SAFETY: as the caller promises.
-            unsafe { operations(wanted) }
-        }
+        kind::MEM_FREE if old.is_none() => free(Member::of(wanted)),
+        kind::BATCH_MEM_OP => operations(Member::of(wanted)),
         // What it does is said once, when it is made.
         kind::CONDITIONAL => Err(CuError::NOT_SUPPORTED),
         _ => Err(CuError::INVALID_VALUE),
@@ -251,25 +237,22 @@ unsafe fn any(
 /// The functions that add a node whose parameters are one structure.
 macro_rules! adders {
     ($($name:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
-        pub unsafe fn $name(
-            phGraphNode: *mut CUgraphNode,
+        pub fn $name(
+            phGraphNode: Out<'_, CUgraphNode>,
             hGraph: CUgraph,
-            dependencies: *const CUgraphNode,
-            numDependencies: usize,
-            $wanted: *const $kind,
-        ) -> CUresult {
-            // SAFETY: as the caller promises.
-            body! { unsafe {
-                Place::new(phGraphNode, hGraph, dependencies, numDependencies)
-                    .add(|scope, _| $work(scope, given($wanted)?))
-            } }
+            dependencies: In<'_, [CUgraphNode]>,
+            _numDependencies: usize,
+            $wanted: In<'_, $kind>,
+        ) -> Result {
+            Place::new(phGraphNode, hGraph, dependencies)
+                    .add(|scope, _| $work(scope, $wanted.get()?))
         }
     )*};
 }
 
 adders! {
-    cuGraphAddKernelNode(nodeParams: CUDA_KERNEL_NODE_PARAMS_v1): |scope, wanted| kernel(scope, &with_context(wanted));
-    cuGraphAddKernelNode_v2(nodeParams: CUDA_KERNEL_NODE_PARAMS): |scope, wanted| kernel(scope, &wanted);
+    cuGraphAddKernelNode(nodeParams: CUDA_KERNEL_NODE_PARAMS_v1): |scope, wanted| kernel(scope, &with_context(wanted), &[]);
+    cuGraphAddKernelNode_v2(nodeParams: CUDA_KERNEL_NODE_PARAMS): |scope, wanted| kernel(scope, &wanted, &[]);
     cuGraphAddHostNode(nodeParams: CUDA_HOST_NODE_PARAMS): |_, wanted| host(wanted);
     cuGraphAddBatchMemOpNode(nodeParams: CUDA_BATCH_MEM_OP_NODE_PARAMS): |_, wanted| operations(wanted);
 }
@@ -277,21 +260,18 @@ adders! {
 /// The same for parameters that come with the context that they are for.
 macro_rules! adders_with_context {
     ($($name:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
-        pub unsafe fn $name(
-            phGraphNode: *mut CUgraphNode,
+        pub fn $name(
+            phGraphNode: Out<'_, CUgraphNode>,
             hGraph: CUgraph,
-            dependencies: *const CUgraphNode,
-            numDependencies: usize,
-            $wanted: *const $kind,
+            dependencies: In<'_, [CUgraphNode]>,
+            _numDependencies: usize,
+            $wanted: In<'_, $kind>,
             ctx: CUcontext,
-        ) -> CUresult {
-            // SAFETY: as the caller promises.
-            body! { unsafe {
-                Place::new(phGraphNode, hGraph, dependencies, numDependencies).add(|_, _| {
+        ) -> Result {
+            Place::new(phGraphNode, hGraph, dependencies).add(|_, _| {
                     context::find_active(ctx)?;
-                    $work(given($wanted)?)
+                    $work($wanted.get()?)
                 })
-            } }
         }
     )*};
 }
@@ -301,147 +281,119 @@ adders_with_context! {
     cuGraphAddMemsetNode(memsetParams: CUDA_MEMSET_NODE_PARAMS): fill;
 }
 
-pub unsafe fn cuGraphAddEmptyNode(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddEmptyNode(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        Place::new(phGraphNode, hGraph, dependencies, numDependencies).add(|_, _| Ok(Work::Empty))
-    } }
+    dependencies: In<'_, [CUgraphNode]>,
+    _numDependencies: usize,
+) -> Result {
+    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| Ok(Work::Empty))
 }
 
-pub unsafe fn cuGraphAddChildGraphNode(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddChildGraphNode(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
+    dependencies: In<'_, [CUgraphNode]>,
+    _numDependencies: usize,
     childGraph: CUgraph,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        Place::new(phGraphNode, hGraph, dependencies, numDependencies)
-            .add(|_, model| child(model, childGraph))
-    } }
+) -> Result {
+    Place::new(phGraphNode, hGraph, dependencies).add(|_, model| child(model, childGraph))
 }
 
-pub unsafe fn cuGraphAddEventRecordNode(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddEventRecordNode(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
+    dependencies: In<'_, [CUgraphNode]>,
+    _numDependencies: usize,
     event: CUevent,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        Place::new(phGraphNode, hGraph, dependencies, numDependencies)
-            .add(|_, _| an_event(event).map(Work::RecordEvent))
-    } }
+) -> Result {
+    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| an_event(event).map(Work::RecordEvent))
 }
 
-pub unsafe fn cuGraphAddEventWaitNode(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddEventWaitNode(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
+    dependencies: In<'_, [CUgraphNode]>,
+    _numDependencies: usize,
     event: CUevent,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        Place::new(phGraphNode, hGraph, dependencies, numDependencies)
-            .add(|_, _| an_event(event).map(Work::WaitEvent))
-    } }
+) -> Result {
+    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| an_event(event).map(Work::WaitEvent))
 }
 
-pub unsafe fn cuGraphAddMemAllocNode(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddMemAllocNode(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
-    nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        let mut wanted = given(nodeParams.cast_const())?;
-        Place::new(phGraphNode, hGraph, dependencies, numDependencies)
-            .add(|scope, _| allocation(scope, &mut wanted))?;
-        put(nodeParams, wanted)
-    } }
+    dependencies: In<'_, [CUgraphNode]>,
+    _numDependencies: usize,
+    nodeParams: InOut<'_, CUDA_MEM_ALLOC_NODE_PARAMS>,
+) -> Result {
+    let mut wanted = nodeParams.get()?;
+    Place::new(phGraphNode, hGraph, dependencies).add(|scope, _| {
+        let memory = allocation(scope, &wanted)?;
+        wanted.dptr = memory.address;
+        Ok(Work::Alloc(memory))
+    })?;
+    nodeParams.put(wanted)
 }
 
-pub unsafe fn cuGraphAddMemFreeNode(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddMemFreeNode(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    numDependencies: usize,
+    dependencies: In<'_, [CUgraphNode]>,
+    _numDependencies: usize,
     dptr: CUdeviceptr,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        Place::new(phGraphNode, hGraph, dependencies, numDependencies).add(|_, _| free(dptr))
-    } }
+) -> Result {
+    Place::new(phGraphNode, hGraph, dependencies).add(|_, _| free(dptr))
 }
 
-pub unsafe fn cuGraphAddNode(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddNode(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
+    dependencies: In<'_, [CUgraphNode]>,
     numDependencies: usize,
-    nodeParams: *mut CUgraphNodeParams,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        cuGraphAddNode_v2(
-            phGraphNode,
-            hGraph,
-            dependencies,
-            std::ptr::null(),
-            numDependencies,
-            nodeParams,
-        )
-    }
+    nodeParams: InOut<'_, CUgraphNodeParams>,
+) -> Result {
+    cuGraphAddNode_v2(
+        phGraphNode,
+        hGraph,
+        dependencies,
+        In::none(),
+        numDependencies,
+        nodeParams,
+    )
 }
 
-pub unsafe fn cuGraphAddNode_v2(
-    phGraphNode: *mut CUgraphNode,
+pub fn cuGraphAddNode_v2(
+    phGraphNode: Out<'_, CUgraphNode>,
     hGraph: CUgraph,
-    dependencies: *const CUgraphNode,
-    dependencyData: *const CUgraphEdgeData,
-    numDependencies: usize,
-    nodeParams: *mut CUgraphNodeParams,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        let mut wanted = given(nodeParams.cast_const())?;
-        let place = Place {
-            node: phGraphNode,
-            graph: hGraph,
-            before: nodes_with_data(dependencies, dependencyData, numDependencies),
-        };
-        place.add(|scope, model| match wanted.r#type {
-            kind::CONDITIONAL => conditional(model, hGraph, &mut wanted),
-            _ => any(scope, model, &mut wanted, None),
-        })?;
-        put(nodeParams, wanted)
-    } }
+    dependencies: In<'_, [CUgraphNode]>,
+    dependencyData: In<'_, [CUgraphEdgeData]>,
+    _numDependencies: usize,
+    nodeParams: InOut<'_, CUgraphNodeParams>,
+) -> Result {
+    let mut wanted = nodeParams.get()?;
+    let place = Place {
+        node: phGraphNode,
+        graph: hGraph,
+        before: nodes_with_data(dependencies, dependencyData),
+    };
+    place.add(|scope, model| match wanted.r#type {
+        kind::CONDITIONAL => conditional(model, hGraph, &mut wanted),
+        _ => any(scope, model, &mut wanted, None),
+    })?;
+    nodeParams.put(wanted)
 }
 
 /// Tells something of what a node does.
-///
-/// # Safety
-/// The place is null or writable.
-unsafe fn told<T>(
+fn told<T: std::marker::Copy>(
     node: CUgraphNode,
-    place: *mut T,
+    place: Out<'_, T>,
     read: impl FnOnce(&Work) -> Option<T>,
 ) -> Result {
     session()?;
     let node = node_handle(node)?;
     let value = with(|model| read(&model.node(node)?.work).ok_or(CuError::INVALID_VALUE))?;
-    // SAFETY: as the caller promises.
-    unsafe { put(place, value) }
+    place.put(value)
 }
 
 /// Sets what a node does, which stays the same kind of work.
@@ -476,37 +428,26 @@ fn set_executed(
 }
 
 /// A kernel in the place of another, whose attributes it keeps.
-///
-/// # Safety
-/// The parameters fit the kernel.
-unsafe fn kernel_like(scope: Scope, wanted: &CUDA_KERNEL_NODE_PARAMS, old: &Work) -> Result<Work> {
+fn kernel_like(scope: Scope, wanted: &CUDA_KERNEL_NODE_PARAMS, old: &Work) -> Result<Work> {
     let Work::Kernel(old) = old else {
         return Err(CuError::INVALID_VALUE);
     };
-    // SAFETY: as the caller promises.
-    let kernel = unsafe { Kernel::read(scope, wanted, &old.attributes) }?;
-    Ok(Work::Kernel(Arc::new(kernel)))
+    kernel(scope, wanted, &old.attributes)
 }
 
 /// The functions that set parameters which are one structure: of a node, and of a node of an executable graph.
 macro_rules! setters {
     ($($set:ident, $set_executed:ident($wanted:ident: $kind:ty): $work:expr;)*) => {$(
-        pub unsafe fn $set(hNode: CUgraphNode, $wanted: *const $kind) -> CUresult {
-            // SAFETY: as the caller promises.
-            body! { unsafe {
-                set(hNode, |scope, _, old| $work(scope, given($wanted)?, old))
-            } }
+        pub fn $set(hNode: CUgraphNode, $wanted: In<'_, $kind>) -> Result {
+            set(hNode, |scope, _, old| $work(scope, $wanted.get()?, old))
         }
 
-        pub unsafe fn $set_executed(
+        pub fn $set_executed(
             hGraphExec: CUgraphExec,
             hNode: CUgraphNode,
-            $wanted: *const $kind,
-        ) -> CUresult {
-            // SAFETY: as the caller promises.
-            body! { unsafe {
-                set_executed(hGraphExec, hNode, |scope, _, old| $work(scope, given($wanted)?, old))
-            } }
+            $wanted: In<'_, $kind>,
+        ) -> Result {
+            set_executed(hGraphExec, hNode, |scope, _, old| $work(scope, $wanted.get()?, old))
         }
     )*};
 }
@@ -525,24 +466,20 @@ setters! {
 /// The same where the second comes with a context.
 macro_rules! setters_with_context {
     ($($set:ident($wanted:ident), $set_executed:ident($executed:ident): $kind:ty, $work:expr;)*) => {$(
-        pub unsafe fn $set(hNode: CUgraphNode, $wanted: *const $kind) -> CUresult {
-            // SAFETY: as the caller promises.
-            body! { unsafe { set(hNode, |_, _, _| $work(given($wanted)?)) } }
+        pub fn $set(hNode: CUgraphNode, $wanted: In<'_, $kind>) -> Result {
+            set(hNode, |_, _, _| $work($wanted.get()?))
         }
 
-        pub unsafe fn $set_executed(
+        pub fn $set_executed(
             hGraphExec: CUgraphExec,
             hNode: CUgraphNode,
-            $executed: *const $kind,
+            $executed: In<'_, $kind>,
             ctx: CUcontext,
-        ) -> CUresult {
-            // SAFETY: as the caller promises.
-            body! { unsafe {
-                set_executed(hGraphExec, hNode, |_, _, _| {
+        ) -> Result {
+            set_executed(hGraphExec, hNode, |_, _, _| {
                     context::find_active(ctx)?;
-                    $work(given($executed)?)
+                    $work($executed.get()?)
                 })
-            } }
         }
     )*};
 }
@@ -555,25 +492,24 @@ setters_with_context! {
 /// The functions of event nodes: which event, and another one.
 macro_rules! event_nodes {
     ($($work:ident: $get:ident, $set:ident, $set_executed:ident;)*) => {$(
-        pub unsafe fn $get(hNode: CUgraphNode, event_out: *mut CUevent) -> CUresult {
+        pub fn $get(hNode: CUgraphNode, event_out: Out<'_, CUevent>) -> Result {
             let read = |work: &Work| match work {
                 Work::$work(event) => Some(to_pointer(*event)),
                 _ => None,
             };
-            // SAFETY: as the caller promises.
-            body! { unsafe { told(hNode, event_out, read) } }
+            told(hNode, event_out, read)
         }
 
-        pub unsafe fn $set(hNode: CUgraphNode, event: CUevent) -> CUresult {
-            body! { set(hNode, |_, _, _| an_event(event).map(Work::$work)) }
+        pub fn $set(hNode: CUgraphNode, event: CUevent) -> Result {
+            set(hNode, |_, _, _| an_event(event).map(Work::$work))
         }
 
-        pub unsafe fn $set_executed(
+        pub fn $set_executed(
             hGraphExec: CUgraphExec,
             hNode: CUgraphNode,
             event: CUevent,
-        ) -> CUresult {
-            body! { set_executed(hGraphExec, hNode, |_, _, _| an_event(event).map(Work::$work)) }
+        ) -> Result {
+            set_executed(hGraphExec, hNode, |_, _, _| an_event(event).map(Work::$work))
         }
     )*};
 }
@@ -583,46 +519,39 @@ event_nodes! {
     WaitEvent: cuGraphEventWaitNodeGetEvent, cuGraphEventWaitNodeSetEvent, cuGraphExecEventWaitNodeSetEvent;
 }
 
-pub unsafe fn cuGraphExecChildGraphNodeSetParams(
+pub fn cuGraphExecChildGraphNodeSetParams(
     hGraphExec: CUgraphExec,
     hNode: CUgraphNode,
     childGraph: CUgraph,
-) -> CUresult {
-    body! {
-        let child = graph_handle(childGraph)?;
-        set_executed(hGraphExec, hNode, |_, _, _| Ok(Work::Child(child)))
-    }
+) -> Result {
+    let child = graph_handle(childGraph)?;
+    set_executed(hGraphExec, hNode, |_, _, _| Ok(Work::Child(child)))
 }
 
-pub unsafe fn cuGraphNodeSetParams(
+pub fn cuGraphNodeSetParams(
     hNode: CUgraphNode,
-    nodeParams: *mut CUgraphNodeParams,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        let mut wanted = given(nodeParams.cast_const())?;
-        no_child(&wanted)?;
-        set(hNode, |scope, model, old| any(scope, model, &mut wanted, Some(old)))
-    } }
+    nodeParams: InOut<'_, CUgraphNodeParams>,
+) -> Result {
+    let mut wanted = nodeParams.get()?;
+    no_child(&wanted)?;
+    set(hNode, |scope, model, old| {
+        any(scope, model, &mut wanted, Some(old))
+    })
 }
 
-pub unsafe fn cuGraphExecNodeSetParams(
+pub fn cuGraphExecNodeSetParams(
     hGraphExec: CUgraphExec,
     hNode: CUgraphNode,
-    nodeParams: *mut CUgraphNodeParams,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        let mut wanted = given(nodeParams.cast_const())?;
-        if wanted.r#type == kind::GRAPH {
-            let child = wanted.words.as_ptr().cast::<CUDA_CHILD_GRAPH_NODE_PARAMS>().read();
-            let child = graph_handle(child.graph)?;
-            return set_executed(hGraphExec, hNode, |_, _, _| Ok(Work::Child(child)));
-        }
-        set_executed(hGraphExec, hNode, |scope, model, old| {
-            any(scope, model, &mut wanted, Some(old))
-        })
-    } }
+    nodeParams: InOut<'_, CUgraphNodeParams>,
+) -> Result {
+    let mut wanted = nodeParams.get()?;
+    if wanted.r#type == kind::GRAPH {
+        let child = graph_handle(CUDA_CHILD_GRAPH_NODE_PARAMS::of(&wanted).graph)?;
+        return set_executed(hGraphExec, hNode, |_, _, _| Ok(Work::Child(child)));
+    }
+    set_executed(hGraphExec, hNode, |scope, model, old| {
+        any(scope, model, &mut wanted, Some(old))
+    })
 }
 
 /// The graph of a child graph node is changed itself.
@@ -633,22 +562,21 @@ fn no_child(wanted: &CUgraphNodeParams) -> Result {
     }
 }
 
-pub unsafe fn cuGraphKernelNodeGetParams(
+pub fn cuGraphKernelNodeGetParams(
     hNode: CUgraphNode,
-    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1,
-) -> CUresult {
+    nodeParams: Out<'_, CUDA_KERNEL_NODE_PARAMS_v1>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Kernel(kernel) => Some(kernel.described()),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, nodeParams, read) } }
+    told(hNode, nodeParams, read)
 }
 
-pub unsafe fn cuGraphKernelNodeGetParams_v2(
+pub fn cuGraphKernelNodeGetParams_v2(
     hNode: CUgraphNode,
-    nodeParams: *mut CUDA_KERNEL_NODE_PARAMS,
-) -> CUresult {
+    nodeParams: Out<'_, CUDA_KERNEL_NODE_PARAMS>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Kernel(kernel) => Some(CUDA_KERNEL_NODE_PARAMS {
             kern: kernel.of_library(),
@@ -657,38 +585,35 @@ pub unsafe fn cuGraphKernelNodeGetParams_v2(
         }),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, nodeParams, read) } }
+    told(hNode, nodeParams, read)
 }
 
-pub unsafe fn cuGraphMemcpyNodeGetParams(
+pub fn cuGraphMemcpyNodeGetParams(
     hNode: CUgraphNode,
-    nodeParams: *mut CUDA_MEMCPY3D,
-) -> CUresult {
+    nodeParams: Out<'_, CUDA_MEMCPY3D>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Copy(copy) => Some(**copy),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, nodeParams, read) } }
+    told(hNode, nodeParams, read)
 }
 
-pub unsafe fn cuGraphMemsetNodeGetParams(
+pub fn cuGraphMemsetNodeGetParams(
     hNode: CUgraphNode,
-    nodeParams: *mut CUDA_MEMSET_NODE_PARAMS,
-) -> CUresult {
+    nodeParams: Out<'_, CUDA_MEMSET_NODE_PARAMS>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Fill(fill) => Some(*fill),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, nodeParams, read) } }
+    told(hNode, nodeParams, read)
 }
 
-pub unsafe fn cuGraphHostNodeGetParams(
+pub fn cuGraphHostNodeGetParams(
     hNode: CUgraphNode,
-    nodeParams: *mut CUDA_HOST_NODE_PARAMS,
-) -> CUresult {
+    nodeParams: Out<'_, CUDA_HOST_NODE_PARAMS>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Host(call) => Some(CUDA_HOST_NODE_PARAMS {
             r#fn: call.function,
@@ -696,15 +621,14 @@ pub unsafe fn cuGraphHostNodeGetParams(
         }),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, nodeParams, read) } }
+    told(hNode, nodeParams, read)
 }
 
 /// The list is the node's own.
-pub unsafe fn cuGraphBatchMemOpNodeGetParams(
+pub fn cuGraphBatchMemOpNodeGetParams(
     hNode: CUgraphNode,
-    nodeParams_out: *mut CUDA_BATCH_MEM_OP_NODE_PARAMS,
-) -> CUresult {
+    nodeParams_out: Out<'_, CUDA_BATCH_MEM_OP_NODE_PARAMS>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Memory(operations) => Some(CUDA_BATCH_MEM_OP_NODE_PARAMS {
             ctx: operations.context,
@@ -714,14 +638,13 @@ pub unsafe fn cuGraphBatchMemOpNodeGetParams(
         }),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, nodeParams_out, read) } }
+    told(hNode, nodeParams_out, read)
 }
 
-pub unsafe fn cuGraphMemAllocNodeGetParams(
+pub fn cuGraphMemAllocNodeGetParams(
     hNode: CUgraphNode,
-    params_out: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> CUresult {
+    params_out: Out<'_, CUDA_MEM_ALLOC_NODE_PARAMS>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Alloc(memory) => Some(CUDA_MEM_ALLOC_NODE_PARAMS {
             poolProps: CUmemPoolProps {
@@ -743,63 +666,58 @@ pub unsafe fn cuGraphMemAllocNodeGetParams(
         }),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, params_out, read) } }
+    told(hNode, params_out, read)
 }
 
-pub unsafe fn cuGraphMemFreeNodeGetParams(
-    hNode: CUgraphNode,
-    dptr_out: *mut CUdeviceptr,
-) -> CUresult {
+pub fn cuGraphMemFreeNodeGetParams(hNode: CUgraphNode, dptr_out: Out<'_, CUdeviceptr>) -> Result {
     let read = |work: &Work| match work {
         Work::Free(address) => Some(*address),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, dptr_out, read) } }
+    told(hNode, dptr_out, read)
 }
 
-pub unsafe fn cuGraphKernelNodeGetAttribute(
+pub fn cuGraphKernelNodeGetAttribute(
     hNode: CUgraphNode,
     attr: CUkernelNodeAttrID,
-    value_out: *mut CUstreamAttrValue,
-) -> CUresult {
+    value_out: Out<'_, CUstreamAttrValue>,
+) -> Result {
     let read = |work: &Work| match work {
         Work::Kernel(kernel) => kernel_attribute(attr, &kernel.attributes),
         _ => None,
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { told(hNode, value_out, read) } }
+    told(hNode, value_out, read)
 }
 
-pub unsafe fn cuGraphKernelNodeSetAttribute(
+pub fn cuGraphKernelNodeSetAttribute(
     hNode: CUgraphNode,
     attr: CUkernelNodeAttrID,
-    value: *const CUstreamAttrValue,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe {
-        let value = given(value)?;
-        set(hNode, |_, _, old| match old {
-            Work::Kernel(kernel) if kernel_attribute(attr, &[]).is_some() => {
-                let list = [CUlaunchAttribute { id: attr, pad: [0; 4], value }];
-                let set = Attributes::read(&list)?;
-                let set = set.items().iter().next().ok_or(CuError::INVALID_VALUE)?;
-                Ok(Work::Kernel(Arc::new(kernel.with_attribute(set.id, set.value)?)))
-            }
-            _ => Err(CuError::INVALID_VALUE),
-        })
-    } }
+    value: In<'_, CUstreamAttrValue>,
+) -> Result {
+    let value = value.get()?;
+    set(hNode, |_, _, old| match old {
+        Work::Kernel(kernel) if kernel_attribute(attr, &[]).is_some() => {
+            let list = [CUlaunchAttribute {
+                id: attr,
+                pad: [0; 4],
+                value,
+            }];
+            let set = Attributes::read(list)?;
+            let set = set.items().iter().next().ok_or(CuError::INVALID_VALUE)?;
+            Ok(Work::Kernel(Arc::new(
+                kernel.with_attribute(set.id, set.value)?,
+            )))
+        }
+        _ => Err(CuError::INVALID_VALUE),
+    })
 }
 
-pub unsafe fn cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) -> CUresult {
-    body! {
-        let from = node_handle(src)?;
-        set(dst, |_, model, old| match (&model.node(from)?.work, old) {
-            (Work::Kernel(from), Work::Kernel(to)) => {
-                Ok(Work::Kernel(Arc::new(to.with_attributes(from.attributes.clone())?)))
-            }
-            _ => Err(CuError::INVALID_VALUE),
-        })
-    }
+pub fn cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode) -> Result {
+    let from = node_handle(src)?;
+    set(dst, |_, model, old| match (&model.node(from)?.work, old) {
+        (Work::Kernel(from), Work::Kernel(to)) => Ok(Work::Kernel(Arc::new(
+            to.with_attributes(from.attributes.clone())?,
+        ))),
+        _ => Err(CuError::INVALID_VALUE),
+    })
 }

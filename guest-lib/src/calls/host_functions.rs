@@ -2,40 +2,47 @@
 
 use std::ffi::c_void;
 
-use super::body;
-use crate::error::CuError;
+use crate::error::{CuError, Result};
 use crate::host_function::{Function, launch};
+use crate::parameter::Pointer;
 use crate::stream::target;
-use crate::types::{CUhostFn, CUresult, CUstream, CUstreamCallback, DefaultStream};
+use crate::types::{CUhostFn, CUstream, CUstreamCallback, DefaultStream};
 
-pub unsafe fn cuLaunchHostFunc(
+pub fn cuLaunchHostFunc(
     default: DefaultStream,
     hStream: CUstream,
     function: CUhostFn,
-    userData: *mut c_void,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        if function.is_none() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        launch(scope, target, Function::Plain { function, data: userData })
+    userData: Pointer<'_, c_void>,
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    if function.is_none() {
+        return Err(CuError::INVALID_VALUE);
     }
+    launch(
+        scope,
+        target,
+        Function::Plain {
+            function,
+            data: userData.as_ptr(),
+        },
+    )
 }
 
-pub unsafe fn cuStreamAddCallback(
+pub fn cuStreamAddCallback(
     default: DefaultStream,
     hStream: CUstream,
     callback: CUstreamCallback,
-    userData: *mut c_void,
+    userData: Pointer<'_, c_void>,
     flags: u32,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        if callback.is_none() || flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let function = Function::Callback { function: callback, stream: hStream, data: userData };
-        launch(scope, target, function)
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    if callback.is_none() || flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let function = Function::Callback {
+        function: callback,
+        stream: hStream,
+        data: userData.as_ptr(),
+    };
+    launch(scope, target, function)
 }

@@ -2,107 +2,95 @@
 
 use std::ffi::c_void;
 
-use super::body;
 use crate::error::{CuError, Result};
 use crate::function;
 use crate::launch::{Arguments, Attributes, Shape, launch};
+use crate::parameter::In;
 use crate::stream::target;
-use crate::types::{CUfunction, CUresult, CUstream, DefaultStream};
+use crate::types::{CUfunction, CUstream, DefaultStream};
 
-pub unsafe fn cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) -> CUresult {
-    body! {
-        crate::context::scope()?;
-        let (_, facts) = function::find(hfunc)?;
-        let size = |size: i32| u32::try_from(size).ok().filter(|size| *size > 0);
-        let (Some(x), Some(y), Some(z)) = (size(x), size(y), size(z)) else {
-            return Err(CuError::INVALID_VALUE);
-        };
-        facts.legacy.lock().block = [x, y, z];
-        Ok(())
-    }
+pub fn cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) -> Result {
+    crate::context::scope()?;
+    let (_, facts) = function::find(hfunc)?;
+    let size = |size: i32| u32::try_from(size).ok().filter(|size| *size > 0);
+    let (Some(x), Some(y), Some(z)) = (size(x), size(y), size(z)) else {
+        return Err(CuError::INVALID_VALUE);
+    };
+    facts.legacy.lock().block = [x, y, z];
+    Ok(())
 }
 
-pub unsafe fn cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) -> CUresult {
-    body! {
-        crate::context::scope()?;
-        let (_, facts) = function::find(hfunc)?;
-        facts.legacy.lock().shared = bytes;
-        Ok(())
-    }
+pub fn cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) -> Result {
+    crate::context::scope()?;
+    let (_, facts) = function::find(hfunc)?;
+    facts.legacy.lock().shared = bytes;
+    Ok(())
 }
 
-pub unsafe fn cuParamSetSize(hfunc: CUfunction, numbytes: u32) -> CUresult {
-    body! {
-        crate::context::scope()?;
-        function::find(hfunc)?.1.legacy.lock().set_size(numbytes)
-    }
+pub fn cuParamSetSize(hfunc: CUfunction, numbytes: u32) -> Result {
+    crate::context::scope()?;
+    function::find(hfunc)?.1.legacy.lock().set_size(numbytes)
 }
 
-fn set(function: CUfunction, offset: i32, bytes: &[u8]) -> Result {
+fn set(function: CUfunction, offset: i32, bytes: impl ExactSizeIterator<Item = u8>) -> Result {
     crate::context::scope()?;
     function::find(function)?.1.legacy.lock().set(offset, bytes)
 }
 
-pub unsafe fn cuParamSeti(hfunc: CUfunction, offset: i32, value: u32) -> CUresult {
-    body! { set(hfunc, offset, &value.to_ne_bytes()) }
+pub fn cuParamSeti(hfunc: CUfunction, offset: i32, value: u32) -> Result {
+    set(hfunc, offset, value.to_ne_bytes().into_iter())
 }
 
-pub unsafe fn cuParamSetf(hfunc: CUfunction, offset: i32, value: f32) -> CUresult {
-    body! { set(hfunc, offset, &value.to_ne_bytes()) }
+pub fn cuParamSetf(hfunc: CUfunction, offset: i32, value: f32) -> Result {
+    set(hfunc, offset, value.to_ne_bytes().into_iter())
 }
 
-pub unsafe fn cuParamSetv(
-    hfunc: CUfunction,
-    offset: i32,
-    ptr: *const c_void,
-    numbytes: u32,
-) -> CUresult {
-    body! {
-        if ptr.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: the program vouches for that many bytes there.
-        let bytes = unsafe { std::slice::from_raw_parts(ptr.cast::<u8>(), numbytes as usize) };
-        set(hfunc, offset, bytes)
+pub fn cuParamSetv(hfunc: CUfunction, offset: i32, ptr: In<'_, [u8]>, _numbytes: u32) -> Result {
+    if ptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    set(hfunc, offset, ptr.values()?)
 }
 
-pub unsafe fn cuLaunch(f: CUfunction) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuLaunchGrid(f, 1, 1) }
+pub fn cuLaunch(f: CUfunction) -> Result {
+    cuLaunchGrid(f, 1, 1)
 }
 
-pub unsafe fn cuLaunchGrid(f: CUfunction, grid_width: i32, grid_height: i32) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuLaunchGridAsync(f, grid_width, grid_height, std::ptr::null_mut()) }
+pub fn cuLaunchGrid(f: CUfunction, grid_width: i32, grid_height: i32) -> Result {
+    cuLaunchGridAsync(f, grid_width, grid_height, std::ptr::null_mut())
 }
 
-pub unsafe fn cuLaunchGridAsync(
+pub fn cuLaunchGridAsync(
     f: CUfunction,
     grid_width: i32,
     grid_height: i32,
     hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(DefaultStream::Legacy, hStream)?;
-        let (_, facts) = function::find(f)?;
-        let size = |size: i32| u32::try_from(size).map_err(|_| CuError::INVALID_VALUE);
-        let grid = [size(grid_width)?, size(grid_height)?, 1];
-        let settings = facts.legacy.lock();
-        let shape = Shape { grid, block: settings.block, shared: settings.shared };
-        let mut parameters = settings.parameters();
-        drop(settings);
-        let mut bytes = parameters.len();
-        // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
-        let mut extra: [*mut c_void; 5] = [
-            std::ptr::without_provenance_mut(1),
-            parameters.as_mut_ptr().cast(),
-            std::ptr::without_provenance_mut(2),
-            (&raw mut bytes).cast(),
-            std::ptr::null_mut(),
-        ];
-        let arguments = Arguments { values: std::ptr::null_mut(), extra: extra.as_mut_ptr() };
-        // SAFETY: the buffer is as long as the list says, and is compared with the function's parameters.
-        unsafe { launch(scope, target, f, shape, Attributes::NONE, arguments) }
-    }
+) -> Result {
+    let (scope, target) = target(DefaultStream::Legacy, hStream)?;
+    let (_, facts) = function::find(f)?;
+    let size = |size: i32| u32::try_from(size).map_err(|_| CuError::INVALID_VALUE);
+    let grid = [size(grid_width)?, size(grid_height)?, 1];
+    let settings = facts.legacy.lock();
+    let shape = Shape {
+        grid,
+        block: settings.block,
+        shared: settings.shared,
+    };
+    let mut parameters = settings.parameters();
+    drop(settings);
+    let mut bytes = parameters.len();
+    // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
+    let mut extra: [*mut c_void; 5] = [
+        std::ptr::without_provenance_mut(1),
+        parameters.as_mut_ptr().cast(),
+        std::ptr::without_provenance_mut(2),
+        (&raw mut bytes).cast(),
+        std::ptr::null_mut(),
+    ];
+    let arguments = Arguments {
+        values: std::ptr::null_mut(),
+        extra: extra.as_mut_ptr(),
+    };
+    // SAFETY: the buffer is as long as the list says, and is compared with the function's parameters.
+    unsafe { launch(scope, target, f, shape, Attributes::NONE, arguments) }
 }

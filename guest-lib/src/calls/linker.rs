@@ -1,17 +1,17 @@
 //! The linker. What a program adds is kept here; completing the link sends it all.
 
 use std::collections::HashMap;
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::modules::file;
-use super::{body, put, string};
 use crate::context;
 use crate::error::{CuError, Result};
 use crate::jit::{Jit, Logs};
 use crate::link::{Goal, Input, link};
-use crate::types::{CUjit_option, CUjitInputType, CUlinkState, CUresult};
+use crate::parameter::{In, InOut, Out, Text};
+use crate::types::{CUjit_option, CUjitInputType, CUlinkState};
 
 /// `CU_JIT_INPUT_*` up to `CU_JIT_INPUT_NVVM`.
 const INPUT_TYPES: u32 = 6;
@@ -105,115 +105,94 @@ impl Link {
     }
 }
 
-pub unsafe fn cuLinkCreate_v2(
-    numOptions: u32,
-    options: *const CUjit_option,
-    optionValues: *mut *mut c_void,
-    stateOut: *mut CUlinkState,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        // SAFETY: as the caller promises, until the link is destroyed.
-        let jit = unsafe { Jit::read(numOptions, options, optionValues) }?;
-        let link = Box::new(Link {
-            jit,
-            inputs: Vec::new(),
-            state: State::Pending,
-            errors: Vec::new(),
-            time: Duration::ZERO,
-        });
-        link.jit.tell(&Logs::default(), Duration::ZERO);
-        let address = std::ptr::from_ref(&*link).addr();
-        // SAFETY: as the caller promises.
-        unsafe { put(stateOut, std::ptr::without_provenance_mut(address)) }?;
-        links().get_or_insert_default().insert(address, link);
-        Ok(())
-    }
+pub fn cuLinkCreate_v2(
+    _numOptions: u32,
+    options: In<'_, [CUjit_option]>,
+    optionValues: InOut<'_, [*mut c_void]>,
+    stateOut: Out<'_, CUlinkState>,
+) -> Result {
+    context::scope()?;
+    let jit = Jit::read(options, optionValues)?;
+    let link = Box::new(Link {
+        jit,
+        inputs: Vec::new(),
+        state: State::Pending,
+        errors: Vec::new(),
+        time: Duration::ZERO,
+    });
+    link.jit.tell(&Logs::default(), Duration::ZERO);
+    let address = std::ptr::from_ref(&*link).addr();
+    stateOut.put(std::ptr::without_provenance_mut(address))?;
+    links().get_or_insert_default().insert(address, link);
+    Ok(())
 }
 
-pub unsafe fn cuLinkAddData_v2(
+pub fn cuLinkAddData_v2(
     state: CUlinkState,
     inputType: CUjitInputType,
-    data: *const c_void,
-    size: usize,
-    name: *const c_char,
+    data: In<'_, [u8]>,
+    _size: usize,
+    name: Text<'_>,
     _numOptions: u32,
-    _options: *const CUjit_option,
-    _optionValues: *mut *mut c_void,
-) -> CUresult {
-    body! {
-        if data.is_null() {
-            return Err(CuError::INVALID_VALUE);
+    _options: In<'_, [CUjit_option]>,
+    _optionValues: InOut<'_, [*mut c_void]>,
+) -> Result {
+    if data.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let name = if name.is_null() { c"" } else { name.get()? };
+    with_link(state, |link| {
+        link.add(inputType, name.to_bytes(), data.to_vec()?)
+    })
+}
+
+pub fn cuLinkAddFile_v2(
+    state: CUlinkState,
+    inputType: CUjitInputType,
+    path: Text<'_>,
+    _numOptions: u32,
+    _options: In<'_, [CUjit_option]>,
+    _optionValues: InOut<'_, [*mut c_void]>,
+) -> Result {
+    let (mut data, name) = (file(path)?, path.get()?);
+    if inputType != PTX {
+        data.pop();
+    }
+    with_link(state, |link| link.add(inputType, name.to_bytes(), data))
+}
+
+pub fn cuLinkComplete(
+    state: CUlinkState,
+    cubinOut: Out<'_, *mut c_void>,
+    sizeOut: Out<'_, usize>,
+) -> Result {
+    if cubinOut.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    with_link(state, |link| {
+        match &link.state {
+            State::Pending => {}
+            State::Complete(_) => return Err(CuError::INVALID_HANDLE),
+            State::Failed(error) => return Err(*error),
         }
-        // SAFETY: the program vouches for `size` bytes.
-        let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), size) };
-        let name = if name.is_null() {
-            c""
-        } else {
-            // SAFETY: as the caller promises.
-            unsafe { string(name) }?
+        let mut image = match link.run(Goal::Image) {
+            Ok(image) => image,
+            Err(error) => {
+                link.state = State::Failed(error);
+                return Err(error);
+            }
         };
-        with_link(state, |link| link.add(inputType, name.to_bytes(), data.to_vec()))
-    }
+        // The image stays where it is when the vector moves.
+        cubinOut.put(image.as_mut_ptr().cast())?;
+        sizeOut.put_if_wanted(image.len());
+        link.state = State::Complete(image);
+        Ok(())
+    })
 }
 
-pub unsafe fn cuLinkAddFile_v2(
-    state: CUlinkState,
-    inputType: CUjitInputType,
-    path: *const c_char,
-    _numOptions: u32,
-    _options: *const CUjit_option,
-    _optionValues: *mut *mut c_void,
-) -> CUresult {
-    body! {
-        // SAFETY: as the caller promises.
-        let (mut data, name) = unsafe { (file(path)?, string(path)?) };
-        if inputType != PTX {
-            data.pop();
-        }
-        with_link(state, |link| link.add(inputType, name.to_bytes(), data))
-    }
-}
-
-pub unsafe fn cuLinkComplete(
-    state: CUlinkState,
-    cubinOut: *mut *mut c_void,
-    sizeOut: *mut usize,
-) -> CUresult {
-    body! {
-        if cubinOut.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        with_link(state, |link| {
-            match &link.state {
-                State::Pending => {}
-                State::Complete(_) => return Err(CuError::INVALID_HANDLE),
-                State::Failed(error) => return Err(*error),
-            }
-            let mut image = match link.run(Goal::Image) {
-                Ok(image) => image,
-                Err(error) => {
-                    link.state = State::Failed(error);
-                    return Err(error);
-                }
-            };
-            // SAFETY: not null; the caller of the export promises that both places are writable. The image
-            // stays where it is when the vector moves.
-            unsafe {
-                put(cubinOut, image.as_mut_ptr().cast())?;
-                if !sizeOut.is_null() {
-                    sizeOut.write(image.len());
-                }
-            }
-            link.state = State::Complete(image);
-            Ok(())
-        })
-    }
-}
-
-pub unsafe fn cuLinkDestroy(state: CUlinkState) -> CUresult {
-    body! {
-        let link = links().as_mut().and_then(|links| links.remove(&state.addr()));
-        link.map(drop).ok_or(CuError::INVALID_HANDLE)
-    }
+pub fn cuLinkDestroy(state: CUlinkState) -> Result {
+    let link = links()
+        .as_mut()
+        .and_then(|links| links.remove(&state.addr()));
+    link.map(drop).ok_or(CuError::INVALID_HANDLE)
 }

@@ -3,15 +3,16 @@
 use std::ffi::c_void;
 use std::path::Path;
 
-use super::{body, device, put};
+use super::device;
 use crate::capture;
 use crate::context;
 use crate::error::{CuError, Result};
 use crate::managed::{DEVICE_CPU, DEVICE_INVALID, Location, Range};
 use crate::memory;
+use crate::parameter::{In, Out};
 use crate::stream::target;
 use crate::types::{
-    CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation, CUresult, CUstream,
+    CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation, CUstream,
     DefaultStream,
 };
 
@@ -22,16 +23,13 @@ const LOCATION_HOST: u32 = 2;
 const LOCATION_HOST_NUMA: u32 = 3;
 const LOCATION_HOST_NUMA_CURRENT: u32 = 4;
 
-pub unsafe fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: u32) -> CUresult {
-    body! {
-        if dptr.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let scope = context::scope()?;
-        let address = memory::allocate_managed(scope, bytesize as u64, flags)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(dptr, address) }
+pub fn cuMemAllocManaged(dptr: Out<'_, CUdeviceptr>, bytesize: usize, flags: u32) -> Result {
+    if dptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let scope = context::scope()?;
+    let address = memory::allocate_managed(scope, bytesize as u64, flags)?;
+    dptr.put(address)
 }
 
 /// The place that a device ordinal names, -1 being the host.
@@ -88,22 +86,22 @@ fn advise(
     Ok(())
 }
 
-pub unsafe fn cuMemAdvise(
+pub fn cuMemAdvise(
     devPtr: CUdeviceptr,
     count: usize,
     advice: CUmem_advise,
     device: CUdevice,
-) -> CUresult {
-    body! { advise(devPtr, count, advice, || place(device)) }
+) -> Result {
+    advise(devPtr, count, advice, || place(device))
 }
 
-pub unsafe fn cuMemAdvise_v2(
+pub fn cuMemAdvise_v2(
     devPtr: CUdeviceptr,
     count: usize,
     advice: CUmem_advise,
     location: CUmemLocation,
-) -> CUresult {
-    body! { advise(devPtr, count, advice, || self::location(location)) }
+) -> Result {
+    advise(devPtr, count, advice, || self::location(location))
 }
 
 /// Memory does not move, so a prefetch is complete at once.
@@ -112,38 +110,34 @@ fn prefetch(address: CUdeviceptr, bytes: usize, to: Location) -> Result {
     Ok(())
 }
 
-pub unsafe fn cuMemPrefetchAsync(
+pub fn cuMemPrefetchAsync(
     default: DefaultStream,
     devPtr: CUdeviceptr,
     count: usize,
     dstDevice: CUdevice,
     hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        capture::check_work(target)?;
-        prefetch(devPtr, count, place(dstDevice)?)
-    }
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    capture::check_work(target)?;
+    prefetch(devPtr, count, place(dstDevice)?)
 }
 
-pub unsafe fn cuMemPrefetchAsync_v2(
+pub fn cuMemPrefetchAsync_v2(
     default: DefaultStream,
     devPtr: CUdeviceptr,
     count: usize,
     location: CUmemLocation,
     flags: u32,
     hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        capture::check_work(target)?;
-        if flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        prefetch(devPtr, count, self::location(location)?)
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    capture::check_work(target)?;
+    if flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    prefetch(devPtr, count, self::location(location)?)
 }
 
 /// Checked operands of a batch.
@@ -154,34 +148,23 @@ struct Batch {
 }
 
 /// The ranges of a batch call.
-///
-/// # Safety
-/// The arrays are null or have `count` elements.
-unsafe fn ranges(
-    addresses: *const CUdeviceptr,
-    sizes: *const usize,
+fn ranges(
+    addresses: In<'_, [CUdeviceptr]>,
+    sizes: In<'_, [usize]>,
     count: usize,
 ) -> Result<Vec<Range>> {
     if addresses.is_null() || sizes.is_null() || count == 0 {
         return Err(CuError::INVALID_VALUE);
     }
     (0..count)
-        .map(|index| {
-            // SAFETY: both arrays have that many elements.
-            let (address, bytes) =
-                unsafe { (addresses.add(index).read(), sizes.add(index).read()) };
-            Range::of(address, bytes as u64)
-        })
+        .map(|index| Range::of(addresses.get(index)?, sizes.get(index)? as u64))
         .collect()
 }
 
 /// The place of each of `count` ranges: a place holds from the range that its index names on.
-///
-/// # Safety
-/// The arrays are null or have `number` elements.
-unsafe fn places(
-    locations: *const CUmemLocation,
-    indices: *const usize,
+fn places(
+    locations: In<'_, [CUmemLocation]>,
+    indices: In<'_, [usize]>,
     number: usize,
     count: usize,
 ) -> Result<Vec<Location>> {
@@ -190,8 +173,7 @@ unsafe fn places(
     }
     let mut places = Vec::with_capacity(count);
     for index in 0..number {
-        // SAFETY: both arrays have that many elements.
-        let (first, named) = unsafe { (indices.add(index).read(), locations.add(index).read()) };
+        let (first, named) = (indices.get(index)?, locations.get(index)?);
         let is_next = match index {
             0 => first == 0,
             _ => (places.len()..count).contains(&first),
@@ -217,109 +199,100 @@ impl Batch {
     }
 }
 
-pub unsafe fn cuMemPrefetchBatchAsync(
+pub fn cuMemPrefetchBatchAsync(
     default: DefaultStream,
-    dptrs: *const CUdeviceptr,
-    sizes: *const usize,
+    dptrs: In<'_, [CUdeviceptr]>,
+    sizes: In<'_, [usize]>,
     count: usize,
-    prefetchLocs: *const CUmemLocation,
-    prefetchLocIdxs: *const usize,
+    prefetchLocs: In<'_, [CUmemLocation]>,
+    prefetchLocIdxs: In<'_, [usize]>,
     numPrefetchLocs: usize,
     flags: u64,
     hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        capture::check_work(target)?;
-        if flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        let batch = unsafe {
-            Batch {
-                ranges: ranges(dptrs, sizes, count)?,
-                places: places(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, count)?,
-            }
-        };
-        batch.prefetch();
-        Ok(())
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    capture::check_work(target)?;
+    if flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let batch = Batch {
+        ranges: ranges(dptrs, sizes, count)?,
+        places: places(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, count)?,
+    };
+    batch.prefetch();
+    Ok(())
 }
 
 /// What was discarded may keep its contents: only a write or a prefetch makes them defined again.
-pub unsafe fn cuMemDiscardBatchAsync(
+pub fn cuMemDiscardBatchAsync(
     default: DefaultStream,
-    dptrs: *const CUdeviceptr,
-    sizes: *const usize,
+    dptrs: In<'_, [CUdeviceptr]>,
+    sizes: In<'_, [usize]>,
     count: usize,
     flags: u64,
     hStream: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        capture::check_work(target)?;
-        if flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { ranges(dptrs, sizes, count) }.map(drop)
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    capture::check_work(target)?;
+    if flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    ranges(dptrs, sizes, count).map(drop)
 }
 
-pub unsafe fn cuMemDiscardAndPrefetchBatchAsync(
+pub fn cuMemDiscardAndPrefetchBatchAsync(
     default: DefaultStream,
-    dptrs: *const CUdeviceptr,
-    sizes: *const usize,
+    dptrs: In<'_, [CUdeviceptr]>,
+    sizes: In<'_, [usize]>,
     count: usize,
-    prefetchLocs: *const CUmemLocation,
-    prefetchLocIdxs: *const usize,
+    prefetchLocs: In<'_, [CUmemLocation]>,
+    prefetchLocIdxs: In<'_, [usize]>,
     numPrefetchLocs: usize,
     flags: u64,
     hStream: CUstream,
-) -> CUresult {
-    // SAFETY: as the caller promises. What was discarded may keep its contents.
-    unsafe {
-        cuMemPrefetchBatchAsync(
-            default,
-            dptrs,
-            sizes,
-            count,
-            prefetchLocs,
-            prefetchLocIdxs,
-            numPrefetchLocs,
-            flags,
-            hStream,
-        )
-    }
+) -> Result {
+    cuMemPrefetchBatchAsync(
+        default,
+        dptrs,
+        sizes,
+        count,
+        prefetchLocs,
+        prefetchLocIdxs,
+        numPrefetchLocs,
+        flags,
+        hStream,
+    )
 }
 
 /// Host and device reach managed memory at the same time, so it makes no difference what it is attached to.
-pub unsafe fn cuStreamAttachMemAsync(
+pub fn cuStreamAttachMemAsync(
     default: DefaultStream,
     hStream: CUstream,
     dptr: CUdeviceptr,
     length: usize,
     flags: u32,
-) -> CUresult {
+) -> Result {
     const GLOBAL: u32 = 1;
     const HOST: u32 = 2;
     const SINGLE: u32 = 4;
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        scope.session.alive()?;
-        capture::check_work(target)?;
-        let known = match flags {
-            GLOBAL | HOST => true,
-            SINGLE => !target.handle.is_legacy(),
-            _ => false,
-        };
-        let whole = memory::memory_map()
-            .find(dptr)
-            .filter(|allocation| allocation.is_managed() && allocation.base == dptr)
-            .is_some_and(|allocation| length == 0 || length as u64 == allocation.bytes);
-        if known && whole { Ok(()) } else { Err(CuError::INVALID_VALUE) }
+    let (scope, target) = target(default, hStream)?;
+    scope.session.alive()?;
+    capture::check_work(target)?;
+    let known = match flags {
+        GLOBAL | HOST => true,
+        SINGLE => !target.handle.is_legacy(),
+        _ => false,
+    };
+    let whole = memory::memory_map()
+        .find(dptr)
+        .filter(|allocation| allocation.is_managed() && allocation.base == dptr)
+        .is_some_and(|allocation| length == 0 || length as u64 == allocation.bytes);
+    if known && whole {
+        Ok(())
+    } else {
+        Err(CuError::INVALID_VALUE)
     }
 }
 
@@ -344,17 +317,10 @@ fn pair(place: Option<Location>) -> (u32, i32) {
 }
 
 /// Writes an attribute of a range.
-///
-/// # Safety
-/// `data` is writable for `bytes` bytes.
-unsafe fn put_attribute(
-    data: *mut c_void,
-    bytes: usize,
-    attribute: CUmem_range_attribute,
-    range: Range,
-) -> Result {
+fn put_attribute(data: Out<'_, [u8]>, attribute: CUmem_range_attribute, range: Range) -> Result {
     /// `CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY`: a list, all others are one word.
     const ACCESSED_BY: CUmem_range_attribute = 3;
+    let bytes = data.len();
     let words = bytes / size_of::<i32>();
     let fits = match attribute {
         ACCESSED_BY => words > 0 && bytes.is_multiple_of(size_of::<i32>()),
@@ -368,11 +334,8 @@ unsafe fn put_attribute(
         2 => ordinal(range.preferred()),
         ACCESSED_BY => {
             let rest = std::iter::repeat(DEVICE_INVALID);
-            for (index, accessor) in range.accessed_by().chain(rest).take(words).enumerate() {
-                // SAFETY: that many words fit.
-                unsafe { data.cast::<i32>().add(index).write_unaligned(accessor) };
-            }
-            return Ok(());
+            let words = range.accessed_by().chain(rest).take(words);
+            return data.put_all(words.flat_map(i32::to_ne_bytes));
         }
         4 => ordinal(range.prefetched()),
         5 => pair(range.preferred()).0.cast_signed(),
@@ -381,47 +344,39 @@ unsafe fn put_attribute(
         8 => pair(range.prefetched()).1,
         _ => return Err(CuError::INVALID_VALUE),
     };
-    // SAFETY: one word fits.
-    unsafe { data.cast::<i32>().write_unaligned(value) };
-    Ok(())
+    data.put_all(value.to_ne_bytes())
 }
 
-pub unsafe fn cuMemRangeGetAttribute(
-    data: *mut c_void,
-    dataSize: usize,
+pub fn cuMemRangeGetAttribute(
+    data: Out<'_, [u8]>,
+    _dataSize: usize,
     attribute: CUmem_range_attribute,
     devPtr: CUdeviceptr,
     count: usize,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        let range = Range::of(devPtr, count as u64)?;
-        // SAFETY: as the caller promises.
-        unsafe { put_attribute(data, dataSize, attribute, range) }
-    }
+) -> Result {
+    context::scope()?;
+    let range = Range::of(devPtr, count as u64)?;
+    put_attribute(data, attribute, range)
 }
 
-pub unsafe fn cuMemRangeGetAttributes(
-    data: *mut *mut c_void,
-    dataSizes: *const usize,
-    attributes: *const CUmem_range_attribute,
+pub fn cuMemRangeGetAttributes(
+    data: In<'_, [*mut c_void]>,
+    dataSizes: In<'_, [usize]>,
+    attributes: In<'_, [CUmem_range_attribute]>,
     numAttributes: usize,
     devPtr: CUdeviceptr,
     count: usize,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        if data.is_null() || dataSizes.is_null() || attributes.is_null() || numAttributes == 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let range = Range::of(devPtr, count as u64)?;
-        for index in 0..numAttributes {
-            // SAFETY: the arrays have that many elements, and each place its size.
-            unsafe {
-                let (place, bytes) = (data.add(index).read(), dataSizes.add(index).read());
-                put_attribute(place, bytes, attributes.add(index).read(), range)?;
-            }
-        }
-        Ok(())
+) -> Result {
+    context::scope()?;
+    if data.is_null() || dataSizes.is_null() || attributes.is_null() || numAttributes == 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let range = Range::of(devPtr, count as u64)?;
+    for index in 0..numAttributes {
+        let (place, bytes) = (data.get(index)?, dataSizes.get(index)?);
+        // SAFETY: each place is as long as its size says, by the contract of `In`.
+        let place = unsafe { Out::list(place.cast(), bytes) };
+        put_attribute(place, attributes.get(index)?, range)?;
+    }
+    Ok(())
 }

@@ -4,133 +4,114 @@ use std::ffi::c_void;
 
 use wormhole_api::MemGetInfo;
 
-use super::{body, put, put_if_wanted};
 use crate::context;
 use crate::error::{CuError, Result};
 use crate::memory::{self, memory_map};
 use crate::memory_map::Origin;
-use crate::types::{CUdeviceptr, CUresult};
+use crate::parameter::Out;
+use crate::types::CUdeviceptr;
 
 /// Rows of `cuMemAllocPitch` start at multiples of this.
 const PITCH: u64 = 512;
 
-pub unsafe fn cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytesize: usize) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if dptr.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { put(dptr, memory::allocate(scope, bytesize as u64)?) }
+pub fn cuMemAlloc_v2(dptr: Out<'_, CUdeviceptr>, bytesize: usize) -> Result {
+    let scope = context::scope()?;
+    if dptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    dptr.put(memory::allocate(scope, bytesize as u64)?)
 }
 
-pub unsafe fn cuMemAllocPitch_v2(
-    dptr: *mut CUdeviceptr,
-    pPitch: *mut usize,
+pub fn cuMemAllocPitch_v2(
+    dptr: Out<'_, CUdeviceptr>,
+    pPitch: Out<'_, usize>,
     WidthInBytes: usize,
     Height: usize,
     ElementSizeBytes: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if dptr.is_null() || pPitch.is_null() || ![4, 8, 16].contains(&ElementSizeBytes) {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let pitch = (WidthInBytes as u64).checked_next_multiple_of(PITCH).ok_or(CuError::INVALID_VALUE)?;
-        let bytes = pitch.checked_mul(Height as u64).ok_or(CuError::OUT_OF_MEMORY)?;
-        // SAFETY: as the caller promises.
-        unsafe {
-            put(dptr, memory::allocate(scope, bytes)?)?;
-            put(pPitch, usize::try_from(pitch).unwrap_or(usize::MAX))
-        }
+) -> Result {
+    let scope = context::scope()?;
+    if dptr.is_null() || pPitch.is_null() || ![4, 8, 16].contains(&ElementSizeBytes) {
+        return Err(CuError::INVALID_VALUE);
     }
+    let pitch = (WidthInBytes as u64)
+        .checked_next_multiple_of(PITCH)
+        .ok_or(CuError::INVALID_VALUE)?;
+    let bytes = pitch
+        .checked_mul(Height as u64)
+        .ok_or(CuError::OUT_OF_MEMORY)?;
+    dptr.put(memory::allocate(scope, bytes)?)?;
+    pPitch.put(usize::try_from(pitch).unwrap_or(usize::MAX))
 }
 
-pub unsafe fn cuMemFree_v2(dptr: CUdeviceptr) -> CUresult {
-    body! { memory::free(context::scope_or_primary()?, dptr) }
+pub fn cuMemFree_v2(dptr: CUdeviceptr) -> Result {
+    memory::free(context::scope_or_primary()?, dptr)
 }
 
-pub unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        let info = scope.session.request(&MemGetInfo {}, |reply| [reply.free, reply.total])?;
-        let [free_bytes, total_bytes] = info.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        // SAFETY: as the caller promises.
-        unsafe {
-            put_if_wanted(free, free_bytes);
-            put_if_wanted(total, total_bytes);
-        }
-        Ok(())
-    }
+pub fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> Result {
+    let scope = context::scope()?;
+    let info = scope
+        .session
+        .request(&MemGetInfo {}, |reply| [reply.free, reply.total])?;
+    let [free_bytes, total_bytes] = info.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    free.put_if_wanted(free_bytes);
+    total.put_if_wanted(total_bytes);
+    Ok(())
 }
 
-pub unsafe fn cuMemGetAddressRange_v2(
-    pbase: *mut CUdeviceptr,
-    psize: *mut usize,
+pub fn cuMemGetAddressRange_v2(
+    pbase: Out<'_, CUdeviceptr>,
+    psize: Out<'_, usize>,
     dptr: CUdeviceptr,
-) -> CUresult {
-    body! {
-        context::scope()?.session.alive()?;
-        let allocation = memory_map().find(dptr).ok_or(CuError::NOT_FOUND)?;
-        // SAFETY: as the caller promises.
-        unsafe {
-            put_if_wanted(pbase, allocation.base);
-            put_if_wanted(psize, usize::try_from(allocation.bytes).unwrap_or(usize::MAX));
-        }
-        Ok(())
-    }
+) -> Result {
+    context::scope()?.session.alive()?;
+    let allocation = memory_map().find(dptr).ok_or(CuError::NOT_FOUND)?;
+    pbase.put_if_wanted(allocation.base);
+    psize.put_if_wanted(usize::try_from(allocation.bytes).unwrap_or(usize::MAX));
+    Ok(())
 }
 
 fn address_of(pointer: *mut c_void) -> u64 {
     pointer.expose_provenance() as u64
 }
 
-pub unsafe fn cuMemHostAlloc(pp: *mut *mut c_void, bytesize: usize, Flags: u32) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pp.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let address = memory::allocate_host(scope, bytesize as u64, Flags)?;
-        let address = usize::try_from(address).map_err(|_| CuError::UNKNOWN)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pp, std::ptr::with_exposed_provenance_mut(address)) }
+pub fn cuMemHostAlloc(pp: Out<'_, *mut c_void>, bytesize: usize, Flags: u32) -> Result {
+    let scope = context::scope()?;
+    if pp.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let address = memory::allocate_host(scope, bytesize as u64, Flags)?;
+    let address = usize::try_from(address).map_err(|_| CuError::UNKNOWN)?;
+    pp.put(std::ptr::with_exposed_provenance_mut(address))
 }
 
-pub unsafe fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuMemHostAlloc(pp, bytesize, 0) }
+pub fn cuMemAllocHost_v2(pp: Out<'_, *mut c_void>, bytesize: usize) -> Result {
+    cuMemHostAlloc(pp, bytesize, 0)
 }
 
-pub unsafe fn cuMemFreeHost(p: *mut c_void) -> CUresult {
-    body! { memory::free_host(context::scope_or_primary()?, address_of(p)) }
+pub fn cuMemFreeHost(p: *mut c_void) -> Result {
+    memory::free_host(context::scope_or_primary()?, address_of(p))
 }
 
-pub unsafe fn cuMemHostGetDevicePointer_v2(
-    pdptr: *mut CUdeviceptr,
+pub fn cuMemHostGetDevicePointer_v2(
+    pdptr: Out<'_, CUdeviceptr>,
     p: *mut c_void,
     Flags: u32,
-) -> CUresult {
-    body! {
-        context::scope()?.session.alive()?;
-        if Flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let address = address_of(p);
-        let device = memory::find_host(address)?.for_device(address);
-        // SAFETY: as the caller promises.
-        unsafe { put(pdptr, device.ok_or(CuError::INVALID_VALUE)?) }
+) -> Result {
+    context::scope()?.session.alive()?;
+    if Flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let address = address_of(p);
+    let device = memory::find_host(address)?.for_device(address);
+    pdptr.put(device.ok_or(CuError::INVALID_VALUE)?)
 }
 
-pub unsafe fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) -> CUresult {
-    body! { memory::register(context::scope()?, address_of(p), bytesize as u64, Flags) }
+pub fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: u32) -> Result {
+    memory::register(context::scope()?, address_of(p), bytesize as u64, Flags)
 }
 
-pub unsafe fn cuMemHostUnregister(p: *mut c_void) -> CUresult {
-    body! { memory::unregister(context::scope_or_primary()?, address_of(p)) }
+pub fn cuMemHostUnregister(p: *mut c_void) -> Result {
+    memory::unregister(context::scope_or_primary()?, address_of(p))
 }
 
 /// All page-locked memory is mapped and portable, so that is what the flags say.
@@ -140,13 +121,10 @@ fn reported_flags(flags: u32) -> u32 {
     flags | PORTABLE | MAPPED
 }
 
-pub unsafe fn cuMemHostGetFlags(pFlags: *mut u32, p: *mut c_void) -> CUresult {
-    body! {
-        context::scope()?;
-        let flags = flags_of(p)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pFlags, reported_flags(flags)) }
-    }
+pub fn cuMemHostGetFlags(pFlags: Out<'_, u32>, p: *mut c_void) -> Result {
+    context::scope()?;
+    let flags = flags_of(p)?;
+    pFlags.put(reported_flags(flags))
 }
 
 fn flags_of(pointer: *mut c_void) -> Result<u32> {

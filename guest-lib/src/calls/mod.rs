@@ -89,62 +89,14 @@ pub use tensors::*;
 pub use textures::*;
 pub use virtual_memories::*;
 
-use std::ffi::{CStr, c_char};
-
-use crate::error::{CuError, Result};
+use crate::error::Result;
 use crate::types::CUresult;
 
-/// Runs a function's body and gives its result as a code.
+/// What a C function returns.
 #[inline]
-fn run(body: impl FnOnce() -> Result) -> CUresult {
-    match body() {
+pub fn code(result: Result) -> CUresult {
+    match result {
         Ok(()) => 0,
         Err(error) => error.0,
     }
 }
-
-/// Writes a result where the program wants it.
-///
-/// # Safety
-/// `place` is null or writable.
-#[inline]
-unsafe fn put<T>(place: *mut T, value: T) -> Result {
-    if place.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so writable.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
-/// The same for results that the program may not want.
-///
-/// # Safety
-/// `place` is null or writable.
-#[inline]
-unsafe fn put_if_wanted<T>(place: *mut T, value: T) {
-    if !place.is_null() {
-        // SAFETY: not null, so writable.
-        unsafe { place.write(value) };
-    }
-}
-
-/// A string that the program passed.
-///
-/// # Safety
-/// `text` is null or points to a string that outlives the result.
-unsafe fn string<'a>(text: *const c_char) -> Result<&'a CStr> {
-    if text.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so a string.
-    Ok(unsafe { CStr::from_ptr(text) })
-}
-
-/// The function's body, with `?`, as a code.
-macro_rules! body {
-    ($($statement:tt)*) => {
-        $crate::calls::run(|| -> $crate::error::Result { $($statement)* })
-    };
-}
-use body;

@@ -1,21 +1,21 @@
 //! Modules and libraries.
 
 use std::borrow::Cow;
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
 
-use super::{body, put, put_if_wanted, string};
 use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::jit::{Jit, Logs};
 use crate::module::{self, Loadable, Source};
+use crate::parameter::{In, InOut, Out, Pointer, Text};
 use crate::types::{
     CUdeviceptr, CUfunction, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
-    CUmoduleLoadingMode, CUresult,
+    CUmoduleLoadingMode,
 };
 use crate::{context, image, jit, session};
 
@@ -26,7 +26,7 @@ const LAZY: CUmoduleLoadingMode = 2;
 /// Loads an image for `place`.
 fn load<K: Loadable>(
     scope: Scope,
-    place: *mut *mut c_void,
+    place: Out<'_, *mut c_void>,
     bytes: &[u8],
     source: Option<Source>,
     jit: &Jit,
@@ -38,14 +38,12 @@ fn load<K: Loadable>(
     let handle = module::load::<K>(scope, bytes, source, jit, &mut logs);
     jit.tell(&logs, start.elapsed());
     let handle = handle?;
-    // SAFETY: the caller of the export promises that the place is writable.
-    unsafe { put(place, handle) }
+    place.put(handle)
 }
 
 /// The content of a file, as an image: with the zero byte that text ends with.
-pub(super) unsafe fn file(name: *const c_char) -> Result<Vec<u8>> {
-    // SAFETY: as the caller promises.
-    let name = unsafe { string(name) }?;
+pub(super) fn file(name: Text<'_>) -> Result<Vec<u8>> {
+    let name = name.get()?;
     if name.is_empty() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -55,67 +53,56 @@ pub(super) unsafe fn file(name: *const c_char) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-pub unsafe fn cuModuleLoad(module: *mut CUmodule, fname: *const c_char) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        // SAFETY: as the caller promises.
-        load::<ModuleKind>(scope, module, &unsafe { file(fname) }?, None, &jit::NONE)
+/// The bytes of an image that a program passes.
+fn bytes(image: Pointer<'_, c_void>) -> Result<Cow<'_, [u8]>> {
+    // SAFETY: the image stays as it is for the call, by the contract of `Pointer`.
+    unsafe { image::bytes(image.as_ptr()) }
+}
+
+pub fn cuModuleLoad(module: Out<'_, CUmodule>, fname: Text<'_>) -> Result {
+    let scope = context::scope()?;
+    load::<ModuleKind>(scope, module, &file(fname)?, None, &jit::NONE)
+}
+
+pub fn cuModuleLoadData(module: Out<'_, CUmodule>, image: Pointer<'_, c_void>) -> Result {
+    let scope = context::scope()?;
+    load::<ModuleKind>(scope, module, &bytes(image)?, None, &jit::NONE)
+}
+
+pub fn cuModuleLoadDataEx(
+    module: Out<'_, CUmodule>,
+    image: Pointer<'_, c_void>,
+    _numOptions: u32,
+    options: In<'_, [CUjit_option]>,
+    optionValues: InOut<'_, [*mut c_void]>,
+) -> Result {
+    let scope = context::scope()?;
+    let (jit, bytes) = (Jit::read(options, optionValues)?, bytes(image)?);
+    load::<ModuleKind>(scope, module, &bytes, None, &jit)
+}
+
+pub fn cuModuleLoadFatBinary(module: Out<'_, CUmodule>, fatCubin: Pointer<'_, c_void>) -> Result {
+    cuModuleLoadData(module, fatCubin)
+}
+
+pub fn cuModuleUnload(hmod: CUmodule) -> Result {
+    let scope = context::scope_or(|| module::context_of(hmod))?;
+    if module::is_of_library(hmod) {
+        return Err(CuError::INVALID_HANDLE);
     }
+    module::unload::<ModuleKind>(scope, hmod)
 }
 
-pub unsafe fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        // SAFETY: as the caller promises.
-        load::<ModuleKind>(scope, module, &unsafe { image::bytes(image) }?, None, &jit::NONE)
-    }
+pub fn cuModuleGetLoadingMode(mode: Out<'_, CUmoduleLoadingMode>) -> Result {
+    session::session()?;
+    let eager = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER");
+    mode.put(if eager { EAGER } else { LAZY })
 }
 
-pub unsafe fn cuModuleLoadDataEx(
-    module: *mut CUmodule,
-    image: *const c_void,
-    numOptions: u32,
-    options: *const CUjit_option,
-    optionValues: *mut *mut c_void,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        // SAFETY: as the caller promises.
-        let (jit, bytes) = unsafe { (Jit::read(numOptions, options, optionValues)?, image::bytes(image)?) };
-        load::<ModuleKind>(scope, module, &bytes, None, &jit)
-    }
-}
-
-pub unsafe fn cuModuleLoadFatBinary(module: *mut CUmodule, fatCubin: *const c_void) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuModuleLoadData(module, fatCubin) }
-}
-
-pub unsafe fn cuModuleUnload(hmod: CUmodule) -> CUresult {
-    body! {
-        let scope = context::scope_or(|| module::context_of(hmod))?;
-        if module::is_of_library(hmod) {
-            return Err(CuError::INVALID_HANDLE);
-        }
-        module::unload::<ModuleKind>(scope, hmod)
-    }
-}
-
-pub unsafe fn cuModuleGetLoadingMode(mode: *mut CUmoduleLoadingMode) -> CUresult {
-    body! {
-        session::session()?;
-        let eager = std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER");
-        // SAFETY: as the caller promises.
-        unsafe { put(mode, if eager { EAGER } else { LAZY }) }
-    }
-}
-
-/// # Safety
-/// `place` is null or writable, `name` null or a string.
-unsafe fn function<K: Loadable>(
-    place: *mut *mut c_void,
+fn function<K: Loadable>(
+    place: Out<'_, *mut c_void>,
     image: *mut c_void,
-    name: *const c_char,
+    name: Text<'_>,
 ) -> Result {
     if place.is_null() || name.is_null() {
         return Err(CuError::INVALID_VALUE);
@@ -124,57 +111,40 @@ unsafe fn function<K: Loadable>(
         return Err(CuError::INVALID_HANDLE);
     }
     let scope = context::scope_or_primary()?;
-    // SAFETY: as the caller promises.
-    unsafe { put(place, module::function::<K>(scope, image, string(name)?)?) }
+    place.put(module::function::<K>(scope, image, name.get()?)?)
 }
 
-/// # Safety
-/// `address` and `bytes` are null or writable, `name` null or a string.
-unsafe fn global<K: Loadable>(
+fn global<K: Loadable>(
     scope: Scope,
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
+    address: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     image: *mut c_void,
-    name: *const c_char,
+    name: Text<'_>,
 ) -> Result {
-    // SAFETY: as the caller promises.
-    if unsafe { string(name) }?.is_empty() {
+    if name.get()?.is_empty() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: as the caller promises.
-    let (found, length) = module::global::<K>(scope, image, unsafe { string(name) }?)?;
-    // SAFETY: as the caller promises.
-    unsafe {
-        put_if_wanted(address, found);
-        put_if_wanted(bytes, usize::try_from(length).unwrap_or(usize::MAX));
-    }
+    let (found, length) = module::global::<K>(scope, image, name.get()?)?;
+    address.put_if_wanted(found);
+    bytes.put_if_wanted(usize::try_from(length).unwrap_or(usize::MAX));
     Ok(())
 }
 
-pub unsafe fn cuModuleGetFunction(
-    hfunc: *mut CUfunction,
-    hmod: CUmodule,
-    name: *const c_char,
-) -> CUresult {
-    body! {
-        context::scope_or_primary()?.session.alive()?;
-        // SAFETY: as the caller promises.
-        if !name.is_null() && unsafe { string(name) }?.is_empty() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { function::<ModuleKind>(hfunc, hmod, name) }
+pub fn cuModuleGetFunction(hfunc: Out<'_, CUfunction>, hmod: CUmodule, name: Text<'_>) -> Result {
+    context::scope_or_primary()?.session.alive()?;
+    if !name.is_null() && name.get()?.is_empty() {
+        return Err(CuError::INVALID_VALUE);
     }
+    function::<ModuleKind>(hfunc, hmod, name)
 }
 
-pub unsafe fn cuModuleGetGlobal_v2(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
+pub fn cuModuleGetGlobal_v2(
+    dptr: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     hmod: CUmodule,
-    name: *const c_char,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { global::<ModuleKind>(context::scope_or_primary()?, dptr, bytes, hmod, name) } }
+    name: Text<'_>,
+) -> Result {
+    global::<ModuleKind>(context::scope_or_primary()?, dptr, bytes, hmod, name)
 }
 
 /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the image stays where it is until the library is unloaded. The other
@@ -183,153 +153,119 @@ const BINARY_IS_PRESERVED: CUlibraryOption = 1;
 const HOST_TABLE: CUlibraryOption = 0;
 
 /// Whether a table of the program's own functions is asked for that is not there.
-///
-/// # Safety
-/// `options` and `values` have `count` elements, or are null.
-unsafe fn lacks_table(
-    options: *const CUlibraryOption,
-    values: *mut *mut c_void,
-    count: u32,
-) -> bool {
-    (0..count as usize).any(|index| {
-        // SAFETY: as the caller promises.
-        unsafe {
-            options.add(index).read() == HOST_TABLE
-                && (values.is_null() || values.add(index).read().is_null())
-        }
-    })
+fn lacks_table(
+    options: In<'_, [CUlibraryOption]>,
+    values: InOut<'_, [*mut c_void]>,
+) -> Result<bool> {
+    let mut numbered = options.values()?.enumerate();
+    Ok(numbered.any(|(index, option)| {
+        option == HOST_TABLE && !values.get(index).is_ok_and(|table| !table.is_null())
+    }))
 }
 
-/// # Safety
-/// `options` has `count` elements.
-unsafe fn is_preserved(options: *const CUlibraryOption, count: u32) -> bool {
-    // SAFETY: as the caller promises.
-    (0..count as usize).any(|index| unsafe { options.add(index).read() } == BINARY_IS_PRESERVED)
-}
-
-pub unsafe fn cuLibraryLoadData(
-    library: *mut CUlibrary,
-    code: *const c_void,
-    jitOptions: *const CUjit_option,
-    jitOptionsValues: *mut *mut c_void,
-    numJitOptions: u32,
-    libraryOptions: *const CUlibraryOption,
-    libraryOptionValues: *mut *mut c_void,
-    numLibraryOptions: u32,
-) -> CUresult {
-    body! {
-        if library.is_null() || code.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let scope = context::scope_or_primary()?;
-        if libraryOptions.is_null() && numLibraryOptions != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        if unsafe { lacks_table(libraryOptions, libraryOptionValues, numLibraryOptions) } {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        let jit = unsafe { Jit::read(numJitOptions, jitOptions, jitOptionsValues) }?;
-        // SAFETY: as the caller promises.
-        let bytes = unsafe { image::bytes(code) }?;
-        // SAFETY: as the caller promises.
-        let preserved = unsafe { is_preserved(libraryOptions, numLibraryOptions) };
-        let source = match &bytes {
-            Cow::Borrowed(bytes) if preserved => Source::Preserved {
-                address: bytes.as_ptr().expose_provenance(),
-                bytes: bytes.len(),
-            },
-            _ => Source::Kept((&*bytes).into()),
-        };
-        load::<LibraryKind>(scope, library, &bytes, Some(source), &jit)
-    }
-}
-
-pub unsafe fn cuLibraryLoadFromFile(
-    library: *mut CUlibrary,
-    fileName: *const c_char,
-    jitOptions: *const CUjit_option,
-    jitOptionsValues: *mut *mut c_void,
-    numJitOptions: u32,
-    _libraryOptions: *const CUlibraryOption,
-    _libraryOptionValues: *mut *mut c_void,
+pub fn cuLibraryLoadData(
+    library: Out<'_, CUlibrary>,
+    code: Pointer<'_, c_void>,
+    jitOptions: In<'_, [CUjit_option]>,
+    jitOptionsValues: InOut<'_, [*mut c_void]>,
+    _numJitOptions: u32,
+    libraryOptions: In<'_, [CUlibraryOption]>,
+    libraryOptionValues: InOut<'_, [*mut c_void]>,
     _numLibraryOptions: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        // SAFETY: as the caller promises.
-        let jit = unsafe { Jit::read(numJitOptions, jitOptions, jitOptionsValues) }?;
-        // SAFETY: as the caller promises.
-        let image: Arc<[u8]> = unsafe { file(fileName) }?.into();
-        load::<LibraryKind>(scope, library, &image, Some(Source::Kept(Arc::clone(&image))), &jit)
+) -> Result {
+    if library.is_null() || code.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let scope = context::scope_or_primary()?;
+    if lacks_table(libraryOptions, libraryOptionValues)? {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let jit = Jit::read(jitOptions, jitOptionsValues)?;
+    let bytes = bytes(code)?;
+    let preserved = libraryOptions
+        .values()?
+        .any(|option| option == BINARY_IS_PRESERVED);
+    let source = match &bytes {
+        Cow::Borrowed(bytes) if preserved => Source::Preserved {
+            address: bytes.as_ptr().expose_provenance(),
+            bytes: bytes.len(),
+        },
+        _ => Source::Kept((&*bytes).into()),
+    };
+    load::<LibraryKind>(scope, library, &bytes, Some(source), &jit)
 }
 
-pub unsafe fn cuLibraryUnload(library: CUlibrary) -> CUresult {
-    body! {
-        if library.is_null() {
-            return Err(CuError::INVALID_HANDLE);
-        }
-        module::unload::<LibraryKind>(context::scope_or_primary()?, library)
-    }
+pub fn cuLibraryLoadFromFile(
+    library: Out<'_, CUlibrary>,
+    fileName: Text<'_>,
+    jitOptions: In<'_, [CUjit_option]>,
+    jitOptionsValues: InOut<'_, [*mut c_void]>,
+    _numJitOptions: u32,
+    _libraryOptions: In<'_, [CUlibraryOption]>,
+    _libraryOptionValues: InOut<'_, [*mut c_void]>,
+    _numLibraryOptions: u32,
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    let jit = Jit::read(jitOptions, jitOptionsValues)?;
+    let image: Arc<[u8]> = file(fileName)?.into();
+    load::<LibraryKind>(
+        scope,
+        library,
+        &image,
+        Some(Source::Kept(Arc::clone(&image))),
+        &jit,
+    )
 }
 
-pub unsafe fn cuLibraryGetKernel(
-    pKernel: *mut CUkernel,
+pub fn cuLibraryUnload(library: CUlibrary) -> Result {
+    if library.is_null() {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    module::unload::<LibraryKind>(context::scope_or_primary()?, library)
+}
+
+pub fn cuLibraryGetKernel(
+    pKernel: Out<'_, CUkernel>,
     library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    body! { unsafe { function::<LibraryKind>(pKernel, library, name) } }
+    name: Text<'_>,
+) -> Result {
+    function::<LibraryKind>(pKernel, library, name)
 }
 
-pub unsafe fn cuLibraryGetGlobal(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
+pub fn cuLibraryGetGlobal(
+    dptr: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
-    body! {
-        if name.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        if library.is_null() {
-            return Err(CuError::INVALID_HANDLE);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { global::<LibraryKind>(context::scope()?, dptr, bytes, library, name) }
+    name: Text<'_>,
+) -> Result {
+    if name.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    if library.is_null() {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    global::<LibraryKind>(context::scope()?, dptr, bytes, library, name)
 }
 
 /// Needs no current context: the runtime asks before it makes one current.
-pub unsafe fn cuLibraryGetManaged(
-    dptr: *mut CUdeviceptr,
-    bytes: *mut usize,
+pub fn cuLibraryGetManaged(
+    dptr: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
     library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        // SAFETY: as the caller promises.
-        let name = unsafe { string(name) }?;
-        let (address, length) = module::global::<LibraryKind>(scope, library, name)?;
-        if !module::is_managed(address) {
-            return Err(CuError::NOT_FOUND);
-        }
-        // SAFETY: as the caller promises.
-        unsafe {
-            put_if_wanted(dptr, address);
-            put_if_wanted(bytes, usize::try_from(length).unwrap_or(usize::MAX));
-        }
-        Ok(())
+    name: Text<'_>,
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    let name = name.get()?;
+    let (address, length) = module::global::<LibraryKind>(scope, library, name)?;
+    if !module::is_managed(address) {
+        return Err(CuError::NOT_FOUND);
     }
+    dptr.put_if_wanted(address);
+    bytes.put_if_wanted(usize::try_from(length).unwrap_or(usize::MAX));
+    Ok(())
 }
 
-pub unsafe fn cuLibraryGetModule(pMod: *mut CUmodule, library: CUlibrary) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pMod, module::of_library(scope, library)?) }
-    }
+pub fn cuLibraryGetModule(pMod: Out<'_, CUmodule>, library: CUlibrary) -> Result {
+    let scope = context::scope()?;
+    pMod.put(module::of_library(scope, library)?)
 }

@@ -4,70 +4,52 @@
 use std::ffi::c_void;
 
 use super::devices::device;
-use super::{body, put};
-use crate::error::CuError;
-use crate::runtime::clear;
-use crate::types::{CUarray, CUdevice, CUresult};
+use crate::error::{CuError, Result};
+use crate::parameter::{Out, Pointer};
+use crate::types::{CUarray, CUdevice};
 use crate::{array, context, reference};
 
 /// More than fits is the most that does.
-pub unsafe fn cuDeviceTotalMem(bytes: *mut u32, dev: CUdevice) -> CUresult {
-    body! {
-        // SAFETY: as the caller promises.
-        unsafe { clear(bytes) };
-        let total = device(dev)?.total_memory;
-        // SAFETY: as the caller promises.
-        unsafe { put(bytes, u32::try_from(total).unwrap_or(u32::MAX)) }
-    }
+pub fn cuDeviceTotalMem(bytes: Out<'_, u32>, dev: CUdevice) -> Result {
+    bytes.put_if_wanted(0);
+    let total = device(dev)?.total_memory;
+    bytes.put(u32::try_from(total).unwrap_or(u32::MAX))
 }
 
 /// Nothing is asked, or nothing is known.
-pub unsafe fn cuMemGetAddressRange(pbase: *mut u32, psize: *mut u32, _dptr: u32) -> CUresult {
-    body! {
-        context::scope()?;
-        if pbase.is_null() && psize.is_null() {
-            return Ok(());
-        }
-        // SAFETY: as the caller promises.
-        unsafe {
-            clear(pbase);
-            clear(psize);
-        }
-        Err(CuError::INVALID_CONTEXT)
+pub fn cuMemGetAddressRange(pbase: Out<'_, u32>, psize: Out<'_, u32>, _dptr: u32) -> Result {
+    context::scope()?;
+    if pbase.is_null() && psize.is_null() {
+        return Ok(());
     }
+    pbase.put_if_wanted(0);
+    psize.put_if_wanted(0);
+    Err(CuError::INVALID_CONTEXT)
 }
 
 /// Only what is no reference is told from what is one.
-pub unsafe fn cuTexRefSetAddress(ByteOffset: *mut u32, hTexRef: *mut c_void) -> CUresult {
-    body! {
-        context::scope()?;
-        // SAFETY: as the caller promises.
-        unsafe { clear(ByteOffset) };
-        reference::find(hTexRef.addr())?;
-        Err(CuError::INVALID_CONTEXT)
-    }
+pub fn cuTexRefSetAddress(ByteOffset: Out<'_, u32>, hTexRef: *mut c_void) -> Result {
+    context::scope()?;
+    ByteOffset.put_if_wanted(0);
+    reference::find(hTexRef.addr())?;
+    Err(CuError::INVALID_CONTEXT)
 }
 
-pub unsafe fn cuTexRefGetAddress(pdptr: *mut u32, hTexRef: *mut c_void) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuTexRefSetAddress(pdptr, hTexRef) }
+pub fn cuTexRefGetAddress(pdptr: Out<'_, u32>, hTexRef: *mut c_void) -> Result {
+    cuTexRefSetAddress(pdptr, hTexRef)
 }
 
-pub unsafe fn cuTexRefSetAddress2D(hTexRef: *mut c_void) -> CUresult {
-    // SAFETY: nothing is written.
-    unsafe { cuTexRefSetAddress(std::ptr::null_mut(), hTexRef) }
+pub fn cuTexRefSetAddress2D(hTexRef: *mut c_void) -> Result {
+    cuTexRefSetAddress(Out::none(), hTexRef)
 }
 
 /// Only what is no array is told from what is one.
-pub unsafe fn cuArrayGetDescriptor(_pArrayDescriptor: *mut c_void, hArray: CUarray) -> CUresult {
-    body! {
-        context::scope()?;
-        array::find(hArray)?;
-        Err(CuError::INVALID_CONTEXT)
-    }
+pub fn cuArrayGetDescriptor(_pArrayDescriptor: Pointer<'_, c_void>, hArray: CUarray) -> Result {
+    context::scope()?;
+    array::find(hArray)?;
+    Err(CuError::INVALID_CONTEXT)
 }
 
-pub unsafe fn cuArray3DGetDescriptor(pArrayDescriptor: *mut c_void, hArray: CUarray) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe { cuArrayGetDescriptor(pArrayDescriptor, hArray) }
+pub fn cuArray3DGetDescriptor(pArrayDescriptor: Pointer<'_, c_void>, hArray: CUarray) -> Result {
+    cuArrayGetDescriptor(pArrayDescriptor, hArray)
 }

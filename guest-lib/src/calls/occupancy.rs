@@ -2,12 +2,12 @@
 
 use std::ffi::c_void;
 
-use super::{body, put};
 use crate::context::{self, Scope};
 use crate::device::attribute as device_attribute;
 use crate::error::{CuError, Result};
 use crate::function::{self, attribute};
-use crate::types::{CUfunction, CUoccupancyB2DSize, CUresult};
+use crate::parameter::Out;
+use crate::types::{CUfunction, CUoccupancyB2DSize};
 
 fn blocks(
     scope: Scope,
@@ -24,99 +24,89 @@ fn blocks(
     facts.blocks(scope, handle, block, shared as u64, flags)
 }
 
-pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    numBlocks: *mut i32,
+pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    numBlocks: Out<'_, i32>,
     func: CUfunction,
     blockSize: i32,
     dynamicSMemSize: usize,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-            numBlocks,
-            func,
-            blockSize,
-            dynamicSMemSize,
-            0,
-        )
-    }
+) -> Result {
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        numBlocks,
+        func,
+        blockSize,
+        dynamicSMemSize,
+        0,
+    )
 }
 
-pub unsafe fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    numBlocks: *mut i32,
+pub fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    numBlocks: Out<'_, i32>,
     func: CUfunction,
     blockSize: i32,
     dynamicSMemSize: usize,
     flags: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        let blocks = blocks(scope, func, blockSize, dynamicSMemSize, flags)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(numBlocks, blocks) }
-    }
+) -> Result {
+    let scope = context::scope()?;
+    let blocks = blocks(scope, func, blockSize, dynamicSMemSize, flags)?;
+    numBlocks.put(blocks)
 }
 
-pub unsafe fn cuOccupancyMaxPotentialBlockSize(
-    minGridSize: *mut i32,
-    blockSize: *mut i32,
+pub fn cuOccupancyMaxPotentialBlockSize(
+    minGridSize: Out<'_, i32>,
+    blockSize: Out<'_, i32>,
     func: CUfunction,
     blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
     dynamicSMemSize: usize,
     blockSizeLimit: i32,
-) -> CUresult {
-    // SAFETY: as the caller promises.
-    unsafe {
-        cuOccupancyMaxPotentialBlockSizeWithFlags(
-            minGridSize,
-            blockSize,
-            func,
-            blockSizeToDynamicSMemSize,
-            dynamicSMemSize,
-            blockSizeLimit,
-            0,
-        )
-    }
+) -> Result {
+    cuOccupancyMaxPotentialBlockSizeWithFlags(
+        minGridSize,
+        blockSize,
+        func,
+        blockSizeToDynamicSMemSize,
+        dynamicSMemSize,
+        blockSizeLimit,
+        0,
+    )
 }
 
 /// The block size with the most resident threads, the greatest among equals: whole warps, from the
 /// greatest block down.
-pub unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-    minGridSize: *mut i32,
-    blockSize: *mut i32,
+pub fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+    minGridSize: Out<'_, i32>,
+    blockSize: Out<'_, i32>,
     func: CUfunction,
     blockSizeToDynamicSMemSize: CUoccupancyB2DSize,
     dynamicSMemSize: usize,
     blockSizeLimit: i32,
     flags: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        let (handle, facts) = function::find_on(scope, func)?;
-        let device = scope.session.device();
-        let warp = device.value(device_attribute::WARP_SIZE).max(1);
-        let greatest = facts.attribute(scope, handle, attribute::MAX_THREADS_PER_BLOCK)?;
-        let greatest = if blockSizeLimit > 0 { greatest.min(blockSizeLimit) } else { greatest };
-        let whole = greatest - greatest % warp;
-        let partial = (greatest % warp != 0).then_some(greatest);
-        let sizes = (1..=whole / warp).rev().map(|warps| warps * warp);
-        let (mut best_size, mut best_blocks) = (0, 0);
-        for size in partial.into_iter().chain(sizes) {
-            let shared = match blockSizeToDynamicSMemSize {
-                // SAFETY: the program's function takes a block size.
-                Some(shared_of) => unsafe { shared_of(size) },
-                None => dynamicSMemSize,
-            };
-            let resident = blocks(scope, func, size, shared, flags)?;
-            if resident * size > best_blocks * best_size {
-                (best_size, best_blocks) = (size, resident);
-            }
-        }
-        let processors = device.value(device_attribute::MULTIPROCESSOR_COUNT);
-        // SAFETY: as the caller promises.
-        unsafe {
-            put(minGridSize, best_blocks * processors)?;
-            put(blockSize, best_size)
+) -> Result {
+    let scope = context::scope()?;
+    let (handle, facts) = function::find_on(scope, func)?;
+    let device = scope.session.device();
+    let warp = device.value(device_attribute::WARP_SIZE).max(1);
+    let greatest = facts.attribute(scope, handle, attribute::MAX_THREADS_PER_BLOCK)?;
+    let greatest = if blockSizeLimit > 0 {
+        greatest.min(blockSizeLimit)
+    } else {
+        greatest
+    };
+    let whole = greatest - greatest % warp;
+    let partial = (greatest % warp != 0).then_some(greatest);
+    let sizes = (1..=whole / warp).rev().map(|warps| warps * warp);
+    let (mut best_size, mut best_blocks) = (0, 0);
+    for size in partial.into_iter().chain(sizes) {
+        let shared = match blockSizeToDynamicSMemSize {
+            // SAFETY: the program's function takes a block size.
+            Some(shared_of) => unsafe { shared_of(size) },
+            None => dynamicSMemSize,
+        };
+        let resident = blocks(scope, func, size, shared, flags)?;
+        if resident * size > best_blocks * best_size {
+            (best_size, best_blocks) = (size, resident);
         }
     }
+    let processors = device.value(device_attribute::MULTIPROCESSOR_COUNT);
+    minGridSize.put(best_blocks * processors)?;
+    blockSize.put(best_size)
 }

@@ -5,16 +5,14 @@ use wormhole_api::PeerAttribute;
 use super::contexts::{current, scope_of};
 use super::copies::NO_STREAM;
 use super::devices::{ordinal, tell_atomics};
-use super::{body, put};
 use crate::context;
 use crate::copy::{Direction, Mode, copy};
 use crate::error::{CuError, Result};
+use crate::parameter::{In, Out};
 use crate::peer;
 use crate::session::session;
 use crate::stream;
-use crate::types::{
-    CUatomicOperation, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream, DefaultStream,
-};
+use crate::types::{CUatomicOperation, CUcontext, CUdevice, CUdeviceptr, CUstream, DefaultStream};
 
 /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
 const ACCESS_SUPPORTED: u32 = 2;
@@ -29,64 +27,59 @@ fn attribute(from: usize, to: usize, attribute: u32) -> Result<i32> {
     session.on(from).request(&message, |reply| reply.value)
 }
 
-pub unsafe fn cuDeviceCanAccessPeer(
-    canAccessPeer: *mut i32,
+pub fn cuDeviceCanAccessPeer(
+    canAccessPeer: Out<'_, i32>,
     dev: CUdevice,
     peerDev: CUdevice,
-) -> CUresult {
-    body! {
-        let (from, to) = (ordinal(dev)?, ordinal(peerDev)?);
-        if canAccessPeer.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // A device is no peer of its own.
-        let can = if from == to { 0 } else { attribute(from, to, ACCESS_SUPPORTED)? };
-        // SAFETY: as the caller promises.
-        unsafe { put(canAccessPeer, can) }
+) -> Result {
+    let (from, to) = (ordinal(dev)?, ordinal(peerDev)?);
+    if canAccessPeer.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    // A device is no peer of its own.
+    let can = if from == to {
+        0
+    } else {
+        attribute(from, to, ACCESS_SUPPORTED)?
+    };
+    canAccessPeer.put(can)
 }
 
-pub unsafe fn cuDeviceGetP2PAttribute(
-    value: *mut i32,
+pub fn cuDeviceGetP2PAttribute(
+    value: Out<'_, i32>,
     attrib: u32,
     srcDevice: CUdevice,
     dstDevice: CUdevice,
-) -> CUresult {
-    body! {
-        session()?;
-        if value.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let (from, to) = (ordinal(srcDevice)?, ordinal(dstDevice)?);
-        if from == to {
-            return Err(CuError::INVALID_DEVICE);
-        }
-        let found = attribute(from, to, attrib)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(value, found) }
+) -> Result {
+    session()?;
+    if value.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let (from, to) = (ordinal(srcDevice)?, ordinal(dstDevice)?);
+    if from == to {
+        return Err(CuError::INVALID_DEVICE);
+    }
+    let found = attribute(from, to, attrib)?;
+    value.put(found)
 }
 
 /// None: so says driver 580 of two H200s, whatever the attribute says.
-pub unsafe fn cuDeviceGetP2PAtomicCapabilities(
-    capabilities: *mut u32,
-    operations: *const CUatomicOperation,
+pub fn cuDeviceGetP2PAtomicCapabilities(
+    capabilities: Out<'_, [u32]>,
+    operations: In<'_, [CUatomicOperation]>,
     count: u32,
     srcDevice: CUdevice,
     dstDevice: CUdevice,
-) -> CUresult {
-    body! {
-        session()?;
-        if capabilities.is_null() || operations.is_null() || count == 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let (from, to) = (ordinal(srcDevice)?, ordinal(dstDevice)?);
-        if from == to {
-            return Err(CuError::INVALID_DEVICE);
-        }
-        // SAFETY: the program vouches for that many operations and places.
-        unsafe { tell_atomics(capabilities, operations, count, false) }
+) -> Result {
+    session()?;
+    if capabilities.is_null() || operations.is_null() || count == 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let (from, to) = (ordinal(srcDevice)?, ordinal(dstDevice)?);
+    if from == to {
+        return Err(CuError::INVALID_DEVICE);
+    }
+    tell_atomics(capabilities, operations, false)
 }
 
 /// Sees to it that the contexts of a copy are there. Null stands for whichever is meant: the addresses say it.
@@ -95,26 +88,33 @@ fn check(contexts: [CUcontext; 2]) -> Result {
     named.try_for_each(|ctx| context::find_peer(ctx).map(drop))
 }
 
-pub unsafe fn cuMemcpyPeer(
+pub fn cuMemcpyPeer(
     default: DefaultStream,
     dstDevice: CUdeviceptr,
     dstContext: CUcontext,
     srcDevice: CUdeviceptr,
     srcContext: CUcontext,
     ByteCount: usize,
-) -> CUresult {
-    body! {
-        current()?;
-        check([dstContext, srcContext])?;
-        let scope = context::scope()?;
-        let target = stream::resolve(scope, default, NO_STREAM)?;
-        let (places, mode) = ((dstDevice, srcDevice), Mode::Synchronous);
-        // SAFETY: neither end is memory of the program's own.
-        unsafe { copy(scope, target, Direction::DeviceToDevice, places, ByteCount, mode) }
+) -> Result {
+    current()?;
+    check([dstContext, srcContext])?;
+    let scope = context::scope()?;
+    let target = stream::resolve(scope, default, NO_STREAM)?;
+    let (places, mode) = ((dstDevice, srcDevice), Mode::Synchronous);
+    // SAFETY: in this direction neither end is memory of the program's own.
+    unsafe {
+        copy(
+            scope,
+            target,
+            Direction::DeviceToDevice,
+            places,
+            ByteCount,
+            mode,
+        )
     }
 }
 
-pub unsafe fn cuMemcpyPeerAsync(
+pub fn cuMemcpyPeerAsync(
     default: DefaultStream,
     dstDevice: CUdeviceptr,
     dstContext: CUcontext,
@@ -122,38 +122,41 @@ pub unsafe fn cuMemcpyPeerAsync(
     srcContext: CUcontext,
     ByteCount: usize,
     hStream: CUstream,
-) -> CUresult {
-    body! {
-        check([dstContext, srcContext])?;
-        // The stream says where the copy is made, and needs no current context for that.
-        let scope = context::scope().or_else(|_| stream::scope_of(hStream))?;
-        let target = stream::resolve(scope, default, hStream)?;
-        let (places, mode) = ((dstDevice, srcDevice), Mode::Asynchronous);
-        // SAFETY: neither end is memory of the program's own.
-        unsafe { copy(scope, target, Direction::DeviceToDevice, places, ByteCount, mode) }
+) -> Result {
+    check([dstContext, srcContext])?;
+    // The stream says where the copy is made, and needs no current context for that.
+    let scope = context::scope().or_else(|_| stream::scope_of(hStream))?;
+    let target = stream::resolve(scope, default, hStream)?;
+    let (places, mode) = ((dstDevice, srcDevice), Mode::Asynchronous);
+    // SAFETY: in this direction neither end is memory of the program's own.
+    unsafe {
+        copy(
+            scope,
+            target,
+            Direction::DeviceToDevice,
+            places,
+            ByteCount,
+            mode,
+        )
     }
 }
 
 /// A context of the same device is no peer.
-pub unsafe fn cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: u32) -> CUresult {
-    body! {
-        current()?;
-        let (facts, _) = context::find_peer(peerContext)?;
-        if Flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let scope = context::scope()?;
-        if facts.device() == scope.session.ordinal() {
-            return Err(CuError::PEER_ACCESS_UNSUPPORTED);
-        }
-        peer::enable(scope, scope_of(peerContext)?)
+pub fn cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: u32) -> Result {
+    current()?;
+    let (facts, _) = context::find_peer(peerContext)?;
+    if Flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let scope = context::scope()?;
+    if facts.device() == scope.session.ordinal() {
+        return Err(CuError::PEER_ACCESS_UNSUPPORTED);
+    }
+    peer::enable(scope, scope_of(peerContext)?)
 }
 
-pub unsafe fn cuCtxDisablePeerAccess(peerContext: CUcontext) -> CUresult {
-    body! {
-        current()?;
-        context::find_peer(peerContext)?;
-        peer::disable(context::scope()?, scope_of(peerContext)?)
-    }
+pub fn cuCtxDisablePeerAccess(peerContext: CUcontext) -> Result {
+    current()?;
+    context::find_peer(peerContext)?;
+    peer::disable(context::scope()?, scope_of(peerContext)?)
 }

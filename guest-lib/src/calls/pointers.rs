@@ -2,14 +2,14 @@
 
 use std::ffi::c_void;
 
-use super::body;
 use crate::context;
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::memory::{self, memory_map};
 use crate::memory_map::{Allocation, Origin};
+use crate::parameter::{In, Pointer};
 use crate::session::session;
-use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult};
+use crate::types::{CUdeviceptr, CUpointer_attribute};
 use crate::{pool, sharing, virtual_memory};
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
@@ -28,14 +28,12 @@ enum Value {
 }
 
 impl Value {
-    /// # Safety
-    /// `place` is writable for the value's width.
-    unsafe fn write(self, place: *mut c_void) {
-        // SAFETY: as the caller promises; the program's place may have any alignment.
+    fn write(self, place: Pointer<'_, c_void>) -> Result {
+        // SAFETY: the value is as wide as the driver API documents its attribute.
         unsafe {
             match self {
-                Self::Word(value) => place.cast::<u32>().write_unaligned(value),
-                Self::Long(value) => place.cast::<u64>().write_unaligned(value),
+                Self::Word(value) => place.of().put(value),
+                Self::Long(value) => place.of().put(value),
             }
         }
     }
@@ -121,69 +119,61 @@ fn null_value(attribute: CUpointer_attribute) -> Result<Value> {
     })
 }
 
-pub unsafe fn cuPointerGetAttribute(
-    data: *mut c_void,
+pub fn cuPointerGetAttribute(
+    data: Pointer<'_, c_void>,
     attribute: CUpointer_attribute,
     ptr: CUdeviceptr,
-) -> CUresult {
-    body! {
-        session()?;
-        if data.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let allocation = memory_map().find(ptr).ok_or(CuError::INVALID_VALUE)?;
-        let value = value(attribute, ptr, &allocation)?.ok_or(CuError::INVALID_VALUE)?;
-        // SAFETY: not null, so as wide as the attribute.
-        unsafe { value.write(data) };
-        Ok(())
+) -> Result {
+    session()?;
+    if data.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let allocation = memory_map().find(ptr).ok_or(CuError::INVALID_VALUE)?;
+    let value = value(attribute, ptr, &allocation)?.ok_or(CuError::INVALID_VALUE)?;
+    value.write(data)
 }
 
-pub unsafe fn cuPointerGetAttributes(
+pub fn cuPointerGetAttributes(
     numAttributes: u32,
-    attributes: *const CUpointer_attribute,
-    data: *mut *mut c_void,
+    attributes: In<'_, [CUpointer_attribute]>,
+    data: In<'_, [*mut c_void]>,
     ptr: CUdeviceptr,
-) -> CUresult {
-    body! {
-        session()?;
-        if attributes.is_null() || data.is_null() || numAttributes == 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let allocation = memory_map().find(ptr);
-        for index in 0..numAttributes as usize {
-            // SAFETY: both arrays have that many elements.
-            let (attribute, place) = unsafe { (attributes.add(index).read(), data.add(index).read()) };
-            let known = match &allocation {
-                Some(allocation) => value(attribute, ptr, allocation)?,
-                None => None,
-            };
-            let value = match known {
-                Some(value) => value,
-                None => null_value(attribute)?,
-            };
-            // SAFETY: each place is as wide as its attribute.
-            unsafe { value.write(place) };
-        }
-        Ok(())
+) -> Result {
+    session()?;
+    if attributes.is_null() || data.is_null() || numAttributes == 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let allocation = memory_map().find(ptr);
+    for index in 0..numAttributes as usize {
+        let attribute = attributes.get(index)?;
+        // SAFETY: each place is as wide as its attribute, by the contract of `In`.
+        let place = unsafe { Pointer::new(data.get(index)?) };
+        let known = match &allocation {
+            Some(allocation) => value(attribute, ptr, allocation)?,
+            None => None,
+        };
+        let value = match known {
+            Some(value) => value,
+            None => null_value(attribute)?,
+        };
+        value.write(place)?;
+    }
+    Ok(())
 }
 
 /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the one attribute that can be set.
 const SYNC_MEMOPS: CUpointer_attribute = 6;
 
-pub unsafe fn cuPointerSetAttribute(
-    value: *const c_void,
+pub fn cuPointerSetAttribute(
+    value: Pointer<'_, c_void>,
     attribute: CUpointer_attribute,
     ptr: CUdeviceptr,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        if value.is_null() || attribute != SYNC_MEMOPS {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so the word that the attribute is; it may have any alignment.
-        let wanted = unsafe { value.cast::<u32>().read_unaligned() };
-        memory::set_synchronous(ptr, wanted != 0)
+) -> Result {
+    context::scope()?;
+    if value.is_null() || attribute != SYNC_MEMOPS {
+        return Err(CuError::INVALID_VALUE);
     }
+    // SAFETY: the attribute is a word.
+    let wanted = unsafe { value.of::<u32>() }.get()?;
+    memory::set_synchronous(ptr, wanted != 0)
 }

@@ -3,13 +3,13 @@
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 
-use super::{body, put};
 use crate::context;
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
+use crate::parameter::{In, Out, Pointer};
 use crate::types::{
     CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle, CUmemAllocationHandleType,
-    CUmemGenericAllocationHandle, CUmemPoolPtrExportData, CUmemoryPool, CUresult,
+    CUmemGenericAllocationHandle, CUmemPoolPtrExportData, CUmemoryPool,
 };
 use crate::{event, pool, sharing, virtual_memory};
 
@@ -18,60 +18,48 @@ const FILE_DESCRIPTOR: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_WIN32`.
 const WIN32: u32 = 2;
 
-pub unsafe fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pHandle.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let reserved = sharing::share_allocation(scope, dptr)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pHandle, CUipcMemHandle { reserved }) }
+pub fn cuIpcGetMemHandle(pHandle: Out<'_, CUipcMemHandle>, dptr: CUdeviceptr) -> Result {
+    let scope = context::scope()?;
+    if pHandle.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let reserved = sharing::share_allocation(scope, dptr)?;
+    pHandle.put(CUipcMemHandle { reserved })
 }
 
-pub unsafe fn cuIpcOpenMemHandle_v2(
-    pdptr: *mut CUdeviceptr,
+pub fn cuIpcOpenMemHandle_v2(
+    pdptr: Out<'_, CUdeviceptr>,
     handle: CUipcMemHandle,
     Flags: u32,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pdptr.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let address = sharing::open_allocation(scope, &handle.reserved, Flags)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pdptr, address) }
+) -> Result {
+    let scope = context::scope()?;
+    if pdptr.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let address = sharing::open_allocation(scope, &handle.reserved, Flags)?;
+    pdptr.put(address)
 }
 
-pub unsafe fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> CUresult {
-    body! { sharing::close_allocation(context::scope()?, dptr) }
+pub fn cuIpcCloseMemHandle(dptr: CUdeviceptr) -> Result {
+    sharing::close_allocation(context::scope()?, dptr)
 }
 
-pub unsafe fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pHandle.is_null() || event.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let reserved = sharing::to_handle(event::share(scope, event)?);
-        // SAFETY: as the caller promises.
-        unsafe { put(pHandle, CUipcEventHandle { reserved }) }
+pub fn cuIpcGetEventHandle(pHandle: Out<'_, CUipcEventHandle>, event: CUevent) -> Result {
+    let scope = context::scope()?;
+    if pHandle.is_null() || event.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let reserved = sharing::to_handle(event::share(scope, event)?);
+    pHandle.put(CUipcEventHandle { reserved })
 }
 
-pub unsafe fn cuIpcOpenEventHandle(phEvent: *mut CUevent, handle: CUipcEventHandle) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if phEvent.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let token = sharing::from_handle(&handle.reserved).ok_or(CuError::MAP_FAILED)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(phEvent, event::open(scope, token)?) }
+pub fn cuIpcOpenEventHandle(phEvent: Out<'_, CUevent>, handle: CUipcEventHandle) -> Result {
+    let scope = context::scope()?;
+    if phEvent.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let token = sharing::from_handle(&handle.reserved).ok_or(CuError::MAP_FAILED)?;
+    phEvent.put(event::open(scope, token)?)
 }
 
 /// A descriptor, as programs pass it in place of a pointer.
@@ -83,104 +71,87 @@ fn passed_descriptor(handle: *mut c_void, kind: CUmemAllocationHandleType) -> Re
     }
 }
 
-pub unsafe fn cuMemExportToShareableHandle(
-    shareableHandle: *mut c_void,
+pub fn cuMemExportToShareableHandle(
+    shareableHandle: Pointer<'_, c_void>,
     handle: CUmemGenericAllocationHandle,
     handleType: CUmemAllocationHandleType,
     flags: u64,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        if shareableHandle.is_null() || handleType != FILE_DESCRIPTOR || flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let descriptor = virtual_memory::export(scope, handle)?;
-        // SAFETY: not null, so a place for a descriptor.
-        unsafe { put(shareableHandle.cast::<RawFd>(), descriptor) }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    if shareableHandle.is_null() || handleType != FILE_DESCRIPTOR || flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let descriptor = virtual_memory::export(scope, handle)?;
+    // SAFETY: of this type the handle is a descriptor.
+    unsafe { shareableHandle.of::<RawFd>() }.put(descriptor)
 }
 
-pub unsafe fn cuMemImportFromShareableHandle(
-    handle: *mut CUmemGenericAllocationHandle,
+pub fn cuMemImportFromShareableHandle(
+    handle: Out<'_, CUmemGenericAllocationHandle>,
     osHandle: *mut c_void,
     shHandleType: CUmemAllocationHandleType,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        if handle.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let token = sharing::from_descriptor(passed_descriptor(osHandle, shHandleType)?)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(handle, virtual_memory::import(scope, token)?) }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    if handle.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let token = sharing::from_descriptor(passed_descriptor(osHandle, shHandleType)?)?;
+    handle.put(virtual_memory::import(scope, token)?)
 }
 
-pub unsafe fn cuMemPoolExportToShareableHandle(
-    handle_out: *mut c_void,
+pub fn cuMemPoolExportToShareableHandle(
+    handle_out: Pointer<'_, c_void>,
     pool: CUmemoryPool,
     handleType: CUmemAllocationHandleType,
     flags: u64,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        let pool = pool::find(pool)?;
-        if handle_out.is_null() || handleType != FILE_DESCRIPTOR || flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let descriptor = pool::export(scope, pool)?;
-        // SAFETY: not null, so a place for a descriptor.
-        unsafe { put(handle_out.cast::<RawFd>(), descriptor) }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    let pool = pool::find(pool)?;
+    if handle_out.is_null() || handleType != FILE_DESCRIPTOR || flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let descriptor = pool::export(scope, pool)?;
+    // SAFETY: of this type the handle is a descriptor.
+    unsafe { handle_out.of::<RawFd>() }.put(descriptor)
 }
 
-pub unsafe fn cuMemPoolImportFromShareableHandle(
-    pool_out: *mut CUmemoryPool,
+pub fn cuMemPoolImportFromShareableHandle(
+    pool_out: Out<'_, CUmemoryPool>,
     handle: *mut c_void,
     handleType: CUmemAllocationHandleType,
     flags: u64,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        if pool_out.is_null() || flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let token = sharing::from_descriptor(passed_descriptor(handle, handleType)?)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pool_out, to_pointer(pool::import(scope, token)?)) }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    if pool_out.is_null() || flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let token = sharing::from_descriptor(passed_descriptor(handle, handleType)?)?;
+    pool_out.put(to_pointer(pool::import(scope, token)?))
 }
 
-pub unsafe fn cuMemPoolExportPointer(
-    shareData_out: *mut CUmemPoolPtrExportData,
+pub fn cuMemPoolExportPointer(
+    shareData_out: Out<'_, CUmemPoolPtrExportData>,
     ptr: CUdeviceptr,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        if shareData_out.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let reserved = sharing::to_handle(pool::export_pointer(scope, ptr)?);
-        // SAFETY: as the caller promises.
-        unsafe { put(shareData_out, CUmemPoolPtrExportData { reserved }) }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    if shareData_out.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let reserved = sharing::to_handle(pool::export_pointer(scope, ptr)?);
+    shareData_out.put(CUmemPoolPtrExportData { reserved })
 }
 
-pub unsafe fn cuMemPoolImportPointer(
-    ptr_out: *mut CUdeviceptr,
+pub fn cuMemPoolImportPointer(
+    ptr_out: Out<'_, CUdeviceptr>,
     pool: CUmemoryPool,
-    shareData: *const CUmemPoolPtrExportData,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        let pool = pool::find(pool)?;
-        if ptr_out.is_null() || shareData.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so data that was exported.
-        let data = unsafe { shareData.read() };
-        let token = sharing::from_handle(&data.reserved).ok_or(CuError::INVALID_VALUE)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(ptr_out, pool::import_pointer(scope, pool, token)?) }
+    shareData: In<'_, CUmemPoolPtrExportData>,
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    let pool = pool::find(pool)?;
+    if ptr_out.is_null() || shareData.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let data = shareData.get()?;
+    let token = sharing::from_handle(&data.reserved).ok_or(CuError::INVALID_VALUE)?;
+    ptr_out.put(pool::import_pointer(scope, pool, token)?)
 }

@@ -1,16 +1,16 @@
 //! Memory operations of streams, and their attributes.
 
-use super::{body, put};
 use crate::capture;
 use crate::device::attribute;
 use crate::error::{CuError, Result};
+use crate::parameter::{In, Out};
 use crate::stream::target;
 use crate::stream_memory::{
     MOST, PRIORITY, StreamAttributes, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read, send,
     set_attribute,
 };
 use crate::types::{
-    CUdeviceptr, CUresult, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
+    CUdeviceptr, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
     DefaultStream,
 };
 
@@ -47,17 +47,15 @@ fn permit(default: DefaultStream, stream: CUstream, permission: i32) -> Result {
 
 macro_rules! words {
     ($($name:ident($value:ty): $operation:ident $(if $permission:ident)?;)*) => {$(
-        pub unsafe fn $name(
+        pub fn $name(
             default: DefaultStream,
             stream: CUstream,
             addr: CUdeviceptr,
             value: $value,
             flags: u32,
-        ) -> CUresult {
-            body! {
-                $(permit(default, stream, attribute::$permission)?;)?
-                operate(default, stream, $operation, (addr, value.into()), flags)
-            }
+        ) -> Result {
+                        $(permit(default, stream, attribute::$permission)?;)?
+            operate(default, stream, $operation, (addr, value.into()), flags)
         }
     )*};
 }
@@ -74,106 +72,79 @@ words! {
 }
 
 /// Several operations.
-///
-/// # Safety
-/// `list` is null or `count` operations.
-unsafe fn operate_all(
+fn operate_all(
     default: DefaultStream,
     stream: CUstream,
-    count: u32,
-    list: *const CUstreamBatchMemOpParams,
+    list: In<'_, [CUstreamBatchMemOpParams]>,
     flags: u32,
 ) -> Result {
     let (scope, target) = target(default, stream)?;
     scope.session.alive()?;
-    let count = count as usize;
-    if flags != 0 || count > MOST || list.is_null() {
+    let operations = list.values()?;
+    if flags != 0 || operations.len() > MOST || list.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    // SAFETY: the caller vouches for that many operations.
-    let list = unsafe { std::slice::from_raw_parts(list, count) };
-    let operations = list.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let operations = operations
+        .map(|one| read(&one))
+        .collect::<Result<Vec<_>>>()?;
     send(scope, target, &operations)
 }
 
-pub unsafe fn cuStreamBatchMemOp(
+pub fn cuStreamBatchMemOp(
     default: DefaultStream,
     stream: CUstream,
     count: u32,
-    paramArray: *const CUstreamBatchMemOpParams,
+    paramArray: In<'_, [CUstreamBatchMemOpParams]>,
     flags: u32,
-) -> CUresult {
-    body! {
-        target(default, stream)?;
-        // The driver sees this before it looks at the device.
-        if count as usize > MOST {
-            return Err(CuError::INVALID_VALUE);
-        }
-        permit(default, stream, attribute::CAN_USE_STREAM_MEM_OPS_V1)?;
-        // SAFETY: passed on to the caller.
-        unsafe { operate_all(default, stream, count, paramArray, flags) }
+) -> Result {
+    target(default, stream)?;
+    // The driver sees this before it looks at the device.
+    if count as usize > MOST {
+        return Err(CuError::INVALID_VALUE);
     }
+    permit(default, stream, attribute::CAN_USE_STREAM_MEM_OPS_V1)?;
+    operate_all(default, stream, paramArray, flags)
 }
 
-pub unsafe fn cuStreamBatchMemOp_v2(
+pub fn cuStreamBatchMemOp_v2(
     default: DefaultStream,
     stream: CUstream,
-    count: u32,
-    paramArray: *const CUstreamBatchMemOpParams,
+    _count: u32,
+    paramArray: In<'_, [CUstreamBatchMemOpParams]>,
     flags: u32,
-) -> CUresult {
-    body! {
-        // SAFETY: passed on to the caller.
-        unsafe { operate_all(default, stream, count, paramArray, flags) }
-    }
+) -> Result {
+    operate_all(default, stream, paramArray, flags)
 }
 
-pub unsafe fn cuStreamGetAttribute(
+pub fn cuStreamGetAttribute(
     default: DefaultStream,
     hStream: CUstream,
     attr: CUstreamAttrID,
-    value_out: *mut CUstreamAttrValue,
-) -> CUresult {
-    body! {
-        let (_, target) = target(default, hStream)?;
-        let value = target.stream.attribute(attr)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(value_out, value) }
-    }
+    value_out: Out<'_, CUstreamAttrValue>,
+) -> Result {
+    let (_, target) = target(default, hStream)?;
+    let value = target.stream.attribute(attr)?;
+    value_out.put(value)
 }
 
-pub unsafe fn cuStreamSetAttribute(
+pub fn cuStreamSetAttribute(
     default: DefaultStream,
     hStream: CUstream,
     attr: CUstreamAttrID,
-    value: *const CUstreamAttrValue,
-) -> CUresult {
-    body! {
-        let (scope, target) = target(default, hStream)?;
-        if value.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so a value.
-        set_attribute(scope, target, attr, &unsafe { value.read() })
-    }
+    value: In<'_, CUstreamAttrValue>,
+) -> Result {
+    let (scope, target) = target(default, hStream)?;
+    set_attribute(scope, target, attr, &value.get()?)
 }
 
-pub unsafe fn cuStreamCopyAttributes(
-    default: DefaultStream,
-    dst: CUstream,
-    src: CUstream,
-) -> CUresult {
-    body! {
-        let (scope, destination) = target(default, dst)?;
-        let (_, source) = target(default, src)?;
-        for id in StreamAttributes::KEPT.into_iter().chain([PRIORITY]) {
-            let value = source.stream.attribute(id)?;
-            if StreamAttributes::is_told(id, &value)
-                && value != destination.stream.attribute(id)?
-            {
-                set_attribute(scope, destination, id, &value)?;
-            }
+pub fn cuStreamCopyAttributes(default: DefaultStream, dst: CUstream, src: CUstream) -> Result {
+    let (scope, destination) = target(default, dst)?;
+    let (_, source) = target(default, src)?;
+    for id in StreamAttributes::KEPT.into_iter().chain([PRIORITY]) {
+        let value = source.stream.attribute(id)?;
+        if StreamAttributes::is_told(id, &value) && value != destination.stream.attribute(id)? {
+            set_attribute(scope, destination, id, &value)?;
         }
-        Ok(())
     }
+    Ok(())
 }

@@ -2,64 +2,46 @@
 
 use wormhole_api::{TensorMapEncode, TensorMapMode, TensorMapReplace};
 
-use super::body;
 use crate::context;
 use crate::error::{CuError, Result};
-use crate::types::{CUdeviceptr, CUresult, CUtensorMap};
+use crate::parameter::{In, InOut, Out, Pointer};
+use crate::types::{CUdeviceptr, CUtensorMap};
 
 /// Most dimensions of a tensor.
 const RANKS: u32 = 5;
 
-/// The first entries of a program's array.
-///
-/// # Safety
-/// `array` is null or has `count` entries.
-unsafe fn entries<T: Copy + Default, const ROOM: usize>(
-    array: *const T,
-    count: usize,
-) -> Result<[T; ROOM]> {
+/// The entries of a program's array, and zeroes.
+fn entries<T: Copy + Default, const ROOM: usize>(array: In<'_, [T]>) -> Result<[T; ROOM]> {
     let mut copy = [T::default(); ROOM];
-    if count > 0 && array.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    for (index, entry) in copy.iter_mut().enumerate().take(count) {
-        // SAFETY: as the caller promises.
-        *entry = unsafe { array.add(index).read() };
+    for (entry, given) in copy.iter_mut().zip(array.values()?) {
+        *entry = given;
     }
     Ok(copy)
 }
 
 /// What all modes have in common.
 #[derive(Clone, Copy)]
-struct Tensor {
-    map: *mut CUtensorMap,
+struct Tensor<'a> {
+    map: Out<'a, CUtensorMap>,
     data_type: u32,
     rank: u32,
     address: CUdeviceptr,
-    dimensions: *const u64,
-    strides: *const u64,
-    steps: *const u32,
+    dimensions: In<'a, [u64]>,
+    strides: Pointer<'a, u64>,
+    steps: In<'a, [u32]>,
 }
 
-impl Tensor {
+impl Tensor<'_> {
     /// Has the map encoded with what `complete` adds, and writes it.
-    ///
-    /// # Safety
-    /// The map is null or writable, the arrays are null or as long as documented.
-    unsafe fn encode(self, complete: impl FnOnce(&mut TensorMapEncode) -> Result) -> Result {
+    fn encode(self, complete: impl FnOnce(&mut TensorMapEncode) -> Result) -> Result {
         let scope = context::scope()?;
         if self.map.is_null() || !(1..=RANKS).contains(&self.rank) {
             return Err(CuError::INVALID_VALUE);
         }
-        let rank = self.rank as usize;
-        // SAFETY: as the caller promises.
-        let (dimensions, strides, steps) = unsafe {
-            (
-                entries(self.dimensions, rank)?,
-                entries(self.strides, rank - 1)?,
-                entries(self.steps, rank)?,
-            )
-        };
+        // SAFETY: there is a stride for each dimension but the first.
+        let strides = unsafe { self.strides.read(self.rank as usize - 1) };
+        let dimensions = entries(self.dimensions)?;
+        let (strides, steps) = (entries(strides)?, entries(self.steps)?);
         let mut message = TensorMapEncode {
             tensor: self.address,
             dimensions,
@@ -81,26 +63,24 @@ impl Tensor {
         };
         complete(&mut message)?;
         let opaque = scope.session.request(&message, |reply| reply.map)?;
-        // SAFETY: not null, so writable; programs compiled as C++98 may align it to less than we do.
-        unsafe { self.map.write_unaligned(CUtensorMap { opaque }) };
-        Ok(())
+        self.map.put(CUtensorMap { opaque })
     }
 }
 
-pub unsafe fn cuTensorMapEncodeTiled(
-    tensorMap: *mut CUtensorMap,
+pub fn cuTensorMapEncodeTiled(
+    tensorMap: Out<'_, CUtensorMap>,
     tensorDataType: u32,
     tensorRank: u32,
     globalAddress: CUdeviceptr,
-    globalDim: *const u64,
-    globalStrides: *const u64,
-    boxDim: *const u32,
-    elementStrides: *const u32,
+    globalDim: In<'_, [u64]>,
+    globalStrides: Pointer<'_, u64>,
+    boxDim: In<'_, [u32]>,
+    elementStrides: In<'_, [u32]>,
     interleave: u32,
     swizzle: u32,
     l2Promotion: u32,
     oobFill: u32,
-) -> CUresult {
+) -> Result {
     let tensor = Tensor {
         map: tensorMap,
         data_type: tensorDataType,
@@ -111,33 +91,31 @@ pub unsafe fn cuTensorMapEncodeTiled(
         steps: elementStrides,
     };
     let complete = |message: &mut TensorMapEncode| {
-        // SAFETY: as the caller promises.
-        message.tile = unsafe { entries(boxDim, message.rank as usize) }?;
+        message.tile = entries(boxDim)?;
         (message.interleave, message.swizzle) = (interleave, swizzle);
         (message.promotion, message.fill) = (l2Promotion, oobFill);
         Ok(())
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { tensor.encode(complete) } }
+    tensor.encode(complete)
 }
 
-pub unsafe fn cuTensorMapEncodeIm2col(
-    tensorMap: *mut CUtensorMap,
+pub fn cuTensorMapEncodeIm2col(
+    tensorMap: Out<'_, CUtensorMap>,
     tensorDataType: u32,
     tensorRank: u32,
     globalAddress: CUdeviceptr,
-    globalDim: *const u64,
-    globalStrides: *const u64,
-    pixelBoxLowerCorner: *const i32,
-    pixelBoxUpperCorner: *const i32,
+    globalDim: In<'_, [u64]>,
+    globalStrides: Pointer<'_, u64>,
+    pixelBoxLowerCorner: Pointer<'_, i32>,
+    pixelBoxUpperCorner: Pointer<'_, i32>,
     channelsPerPixel: u32,
     pixelsPerColumn: u32,
-    elementStrides: *const u32,
+    elementStrides: In<'_, [u32]>,
     interleave: u32,
     swizzle: u32,
     l2Promotion: u32,
     oobFill: u32,
-) -> CUresult {
+) -> Result {
     let tensor = Tensor {
         map: tensorMap,
         data_type: tensorDataType,
@@ -151,38 +129,40 @@ pub unsafe fn cuTensorMapEncodeIm2col(
         message.mode = TensorMapMode::Im2col;
         // The corners have one entry for each dimension that is neither channels nor images.
         let corners = (message.rank as usize).saturating_sub(2);
-        // SAFETY: as the caller promises.
-        unsafe {
-            message.lower = entries(pixelBoxLowerCorner, corners)?;
-            message.upper = entries(pixelBoxUpperCorner, corners)?;
-        }
+        // SAFETY: so documented.
+        let (lower, upper) = unsafe {
+            (
+                pixelBoxLowerCorner.read(corners),
+                pixelBoxUpperCorner.read(corners),
+            )
+        };
+        (message.lower, message.upper) = (entries(lower)?, entries(upper)?);
         (message.channels, message.pixels) = (channelsPerPixel, pixelsPerColumn);
         (message.interleave, message.swizzle) = (interleave, swizzle);
         (message.promotion, message.fill) = (l2Promotion, oobFill);
         Ok(())
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { tensor.encode(complete) } }
+    tensor.encode(complete)
 }
 
-pub unsafe fn cuTensorMapEncodeIm2colWide(
-    tensorMap: *mut CUtensorMap,
+pub fn cuTensorMapEncodeIm2colWide(
+    tensorMap: Out<'_, CUtensorMap>,
     tensorDataType: u32,
     tensorRank: u32,
     globalAddress: CUdeviceptr,
-    globalDim: *const u64,
-    globalStrides: *const u64,
+    globalDim: In<'_, [u64]>,
+    globalStrides: Pointer<'_, u64>,
     pixelBoxLowerCornerWidth: i32,
     pixelBoxUpperCornerWidth: i32,
     channelsPerPixel: u32,
     pixelsPerColumn: u32,
-    elementStrides: *const u32,
+    elementStrides: In<'_, [u32]>,
     interleave: u32,
     mode: u32,
     swizzle: u32,
     l2Promotion: u32,
     oobFill: u32,
-) -> CUresult {
+) -> Result {
     let tensor = Tensor {
         map: tensorMap,
         data_type: tensorDataType,
@@ -202,25 +182,19 @@ pub unsafe fn cuTensorMapEncodeIm2colWide(
         message.wide = mode;
         Ok(())
     };
-    // SAFETY: as the caller promises.
-    body! { unsafe { tensor.encode(complete) } }
+    tensor.encode(complete)
 }
 
-pub unsafe fn cuTensorMapReplaceAddress(
-    tensorMap: *mut CUtensorMap,
+pub fn cuTensorMapReplaceAddress(
+    tensorMap: InOut<'_, CUtensorMap>,
     globalAddress: CUdeviceptr,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if tensorMap.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so a tensor map.
-        let CUtensorMap { opaque: map } = unsafe { tensorMap.read_unaligned() };
-        let message = TensorMapReplace { tensor: globalAddress, map };
-        let opaque = scope.session.request(&message, |reply| reply.map)?;
-        // SAFETY: as above, and writable.
-        unsafe { tensorMap.write_unaligned(CUtensorMap { opaque }) };
-        Ok(())
-    }
+) -> Result {
+    let scope = context::scope()?;
+    let CUtensorMap { opaque: map } = tensorMap.get()?;
+    let message = TensorMapReplace {
+        tensor: globalAddress,
+        map,
+    };
+    let opaque = scope.session.request(&message, |reply| reply.map)?;
+    tensorMap.put(CUtensorMap { opaque })
 }

@@ -3,11 +3,11 @@
 use wormhole_api::array::Texels;
 
 use super::devices::device;
-use super::{body, put};
-use crate::error::CuError;
+use crate::error::{CuError, Result};
+use crate::parameter::{In, Out};
 use crate::types::{
-    CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUdevice, CUresult,
-    CUsurfObject, CUtexObject,
+    CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUdevice, CUsurfObject,
+    CUtexObject,
 };
 use crate::{context, texture};
 
@@ -15,114 +15,88 @@ use crate::{context, texture};
 const MOST_TEXELS: u64 = 1 << 30;
 const MOST_BYTES: u64 = 1 << 32;
 
-pub unsafe fn cuTexObjectCreate(
-    pTexObject: *mut CUtexObject,
-    pResDesc: *const CUDA_RESOURCE_DESC,
-    pTexDesc: *const CUDA_TEXTURE_DESC,
-    pResViewDesc: *const CUDA_RESOURCE_VIEW_DESC,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pTexObject.is_null() || pResDesc.is_null() || pTexDesc.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so descriptions; the view may be absent.
-        let (resource, sampling, view) = unsafe {
-            let view = (!pResViewDesc.is_null()).then(|| pResViewDesc.read());
-            (pResDesc.read(), pTexDesc.read(), view)
-        };
-        let made = texture::create(scope, &resource, &sampling, view.as_ref())?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pTexObject, made) }
+pub fn cuTexObjectCreate(
+    pTexObject: Out<'_, CUtexObject>,
+    pResDesc: In<'_, CUDA_RESOURCE_DESC>,
+    pTexDesc: In<'_, CUDA_TEXTURE_DESC>,
+    pResViewDesc: In<'_, CUDA_RESOURCE_VIEW_DESC>,
+) -> Result {
+    let scope = context::scope()?;
+    if pTexObject.is_null() || pResDesc.is_null() || pTexDesc.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let (resource, sampling) = (pResDesc.get()?, pTexDesc.get()?);
+    let made = texture::create(scope, &resource, &sampling, pResViewDesc.given().as_ref())?;
+    pTexObject.put(made)
 }
 
-pub unsafe fn cuTexObjectDestroy(texObject: CUtexObject) -> CUresult {
-    body! { texture::destroy(context::scope()?, texObject) }
+pub fn cuTexObjectDestroy(texObject: CUtexObject) -> Result {
+    texture::destroy(context::scope()?, texObject)
 }
 
-pub unsafe fn cuTexObjectGetResourceDesc(
-    pResDesc: *mut CUDA_RESOURCE_DESC,
+pub fn cuTexObjectGetResourceDesc(
+    pResDesc: Out<'_, CUDA_RESOURCE_DESC>,
     texObject: CUtexObject,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pResDesc, texture::find(texObject)?.resource) }
-    }
+) -> Result {
+    context::scope()?;
+    pResDesc.put(texture::find(texObject)?.resource)
 }
 
-pub unsafe fn cuTexObjectGetTextureDesc(
-    pTexDesc: *mut CUDA_TEXTURE_DESC,
+pub fn cuTexObjectGetTextureDesc(
+    pTexDesc: Out<'_, CUDA_TEXTURE_DESC>,
     texObject: CUtexObject,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pTexDesc, texture::find(texObject)?.sampling) }
-    }
+) -> Result {
+    context::scope()?;
+    pTexDesc.put(texture::find(texObject)?.sampling)
 }
 
-pub unsafe fn cuTexObjectGetResourceViewDesc(
-    pResViewDesc: *mut CUDA_RESOURCE_VIEW_DESC,
+pub fn cuTexObjectGetResourceViewDesc(
+    pResViewDesc: Out<'_, CUDA_RESOURCE_VIEW_DESC>,
     texObject: CUtexObject,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        if pResViewDesc.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // Without a view nothing is written, and that is no error.
-        if let Some(view) = texture::find(texObject)?.view {
-            // SAFETY: as the caller promises.
-            unsafe { put(pResViewDesc, view) }?;
-        }
-        Ok(())
+) -> Result {
+    context::scope()?;
+    if pResViewDesc.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
-}
-
-pub unsafe fn cuSurfObjectCreate(
-    pSurfObject: *mut CUsurfObject,
-    pResDesc: *const CUDA_RESOURCE_DESC,
-) -> CUresult {
-    body! {
-        let scope = context::scope()?;
-        if pSurfObject.is_null() || pResDesc.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so a description.
-        let resource = unsafe { pResDesc.read() };
-        // SAFETY: as the caller promises.
-        unsafe { put(pSurfObject, texture::create_surface(scope, &resource)?) }
+    // Without a view nothing is written, and that is no error.
+    if let Some(view) = texture::find(texObject)?.view {
+        pResViewDesc.put(view)?;
     }
+    Ok(())
 }
 
-pub unsafe fn cuSurfObjectDestroy(surfObject: CUsurfObject) -> CUresult {
-    body! { texture::destroy_surface(context::scope()?, surfObject) }
+pub fn cuSurfObjectCreate(
+    pSurfObject: Out<'_, CUsurfObject>,
+    pResDesc: In<'_, CUDA_RESOURCE_DESC>,
+) -> Result {
+    let scope = context::scope()?;
+    if pSurfObject.is_null() || pResDesc.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let resource = pResDesc.get()?;
+    pSurfObject.put(texture::create_surface(scope, &resource)?)
 }
 
-pub unsafe fn cuSurfObjectGetResourceDesc(
-    pResDesc: *mut CUDA_RESOURCE_DESC,
+pub fn cuSurfObjectDestroy(surfObject: CUsurfObject) -> Result {
+    texture::destroy_surface(context::scope()?, surfObject)
+}
+
+pub fn cuSurfObjectGetResourceDesc(
+    pResDesc: Out<'_, CUDA_RESOURCE_DESC>,
     surfObject: CUsurfObject,
-) -> CUresult {
-    body! {
-        context::scope()?;
-        // SAFETY: as the caller promises.
-        unsafe { put(pResDesc, texture::find_surface(surfObject)?) }
-    }
+) -> Result {
+    context::scope()?;
+    pResDesc.put(texture::find_surface(surfObject)?)
 }
 
-pub unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
-    maxWidthInElements: *mut usize,
+pub fn cuDeviceGetTexture1DLinearMaxWidth(
+    maxWidthInElements: Out<'_, usize>,
     format: u32,
     numChannels: u32,
     dev: CUdevice,
-) -> CUresult {
-    body! {
-        device(dev)?;
-        let texel = Texels::new(format, numChannels)?.bytes();
-        let most = MOST_TEXELS.min(MOST_BYTES / texel);
-        // SAFETY: as the caller promises.
-        unsafe { put(maxWidthInElements, usize::try_from(most).unwrap_or(0)) }
-    }
+) -> Result {
+    device(dev)?;
+    let texel = Texels::new(format, numChannels)?.bytes();
+    let most = MOST_TEXELS.min(MOST_BYTES / texel);
+    maxWidthInElements.put(usize::try_from(most).unwrap_or(0))
 }

@@ -5,12 +5,12 @@ use std::ffi::c_void;
 use wormhole_api::Access;
 
 use super::devices::{named, ordinal};
-use super::{body, put};
 use crate::context::{self, on_device};
 use crate::error::{CuError, Result};
+use crate::parameter::{In, Out};
 use crate::types::{
     CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemLocation, CUresult, LOCATION_DEVICE, MEMORY_PINNED,
+    CUmemGenericAllocationHandle, CUmemLocation, LOCATION_DEVICE, MEMORY_PINNED,
 };
 use crate::virtual_memory as memory;
 
@@ -21,38 +21,28 @@ const HANDLE_TYPES: u32 = 0xF;
 /// `CU_MEM_ALLOCATION_COMP_GENERIC`, a hint.
 const COMPRESSIBLE: u8 = 1;
 
-pub unsafe fn cuMemAddressReserve(
-    ptr: *mut CUdeviceptr,
+pub fn cuMemAddressReserve(
+    ptr: Out<'_, CUdeviceptr>,
     size: usize,
     alignment: usize,
     addr: CUdeviceptr,
     flags: u64,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        if ptr.is_null() || flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let address = memory::reserve(scope, size as u64, alignment as u64, addr)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(ptr, address) }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    if ptr.is_null() || flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let address = memory::reserve(scope, size as u64, alignment as u64, addr)?;
+    ptr.put(address)
 }
 
-pub unsafe fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUresult {
-    body! { memory::unreserve(context::scope_or_primary()?, ptr, size as u64) }
+pub fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> Result {
+    memory::unreserve(context::scope_or_primary()?, ptr, size as u64)
 }
 
 /// Reads properties, of which the ones that are asked for must be offered.
-///
-/// # Safety
-/// `properties` is null or points to properties.
-unsafe fn offered(properties: *const CUmemAllocationProp) -> Result<CUmemAllocationProp> {
-    if properties.is_null() {
-        return Err(CuError::INVALID_VALUE);
-    }
-    // SAFETY: not null, so properties.
-    let wanted = unsafe { properties.read() };
+fn offered(properties: In<'_, CUmemAllocationProp>) -> Result<CUmemAllocationProp> {
+    let wanted = properties.get()?;
     let unknown = wanted.requestedHandleTypes & !HANDLE_TYPES != 0
         || !wanted.win32HandleMetaData.is_null()
         || wanted.reserved != [0; 4];
@@ -75,160 +65,137 @@ unsafe fn offered(properties: *const CUmemAllocationProp) -> Result<CUmemAllocat
     }
 }
 
-pub unsafe fn cuMemCreate(
-    handle: *mut CUmemGenericAllocationHandle,
+pub fn cuMemCreate(
+    handle: Out<'_, CUmemGenericAllocationHandle>,
     size: usize,
-    prop: *const CUmemAllocationProp,
+    prop: In<'_, CUmemAllocationProp>,
     flags: u64,
-) -> CUresult {
-    body! {
-        context::scope_or_primary()?;
-        if handle.is_null() || flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: as the caller promises.
-        let wanted = unsafe { offered(prop) }?;
-        let scope = on_device(ordinal(wanted.location.id)?)?;
-        let made = memory::create(scope, size as u64, wanted.requestedHandleTypes)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(handle, made) }
+) -> Result {
+    context::scope_or_primary()?;
+    if handle.is_null() || flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    let wanted = offered(prop)?;
+    let scope = on_device(ordinal(wanted.location.id)?)?;
+    let made = memory::create(scope, size as u64, wanted.requestedHandleTypes)?;
+    handle.put(made)
 }
 
-pub unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
-    body! { memory::release(context::scope_or_primary()?, handle) }
+pub fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> Result {
+    memory::release(context::scope_or_primary()?, handle)
 }
 
-pub unsafe fn cuMemRetainAllocationHandle(
-    handle: *mut CUmemGenericAllocationHandle,
+pub fn cuMemRetainAllocationHandle(
+    handle: Out<'_, CUmemGenericAllocationHandle>,
     addr: *mut c_void,
-) -> CUresult {
-    body! {
-        context::scope_or_primary()?;
-        if handle.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let retained = memory::retain(addr.addr() as u64)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(handle, retained) }
+) -> Result {
+    context::scope_or_primary()?;
+    if handle.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let retained = memory::retain(addr.addr() as u64)?;
+    handle.put(retained)
 }
 
-pub unsafe fn cuMemGetAllocationGranularity(
-    granularity: *mut usize,
-    prop: *const CUmemAllocationProp,
+pub fn cuMemGetAllocationGranularity(
+    granularity: Out<'_, usize>,
+    prop: In<'_, CUmemAllocationProp>,
     option: CUmemAllocationGranularity_flags,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        // What it is asked for is all one.
-        if prop.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let known = memory::granularity(scope)?;
-        let bytes = match option {
-            0 => known.minimum,
-            1 => known.recommended,
-            _ => return Err(CuError::INVALID_VALUE),
-        };
-        // SAFETY: as the caller promises.
-        unsafe { put(granularity, usize::try_from(bytes).unwrap_or(usize::MAX)) }
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    // What it is asked for is all one.
+    if prop.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let known = memory::granularity(scope)?;
+    let bytes = match option {
+        0 => known.minimum,
+        1 => known.recommended,
+        _ => return Err(CuError::INVALID_VALUE),
+    };
+    granularity.put(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-pub unsafe fn cuMemGetAllocationPropertiesFromHandle(
-    prop: *mut CUmemAllocationProp,
+pub fn cuMemGetAllocationPropertiesFromHandle(
+    prop: Out<'_, CUmemAllocationProp>,
     handle: CUmemGenericAllocationHandle,
-) -> CUresult {
-    body! {
-        context::scope_or_primary()?;
-        let (_, memory) = memory::find(handle)?;
-        let properties = CUmemAllocationProp {
-            r#type: MEMORY_PINNED,
-            requestedHandleTypes: memory.handle_types(),
-            location: CUmemLocation {
-                r#type: LOCATION_DEVICE,
-                id: named(memory.device()),
-            },
-            win32HandleMetaData: std::ptr::null_mut(),
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        };
-        // SAFETY: as the caller promises.
-        unsafe { put(prop, properties) }
-    }
+) -> Result {
+    context::scope_or_primary()?;
+    let (_, memory) = memory::find(handle)?;
+    let properties = CUmemAllocationProp {
+        r#type: MEMORY_PINNED,
+        requestedHandleTypes: memory.handle_types(),
+        location: CUmemLocation {
+            r#type: LOCATION_DEVICE,
+            id: named(memory.device()),
+        },
+        win32HandleMetaData: std::ptr::null_mut(),
+        compressionType: 0,
+        gpuDirectRDMACapable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    };
+    prop.put(properties)
 }
 
-pub unsafe fn cuMemMap(
+pub fn cuMemMap(
     ptr: CUdeviceptr,
     size: usize,
     offset: usize,
     handle: CUmemGenericAllocationHandle,
     flags: u64,
-) -> CUresult {
-    body! {
-        let scope = context::scope_or_primary()?;
-        if flags != 0 {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // The driver maps whole allocations only (CUDA driver API, `cuMemMap`).
-        if offset != 0 {
-            return Err(CuError::NOT_SUPPORTED);
-        }
-        memory::map(scope, ptr, size as u64, handle)
+) -> Result {
+    let scope = context::scope_or_primary()?;
+    if flags != 0 {
+        return Err(CuError::INVALID_VALUE);
     }
+    // The driver maps whole allocations only (CUDA driver API, `cuMemMap`).
+    if offset != 0 {
+        return Err(CuError::NOT_SUPPORTED);
+    }
+    memory::map(scope, ptr, size as u64, handle)
 }
 
-pub unsafe fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> CUresult {
-    body! { memory::unmap(context::scope_or_primary()?, ptr, size as u64) }
+pub fn cuMemUnmap(ptr: CUdeviceptr, size: usize) -> Result {
+    memory::unmap(context::scope_or_primary()?, ptr, size as u64)
 }
 
-pub unsafe fn cuMemSetAccess(
+pub fn cuMemSetAccess(
     ptr: CUdeviceptr,
     size: usize,
-    desc: *const CUmemAccessDesc,
+    desc: In<'_, [CUmemAccessDesc]>,
     count: usize,
-) -> CUresult {
-    body! {
-        context::scope_or_primary()?;
-        if desc.is_null() || count == 0 {
+) -> Result {
+    context::scope_or_primary()?;
+    if desc.is_null() || count == 0 {
+        return Err(CuError::INVALID_VALUE);
+    }
+    for wanted in desc.values()? {
+        if wanted.location.r#type != LOCATION_DEVICE {
             return Err(CuError::INVALID_VALUE);
         }
-        for index in 0..count {
-            // SAFETY: as many descriptions as the caller says.
-            let wanted = unsafe { desc.add(index).read() };
-            if wanted.location.r#type != LOCATION_DEVICE {
-                return Err(CuError::INVALID_VALUE);
-            }
-            let device = ordinal(wanted.location.id).map_err(|_| CuError::INVALID_VALUE)?;
-            let scope = on_device(device)?;
-            let access = Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)?;
-            memory::set_access(scope, ptr, size as u64, access)?;
-        }
-        Ok(())
+        let device = ordinal(wanted.location.id).map_err(|_| CuError::INVALID_VALUE)?;
+        let scope = on_device(device)?;
+        let access = Access::from_wire(wanted.flags).ok_or(CuError::INVALID_VALUE)?;
+        memory::set_access(scope, ptr, size as u64, access)?;
     }
+    Ok(())
 }
 
-pub unsafe fn cuMemGetAccess(
-    flags: *mut u64,
-    location: *const CUmemLocation,
+pub fn cuMemGetAccess(
+    flags: Out<'_, u64>,
+    location: In<'_, CUmemLocation>,
     ptr: CUdeviceptr,
-) -> CUresult {
-    body! {
-        context::scope_or_primary()?;
-        if flags.is_null() || location.is_null() {
-            return Err(CuError::INVALID_VALUE);
-        }
-        // SAFETY: not null, so a location.
-        let location = unsafe { location.read() };
-        if location.r#type != LOCATION_DEVICE {
-            return Err(CuError::INVALID_VALUE);
-        }
-        let device = ordinal(location.id).map_err(|_| CuError::INVALID_VALUE)?;
-        let access = memory::access(ptr, device)?;
-        // SAFETY: as the caller promises.
-        unsafe { put(flags, access.to_wire().into()) }
+) -> Result {
+    context::scope_or_primary()?;
+    if flags.is_null() || location.is_null() {
+        return Err(CuError::INVALID_VALUE);
     }
+    let location = location.get()?;
+    if location.r#type != LOCATION_DEVICE {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let device = ordinal(location.id).map_err(|_| CuError::INVALID_VALUE)?;
+    let access = memory::access(ptr, device)?;
+    flags.put(access.to_wire().into())
 }

@@ -232,17 +232,18 @@ unsafe impl Send for Operations {}
 unsafe impl Sync for Operations {}
 
 impl Operations {
-    pub fn new(given: &[CUstreamBatchMemOpParams], context: *mut c_void) -> Result<Self> {
-        if given.is_empty() || given.len() > stream_memory::MOST {
+    pub fn new(
+        given: impl ExactSizeIterator<Item = CUstreamBatchMemOpParams>,
+        context: *mut c_void,
+    ) -> Result<Self> {
+        if !(1..=stream_memory::MOST).contains(&given.len()) {
             return Err(CuError::INVALID_VALUE);
         }
-        for operation in given {
+        let given: Box<[_]> = given.collect();
+        for operation in &given {
             stream_memory::read(operation)?;
         }
-        Ok(Self {
-            given: given.into(),
-            context,
-        })
+        Ok(Self { given, context })
     }
 }
 

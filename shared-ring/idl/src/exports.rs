@@ -7,8 +7,9 @@ use crate::table::{Direction, Forwarded, Function, FunctionBody, Parameter, Tabl
 /// The module of exports for the guest's library: one C function per name of the table, and their addresses.
 ///
 /// The code calls, in the crate that includes it:
-/// - `crate::calls::NAME(arguments)`, unsafe, for every function that is neither unsupported nor a plain
-///   return code; a function that depends on the default stream gets a `DefaultStream` first;
+/// - `crate::calls::NAME(parameters) -> Result`, for every function that is neither unsupported nor a plain
+///   return code, with parameters of the types in `crate::parameter`; a function that depends on the
+///   default stream gets a `DefaultStream` first; `crate::calls::code(Result) -> CUresult`;
 /// - `crate::runtime::enter(usize)` at each call, with the function's index in `FUNCTIONS`;
 /// - `crate::runtime::tracing() -> bool`, and when it is true
 ///   `crate::runtime::trace(usize, core::fmt::Arguments, CUresult)` after the call;
@@ -66,10 +67,14 @@ fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
     if let Some(code) = forwarded.returns {
         let results = forwarded.parameters.iter();
         let cleared: String = results
-            .map(|result| {
-                format!("    // SAFETY: as the caller promises.\n    unsafe {{ crate::runtime::clear({}) }};\n", result.name)
-            })
+            .map(|result| format!("        crate::runtime::clear({});\n", result.name))
             .collect();
+        let cleared = match cleared.is_empty() {
+            true => cleared,
+            false => format!(
+                "    // SAFETY: each result has a place, or none.\n    unsafe {{\n{cleared}    }}\n"
+            ),
+        };
         let _ = writeln!(
             out,
             "/// CUDA driver API: always this code, and no results.\n///\n/// # Safety\n/// Results have a place, or none.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n{}{cleared}    crate::runtime::refuse({index}, {code})\n}}\n",
@@ -85,9 +90,25 @@ fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
         mutant(index)
     );
     let per_thread = matches!(function.body, FunctionBody::PerThread(_));
+    let made: Vec<(&str, String)> = forwarded
+        .parameters
+        .iter()
+        .filter_map(|parameter| Some((parameter.name.as_str(), typed(forwarded, parameter)?)))
+        .collect();
+    let typed = match made.is_empty() {
+        true => String::new(),
+        false => {
+            let (names, made): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+            format!(
+                "        // SAFETY: the caller keeps the contract of the C function, and the table says how long each place is.\n        let ({},) = unsafe {{ ({},) }};\n",
+                names.join(", "),
+                made.join(", ")
+            )
+        }
+    };
     let _ = writeln!(
         out,
-        "    // SAFETY: the caller keeps the contract of the C function.\n    let result = unsafe {{ crate::calls::{}({}) }};\n    if crate::runtime::tracing() {{\n        crate::runtime::trace({index}, {}, result);\n    }}\n    result\n}}\n",
+        "    let result = {{\n{typed}        crate::calls::code(crate::calls::{}({}))\n    }};\n    if crate::runtime::tracing() {{\n        crate::runtime::trace({index}, {}, result);\n    }}\n    result\n}}\n",
         base.name,
         arguments(forwarded, per_thread),
         trace(forwarded)
@@ -118,6 +139,53 @@ fn arguments(forwarded: &Forwarded, per_thread: bool) -> String {
         .join(", ")
 }
 
+/// What makes a type of `crate::parameter` out of what C passes; nothing for a number, a handle or a function.
+fn typed(forwarded: &Forwarded, parameter: &Parameter) -> Option<String> {
+    let Parameter {
+        name,
+        direction,
+        kind,
+        length,
+    } = parameter;
+    let in_bytes = match kind.as_str() {
+        "void" | "char" => ".cast::<u8>()",
+        _ => "",
+    };
+    Some(match (direction, length.as_deref()) {
+        (Direction::In, None) if kind == "string" => format!("Text::new({name})"),
+        (Direction::In, None) if kind == "CUdeviceptr" && forwarded.unified => {
+            format!("UnifiedPtr::new({name})")
+        }
+        (Direction::In, None) => return None,
+        (Direction::In, Some("")) => format!("Pointer::new({name}.cast_mut())"),
+        (_, Some("")) => format!("Pointer::new({name})"),
+        (_, None) if kind == "void" => format!("Pointer::new({name})"),
+        (_, None | Some("1")) => format!("{direction:?}::new({name})"),
+        (_, Some(length)) if length.parse::<usize>().is_ok() => {
+            let element = match in_bytes {
+                "" => pointed(kind),
+                _ => "u8".to_owned(),
+            };
+            format!("{direction:?}::new({name}.cast::<[{element}; {length}]>())")
+        }
+        (_, Some(length)) => {
+            let mut others = forwarded.parameters.iter();
+            let count = others.find(|other| other.name == length)?;
+            // The list of where results go is read itself.
+            let direction = match kind.as_str() {
+                "void*" if *direction == Direction::Out => Direction::In,
+                _ => *direction,
+            };
+            match count.direction {
+                Direction::In => {
+                    format!("{direction:?}::list({name}{in_bytes}, {length}.length())")
+                }
+                _ => format!("Room::new({name}{in_bytes}, InOut::new({length}))"),
+            }
+        }
+    })
+}
+
 fn trace(forwarded: &Forwarded) -> String {
     let shown: Vec<String> = forwarded
         .parameters
@@ -127,8 +195,9 @@ fn trace(forwarded: &Forwarded) -> String {
     format!("format_args!(\"{}\")", shown.join(", "))
 }
 
-fn rust_type(parameter: &Parameter) -> String {
-    let pointed = match parameter.kind.as_str() {
+/// The type behind a pointer.
+fn pointed(kind: &str) -> String {
+    match kind {
         "void" => "c_void".to_owned(),
         "void*" => "*mut c_void".to_owned(),
         "char" => "c_char".to_owned(),
@@ -137,7 +206,12 @@ fn rust_type(parameter: &Parameter) -> String {
             Some(kind) => format!("*const {kind}"),
             None => other.to_owned(),
         },
-    };
+    }
+}
+
+/// The type in C.
+fn rust_type(parameter: &Parameter) -> String {
+    let pointed = pointed(&parameter.kind);
     match (parameter.direction, &parameter.length) {
         (Direction::In, None) => pointed,
         (Direction::In, Some(_)) => format!("*const {pointed}"),
@@ -153,33 +227,4 @@ fn addresses(out: &mut String, table: &Table) {
         let _ = writeln!(out, "    || {} as *const c_void,", function.name);
     }
     out.push_str("];\n\n");
-}
-
-/// The signatures that `crate::calls` must have, one a line.
-#[must_use]
-pub fn signatures(table: &Table) -> String {
-    let mut out = String::new();
-    for function in &table.functions {
-        let FunctionBody::Forwarded(forwarded) = &function.body else {
-            continue;
-        };
-        if forwarded.returns.is_some() {
-            continue;
-        }
-        let default = forwarded
-            .stream
-            .then(|| "default: DefaultStream".to_owned());
-        let parameters = forwarded
-            .parameters
-            .iter()
-            .map(|parameter| format!("{}: {}", parameter.name, rust_type(parameter)));
-        let parameters: Vec<String> = default.into_iter().chain(parameters).collect();
-        let _ = writeln!(
-            out,
-            "pub unsafe fn {}({}) -> CUresult",
-            function.name,
-            parameters.join(", ")
-        );
-    }
-    out
 }

@@ -20,7 +20,7 @@ mod tested;
 
 pub use calls::calls;
 pub use coverage::coverage;
-pub use exports::{exports, signatures};
+pub use exports::exports;
 pub use functions::functions;
 pub use load::{LoadError, load};
 pub use messages::{messages, protocol_hash};

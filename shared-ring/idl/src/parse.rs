@@ -14,7 +14,7 @@
 //!   reply
 //!     NAME TYPE [= CONSTANT]
 //!     tail NAME ELEMENT max N
-//! function ID NAME BODY          BODY: CLASS MESSAGE... [stream] | local returns CODE
+//! function ID NAME BODY          BODY: CLASS MESSAGE... [stream] [unified] | local returns CODE
 //!                                   | same NAME | per-thread NAME | unsupported REASON...
 //!     DIRECTION NAME CTYPE       DIRECTION: in | out | inout
 //!     answers SYMBOL VERSION [per-thread]
@@ -27,9 +27,10 @@
 //! names one being created; `optional stream` may be absent), `fence`, `optional fence`, or an enum.
 //!
 //! CLASS is `local record request fence`. `stream`: the function depends on the default stream, and may have
-//! a `per-thread` variant. CTYPE is a C type passed by value (`in`) or pointed at (`out`, `inout`); with
-//! `[LENGTH]` it is pointed at in any direction. `string` is NUL-terminated. `returns`: always this code, and its
-//! results, the only parameters that it has, are zero.
+//! a `per-thread` variant. `unified`: a `CUdeviceptr` of the function may be memory of the program's own. CTYPE is
+//! a C type passed by value (`in`) or pointed at (`out`, `inout`); with `[LENGTH]` it is pointed at in any
+//! direction. LENGTH is a number, the name of a parameter, or nothing where only the function knows. `string` is
+//! NUL-terminated. `returns`: always this code, and its results, the only parameters that it has, are zero.
 
 mod functions;
 

@@ -53,6 +53,8 @@ pub struct Forwarded {
     pub messages: Vec<String>,
     /// It depends on the default stream, so it exists for the legacy and for the per-thread one.
     pub stream: bool,
+    /// Its addresses may be memory of the program's own.
+    pub unified: bool,
     /// All it does is to return this code.
     pub returns: Option<u32>,
     pub parameters: Vec<Parameter>,

@@ -39,6 +39,10 @@ pub(super) fn declaration(
 }
 
 fn forwarded(class: Class, words: &[&str]) -> Forwarded {
+    let (words, unified) = match words {
+        [words @ .., "unified"] => (words, true),
+        words => (words, false),
+    };
     let (messages, stream) = match words {
         [messages @ .., "stream"] => (messages, true),
         messages => (messages, false),
@@ -47,6 +51,7 @@ fn forwarded(class: Class, words: &[&str]) -> Forwarded {
         class,
         messages: messages.iter().map(|name| (*name).to_owned()).collect(),
         stream,
+        unified,
         returns: None,
         parameters: Vec::new(),
     }

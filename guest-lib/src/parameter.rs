@@ -1,0 +1,530 @@
+//! The parameters of the C exports, typed.
+//!
+//! A program passes addresses, and keeps the contract of the C function: memory that is not null has the documented
+//! length, is not written by others while the call reads it, and may be written where results go. The generated exports
+//! make these types out of the addresses, by what the table says of each parameter. Everything else is safe: a null
+//! place is `CUDA_ERROR_INVALID_VALUE` at the moment when a function uses it, and an index is compared with the length.
+//!
+//! None of them is ever a reference. A program may pass one place for two results, a place of any alignment, and memory
+//! that its other threads or a device write next.
+
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::error::{CuError, Result};
+
+/// What a function reads: one `T`, or a list of them.
+pub struct In<'a, T: ?Sized>(*const T, PhantomData<&'a T>);
+
+/// Where a function writes a result, or a list of them.
+pub struct Out<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
+
+/// What a function reads, and then writes.
+pub struct InOut<'a, T: ?Sized>(*mut T, PhantomData<&'a T>);
+
+/// A list of results for as many as a number says that the program keeps in its memory.
+pub struct Room<'a, T, N> {
+    place: *mut T,
+    count: InOut<'a, N>,
+}
+
+/// A string.
+pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
+
+/// Memory of which only the function knows how long it is, and what is in it.
+pub struct Pointer<'a, T>(*mut T, PhantomData<&'a T>);
+
+/// An address that may be the program's own memory.
+#[derive(Clone, Copy, Debug)]
+pub struct UnifiedPtr<'a>(u64, PhantomData<&'a u8>);
+
+macro_rules! plain {
+    ($($name:ident<'a $(, $parameter:ident $(: ?$sized:ident)?)*>: $shown:tt;)*) => {$(
+        impl<$($parameter $(: ?$sized)?),*> Clone for $name<'_, $($parameter),*> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<$($parameter $(: ?$sized)?),*> Copy for $name<'_, $($parameter),*> {}
+
+        impl<$($parameter $(: ?$sized)?),*> fmt::Debug for $name<'_, $($parameter),*> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.$shown.fmt(f)
+            }
+        }
+    )*};
+}
+
+plain! {
+    In<'a, T: ?Sized>: 0;
+    Out<'a, T: ?Sized>: 0;
+    InOut<'a, T: ?Sized>: 0;
+    Room<'a, T, N>: place;
+    Text<'a>: 0;
+    Pointer<'a, T>: 0;
+}
+
+/// The length of a list, as C functions pass it.
+pub trait Length: Copy {
+    fn length(self) -> usize;
+}
+
+impl Length for usize {
+    #[inline]
+    fn length(self) -> usize {
+        self
+    }
+}
+
+impl Length for u32 {
+    #[inline]
+    fn length(self) -> usize {
+        self as usize
+    }
+}
+
+/// A length below zero is none.
+impl Length for i32 {
+    #[inline]
+    fn length(self) -> usize {
+        usize::try_from(self).unwrap_or(0)
+    }
+}
+
+fn checked(is_null: bool) -> Result {
+    if is_null {
+        Err(CuError::INVALID_VALUE)
+    } else {
+        Ok(())
+    }
+}
+
+impl<'a, T: Copy> In<'a, T> {
+    /// # Safety
+    /// `place` is null, or holds a `T` that stays as it is for `'a`. So does what the pointers in it lead to, as the C
+    /// function documents it.
+    #[inline]
+    pub const unsafe fn new(place: *const T) -> Self {
+        Self(place, PhantomData)
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    #[inline]
+    pub fn get(self) -> Result<T> {
+        checked(self.is_null())?;
+        // SAFETY: not null, so a value by the contract of `new`; of any alignment.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    /// The value, where there may be none.
+    #[inline]
+    pub fn given(self) -> Option<T> {
+        self.get().ok()
+    }
+}
+
+impl<'a, T: Copy> In<'a, [T]> {
+    /// # Safety
+    /// As for [`In::new`], with `count` elements.
+    #[inline]
+    pub const unsafe fn list(place: *const T, count: usize) -> Self {
+        Self(std::ptr::slice_from_raw_parts(place, count), PhantomData)
+    }
+
+    /// No list.
+    pub const fn none() -> Self {
+        Self(
+            std::ptr::slice_from_raw_parts(std::ptr::null(), 0),
+            PhantomData,
+        )
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// An element; one that is not there is an invalid value.
+    #[inline]
+    pub fn get(self, index: usize) -> Result<T> {
+        checked(self.is_null() || index >= self.0.len())?;
+        // SAFETY: below the length; of any alignment.
+        Ok(unsafe { self.0.cast::<T>().add(index).read_unaligned() })
+    }
+
+    /// All elements, each read when it is its turn. A list that is null may only be empty.
+    #[inline]
+    pub fn values(self) -> Result<impl ExactSizeIterator<Item = T> + Clone + 'a>
+    where
+        T: 'a,
+    {
+        checked(self.is_null() && self.0.len() > 0)?;
+        let first = self.0.cast::<T>();
+        // SAFETY: below the length, and not null where there is one; of any alignment.
+        Ok((0..self.0.len()).map(move |index| unsafe { first.add(index).read_unaligned() }))
+    }
+
+    pub fn to_vec(self) -> Result<Vec<T>>
+    where
+        T: 'a,
+    {
+        Ok(self.values()?.collect())
+    }
+}
+
+impl In<'_, [u8]> {
+    #[inline]
+    pub fn address(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+}
+
+impl<'a, T: Copy> Out<'a, T> {
+    /// # Safety
+    /// `place` is null, or may be written for `'a`.
+    #[inline]
+    pub const unsafe fn new(place: *mut T) -> Self {
+        Self(place, PhantomData)
+    }
+
+    /// No place.
+    pub const fn none() -> Self {
+        Self(std::ptr::null_mut(), PhantomData)
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Writes a result that must have a place.
+    #[inline]
+    pub fn put(self, value: T) -> Result {
+        checked(self.is_null())?;
+        self.put_if_wanted(value);
+        Ok(())
+    }
+
+    /// Writes a result that the program may not want.
+    #[inline]
+    pub fn put_if_wanted(self, value: T) {
+        if !self.is_null() {
+            // SAFETY: not null, so writable by the contract of `new`; of any alignment.
+            unsafe { self.0.write_unaligned(value) };
+        }
+    }
+}
+
+impl<'a, T: Copy> Out<'a, [T]> {
+    /// # Safety
+    /// `place` is null, or has room for `count` elements for `'a`.
+    #[inline]
+    pub const unsafe fn list(place: *mut T, count: usize) -> Self {
+        Self(
+            std::ptr::slice_from_raw_parts_mut(place, count),
+            PhantomData,
+        )
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Elements that there is room for.
+    pub fn len(self) -> usize {
+        self.0.len()
+    }
+
+    /// Writes an element; one that there is no room for is an invalid value.
+    pub fn put(self, index: usize, value: T) -> Result {
+        checked(self.is_null() || index >= self.len())?;
+        // SAFETY: below the length; of any alignment.
+        unsafe { self.0.cast::<T>().add(index).write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Writes the first elements.
+    pub fn put_all(self, values: impl IntoIterator<Item = T>) -> Result {
+        let mut numbered = values.into_iter().enumerate();
+        numbered.try_for_each(|(index, value)| self.put(index, value))
+    }
+}
+
+impl Out<'_, [u8]> {
+    #[inline]
+    pub fn address(self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+}
+
+impl<'a, T: Copy> InOut<'a, T> {
+    /// # Safety
+    /// As for [`In::new`] and for [`Out::new`].
+    #[inline]
+    pub const unsafe fn new(place: *mut T) -> Self {
+        Self(place, PhantomData)
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    #[inline]
+    pub fn get(self) -> Result<T> {
+        checked(self.is_null())?;
+        // SAFETY: not null, so a value by the contract of `new`; of any alignment.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    #[inline]
+    pub fn put(self, value: T) -> Result {
+        Out(self.0, self.1).put(value)
+    }
+
+    #[inline]
+    pub fn put_if_wanted(self, value: T) {
+        Out(self.0, self.1).put_if_wanted(value);
+    }
+}
+
+impl<'a, T: Copy> InOut<'a, [T]> {
+    /// # Safety
+    /// As for [`In::list`] and for [`Out::list`].
+    #[inline]
+    pub const unsafe fn list(place: *mut T, count: usize) -> Self {
+        Self(
+            std::ptr::slice_from_raw_parts_mut(place, count),
+            PhantomData,
+        )
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// An element; one that is not there is an invalid value.
+    pub fn get(self, index: usize) -> Result<T> {
+        In(self.0.cast_const(), PhantomData).get(index)
+    }
+
+    /// The place of an element.
+    pub fn place(self, index: usize) -> Result<*mut T> {
+        checked(self.is_null() || index >= self.0.len())?;
+        Ok(self.0.cast::<T>().wrapping_add(index))
+    }
+}
+
+impl<'a, T: Copy, N: Length> Room<'a, T, N> {
+    /// # Safety
+    /// `place` is null, or has room for as many elements as `count` says when the function reads it.
+    #[inline]
+    pub const unsafe fn new(place: *mut T, count: InOut<'a, N>) -> Self {
+        Self { place, count }
+    }
+
+    /// No list.
+    pub const fn none(count: InOut<'a, N>) -> Self {
+        let place = std::ptr::null_mut();
+        Self { place, count }
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.place.is_null()
+    }
+
+    /// The list as long as the program says now.
+    pub fn list(self) -> Result<Out<'a, [T]>> {
+        let count = self.count.get()?.length();
+        // SAFETY: by the contract of `new` there is room for as many.
+        Ok(unsafe { Out::list(self.place, count) })
+    }
+}
+
+impl<'a> Text<'a> {
+    /// # Safety
+    /// `text` is null, or a string that stays as it is for `'a`.
+    #[inline]
+    pub const unsafe fn new(text: *const c_char) -> Self {
+        Self(text, PhantomData)
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    pub fn get(self) -> Result<&'a CStr> {
+        checked(self.is_null())?;
+        // SAFETY: not null, so a string by the contract of `new`.
+        Ok(unsafe { CStr::from_ptr(self.0) })
+    }
+}
+
+impl<'a, T> Pointer<'a, T> {
+    /// # Safety
+    /// `place` is null, or leads to what the C function documents, which may be used so for `'a`.
+    #[inline]
+    pub const unsafe fn new(place: *mut T) -> Self {
+        Self(place, PhantomData)
+    }
+
+    #[inline]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    #[inline]
+    pub fn as_ptr(self) -> *mut T {
+        self.0
+    }
+
+    /// What is read there.
+    ///
+    /// # Safety
+    /// The C function documents that many elements.
+    pub unsafe fn read(self, count: usize) -> In<'a, [T]>
+    where
+        T: Copy,
+    {
+        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        unsafe { In::list(self.0, count) }
+    }
+
+    /// Bytes that are read there.
+    ///
+    /// # Safety
+    /// The C function documents that many.
+    pub unsafe fn bytes(self, count: usize) -> In<'a, [u8]> {
+        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        unsafe { In::list(self.0.cast(), count) }
+    }
+
+    /// What is read and written there.
+    ///
+    /// # Safety
+    /// The C function documents one `U`, initialised where it is read.
+    pub unsafe fn of<U: Copy>(self) -> InOut<'a, U> {
+        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        unsafe { InOut::new(self.0.cast()) }
+    }
+
+    /// Bytes that are written there.
+    ///
+    /// # Safety
+    /// The C function documents room for that many.
+    pub unsafe fn room(self, bytes: usize) -> Out<'a, [u8]> {
+        // SAFETY: as documented, which the program keeps by the contract of `new`.
+        unsafe { Out::list(self.0.cast(), bytes) }
+    }
+}
+
+impl UnifiedPtr<'_> {
+    /// # Safety
+    /// Where the address is the program's own memory, that is valid for what the C function does.
+    #[inline]
+    pub const unsafe fn new(address: u64) -> Self {
+        Self(address, PhantomData)
+    }
+
+    #[inline]
+    pub const fn address(self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NULL: Result = Err(CuError::INVALID_VALUE);
+
+    #[test]
+    fn a_place_that_is_null_is_an_invalid_value_where_it_is_needed() {
+        // SAFETY: all are null.
+        let (input, both, text) = unsafe {
+            (
+                In::<u32>::new(std::ptr::null()),
+                InOut::<u32>::new(std::ptr::null_mut()),
+                Text::new(std::ptr::null()),
+            )
+        };
+        assert_eq!(input.get().map(drop), NULL);
+        assert_eq!((both.get().map(drop), both.put(1)), (NULL, NULL));
+        assert_eq!(text.get().map(drop), NULL);
+        let output = Out::<u32>::none();
+        output.put_if_wanted(1);
+        assert_eq!(output.put(1), NULL);
+    }
+
+    #[test]
+    fn results_may_share_a_place_of_any_alignment() {
+        let mut bytes = [0_u8; 9];
+        let place = bytes[1..].as_mut_ptr();
+        // SAFETY: eight bytes from there on.
+        let (long, word, both) = unsafe {
+            (
+                Out::<u64>::new(place.cast()),
+                Out::<u32>::new(place.cast()),
+                InOut::<u64>::new(place.cast()),
+            )
+        };
+        long.put(u64::MAX).unwrap();
+        word.put(7).unwrap();
+        assert_eq!(both.get(), Ok(0xFFFF_FFFF_0000_0007));
+        assert_eq!(bytes[0], 0);
+    }
+
+    #[test]
+    fn a_list_ends_at_its_length() {
+        let given = [1_u16, 2, 3];
+        let mut taken = [9_u16; 3];
+        // SAFETY: both are longer.
+        let (input, output) = unsafe {
+            (
+                In::list(given.as_ptr(), 2),
+                Out::list(taken.as_mut_ptr(), 2),
+            )
+        };
+        assert_eq!(input.to_vec(), Ok(vec![1, 2]));
+        assert_eq!((input.get(1), input.get(2).map(drop)), (Ok(2), NULL));
+        assert_eq!(output.put_all(given), NULL);
+        assert_eq!(taken, [1, 2, 9]);
+    }
+
+    #[test]
+    fn a_list_that_is_null_may_only_be_empty() {
+        // SAFETY: null.
+        let list = |count| unsafe { In::<[u32]>::list(std::ptr::null(), count) };
+        assert_eq!(list(0).to_vec(), Ok(Vec::new()));
+        assert_eq!(list(1).to_vec().map(drop), NULL);
+        assert_eq!(list(1).get(0).map(drop), NULL);
+    }
+
+    #[test]
+    fn room_is_as_long_as_its_number_says_when_it_is_used() {
+        let (mut place, mut count) = ([0_u8; 4], 4_u32);
+        let count = &raw mut count;
+        // SAFETY: the place has four elements, and the number says no more.
+        let room = unsafe { Room::new(place.as_mut_ptr(), InOut::new(count)) };
+        // SAFETY: nobody else uses the number.
+        unsafe { count.write(2) };
+        assert_eq!(room.list().map(Out::len), Ok(2));
+        let without: Room<'_, u8, u32> = Room::none(InOut(std::ptr::null_mut(), PhantomData));
+        assert_eq!(without.list().map(drop), NULL);
+    }
+
+    #[test]
+    fn a_length_below_zero_is_none() {
+        assert_eq!((3_i32.length(), (-1_i32).length()), (3, 0));
+    }
+}
