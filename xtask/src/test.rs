@@ -98,20 +98,11 @@ fn nightly(root: &Path) -> Result<Tally, Failure> {
     let mut total = Tally::default();
     total += suite(
         "ring tests under miri",
-        Run::new("cargo")
-            .dir(root)
-            .args([
-                "+nightly",
-                "miri",
-                "test",
-                "--package",
-                "wormhole-ring",
-                "--lib",
-                "--test",
-                "ring",
-            ])
-            .env("CARGO_TARGET_DIR", root.join("target/miri"))
-            .env("MIRIFLAGS", "-Zmiri-permissive-provenance"),
+        miri(root, "wormhole-ring").args(["--test", "ring"]),
+    )?;
+    total += suite(
+        "tests of the exports' parameters under miri",
+        miri(root, "wormhole-guest").args(["parameter::"]),
     )?;
     for target in fuzz_targets(root)? {
         total += single(
@@ -130,6 +121,15 @@ fn nightly(root: &Path) -> Result<Tally, Failure> {
         )?;
     }
     Ok(total)
+}
+
+/// A package's unit tests under miri.
+fn miri(root: &Path, package: &str) -> Run {
+    Run::new("cargo")
+        .dir(root)
+        .args(["+nightly", "miri", "test", "--package", package, "--lib"])
+        .env("CARGO_TARGET_DIR", root.join("target/miri"))
+        .env("MIRIFLAGS", "-Zmiri-permissive-provenance")
 }
 
 /// The names of all fuzz targets, one for each corpus.
