@@ -19,10 +19,9 @@ pub trait VirtioDevice: Debug + Send {
     }
     /// The largest size of each queue, powers of two.
     fn queue_sizes(&self) -> &[u16];
-    /// Reads the device's configuration at `offset`; bytes past its end are zero.
-    fn read_config(&self, offset: usize, data: &mut [u8]) {
-        let _ = offset;
-        data.fill(0);
+    /// The device's configuration; the driver reads zeros past its end.
+    fn config(&self) -> &[u8] {
+        &[]
     }
 }
 
@@ -30,8 +29,8 @@ pub trait VirtioDevice: Debug + Send {
 /// [`Self::finish`] come from the device thread; none may block for long, since other devices of the
 /// guest wait meanwhile.
 pub trait VirtioWorker: Debug + Send {
-    /// The driver is ready: takes the queues, as many as the device has.
-    fn start(&mut self, queues: Vec<ActiveQueue>);
+    /// The driver is ready: takes the queues, as many as the device has, and the feature bits that the driver chose.
+    fn start(&mut self, queues: Vec<ActiveQueue>, features: u64);
     /// The driver notified `queue`, or the worker asked for another turn at it
     /// ([`ActiveQueue::again`]). Takes a bounded number of buffers.
     fn queue_ready(&mut self, queue: usize, ops: &mut EventOps<'_>);

@@ -4,6 +4,8 @@ mod device;
 mod pci_transport;
 mod queue;
 mod server;
+#[cfg(test)]
+pub mod test_queue;
 
 pub use device::{VirtioDevice, VirtioWorker};
 pub use pci_transport::{BAR_SIZE, VirtioPci};

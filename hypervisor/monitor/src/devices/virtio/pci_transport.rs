@@ -288,7 +288,7 @@ impl VirtioPci {
             tracing::debug!(device = ?self.device, "the driver set up queues that cannot be");
             return false;
         };
-        match self.server.start(queues) {
+        match self.server.start(queues, self.driver_features) {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!(%error, "a device does not start");
@@ -324,7 +324,7 @@ impl BusDevice for VirtioPci {
             COMMON => self.read_common(offset, data),
             // Reading the ISR status clears it.
             ISR if within == 0 => copy_out(&[self.isr.swap(0, Ordering::SeqCst)], 0, data),
-            DEVICE => self.device.read_config(within, data),
+            DEVICE => copy_out(self.device.config(), offset % REGION, data),
             MSIX_TABLE => self.msix.read_table(within, data),
             MSIX_PENDING => self.msix.read_pending(within, data),
             _ => {}
@@ -419,6 +419,8 @@ mod tests {
         stops: usize,
     }
 
+    const CONFIG: [u8; 7] = [1, 2, 3, 4, 5, 6, 7];
+
     /// Both halves of a device; remembers what is done to it.
     #[derive(Debug, Clone)]
     struct Fake {
@@ -439,13 +441,13 @@ mod tests {
         fn queue_sizes(&self) -> &[u16] {
             &[64, 32]
         }
-        fn read_config(&self, offset: usize, data: &mut [u8]) {
-            data.fill(offset.to_le_bytes()[0]);
+        fn config(&self) -> &[u8] {
+            &CONFIG
         }
     }
 
     impl VirtioWorker for Fake {
-        fn start(&mut self, queues: Vec<ActiveQueue>) {
+        fn start(&mut self, queues: Vec<ActiveQueue>, _: u64) {
             lock(&self.record).active = queues;
         }
         fn queue_ready(&mut self, queue: usize, _: &mut EventOps<'_>) {
@@ -623,7 +625,7 @@ mod tests {
         let offset = VirtioPci::notify_address(0, 1);
         write16(transport, offset, 1);
         assert_eq!(notified(), 1);
-        assert_eq!(read(transport, DEVICE + 4), [4]);
+        assert_eq!(read(transport, DEVICE + 4), [5, 6, 7, 0]);
     }
 
     #[test]

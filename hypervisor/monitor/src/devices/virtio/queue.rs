@@ -67,6 +67,30 @@ impl ActiveQueue {
             .is_ok()
     }
 
+    /// Serves the buffers that the driver has made available, at most a queue full, and returns them as used; `serve`
+    /// says how many bytes it wrote to each. Asks for another turn where there may be more.
+    pub fn serve(
+        &mut self,
+        memory: &GuestRam,
+        mut serve: impl FnMut(DescriptorChain<&GuestRam>) -> u32,
+    ) {
+        let mut used = false;
+        let mut left = self.size();
+        while let Some(chain) = self.pop(memory) {
+            let head = chain.head_index();
+            let written = serve(chain);
+            used |= self.add_used(memory, head, written);
+            left -= 1;
+            if left == 0 {
+                self.again();
+                break;
+            }
+        }
+        if used {
+            self.interrupt(memory);
+        }
+    }
+
     /// Interrupts the driver, if it wants to hear of used buffers.
     pub fn interrupt(&mut self, memory: &GuestRam) {
         if self.queue.needs_notification(memory).unwrap_or(true) {

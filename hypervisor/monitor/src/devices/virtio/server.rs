@@ -105,13 +105,13 @@ impl ServerHandle {
         }
     }
 
-    /// Hands `queues` to the worker, on its thread.
-    pub fn start(&mut self, queues: Vec<ActiveQueue>) -> Result<(), ThreadGone> {
+    /// Hands `queues` to the worker, on its thread, with the feature bits that the driver chose.
+    pub fn start(&mut self, queues: Vec<ActiveQueue>, features: u64) -> Result<(), ThreadGone> {
         self.stop();
         let State::Idle(mut server) = std::mem::replace(&mut self.state, State::Gone) else {
             return Err(ThreadGone);
         };
-        server.worker.start(queues);
+        server.worker.start(queues, features);
         self.state = State::Serving(self.thread.add(server)?);
         // Buffers that were made available before are looked at now.
         for kick in &self.kicks {

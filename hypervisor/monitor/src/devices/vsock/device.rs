@@ -13,13 +13,16 @@ pub(super) const QUEUES: usize = 3;
 /// The vsock device.
 #[derive(Debug)]
 pub struct Vsock {
-    guest_cid: u64,
+    /// `guest_cid` of `struct virtio_vsock_config`, little endian.
+    guest_cid: [u8; 8],
 }
 
 impl Vsock {
     /// The device of a guest with the context id `guest_cid`.
     pub fn new(guest_cid: u64) -> Self {
-        Self { guest_cid }
+        Self {
+            guest_cid: guest_cid.to_le_bytes(),
+        }
     }
 }
 
@@ -36,10 +39,7 @@ impl VirtioDevice for Vsock {
         &[QUEUE_SIZE; QUEUES]
     }
 
-    fn read_config(&self, offset: usize, data: &mut [u8]) {
-        let config = self.guest_cid.to_le_bytes();
-        for (index, byte) in data.iter_mut().enumerate() {
-            *byte = config.get(offset + index).copied().unwrap_or(0);
-        }
+    fn config(&self) -> &[u8] {
+        &self.guest_cid
     }
 }

@@ -172,7 +172,7 @@ impl VsockWorker {
 }
 
 impl VirtioWorker for VsockWorker {
-    fn start(&mut self, queues: Vec<ActiveQueue>) {
+    fn start(&mut self, queues: Vec<ActiveQueue>, _: u64) {
         let queues = <[ActiveQueue; QUEUES]>::try_from(queues);
         self.active = queues.ok().map(|[receive, transmit, events]| Active {
             receive,
@@ -313,7 +313,7 @@ mod tests {
                 ActiveQueue::new(queue, vector, interrupt, Arc::new(kick))
             })
             .collect();
-        worker.start(queues);
+        worker.start(queues, 0);
         (worker, log, accepted)
     }
 

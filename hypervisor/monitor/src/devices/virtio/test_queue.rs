@@ -1,0 +1,130 @@
+//! The driver's side of one queue, for the tests of devices.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use virtio_queue::desc::RawDescriptor;
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{ByteValued, Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{ActiveQueue, Interrupt};
+use crate::ram::GuestRam;
+
+pub const NEXT: u16 = 1;
+pub const WRITE: u16 = 2;
+pub const RAM: usize = 2 << 20;
+/// Where buffers can lie: behind the queue's own structures and the tests' guard page.
+pub const BUFFERS: u64 = 0x1_0000;
+const TABLE: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const VECTOR: u16 = 7;
+
+/// Address, length, flags and next of a descriptor.
+pub type Entry = (u64, u32, u16, u16);
+
+#[derive(Debug, Default)]
+struct Interrupts(AtomicUsize);
+
+impl Interrupt for Interrupts {
+    fn queue_used(&self, vector: u16) {
+        assert_eq!(vector, VECTOR);
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A driver with RAM of its own and one queue.
+#[derive(Debug)]
+pub struct TestQueue {
+    pub memory: GuestRam,
+    size: u16,
+    interrupts: Arc<Interrupts>,
+    kick: Arc<EventFd>,
+}
+
+impl TestQueue {
+    /// A queue of `size` buffers.
+    pub fn new(size: u16) -> Self {
+        Self {
+            memory: crate::ram::test_ram(RAM),
+            size,
+            interrupts: Arc::default(),
+            kick: Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("eventfd")),
+        }
+    }
+
+    /// The device's side.
+    pub fn active(&self) -> ActiveQueue {
+        let mut queue = Queue::new(self.size).expect("a power of two");
+        let at = GuestAddress;
+        queue
+            .try_set_desc_table_address(at(TABLE))
+            .expect("aligned");
+        queue
+            .try_set_avail_ring_address(at(AVAILABLE))
+            .expect("aligned");
+        queue.try_set_used_ring_address(at(USED)).expect("aligned");
+        queue.set_ready(true);
+        let interrupt = Arc::clone(&self.interrupts) as Arc<dyn Interrupt>;
+        ActiveQueue::new(queue, VECTOR, interrupt, Arc::clone(&self.kick))
+    }
+
+    /// Fills the descriptor table and the ring of heads, and announces `available` of them.
+    pub fn offer(&self, table: &[Entry], heads: &[u16], available: u16) {
+        for (slot, (address, len, flags, next)) in (0u64..).zip(table.iter().copied()) {
+            let raw = RawDescriptor::from(Descriptor::new(address, len, flags, next));
+            self.write(TABLE + 16 * slot, Descriptor::from(raw));
+        }
+        for (slot, head) in (0u64..self.size.into()).zip(heads.iter().copied()) {
+            self.write(AVAILABLE + 4 + 2 * slot, head);
+        }
+        self.write(AVAILABLE + 2, available);
+    }
+
+    pub fn write<T: ByteValued>(&self, address: u64, value: T) {
+        self.memory
+            .write_obj(value, GuestAddress(address))
+            .expect("ram");
+    }
+
+    pub fn write_bytes(&self, address: u64, bytes: &[u8]) {
+        self.memory
+            .write_slice(bytes, GuestAddress(address))
+            .expect("ram");
+    }
+
+    pub fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.memory
+            .read_slice(&mut bytes, GuestAddress(address))
+            .expect("ram");
+        bytes
+    }
+
+    /// Buffers that came back so far.
+    pub fn used(&self) -> u16 {
+        self.memory.read_obj(GuestAddress(USED + 2)).expect("ram")
+    }
+
+    /// Bytes that the device says it has written to each of them.
+    pub fn lengths(&self) -> Vec<u32> {
+        let slots = (0..self.used()).map(|index| u64::from(index % self.size));
+        slots
+            .map(|slot| {
+                let len = GuestAddress(USED + 4 + 8 * slot + 4);
+                self.memory.read_obj(len).expect("ram")
+            })
+            .collect()
+    }
+
+    pub fn interrupts(&self) -> usize {
+        self.interrupts.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether the queue was rung since the last look.
+    pub fn rung(&self) -> bool {
+        self.kick.read().is_ok()
+    }
+}
