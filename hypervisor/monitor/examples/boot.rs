@@ -76,6 +76,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
             guest_cid: 3,
             acceptor: Box::new(echo),
         }),
+        disks: Vec::new(),
         console: Box::new(std::io::stdout()),
         timeout: Some(Duration::from_secs(timeout)),
         disabled_exits,

@@ -4,7 +4,7 @@
 //! Mechanism only; what is run and why is decided by the caller.
 //!
 //! - [`Vm`] boots a stock kernel with an initramfs. The guest gets a serial console, ACPI
-//!   power-off, ports for exit status and exit accounts, a PCI bus with virtio-vsock and virtio-rng, and the
+//!   power-off, ports for exit status and exit accounts, a PCI bus with virtio-blk, virtio-vsock and virtio-rng, and the
 //!   window as soft-reserved memory that Linux's `dax_hmem` and `device_dax` make a `/dev/dax` device.
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`kvm_caps::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
@@ -33,6 +33,7 @@ mod vm;
 
 pub use boot::{BootError, BootSource, InitramfsPart};
 pub use cpu::CpuError;
+pub use devices::block::{DiskAccess, DiskError, DiskImage};
 pub use devices::power::EXIT_STATUS as EXIT_STATUS_PORT;
 pub use devices::serial::ConsoleTail;
 pub use devices::vsock::{ConnectRequest, Refused, VsockAcceptor};
@@ -40,4 +41,4 @@ pub use exit_reason::{ExitReason, Registers, Report};
 pub use kvm_caps::{KvmCaps, probe};
 pub use memory::{MemoryError, Window};
 pub use vcpu::{ExitCounters, ExitCounts, StopHandle, ThreadError};
-pub use vm::{DisabledExits, MAX_VCPUS, Vm, VmConfig, VmError, VsockConfig};
+pub use vm::{DisabledExits, MAX_DISKS, MAX_VCPUS, Vm, VmConfig, VmError, VsockConfig};

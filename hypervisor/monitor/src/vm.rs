@@ -15,6 +15,7 @@ use crate::bus::{BusError, Buses, Effect};
 use crate::chipset::{self, Chipset};
 use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
+use crate::devices::block::{Block, BlockWorker, DiskImage};
 use crate::devices::pci::{NoBarSpace, PciFull};
 use crate::devices::power::{self, ExitStatusPort, I8042Ports, Pm1Ports};
 use crate::devices::rng::{Rng, RngWorker};
@@ -31,6 +32,9 @@ use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, Vc
 
 /// More than a firmware-less guest on one host has any use for; APIC ids are 8 bits.
 pub const MAX_VCPUS: u8 = 64;
+
+/// Every disk has a letter of its own in the guest, `/dev/vda` to `/dev/vdz`.
+pub const MAX_DISKS: usize = 26;
 
 /// Why a VM could not be made or run.
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +166,8 @@ pub struct VmConfig {
     pub window: Option<OwnedFd>,
     /// The vsock device, if the guest shall have one.
     pub vsock: Option<VsockConfig>,
+    /// Disks, in the order in which the guest numbers them.
+    pub disks: Vec<DiskImage>,
     /// Where the guest's console goes. It is written on a vCPU thread: what blocks there blocks the
     /// guest, and its end.
     pub console: Box<dyn Write + Send>,
@@ -179,6 +185,7 @@ impl fmt::Debug for VmConfig {
             .field("vcpus", &self.vcpus)
             .field("window", &self.window)
             .field("vsock", &self.vsock)
+            .field("disks", &self.disks)
             .field("timeout", &self.timeout)
             .field("disabled_exits", &self.disabled_exits)
             .finish_non_exhaustive()
@@ -199,7 +206,7 @@ pub struct Vm {
     window_range: Option<Range>,
     timeout: Option<Duration>,
     // Everything below is dropped after the vCPUs, which use it.
-    _device_thread: DeviceThread,
+    _device_threads: Vec<DeviceThread>,
     machine: Machine,
 }
 
@@ -230,7 +237,8 @@ impl Vm {
             window.add_memslot(&vm, range.start)?;
         }
 
-        let device_thread = DeviceThread::start("devices")?;
+        let mut device_threads = vec![DeviceThread::start("devices")?];
+        let device_thread = &device_threads[0];
         let mut chipset = Chipset::new(Arc::clone(&vm), ram.clone());
         if let Some(VsockConfig {
             guest_cid,
@@ -239,10 +247,18 @@ impl Vm {
         {
             let device = Vsock::new(guest_cid.into());
             let worker = VsockWorker::new(ram.clone(), Mux::new(guest_cid.into(), acceptor));
-            chipset.add_virtio(&device_thread, Box::new(device), Box::new(worker))?;
+            chipset.add_virtio(device_thread, Box::new(device), Box::new(worker))?;
         }
         let worker = Box::new(RngWorker::new(ram.clone()));
-        chipset.add_virtio(&device_thread, Box::new(Rng), worker)?;
+        chipset.add_virtio(device_thread, Box::new(Rng), worker)?;
+        for (number, image) in config.disks.into_iter().enumerate() {
+            let name = format!("disk-{number}");
+            let thread = DeviceThread::start(&name)?;
+            let device = Box::new(Block::new(&image));
+            let worker = Box::new(BlockWorker::new(ram.clone(), image, name));
+            chipset.add_virtio(&thread, device, worker)?;
+            device_threads.push(thread);
+        }
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
         if let Some(first) = vcpus.first() {
@@ -279,7 +295,7 @@ impl Vm {
             events: channel(),
             window_range: layout.window,
             timeout: config.timeout,
-            _device_thread: device_thread,
+            _device_threads: device_threads,
             machine: Machine {
                 _vm: vm,
                 _ram: ram,
@@ -455,6 +471,7 @@ mod tests {
             vcpus: 0,
             window: None,
             vsock: None,
+            disks: Vec::new(),
             console: Box::new(std::io::sink()),
             timeout: None,
             disabled_exits: DisabledExits::default(),

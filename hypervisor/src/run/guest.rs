@@ -106,6 +106,7 @@ pub fn run(
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor(backend.port(), sender)),
         }),
+        disks: Vec::new(),
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits: DisabledExits::default(),

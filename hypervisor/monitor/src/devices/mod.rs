@@ -1,5 +1,6 @@
 //! Devices; one is one folder or file.
 
+pub mod block;
 pub mod pci;
 pub mod power;
 pub mod rng;

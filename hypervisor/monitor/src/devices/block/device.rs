@@ -1,0 +1,109 @@
+//! The device as the driver sees it: features and configuration.
+
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::image::{DiskAccess, DiskImage, SECTOR};
+use crate::devices::virtio::VirtioDevice;
+
+/// Mass storage, other kind.
+const PCI_CLASS: [u8; 3] = [0x01, 0x80, 0];
+pub(super) const QUEUE_SIZE: u16 = 256;
+/// Data descriptors of one request; the header and the status have one each.
+pub(super) const MAX_SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
+/// Bytes of one data descriptor.
+pub(super) const MAX_SEGMENT_BYTES: u32 = 1 << 20;
+/// Ranges of one discard or write-zeroes request.
+pub(super) const MAX_RANGES: u32 = 32;
+/// Sectors of one such range: 1 GiB, so that none keeps the disk's thread for long.
+pub(super) const MAX_RANGE_SECTORS: u32 = (1 << 30) / 512;
+
+/// `struct virtio_blk_config` up to the last field that the device offers (virtio 1.2, 5.2.4).
+#[derive(Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+struct Config {
+    capacity: U64,
+    size_max: U32,
+    seg_max: U32,
+    geometry: [u8; 4],
+    blk_size: U32,
+    topology: [u8; 8],
+    writeback: u8,
+    unused: u8,
+    num_queues: U16,
+    max_discard_sectors: U32,
+    max_discard_seg: U32,
+    discard_sector_alignment: U32,
+    max_write_zeroes_sectors: U32,
+    max_write_zeroes_seg: U32,
+    write_zeroes_may_unmap: u8,
+    unused_too: [u8; 3],
+}
+
+/// A disk: one queue.
+#[derive(Debug)]
+pub struct Block {
+    features: u64,
+    config: Config,
+}
+
+impl Block {
+    /// A disk as large as `image`.
+    pub fn new(image: &DiskImage) -> Self {
+        let mut features = [
+            VIRTIO_BLK_F_SIZE_MAX,
+            VIRTIO_BLK_F_SEG_MAX,
+            VIRTIO_BLK_F_BLK_SIZE,
+            VIRTIO_BLK_F_FLUSH,
+        ]
+        .to_vec();
+        features.extend(match image.access() {
+            DiskAccess::ReadOnly => &[VIRTIO_BLK_F_RO][..],
+            DiskAccess::ReadWrite => &[VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES],
+        });
+        Self {
+            features: features.iter().fold(0, |bits, bit| bits | 1 << bit),
+            config: Config {
+                capacity: image.sectors().into(),
+                size_max: MAX_SEGMENT_BYTES.into(),
+                seg_max: MAX_SEGMENTS.into(),
+                blk_size: u32::try_from(SECTOR).unwrap_or(u32::MAX).into(),
+                num_queues: 1.into(),
+                max_discard_sectors: MAX_RANGE_SECTORS.into(),
+                max_discard_seg: MAX_RANGES.into(),
+                discard_sector_alignment: 1.into(),
+                max_write_zeroes_sectors: MAX_RANGE_SECTORS.into(),
+                max_write_zeroes_seg: MAX_RANGES.into(),
+                write_zeroes_may_unmap: 1,
+                ..Config::default()
+            },
+        }
+    }
+}
+
+impl VirtioDevice for Block {
+    fn id(&self) -> u32 {
+        VIRTIO_ID_BLOCK
+    }
+
+    fn pci_class(&self) -> [u8; 3] {
+        PCI_CLASS
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    fn config(&self) -> &[u8] {
+        self.config.as_bytes()
+    }
+}

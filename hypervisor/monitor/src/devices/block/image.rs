@@ -1,0 +1,350 @@
+//! The file behind a disk.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use vm_memory::VolatileSlice;
+
+/// Bytes of a sector, the unit of every address (virtio 1.2, 5.2.2).
+pub const SECTOR: u64 = 512;
+
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Whether the guest may write to a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskAccess {
+    /// Reads only; any number of guests can share the image.
+    ReadOnly,
+    /// Reads and writes; no other guest has the image.
+    ReadWrite,
+}
+
+/// Why a file cannot be a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The file cannot be opened or asked.
+    #[error("the disk image {} cannot be opened", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("the disk image {} is neither a regular file nor a block device", .0.display())]
+    Kind(PathBuf),
+    /// Not a whole number of sectors, or none.
+    #[error(
+        "the disk image {} has {size} bytes, which is not a whole number of sectors of {SECTOR} bytes: \
+         extend it, for example with truncate(1)",
+        path.display()
+    )]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+    },
+    /// Another guest has the image.
+    #[error("the disk image {} is in use by another guest", .0.display())]
+    InUse(PathBuf),
+}
+
+/// An open image, locked for as long as it is open.
+#[derive(Debug)]
+pub struct DiskImage {
+    file: File,
+    access: DiskAccess,
+    sectors: u64,
+}
+
+impl DiskImage {
+    /// Opens and locks (flock(2)) the image at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened, is neither a regular file nor a block device, is not a whole number of sectors long, or
+    /// is locked by another guest.
+    pub fn open(path: &Path, access: DiskAccess) -> Result<Self, DiskError> {
+        let failed = |source| DiskError::Open {
+            path: path.to_path_buf(),
+            source,
+        };
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(access == DiskAccess::ReadWrite)
+            // A pipe would wait here for its other end.
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(path)
+            .map_err(failed)?;
+        let kind = file.metadata().map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(DiskError::Kind(path.to_path_buf()));
+        }
+        let lock = match access {
+            DiskAccess::ReadOnly => FlockOperation::NonBlockingLockShared,
+            DiskAccess::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+        };
+        rustix::fs::flock(&file, lock).map_err(|error| match error {
+            rustix::io::Errno::WOULDBLOCK => DiskError::InUse(path.to_path_buf()),
+            error => failed(error.into()),
+        })?;
+        let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        if size == 0 || !size.is_multiple_of(SECTOR) {
+            return Err(DiskError::Size {
+                path: path.to_path_buf(),
+                size,
+            });
+        }
+        Ok(Self {
+            file,
+            access,
+            sectors: size / SECTOR,
+        })
+    }
+
+    /// Its size in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Whether the guest may write.
+    pub fn access(&self) -> DiskAccess {
+        self.access
+    }
+
+    /// Fills `memory` with the bytes from `offset` on.
+    pub(super) fn read(&self, memory: &[VolatileSlice<'_>], offset: u64) -> io::Result<()> {
+        transfer(memory, offset, |parts, count, offset| {
+            // SAFETY: each part is a range of guest memory that is mapped while its slice is borrowed; guest memory is
+            // never the target of a Rust reference, so that the kernel may write to it.
+            unsafe { libc::preadv(self.file.as_raw_fd(), parts, count, offset) }
+        })
+    }
+
+    /// Writes `memory` to the bytes from `offset` on; with `durable` they are on stable storage when this returns.
+    pub(super) fn write(
+        &self,
+        memory: &[VolatileSlice<'_>],
+        offset: u64,
+        durable: bool,
+    ) -> io::Result<()> {
+        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        transfer(memory, offset, |parts, count, offset| {
+            // SAFETY: each part is a range of guest memory that is mapped while its slice is borrowed; the kernel only
+            // reads it.
+            unsafe { libc::pwritev2(self.file.as_raw_fd(), parts, count, offset, flags) }
+        })
+    }
+
+    /// Waits until everything that was written is on stable storage.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Gives a range back to the host's storage; it reads as zeros afterwards.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+    }
+
+    /// Lets a range read as zeros; its storage stays allocated.
+    pub(super) fn write_zeroes(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&self.file, flags, offset, len) {
+            // tmpfs, for example, can only be written to.
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                let mut done = 0;
+                while done < len {
+                    let now = (len - done).min(ZEROES.len() as u64);
+                    let zeroes = &ZEROES[..usize::try_from(now).unwrap_or(ZEROES.len())];
+                    self.file.write_all_at(zeroes, offset + done)?;
+                    done += now;
+                }
+                Ok(())
+            }
+            done => Ok(done?),
+        }
+    }
+}
+
+impl AsFd for DiskImage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Calls `operation` (`preadv` or `pwritev`) until all of `memory` is transferred.
+fn transfer(
+    memory: &[VolatileSlice<'_>],
+    mut offset: u64,
+    mut operation: impl FnMut(*const libc::iovec, i32, i64) -> isize,
+) -> io::Result<()> {
+    // Guards keep the ranges mapped for as long as the vector names them.
+    let guards: Vec<_> = memory.iter().map(VolatileSlice::ptr_guard_mut).collect();
+    let mut parts: Vec<libc::iovec> = guards
+        .iter()
+        .map(|guard| libc::iovec {
+            iov_base: guard.as_ptr().cast(),
+            iov_len: guard.len(),
+        })
+        .collect();
+    let mut left = &mut parts[..];
+    while let Some(first) = left.first() {
+        if first.iov_len == 0 {
+            left = &mut left[1..];
+            continue;
+        }
+        let count = i32::try_from(left.len()).map_err(io::Error::other)?;
+        let at = i64::try_from(offset).map_err(io::Error::other)?;
+        let moved = match usize::try_from(operation(left.as_ptr(), count, at)) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(moved) => moved,
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => continue,
+                error => return Err(error),
+            },
+        };
+        offset += moved as u64;
+        left = advance(left, moved);
+    }
+    Ok(())
+}
+
+/// The parts behind the first `moved` bytes.
+fn advance(mut parts: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
+    while let Some(first) = parts.first_mut() {
+        if moved < first.iov_len {
+            first.iov_base = first.iov_base.wrapping_byte_add(moved);
+            first.iov_len -= moved;
+            break;
+        }
+        moved -= first.iov_len;
+        parts = &mut parts[1..];
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn file_of(size: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.as_file().set_len(size).expect("a size");
+        file
+    }
+
+    #[test]
+    fn a_disk_has_as_many_sectors_as_its_file() {
+        let file = file_of(10 * SECTOR);
+        let image = DiskImage::open(file.path(), DiskAccess::ReadWrite).expect("an image");
+        assert_eq!(image.sectors(), 10);
+        assert_eq!(image.access(), DiskAccess::ReadWrite);
+    }
+
+    #[test]
+    fn files_that_cannot_be_disks_are_refused_by_name() {
+        for size in [0, SECTOR + 1] {
+            let file = file_of(size);
+            let error = DiskImage::open(file.path(), DiskAccess::ReadOnly).expect_err("no disk");
+            assert!(matches!(&error, DiskError::Size { size: said, .. } if *said == size));
+            assert!(error.to_string().contains(&*file.path().to_string_lossy()));
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let refused = DiskImage::open(folder.path(), DiskAccess::ReadOnly);
+        assert!(matches!(refused, Err(DiskError::Kind(_))));
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .expect("a pipe");
+        let refused = DiskImage::open(&pipe, DiskAccess::ReadOnly);
+        assert!(matches!(refused, Err(DiskError::Kind(_))));
+        let missing = DiskImage::open(&folder.path().join("none"), DiskAccess::ReadOnly);
+        assert!(matches!(missing, Err(DiskError::Open { .. })));
+    }
+
+    #[test]
+    fn one_guest_writes_or_many_read() {
+        let file = file_of(SECTOR);
+        let open = |access| DiskImage::open(file.path(), access);
+        let writer = open(DiskAccess::ReadWrite).expect("the first");
+        for access in [DiskAccess::ReadOnly, DiskAccess::ReadWrite] {
+            assert!(matches!(open(access), Err(DiskError::InUse(_))));
+        }
+        drop(writer);
+        let _readers = [(); 2].map(|()| open(DiskAccess::ReadOnly).expect("a reader"));
+        assert!(matches!(
+            open(DiskAccess::ReadWrite),
+            Err(DiskError::InUse(_))
+        ));
+    }
+
+    #[test]
+    fn a_transfer_goes_on_after_it_was_cut_short() {
+        let mut file = file_of(SECTOR);
+        let bytes: Vec<u8> = (0..SECTOR).map(|byte| byte.to_le_bytes()[0]).collect();
+        file.write_all(&bytes).expect("room");
+        let mut memory = vec![0u8; 300];
+        let (first, second) = memory.split_at_mut(100);
+        let slices = [VolatileSlice::from(first), VolatileSlice::from(second)];
+        let image = DiskImage::open(file.path(), DiskAccess::ReadOnly).expect("an image");
+        let mut calls = 0;
+        transfer(&slices, 7, |parts, _, offset| {
+            calls += 1;
+            // SAFETY: the vector has at least one part.
+            let mut part = unsafe { *parts };
+            part.iov_len = part.iov_len.min(64);
+            // SAFETY: the part names memory of this test.
+            unsafe { libc::preadv(image.file.as_raw_fd(), &raw const part, 1, offset) }
+        })
+        .expect("a transfer");
+        assert_eq!(memory, bytes[7..307]);
+        assert_eq!(calls, 2 + 4);
+    }
+
+    #[test]
+    fn zeroes_are_written_where_the_file_system_has_no_operation_for_them() {
+        let memory = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::empty());
+        let mut file = File::from(memory.expect("a memfd"));
+        let len = 3 * (ZEROES.len() as u64);
+        file.write_all(&vec![0xff; 3 * ZEROES.len()]).expect("room");
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let image = DiskImage::open(Path::new(&path), DiskAccess::ReadWrite).expect("an image");
+        let allocated = || rustix::fs::fstat(&file).expect("a file").st_blocks;
+        let before = allocated();
+        image
+            .write_zeroes(SECTOR, len - 2 * SECTOR)
+            .expect("zeroes");
+        let mut bytes = vec![0; 3 * ZEROES.len()];
+        file.read_exact_at(&mut bytes, 0).expect("the file");
+        let (first, rest) = bytes.split_at(512);
+        let (zeroes, last) = rest.split_at(rest.len() - 512);
+        assert_eq!([first, last], [[0xff; 512]; 2]);
+        assert!(zeroes.iter().all(|byte| *byte == 0));
+        assert_eq!(allocated(), before);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_an_error() {
+        let file = file_of(4 * SECTOR);
+        let image = DiskImage::open(file.path(), DiskAccess::ReadOnly).expect("an image");
+        file.as_file().set_len(SECTOR).expect("a size");
+        let mut memory = vec![0u8; 1024];
+        let read = image.read(&[VolatileSlice::from(&mut memory[..])], SECTOR);
+        assert_eq!(
+            read.expect_err("nothing there").kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+}

@@ -1,0 +1,270 @@
+//! Requests of the driver: a header that it wrote, data, and a status byte for the device to write (virtio 1.2, 5.2.6).
+
+use std::io::{self, Read};
+
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP,
+    VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
+    VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+use virtio_queue::{DescriptorChain, Reader};
+use vm_memory::{GuestMemoryBackend, VolatileSlice};
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use super::device::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_BYTES};
+use super::image::{DiskAccess, DiskImage, SECTOR};
+use crate::ram::GuestRam;
+
+/// `struct virtio_blk_req` up to its data.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub(super) struct Header {
+    pub kind: U32,
+    pub reserved: U32,
+    pub sector: U64,
+}
+
+/// `struct virtio_blk_discard_write_zeroes`.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub(super) struct Range {
+    pub sector: U64,
+    pub sectors: U32,
+    pub flags: U32,
+}
+
+/// A status byte other than `VIRTIO_BLK_S_OK`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The request is impossible, or the host failed to do it.
+    Io,
+    /// The device has no such request.
+    Unsupported,
+}
+
+impl Failure {
+    fn status(self) -> u8 {
+        byte(match self {
+            Self::Io => VIRTIO_BLK_S_IOERR,
+            Self::Unsupported => VIRTIO_BLK_S_UNSUPP,
+        })
+    }
+}
+
+/// What a disk's requests are done with.
+#[derive(Debug)]
+pub(super) struct Disk {
+    pub image: DiskImage,
+    /// The serial number that the guest sees.
+    pub serial: String,
+    /// The driver sends no flushes, so that each write has to be durable by itself.
+    pub write_through: bool,
+}
+
+impl Disk {
+    /// Does the request in `chain` and writes its status. Returns how many bytes were written to the driver's buffers.
+    pub fn serve(&self, memory: &GuestRam, chain: &DescriptorChain<&GuestRam>) -> u32 {
+        let Some(mut writable) = slices(memory, chain.clone().writable()) else {
+            return 0;
+        };
+        // Without a place for the status there is nothing to say.
+        let Some(status) = take_last_byte(&mut writable) else {
+            return 0;
+        };
+        let done = self.execute(memory, chain, &writable);
+        if let Err(failure) = done {
+            tracing::debug!(?failure, "a disk refuses a request");
+        }
+        let value = done.map_or_else(Failure::status, |_| byte(VIRTIO_BLK_S_OK));
+        status.copy_from(&[value]);
+        // The used length counts the bytes before the status only if all of them were written.
+        done.map_or(1, |written| written.saturating_add(1))
+    }
+
+    /// Returns how many bytes of `to_driver` were written.
+    fn execute(
+        &self,
+        memory: &GuestRam,
+        chain: &DescriptorChain<&GuestRam>,
+        to_driver: &[VolatileSlice<'_>],
+    ) -> Result<u32, Failure> {
+        let mut reader = Reader::new(memory, chain.clone()).map_err(|_| Failure::Io)?;
+        let header: Header = read(&mut reader)?;
+        match header.kind.get() {
+            VIRTIO_BLK_T_IN => {
+                let (offset, len) = self.place(header.sector.get(), to_driver)?;
+                self.image.read(to_driver, offset).map_err(failed)?;
+                u32::try_from(len).map_err(|_| Failure::Io)
+            }
+            VIRTIO_BLK_T_OUT => {
+                self.writable()?;
+                let from_driver = slices(memory, chain.clone().readable()).ok_or(Failure::Io)?;
+                let data = behind(&from_driver, size_of::<Header>()).ok_or(Failure::Io)?;
+                let (offset, _) = self.place(header.sector.get(), &data)?;
+                let written = self.image.write(&data, offset, self.write_through);
+                written.map(|()| 0).map_err(failed)
+            }
+            VIRTIO_BLK_T_FLUSH => self.image.flush().map(|()| 0).map_err(failed),
+            VIRTIO_BLK_T_GET_ID => self.identify(to_driver),
+            VIRTIO_BLK_T_DISCARD => {
+                self.each_range(&mut reader, |range, offset, len| match range.flags.get() {
+                    0 => self.image.discard(offset, len).map_err(failed),
+                    _ => Err(Failure::Unsupported),
+                })
+            }
+            VIRTIO_BLK_T_WRITE_ZEROES => {
+                self.each_range(&mut reader, |range, offset, len| match range.flags.get() {
+                    0 => self.image.write_zeroes(offset, len).map_err(failed),
+                    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP => {
+                        self.image.discard(offset, len).map_err(failed)
+                    }
+                    _ => Err(Failure::Unsupported),
+                })
+            }
+            _ => Err(Failure::Unsupported),
+        }
+    }
+
+    fn writable(&self) -> Result<(), Failure> {
+        match self.image.access() {
+            DiskAccess::ReadWrite => Ok(()),
+            DiskAccess::ReadOnly => Err(Failure::Io),
+        }
+    }
+
+    /// The byte offset and the length of a transfer that lies on the disk and is as the configuration says.
+    fn place(&self, sector: u64, data: &[VolatileSlice<'_>]) -> Result<(u64, u64), Failure> {
+        if data
+            .iter()
+            .any(|part| part.len() > MAX_SEGMENT_BYTES as usize)
+        {
+            return Err(Failure::Io);
+        }
+        let len: u64 = data.iter().map(|part| part.len() as u64).sum();
+        if len == 0 || !len.is_multiple_of(SECTOR) {
+            return Err(Failure::Io);
+        }
+        Ok((self.offset(sector, len / SECTOR)?, len))
+    }
+
+    /// The byte offset of `sectors` sectors that lie on the disk.
+    fn offset(&self, sector: u64, sectors: u64) -> Result<u64, Failure> {
+        let end = sector.checked_add(sectors).ok_or(Failure::Io)?;
+        if end > self.image.sectors() {
+            return Err(Failure::Io);
+        }
+        // Sectors of a file lie below 2^63 bytes.
+        Ok(sector * SECTOR)
+    }
+
+    fn identify(&self, to_driver: &[VolatileSlice<'_>]) -> Result<u32, Failure> {
+        let mut id = [0; VIRTIO_BLK_ID_BYTES as usize];
+        let named = self.serial.len().min(id.len());
+        id[..named].copy_from_slice(&self.serial.as_bytes()[..named]);
+        let room: usize = to_driver.iter().map(VolatileSlice::len).sum();
+        if room < id.len() {
+            return Err(Failure::Io);
+        }
+        let mut left = &id[..];
+        for part in to_driver {
+            let (now, later) = left.split_at(part.len().min(left.len()));
+            part.copy_from(now);
+            left = later;
+        }
+        Ok(VIRTIO_BLK_ID_BYTES)
+    }
+
+    /// Does `operation` with each range of a discard or write-zeroes request, all of which must lie on the disk.
+    fn each_range(
+        &self,
+        reader: &mut Reader<'_>,
+        operation: impl Fn(&Range, u64, u64) -> Result<(), Failure>,
+    ) -> Result<u32, Failure> {
+        self.writable()?;
+        let bytes = reader.available_bytes();
+        let ranges = bytes / size_of::<Range>();
+        if ranges == 0 || !bytes.is_multiple_of(size_of::<Range>()) || ranges > MAX_RANGES as usize
+        {
+            return Err(Failure::Io);
+        }
+        for _ in 0..ranges {
+            let range: Range = read(reader)?;
+            let sectors = range.sectors.get();
+            if sectors > MAX_RANGE_SECTORS {
+                return Err(Failure::Io);
+            }
+            let offset = self.offset(range.sector.get(), sectors.into())?;
+            if sectors > 0 {
+                operation(&range, offset, u64::from(sectors) * SECTOR)?;
+            }
+        }
+        if self.write_through {
+            self.image.flush().map_err(failed)?;
+        }
+        Ok(0)
+    }
+}
+
+/// An error of the host's storage, which the guest hears of as one of its disk.
+fn failed(error: io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::Unsupported {
+        return Failure::Unsupported;
+    }
+    tracing::warn!(%error, "the host fails a request of a guest's disk");
+    Failure::Io
+}
+
+fn read<T: FromZeros + FromBytes + IntoBytes>(reader: &mut Reader<'_>) -> Result<T, Failure> {
+    let mut value = T::new_zeroed();
+    reader
+        .read_exact(value.as_mut_bytes())
+        .map_err(|_| Failure::Io)?;
+    Ok(value)
+}
+
+fn byte(status: u32) -> u8 {
+    status.to_le_bytes()[0]
+}
+
+/// The guest memory that descriptors name, in order; none if some of it is no RAM.
+fn slices<'m>(
+    memory: &'m GuestRam,
+    descriptors: impl Iterator<Item = virtio_queue::desc::split::Descriptor>,
+) -> Option<Vec<VolatileSlice<'m>>> {
+    let mut slices = Vec::new();
+    for descriptor in descriptors {
+        for slice in memory.get_slices(descriptor.addr(), descriptor.len() as usize) {
+            slices.push(slice.ok()?);
+        }
+    }
+    Some(slices)
+}
+
+/// Takes the last byte away from the last slice that has one.
+fn take_last_byte<'m>(slices: &mut Vec<VolatileSlice<'m>>) -> Option<VolatileSlice<'m>> {
+    loop {
+        let last = slices.pop()?;
+        let Some(before) = last.len().checked_sub(1) else {
+            continue;
+        };
+        let byte = last.offset(before).ok()?;
+        if before > 0 {
+            slices.push(last.subslice(0, before).ok()?);
+        }
+        return Some(byte);
+    }
+}
+
+/// The slices without their first `skipped` bytes; none if there are fewer.
+fn behind<'m>(slices: &[VolatileSlice<'m>], mut skipped: usize) -> Option<Vec<VolatileSlice<'m>>> {
+    let mut rest = Vec::with_capacity(slices.len());
+    for slice in slices {
+        let here = skipped.min(slice.len());
+        skipped -= here;
+        if here < slice.len() {
+            rest.push(slice.offset(here).ok()?);
+        }
+    }
+    (skipped == 0).then_some(rest)
+}
