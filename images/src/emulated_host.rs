@@ -68,6 +68,13 @@ const NOT_FOR_QEMU: [libc::c_int; 6] = [
     libc::SIGUSR2,
 ];
 
+/// A file that the machine has as a disk.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskFile<'a> {
+    pub file: BorrowedFd<'a>,
+    pub writable: bool,
+}
+
 /// A machine to run once.
 #[derive(Clone, Copy, Debug)]
 pub struct EmulatedHost<'a> {
@@ -78,6 +85,8 @@ pub struct EmulatedHost<'a> {
     pub memory: u64,
     /// Processors for programs.
     pub processors: u32,
+    /// Disks, which are `/dev/vda`, `/dev/vdb` and so on in the machine.
+    pub disks: &'a [DiskFile<'a>],
     /// After which the machine counts as hung.
     pub timeout: Duration,
     /// A socket whose other end says `!` when the machine listens, and then takes the numbers of signals for its
@@ -242,10 +251,12 @@ impl EmulatedHost<'_> {
             .map(AsRawFd::as_raw_fd)
             .chain([initrd.as_raw_fd()])
             .chain([signals.as_raw_fd()])
+            .chain(self.disks.iter().map(|disk| disk.file.as_raw_fd()))
             .collect();
         let first = sources.iter().max().map_or(0, |highest| highest + 100);
         let numbers: Vec<RawFd> = (first..).take(sources.len()).collect();
-        let [console, outputs @ .., initrd_number, signals_number] = &numbers[..] else {
+        let (others, disks) = numbers.split_at(numbers.len() - self.disks.len());
+        let [console, outputs @ .., initrd_number, signals_number] = others else {
             unreachable!("there are a console, an initrd and signals");
         };
 
@@ -297,6 +308,17 @@ impl EmulatedHost<'_> {
             SIGNALS_PORT,
             format!("socket,id=signals,fd={signals_number}"),
         );
+        for (index, (disk, number)) in self.disks.iter().zip(disks).enumerate() {
+            let read_only = if disk.writable { "off" } else { "on" };
+            // The lock of whoever opened the file holds.
+            command.arg("-blockdev").arg(format!(
+                "raw,node-name=disk{index},read-only={read_only},discard=unmap,file.driver=file,\
+                 file.filename=/dev/fd/{number},file.locking=off"
+            ));
+            command
+                .arg("-device")
+                .arg(format!("virtio-blk-pci,drive=disk{index}"));
+        }
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -29,9 +29,10 @@ const FILES: [&str; 3] = [KERNEL, MODULES, RELEASE];
 /// A module to load, and its parameters.
 pub(crate) type Wanted = (&'static str, &'static str);
 
-/// The drivers of a guest's virtio devices: its sockets to the outside, and random bytes.
-pub(crate) const VIRTIO: [Wanted; 3] = [
+/// The drivers of a guest's virtio devices: its disks, its sockets to the outside, and random bytes.
+pub(crate) const VIRTIO: [Wanted; 4] = [
     ("virtio_pci", ""),
+    ("virtio_blk", ""),
     ("vmw_vsock_virtio_transport", ""),
     ("virtio_rng", ""),
 ];
@@ -42,9 +43,10 @@ const WINDOW_6_1: [Wanted; 2] = [("dax_hmem", ""), ("device_dax", "")];
 /// Since Linux 6.12 the memory of the window is to stay idle until it is bound.
 const WINDOW_6_12: [Wanted; 2] = [("dax_hmem", "region_idle=1"), ("device_dax", "")];
 
-/// What the emulated host loads: its ports to the outside, then KVM.
-const HOST_MODULES: [Wanted; 4] = [
+/// What the emulated host loads: its disks and ports to the outside, then KVM.
+const HOST_MODULES: [Wanted; 5] = [
     ("virtio_pci", ""),
+    ("virtio_blk", ""),
     ("virtio_console", ""),
     ("irqbypass", ""),
     ("kvm_amd", ""),

@@ -21,7 +21,7 @@ mod sums;
 mod taken;
 
 pub use debian::fetch_package;
-pub use emulated_host::EmulatedHost;
+pub use emulated_host::{DiskFile, EmulatedHost};
 pub use error::ImageError;
 pub use image::{
     BuildOptions, COMMAND_LINE, Image, build_emulated_host, build_guest, default_folder,

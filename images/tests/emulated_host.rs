@@ -43,6 +43,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         overlay: &overlay,
         memory: 768 << 20,
         processors: 2,
+        disks: &[],
         timeout,
         signals: None,
     };

@@ -62,6 +62,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         overlay: &overlay,
         memory: 1 << 30,
         processors: 2,
+        disks: &[],
         timeout: Duration::from_secs(240),
         signals: None,
     };

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use wormhole_images::{EmulatedHost, Ending, HostRun, Image, host_overlay};
+use wormhole_images::{DiskFile, EmulatedHost, Ending, HostRun, Image, host_overlay};
 use wormhole_link::tasks;
+use wormhole_monitor::DiskAccess;
 
 use crate::installation::Installation;
 use crate::say;
@@ -77,6 +78,7 @@ pub fn run(
     why: Option<&str>,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
+    let disks = options.disks()?;
     let folder = images(installation)?;
     let kernel = options.kernel().into();
     let host = Image::emulated_host(&folder, wormhole_images::Kernel::V6_1)?;
@@ -105,6 +107,15 @@ pub fn run(
     }
     for file in &options.take {
         arguments.extend(["--take".into(), file.into()]);
+    }
+    // The machine's disks have these names there.
+    for (letter, disk) in (b'a'..=b'z').zip(&disks) {
+        let read_only = match disk.access() {
+            DiskAccess::ReadOnly => ":ro",
+            DiskAccess::ReadWrite => "",
+        };
+        let name = format!("/dev/vd{}{read_only}", char::from(letter));
+        arguments.extend(["--disk".into(), name.into()]);
     }
     arguments.extend(["--".into(), program.into()]);
     arguments.extend(options.command[1..].iter().cloned());
@@ -150,6 +161,13 @@ pub fn run(
             .saturating_add(options.memory().0)
             .saturating_add(options.window.0),
         processors: PROCESSORS,
+        disks: &disks
+            .iter()
+            .map(|disk| DiskFile {
+                file: disk.as_fd(),
+                writable: disk.access() == DiskAccess::ReadWrite,
+            })
+            .collect::<Vec<_>>(),
         timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
         signals: Some(theirs.as_fd()),
     }

@@ -63,6 +63,7 @@ pub fn run(
     signals: &Signals,
 ) -> Result<(u8, Summary), RunError> {
     let start = Instant::now();
+    let disks = options.disks()?;
     let folder = images(installation)?;
     let image = Image::guest(&folder, options.kernel().into())?;
     let mut variables = super::forwarded_variables();
@@ -106,7 +107,7 @@ pub fn run(
             guest_cid: GUEST_CID,
             acceptor: Box::new(acceptor(backend.port(), sender)),
         }),
-        disks: Vec::new(),
+        disks,
         console: Box::new(io::sink()),
         timeout: Some(Duration::from_secs(options.timeout())),
         disabled_exits: DisabledExits::default(),

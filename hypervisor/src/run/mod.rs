@@ -7,6 +7,7 @@ pub mod reaper;
 mod summary;
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -14,7 +15,7 @@ use clap::{Args, ValueEnum};
 use rustix::fs::{Access, access};
 use wormhole_images::{ImageError, NotExecuted};
 use wormhole_link::device::DeviceChoice;
-use wormhole_monitor::{KvmCaps, MAX_VCPUS};
+use wormhole_monitor::{DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DISKS, MAX_VCPUS};
 
 use self::guest::GuestError;
 use crate::backend::BackendError;
@@ -89,6 +90,28 @@ impl FromStr for Size {
     }
 }
 
+/// A disk as `--disk` names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Disk {
+    path: PathBuf,
+    access: DiskAccess,
+}
+
+impl From<OsString> for Disk {
+    fn from(text: OsString) -> Self {
+        match text.as_bytes().strip_suffix(b":ro") {
+            Some(path) => Self {
+                path: OsStr::from_bytes(path).into(),
+                access: DiskAccess::ReadOnly,
+            },
+            None => Self {
+                path: text.into(),
+                access: DiskAccess::ReadWrite,
+            },
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct Options {
     /// Where the backend runs.
@@ -118,6 +141,10 @@ pub struct Options {
     /// One more file or folder that the guest shall have, at its own path; libraries come along.
     #[arg(long)]
     take: Vec<PathBuf>,
+    /// A raw image file, or a block device, as a disk of the guest (`/dev/vda`, then `/dev/vdb` and so on). With `:ro`
+    /// behind it the guest can only read it, and several guests can have it at once.
+    #[arg(long, value_name = "FILE[:ro]")]
+    disk: Vec<Disk>,
     /// Seconds after which the guest counts as hung; 600 if not given.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
@@ -153,6 +180,12 @@ impl Options {
         self.timeout.unwrap_or(600)
     }
 
+    /// Opens and locks the disks.
+    fn disks(&self) -> Result<Vec<DiskImage>, DiskError> {
+        let open = |disk: &Disk| DiskImage::open(&disk.path, disk.access);
+        self.disk.iter().map(open).collect()
+    }
+
     /// Refuses what cannot be, or would have no effect.
     fn check(&self) -> Result<(), RunError> {
         if self.placement == Placement::Process {
@@ -162,6 +195,7 @@ impl Options {
                 ("--memory", self.memory.is_some()),
                 ("--cpus", self.cpus.is_some()),
                 ("--take", !self.take.is_empty()),
+                ("--disk", !self.disk.is_empty()),
                 ("--timeout", self.timeout.is_some()),
             ]
             .into_iter()
@@ -181,6 +215,9 @@ impl Options {
                 size: self.window.0,
                 least: LEAST_WINDOW,
             });
+        }
+        if self.disk.len() > MAX_DISKS {
+            return Err(RunError::Disks(self.disk.len()));
         }
         let memory = self.memory().0;
         if !memory.is_multiple_of(1 << 20) || !(LEAST_MEMORY..=MOST_MEMORY).contains(&memory) {
@@ -234,6 +271,10 @@ pub enum RunError {
         "the guest's processor failed, as QEMU's emulation of virtualization may: run it again"
     )]
     EmulatedProcessor,
+    #[error("a guest cannot have {0} disks: at most {MAX_DISKS} are possible")]
+    Disks(usize),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     #[error("image")]
     Image(#[from] ImageError),
     #[error("guest")]

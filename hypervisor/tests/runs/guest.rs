@@ -467,6 +467,47 @@ fn a_guest_reads_random_bytes_of_the_host() {
 }
 
 #[test]
+fn disks_of_a_guest_are_files_of_the_host() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).expect("room");
+        path
+    };
+    let pattern: Vec<u8> = (0u32..1 << 18).flat_map(u32::to_le_bytes).collect();
+    let source = file("source.img", &pattern);
+    let target = file("target, with a comma.img", &vec![0xff; pattern.len() + 512]);
+    // The last sector of the target keeps its bytes.
+    let script = "[ -d /sys/module/virtio_blk ] || exit 7; \
+        read -r size < /sys/block/vdb/size; read -r serial < /sys/block/vdb/serial; echo $size $serial; \
+        dd if=/dev/vda of=/dev/vdb bs=64k conv=fsync || exit 8; \
+        if dd if=/dev/zero of=/dev/vda bs=512 count=1; then exit 9; fi";
+    let run = in_guest(
+        "6.1",
+        &["/usr/bin/dd".into()],
+        script,
+        &[
+            "--disk",
+            &format!("{}:ro", source.display()),
+            "--disk",
+            &target.display().to_string(),
+        ],
+    );
+    if run.status.code() == Some(7) {
+        eprintln!("skipped: the guest's image is older than virtio_blk in it: build it anew");
+        return;
+    }
+    assert!(run.status.success(), "{:?}\n{}", run.status, run.stderr);
+    assert_eq!(run.stdout.trim(), "2049 disk-1");
+    assert_eq!(std::fs::read(&source).expect("the source"), pattern);
+    let copied = std::fs::read(&target).expect("the target");
+    let (copy, rest) = copied.split_at(pattern.len());
+    assert_eq!(copy, pattern);
+    assert_eq!(rest, [0xff; 512]);
+}
+
+#[test]
 fn a_guest_that_panics_says_so() {
     let _alone = alone();
     let run = in_guest(

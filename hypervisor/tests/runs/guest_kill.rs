@@ -106,6 +106,7 @@ fn kill(party: &str) -> String {
         overlay: &overlay,
         memory: 1536 << 20,
         processors: 2,
+        disks: &[],
         timeout: Duration::from_secs(300),
         signals: None,
     };

@@ -225,6 +225,7 @@ fn options_of_guests_are_refused_where_there_is_none() {
         ("--kernel", "6.1"),
         ("--host", "auto"),
         ("--take", "/bin/sh"),
+        ("--disk", "/dev/zero"),
     ] {
         refuses(
             &["--placement", "process", option, value],
@@ -254,6 +255,35 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
             words,
         );
     }
+}
+
+#[test]
+fn disks_that_cannot_be_are_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("disk.img");
+    fs::write(&file, [0; 513]).expect("room");
+    let name = |path: &Path| path.display().to_string();
+    for (disk, words) in [
+        (name(&file), "disk.img has 513 bytes"),
+        (name(folder.path()), "cannot be opened"),
+        (
+            format!("{}:ro", name(folder.path())),
+            "is neither a regular file nor",
+        ),
+        (name(&folder.path().join("none")), "none cannot be opened"),
+        ("/dev/zero".to_owned(), "is neither a regular file nor"),
+    ] {
+        refused(
+            wormhole(&["run", "--disk", &disk]).env("WORMHOLE_IMAGES", folder.path()),
+            words,
+        );
+    }
+    fs::write(&file, [0; 512]).expect("room");
+    let many = vec![["--disk".to_owned(), format!("{}:ro", name(&file))]; 27].concat();
+    refused(
+        wormhole(&["run"]).args(many),
+        "a guest cannot have 27 disks",
+    );
 }
 
 #[test]
