@@ -97,8 +97,8 @@ pub fn run(
     for (flag, value) in [
         ("--device", options.device.clone()),
         ("--kernel", options.kernel().to_string()),
-        ("--window", options.window.0.to_string()),
-        ("--memory", options.memory().0.to_string()),
+        ("--window", options.window.to_string()),
+        ("--memory", options.memory().to_string()),
         ("--cpus", options.cpus().to_string()),
         ("--timeout", options.timeout().to_string()),
         ("--grace", options.grace.to_string()),

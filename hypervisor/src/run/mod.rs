@@ -51,7 +51,7 @@ pub enum Kernel {
     V6_12,
 }
 
-/// Bytes, written as `512M`, `1G` or a plain number.
+/// Bytes, written with their unit, such as `512M` or `1G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
@@ -70,6 +70,18 @@ impl std::fmt::Display for Kernel {
     }
 }
 
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Every size is a whole number of K, since none is written without a unit.
+        let units = [(40, 'T'), (30, 'G'), (20, 'M')];
+        let exact = units
+            .into_iter()
+            .find(|(shift, _)| self.0.trailing_zeros() >= *shift);
+        let (shift, unit) = exact.unwrap_or((10, 'K'));
+        write!(f, "{}{unit}", self.0 >> shift)
+    }
+}
+
 impl FromStr for Size {
     type Err = String;
 
@@ -78,7 +90,8 @@ impl FromStr for Size {
             Some((at, 'K' | 'k')) => (&text[..at], 1 << 10),
             Some((at, 'M' | 'm')) => (&text[..at], 1 << 20),
             Some((at, 'G' | 'g')) => (&text[..at], 1 << 30),
-            _ => (text, 1),
+            Some((at, 'T' | 't')) => (&text[..at], 1 << 40),
+            _ => ("", 1),
         };
         digits
             .parse::<u64>()
@@ -86,7 +99,9 @@ impl FromStr for Size {
             .and_then(|count| count.checked_mul(unit))
             .filter(|&bytes| bytes > 0)
             .map(Self)
-            .ok_or_else(|| "write a size such as 512M or 1G".to_owned())
+            .ok_or_else(|| {
+                "write a size with its unit (K, M, G or T), such as 512M or 1G".to_owned()
+            })
     }
 }
 
@@ -159,7 +174,7 @@ pub struct Options {
     #[arg(long)]
     json: Option<PathBuf>,
     /// The program and its arguments.
-    #[arg(last = true, required = true)]
+    #[arg(trailing_var_arg = true, required = true)]
     command: Vec<OsString>,
 }
 

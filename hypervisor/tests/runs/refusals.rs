@@ -247,6 +247,8 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
             "1M",
             "a guest cannot have 1048576 bytes of memory",
         ),
+        ("--memory", "1073741824", "write a size with its unit"),
+        ("--window", "0M", "write a size with its unit"),
         ("--memory", "2000G", "a guest cannot have"),
         ("--memory", "300000K", "must be a multiple of 1M"),
     ] {
