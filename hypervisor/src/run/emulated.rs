@@ -1,6 +1,7 @@
 //! Placement `host` on the emulated host: a QEMU machine with emulated virtualization, in which this
 //! same command runs the program in a guest of that machine's KVM.
 
+use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -107,6 +108,12 @@ pub fn run(
     }
     for file in &options.take {
         arguments.extend(["--take".into(), file.into()]);
+    }
+    for (name, value) in &options.env {
+        arguments.extend([
+            "--env".into(),
+            [name.as_os_str(), value].join(OsStr::new("=")),
+        ]);
     }
     // The machine's disks have these names there.
     for (letter, disk) in (b'a'..=b'z').zip(&disks) {

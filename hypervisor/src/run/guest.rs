@@ -67,6 +67,7 @@ pub fn run(
     let folder = images(installation)?;
     let image = Image::guest(&folder, options.kernel().into())?;
     let mut variables = super::forwarded_variables();
+    variables.extend(options.env.iter().cloned());
     variables.push((
         ACCOUNTS_VARIABLE.into(),
         exit_accounting::PORT.to_string().into(),

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use rustix::fs::{Access, access};
 use wormhole_images::{ImageError, NotExecuted};
@@ -50,6 +51,9 @@ pub enum Kernel {
     #[value(name = "6.12")]
     V6_12,
 }
+
+/// A variable of a program's environment: its name and its value.
+type Variable = (OsString, OsString);
 
 /// Bytes, written with their unit, such as `512M` or `1G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +157,9 @@ pub struct Options {
     /// Processors of the guest; 1 if not given.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_VCPUS)))]
     cpus: Option<u8>,
+    /// A variable of the program's environment; `NAME` alone has the value that it has here.
+    #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = OsStringValueParser::new().try_map(variable))]
+    env: Vec<Variable>,
     /// One more file or folder that the guest shall have, at its own path; libraries come along.
     #[arg(long)]
     take: Vec<PathBuf>,
@@ -239,6 +246,26 @@ impl Options {
             return Err(RunError::Memory { size: memory });
         }
         Ok(())
+    }
+}
+
+/// A variable as `--env` names it.
+fn variable(text: OsString) -> Result<Variable, String> {
+    let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');
+    let name = OsStr::from_bytes(parts.next().unwrap_or_default());
+    if name.is_empty() {
+        return Err("a variable needs a name".to_owned());
+    }
+    let value = match parts.next() {
+        Some(value) => Some(OsStr::from_bytes(value).to_owned()),
+        None => std::env::var_os(name),
+    };
+    match value {
+        Some(value) => Ok((name.to_owned(), value)),
+        None => Err(format!(
+            "{0} is not set here: write {0}=VALUE",
+            name.display()
+        )),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::signals::Signals;
 
 use super::reaper::{Program, Reaper};
 use super::summary::Summary;
-use super::{Options, RunError};
+use super::{Options, RunError, Variable};
 
 /// How long the listener pauses when it cannot accept.
 const RETRY: Duration = Duration::from_millis(10);
@@ -66,10 +66,18 @@ pub fn run(
             // Programs look for what belongs to them beside the name they were called by: a Python environment's
             // interpreter is a link.
             command: &options.command,
-            variables: [
-                ("LD_LIBRARY_PATH", library_path(frontends)),
-                ("WORMHOLE_CONTROL", format!("unix:@{address}").into()),
-            ],
+            variables: options
+                .env
+                .iter()
+                .cloned()
+                .chain([
+                    (
+                        "LD_LIBRARY_PATH".into(),
+                        library_path(frontends, &options.env),
+                    ),
+                    ("WORMHOLE_CONTROL".into(), format!("unix:@{address}").into()),
+                ])
+                .collect(),
             grace: Duration::from_secs(options.grace),
         },
         signals,
@@ -103,11 +111,15 @@ fn listener() -> std::io::Result<(UnixListener, String)> {
 }
 
 /// The folder of the frontends before everything that the user set.
-fn library_path(frontends: Option<&Path>) -> OsString {
+fn library_path(frontends: Option<&Path>, variables: &[Variable]) -> OsString {
     let own = frontends
         .map(|folder| folder.as_os_str().to_owned())
         .unwrap_or_default();
-    match std::env::var_os("LD_LIBRARY_PATH") {
+    let chosen = variables
+        .iter()
+        .rfind(|(name, _)| name == "LD_LIBRARY_PATH");
+    let chosen = chosen.map(|(_, value)| value.clone());
+    match chosen.or_else(|| std::env::var_os("LD_LIBRARY_PATH")) {
         Some(others) if !others.is_empty() => [own, others].join(std::ffi::OsStr::new(":")),
         _ => own,
     }

@@ -74,7 +74,7 @@ pub struct Program<'a> {
     pub path: &'a Path,
     /// The name by which the program was called, and its arguments.
     pub command: &'a [OsString],
-    pub variables: [(&'a str, OsString); 2],
+    pub variables: Vec<(OsString, OsString)>,
     /// The time between a signal that asks the program to end and its kill.
     pub grace: Duration,
 }

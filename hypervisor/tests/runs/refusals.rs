@@ -249,6 +249,8 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
         ),
         ("--memory", "1073741824", "write a size with its unit"),
         ("--window", "0M", "write a size with its unit"),
+        ("--env", "=1", "a variable needs a name"),
+        ("--env", "NOT_SET_HERE", "write NOT_SET_HERE=VALUE"),
         ("--memory", "2000G", "a guest cannot have"),
         ("--memory", "300000K", "must be a multiple of 1M"),
     ] {
