@@ -1,8 +1,8 @@
 //! Runs the emulated host: a machine with virtualization, emulated by QEMU, for machines whose own KVM
 //! cannot run Linux guests.
 //!
-//! Its program's standard output, standard error and report come out of three virtio ports, and signals for it go in
-//! at a fourth; the serial console has the kernel's messages, which are shown when something fails. The first file
+//! Its program's standard output, standard error and report come out of three virtio ports, signals for it go in at a
+//! fourth and its standard input, if it has one, at a fifth; the serial console has the kernel's messages, which are shown when something fails. The first file
 //! system is handed over in a memfd: no end of this process leaves a file behind.
 
 use std::fs::File;
@@ -54,8 +54,9 @@ const MAX_REPORT: u64 = 128 << 20;
 /// Names of the virtio ports out of the machine, in the order of their numbers.
 const PORTS: [&str; 3] = ["stdout", "stderr", "report"];
 
-/// The number of the virtio port into the machine.
+/// The numbers of the virtio ports into the machine.
 const SIGNALS_PORT: usize = PORTS.len() + 1;
+const STDIN_PORT: usize = PORTS.len() + 2;
 
 /// Signals that a terminal or another process sends to all that was started together. They are for the program: QEMU
 /// would end by them.
@@ -89,6 +90,8 @@ pub struct EmulatedHost<'a> {
     pub disks: &'a [DiskFile<'a>],
     /// After which the machine counts as hung.
     pub timeout: Duration,
+    /// A socket whose other end says `!` when the program is about to start, and then takes its standard input.
+    pub stdin: Option<BorrowedFd<'a>>,
     /// A socket whose other end says `!` when the machine listens, and then takes the numbers of signals for its
     /// program, a byte each.
     pub signals: Option<BorrowedFd<'a>>,
@@ -251,11 +254,13 @@ impl EmulatedHost<'_> {
             .map(AsRawFd::as_raw_fd)
             .chain([initrd.as_raw_fd()])
             .chain([signals.as_raw_fd()])
+            .chain(self.stdin.map(|stdin| stdin.as_raw_fd()))
             .chain(self.disks.iter().map(|disk| disk.file.as_raw_fd()))
             .collect();
         let first = sources.iter().max().map_or(0, |highest| highest + 100);
         let numbers: Vec<RawFd> = (first..).take(sources.len()).collect();
         let (others, disks) = numbers.split_at(numbers.len() - self.disks.len());
+        let (others, stdin) = others.split_at(others.len() - usize::from(self.stdin.is_some()));
         let [console, outputs @ .., initrd_number, signals_number] = others else {
             unreachable!("there are a console, an initrd and signals");
         };
@@ -308,6 +313,9 @@ impl EmulatedHost<'_> {
             SIGNALS_PORT,
             format!("socket,id=signals,fd={signals_number}"),
         );
+        if let [number] = stdin {
+            port("stdin", STDIN_PORT, format!("socket,id=stdin,fd={number}"));
+        }
         for (index, (disk, number)) in self.disks.iter().zip(disks).enumerate() {
             let read_only = if disk.writable { "off" } else { "on" };
             // The lock of whoever opened the file holds.

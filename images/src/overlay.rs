@@ -28,6 +28,8 @@ pub mod ports {
     pub const REPORT: u32 = 9003;
     /// Signals for the program: the guest says `!` when it listens, and takes their numbers, a byte each.
     pub const SIGNALS: u32 = 9004;
+    /// The program's standard input: the guest says `!` when it listens.
+    pub const STDIN: u32 = 9005;
 }
 
 /// The I/O port to which a guest writes the exit status, one byte, just before it restarts.
@@ -66,6 +68,8 @@ pub struct GuestRun {
     pub arguments: Vec<OsString>,
     /// Variables of its environment, in addition to what every program has.
     pub variables: Vec<(OsString, OsString)>,
+    /// Whether its standard input comes from outside; it is empty otherwise.
+    pub stdin: bool,
     /// Its working directory.
     pub directory: PathBuf,
     /// More files and folders, which the guest has at the same paths, programs with their libraries.
@@ -90,6 +94,8 @@ pub struct HostRun {
     pub arguments: Vec<OsString>,
     /// Variables of its environment, in addition to what every program has.
     pub variables: Vec<(OsString, OsString)>,
+    /// Whether its standard input comes from outside; it is empty otherwise.
+    pub stdin: bool,
     /// Files and folders that the guest will take along, at the same paths, programs with their libraries.
     pub programs: Vec<PathBuf>,
     /// Files that come back with the report.
@@ -131,6 +137,7 @@ pub fn guest_overlay(run: &GuestRun) -> Result<Vec<u8>, ImageError> {
         arguments,
         variables,
         directory: run.directory.clone(),
+        stdin: run.stdin.then(|| vsock(ports::STDIN)),
         stdout: vsock(ports::STDOUT),
         stderr: vsock(ports::STDERR),
         report: vsock(ports::REPORT),
@@ -174,6 +181,7 @@ pub fn host_overlay(run: &HostRun) -> Result<Vec<u8>, ImageError> {
     overlay.finish(&RunFile {
         arguments,
         variables,
+        stdin: run.stdin.then(|| Sink::Device("/dev/vport0p5".into())),
         stdout: Sink::Device("/dev/vport0p1".into()),
         stderr: Sink::Device("/dev/vport0p2".into()),
         report: Sink::Device("/dev/vport0p3".into()),
@@ -364,6 +372,7 @@ mod tests {
 
     fn run(program: &Path) -> GuestRun {
         GuestRun {
+            stdin: false,
             init: "/bin/true".into(),
             frontends: Vec::new(),
             program: program.into(),

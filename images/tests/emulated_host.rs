@@ -32,6 +32,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         guest: Image::guest(&images, Kernel::V6_1).expect("it was built"),
         guest_kernel: Kernel::V6_1,
         arguments: vec!["-c".into(), script.into()],
+        stdin: false,
         variables: vec![("GREETING".into(), "good\nmorning".into())],
         programs: vec!["/bin/cat".into()],
         collect: vec!["/run/summary.json".into(), "/run/nothing".into()],
@@ -45,6 +46,7 @@ fn run(kernel: Kernel, script: &str, timeout: Duration) -> Finished {
         processors: 2,
         disks: &[],
         timeout,
+        stdin: None,
         signals: None,
     };
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());

@@ -52,6 +52,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         guest: Image::guest(&images, Kernel::V6_1).unwrap(),
         guest_kernel: Kernel::V6_1,
         arguments: vec![MACHINE.into()],
+        stdin: false,
         variables: Vec::new(),
         programs: vec![env!("CARGO_BIN_EXE_supervisor").into()],
         collect: Vec::new(),
@@ -64,6 +65,7 @@ fn workers_are_held_to_their_memory_by_cgroups_that_do_not_stay() {
         processors: 2,
         disks: &[],
         timeout: Duration::from_secs(240),
+        stdin: None,
         signals: None,
     };
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());

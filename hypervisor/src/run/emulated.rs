@@ -115,6 +115,9 @@ pub fn run(
             [name.as_os_str(), value].join(OsStr::new("=")),
         ]);
     }
+    if options.interactive {
+        arguments.push("--interactive".into());
+    }
     // The machine's disks have these names there.
     for (letter, disk) in (b'a'..=b'z').zip(&disks) {
         let read_only = match disk.access() {
@@ -144,6 +147,7 @@ pub fn run(
         guest_kernel: kernel,
         arguments,
         variables: super::forwarded_variables(),
+        stdin: options.interactive,
         programs,
         collect: vec![SUMMARY.into()],
     })
@@ -160,6 +164,10 @@ pub fn run(
     let ready = ours.try_clone().map_err(failed)?;
     let signals =
         pass(signals.clone(), ours, Duration::from_secs(options.grace)).map_err(failed)?;
+    let stdin = options
+        .interactive
+        .then(super::standard_input)
+        .transpose()?;
     let mut errors = Errors::default();
     let report = EmulatedHost {
         image: &host,
@@ -176,6 +184,7 @@ pub fn run(
             })
             .collect::<Vec<_>>(),
         timeout: HOST_TIME.saturating_add(Duration::from_secs(options.timeout())),
+        stdin: stdin.as_ref().map(|stdin| stdin.as_fd()),
         signals: Some(theirs.as_fd()),
     }
     .run(&mut io::stdout(), &mut errors);

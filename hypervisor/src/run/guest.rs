@@ -78,6 +78,7 @@ pub fn run(
         program: program.to_path_buf(),
         arguments: options.command[1..].to_vec(),
         variables,
+        stdin: options.interactive,
         directory: "/".into(),
         take: options.take.clone(),
         window: options.window.0,
@@ -106,7 +107,7 @@ pub fn run(
         window: Some(window.into()),
         vsock: Some(VsockConfig {
             guest_cid: GUEST_CID,
-            acceptor: Box::new(acceptor(backend.port(), sender)),
+            acceptor: Box::new(acceptor(backend.port(), options.interactive, sender)),
         }),
         disks,
         console: Box::new(io::sink()),
@@ -163,9 +164,11 @@ pub fn run(
 /// Takes the guest's connections: control streams go to the supervisor, the rest to the attendant.
 fn acceptor(
     port: Port,
+    interactive: bool,
     sender: Sender<(u32, UnixStream)>,
 ) -> impl FnMut(ConnectRequest, UnixStream) -> Result<(), Refused> + Send {
     let mut open = vec![ports::STDOUT, ports::STDERR, ports::SIGNALS, ports::REPORT];
+    open.extend(interactive.then_some(ports::STDIN));
     move |request, stream| {
         if request.port == ports::CONTROL {
             return port.forward(&stream.into(), false).map_err(|_| Refused);
@@ -206,6 +209,7 @@ fn attend(
                 ports::STDERR => {
                     in_thread(scope, move || copy(stream, io::stderr()));
                 }
+                ports::STDIN => super::feed(stream),
                 ports::SIGNALS => passing = Some(pass(stream)),
                 _ => {
                     // The last connection before the program starts; its report comes when it has ended.

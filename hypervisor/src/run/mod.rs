@@ -7,7 +7,10 @@ pub mod reaper;
 mod summary;
 
 use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
+use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -16,6 +19,7 @@ use clap::{Args, ValueEnum};
 use rustix::fs::{Access, access};
 use wormhole_images::{ImageError, NotExecuted};
 use wormhole_link::device::DeviceChoice;
+use wormhole_link::tasks;
 use wormhole_monitor::{DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DISKS, MAX_VCPUS};
 
 use self::guest::GuestError;
@@ -160,6 +164,9 @@ pub struct Options {
     /// A variable of the program's environment; `NAME` alone has the value that it has here.
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = OsStringValueParser::new().try_map(variable))]
     env: Vec<Variable>,
+    /// Connect standard input to the program in the guest, which reads an empty one otherwise.
+    #[arg(short, long)]
+    interactive: bool,
     /// One more file or folder that the guest shall have, at its own path; libraries come along.
     #[arg(long)]
     take: Vec<PathBuf>,
@@ -218,6 +225,7 @@ impl Options {
                 ("--cpus", self.cpus.is_some()),
                 ("--take", !self.take.is_empty()),
                 ("--disk", !self.disk.is_empty()),
+                ("--interactive", self.interactive),
                 ("--timeout", self.timeout.is_some()),
             ]
             .into_iter()
@@ -325,7 +333,7 @@ pub enum RunError {
     Io {
         what: String,
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 
@@ -424,7 +432,7 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
 
 /// Whether a file can be written there. It is not there afterwards, so that a run that fails leaves neither an
 /// empty summary nor another run's.
-fn writable(path: &Path) -> std::io::Result<()> {
+fn writable(path: &Path) -> io::Result<()> {
     std::fs::File::create(path)?;
     // Not a device, and not a link to one.
     if std::fs::symlink_metadata(path)?.is_file() {
@@ -509,6 +517,35 @@ fn choose_host(wanted: Host) -> Result<Kvm, RunError> {
 
 fn images(installation: &Installation) -> Result<PathBuf, RunError> {
     installation.images().ok_or(RunError::NoImages)
+}
+
+/// Connects standard input to the socket that is returned, once its holder says `!`.
+fn standard_input() -> Result<UnixStream, RunError> {
+    let (ours, theirs) = UnixStream::pair().map_err(|source| RunError::Io {
+        what: "standard input cannot be connected".to_owned(),
+        source,
+    })?;
+    feed(ours);
+    Ok(theirs)
+}
+
+/// Copies standard input to `stream`, once its other end says `!`. Nobody waits for the thread: it ends with the input, or
+/// with this process.
+fn feed(mut stream: UnixStream) {
+    let fed = tasks::spawn("stdin", move || {
+        let mut ready = [0];
+        if !matches!(stream.read(&mut ready), Ok(1)) {
+            return;
+        }
+        // A program that does not read its input to the end is no failure.
+        drop(io::copy(&mut io::stdin().lock(), &mut stream));
+        drop(stream.shutdown(Shutdown::Write));
+        // QEMU forgets what it has not read of a socket whose other end is closed, so this end stays open until it has.
+        drop(io::copy(&mut stream, &mut io::sink()));
+    });
+    if let Err(error) = fed {
+        say::line(format_args!("the program gets no standard input: {error}"));
+    }
 }
 
 /// The variables of this environment that CUDA programs and the frontend read.

@@ -5,7 +5,7 @@ use std::fs::Permissions;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Child;
+use std::process::{Child, Command};
 
 use crate::bad_input;
 use crate::harness::{
@@ -464,6 +464,44 @@ fn a_guest_reads_random_bytes_of_the_host() {
     assert_eq!(name, "virtio_rng.0");
     assert_eq!(first.split(' ').count(), 32, "{first}");
     assert_ne!(first, second);
+}
+
+#[test]
+fn a_guests_program_has_the_input_and_the_variables_of_its_caller() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let input = folder.path().join("input");
+    // More than fits any buffer on the way.
+    let bytes: Vec<u8> = (0u32..1 << 19).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(&input, bytes).expect("room");
+    let sum = finish(Command::new("sha256sum").arg(&input)).stdout;
+    let sum = sum.split(' ').next().expect("a sum");
+    // Each attempt opens the input anew. Options behind the program are the program's.
+    let mut command = Command::new("/bin/sh");
+    let run = finish(
+        command
+            .args(["-c", "input=$1; shift; exec \"$0\" run \"$@\" <\"$input\""])
+            .arg(wormhole(&[]).get_program())
+            .arg(input)
+            .args([
+                "--placement",
+                "host",
+                "--interactive",
+                "--take",
+                "/usr/bin/sha256sum",
+            ])
+            .args(["--env", "FIRST=1=2\n3", "-e", "SECOND", "-e", "HOME=/tmp"])
+            .args(["/bin/sh", "-c"])
+            .arg("echo \"$0 $FIRST $SECOND [$THIRD] $HOME\"; exec sha256sum -")
+            .arg("--quiet")
+            .env("SECOND", "two")
+            .env("THIRD", "three"),
+    );
+    assert!(run.status.success(), "{}", run.stderr);
+    assert_eq!(
+        run.stdout,
+        format!("--quiet 1=2\n3 two [] /tmp\n{sum}  -\n")
+    );
 }
 
 #[test]

@@ -92,6 +92,7 @@ fn kill(party: &str) -> String {
         guest: Image::guest(&images, Kernel::V6_1).expect("it was built"),
         guest_kernel: Kernel::V6_1,
         arguments: vec!["-c".into(), SCRIPT.into()],
+        stdin: false,
         variables: vec![
             ("PARTY".into(), party.into()),
             ("PROGRAM".into(), spin.into()),
@@ -108,6 +109,7 @@ fn kill(party: &str) -> String {
         processors: 2,
         disks: &[],
         timeout: Duration::from_secs(300),
+        stdin: None,
         signals: None,
     };
     let said = for_emulation(|| {

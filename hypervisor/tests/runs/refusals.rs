@@ -226,6 +226,7 @@ fn options_of_guests_are_refused_where_there_is_none() {
         ("--host", "auto"),
         ("--take", "/bin/sh"),
         ("--disk", "/dev/zero"),
+        ("--interactive", "--grace=1"),
     ] {
         refuses(
             &["--placement", "process", option, value],

@@ -51,12 +51,7 @@ impl InitError {
 fn main() {
     let mut run = RunFile::new("none");
     let (ending, report) = match prepare(&mut run) {
-        Ok(Streams {
-            stdout,
-            stderr,
-            signals,
-            report,
-        }) => (program::run(&run, stdout, stderr, signals), Some(report)),
+        Ok(Streams { program, report }) => (program::run(&run, program), Some(report)),
         Err(error) => (Err(error), output::open_or_console(&run.report).ok()),
     };
     let ending = ending.unwrap_or_else(|error| {
@@ -79,9 +74,7 @@ fn main() {
 /// The streams of a run, in the order in which they are opened: that the last one is open tells the other side that
 /// the program starts.
 struct Streams {
-    stdout: Stream,
-    stderr: Stream,
-    signals: Option<fs::File>,
+    program: program::Streams,
     report: Stream,
 }
 
@@ -98,16 +91,24 @@ fn prepare(run: &mut RunFile) -> Result<Streams, InitError> {
             .push(("WORMHOLE_WINDOW".into(), device.into()));
     }
     Ok(Streams {
-        stdout: output::open_or_console(&run.stdout)?,
-        stderr: output::open_or_console(&run.stderr)?,
-        signals: run.signals.as_ref().and_then(signals),
+        program: program::Streams {
+            stdin: run.stdin.as_ref().map(source).transpose()?,
+            stdout: output::open_or_console(&run.stdout)?,
+            stderr: output::open_or_console(&run.stderr)?,
+            signals: run.signals.as_ref().and_then(signals),
+        },
         report: output::open_or_console(&run.report)?,
     })
 }
 
+/// A stream to read from.
+fn source(sink: &Sink) -> Result<fs::File, output::OutputError> {
+    output::open(sink).and_then(Stream::into_source)
+}
+
 /// The stream of signals for the program; a program runs without one as well.
 fn signals(source: &Sink) -> Option<fs::File> {
-    match output::open(source).and_then(Stream::into_source) {
+    match self::source(source) {
         Ok(file) => Some(file),
         Err(error) => {
             output::console(&format!("the program gets no signals: {error}"));

@@ -28,13 +28,19 @@ impl ProgramError {
     }
 }
 
-/// Runs the program to its end. `signals` carries signal numbers, a byte each, which are sent to the program.
-pub fn run(
-    run: &RunFile,
-    stdout: Stream,
-    stderr: Stream,
-    signals: Option<File>,
-) -> Result<Ending, InitError> {
+/// The program's streams.
+#[derive(Debug)]
+pub struct Streams {
+    /// Its standard input; an empty one if none.
+    pub stdin: Option<File>,
+    pub stdout: Stream,
+    pub stderr: Stream,
+    /// Carries signal numbers, a byte each, which are sent to the program.
+    pub signals: Option<File>,
+}
+
+/// Runs the program to its end.
+pub fn run(run: &RunFile, streams: Streams) -> Result<Ending, InitError> {
     let (stdout_reader, stdout_writer) = io::pipe().map_err(OutputError::Pipe)?;
     let (stderr_reader, stderr_writer) = io::pipe().map_err(OutputError::Pipe)?;
 
@@ -46,15 +52,18 @@ pub fn run(
         let mut command = execution.command();
         command
             .current_dir(&run.directory)
-            .stdin(Stdio::null())
+            .stdin(streams.stdin.map_or_else(Stdio::null, Stdio::from))
             .stdout(stdout_writer)
             .stderr(stderr_writer);
         command.spawn()
     };
-    let copies = [copy(stdout_reader, stdout), copy(stderr_reader, stderr)];
+    let copies = [
+        copy(stdout_reader, streams.stdout),
+        copy(stderr_reader, streams.stderr),
+    ];
     let ending = match child {
         Ok(child) => {
-            if let Some(signals) = signals {
+            if let Some(signals) = streams.signals {
                 pass(signals, child.id());
             }
             wait_for(child.id()).map_err(|source| ProgramError::Wait {

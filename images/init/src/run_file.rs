@@ -29,6 +29,8 @@ pub struct RunFile {
     pub variables: Vec<(OsString, OsString)>,
     /// The program's working directory.
     pub directory: PathBuf,
+    /// Where the program's standard input comes from; an empty one if not given.
+    pub stdin: Option<Sink>,
     pub stdout: Sink,
     pub stderr: Sink,
     pub report: Sink,
@@ -66,6 +68,7 @@ impl RunFile {
             arguments: vec![program.into()],
             variables: Vec::new(),
             directory: PathBuf::from("/"),
+            stdin: None,
             stdout: Sink::Console,
             stderr: Sink::Console,
             report: Sink::Console,
@@ -89,6 +92,9 @@ impl RunFile {
             line(&mut text, "variable", &pair);
         }
         line(&mut text, "directory", self.directory.as_os_str());
+        if let Some(stdin) = &self.stdin {
+            line(&mut text, "stdin", &stdin.text());
+        }
         line(&mut text, "stdout", &self.stdout.text());
         line(&mut text, "stderr", &self.stderr.text());
         line(&mut text, "report", &self.report.text());
@@ -136,6 +142,7 @@ impl RunFile {
                     .variables
                     .push(pair(&value).ok_or_else(|| bad("variable"))?),
                 b"directory" => run.directory = value.into(),
+                b"stdin" => run.stdin = Some(sink()?),
                 b"stdout" => run.stdout = sink()?,
                 b"stderr" => run.stderr = sink()?,
                 b"report" => run.report = sink()?,
@@ -253,6 +260,7 @@ mod tests {
             ],
             variables: vec![("A".into(), "1=2".into()), ("EMPTY".into(), "".into())],
             directory: "/work here".into(),
+            stdin: Some(Sink::Vsock { cid: 2, port: 9005 }),
             stdout: Sink::Vsock { cid: 2, port: 9001 },
             stderr: Sink::Device("/dev/vport0p2".into()),
             report: Sink::Console,
