@@ -1,7 +1,9 @@
-//! The hostile tenants, each a process that attacks until it is killed.
+//! The hostile tenants, each a process that attacks until it is killed, and the control beside which they are measured:
+//! a process that takes the processors and leaves the supervisor alone.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -36,6 +38,7 @@ const CONNECTIONS: usize = 256;
 /// One way to attack.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Attack {
+    Processors,
     Descriptors,
     Doorbells,
     Hellos,
@@ -88,7 +91,9 @@ impl Steps {
 }
 
 impl Attack {
-    pub const ALL: [Self; 6] = [
+    /// The control comes first.
+    pub const ALL: [Self; 7] = [
+        Self::Processors,
         Self::Descriptors,
         Self::Doorbells,
         Self::Hellos,
@@ -99,6 +104,7 @@ impl Attack {
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::Processors => "control: busy processors",
             Self::Descriptors => "endless closes",
             Self::Doorbells => "doorbell flood",
             Self::Hellos => "hello flood",
@@ -117,8 +123,10 @@ impl Attack {
             count: 0,
             told: None,
         };
-        if matches!(self, Self::Connections) {
-            connections(socket, &mut steps);
+        match self {
+            Self::Processors => processors(&mut steps),
+            Self::Connections => connections(socket, &mut steps),
+            _ => {}
         }
         let mut tenant = Tenant::join(socket);
         tenant
@@ -130,8 +138,26 @@ impl Attack {
             Self::Hellos => hellos(&mut tenant, &mut steps),
             Self::Arena => arena(&mut tenant, &mut steps),
             Self::Shares => shares(&mut tenant, &mut steps),
-            Self::Connections => connections(socket, &mut steps),
+            Self::Processors | Self::Connections => unreachable!("it has no tenant"),
         }
+    }
+}
+
+/// Keeps every processor busy with nothing.
+fn processors(steps: &mut Steps) -> ! {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    for _ in 1..threads {
+        std::thread::spawn(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+    }
+    loop {
+        for _ in 0..100_000 {
+            std::hint::spin_loop();
+        }
+        steps.add(1);
     }
 }
 
@@ -142,16 +168,26 @@ fn descriptors(tenant: &mut Tenant, steps: &mut Steps) -> ! {
         let mut guest = tenant.connect();
         let (descriptor, end) = lingering();
         far.push_back((end, None));
+        let sent = descriptor.try_clone().expect("a descriptor");
         // The supervisor may have closed the stream.
-        let _ = guest.send_with(&Message::Doorbell, vec![descriptor]);
+        let _ = guest.send_with(&Message::Doorbell, vec![sent]);
+        close_aside(descriptor);
         let (descriptor, end) = lingering();
         far.push_back((end, Some(guest)));
-        tenant.send(&Message::Stream(Stream { local: 1 }), vec![descriptor]);
+        let sent = descriptor.try_clone().expect("a descriptor");
+        tenant.send(&Message::Stream(Stream { local: 1 }), vec![sent]);
+        close_aside(descriptor);
         steps.add(2);
         while far.len() > LINGERING {
             far.pop_front();
         }
     }
+}
+
+/// Closes a copy of what lingers. If the supervisor was faster it is the last one, and this waits until the other end is
+/// gone.
+fn close_aside(descriptor: OwnedFd) {
+    std::thread::spawn(|| drop(descriptor));
 }
 
 /// Rings as fast as the streams take it.

@@ -1,7 +1,9 @@
 //! A tenant's operations beside hostile tenants of the same supervisor, against the same operations alone.
 //!
 //! This process is the launcher and the guests of the victim. Each attack is a process of its own, a second tenant,
-//! which is killed when its slice is over. Slices alone and slices beside an attack take turns.
+//! which is killed when its slice is over. Slices alone and slices beside an attack take turns. An attack takes processors
+//! as well, and so does the control, which takes all of them and leaves the supervisor alone: what an attack costs beyond
+//! that is the supervisor's part.
 
 mod attacks;
 mod victim;
@@ -19,7 +21,7 @@ use crate::victim::{Figures, Samples, Victim};
 
 /// Slices of each attack, and as many alone before them.
 const ROUNDS: usize = 4;
-/// How long a slice is: with six attacks 48 s are measured.
+/// How long a slice is: with the control and six attacks 56 s are measured.
 const SLICE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Parser)]
@@ -96,18 +98,28 @@ fn measure() -> Result<(), Lost> {
 /// The victim's figures: alone in microseconds, beside each attack also as ratios to alone.
 fn print(alone: &Figures, rows: &[Row]) {
     println!(
-        "{:24} {:>9}  {:32} {:32} {:32}",
-        "p50 / p99, µs", "attack/s", "doorbell to answer", "hello to grant", "arena request"
+        "p50 / p99 in µs (as multiples: p50 and p99 of those alone, p99 of that beside the control)"
     );
-    println!("{:24} {:>9}  {}", "alone", "", alone.line(None));
+    println!(
+        "{:24} {:>9}  {:36} {:36} {:36}",
+        "", "attack/s", "doorbell to answer", "hello to grant", "arena request"
+    );
+    println!("{:24} {:>9}  {}", "alone", "", alone.line(None, None));
+    let control = rows
+        .iter()
+        .find(|row| matches!(row.attack, Attack::Processors))
+        .map(|row| row.samples.figures());
     for row in rows {
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         let rate = row.steps as f64 / row.seconds;
         println!(
             "{:24} {rate:>9.0}  {}",
             row.attack.name(),
-            row.samples.figures().line(Some(alone))
+            row.samples.figures().line(Some(alone), control.as_ref())
         );
+        if let Some(refusals) = row.samples.refusals() {
+            println!("{:24} {:>9}  REFUSED: {refusals}", "", "");
+        }
     }
 }
 

@@ -19,28 +19,55 @@ const SEGMENTS: u64 = 64;
 /// Descriptors that the supervisor may have beside those it has alone: those of workers that start and end.
 const PASSING: usize = 32;
 
-/// Durations of the victim's operations, in nanoseconds.
+/// One of the victim's operations, again and again: nanoseconds, and how often it was refused.
 #[derive(Debug, Default)]
-pub struct Samples {
-    doorbell: Vec<u64>,
-    hello: Vec<u64>,
-    arena: Vec<u64>,
+struct Operation {
+    took: Vec<u64>,
+    refused: usize,
 }
 
-/// The same in order: the answer to a doorbell, hello to grant, an arena request.
+impl Operation {
+    fn add(&mut self, outcome: Result<Duration, Refused>) {
+        match outcome {
+            Ok(duration) => self.took.push(nanoseconds(duration)),
+            Err(Refused) => self.refused += 1,
+        }
+    }
+}
+
+/// The victim did not get what it asked for.
+struct Refused;
+
+/// The victim's operations in order: the answer to a doorbell, hello to grant, an arena request.
+#[derive(Debug, Default)]
+pub struct Samples([Operation; 3]);
+
+/// The same as quantiles.
 #[derive(Debug)]
 pub struct Figures([Quantiles; 3]);
 
 impl Samples {
     pub fn figures(&self) -> Figures {
-        let of = |samples: &Vec<u64>| Quantiles::of(samples.clone(), 1.0, 1.0);
-        Figures([of(&self.doorbell), of(&self.hello), of(&self.arena)])
+        Figures([0, 1, 2].map(|index| Quantiles::of(self.0[index].took.clone(), 1.0, 1.0)))
+    }
+
+    /// Which operations were refused and how often, if any was.
+    pub fn refusals(&self) -> Option<String> {
+        let names = ["doorbells", "hellos", "arena requests"];
+        let refused = self.0.iter().zip(names).filter(|(one, _)| one.refused > 0);
+        let refused: Vec<String> = refused
+            .map(|(one, name)| {
+                let all = one.took.len() + one.refused;
+                format!("{} of {all} {name}", one.refused)
+            })
+            .collect();
+        (!refused.is_empty()).then(|| refused.join(", "))
     }
 }
 
 impl Figures {
-    /// One line of the table, with ratios to `alone` where that is given.
-    pub fn line(&self, alone: Option<&Self>) -> String {
+    /// One line of the table. Where others are given: p50 and p99 against alone, and p99 against the control.
+    pub fn line(&self, alone: Option<&Self>, control: Option<&Self>) -> String {
         let cell = |index: usize| {
             let own = self.0[index];
             let times = format!("{:.0} / {:.0}", own.median_ns / 1e3, own.p99_ns / 1e3);
@@ -48,9 +75,12 @@ impl Figures {
                 return format!("{times}, {} samples", own.count);
             };
             let (median, p99) = (own.median_ns / alone.median_ns, own.p99_ns / alone.p99_ns);
-            format!("{times} ({median:.2} × / {p99:.2} ×)")
+            let to_control = control.map_or_else(String::new, |control| {
+                format!(", {:.2}", own.p99_ns / control.0[index].p99_ns)
+            });
+            format!("{times} ({median:.2}, {p99:.2}{to_control})")
         };
-        format!("{:32} {:32} {:32}", cell(0), cell(1), cell(2))
+        format!("{:36} {:36} {:36}", cell(0), cell(1), cell(2))
     }
 }
 
@@ -107,9 +137,9 @@ impl Victim {
     pub fn run(&mut self, slice: Duration, samples: &mut Samples) {
         let end = Instant::now() + slice;
         while Instant::now() < end {
-            samples.doorbell.push(nanoseconds(self.doorbell()));
-            samples.arena.push(nanoseconds(self.arena()));
-            samples.hello.push(nanoseconds(self.hello()));
+            samples.0[0].add(Ok(self.doorbell()));
+            samples.0[1].add(self.hello());
+            samples.0[2].add(self.arena());
         }
     }
 
@@ -125,33 +155,39 @@ impl Victim {
     }
 
     /// From a request for a segment of arena to its grant.
-    fn arena(&mut self) -> Duration {
+    fn arena(&mut self) -> Result<Duration, Refused> {
         self.next_request += 1;
         let start = Instant::now();
         let reply = self.guest.request_arena(self.next_request, 1);
         let took = start.elapsed();
-        let Reply::ArenaGrant(run) = reply else {
-            panic!("the victim asks for arena and gets {reply:?}");
-        };
-        let returned = Message::ArenaReturn(run);
-        self.guest.control.send(&returned).expect("the supervisor");
-        took
+        match reply {
+            Reply::ArenaGrant(run) => {
+                let returned = Message::ArenaReturn(run);
+                self.guest.control.send(&returned).expect("the supervisor");
+                Ok(took)
+            }
+            Reply::ArenaDenied(..) => Err(Refused),
+            other => panic!("the victim asks for arena and gets {other:?}"),
+        }
     }
 
     /// From hello on a new control stream to the grant; then the session ends.
-    fn hello(&mut self) -> Duration {
+    fn hello(&mut self) -> Result<Duration, Refused> {
         let mut control = self.backend.connect();
         let start = Instant::now();
         control.hello(PROTOCOL_HASH, "");
         let reply = control.receive();
         let took = start.elapsed();
-        assert!(
-            matches!(reply, Reply::Grant(_)),
-            "the victim says hello and gets {reply:?}"
-        );
-        drop(control);
-        self.backend.report();
-        took
+        match reply {
+            Reply::Grant(_) => {
+                drop(control);
+                self.backend.report();
+                Ok(took)
+            }
+            // Or the stream is closed without a word.
+            Reply::Refused(..) | Reply::Ended => Err(Refused),
+            other => panic!("the victim says hello and gets {other:?}"),
+        }
     }
 
     /// Waits until the supervisor has forgotten the other tenants.
