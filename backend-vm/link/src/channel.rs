@@ -119,6 +119,17 @@ impl Incoming {
         Ok(Some(Message::decode(header.kind, body)?))
     }
 
+    /// Takes what follows and is the same, byte for byte, as the message that was taken last.
+    pub fn skip_repeats(&mut self) {
+        let length = self.consumed;
+        let next = |at: usize| self.bytes.get(at..at + length);
+        let mut end = length;
+        while length > 0 && next(end) == next(0) {
+            end += length;
+        }
+        self.consumed = end;
+    }
+
     /// The descriptor that came with a message, in the order in which they were sent.
     pub fn descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
@@ -391,6 +402,25 @@ mod tests {
         assert_eq!(incoming.take().unwrap(), Some(Message::Mapped));
         assert!(incoming.descriptor().is_some());
         assert!(incoming.descriptor().is_none());
+    }
+
+    #[test]
+    fn repeats_are_skipped_up_to_the_first_other_message() {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let frame = |message: &Message<'_>| message.to_vec().unwrap();
+        let rings = frame(&Message::Doorbell).repeat(3);
+        let report = Message::SessionReport("report");
+        let sent = [rings.clone(), frame(&report), rings].concat();
+        near.write_all(&sent[..sent.len() - 1]).unwrap();
+        let mut incoming = Incoming::new(false);
+        incoming.skip_repeats();
+        incoming.fill(&far).unwrap();
+        for expected in [Message::Doorbell, report, Message::Doorbell] {
+            assert_eq!(incoming.take().unwrap(), Some(expected));
+            incoming.skip_repeats();
+        }
+        // Of the last one a byte is missing.
+        assert_eq!(incoming.take().unwrap(), None);
     }
 
     #[test]

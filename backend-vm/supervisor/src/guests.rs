@@ -244,7 +244,10 @@ impl Supervisor {
                 Some(Message::Unmappable) => Request::Unmappable,
                 Some(Message::ArenaRequest(request)) => Request::ArenaRequest(request),
                 Some(Message::ArenaReturn(run)) => Request::ArenaReturn(run),
-                Some(Message::Doorbell) => Request::Doorbell,
+                Some(Message::Doorbell) => {
+                    guest.peer.incoming.skip_repeats();
+                    Request::Doorbell
+                }
                 Some(Message::Process(process)) => Request::Process(process),
                 Some(Message::Observe(observe)) => Request::Observe(observe),
                 Some(other) => Request::Wrong(other.name()),

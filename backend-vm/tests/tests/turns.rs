@@ -14,8 +14,8 @@ const MANY: usize = 300;
 fn main() {
     stub::main(
         &[(
-            "a_guest_that_rings_without_end_rings_once_a_turn",
-            a_guest_that_rings_without_end_rings_once_a_turn,
+            "a_guest_that_rings_without_end_rings_once_a_read",
+            a_guest_that_rings_without_end_rings_once_a_read,
         )],
         worker,
     );
@@ -49,7 +49,7 @@ fn number(backend: &Backend, before: &str, after: &str) -> usize {
     rest.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-fn a_guest_that_rings_without_end_rings_once_a_turn() {
+fn a_guest_that_rings_without_end_rings_once_a_read() {
     let mut backend = backend();
     let mut guest = backend.connect().open_with(stub::protocol(0));
     let mut frames = Message::Doorbell.to_vec().unwrap().repeat(MANY);
@@ -57,5 +57,5 @@ fn a_guest_that_rings_without_end_rings_once_a_turn() {
     frames.extend(Message::ArenaRequest(request).to_vec().unwrap());
     guest.control.send_raw(&frames);
     let rings = number(&backend, "it was rung ", " times");
-    assert!((1..MANY / 8).contains(&rings), "{rings}");
+    assert_eq!(rings, 1);
 }
