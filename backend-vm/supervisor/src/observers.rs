@@ -12,6 +12,7 @@ use wormhole_ring::control::{Message, Observe, Refusal, facts};
 
 use super::guests::GuestError;
 use super::sampler::{Sample, Sampler};
+use super::turns::TURN;
 use super::{Id, Supervisor};
 use wormhole_link::channel::ChannelError;
 
@@ -31,6 +32,8 @@ pub(super) struct Observer {
 #[derive(Debug, Default)]
 pub(super) struct Observers {
     waiting: BTreeSet<Id>,
+    /// The one that was answered last.
+    last: Id,
     heard: Option<Heard>,
 }
 
@@ -48,6 +51,21 @@ impl Observers {
     /// The host's NVML is asked anew: there is a process that it may not have heard of.
     pub(super) fn ask_anew(&mut self) {
         self.heard = None;
+    }
+
+    /// Those whose turn it is, after the one that was answered last.
+    fn take(&mut self) -> Vec<Id> {
+        let after = self.waiting.range(self.last.saturating_add(1)..);
+        let turn: Vec<Id> = after
+            .chain(self.waiting.range(..=self.last))
+            .copied()
+            .take(TURN)
+            .collect();
+        for id in &turn {
+            self.waiting.remove(id);
+            self.last = *id;
+        }
+        turn
     }
 }
 
@@ -134,11 +152,17 @@ impl Supervisor {
             return;
         }
         let heard = self.observers.heard.clone();
-        for id in std::mem::take(&mut self.observers.waiting) {
-            if let Err(error) = self.tell_observer(ops, id, heard.as_ref()) {
+        let mut facts = BTreeMap::new();
+        for id in self.observers.take() {
+            if let Err(error) = self.tell_observer(ops, id, heard.as_ref(), &mut facts) {
                 let why = format!("the guest does not take its answer: {error}");
                 self.end_guest(ops, id, &why, None);
             }
+        }
+        // The others have their turn after all other streams.
+        let mut waiting = self.observers.waiting.iter();
+        if let Some(guest) = waiting.find_map(|id| self.guests.get(id)) {
+            self.turns.add(guest.peer.token());
         }
     }
 
@@ -154,6 +178,7 @@ impl Supervisor {
         ops: &mut EventOps<'_>,
         id: Id,
         heard: Option<&Heard>,
+        facts: &mut BTreeMap<(Id, u32), String>,
     ) -> Result<(), ChannelError> {
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
@@ -166,7 +191,9 @@ impl Supervisor {
         else {
             return Ok(());
         };
-        let text = self.facts(tenant, device as usize, heard);
+        let text = facts
+            .entry((tenant, device))
+            .or_insert_with(|| self.facts(tenant, device as usize, heard));
         let devices = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
@@ -278,6 +305,20 @@ mod tests {
         assert_eq!(bytes(8, u64::MAX), Some(u64::MAX));
         assert_eq!(bytes(9, 64), None);
         assert_eq!((heard.bytes(7, 0, 64), heard.bytes(7, 2, 64)), (None, None));
+    }
+
+    #[test]
+    fn observers_that_ask_again_and_again_leave_others_their_turn() {
+        let mut observers = Observers::default();
+        let greedy = 1..=Id::try_from(TURN).unwrap() * 4;
+        observers.waiting.insert(1000);
+        let turns = (0..5).find(|_| {
+            observers.waiting.extend(greedy.clone());
+            let turn = observers.take();
+            assert_eq!(turn.len(), TURN);
+            turn.contains(&1000)
+        });
+        assert_eq!(turns, Some(4));
     }
 
     #[test]
