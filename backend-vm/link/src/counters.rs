@@ -2,7 +2,9 @@
 //!
 //! The supervisor makes the pages and hands them to the worker at assignment; the worker writes them, with relaxed
 //! stores, all but one word ([`CountersFile::set_neighbours`]). The supervisor copies them out when the worker is gone
-//! and takes what it finds for numbers that a hostile worker may have written.
+//! and takes what it finds for numbers that a hostile worker may have written. While the worker lives the supervisor writes
+//! by a mapping and never by `pwrite`: a write of the worker's to the same file has the file locked, for as long as the
+//! memory that it writes from lets it wait.
 
 use std::fs::File;
 use std::io;
@@ -11,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::memory::Mapping;
 use crate::progress::{self, Progress, Snapshot};
 use crate::{device, memory};
 
@@ -125,6 +128,8 @@ impl Counts {
 #[derive(Debug)]
 pub struct CountersFile {
     file: File,
+    /// Its first page.
+    page: Mapping,
 }
 
 impl CountersFile {
@@ -136,7 +141,8 @@ impl CountersFile {
         let file = File::from(memory::anonymous_file(c"wormhole-counters")?);
         file.set_len(FILE_BYTES as u64)?;
         memory::seal_size(&file)?;
-        Ok(Self { file })
+        let page = Mapping::new(&file, 0, PAGE_BYTES)?;
+        Ok(Self { file, page })
     }
 
     pub fn file(&self) -> &File {
@@ -146,19 +152,20 @@ impl CountersFile {
     /// How many bytes of a device's memory the worker says its process holds; the devices are those of the tenant, by
     /// number.
     pub fn device_memory(&self, device: usize) -> u64 {
-        let mut bytes = [0u8; 8];
         let word = DEVICE_MEMORY + device.min(device::MOST - 1);
-        let read = self.file.read_exact_at(&mut bytes, 8 * word as u64);
-        read.map_or(0, |()| u64::from_le_bytes(bytes))
+        self.word(word).load(Ordering::Relaxed)
     }
 
     /// Says to the worker whether other tenants use its devices as well.
-    ///
-    /// # Errors
-    /// As `pwrite`.
-    pub fn set_neighbours(&self, has_neighbours: bool) -> io::Result<()> {
-        let word = u64::from(has_neighbours).to_le_bytes();
-        self.file.write_all_at(&word, 8 * NEIGHBOURS as u64)
+    pub fn set_neighbours(&self, has_neighbours: bool) {
+        let word = self.word(NEIGHBOURS);
+        word.store(u64::from(has_neighbours), Ordering::Relaxed);
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < PAGE_BYTES / 8);
+        // SAFETY: inside the page, which is mapped as long as this lives, of a file that cannot shrink.
+        unsafe { &*self.page.base().cast::<AtomicU64>().add(index) }
     }
 
     /// What the worker has counted so far.
@@ -285,13 +292,72 @@ mod tests {
         assert_eq!(file.read().messages().count(), 1);
         assert!(!counters.has_neighbours());
         for said in [true, false] {
-            file.set_neighbours(said).unwrap();
+            file.set_neighbours(said);
             assert_eq!(counters.has_neighbours(), said);
         }
         assert_eq!(
             counts.get(Counter::Requests),
             file.read().get(Counter::Requests)
         );
+    }
+
+    /// A page whose first use waits until the descriptor that comes with it is closed (userfaultfd(2)). None where the
+    /// kernel does not let this process have one.
+    fn page_that_waits() -> Option<(NonNull<u8>, OwnedFd)> {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+        const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+        // SAFETY: no fixed address; system calls on integers, and on complete local structures: the version, and the range
+        // with what is to wait, a use of a page that is missing.
+        unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let page = libc::mmap(std::ptr::null_mut(), PAGE_BYTES, protection, flags, -1, 0);
+            assert_ne!(page, libc::MAP_FAILED);
+            let number = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
+            let number = i32::try_from(number).ok().filter(|number| *number >= 0)?;
+            let fd = OwnedFd::from_raw_fd(number);
+            let mut version = [0xaa_u64, 0, 0];
+            let mut range = [page as u64, PAGE_BYTES as u64, 1, 0];
+            let number = fd.as_raw_fd();
+            assert_eq!(libc::ioctl(number, UFFDIO_API, version.as_mut_ptr()), 0);
+            assert_eq!(libc::ioctl(number, UFFDIO_REGISTER, range.as_mut_ptr()), 0);
+            Some((NonNull::new(page.cast()).unwrap(), fd))
+        }
+    }
+
+    #[test]
+    fn a_worker_that_has_the_file_locked_holds_nobody_up() {
+        use std::os::fd::AsRawFd;
+        let Some((page, waits)) = page_that_waits() else {
+            eprintln!("skipped: this process may not have its page faults wait");
+            return;
+        };
+        let file = CountersFile::create().unwrap();
+        let (number, address) = (file.file().as_raw_fd(), page.as_ptr() as usize);
+        std::thread::scope(|scope| {
+            // SAFETY: an open descriptor, and a page of this length.
+            let write =
+                move || unsafe { libc::write(number, address as *const libc::c_void, PAGE_BYTES) };
+            let writer = scope.spawn(write);
+            let mut entry = libc::pollfd {
+                fd: waits.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one entry, which lives during the call.
+            assert_eq!(unsafe { libc::poll(&raw mut entry, 1, 60_000) }, 1);
+            let (done, is_done) = std::sync::mpsc::channel();
+            let file = &file;
+            scope.spawn(move || {
+                file.set_neighbours(true);
+                done.send(file.device_memory(0) + file.read().get(Counter::Records))
+            });
+            let said = is_done.recv_timeout(std::time::Duration::from_secs(20));
+            drop(waits);
+            assert_eq!(said, Ok(0));
+            assert_eq!(usize::try_from(writer.join().unwrap()), Ok(PAGE_BYTES));
+        });
     }
 
     #[test]

@@ -95,9 +95,7 @@ impl Session {
 
     /// Says to its worker whether other tenants use the devices as well.
     pub fn say_neighbours(&self, has_neighbours: bool) {
-        if let Err(error) = self.counters.set_neighbours(has_neighbours) {
-            tracing::error!("{}: its counters cannot be written: {error}", self.id);
-        }
+        self.counters.set_neighbours(has_neighbours);
     }
 
     /// Why it ended, with what its status word said before.
