@@ -40,7 +40,10 @@ pub enum ChannelError {
 #[derive(Debug)]
 pub struct Incoming {
     bytes: Vec<u8>,
-    descriptors: VecDeque<OwnedFd>,
+    /// None where one came and this process had no room for it. What came with it in the same read is lost as well.
+    descriptors: VecDeque<Option<OwnedFd>>,
+    /// The descriptor that was asked for last was lost.
+    lost: bool,
     /// Bytes at the front that belong to a message that was handed out.
     consumed: usize,
     /// Descriptors that may wait. More end the stream, and stay here until somebody closes them.
@@ -53,6 +56,7 @@ impl Incoming {
         Self {
             bytes: Vec::new(),
             descriptors: VecDeque::new(),
+            lost: false,
             consumed: 0,
             most: if takes_descriptors {
                 MAX_DESCRIPTORS
@@ -132,12 +136,19 @@ impl Incoming {
 
     /// The descriptor that came with a message, in the order in which they were sent.
     pub fn descriptor(&mut self) -> Option<OwnedFd> {
-        self.descriptors.pop_front()
+        let next = self.descriptors.pop_front();
+        self.lost = matches!(next, Some(None));
+        next.flatten()
+    }
+
+    /// Whether the descriptor that was asked for last was sent, and this process had no room for it.
+    pub fn was_lost(&self) -> bool {
+        self.lost
     }
 
     /// The descriptors that no message took.
     pub fn into_descriptors(self) -> impl Iterator<Item = OwnedFd> {
-        self.descriptors.into_iter()
+        self.descriptors.into_iter().flatten()
     }
 }
 
@@ -292,7 +303,7 @@ struct ControlBuffer([u8; CONTROL_BYTES]);
 fn receive(
     socket: RawFd,
     buffer: &mut [u8],
-    descriptors: &mut VecDeque<OwnedFd>,
+    descriptors: &mut VecDeque<Option<OwnedFd>>,
 ) -> io::Result<usize> {
     let mut control = ControlBuffer([0; CONTROL_BYTES]);
     let mut parts = libc::iovec {
@@ -331,12 +342,15 @@ fn receive(
                     let descriptor = OwnedFd::from_raw_fd(number);
                     // That of a process is nobody's wish, and is closed here.
                     if kind == libc::SCM_RIGHTS {
-                        descriptors.push_back(descriptor);
+                        descriptors.push_back(Some(descriptor));
                     }
                 }
             }
             header = libc::CMSG_NXTHDR(&raw const message, header);
         }
+    }
+    if message.msg_flags & libc::MSG_CTRUNC != 0 {
+        descriptors.push_back(None);
     }
     Ok(count)
 }

@@ -132,6 +132,8 @@ enum Report {
     Removed(ArenaRun),
     RefusedArena(ArenaRun),
     Share(Share, Option<OwnedFd>),
+    /// As `Share`; there was no room for its descriptor.
+    ShareLost(u32),
     Fetch(Fetch),
     Unshare(Fetch),
     Wrong(&'static str),
@@ -512,11 +514,15 @@ impl Supervisor {
                 Some(Message::ArenaRefused(run)) => Report::RefusedArena(run),
                 Some(Message::Share(share)) if share.descriptor == 0 => Report::Share(share, None),
                 Some(Message::Share(share)) => {
-                    let descriptor = worker.peer.incoming.descriptor();
-                    if descriptor.is_none() {
-                        return Err(Some("it shares a descriptor that did not come".to_owned()));
+                    match worker.peer.incoming.descriptor() {
+                        Some(descriptor) => Report::Share(share, Some(descriptor)),
+                        // The lack is the supervisor's own.
+                        None if worker.peer.incoming.was_lost() => Report::ShareLost(share.id),
+                        None => {
+                            let reason = "it shares a descriptor that did not come";
+                            return Err(Some(reason.to_owned()));
+                        }
                     }
-                    Report::Share(share, descriptor)
                 }
                 Some(Message::Fetch(fetch)) => Report::Fetch(fetch),
                 Some(Message::Unshare(fetch)) => Report::Unshare(fetch),
@@ -584,6 +590,10 @@ impl Supervisor {
             (Report::RefusedArena(run), Some(session)) => self.arena_refused(ops, session, &run),
             (Report::Share(share, descriptor), Some(session)) => {
                 self.share(ops, session, &share, descriptor);
+                Ok(())
+            }
+            (Report::ShareLost(request), Some(session)) => {
+                self.refuse_share(ops, session, request);
                 Ok(())
             }
             (Report::Fetch(fetch), Some(session)) => {

@@ -319,8 +319,23 @@ impl Supervisor {
             _ => self.shares.add(tenant, key, share, &mut descriptor),
         };
         self.scrubber.close(tenant, descriptor);
+        self.answer_share(ops, key, share.id, answer);
+    }
+
+    /// A worker shares something whose descriptor the supervisor had no room for.
+    pub(super) fn refuse_share(&mut self, ops: &mut EventOps<'_>, key: Id, request: u32) {
+        self.answer_share(ops, key, request, Err(OUT_OF_MEMORY));
+    }
+
+    fn answer_share(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        key: Id,
+        request: u32,
+        answer: Result<Token, u32>,
+    ) {
         let shared = Message::Shared(Shared {
-            id: share.id,
+            id: request,
             result: answer.err().unwrap_or(0),
             token: answer.unwrap_or_default(),
         });

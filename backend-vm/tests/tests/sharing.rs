@@ -10,7 +10,9 @@ use wormhole_api::{
     PoolCreate, PoolDestroy, ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply,
     ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress, SharedEventCreate,
 };
-use wormhole_backend_tests::backend::{Backend, Tenant, Workers, kill, wait_until};
+use wormhole_backend_tests::backend::{
+    Backend, Tenant, Workers, kill, limit_descriptors, wait_until,
+};
 use wormhole_backend_tests::guest::Guest;
 use wormhole_ring::control::Attach;
 
@@ -23,6 +25,32 @@ const WORDS_END: usize = (64 << 10) - 4;
 const UNIT: u64 = 2 << 20;
 
 type Token = [u8; 16];
+
+#[test]
+fn a_supervisor_without_room_for_a_descriptor_refuses_it_and_ends_nobody() {
+    const OUT_OF_MEMORY: u32 = 2;
+    let mut backend = Backend::with_window(64);
+    let mut guest = backend.connect().open();
+    let event = guest.mint();
+    succeeds(&mut guest, &SharedEventCreate { new: event });
+    wait_until(
+        || backend.log().matches("is ready on").count() == 2,
+        || "the spare worker, which takes descriptors".into(),
+    );
+    let supervisor = backend.child.id();
+    let soft = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .maximum
+        .unwrap_or(1 << 20);
+    limit_descriptors(supervisor, 3, soft).unwrap();
+    let share = ShareEvent { event };
+    assert_eq!(guest.call(&share).status, OUT_OF_MEMORY);
+    assert_eq!(guest.call(&share).status, OUT_OF_MEMORY);
+    limit_descriptors(supervisor, soft, soft).unwrap();
+    let payload = succeeds(&mut guest, &share);
+    assert_ne!(ShareEventReply::decode(&payload).unwrap().token, [0; 16]);
+    let log = backend.log();
+    assert!(!log.contains("broke the protocol"), "{log}");
+}
 
 /// One thing of every kind that a process shares.
 struct Shared {
