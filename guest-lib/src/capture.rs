@@ -12,6 +12,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use wormhole_api::constants::launch_attribute::PRIORITY;
+use wormhole_api::constants::memory_type::{ARRAY, DEVICE, HOST, UNIFIED};
 use wormhole_api::handle::{Event, Stream};
 use wormhole_api::{Element, Handle, LaunchAttribute, MemoryOperation};
 
@@ -39,15 +41,6 @@ const RELAXED: CUstreamCaptureMode = 2;
 pub const NONE: CUstreamCaptureStatus = 0;
 pub const ACTIVE: CUstreamCaptureStatus = 1;
 pub const INVALIDATED: CUstreamCaptureStatus = 2;
-
-/// `CU_MEMORYTYPE_HOST`, `_DEVICE`, `_ARRAY`, `_UNIFIED`.
-const HOST: u32 = 1;
-const DEVICE: u32 = 2;
-const ARRAY: u32 = 3;
-const UNIFIED: u32 = 4;
-
-/// The launch attribute that is a stream's priority.
-const PRIORITY: u32 = 8;
 
 /// Captures under way.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);

@@ -12,31 +12,7 @@ use wormhole_ring::layout::MOST_DEVICES;
 use crate::error::{CuError, Result};
 use crate::parameter::Out;
 
-/// `CUdevice_attribute` numbers this crate itself asks for.
-pub mod attribute {
-    pub const MAX_THREADS_PER_BLOCK: i32 = 1;
-    pub const MAX_BLOCK_DIM_X: i32 = 2;
-    pub const MAX_GRID_DIM_X: i32 = 5;
-    pub const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 8;
-    pub const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: i32 = 97;
-    pub const TOTAL_CONSTANT_MEMORY: i32 = 9;
-    pub const WARP_SIZE: i32 = 10;
-    pub const MAX_PITCH: i32 = 11;
-    pub const MAX_REGISTERS_PER_BLOCK: i32 = 12;
-    pub const CLOCK_RATE: i32 = 13;
-    pub const TEXTURE_ALIGNMENT: i32 = 14;
-    pub const MULTIPROCESSOR_COUNT: i32 = 16;
-    pub const PCI_BUS_ID: i32 = 33;
-    pub const PCI_DEVICE_ID: i32 = 34;
-    pub const IPC_EVENT_SUPPORTED: i32 = 125;
-    pub const PCI_DOMAIN_ID: i32 = 50;
-    pub const HOST_NATIVE_ATOMIC_SUPPORTED: i32 = 86;
-    pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
-    pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
-    pub const CAN_USE_STREAM_MEM_OPS_V1: i32 = 92;
-    pub const CAN_USE_64_BIT_STREAM_MEM_OPS_V1: i32 = 93;
-    pub const HOST_REGISTER_SUPPORTED: i32 = 99;
-}
+pub use wormhole_api::constants::device_attribute as attribute;
 
 /// One more than the greatest attribute that is answered.
 const PLACES: usize = {

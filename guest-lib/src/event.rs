@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+pub use wormhole_api::constants::event_use_flags::EXTERNAL;
 use wormhole_api::handle::{Event as EventKind, Stream as StreamKind};
 use wormhole_api::{
     EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Handle,
@@ -24,8 +25,6 @@ use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 const FLAGS: u32 = 7;
 /// One more among them: another process has made the event.
 const OPENED: u32 = 1 << 31;
-/// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`: in a capture, a node.
-pub const EXTERNAL: u32 = 1;
 /// [`Event::state`] of an event that was never recorded, and of one recorded without a fence. Above:
 /// one more than the fence's value.
 const NEVER: u64 = 0;

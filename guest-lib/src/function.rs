@@ -18,14 +18,7 @@ use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::{legacy, module};
 
-/// `CUfunction_attribute` numbers this crate itself looks at.
-pub mod attribute {
-    pub const MAX_THREADS_PER_BLOCK: i32 = 0;
-    pub const SHARED_SIZE_BYTES: i32 = 1;
-    pub const NUM_REGS: i32 = 4;
-    pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
-    pub const REQUIRED_CLUSTER_WIDTH: i32 = 11;
-}
+pub use wormhole_api::constants::function_attribute as attribute;
 
 /// One more than the greatest attribute that is kept.
 const ATTRIBUTES: usize = 32;

@@ -5,6 +5,12 @@ use std::mem::MaybeUninit;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
+pub use wormhole_api::constants::launch_attribute::COOPERATIVE;
+use wormhole_api::constants::launch_attribute::{
+    CLUSTER_DIMENSION, DEVICE_UPDATABLE_KERNEL_NODE, IGNORE, LAUNCH_COMPLETION_EVENT,
+    PROGRAMMATIC_EVENT,
+};
+use wormhole_api::constants::launch_param::{BUFFER_POINTER, BUFFER_SIZE, END};
 use wormhole_api::handle::{Event as EventKind, Function as FunctionKind};
 use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
@@ -25,20 +31,6 @@ const PARAMETERS: usize = 4096;
 const MOST_PARAMETERS: usize = 32764;
 /// Launch attributes of one launch.
 const ATTRIBUTES: usize = 24;
-
-/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`.
-const EXTRA_END: usize = 0;
-const EXTRA_POINTER: usize = 1;
-const EXTRA_SIZE: usize = 2;
-
-/// `CU_LAUNCH_ATTRIBUTE_*`.
-const IGNORE: u32 = 0;
-pub const COOPERATIVE: u32 = 2;
-const CLUSTER_DIMENSION: u32 = 4;
-const PROGRAMMATIC_EVENT: u32 = 7;
-const LAUNCH_COMPLETION_EVENT: u32 = 12;
-/// It would carry a node of a graph.
-const DEVICE_UPDATABLE_KERNEL_NODE: u32 = 13;
 
 /// Geometry and shared memory of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,15 +195,15 @@ unsafe fn buffer<'a>(mut extra: *const *mut c_void) -> Result<&'a [u8]> {
     loop {
         // SAFETY: the list goes on until its end mark.
         let key = unsafe { extra.read() }.addr();
-        if key == EXTRA_END {
+        if key == END {
             break;
         }
         // SAFETY: every key but the end mark has a value.
         let value = unsafe { extra.add(1).read() };
         match key {
-            EXTRA_POINTER => pointer = value.cast_const().cast(),
+            BUFFER_POINTER => pointer = value.cast_const().cast(),
             // SAFETY: this key's value points to the size.
-            EXTRA_SIZE if !value.is_null() => size = unsafe { value.cast::<usize>().read() },
+            BUFFER_SIZE if !value.is_null() => size = unsafe { value.cast::<usize>().read() },
             _ => return Err(CuError::INVALID_VALUE),
         }
         // SAFETY: the end mark has not come yet.
@@ -702,9 +694,9 @@ mod tests {
         let bytes: Vec<u8> = (0..100).collect();
         let mut size = bytes.len();
         let list = [
-            std::ptr::without_provenance_mut(EXTRA_POINTER),
+            std::ptr::without_provenance_mut(BUFFER_POINTER),
             bytes.as_ptr().cast_mut().cast::<c_void>(),
-            std::ptr::without_provenance_mut(EXTRA_SIZE),
+            std::ptr::without_provenance_mut(BUFFER_SIZE),
             (&raw mut size).cast::<c_void>(),
             std::ptr::null_mut(),
         ];

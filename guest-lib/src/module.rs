@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use wormhole_api::constants::image_flags::USES_OUTPUT;
 use wormhole_api::handle::{
     Function as FunctionKind, HandleKind, Library as LibraryKind, Module as ModuleKind,
 };
@@ -21,9 +22,6 @@ use crate::handle::{self, Table};
 use crate::jit::{self, Jit, Logs};
 use crate::memory::{self, memory_map};
 use crate::memory_map::Origin;
-
-/// Bit 0 of what a load answers: the image prints or asserts.
-const USES_OUTPUT: u32 = 1;
 
 /// What is known of a module or library.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use wormhole_api::constants::ipc_memory_flags::LAZY_ENABLE_PEER_ACCESS;
 use wormhole_api::handle::Memory;
 use wormhole_api::{
     CloseAllocation, DevicePtr, Handle, OpenAllocation, ShareAddress, SharedAddress,
@@ -21,8 +22,6 @@ use crate::memory::memory_map;
 use crate::memory_map::Origin;
 use crate::session::OnDevice;
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag there is, and one that must be given.
-const LAZY_PEER_ACCESS: u32 = 1;
 /// What stands before the token in a handle; behind it stands nothing.
 const MAGIC: [u8; 8] = *b"wormhole";
 const NAME_BYTES: usize = 24;
@@ -173,7 +172,7 @@ pub fn share_allocation(scope: Scope, address: u64) -> Result<[u8; 64]> {
 /// `cuIpcOpenMemHandle`: as natively, an allocation that is open already is where it is.
 pub fn open_allocation(scope: Scope, handle: &[u8; 64], flags: u32) -> Result<u64> {
     let token = from_handle(handle).ok_or(CuError::INVALID_VALUE)?;
-    if flags != LAZY_PEER_ACCESS {
+    if flags != LAZY_ENABLE_PEER_ACCESS {
         return Err(CuError::INVALID_VALUE);
     }
     let mut opened = opened();

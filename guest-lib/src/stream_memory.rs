@@ -2,6 +2,16 @@
 
 use std::sync::atomic::AtomicU64;
 
+pub use wormhole_api::constants::launch_attribute::{
+    ACCESS_POLICY_WINDOW, MEM_SYNC_DOMAIN, MEM_SYNC_DOMAIN_MAP, PRIORITY, SYNCHRONIZATION_POLICY,
+};
+use wormhole_api::constants::memory_operation::{BARRIER, FLUSH_REMOTE_WRITES};
+pub use wormhole_api::constants::memory_operation::{
+    WAIT_VALUE_32 as WAIT_32, WAIT_VALUE_64 as WAIT_64, WRITE_VALUE_32 as WRITE_32,
+    WRITE_VALUE_64 as WRITE_64,
+};
+use wormhole_api::constants::wait_value::FLUSH;
+pub use wormhole_api::constants::wait_value::GEQ;
 use wormhole_api::{Items, MemoryOperation, StreamMemory, StreamSetAttribute};
 
 use crate::capture;
@@ -12,19 +22,7 @@ use crate::peer;
 use crate::stream::Target;
 use crate::types::{CUstreamAttrValue, CUstreamBatchMemOpParams};
 
-/// `CUstreamBatchMemOpType`.
-pub const WAIT_32: u32 = 1;
-pub const WRITE_32: u32 = 2;
-const FLUSH_REMOTE_WRITES: u32 = 3;
-pub const WAIT_64: u32 = 4;
-pub const WRITE_64: u32 = 5;
-const BARRIER: u32 = 6;
-
-/// `CU_STREAM_WAIT_VALUE_GEQ`; the conditions are below 4.
-pub const GEQ: u32 = 0;
 const CONDITIONS: u32 = 3;
-/// `CU_STREAM_WAIT_VALUE_FLUSH`.
-const FLUSH: u32 = 1 << 30;
 /// `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
 const BARRIER_GPU: u32 = 1;
 
@@ -107,13 +105,6 @@ pub fn send(scope: Scope, target: Target, operations: &[MemoryOperation]) -> Res
     }
     target.worked(scope)
 }
-
-/// `CU_LAUNCH_ATTRIBUTE_*` of streams.
-pub const ACCESS_POLICY_WINDOW: u32 = 1;
-pub const SYNCHRONIZATION_POLICY: u32 = 3;
-pub const PRIORITY: u32 = 8;
-pub const MEM_SYNC_DOMAIN_MAP: u32 = 9;
-pub const MEM_SYNC_DOMAIN: u32 = 10;
 
 /// What a stream answers that was told no synchronization policy.
 const NO_POLICY: u64 = 0xFFFF_FFFF;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use wormhole_api::constants::resource_type::{ARRAY, LINEAR, MIPMAPPED_ARRAY, PITCH2D};
 use wormhole_api::{
     DevicePtr, SurfaceCreate, SurfaceDestroy, TextureCreate, TextureDestroy, TextureSource,
 };
@@ -14,12 +15,6 @@ use crate::error::{CuError, Result};
 use crate::types::{
     CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUsurfObject, CUtexObject,
 };
-
-/// `CU_RESOURCE_TYPE_ARRAY`, `_MIPMAPPED_ARRAY`, `_LINEAR`, `_PITCH2D`.
-const ARRAY: u32 = 0;
-const MIPMAP: u32 = 1;
-const LINEAR: u32 = 2;
-const ROWS: u32 = 3;
 
 /// A texture as it was described.
 #[derive(Clone, Copy, Debug)]
@@ -83,17 +78,17 @@ pub fn create(
     let [format, channels] = halves(described);
     let (mut array, mut mipmap) = (None, None);
     let (source, size) = match resource.resType {
-        ARRAY | MIPMAP if address == 0 => return Err(CuError::INVALID_VALUE),
+        ARRAY | MIPMAPPED_ARRAY if address == 0 => return Err(CuError::INVALID_VALUE),
         ARRAY => {
             array = Some(array::find(pointer(resource))?.0);
             (TextureSource::Array, [0; 3])
         }
-        MIPMAP => {
+        MIPMAPPED_ARRAY => {
             mipmap = Some(array::find_mipmap(pointer(resource))?);
             (TextureSource::Mipmap, [0; 3])
         }
         LINEAR => (TextureSource::Linear, [first, 0, 0]),
-        ROWS => (TextureSource::Rows, [first, second, third]),
+        PITCH2D => (TextureSource::Rows, [first, second, third]),
         _ => return Err(CuError::INVALID_VALUE),
     };
     let of_memory = array.is_none() && mipmap.is_none();

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wormhole_device::array::{CUBEMAP, LAYERED};
+use wormhole_device::constants::{address_mode, filter_mode, texture_flags};
 use wormhole_device::{
     ArrayShape, CuError, Format, RawArray, RawMipmap, Resource, Result, Sampling, Texels, View,
 };
@@ -431,15 +432,15 @@ fn viewed(mut image: Image, view: &View) -> Result<Image> {
 fn texture(image: Image, sampling: &Sampling) -> Result<Texture> {
     const KNOWN: u32 = 0x73;
     let mode = |mode| match mode {
-        Sampling::WRAP => Ok(AddressMode::Wrap),
-        Sampling::CLAMP => Ok(AddressMode::Clamp),
-        Sampling::MIRROR => Ok(AddressMode::Mirror),
-        Sampling::BORDER => Ok(AddressMode::Border),
+        address_mode::WRAP => Ok(AddressMode::Wrap),
+        address_mode::CLAMP => Ok(AddressMode::Clamp),
+        address_mode::MIRROR => Ok(AddressMode::Mirror),
+        address_mode::BORDER => Ok(AddressMode::Border),
         _ => Err(CuError::INVALID_VALUE),
     };
     let linear = |filter| match filter {
-        Sampling::POINT => Ok(false),
-        Sampling::LINEAR => Ok(true),
+        filter_mode::POINT => Ok(false),
+        filter_mode::LINEAR => Ok(true),
         _ => Err(CuError::INVALID_VALUE),
     };
     let [x, y, z] = sampling.address_modes;
@@ -448,7 +449,7 @@ fn texture(image: Image, sampling: &Sampling) -> Result<Texture> {
         .levels
         .first()
         .is_some_and(|level| level.extent[2] > 1);
-    let z = if deep { z } else { Sampling::CLAMP };
+    let z = if deep { z } else { address_mode::CLAMP };
     let flags = sampling.flags;
     if flags & !KNOWN != 0 {
         return Err(CuError::INVALID_VALUE);
@@ -458,10 +459,10 @@ fn texture(image: Image, sampling: &Sampling) -> Result<Texture> {
         address_modes: [mode(x)?, mode(y)?, mode(z)?],
         linear: linear(sampling.filter)?,
         linear_levels: linear(sampling.level_filter)?,
-        normalized: flags & Sampling::NORMALIZED != 0,
-        as_floats: flags & Sampling::READ_AS_INTEGER == 0,
-        srgb: flags & Sampling::SRGB != 0,
-        seamless: flags & Sampling::SEAMLESS != 0,
+        normalized: flags & texture_flags::NORMALIZED_COORDINATES != 0,
+        as_floats: flags & texture_flags::READ_AS_INTEGER == 0,
+        srgb: flags & texture_flags::SRGB != 0,
+        seamless: flags & texture_flags::SEAMLESS_CUBEMAP != 0,
         border: sampling.border,
         level_bias: sampling.level_bias,
         level_clamp: sampling.level_clamp,

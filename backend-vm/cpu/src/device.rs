@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use std::thread;
 
+use wormhole_device::constants::event_use_flags::EXTERNAL;
+use wormhole_device::constants::stream_flags::NON_BLOCKING;
 use wormhole_device::{
     ArrayShape, BoxCopy, CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch,
     LinkInput, LoadedFunction, Loading, ManagedPlace, RawArray, RawEvent, RawFunction, RawMipmap,
@@ -33,10 +35,6 @@ use crate::output::Output;
 use crate::pools::Pools;
 use crate::scheduler::{Point, Scheduler, Work};
 
-/// `CU_STREAM_NON_BLOCKING`.
-const NON_BLOCKING: u32 = 1;
-/// The most flags that `cuEventRecordWithFlags` and `cuStreamWaitEvent` know: one, for capture.
-const EXTERNAL: u32 = 1;
 /// Memory of the device when the system does not say how much there is.
 const FALLBACK_MEMORY: u64 = 1 << 30;
 

@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use wormhole_device::constants::event_flags::{BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS};
 use wormhole_device::{CuError, EventRecord, LaunchEvents, RawEvent, RawStream, Result};
 
 use crate::scheduler::{Point, Scheduler, Work};
 use crate::sharing::SharedEvent;
 
-const DISABLE_TIMING: u32 = 2;
-const INTERPROCESS: u32 = 4;
-const KNOWN_FLAGS: u32 = 1 | DISABLE_TIMING | INTERPROCESS;
+const KNOWN_FLAGS: u32 = BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS;
 
 #[derive(Debug)]
 struct Event {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use wormhole_device::{
-    BoxCopy, Branch, Condition, Conditional, CuError, Fill, GraphDescription, GraphEdge,
+    BoxCopy, Condition, Conditional, CuError, Fill, GraphBranch, GraphDescription, GraphEdge,
     GraphKernel, GraphNode, Graphs, Launch, LaunchEvents, MemoryOperation, RawEvent, RawGraph,
     RawStream, Result,
 };
@@ -306,7 +306,7 @@ impl Lane {
 
     /// Runs the body that the condition stands for, once or while it does.
     fn conditional(&mut self, node: &Conditional, turn: &Turn<'_>) -> Result<Outcome> {
-        let repeats = node.branch == Branch::While;
+        let repeats = node.branch == GraphBranch::While;
         let mut inner = self.inner.take();
         if inner.is_none() {
             inner = self.choose(node, turn)?;

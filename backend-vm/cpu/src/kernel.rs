@@ -3,6 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use wormhole_device::constants::function_attribute::{
+    BINARY_VERSION, CONST_SIZE_BYTES, END, LOCAL_SIZE_BYTES, MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    MAX_THREADS_PER_BLOCK, NUM_REGS, PREFERRED_SHARED_MEMORY_CARVEOUT, PTX_VERSION,
+    REQUIRED_CLUSTER_DEPTH, REQUIRED_CLUSTER_WIDTH, SHARED_SIZE_BYTES,
+};
 use wormhole_device::{CuError, Launch, Parameter, Result};
 use wormhole_ptx::{DeviceHeap, GlobalMemory, LaunchConfig, Region};
 
@@ -12,20 +17,6 @@ use crate::launch::Needs;
 use crate::launch_events::Milestones;
 use crate::memory::{Memory, Owner, pointer};
 use crate::output::Output;
-
-const MAX_THREADS_PER_BLOCK: i32 = 0;
-const SHARED_SIZE_BYTES: i32 = 1;
-const LOCAL_SIZE_BYTES: i32 = 3;
-const NUM_REGS: i32 = 4;
-const CONST_SIZE_BYTES: i32 = 2;
-const PTX_VERSION: i32 = 5;
-const BINARY_VERSION: i32 = 6;
-const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
-const PREFERRED_SHARED_MEMORY_CARVEOUT: i32 = 9;
-const REQUIRED_CLUSTER_WIDTH: i32 = 11;
-const REQUIRED_CLUSTER_DEPTH: i32 = 13;
-/// One past the last `CUfunction_attribute` of CUDA 13.0.
-const ATTRIBUTES_END: i32 = 16;
 
 /// Registers that a kernel is said to take of a thread: a processor has no file of them to divide, and
 /// with this many they never bound the occupancy.
@@ -119,7 +110,7 @@ impl Kernel {
 
     /// All attributes and their values.
     pub fn attributes(&self) -> Vec<(i32, i32)> {
-        (0..ATTRIBUTES_END)
+        (0..END)
             .filter_map(|id| Some((id, self.attribute(id).ok()?)))
             .collect()
     }
@@ -144,7 +135,7 @@ impl Kernel {
                         .map_or(0, |cluster| cluster[axis]),
                 )
             }
-            id if (0..ATTRIBUTES_END).contains(&id) => 0,
+            id if (0..END).contains(&id) => 0,
             _ => return Err(CuError::INVALID_VALUE),
         })
     }

@@ -3,6 +3,10 @@
 //! The limits and the codes are the native driver's; where the CPU itself has none, the described
 //! device's are kept, so that a program behaves here as it will there.
 
+use wormhole_device::constants::launch_attribute::{
+    CLUSTER_DIMENSION, COOPERATIVE, DEVICE_UPDATABLE_KERNEL_NODE, LAUNCH_COMPLETION_EVENT,
+    PROGRAMMATIC_EVENT,
+};
 use wormhole_device::{ClusterLaunch, CuError, Launch, LaunchAttribute, Result};
 
 use crate::description::{
@@ -13,12 +17,6 @@ use crate::description::{
 
 /// The greatest cluster that every device of this kind can launch.
 const MAX_CLUSTER: u32 = 8;
-const COOPERATIVE: u32 = 2;
-const CLUSTER_DIMENSION: u32 = 4;
-/// Launches say by other means which events they record.
-const PROGRAMMATIC_EVENT: u32 = 7;
-const LAUNCH_COMPLETION_EVENT: u32 = 12;
-const DEVICE_UPDATABLE_KERNEL_NODE: u32 = 13;
 /// Registers are given to warps in units of this many.
 const REGISTER_UNIT: u32 = 256;
 
@@ -121,6 +119,7 @@ fn attributes(attributes: &[LaunchAttribute]) -> Result<Asked> {
             CLUSTER_DIMENSION => {
                 asked.cluster = Some([0, 1, 2].map(|index| word(index).max(1)));
             }
+            // Launches say by other means which events they record.
             PROGRAMMATIC_EVENT | LAUNCH_COMPLETION_EVENT | DEVICE_UPDATABLE_KERNEL_NODE => {
                 return Err(CuError::NOT_SUPPORTED);
             }

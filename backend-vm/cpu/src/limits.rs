@@ -2,16 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use wormhole_device::constants::limit::{
+    DEV_RUNTIME_PENDING_LAUNCH_COUNT, END, MALLOC_HEAP_SIZE, MAX_L2_FETCH_GRANULARITY,
+    PERSISTING_L2_CACHE_SIZE, PRINTF_FIFO_SIZE, STACK_SIZE,
+};
 use wormhole_device::{CuError, Result};
 
-const STACK_SIZE: u32 = 0;
-const PRINTF_FIFO_SIZE: u32 = 1;
-const MALLOC_HEAP_SIZE: u32 = 2;
-const DEV_RUNTIME_PENDING_LAUNCH_COUNT: u32 = 4;
-const MAX_L2_FETCH_GRANULARITY: u32 = 5;
-const PERSISTING_L2_CACHE_SIZE: u32 = 6;
-/// One past the last `CUlimit` of CUDA 13.0.
-const END: u32 = 10;
 /// The most local memory of a thread (CUDA programming guide, technical specifications).
 const MAX_STACK: u64 = 512 << 10;
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use wormhole_device::LinkInput;
+use wormhole_device::constants::jit_input;
 use wormhole_ptx::LoadError;
 use wormhole_ptx::image::{Found, find_ptx, members, of_object};
 use wormhole_ptx::link::{Input, LinkError};
@@ -57,13 +58,13 @@ fn take<'a>(input: &LinkInput<'a>, texts: &mut Vec<Text<'a>>) -> Result<(), Load
     };
     match input.kind {
         // What this device links is PTX, whatever a program thinks that it was given.
-        LinkInput::CUBIN | LinkInput::PTX | LinkInput::FATBINARY => {
+        jit_input::CUBIN | jit_input::PTX | jit_input::FATBINARY => {
             if let Found::Ptx(text) = find_ptx(input.data)? {
                 texts.push(own(text));
             }
         }
-        LinkInput::OBJECT => texts.extend(of_object(input.data)?.into_iter().map(own)),
-        LinkInput::LIBRARY => {
+        jit_input::OBJECT => texts.extend(of_object(input.data)?.into_iter().map(own)),
+        jit_input::LIBRARY => {
             for member in members(input.data)? {
                 let name = format!("{name}({})", member.name);
                 texts.extend(member.texts.into_iter().map(|text| Text {

@@ -2,16 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wormhole_device::{RawArray, RawModule, ReferenceKind, References, Resource, Result, Sampling};
+use wormhole_device::{RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling};
 use wormhole_ptx::Reference;
 
 use crate::device::{Context, CpuDevice};
 use crate::memory::pointer;
 
-fn address(context: &Context, module: RawModule, name: &str, kind: ReferenceKind) -> Result<u64> {
+fn address(context: &Context, module: RawModule, name: &str, kind: ReferenceTo) -> Result<u64> {
     let kind = match kind {
-        ReferenceKind::Texture => Reference::Texture,
-        ReferenceKind::Surface => Reference::Surface,
+        ReferenceTo::Texture => Reference::Texture,
+        ReferenceTo::Surface => Reference::Surface,
     };
     context.modules.reference(module, name, kind)
 }
@@ -28,7 +28,7 @@ fn exchange(context: &Context, address: u64, object: u64) {
 }
 
 impl References for CpuDevice {
-    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceKind) -> Result<()> {
+    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()> {
         address(self.context()?.as_ref(), module, name, kind).map(drop)
     }
 
@@ -40,7 +40,7 @@ impl References for CpuDevice {
         sampling: &Sampling,
     ) -> Result<()> {
         let context = self.idle()?;
-        let address = address(&context, module, name, ReferenceKind::Texture)?;
+        let address = address(&context, module, name, ReferenceTo::Texture)?;
         let object = match resource {
             Some(resource) => {
                 let arrays = &context.arrays;
@@ -54,7 +54,7 @@ impl References for CpuDevice {
 
     fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()> {
         let context = self.idle()?;
-        let address = address(&context, module, name, ReferenceKind::Surface)?;
+        let address = address(&context, module, name, ReferenceTo::Surface)?;
         exchange(&context, address, context.arrays.create_surface(array)?);
         Ok(())
     }

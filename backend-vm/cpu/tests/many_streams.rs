@@ -4,13 +4,13 @@ use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use wormhole_cpu_device::{CpuDevice, Options};
+use wormhole_device::constants::stream_flags::NON_BLOCKING;
 use wormhole_device::{
     Device, GraphDescription, GraphNode, Graphs, ImageKind, Jit, Launch, LaunchEvents,
     MemoryOperation, MemoryOperationKind, RawFunction, RawStream, StreamMemory, condition,
 };
 
 const MANY: usize = 10_000;
-const NON_BLOCKING: u32 = 1;
 /// Far below the number of streams; above what a few devices of one process and the test itself may have.
 const MOST_THREADS: usize = 600;
 

@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use wormhole_api::constants::memory_type::{ARRAY, UNIFIED};
+use wormhole_api::constants::resource_type;
 use wormhole_api::ctypes::{
     CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY3D, CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC,
     CUDA_TEXTURE_DESC,
@@ -13,15 +15,6 @@ use wormhole_device::{
 };
 
 use crate::device::{CudaDevice, handle, size, stream};
-
-/// `CU_MEMORYTYPE_ARRAY`, `_UNIFIED`.
-const ARRAY: u32 = 3;
-const UNIFIED: u32 = 4;
-/// `CU_RESOURCE_TYPE_ARRAY`, `_MIPMAPPED_ARRAY`, `_LINEAR`, `_PITCH2D`.
-const OF_ARRAY: u32 = 0;
-const OF_MIPMAP: u32 = 1;
-const OF_LINEAR: u32 = 2;
-const OF_ROWS: u32 = 3;
 
 fn pointer(raw: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(size(raw))
@@ -48,11 +41,11 @@ fn resource_desc(resource: &Resource) -> CUDA_RESOURCE_DESC {
     let kind = match *resource {
         Resource::Array(array) => {
             res[0] = array.0;
-            OF_ARRAY
+            resource_type::ARRAY
         }
         Resource::Mipmap(mipmap) => {
             res[0] = mipmap.0;
-            OF_MIPMAP
+            resource_type::MIPMAPPED_ARRAY
         }
         Resource::Linear {
             address,
@@ -60,7 +53,7 @@ fn resource_desc(resource: &Resource) -> CUDA_RESOURCE_DESC {
             bytes,
         } => {
             res[..3].copy_from_slice(&[address, described(texels), bytes]);
-            OF_LINEAR
+            resource_type::LINEAR
         }
         Resource::Rows {
             address,
@@ -70,7 +63,7 @@ fn resource_desc(resource: &Resource) -> CUDA_RESOURCE_DESC {
             pitch,
         } => {
             res[..5].copy_from_slice(&[address, described(texels), width, height, pitch]);
-            OF_ROWS
+            resource_type::PITCH2D
         }
     };
     CUDA_RESOURCE_DESC {

@@ -10,7 +10,8 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memchr::memmem;
-use wormhole_device::{CuError, LinkInput, Result};
+use wormhole_api::constants::jit_input;
+use wormhole_device::{CuError, Result};
 use wormhole_fatbin::{Entry, entries, fatbins, is_fatbin};
 
 use crate::{elf, managed};
@@ -59,9 +60,9 @@ impl<'a> Code<'a> {
     /// The `CUjitInputType` of this code.
     pub fn link_kind(&self) -> u32 {
         if self.is_machine {
-            LinkInput::CUBIN
+            jit_input::CUBIN
         } else {
-            LinkInput::PTX
+            jit_input::PTX
         }
     }
 

@@ -3,22 +3,20 @@
 use std::ptr;
 
 use cudarc::driver::sys::{CUgraph, CUgraphNode};
+use wormhole_api::constants::graph_condition_flags::ASSIGN_DEFAULT;
+use wormhole_api::constants::graph_conditional_type;
+use wormhole_api::constants::graph_node_type::CONDITIONAL;
 use wormhole_api::ctypes::{CUDA_CONDITIONAL_NODE_PARAMS, CUgraphNodeParams};
-use wormhole_device::{Branch, Condition, Conditional, CuError, Result};
+use wormhole_device::{Condition, Conditional, CuError, GraphBranch, Result};
 
 use crate::device::CudaDevice;
 
-/// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
-const ASSIGN_DEFAULT: u32 = 1;
-/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
-const CONDITIONAL: u32 = 13;
-
 /// `CUgraphConditionalNodeType`.
-const fn kind(branch: Branch) -> u32 {
+const fn kind(branch: GraphBranch) -> u32 {
     match branch {
-        Branch::If => 0,
-        Branch::While => 1,
-        Branch::Switch => 2,
+        GraphBranch::If => graph_conditional_type::IF,
+        GraphBranch::While => graph_conditional_type::WHILE,
+        GraphBranch::Switch => graph_conditional_type::SWITCH,
     }
 }
 

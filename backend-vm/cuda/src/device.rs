@@ -10,6 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
+use wormhole_api::constants::device_attribute::{
+    COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR,
+};
+use wormhole_api::constants::function_attribute::END as FUNCTION_ATTRIBUTES_END;
+use wormhole_api::constants::jit_input;
+use wormhole_api::constants::{host_register_flags, launch_param};
 use wormhole_device::{
     CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
     LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent, RawFunction,
@@ -28,12 +34,7 @@ use crate::managed;
 use crate::open::{self, Handles, OpenError, Opened, Options};
 use crate::{capture, jit, shared_events};
 
-const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
-const COMPUTE_CAPABILITY_MINOR: i32 = 76;
-/// `CU_FUNC_ATTRIBUTE_MAX` of CUDA 13.0.
-const FUNCTION_ATTRIBUTES_END: i32 = 16;
-/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
-const REGISTER_FLAGS: u32 = 3;
+const REGISTER_FLAGS: u32 = host_register_flags::PORTABLE | host_register_flags::DEVICEMAP;
 
 /// One device of the real driver.
 #[derive(Debug)]
@@ -145,13 +146,13 @@ impl CudaDevice {
             let name = CString::new(input.name).map_err(|_| CuError::INVALID_VALUE)?;
             let plain = || Code::new(Cow::Borrowed(input.data));
             match input.kind {
-                LinkInput::CUBIN => self.add(state, &name, &machine(plain()?)?)?,
-                LinkInput::PTX => self.add(state, &name, &plain()?)?,
-                LinkInput::FATBINARY if is_fatbin(input.data) => {
+                jit_input::CUBIN => self.add(state, &name, &machine(plain()?)?)?,
+                jit_input::PTX => self.add(state, &name, &plain()?)?,
+                jit_input::FATBINARY if is_fatbin(input.data) => {
                     self.add_fatbin(state, &name, input.data)?;
                 }
-                LinkInput::FATBINARY => self.add(state, &name, &machine(plain()?)?)?,
-                LinkInput::OBJECT => match host::of_object(input.data).map_err(&mut unreadable)? {
+                jit_input::FATBINARY => self.add(state, &name, &machine(plain()?)?)?,
+                jit_input::OBJECT => match host::of_object(input.data).map_err(&mut unreadable)? {
                     Content::Cubin(cubin) => {
                         self.add(state, &name, &Code::new(Cow::Borrowed(cubin))?)?;
                     }
@@ -159,9 +160,9 @@ impl CudaDevice {
                         .iter()
                         .try_for_each(|fatbin| self.add_fatbin(state, &name, fatbin))?,
                 },
-                LinkInput::LIBRARY => {
+                jit_input::LIBRARY => {
                     check_library(input.data).map_err(&mut unreadable)?;
-                    self.add_data(state, &name, LinkInput::LIBRARY, input.data)?;
+                    self.add_data(state, &name, jit_input::LIBRARY, input.data)?;
                 }
                 // `CU_JIT_INPUT_NVVM`: a driver of CUDA 13 has no compiler for it (measured).
                 _ => return Err(CuError::JIT_COMPILER_NOT_FOUND),
@@ -298,7 +299,7 @@ impl CudaDevice {
             return managed::Code::read(code.bytes().to_vec());
         }
         let ptx = LinkInput {
-            kind: LinkInput::PTX,
+            kind: jit_input::PTX,
             name: "managed variables",
             data: code.bytes(),
         };
@@ -840,13 +841,12 @@ impl Device for CudaDevice {
             numAttrs: u32::try_from(attributes.len()).map_err(|_| CuError::INVALID_VALUE)?,
         };
         let mut bytes = launch.parameters.len();
-        // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
         let mut extra: [*mut c_void; 5] = [
-            ptr::without_provenance_mut(1),
+            ptr::without_provenance_mut(launch_param::BUFFER_POINTER),
             launch.parameters.as_ptr().cast_mut().cast(),
-            ptr::without_provenance_mut(2),
+            ptr::without_provenance_mut(launch_param::BUFFER_SIZE),
             (&raw mut bytes).cast(),
-            ptr::null_mut(),
+            ptr::without_provenance_mut(launch_param::END),
         ];
         let extra = if bytes == 0 {
             ptr::null_mut()

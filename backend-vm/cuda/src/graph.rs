@@ -9,6 +9,12 @@ use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUgraph, CUgraphEdgeData, CUgraphExec,
     CUgraphExecUpdateResultInfo_v1, CUgraphNode,
 };
+use wormhole_api::constants::event_flags::DISABLE_TIMING;
+use wormhole_api::constants::graph_update_result::{
+    ERROR_NODE_TYPE_CHANGED, ERROR_TOPOLOGY_CHANGED,
+};
+use wormhole_api::constants::launch_attribute::PROGRAMMATIC_STREAM_SERIALIZATION;
+use wormhole_api::constants::launch_param;
 use wormhole_api::ctypes::CUDA_MEMCPY3D;
 use wormhole_device::{
     BoxCopy, Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode,
@@ -182,13 +188,12 @@ impl CudaDevice {
         kernel: &GraphKernel,
     ) -> Result<()> {
         let mut bytes = kernel.parameters.len();
-        // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END.
         let mut extra: [*mut c_void; 5] = [
-            ptr::without_provenance_mut(1),
+            ptr::without_provenance_mut(launch_param::BUFFER_POINTER),
             kernel.parameters.as_ptr().cast_mut().cast(),
-            ptr::without_provenance_mut(2),
+            ptr::without_provenance_mut(launch_param::BUFFER_SIZE),
             (&raw mut bytes).cast(),
-            ptr::null_mut(),
+            ptr::without_provenance_mut(launch_param::END),
         ];
         let parameters = CUDA_KERNEL_NODE_PARAMS_v2 {
             func: function(kernel.function),
@@ -359,12 +364,8 @@ fn conditionals(graph: &GraphDescription) -> Vec<Conditional> {
         .collect()
 }
 
-/// `CU_EVENT_DISABLE_TIMING`.
-const DISABLE_TIMING: u32 = 2;
-/// `CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED`, `CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED`.
-const SHAPE_CHANGED: [u32; 2] = [2, 3];
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
-const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+/// Results of an update that no other values of the same nodes give.
+const SHAPE_CHANGED: [u32; 2] = [ERROR_TOPOLOGY_CHANGED, ERROR_NODE_TYPE_CHANGED];
 
 /// A copy of one row as graphs have it that were captured: without a pitch, which would limit its length.
 fn line_or_box(copy: &BoxCopy) -> CUDA_MEMCPY3D {

@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 
 use cudarc::driver::sys::{CUcontext, CUstream};
+use wormhole_api::constants::green_context_flags::DEFAULT_STREAM;
+use wormhole_api::constants::resource_kind::SM;
 use wormhole_device::{
     CuError, GreenContexts, Multiprocessors, RawGreen, RawStream, Result, Split,
 };
@@ -14,10 +16,6 @@ use crate::driver::check;
 /// `CUdevResource`, whose words the driver alone reads but for its type and what is said of multiprocessors.
 type Resource = [u64; 18];
 
-/// `CU_DEV_RESOURCE_TYPE_SM`.
-const SM: u32 = 1;
-/// `CU_GREEN_CTX_DEFAULT_STREAM`.
-const DEFAULT_STREAM: u32 = 1;
 /// The words with the count and the least part, and with the alignment.
 const COUNT: usize = 12;
 const ALIGNMENT: usize = 13;

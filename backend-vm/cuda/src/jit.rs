@@ -3,12 +3,10 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use wormhole_api::constants::jit_option::{
+    ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES, INFO_LOG_BUFFER, INFO_LOG_BUFFER_SIZE_BYTES,
+};
 use wormhole_device::Jit;
-
-const INFO_LOG: u32 = 3;
-const INFO_LOG_BYTES: u32 = 4;
-const ERROR_LOG: u32 = 5;
-const ERROR_LOG_BYTES: u32 = 6;
 
 /// Options as the driver takes them, and the buffers that it writes. It may do so until a link that was
 /// created with them is destroyed.
@@ -34,10 +32,10 @@ impl Options {
         if jit.log_bytes > 0 {
             let bytes = ptr::without_provenance_mut(jit.log_bytes);
             let (info, errors) = (new.info.as_mut_ptr(), new.errors.as_mut_ptr());
-            new.push(INFO_LOG, info.cast());
-            new.push(INFO_LOG_BYTES, bytes);
-            new.push(ERROR_LOG, errors.cast());
-            new.push(ERROR_LOG_BYTES, bytes);
+            new.push(INFO_LOG_BUFFER, info.cast());
+            new.push(INFO_LOG_BUFFER_SIZE_BYTES, bytes);
+            new.push(ERROR_LOG_BUFFER, errors.cast());
+            new.push(ERROR_LOG_BUFFER_SIZE_BYTES, bytes);
         }
         new
     }
@@ -92,7 +90,13 @@ mod tests {
         let mut options = Options::new(&jit);
         assert_eq!(
             options.keys,
-            [0, INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES]
+            [
+                0,
+                INFO_LOG_BUFFER,
+                INFO_LOG_BUFFER_SIZE_BYTES,
+                ERROR_LOG_BUFFER,
+                ERROR_LOG_BUFFER_SIZE_BYTES
+            ]
         );
         assert_eq!(
             (options.values[0].addr(), options.values[2].addr()),

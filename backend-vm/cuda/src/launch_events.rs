@@ -1,14 +1,12 @@
 //! Launch attributes that name events.
 
+use wormhole_api::constants::launch_attribute::{LAUNCH_COMPLETION_EVENT, PROGRAMMATIC_EVENT};
 use wormhole_device::{CuError, Launch, LaunchAttribute, RawEvent, Result};
 
 use crate::shared_events;
 
 /// Attributes of one launch at most.
 const MOST: usize = 24;
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT`, `CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT`.
-const PROGRAMMATIC: u32 = 7;
-const LAUNCH_COMPLETION: u32 = 12;
 
 /// The attributes of a launch that records events, as the driver takes them.
 pub(crate) struct WithEvents {
@@ -26,11 +24,11 @@ impl WithEvents {
         };
         let programmatic = events
             .programmatic
-            .map(|event| attribute(PROGRAMMATIC, event, events.at_block_start))
+            .map(|event| attribute(PROGRAMMATIC_EVENT, event, events.at_block_start))
             .transpose()?;
         let begun = events
             .begun
-            .map(|event| attribute(LAUNCH_COMPLETION, event, false))
+            .map(|event| attribute(LAUNCH_COMPLETION_EVENT, event, false))
             .transpose()?;
         for attribute in plain.iter().copied().chain(programmatic).chain(begun) {
             *all.room.get_mut(all.count).ok_or(CuError::INVALID_VALUE)? = attribute;
@@ -85,7 +83,7 @@ mod tests {
         let with_events = WithEvents::new(&launch(&plain, events)).expect("three attributes");
         let all = with_events.all();
         let ids: Vec<_> = all.iter().map(|attribute| attribute.id).collect();
-        assert_eq!(ids, [8, PROGRAMMATIC, LAUNCH_COMPLETION]);
+        assert_eq!(ids, [8, PROGRAMMATIC_EVENT, LAUNCH_COMPLETION_EVENT]);
         assert_eq!(all[0].value, [9; 64]);
         assert_eq!(all[1].value[..8], 0x1122_3344_5566_u64.to_le_bytes());
         assert_eq!(all[1].value[8..16], [0, 0, 0, 0, 1, 0, 0, 0]);

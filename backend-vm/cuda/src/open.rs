@@ -4,19 +4,18 @@ use std::ffi::c_char;
 use std::ptr;
 
 use cudarc::driver::sys::{CUcontext, CUstream, CUuuid};
+use wormhole_api::constants::device_attribute::{
+    IPC_EVENT_SUPPORTED, MEMPOOL_SUPPORTED_HANDLE_TYPES, PAGEABLE_MEMORY_ACCESS,
+};
+use wormhole_api::constants::{memory_handle_type, stream_flags};
 use wormhole_device::{CuError, Description, Result};
 
 use crate::driver::{Driver, DriverError};
 
-const PAGEABLE_MEMORY_ACCESS: i32 = 88;
-const IPC_EVENT_SUPPORTED: i32 = 125;
-/// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`, and the one of them that is passed on:
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const MEMPOOL_SUPPORTED_HANDLE_TYPES: i32 = 119;
-const FILE_DESCRIPTOR: i32 = 1;
+/// Of the types of handles for pools, the one that is passed on.
+const FILE_DESCRIPTOR: i32 = memory_handle_type::POSIX_FILE_DESCRIPTOR.cast_signed();
 /// Beyond the attributes that any known driver has.
 const ATTRIBUTES_END: i32 = 256;
-const STREAM_NON_BLOCKING: u32 = 1;
 
 /// How to open the device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,7 +97,7 @@ pub fn retain(driver: &Driver, device: i32) -> Result<Handles> {
     unsafe {
         driver.cuDevicePrimaryCtxRetain(&raw mut context, device)?;
         driver.cuCtxSetCurrent(context)?;
-        driver.cuStreamCreateWithPriority(&raw mut sentinel, STREAM_NON_BLOCKING, 0)?;
+        driver.cuStreamCreateWithPriority(&raw mut sentinel, stream_flags::NON_BLOCKING, 0)?;
     }
     Ok(Handles { context, sentinel })
 }

@@ -4,17 +4,15 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 
 use cudarc::driver::sys::CUmodule;
+use wormhole_api::constants::texture_reference_flags::OVERRIDE_FORMAT;
 use wormhole_api::ctypes::{CUDA_ARRAY_DESCRIPTOR, CUarray, CUmipmappedArray};
 use wormhole_device::{
-    CuError, RawArray, RawModule, ReferenceKind, References, Resource, Result, Sampling, Texels,
+    CuError, RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling, Texels,
 };
 
 use crate::device::{CudaDevice, size};
 use crate::driver::{Driver, check};
 use crate::images::Loaded;
-
-/// `CU_TRSA_OVERRIDE_FORMAT`: texels are those of the array.
-const OVERRIDE_FORMAT: u32 = 1;
 
 /// `CUtexref` or `CUsurfref`.
 type Reference = *mut c_void;
@@ -74,15 +72,15 @@ fn pointer(raw: u64) -> *mut c_void {
 
 impl Functions {
     /// A reference of an image that lives.
-    fn find(&self, image: Loaded, name: &str, kind: ReferenceKind) -> Result<Reference> {
+    fn find(&self, image: Loaded, name: &str, kind: ReferenceTo) -> Result<Reference> {
         let Loaded::Module(module) = image else {
             return Err(CuError::NOT_FOUND);
         };
         let name = CString::new(name).map_err(|_| CuError::NOT_FOUND)?;
         let mut reference = ptr::null_mut();
         let find = match kind {
-            ReferenceKind::Texture => self.cuModuleGetTexRef,
-            ReferenceKind::Surface => self.cuModuleGetSurfRef,
+            ReferenceTo::Texture => self.cuModuleGetTexRef,
+            ReferenceTo::Surface => self.cuModuleGetSurfRef,
         };
         // SAFETY: the caller passes a live module; the pointers are good.
         check(unsafe { find(&raw mut reference, module, name.as_ptr()) })?;
@@ -185,7 +183,7 @@ impl CudaDevice {
 }
 
 impl References for CudaDevice {
-    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceKind) -> Result<()> {
+    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()> {
         self.references()?
             .find(self.image(module)?, name, kind)
             .map(drop)
@@ -199,14 +197,14 @@ impl References for CudaDevice {
         sampling: &Sampling,
     ) -> Result<()> {
         let functions = self.references()?;
-        let reference = functions.find(self.image(module)?, name, ReferenceKind::Texture)?;
+        let reference = functions.find(self.image(module)?, name, ReferenceTo::Texture)?;
         functions.set_sampling(reference, sampling)?;
         functions.set_resource(reference, resource)
     }
 
     fn bind_surface(&self, module: RawModule, name: &str, array: RawArray) -> Result<()> {
         let functions = self.references()?;
-        let reference = functions.find(self.image(module)?, name, ReferenceKind::Surface)?;
+        let reference = functions.find(self.image(module)?, name, ReferenceTo::Surface)?;
         // SAFETY: the reference lives, and the caller passes an array that does.
         check(unsafe { (functions.cuSurfRefSetArray)(reference, pointer(array.0), 0) })
     }

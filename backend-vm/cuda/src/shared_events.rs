@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUevent;
+use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 use wormhole_device::{
     CuError, Device, EventRecord, Found, MemoryOperation, MemoryOperationKind, RawEvent, RawStream,
     Result, Shared, SharedWords, StreamMemory, WORDS_FILE, condition,
@@ -18,10 +19,6 @@ use wormhole_device::{
 use crate::device::{CudaDevice, event, locked};
 use crate::driver::Driver;
 
-/// `CU_EVENT_INTERPROCESS`.
-const INTERPROCESS: u32 = 4;
-/// `CU_EVENT_DISABLE_TIMING`.
-const DISABLE_TIMING: u32 = 2;
 /// In an event's handle, which is an address of the driver's and so even: that it is shared.
 const SHARED: u64 = 1;
 /// How often who waits for another process looks.

@@ -5,16 +5,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use cudarc::driver::sys::{CUipcMemHandle, CUmemPoolPtrExportData};
+use wormhole_api::constants::ipc_memory_flags::LAZY_ENABLE_PEER_ACCESS;
+use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
 use wormhole_device::{CuError, Found, RawEvent, RawMemory, RawPool, Result, Shared, Sharing};
 
 use crate::device::{CudaDevice, handle};
 use crate::pools::pool;
 use crate::shared_events;
-
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag there is, and one that must be given.
-const LAZY_PEER_ACCESS: u32 = 1;
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const FILE_DESCRIPTOR: u32 = 1;
 
 /// Sixty-four bytes of the driver's as words.
 fn words(bytes: [c_char; 64]) -> [u64; 8] {
@@ -81,7 +78,7 @@ impl Sharing for CudaDevice {
             self.driver().cuIpcOpenMemHandle_v2(
                 &raw mut address,
                 CUipcMemHandle { reserved },
-                LAZY_PEER_ACCESS,
+                LAZY_ENABLE_PEER_ACCESS,
             )
         }?;
         match self.allocation_bytes(address) {
@@ -114,7 +111,7 @@ impl Sharing for CudaDevice {
             self.driver().cuMemExportToShareableHandle(
                 (&raw mut descriptor).cast(),
                 memory.0,
-                FILE_DESCRIPTOR,
+                POSIX_FILE_DESCRIPTOR,
                 0,
             )
         }?;
@@ -134,7 +131,7 @@ impl Sharing for CudaDevice {
             self.driver().cuMemImportFromShareableHandle(
                 &raw mut memory,
                 as_pointer(&descriptor)?,
-                FILE_DESCRIPTOR,
+                POSIX_FILE_DESCRIPTOR,
             )
         }?;
         Ok((RawMemory(memory), bytes))
@@ -147,7 +144,7 @@ impl Sharing for CudaDevice {
             self.driver().cuMemPoolExportToShareableHandle(
                 (&raw mut descriptor).cast(),
                 pool(raw),
-                FILE_DESCRIPTOR,
+                POSIX_FILE_DESCRIPTOR,
                 0,
             )
         }?;
@@ -162,7 +159,7 @@ impl Sharing for CudaDevice {
             self.driver().cuMemPoolImportFromShareableHandle(
                 &raw mut opened,
                 as_pointer(&descriptor)?,
-                FILE_DESCRIPTOR,
+                POSIX_FILE_DESCRIPTOR,
                 0,
             )
         }?;

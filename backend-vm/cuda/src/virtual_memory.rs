@@ -4,14 +4,11 @@ use cudarc::driver::sys::{
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
     CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
+use wormhole_api::constants::memory_granularity::{MINIMUM, RECOMMENDED};
 use wormhole_device::{Access, Granularity, RawMemory, Result, VirtualMemory};
 
 use crate::device::{CudaDevice, size};
 use crate::peers::access_of;
-
-/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM` and `_RECOMMENDED`.
-const MINIMUM: u32 = 0;
-const RECOMMENDED: u32 = 1;
 
 impl CudaDevice {
     fn location(&self) -> CUmemLocation {
@@ -40,7 +37,7 @@ impl CudaDevice {
 impl VirtualMemory for CudaDevice {
     fn granularity(&self) -> Result<Granularity> {
         let properties = self.properties(0);
-        let ask = |option| {
+        let ask = |option| -> Result<u64> {
             let mut bytes = 0;
             // SAFETY: both pointers are good.
             unsafe {

@@ -50,22 +50,6 @@ pub struct Sampling {
     pub border: [u32; 4],
 }
 
-impl Sampling {
-    /// `CU_TRSF_READ_AS_INTEGER`, `_NORMALIZED_COORDINATES`, `_SRGB`, `_SEAMLESS_CUBEMAP`.
-    pub const READ_AS_INTEGER: u32 = 0x01;
-    pub const NORMALIZED: u32 = 0x02;
-    pub const SRGB: u32 = 0x10;
-    pub const SEAMLESS: u32 = 0x40;
-    /// `CU_TR_ADDRESS_MODE_*`.
-    pub const WRAP: u32 = 0;
-    pub const CLAMP: u32 = 1;
-    pub const MIRROR: u32 = 2;
-    pub const BORDER: u32 = 3;
-    /// `CU_TR_FILTER_MODE_*`.
-    pub const POINT: u32 = 0;
-    pub const LINEAR: u32 = 1;
-}
-
 /// How a texture sees its array (`CUDA_RESOURCE_VIEW_DESC`).
 #[derive(Clone, Copy, Debug)]
 pub struct View {

@@ -1,7 +1,8 @@
 //! Executable graphs.
 
 use crate::{
-    BoxCopy, Fill, LaunchAttribute, MemoryOperation, RawEvent, RawFunction, RawStream, Result,
+    BoxCopy, Fill, GraphBranch, LaunchAttribute, MemoryOperation, RawEvent, RawFunction, RawStream,
+    Result,
 };
 
 /// An executable graph of a device.
@@ -34,35 +35,12 @@ pub enum GraphNode {
     Conditional(Conditional),
 }
 
-/// Which of its bodies a conditional node executes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Branch {
-    /// The first one if the condition is not zero, the second one, if there is one, if it is.
-    If,
-    /// The first one, again and again while the condition is not zero.
-    While,
-    /// The one whose number the condition is, if there is one.
-    Switch,
-}
-
-impl Branch {
-    /// Whether a node of this kind may have that many bodies.
-    #[must_use]
-    pub const fn allows(self, bodies: u32) -> bool {
-        match self {
-            Self::If => matches!(bodies, 1 | 2),
-            Self::While => bodies == 1,
-            Self::Switch => bodies > 0,
-        }
-    }
-}
-
 /// A node that executes one of its bodies, or none, as a value says that kernels of the graph set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditional {
     /// The place of its condition. No other node has the same.
     pub condition: u32,
-    pub branch: Branch,
+    pub branch: GraphBranch,
     /// Its bodies are numbered from this one on.
     pub first: u32,
     pub bodies: u32,
@@ -73,10 +51,10 @@ impl Conditional {
     #[must_use]
     pub const fn body(&self, value: u32) -> Option<u32> {
         let chosen = match self.branch {
-            Branch::If if value == 0 => 1,
-            Branch::While if value == 0 => return None,
-            Branch::If | Branch::While => 0,
-            Branch::Switch => value,
+            GraphBranch::If if value == 0 => 1,
+            GraphBranch::While if value == 0 => return None,
+            GraphBranch::If | GraphBranch::While => 0,
+            GraphBranch::Switch => value,
         };
         if chosen < self.bodies {
             Some(self.first + chosen)

@@ -37,12 +37,12 @@ mod virtual_memory;
 
 pub use green_contexts::{GreenContexts, Multiprocessors, RawGreen, Split};
 pub use peers::{Peer, Peers};
-pub use pools::{PoolProperties, Pools, RawPool, pool_attribute};
-pub use references::{ReferenceKind, References};
+pub use pools::{PoolProperties, Pools, RawPool};
+pub use references::References;
 pub use set::DeviceSet;
 pub use shared_words::{EventRecord, EventWords, PARTIES, SharedWords, WORDS_FILE};
 pub use sharing::{Found, Shared, Sharing};
-pub use virtual_memory::{Access, Granularity, RawMemory, VirtualMemory};
+pub use virtual_memory::{Granularity, RawMemory, VirtualMemory};
 
 mod stream_memory;
 
@@ -50,71 +50,16 @@ use std::fmt;
 
 pub use arrays::{Arrays, BoxCopy, BoxEnd, RawArray, RawMipmap, Resource, Sampling, View};
 pub use graphs::{
-    Branch, Condition, Conditional, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs,
-    RawGraph,
+    Condition, Conditional, GraphDescription, GraphEdge, GraphKernel, GraphNode, Graphs, RawGraph,
 };
 pub use kernels::{ClusterLaunch, EncodedTensorMap, Kernels, TensorMap, TensorMapMode};
 pub use managed::{Layout, ManagedPlace};
-pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory, condition};
+pub use stream_memory::{MemoryOperation, MemoryOperationKind, StreamMemory};
+/// A `CUresult` other than `CUDA_SUCCESS`.
+pub use wormhole_api::CuResult as CuError;
 pub use wormhole_api::array::{self, ArrayShape, Format, Texels};
-
-/// A `CUresult` other than `CUDA_SUCCESS` (CUDA driver API, "Data types used by CUDA driver").
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CuError(pub u32);
-
-impl CuError {
-    pub const INVALID_VALUE: Self = Self(1);
-    pub const OUT_OF_MEMORY: Self = Self(2);
-    /// `CUDA_ERROR_OPERATING_SYSTEM`: the system refuses what the work needs, such as a thread.
-    pub const OPERATING_SYSTEM: Self = Self(304);
-    pub const NOT_INITIALIZED: Self = Self(3);
-    pub const DEINITIALIZED: Self = Self(4);
-    pub const NO_DEVICE: Self = Self(100);
-    pub const INVALID_DEVICE: Self = Self(101);
-    pub const INVALID_IMAGE: Self = Self(200);
-    pub const INVALID_CONTEXT: Self = Self(201);
-    pub const NO_BINARY_FOR_GPU: Self = Self(209);
-    pub const INVALID_SOURCE: Self = Self(300);
-    pub const UNSUPPORTED_LIMIT: Self = Self(215);
-    pub const INVALID_PTX: Self = Self(218);
-    pub const UNSUPPORTED_PTX_VERSION: Self = Self(222);
-    pub const INVALID_HANDLE: Self = Self(400);
-    pub const NOT_FOUND: Self = Self(500);
-    pub const NOT_READY: Self = Self(600);
-    pub const ILLEGAL_ADDRESS: Self = Self(700);
-    pub const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
-    pub const PEER_ACCESS_NOT_ENABLED: Self = Self(705);
-    pub const CONTEXT_IS_DESTROYED: Self = Self(709);
-    pub const LAUNCH_OUT_OF_RESOURCES: Self = Self(701);
-    pub const ASSERT: Self = Self(710);
-    pub const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
-    pub const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
-    pub const HARDWARE_STACK_ERROR: Self = Self(714);
-    pub const ILLEGAL_INSTRUCTION: Self = Self(715);
-    pub const MISALIGNED_ADDRESS: Self = Self(716);
-    pub const LAUNCH_FAILED: Self = Self(719);
-    pub const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
-    pub const INVALID_CLUSTER_SIZE: Self = Self(912);
-    pub const NOT_SUPPORTED: Self = Self(801);
-    pub const GRAPH_EXEC_UPDATE_FAILURE: Self = Self(910);
-    pub const INVALID_RESOURCE_CONFIGURATION: Self = Self(915);
-    pub const JIT_COMPILER_NOT_FOUND: Self = Self(221);
-    pub const UNKNOWN: Self = Self(999);
-}
-
-impl fmt::Debug for CuError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CUresult {}", self.0)
-    }
-}
-
-impl fmt::Display for CuError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CUDA driver error {}", self.0)
-    }
-}
-
-impl std::error::Error for CuError {}
+pub use wormhole_api::constants::{self, pool_attribute, wait_value as condition};
+pub use wormhole_api::{Access, GraphBranch, LaunchAttribute, Parameter, ReferenceTo};
 
 /// What a device call returns.
 pub type Result<T> = std::result::Result<T, CuError>;
@@ -143,19 +88,6 @@ pub struct LinkInput<'a> {
     /// What messages call it.
     pub name: &'a str,
     pub data: &'a [u8],
-}
-
-impl LinkInput<'_> {
-    /// `CU_JIT_INPUT_CUBIN`.
-    pub const CUBIN: u32 = 0;
-    /// `CU_JIT_INPUT_PTX`: text, with or without a zero byte at its end.
-    pub const PTX: u32 = 1;
-    /// `CU_JIT_INPUT_FATBINARY`.
-    pub const FATBINARY: u32 = 2;
-    /// `CU_JIT_INPUT_OBJECT`.
-    pub const OBJECT: u32 = 3;
-    /// `CU_JIT_INPUT_LIBRARY`.
-    pub const LIBRARY: u32 = 4;
 }
 
 /// What a compiler or linker is told, and what it tells.
@@ -207,13 +139,6 @@ impl Loading {
     }
 }
 
-/// One kernel parameter: where it lies in the packed parameter buffer (`cuFuncGetParamInfo`), in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameter {
-    pub offset: u32,
-    pub size: u32,
-}
-
 /// What a guest must know of a kernel to launch it without asking again.
 #[derive(Clone, Debug)]
 pub struct LoadedFunction {
@@ -221,28 +146,6 @@ pub struct LoadedFunction {
     pub parameters: Vec<Parameter>,
     /// `CUfunction_attribute` and value.
     pub attributes: Vec<(i32, i32)>,
-}
-
-/// One launch attribute, laid out as `CUlaunchAttribute`: id and 64 bytes of value.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(8))]
-pub struct LaunchAttribute {
-    pub id: u32,
-    padding: u32,
-    pub value: [u8; 64],
-}
-
-const _: () = assert!(size_of::<LaunchAttribute>() == 72);
-
-impl LaunchAttribute {
-    #[must_use]
-    pub const fn new(id: u32, value: [u8; 64]) -> Self {
-        Self {
-            id,
-            padding: 0,
-            value,
-        }
-    }
 }
 
 /// Events that a launch records, all made without timing and for one process only.

@@ -15,18 +15,6 @@ pub struct PoolProperties {
     pub most: u64,
 }
 
-/// `CUmemPool_attribute`.
-pub mod pool_attribute {
-    pub const REUSE_FOLLOW_EVENT_DEPENDENCIES: u32 = 1;
-    pub const REUSE_ALLOW_OPPORTUNISTIC: u32 = 2;
-    pub const REUSE_ALLOW_INTERNAL_DEPENDENCIES: u32 = 3;
-    pub const RELEASE_THRESHOLD: u32 = 4;
-    pub const RESERVED_MEM_CURRENT: u32 = 5;
-    pub const RESERVED_MEM_HIGH: u32 = 6;
-    pub const USED_MEM_CURRENT: u32 = 7;
-    pub const USED_MEM_HIGH: u32 = 8;
-}
-
 /// Pools of a device. They belong to no context: a reset leaves them, and what was allocated from them, alone.
 pub trait Pools {
     /// The pool that is always there.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wormhole_api::array::ArrayShape;
+use wormhole_api::constants::event_flags::DISABLE_TIMING;
+use wormhole_api::constants::stream_flags::NON_BLOCKING;
 
 use crate::{
     Access, Arrays, BoxCopy, BoxEnd, ClusterLaunch, CuError, Description, Device, DeviceOutput,
@@ -14,17 +16,13 @@ use crate::{
     ImageKind, Jit, Kernels, Launch, LaunchAttribute, LaunchEvents, LinkInput, LoadedFunction,
     Loading, ManagedPlace, MemoryOperation, Multiprocessors, Peer, Peers, PoolProperties, Pools,
     RawArray, RawEvent, RawFunction, RawGraph, RawGreen, RawMemory, RawMipmap, RawModule, RawPool,
-    RawStream, ReferenceKind, References, Resource, Result, Sampling, Split, StreamMemory,
-    TensorMap, View, VirtualMemory,
+    RawStream, ReferenceTo, References, Resource, Result, Sampling, Split, StreamMemory, TensorMap,
+    View, VirtualMemory,
 };
 
 /// Where a handle of a set says which device it is of. No device has handles that reach up there.
 const NUMBER_SHIFT: u32 = 56;
 const RAW: u64 = (1 << NUMBER_SHIFT) - 1;
-
-/// `CU_EVENT_DISABLE_TIMING` and `CU_STREAM_NON_BLOCKING`.
-const DISABLE_TIMING: u32 = 2;
-const NON_BLOCKING: u32 = 1;
 
 thread_local! {
     /// The set that the calling thread selected a device of, and the device's number.
@@ -829,7 +827,7 @@ impl Arrays for DeviceSet {
 }
 
 impl References for DeviceSet {
-    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceKind) -> Result<()> {
+    fn find_reference(&self, module: RawModule, name: &str, kind: ReferenceTo) -> Result<()> {
         let (device, module) = self.of(module)?;
         device.find_reference(module, name, kind)
     }

@@ -1,5 +1,9 @@
 //! Streams that wait for words in memory and write them, and what streams are told beside work.
 
+use wormhole_api::constants::memory_operation::{
+    BARRIER, WAIT_VALUE_32, WAIT_VALUE_64, WRITE_VALUE_32, WRITE_VALUE_64,
+};
+
 use crate::{LaunchAttribute, RawStream, Result};
 
 /// What a [`MemoryOperation`] does.
@@ -17,11 +21,11 @@ impl MemoryOperationKind {
     #[must_use]
     pub const fn new(operation: u32) -> Option<Self> {
         Some(match operation {
-            1 => Self::Wait32,
-            2 => Self::Write32,
-            4 => Self::Wait64,
-            5 => Self::Write64,
-            6 => Self::Barrier,
+            WAIT_VALUE_32 => Self::Wait32,
+            WRITE_VALUE_32 => Self::Write32,
+            WAIT_VALUE_64 => Self::Wait64,
+            WRITE_VALUE_64 => Self::Write64,
+            BARRIER => Self::Barrier,
             _ => return None,
         })
     }
@@ -30,11 +34,11 @@ impl MemoryOperationKind {
     #[must_use]
     pub const fn operation(self) -> u32 {
         match self {
-            Self::Wait32 => 1,
-            Self::Write32 => 2,
-            Self::Wait64 => 4,
-            Self::Write64 => 5,
-            Self::Barrier => 6,
+            Self::Wait32 => WAIT_VALUE_32,
+            Self::Write32 => WRITE_VALUE_32,
+            Self::Wait64 => WAIT_VALUE_64,
+            Self::Write64 => WRITE_VALUE_64,
+            Self::Barrier => BARRIER,
         }
     }
 
@@ -67,14 +71,6 @@ pub struct MemoryOperation {
     pub flags: u32,
     pub address: u64,
     pub value: u64,
-}
-
-/// `CU_STREAM_WAIT_VALUE_*`.
-pub mod condition {
-    pub const GEQ: u32 = 0;
-    pub const EQ: u32 = 1;
-    pub const AND: u32 = 2;
-    pub const NOR: u32 = 3;
 }
 
 /// Streams and words in memory.

@@ -1,6 +1,6 @@
 //! Addresses that are reserved, and memory that is mapped there.
 
-use crate::Result;
+use crate::{Access, Result};
 
 /// Device memory that can be mapped (`CUmemGenericAllocationHandle`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,14 +11,6 @@ pub struct RawMemory(pub u64);
 pub struct Granularity {
     pub minimum: u64,
     pub recommended: u64,
-}
-
-/// What the device may do with a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    None,
-    Read,
-    ReadWrite,
 }
 
 /// Virtual memory of a device. It belongs to no context: a reset leaves it alone.

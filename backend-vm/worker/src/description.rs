@@ -3,12 +3,23 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use wormhole_api::constants::device_attribute as attribute;
+use wormhole_api::constants::peer_attribute::ACCESS_SUPPORTED;
 use wormhole_device::{Description, Device};
 use wormhole_ring::control::facts;
 
-/// The `CUdevice_attribute`s that NVML asks for as well: CLOCK_RATE, COMPUTE_MODE, ECC_ENABLED, PCI_BUS_ID,
-/// PCI_DEVICE_ID, GLOBAL_MEMORY_BUS_WIDTH, PCI_DOMAIN_ID and the compute capability.
-const ATTRIBUTES: [i32; 9] = [13, 20, 32, 33, 34, 37, 50, 75, 76];
+/// Those that NVML asks for as well.
+const ATTRIBUTES: [i32; 9] = [
+    attribute::CLOCK_RATE,
+    attribute::COMPUTE_MODE,
+    attribute::ECC_ENABLED,
+    attribute::PCI_BUS_ID,
+    attribute::PCI_DEVICE_ID,
+    attribute::GLOBAL_MEMORY_BUS_WIDTH,
+    attribute::PCI_DOMAIN_ID,
+    attribute::COMPUTE_CAPABILITY_MAJOR,
+    attribute::COMPUTE_CAPABILITY_MINOR,
+];
 
 /// Most characters of a name, as NVML has room for them.
 const NAME: usize = 95;
@@ -30,8 +41,6 @@ pub fn text(device: &dyn Device) -> String {
 
 /// Whose memory a device of several reaches.
 fn peers(members: &[Arc<dyn Device>], number: usize) -> String {
-    /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
-    const ACCESS_SUPPORTED: u32 = 2;
     let Some(own) = members.get(number) else {
         return String::new();
     };

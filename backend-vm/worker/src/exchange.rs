@@ -8,7 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use wormhole_device::{CuError, Found, Result, Shared};
+use wormhole_api::CuResult;
+use wormhole_device::{Found, Result, Shared};
 use wormhole_ring::control::{Fetch, Message, Share};
 
 /// What the supervisor knows a shared thing by.
@@ -30,7 +31,7 @@ pub enum What {
 pub enum Reply {
     Token([u64; 2]),
     Found(Found),
-    Refused(CuError),
+    Refused(CuResult),
 }
 
 /// Writes to the supervisor; false if it is gone.
@@ -86,7 +87,7 @@ impl Exchange {
         match self.ask(message, shared.descriptor.into_iter().collect())? {
             Reply::Token(token) => Ok(to_token(token)),
             Reply::Refused(error) => Err(error),
-            Reply::Found(_) => Err(CuError::UNKNOWN),
+            Reply::Found(_) => Err(CuResult::UNKNOWN),
         }
     }
 
@@ -96,7 +97,7 @@ impl Exchange {
         match self.ask(message, Vec::new())? {
             Reply::Found(found) => Ok(found),
             Reply::Refused(error) => Err(error),
-            Reply::Token(_) => Err(CuError::UNKNOWN),
+            Reply::Token(_) => Err(CuResult::UNKNOWN),
         }
     }
 
@@ -126,17 +127,17 @@ impl Exchange {
         };
         if !(self.send)(&message(id), descriptors) {
             self.waiting().jobs.remove(&id);
-            return Err(CuError::NOT_SUPPORTED);
+            return Err(CuResult::NOT_SUPPORTED);
         }
         // The process ends when the supervisor is gone.
-        answer.recv().map_err(|_| CuError::UNKNOWN)
+        answer.recv().map_err(|_| CuResult::UNKNOWN)
     }
 
     /// Hands a job its answer.
     pub fn answer(&self, id: u32, result: u32, reply: Reply) {
         let reply = match result {
             0 => reply,
-            code => Reply::Refused(CuError(code)),
+            code => Reply::Refused(CuResult(code)),
         };
         let job = self.waiting().jobs.remove(&id);
         match job {
@@ -206,7 +207,7 @@ mod tests {
         exchange.answer(77, 0, Reply::Token([0; 2]));
         assert_eq!(
             Exchange::none().fetch(What::Event, [0; 16]).err(),
-            Some(CuError::NOT_SUPPORTED)
+            Some(CuResult::NOT_SUPPORTED)
         );
     }
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use wormhole_device::{CuError, Device};
+use wormhole_api::CuResult;
+use wormhole_device::Device;
 use wormhole_ring::layout::SLOTS;
 use wormhole_ring::slot::SlotIndex;
 
@@ -75,7 +76,7 @@ impl Jobs {
         sequence: u64,
         on: usize,
         job: impl FnOnce(&dyn Device) -> Finish + Send + 'static,
-    ) -> Result<(), CuError> {
+    ) -> Result<(), CuResult> {
         let index = usize::from(slot.get());
         let place = &mut self.threads[index];
         let sender = match place {
@@ -94,7 +95,7 @@ impl Jobs {
             on,
             job: Box::new(job),
         };
-        sender.send(task).map_err(|_| CuError::UNKNOWN)
+        sender.send(task).map_err(|_| CuResult::UNKNOWN)
     }
 
     /// Lets every thread end when its jobs are done; later jobs get new threads, bound afresh.
@@ -109,7 +110,7 @@ fn start(
     notifier: &Notifier<Event>,
     progress: &Progress,
     linger: Duration,
-) -> Result<Sender<Task>, CuError> {
+) -> Result<Sender<Task>, CuResult> {
     let (sender, receiver) = channel::<Task>();
     let (device, notifier, progress) = (Arc::clone(device), notifier.clone(), progress.clone());
     let body = move || {
@@ -138,7 +139,7 @@ fn start(
         .map_err(|error| {
             let error = tasks::named(error);
             tracing::warn!("no thread can be made for slot {index}: {error}");
-            CuError::OPERATING_SYSTEM
+            CuResult::OPERATING_SYSTEM
         })?;
     Ok(sender)
 }

@@ -33,8 +33,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wormhole_api::PROTOCOL_HASH;
-use wormhole_device::{CuError, Device, DeviceSet, Found};
+use wormhole_api::{CuResult, PROTOCOL_HASH};
+use wormhole_device::{Device, DeviceSet, Found};
 use wormhole_ring::control::{ArenaRun, FEATURE_FILES, Fetched, Grant, Message, Refusal, Shared};
 use wormhole_ring::fence::Fences;
 use wormhole_ring::memory::SessionMemory;
@@ -80,7 +80,7 @@ pub enum WorkerError {
     #[error("the counters page cannot be mapped")]
     Counters(#[source] io::Error),
     #[error("the memory at {address:#x} cannot be registered with the device: {error}")]
-    Register { address: u64, error: CuError },
+    Register { address: u64, error: CuResult },
     #[error("the worker cannot make a thread or its descriptor")]
     Thread(#[source] io::Error),
 }

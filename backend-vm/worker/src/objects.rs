@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use wormhole_api::{Function, Handle, Library, Module};
 use wormhole_device::{
     ArrayShape, Device, ManagedPlace, RawArray, RawEvent, RawFunction, RawGreen, RawMipmap,
-    RawModule, RawStream, ReferenceKind,
+    RawModule, RawStream, ReferenceTo,
 };
 use wormhole_ring::fence::{FenceIndex, Fences};
 
@@ -129,7 +129,7 @@ pub struct Loaded {
     /// Where its managed variables are.
     pub place: Option<ManagedPlace>,
     /// What its references name, held until they name something else. Locked by jobs, also while they bind.
-    pub bound: Mutex<HashMap<(ReferenceKind, String), Used>>,
+    pub bound: Mutex<HashMap<(ReferenceTo, String), Used>>,
 }
 
 impl Loaded {

@@ -10,7 +10,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use wormhole_device::{CuError, Device, Result};
+use wormhole_api::CuResult;
+use wormhole_device::{Device, Result};
 
 use super::critical::Critical;
 use wormhole_link::progress::Progress;
@@ -46,7 +47,7 @@ impl Registrations {
     }
 
     /// The error that the device's context died of, if it did.
-    pub fn fault(&self) -> Option<CuError> {
+    pub fn fault(&self) -> Option<CuResult> {
         self.device.health(&[])
     }
 

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use wormhole_device::{CuError, Device, RawStream};
+use wormhole_api::CuResult;
+use wormhole_device::{Device, RawStream};
 use wormhole_ring::fence::{FenceIndex, Fences};
 use wormhole_ring::status::{EndCause, Status};
 
@@ -149,7 +150,7 @@ impl Drop for Watcher {
 }
 
 /// Publishes a dead context. Whether it was this call that did it.
-pub fn publish_death(status: &Status, error: CuError) -> bool {
+pub fn publish_death(status: &Status, error: CuResult) -> bool {
     let first = status.set_once(error.0, EndCause::of_device(error.0));
     if first {
         tracing::info!("the device's context is dead: {error}");

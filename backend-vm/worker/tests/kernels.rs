@@ -206,8 +206,9 @@ fn the_cache_is_reset_on_the_device() {
 
 #[test]
 fn launches_record_the_events_that_they_name_if_these_are_for_it() {
-    const PROGRAMMATIC: u32 = 7;
-    const LAUNCH_COMPLETION: u32 = 12;
+    use wormhole_api::constants::launch_attribute::{
+        LAUNCH_COMPLETION_EVENT as LAUNCH_COMPLETION, PROGRAMMATIC_EVENT as PROGRAMMATIC,
+    };
     let ready = ready();
     // Without timing, with it, and for other processes too.
     for (number, flags) in [(1, 2), (2, 0)] {

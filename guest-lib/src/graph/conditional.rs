@@ -1,6 +1,7 @@
 //! Conditional nodes: their conditions, which kernels of the graph set, and their bodies, which are graphs.
 
 use wormhole_api::GraphBranch;
+use wormhole_api::constants::graph_conditional_type;
 
 use super::executable::Executable;
 use super::plan::{Plan, Step};
@@ -58,11 +59,16 @@ impl Conditional {
 
 /// `CUgraphConditionalNodeType`, with that many bodies.
 fn branch(kind: u32, bodies: u32) -> Result<GraphBranch> {
-    match (kind, bodies) {
-        (0, 1 | 2) => Ok(GraphBranch::If),
-        (1, 1) => Ok(GraphBranch::While),
-        (2, 1..) => Ok(GraphBranch::Switch),
-        _ => Err(CuError::INVALID_VALUE),
+    let branch = match kind {
+        graph_conditional_type::IF => GraphBranch::If,
+        graph_conditional_type::WHILE => GraphBranch::While,
+        graph_conditional_type::SWITCH => GraphBranch::Switch,
+        _ => return Err(CuError::INVALID_VALUE),
+    };
+    if branch.allows(bodies) {
+        Ok(branch)
+    } else {
+        Err(CuError::INVALID_VALUE)
     }
 }
 

@@ -462,7 +462,7 @@ impl Model {
             },
             Err(Cycle(node)) => {
                 let failed = Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
-                return (failed, update::TOPOLOGY_CHANGED, Some(node), None);
+                return (failed, update::ERROR_TOPOLOGY_CHANGED, Some(node), None);
             }
         };
         if let Some((result, node, from)) = old.refuses(&plan) {
@@ -478,7 +478,7 @@ impl Model {
             Ok(()) => (Ok(()), update::SUCCESS, None, None),
             Err(CuError::GRAPH_EXEC_UPDATE_FAILURE) => (
                 Err(CuError::GRAPH_EXEC_UPDATE_FAILURE),
-                update::PARAMETERS_CHANGED,
+                update::ERROR_PARAMETERS_CHANGED,
                 None,
                 None,
             ),

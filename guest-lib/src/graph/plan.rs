@@ -30,15 +30,7 @@ const EDGES: usize = 1024;
 /// Staging of a graph starts at a page.
 const PAGE: u64 = 4096;
 
-/// Results of an update (`CUgraphExecUpdateResult`).
-pub mod update {
-    pub const SUCCESS: u32 = 0;
-    pub const ERROR: u32 = 1;
-    pub const TOPOLOGY_CHANGED: u32 = 2;
-    pub const NODE_TYPE_CHANGED: u32 = 3;
-    pub const PARAMETERS_CHANGED: u32 = 5;
-    pub const NOT_SUPPORTED: u32 = 6;
-}
+pub use wormhole_api::constants::graph_update_result as update;
 
 /// One step. A child graph is two, around its own.
 #[derive(Clone, Debug)]
@@ -201,7 +193,7 @@ impl Plan {
     /// end of the dependency at fault.
     pub fn refuses(&self, other: &Self) -> Option<(u32, Option<NodeHandle>, Option<NodeHandle>)> {
         if self.steps.len() != other.steps.len() {
-            return Some((update::TOPOLOGY_CHANGED, None, None));
+            return Some((update::ERROR_TOPOLOGY_CHANGED, None, None));
         }
         for (old, new) in self.steps.iter().zip(&other.steps) {
             let ends = |step: &Step| -> Vec<_> {
@@ -217,15 +209,15 @@ impl Plan {
             if was != is || old.body != new.body {
                 let extra = is.iter().find(|end| !was.contains(end));
                 let from = extra.map(|end| other.steps[end.0].node);
-                return Some((update::TOPOLOGY_CHANGED, Some(new.node), from));
+                return Some((update::ERROR_TOPOLOGY_CHANGED, Some(new.node), from));
             }
             if old.work.kind() != new.work.kind() {
-                return Some((update::NODE_TYPE_CHANGED, Some(new.node), None));
+                return Some((update::ERROR_NODE_TYPE_CHANGED, Some(new.node), None));
             }
             if !may_become(&old.work, &new.work) {
                 let result = match new.work {
-                    Work::Conditional(_) => update::NOT_SUPPORTED,
-                    _ => update::PARAMETERS_CHANGED,
+                    Work::Conditional(_) => update::ERROR_NOT_SUPPORTED,
+                    _ => update::ERROR_PARAMETERS_CHANGED,
                 };
                 return Some((result, Some(new.node), None));
             }
@@ -583,10 +575,13 @@ mod tests {
         let old = plan(&model, graphs[0]);
         empty(&mut model, graphs[1], &[]);
         let longer = old.refuses(&plan(&model, graphs[1]));
-        assert_eq!(longer, Some((update::TOPOLOGY_CHANGED, None, None)));
+        assert_eq!(longer, Some((update::ERROR_TOPOLOGY_CHANGED, None, None)));
         let first = model.graph(graphs[2]).unwrap().nodes[0];
         model.node_mut(first).unwrap().work = Work::Free(1);
         let other = old.refuses(&plan(&model, graphs[2]));
-        assert_eq!(other, Some((update::NODE_TYPE_CHANGED, Some(first), None)));
+        assert_eq!(
+            other,
+            Some((update::ERROR_NODE_TYPE_CHANGED, Some(first), None))
+        );
     }
 }

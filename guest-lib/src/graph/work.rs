@@ -22,21 +22,7 @@ use crate::types::{
     CUhostFn, CUstreamBatchMemOpParams,
 };
 
-/// `CUgraphNodeType`.
-pub mod kind {
-    pub const KERNEL: u32 = 0;
-    pub const MEMCPY: u32 = 1;
-    pub const MEMSET: u32 = 2;
-    pub const HOST: u32 = 3;
-    pub const GRAPH: u32 = 4;
-    pub const EMPTY: u32 = 5;
-    pub const WAIT_EVENT: u32 = 6;
-    pub const EVENT_RECORD: u32 = 7;
-    pub const MEM_ALLOC: u32 = 10;
-    pub const MEM_FREE: u32 = 11;
-    pub const BATCH_MEM_OP: u32 = 12;
-    pub const CONDITIONAL: u32 = 13;
-}
+pub use wormhole_api::constants::graph_node_type as kind;
 
 #[derive(Clone, Debug)]
 pub enum Work {

@@ -15,6 +15,7 @@
 extern crate std;
 
 pub mod array;
+pub mod constants;
 pub mod ctypes;
 mod functions;
 pub mod handle;
@@ -22,6 +23,7 @@ mod jit;
 mod message;
 pub mod nvml;
 mod result;
+mod shapes;
 mod wire;
 
 pub use functions::{

@@ -1,12 +1,14 @@
 //! The one table of the CUDA driver API, and what is generated from it.
 //!
 //! `shared-ring/api/driver.idl` declares the functions and the files of `messages/` beside it the messages;
+//! `results.idl` and `constants.idl` declare result codes, flags and enumerations;
 //! [`load`] reads them all. Build scripts turn the result into Rust: [`messages`] and [`functions`] for both ends of the ring, [`exports`] for the guest's
 //! library. `nvml.idl` declares the functions of NVML ([`Nvml`]). Generated code goes to `OUT_DIR`.
 
 #![forbid(unsafe_code)]
 
 mod calls;
+mod constants;
 mod coverage;
 mod exports;
 mod functions;
@@ -19,6 +21,7 @@ mod table;
 mod tested;
 
 pub use calls::calls;
+pub use constants::{constants, results};
 pub use coverage::coverage;
 pub use exports::exports;
 pub use functions::functions;

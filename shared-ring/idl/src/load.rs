@@ -18,7 +18,8 @@ pub enum LoadError {
     },
 }
 
-/// Loads the table of `folder`: `types.idl`, `messages/*.idl` in the order of their names, `driver.idl`.
+/// Loads the table of `folder`: `types.idl`, `messages/*.idl` in the order of their names, `driver.idl`,
+/// `constants.idl`, `results.idl`.
 ///
 /// # Errors
 /// A file that cannot be read, or the first line that is not in the language.
@@ -37,7 +38,7 @@ pub fn load(folder: &Path) -> Result<Table, LoadError> {
     }
     paths.sort();
     paths.insert(0, folder.join("types.idl"));
-    paths.push(folder.join("driver.idl"));
+    paths.extend(["driver.idl", "constants.idl", "results.idl"].map(|name| folder.join(name)));
 
     let mut text = String::new();
     let mut files = Vec::new();
@@ -75,8 +76,9 @@ mod tests {
         )
         .expect("a file");
         fs::write(folder.join("messages/b.idl"), "# Words.\nnonsense\n").expect("a file");
-        fs::write(folder.join("types.idl"), "").expect("a file");
-        fs::write(folder.join("driver.idl"), "").expect("a file");
+        for name in ["types.idl", "driver.idl", "constants.idl", "results.idl"] {
+            fs::write(folder.join(name), "").expect("a file");
+        }
         let error = load(&folder).expect_err("nonsense").to_string();
         fs::remove_dir_all(&folder).expect("it is ours");
         assert!(error.contains("b.idl, line 2: "), "{error}");

@@ -91,7 +91,7 @@ fn enumeration(out: &mut String, item: &Enum) {
     docs(out, "", &item.doc);
     let _ = writeln!(
         out,
-        "#[derive(Clone, Copy, Debug, PartialEq, Eq)]\npub enum {} {{",
+        "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]\npub enum {} {{",
         item.name
     );
     for (_, name) in &item.values {
@@ -134,9 +134,11 @@ const WIRE_DERIVES: &str = "#[derive(Clone, Copy, zerocopy::FromBytes, zerocopy:
 
 fn structure(out: &mut String, item: &Struct) {
     docs(out, "", &item.doc);
+    let align = item.align.map(|bytes| format!(", align({bytes})"));
     let _ = writeln!(
         out,
-        "#[repr(C)]\n{WIRE_DERIVES}, Debug, PartialEq)]\npub struct {} {{",
+        "#[repr(C{})]\n{WIRE_DERIVES}, Debug, PartialEq)]\npub struct {} {{",
+        align.unwrap_or_default(),
         item.name
     );
     for field in &item.fields {

@@ -6,7 +6,7 @@
 //! ```text
 //! enum NAME                      values of a 32-bit field
 //!     VALUE NAME
-//! struct NAME                    element of an array in a tail
+//! struct NAME [align BYTES]      element of an array in a tail; the alignment is that in memory
 //!     NAME TYPE
 //! message ID NAME KIND [next]    KIND: record | request | request blocking
 //!     NAME TYPE [nonzero]
@@ -20,6 +20,9 @@
 //!     answers SYMBOL VERSION [per-thread]
 //! data NAME BYTES
 //! attribute ID NAME [answers VALUE REASON...]
+//! constants NAME TYPE            TYPE: u32 | i32 | usize
+//!     VALUE NAME
+//! result CODE NAME TEXT...
 //! ```
 //!
 //! TYPE is `u8 u32 i32 u64 f32`, one of them with a length (`u32[3]`), `address`, a handle (`stream event
@@ -35,8 +38,8 @@
 mod functions;
 
 use crate::table::{
-    Attribute, Body, Data, Enum, Field, FieldType, Handle, Kind, Message, Scalar, Struct, Table,
-    Tail,
+    Attribute, Body, Constant, Constants, Data, Enum, Field, FieldType, Handle, Kind, Message,
+    ResultCode, Scalar, Struct, Table, Tail,
 };
 
 /// Why a table could not be read.
@@ -51,6 +54,7 @@ enum Open {
     Nothing,
     Enum,
     Struct,
+    Constants,
     Body,
     Reply,
     Function,
@@ -115,10 +119,16 @@ impl Parser {
                 });
                 self.open = Open::Enum;
             }
-            ["struct", name] => {
+            ["struct", name, rest @ ..] => {
+                let align = match rest {
+                    [] => None,
+                    ["align", bytes] => Some(number(bytes)?),
+                    _ => return Err(format!("{rest:?} says nothing about struct {name}")),
+                };
                 self.table.structs.push(Struct {
                     doc,
                     name: (*name).to_owned(),
+                    align,
                     fields: Vec::new(),
                 });
                 self.open = Open::Struct;
@@ -157,6 +167,31 @@ impl Parser {
                     reply: Body::default(),
                 });
                 self.open = Open::Body;
+            }
+            ["constants", name, kind @ ("u32" | "i32" | "usize")] => {
+                if self.table.constants.iter().any(|other| other.name == *name) {
+                    return Err(format!("constants {name} are declared twice"));
+                }
+                self.table.constants.push(Constants {
+                    doc,
+                    name: (*name).to_owned(),
+                    kind: (*kind).to_owned(),
+                    values: Vec::new(),
+                });
+                self.open = Open::Constants;
+            }
+            ["result", code, name, text @ ..] if !text.is_empty() => {
+                let code = number(code)?;
+                let last = self.table.results.last();
+                if last.is_some_and(|last| last.code >= code) {
+                    return Err(format!("result {code} {name} does not rise"));
+                }
+                self.table.results.push(ResultCode {
+                    code,
+                    name: (*name).to_owned(),
+                    text: text.join(" "),
+                });
+                self.open = Open::Nothing;
             }
             ["function", id, name, rest @ ..] => {
                 let function = functions::declaration(number(id)?, name, rest, doc)?;
@@ -210,6 +245,20 @@ impl Parser {
                 let value = number(value)?;
                 let target = self.table.enums.last_mut().ok_or("no enum is open")?;
                 target.values.push((value, (*name).to_owned()));
+                Ok(())
+            }
+            Open::Constants => {
+                let [value, name] = words else {
+                    return Err(format!("{words:?} is not a value and its name"));
+                };
+                let value = number(value)?;
+                let target = self.table.constants.last_mut();
+                let target = target.ok_or("no constants are open")?;
+                target.values.push(Constant {
+                    doc,
+                    value,
+                    name: (*name).to_owned(),
+                });
                 Ok(())
             }
             Open::Struct => {

@@ -11,6 +11,35 @@ pub struct Table {
     pub functions: Vec<Function>,
     pub data: Vec<Data>,
     pub attributes: Vec<Attribute>,
+    pub constants: Vec<Constants>,
+    pub results: Vec<ResultCode>,
+}
+
+/// Flags, or the values of an enumeration, of the driver API. They are no part of the protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constants {
+    pub doc: Vec<String>,
+    pub name: String,
+    /// The Rust type.
+    pub kind: String,
+    pub values: Vec<Constant>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constant {
+    pub doc: Vec<String>,
+    pub value: u32,
+    pub name: String,
+}
+
+/// A `CUresult`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResultCode {
+    pub code: u32,
+    /// Without `CUDA_` and `ERROR_`.
+    pub name: String,
+    /// What `cuGetErrorString` says.
+    pub text: String,
 }
 
 /// A `CUdevice_attribute`.
@@ -119,6 +148,8 @@ pub struct Enum {
 pub struct Struct {
     pub doc: Vec<String>,
     pub name: String,
+    /// Its alignment in memory, where that is greater than its fields need.
+    pub align: Option<usize>,
     pub fields: Vec<Field>,
 }
 

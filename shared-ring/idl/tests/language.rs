@@ -1,6 +1,6 @@
 //! What the language refuses, and where it says so.
 
-use wormhole_idl::parse;
+use wormhole_idl::{parse, protocol_hash};
 
 fn refused(text: &str) -> String {
     parse(text).expect_err("it should be refused").to_string()
@@ -75,4 +75,32 @@ fn a_function_refers_only_to_what_exists() {
 #[test]
 fn an_unsupported_function_says_why() {
     assert!(refused("function 1 cuA unsupported").contains("says not what function cuA does"));
+}
+
+#[test]
+fn constants_and_results_are_declared_once() {
+    let twice = "constants flags u32\n    1 FIRST\nconstants flags u32";
+    assert_eq!(refused(twice), "line 3: constants flags are declared twice");
+    assert_eq!(
+        refused("constants flags u32\n    FIRST 1"),
+        "line 2: FIRST is not a number that fits"
+    );
+    assert!(refused("constants flags f64").contains("declares nothing"));
+    let results = "result 1 INVALID_VALUE invalid argument\nresult 1 OUT_OF_MEMORY out of memory";
+    assert_eq!(
+        refused(results),
+        "line 2: result 1 OUT_OF_MEMORY does not rise"
+    );
+    assert!(refused("struct Pair size 8").contains("says nothing about struct Pair"));
+}
+
+#[test]
+fn the_protocol_depends_on_no_constant_and_on_no_alignment_in_memory() {
+    let hash = |text: &str| protocol_hash(&parse(text).expect("a table"), false);
+    let pair = hash("struct Pair\n    id u64\nmessage 1 Send record\n    tail pairs Pair max 2");
+    let more = "constants flags u32\n    1 FIRST\nresult 1 INVALID_VALUE invalid argument\n\
+        struct Pair align 16\n    id u64\nmessage 1 Send record\n    tail pairs Pair max 2";
+    assert_eq!(hash(more), pair);
+    let changed = more.replace("max 2", "max 3");
+    assert_ne!(hash(&changed), pair);
 }

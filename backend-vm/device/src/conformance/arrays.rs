@@ -8,6 +8,7 @@ use crate::array::{LAYERED, SURFACE_LDST};
 use crate::{
     ArrayShape, BoxCopy, BoxEnd, CuError, Device, RawArray, RawStream, Resource, Sampling, Texels,
 };
+use wormhole_api::constants::{address_mode, filter_mode, texture_flags};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -325,9 +326,9 @@ fn order(device: &dyn Device) -> Outcome {
 
 /// Points, clamped, without normalised coordinates, as floats where that can be.
 pub(super) const POINTS: Sampling = Sampling {
-    address_modes: [Sampling::CLAMP; 3],
-    filter: Sampling::POINT,
-    level_filter: Sampling::POINT,
+    address_modes: [address_mode::CLAMP; 3],
+    filter: filter_mode::POINT,
+    level_filter: filter_mode::POINT,
     flags: 0,
     anisotropy: 0,
     level_bias: 0.0,
@@ -402,7 +403,7 @@ fn linear_memory(device: &dyn Device) -> Outcome {
         bytes: 32,
     };
     let sampling = Sampling {
-        flags: Sampling::READ_AS_INTEGER,
+        flags: texture_flags::READ_AS_INTEGER,
         ..POINTS
     };
     let texture = worked("texture", device.create_texture(&resource, &sampling, None))?;
@@ -431,26 +432,26 @@ fn addressing(device: &dyn Device) -> Outcome {
     let normalized = at.map(|x| [x / 4.0, 0.5]);
     for (mode, flags, at, expected) in [
         (
-            Sampling::CLAMP,
+            address_mode::CLAMP,
             0,
             texels,
             [10.0, 10.0, 10.0, 12.0, 13.0, 13.0, 13.0],
         ),
         (
-            Sampling::BORDER,
+            address_mode::BORDER,
             0,
             texels,
             [-1.0, -1.0, 10.0, 12.0, 13.0, -1.0, -1.0],
         ),
         (
-            Sampling::WRAP,
-            Sampling::NORMALIZED,
+            address_mode::WRAP,
+            texture_flags::NORMALIZED_COORDINATES,
             normalized,
             [12.0, 13.0, 10.0, 12.0, 13.0, 10.0, 11.0],
         ),
         (
-            Sampling::MIRROR,
-            Sampling::NORMALIZED,
+            address_mode::MIRROR,
+            texture_flags::NORMALIZED_COORDINATES,
             normalized,
             [12.0, 10.0, 10.0, 12.0, 13.0, 13.0, 11.0],
         ),
@@ -467,7 +468,7 @@ fn filtering(device: &dyn Device) -> Outcome {
     let values = [0.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0];
     let array = filled(device, [3, 2, 0], &values)?;
     let sampling = Sampling {
-        filter: Sampling::LINEAR,
+        filter: filter_mode::LINEAR,
         ..POINTS
     };
     let texture = worked(
@@ -546,7 +547,7 @@ fn reading(device: &dyn Device) -> Outcome {
         worked("destroy", device.destroy_texture(texture))?;
         Ok::<_, String>(found)
     };
-    let integers: Vec<u32> = read(Sampling::READ_AS_INTEGER)?
+    let integers: Vec<u32> = read(texture_flags::READ_AS_INTEGER)?
         .into_iter()
         .map(f32::to_bits)
         .collect();
@@ -554,7 +555,7 @@ fn reading(device: &dyn Device) -> Outcome {
     close("parts of one", &read(0)?, &[0.0, 0.2, 0.501_96, 1.0])?;
     close(
         "colours",
-        &read(Sampling::SRGB)?,
+        &read(texture_flags::SRGB)?,
         &[0.0, 0.033_1, 0.215_86, 1.0],
     )?;
     worked("destroy", device.destroy_array(array))
@@ -627,7 +628,7 @@ fn levels(device: &dyn Device) -> Outcome {
     let resource = Resource::Mipmap(mipmap);
     let at = [0.0, 1.0, 2.0, 9.0].map(|level| [0.5, level]);
     let nearest = Sampling {
-        flags: Sampling::NORMALIZED,
+        flags: texture_flags::NORMALIZED_COORDINATES,
         ..POINTS
     };
     let texture = worked("texture", device.create_texture(&resource, &nearest, None))?;
@@ -635,7 +636,7 @@ fn levels(device: &dyn Device) -> Outcome {
     same("levels", found, vec![1.0, 11.0, 21.0, 21.0])?;
     worked("destroy", device.destroy_texture(texture))?;
     let between = Sampling {
-        level_filter: Sampling::LINEAR,
+        level_filter: filter_mode::LINEAR,
         ..nearest
     };
     let texture = worked("texture", device.create_texture(&resource, &between, None))?;

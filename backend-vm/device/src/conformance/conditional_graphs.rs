@@ -9,7 +9,8 @@ use super::{
     Check, HostMemory, ONE_THREAD, Outcome, function, kernel, kernels, launch, load, same, worked,
 };
 use crate::{
-    Branch, Condition, Conditional, CuError, Device, GraphDescription, GraphNode, LoadedFunction,
+    Condition, Conditional, CuError, Device, GraphBranch, GraphDescription, GraphNode,
+    LoadedFunction,
 };
 
 pub const CHECKS: &[Check] = &[
@@ -62,7 +63,7 @@ const UNASSIGNED: Condition = Condition {
     assigned: false,
 };
 
-fn conditional(condition: u32, branch: Branch, first: u32, bodies: u32) -> GraphNode {
+fn conditional(condition: u32, branch: GraphBranch, first: u32, bodies: u32) -> GraphNode {
     GraphNode::Conditional(Conditional {
         condition,
         branch,
@@ -94,7 +95,7 @@ fn loops(device: &dyn Device) -> Outcome {
     let nodes = vec![
         (0, fill(left, 5)),
         (0, fill(one, 0)),
-        (0, conditional(0, Branch::While, 1, 1)),
+        (0, conditional(0, GraphBranch::While, 1, 1)),
         (0, copy(host.address(RESULT), one)),
         (1, one_thread(&add_one, &[one])),
         (1, copy(other, one)),
@@ -117,7 +118,7 @@ fn choosing(
     device: &dyn Device,
     host: &HostMemory<'_>,
     memory: u64,
-    branch: Branch,
+    branch: GraphBranch,
     bodies: u32,
 ) -> Result<GraphDescription, String> {
     let (decide, add_one) = (of_conditions(device, "decide")?, kernel(device, "add_one")?);
@@ -135,7 +136,7 @@ fn choosing(
 /// Launches a graph with each of some choices; the answer is how often each body was run.
 fn counts<const BODIES: usize>(
     device: &dyn Device,
-    branch: Branch,
+    branch: GraphBranch,
     choices: &[u32],
 ) -> Result<[u32; BODIES], String> {
     let host = HostMemory::new(device, 1)?;
@@ -164,14 +165,14 @@ fn counts<const BODIES: usize>(
 }
 
 fn either(device: &dyn Device) -> Outcome {
-    let found = counts(device, Branch::If, &[1, 0, u32::MAX, 0, 1 << 31])?;
+    let found = counts(device, GraphBranch::If, &[1, 0, u32::MAX, 0, 1 << 31])?;
     same("runs of the two bodies", found, [3, 2])?;
-    let found = counts(device, Branch::If, &[0, 2, 0])?;
+    let found = counts(device, GraphBranch::If, &[0, 2, 0])?;
     same("runs of the only body", found, [1])
 }
 
 fn switch(device: &dyn Device) -> Outcome {
-    let found = counts(device, Branch::Switch, &[2, 0, 1, 2, 3, 4, u32::MAX])?;
+    let found = counts(device, GraphBranch::Switch, &[2, 0, 1, 2, 3, 4, u32::MAX])?;
     same("runs of each body", found, [1, 1, 2, 1])
 }
 
@@ -181,7 +182,7 @@ fn default(device: &dyn Device) -> Outcome {
     let (lower, add_one) = (of_conditions(device, "lower")?, kernel(device, "add_one")?);
     // The body takes away the condition, which has a default for the next launch.
     let nodes = vec![
-        (0, conditional(0, Branch::If, 1, 1)),
+        (0, conditional(0, GraphBranch::If, 1, 1)),
         (0, copy(host.address(RESULT), memory)),
         (1, one_thread(&add_one, &[memory])),
         (1, one_thread(&lower, &[1, memory + 64, 0])),
@@ -211,11 +212,11 @@ fn nested(device: &dyn Device) -> Outcome {
     let nodes = vec![
         (0, fill(outer, 4)),
         (0, fill(count, 0)),
-        (0, conditional(0, Branch::While, 1, 1)),
+        (0, conditional(0, GraphBranch::While, 1, 1)),
         (1, one_thread(&lower, &[1, outer, u64::from(u32::MAX)])),
         (1, copy(inner, outer)),
         (1, one_thread(&decide, &[2, inner])),
-        (1, conditional(1, Branch::While, 2, 1)),
+        (1, conditional(1, GraphBranch::While, 2, 1)),
         (2, one_thread(&add_one, &[count])),
         (2, one_thread(&lower, &[2, inner, u64::from(u32::MAX)])),
         (0, copy(host.address(RESULT), count)),
@@ -234,7 +235,7 @@ fn nested(device: &dyn Device) -> Outcome {
 fn update(device: &dyn Device) -> Outcome {
     let host = HostMemory::new(device, 1)?;
     let memory = worked("allocate", device.allocate(4096))?;
-    let described = |default: u32, branch: Branch, values: [u32; 2]| {
+    let described = |default: u32, branch: GraphBranch, values: [u32; 2]| {
         let nodes = vec![
             (0, conditional(0, branch, 1, 2)),
             (0, copy(host.address(RESULT), memory)),
@@ -243,17 +244,17 @@ fn update(device: &dyn Device) -> Outcome {
         ];
         described(&[assigned(default)], nodes, &[(0, 1)])
     };
-    let executable = instantiate(device, &described(1, Branch::If, [3, 4]))?;
+    let executable = instantiate(device, &described(1, GraphBranch::If, [3, 4]))?;
     let stream = new_stream(device)?;
     run(device, executable, stream)?;
     same("the word before an update", result(&host), 3)?;
     for (default, values, expected) in [(0, [5, 6], 6), (1, [7, 8], 7)] {
-        let updated = device.update_graph(executable, &described(default, Branch::If, values));
+        let updated = device.update_graph(executable, &described(default, GraphBranch::If, values));
         worked("update_graph", updated)?;
         run(device, executable, stream)?;
         same("the word after an update", result(&host), expected)?;
     }
-    let other = device.update_graph(executable, &described(0, Branch::Switch, [9, 10]));
+    let other = device.update_graph(executable, &described(0, GraphBranch::Switch, [9, 10]));
     let failed = Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
     same("an update to another choice", other, failed)?;
     run(device, executable, stream)?;

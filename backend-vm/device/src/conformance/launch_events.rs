@@ -5,6 +5,7 @@ use super::{
     Check, NON_BLOCKING, Outcome, eventually, function, holds, kernels, load, same, worked,
 };
 use crate::{CuError, Device, Launch, LaunchEvents, LoadedFunction, RawEvent, RawStream};
+use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -24,9 +25,6 @@ pub const CHECKS: &[Check] = &[
         run: refused,
     },
 ];
-
-const DISABLE_TIMING: u32 = 2;
-const INTERPROCESS: u32 = 4;
 
 /// A kernel that lets dependents be launched and then writes, behind a gate, with events that its launches record.
 struct Recorder<'a> {

@@ -7,6 +7,9 @@ use super::{
     same, worked,
 };
 use crate::{CuError, Device, LaunchAttribute, RawStream};
+use wormhole_api::constants::function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use wormhole_api::constants::launch_attribute::COOPERATIVE;
+use wormhole_api::constants::limit::{MALLOC_HEAP_SIZE, STACK_SIZE};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -44,10 +47,6 @@ pub const CHECKS: &[Check] = &[
 ];
 
 const LEGACY: RawStream = RawStream::LEGACY;
-const COOPERATIVE: u32 = 2;
-const MAX_DYNAMIC_SHARED: i32 = 8;
-const STACK_SIZE: u32 = 0;
-const MALLOC_HEAP_SIZE: u32 = 2;
 
 fn saxpy(device: &dyn Device) -> Outcome {
     const N: u16 = 1000;
@@ -146,7 +145,9 @@ fn dynamic_shared(device: &dyn Device) -> Outcome {
     };
     let run = || launch(device, LEGACY, &rotate, shape, &[host.address(0)]);
     same("more than the default", run(), Err(CuError::INVALID_VALUE))?;
-    let set = |value| device.set_function_attribute(rotate.function, MAX_DYNAMIC_SHARED, value);
+    let set = |value| {
+        device.set_function_attribute(rotate.function, MAX_DYNAMIC_SHARED_SIZE_BYTES, value)
+    };
     same(
         "more than there is",
         set(1 << 20),
@@ -161,7 +162,7 @@ fn dynamic_shared(device: &dyn Device) -> Outcome {
         same("what is no attribute", asked, Err(CuError::INVALID_VALUE))?;
         same("what is no attribute", given, Err(CuError::INVALID_VALUE))?;
     }
-    let kept = device.function_attribute(rotate.function, MAX_DYNAMIC_SHARED);
+    let kept = device.function_attribute(rotate.function, MAX_DYNAMIC_SHARED_SIZE_BYTES);
     same("the attribute", kept, Ok(LARGE))?;
     worked("launch", run())?;
     worked("synchronize", device.synchronize())

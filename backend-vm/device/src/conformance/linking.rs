@@ -5,6 +5,7 @@ use super::{
     worked,
 };
 use crate::{CuError, Device, ImageKind, Jit, LinkInput, RawStream, Result};
+use wormhole_api::constants::jit_input;
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -84,7 +85,7 @@ fn inputs<'a>(texts: &[&'a str]) -> Vec<LinkInput<'a>> {
     let texts = texts.iter().zip(names);
     texts
         .map(|(text, name)| LinkInput {
-            kind: LinkInput::PTX,
+            kind: jit_input::PTX,
             name,
             data: text.as_bytes(),
         })
@@ -178,14 +179,14 @@ fn kinds(device: &dyn Device) -> Outcome {
         device.try_link(&[input], &mut jit()).err()
     };
     let unknown = Some(CuError::UNKNOWN);
-    same("an object", garbage(LinkInput::OBJECT), unknown)?;
+    same("an object", garbage(jit_input::OBJECT), unknown)?;
     // The driver's answer depends on the bytes.
-    let library = garbage(LinkInput::LIBRARY);
+    let library = garbage(jit_input::LIBRARY);
     let known = [unknown, Some(CuError::INVALID_IMAGE)];
     holds("a library is refused", known.contains(&library))?;
     let image = Some(CuError::INVALID_IMAGE);
-    same("a fat binary", garbage(LinkInput::FATBINARY), image)?;
-    same("machine code", garbage(LinkInput::CUBIN), image)
+    same("a fat binary", garbage(jit_input::FATBINARY), image)?;
+    same("machine code", garbage(jit_input::CUBIN), image)
 }
 
 fn told(device: &dyn Device) -> Outcome {
@@ -200,7 +201,7 @@ fn told(device: &dyn Device) -> Outcome {
 fn linked(device: &dyn Device) -> Outcome {
     let text = [kernels::PLAIN.as_bytes(), &[0]].concat();
     for data in [kernels::PLAIN.as_bytes(), &text] {
-        let kind = LinkInput::PTX;
+        let kind = jit_input::PTX;
         let input = LinkInput {
             kind,
             name: "plain",
@@ -219,7 +220,7 @@ fn linked(device: &dyn Device) -> Outcome {
 fn unlinkable(device: &dyn Device) -> Outcome {
     let data = b".version 7.0\n.target sm_70\n.address_size 64\nthis is no PTX\n";
     let input = LinkInput {
-        kind: LinkInput::PTX,
+        kind: jit_input::PTX,
         name: "nonsense",
         data,
     };

@@ -35,6 +35,7 @@ use crate::{
     Device, ImageKind, Jit, Launch, LaunchAttribute, LaunchEvents, LoadedFunction, LoadedModule,
     Loading, RawStream, Result,
 };
+use wormhole_api::constants::stream_flags::NON_BLOCKING;
 
 /// What a check finds: nothing, or a sentence.
 pub type Outcome = std::result::Result<(), String>;
@@ -75,8 +76,6 @@ pub fn checks() -> Vec<Check> {
 /// How long anything may take that happens soon.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
-/// `CU_STREAM_NON_BLOCKING`.
-const NON_BLOCKING: u32 = 1;
 
 /// Host memory that the device can reach, zeroed. Words are accessed atomically: the device writes them.
 struct HostMemory<'a> {

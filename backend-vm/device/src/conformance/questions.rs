@@ -9,6 +9,7 @@ use crate::{
     ClusterLaunch, CuError, Device, ImageKind, Launch, LaunchEvents, RawFunction, RawStream,
     TensorMap, TensorMapMode,
 };
+use wormhole_api::constants::device_attribute::MULTIPROCESSOR_COUNT;
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -39,7 +40,6 @@ pub const CHECKS: &[Check] = &[
 
 const LEGACY: RawStream = RawStream::LEGACY;
 const TENSOR_MAP_ACCESS: i32 = 127;
-const MULTIPROCESSORS: i32 = 16;
 
 /// An attribute of the device.
 fn attribute(device: &dyn Device, id: i32) -> i32 {
@@ -110,7 +110,7 @@ fn clusters(device: &dyn Device) -> Outcome {
     let clusters = worked("active clusters", device.active_clusters(&launch))?;
     let blocks = worked("occupancy", device.occupancy(rotate, 128, 0, 0))?;
     // An H200 schedules fewer clusters than blocks.
-    let processors = attribute(device, MULTIPROCESSORS);
+    let processors = attribute(device, MULTIPROCESSOR_COUNT);
     holds(
         "one to a multiprocessor, and no more than blocks",
         (processors..=blocks * processors).contains(&clusters),

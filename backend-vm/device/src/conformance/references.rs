@@ -3,7 +3,8 @@
 use super::arrays::{POINTS, UNSIGNED32, copy, download, memory, of, shape, upload};
 use super::{Check, ONE_THREAD, Outcome, function, launch, load, same, worked};
 use crate::array::SURFACE_LDST;
-use crate::{CuError, Device, LoadedModule, RawStream, ReferenceKind, Resource, Sampling, Texels};
+use crate::{CuError, Device, LoadedModule, RawStream, ReferenceTo, Resource, Sampling, Texels};
+use wormhole_api::constants::texture_flags;
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -54,7 +55,7 @@ const KERNELS: &str = r"
 }
 ";
 
-fn find(device: &dyn Device, module: &LoadedModule, name: &str, kind: ReferenceKind) -> u32 {
+fn find(device: &dyn Device, module: &LoadedModule, name: &str, kind: ReferenceTo) -> u32 {
     match device.find_reference(module.module, name, kind) {
         Ok(()) => 0,
         Err(error) => error.0,
@@ -71,8 +72,8 @@ fn found(device: &dyn Device) -> Outcome {
         ("absent", missing, missing),
     ] {
         let answers = [
-            find(device, &module, name, ReferenceKind::Texture),
-            find(device, &module, name, ReferenceKind::Surface),
+            find(device, &module, name, ReferenceTo::Texture),
+            find(device, &module, name, ReferenceTo::Surface),
         ];
         same(name, answers, [texture, surface])?;
     }
@@ -86,7 +87,7 @@ fn textures(device: &dyn Device) -> Outcome {
     let texels = Texels::new(UNSIGNED32, 1).map_err(|error| format!("{error:?}"))?;
     let out = upload(device, &[0; 8])?;
     let sampling = Sampling {
-        flags: Sampling::READ_AS_INTEGER,
+        flags: texture_flags::READ_AS_INTEGER,
         ..POINTS
     };
     for (place, value) in [(0, 41_u32), (1, 42)] {

@@ -6,6 +6,7 @@ use super::{Check, HostMemory, NON_BLOCKING, Outcome, eventually, holds, same, w
 use crate::{
     Device, Found, MemoryOperation, MemoryOperationKind, RawEvent, RawStream, Shared, condition,
 };
+use wormhole_api::constants::event_flags;
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -26,8 +27,8 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// `CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS`.
-const INTERPROCESS: u32 = 6;
+/// Flags of events that are shared.
+const SHARED: u32 = event_flags::DISABLE_TIMING | event_flags::INTERPROCESS;
 
 /// Words of the host memory that the checks use.
 const GATE: usize = 0;
@@ -40,7 +41,7 @@ fn new_stream(device: &dyn Device) -> Result<RawStream, String> {
 
 /// An event, and the same one as another process has it.
 fn pair(device: &dyn Device) -> Result<(RawEvent, RawEvent), String> {
-    let own = worked("create_event", device.create_event(INTERPROCESS))?;
+    let own = worked("create_event", device.create_event(SHARED))?;
     let Shared {
         description,
         descriptor,

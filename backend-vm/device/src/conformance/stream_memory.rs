@@ -9,6 +9,7 @@ use super::{
 use crate::{
     CuError, Device, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, condition,
 };
+use wormhole_api::constants::launch_attribute::{COOPERATIVE, SYNCHRONIZATION_POLICY};
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -226,8 +227,6 @@ fn batch(device: &dyn Device) -> Outcome {
 }
 
 fn attributes(device: &dyn Device) -> Outcome {
-    const SYNCHRONIZATION_POLICY: u32 = 3;
-    const COOPERATIVE: u32 = 2;
     const YIELD: u8 = 3;
     let stream = new_stream(device)?;
     let mut value = [0; 64];

@@ -7,6 +7,7 @@ use super::{
     launch, same, worked,
 };
 use crate::{CuError, Device, LoadedFunction, RawStream};
+use wormhole_api::constants::event_flags::DISABLE_TIMING;
 
 pub const CHECKS: &[Check] = &[
     Check {
@@ -52,7 +53,6 @@ pub const CHECKS: &[Check] = &[
 ];
 
 const LEGACY: RawStream = RawStream::LEGACY;
-const DISABLE_TIMING: u32 = 2;
 
 /// A word that kernels of held streams wait for.
 pub(super) struct Gate<'a> {

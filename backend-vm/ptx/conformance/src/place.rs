@@ -118,12 +118,9 @@ fn fill(device: &dyn Device, picture: &Picture, level: u32, array: RawArray) -> 
 
 fn hold(device: &dyn Device, picture: &Picture) -> Result<(Holder, Resource)> {
     let number = picture.format as u32;
-    let texels = Texels::new(number, picture.channels).map_err(|error| CuError(error.0))?;
+    let texels = Texels::new(number, picture.channels)?;
     let [width, height, _] = picture.extent;
-    let shape = || {
-        ArrayShape::new(picture.extent, number, picture.channels, picture.flags)
-            .map_err(|error| CuError(error.0))
-    };
+    let shape = || ArrayShape::new(picture.extent, number, picture.channels, picture.flags);
     Ok(match picture.source {
         Source::Array { levels: 1 } => {
             let array = device.create_array(&shape()?)?;

@@ -2,30 +2,17 @@
 
 use std::sync::Arc;
 
-use wormhole_api::{CuResult, Handle, Items, LaunchAttribute as GivenAttribute};
-use wormhole_device::{CuError, LaunchAttribute, LaunchEvents};
+use wormhole_api::constants::launch_attribute::{
+    ACCESS_POLICY_WINDOW, CLUSTER_DIMENSION, CLUSTER_SCHEDULING_POLICY_PREFERENCE, COOPERATIVE,
+    IGNORE, LAUNCH_COMPLETION_EVENT, MEM_SYNC_DOMAIN, MEM_SYNC_DOMAIN_MAP,
+    NVLINK_UTIL_CENTRIC_SCHEDULING, PREFERRED_CLUSTER_DIMENSION, PREFERRED_SHARED_MEMORY_CARVEOUT,
+    PRIORITY, PROGRAMMATIC_EVENT, PROGRAMMATIC_STREAM_SERIALIZATION, SYNCHRONIZATION_POLICY,
+};
+use wormhole_api::{CuResult, Handle, Items, LaunchAttribute};
+use wormhole_device::LaunchEvents;
 
-use super::{Session, to_result};
+use super::Session;
 use crate::objects::EventObject;
-
-const IGNORE: u32 = 0;
-/// An address and a number of bytes, then a ratio and two properties (`CUaccessPolicyWindow`).
-const ACCESS_POLICY_WINDOW: u32 = 1;
-const COOPERATIVE: u32 = 2;
-const SYNCHRONIZATION_POLICY: u32 = 3;
-const CLUSTER_DIMENSION: u32 = 4;
-const CLUSTER_SCHEDULING: u32 = 5;
-const PROGRAMMATIC_SERIALIZATION: u32 = 6;
-/// An event's handle, flags, and whether the beginning of blocks triggers it.
-const PROGRAMMATIC_EVENT: u32 = 7;
-const PRIORITY: u32 = 8;
-const MEM_SYNC_DOMAIN_MAP: u32 = 9;
-const MEM_SYNC_DOMAIN: u32 = 10;
-const PREFERRED_CLUSTER_DIMENSION: u32 = 11;
-/// An event's handle, and flags.
-const LAUNCH_COMPLETION_EVENT: u32 = 12;
-const PREFERRED_SHARED_MEMORY_CARVEOUT: u32 = 14;
-const NVLINK_CENTRIC_SCHEDULING: u32 = 16;
 
 /// Where an attribute is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +47,14 @@ impl Rule {
                 | PRIORITY
                 | MEM_SYNC_DOMAIN_MAP
                 | MEM_SYNC_DOMAIN
-                | NVLINK_CENTRIC_SCHEDULING,
+                | NVLINK_UTIL_CENTRIC_SCHEDULING,
                 _,
             )
             | (
                 COOPERATIVE
                 | CLUSTER_DIMENSION
-                | CLUSTER_SCHEDULING
-                | PROGRAMMATIC_SERIALIZATION
+                | CLUSTER_SCHEDULING_POLICY_PREFERENCE
+                | PROGRAMMATIC_STREAM_SERIALIZATION
                 | PREFERRED_CLUSTER_DIMENSION
                 | PREFERRED_SHARED_MEMORY_CARVEOUT,
                 Scope::Launch | Scope::Node,
@@ -106,12 +93,12 @@ impl Session {
     pub(super) fn admit_attributes(
         &self,
         scope: Scope,
-        given: &Items<'_, GivenAttribute>,
+        given: &Items<'_, LaunchAttribute>,
         admitted: &mut Vec<LaunchAttribute>,
     ) -> Result<Events, CuResult> {
         admitted.clear();
         let mut events = Events::default();
-        for GivenAttribute { id, value, .. } in given.iter() {
+        for LaunchAttribute { id, value, .. } in given.iter() {
             match Rule::of(scope, id) {
                 Rule::Event => self.admit_event(id, &value, &mut events)?,
                 _ => admitted.extend(self.admit_attribute(scope, id, value)?),
@@ -134,7 +121,7 @@ impl Session {
             Rule::Ignore => return Ok(None),
             Rule::Plain => {}
             Rule::Window => self.check_window(&value)?,
-            Rule::Event | Rule::Refuse => return Err(to_result(CuError::NOT_SUPPORTED)),
+            Rule::Event | Rule::Refuse => return Err(CuResult::NOT_SUPPORTED),
         }
         Ok(Some(LaunchAttribute::new(id, value)))
     }
@@ -156,7 +143,7 @@ impl Session {
         let handle = Handle::from_wire(u64::from_le_bytes(*handle));
         let event = self.event(handle.ok_or_else(|| self.invalid_handle())?)?;
         if !event.of_launches {
-            return Err(to_result(CuError::NOT_SUPPORTED));
+            return Err(CuResult::NOT_SUPPORTED);
         }
         let event = Some(Arc::clone(event));
         if id == PROGRAMMATIC_EVENT {

@@ -1,11 +1,9 @@
 //! Conditional nodes of graphs: their conditions, and which nodes lie in which of their bodies.
 
-use wormhole_api::{
-    CuResult, GraphBody, GraphBranch, GraphCondition, GraphConditional, Outcome, Serve,
-};
-use wormhole_device::{Branch, Condition, Conditional, CuError, GraphNode};
+use wormhole_api::{CuResult, GraphBody, GraphCondition, GraphConditional, Outcome, Serve};
+use wormhole_device::{Condition, Conditional, GraphNode};
 
-use super::{Call, Session, to_result};
+use super::{Call, Session};
 
 /// Bodies that one graph may have.
 const MOST_BODIES: usize = 1 << 16;
@@ -60,11 +58,7 @@ impl Nesting {
 
     /// Gives a new node its condition and its bodies.
     fn take(&mut self, message: &GraphConditional) -> Result<Conditional, CuResult> {
-        let branch = match message.branch {
-            GraphBranch::If => Branch::If,
-            GraphBranch::While => Branch::While,
-            GraphBranch::Switch => Branch::Switch,
-        };
+        let branch = message.branch;
         let condition = message.condition.wrapping_sub(1);
         let free = self.taken.get(condition as usize) == Some(&false);
         if !free || !branch.allows(message.bodies) {
@@ -72,14 +66,14 @@ impl Nesting {
         }
         let bodies = message.bodies as usize;
         if bodies > MOST_BODIES - self.depths.len() {
-            return Err(to_result(CuError::OUT_OF_MEMORY));
+            return Err(CuResult::OUT_OF_MEMORY);
         }
         let depth = self.depth() + 1;
         if depth > MOST_DEPTH {
-            return Err(to_result(CuError::NOT_SUPPORTED));
+            return Err(CuResult::NOT_SUPPORTED);
         }
         let first = u32::try_from(self.depths.len() + 1);
-        let first = first.map_err(|_| to_result(CuError::OUT_OF_MEMORY))?;
+        let first = first.map_err(|_| CuResult::OUT_OF_MEMORY)?;
         self.taken[condition as usize] = true;
         self.depths.extend(std::iter::repeat_n(depth, bodies));
         Ok(Conditional {

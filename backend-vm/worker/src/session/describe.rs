@@ -1,9 +1,11 @@
 //! The devices' descriptions, as a guest gets them.
 
-use wormhole_api::{Attribute, DeviceDescribe, DeviceDescribeReply, Items, Outcome, Serve, Served};
-use wormhole_device::{CuError, Description};
+use wormhole_api::{
+    Attribute, CuResult, DeviceDescribe, DeviceDescribeReply, Items, Outcome, Serve, Served,
+};
+use wormhole_device::Description;
 
-use super::{Call, Session, to_result};
+use super::{Call, Session};
 
 /// The device's description, as it goes into an answer.
 #[derive(Debug)]
@@ -52,7 +54,7 @@ impl Serve<DeviceDescribe> for Session {
         let devices = u32::try_from(self.descriptions.len()).unwrap_or(u32::MAX);
         let found = usize::try_from(message.ordinal);
         let Some(found) = found.ok().and_then(|at| self.descriptions.get(at)) else {
-            return Err(to_result(CuError::INVALID_DEVICE));
+            return Err(CuResult::INVALID_DEVICE);
         };
         Ok(Served::Done(DeviceDescribeReply {
             devices,

@@ -14,7 +14,7 @@ use std::sync::mpsc::channel;
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use wormhole_api::{CuResult, FileMap, FileUnmap, Outcome, Serve};
-use wormhole_device::{CuError, Device};
+use wormhole_device::Device;
 use wormhole_ring::band;
 use wormhole_ring::layout::FILES;
 
@@ -77,12 +77,12 @@ fn map(
     socket: &UnixDatagram,
     registrations: &mut Registrations,
     message: &FileMap,
-) -> Result<(), CuError> {
+) -> Result<(), CuResult> {
     let (address, bytes) = (message.address.0, message.bytes);
-    let file = receive(socket, address).ok_or(CuError::INVALID_VALUE)?;
+    let file = receive(socket, address).ok_or(CuResult::INVALID_VALUE)?;
     let end = message.offset.checked_add(bytes);
     if !end.is_some_and(|end| is_shared_memory(&file, end)) {
-        return Err(CuError::NOT_SUPPORTED);
+        return Err(CuResult::NOT_SUPPORTED);
     }
     // SAFETY: the range lies in the band that this process reserved, and nothing is mapped there: it was not taken.
     unsafe { band::map(address, bytes, &file, message.offset) }.map_err(refused)?;
@@ -95,28 +95,28 @@ fn map(
     registered
 }
 
-fn unmap(registrations: &mut Registrations, address: u64, bytes: u64) -> Result<(), CuError> {
+fn unmap(registrations: &mut Registrations, address: u64, bytes: u64) -> Result<(), CuResult> {
     registrations.remove(address)?;
     // SAFETY: nothing may name it, and the device has let go of it.
     unsafe { band::unmap(address, bytes) }.map_err(refused)
 }
 
-fn refused(error: io::Error) -> CuError {
+fn refused(error: io::Error) -> CuResult {
     tracing::warn!("a file of the guest cannot be mapped: {error}");
-    CuError::OUT_OF_MEMORY
+    CuResult::OUT_OF_MEMORY
 }
 
 /// Has the registrar do something, and waits for it.
 fn by_registrar(
     registrar: &Registrar,
-    task: impl FnOnce(&mut Registrations) -> Result<(), CuError> + Send + 'static,
-) -> Result<(), CuError> {
+    task: impl FnOnce(&mut Registrations) -> Result<(), CuResult> + Send + 'static,
+) -> Result<(), CuResult> {
     let (sender, outcome) = channel();
     registrar.run(Task::new(move |registrations| {
         // Who asked waits for it.
         let _ = sender.send(task(registrations));
     }));
-    outcome.recv().unwrap_or(Err(CuError::UNKNOWN))
+    outcome.recv().unwrap_or(Err(CuResult::UNKNOWN))
 }
 
 impl Session {

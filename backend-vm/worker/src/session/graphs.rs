@@ -9,13 +9,13 @@ use wormhole_api::{
     GraphUpdate, GraphUpload, Handle, Outcome, Serve, Served,
 };
 use wormhole_device::{
-    BoxCopy, CuError, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute,
+    BoxCopy, Device, Fill, GraphDescription, GraphEdge, GraphNode, LaunchAttribute,
     MemoryOperation, RawGraph,
 };
 
 use super::attributes::Scope;
 use super::conditional_graphs::Nesting;
-use super::{Answer, Call, Finish, Session, to_result};
+use super::{Answer, Call, Finish, Session};
 use crate::objects::{ArrayObject, EventObject, Loaded, Used};
 
 /// Bytes that a session's descriptions may take, until graphs were made of them.
@@ -127,7 +127,7 @@ impl Session {
         bytes: usize,
     ) -> Result<(&mut GraphDescription, &mut Nesting, &mut GraphUses), CuResult> {
         if bytes > MOST_BYTES - self.graph_bytes.min(MOST_BYTES) {
-            return Err(to_result(CuError::OUT_OF_MEMORY));
+            return Err(CuResult::OUT_OF_MEMORY);
         }
         let Some(GraphObject::Described {
             description,
@@ -136,7 +136,7 @@ impl Session {
             ..
         }) = self.graphs.get_mut(graph)
         else {
-            return Err(to_result(CuError::INVALID_HANDLE));
+            return Err(CuResult::INVALID_HANDLE);
         };
         self.graph_bytes += bytes;
         uses.0.bytes += bytes;
@@ -285,7 +285,7 @@ impl Serve<GraphEdges<'_>> for Session {
                 description, uses, ..
             }) = session.graphs.get_mut(message.graph)
             else {
-                return Err(to_result(CuError::INVALID_HANDLE));
+                return Err(CuResult::INVALID_HANDLE);
             };
             for edge in message.edges.iter() {
                 let count = description.nodes.len();
@@ -298,7 +298,7 @@ impl Serve<GraphEdges<'_>> for Session {
                 }
                 let bytes = size_of::<GraphEdge>();
                 if bytes > MOST_BYTES - session.graph_bytes.min(MOST_BYTES) {
-                    return Err(to_result(CuError::OUT_OF_MEMORY));
+                    return Err(CuResult::OUT_OF_MEMORY);
                 }
                 session.graph_bytes += bytes;
                 uses.0.bytes += bytes;
@@ -342,7 +342,7 @@ impl Session {
             },
             other => {
                 *place = other;
-                Err(to_result(CuError::INVALID_HANDLE))
+                Err(CuResult::INVALID_HANDLE)
             }
         }
     }

@@ -7,9 +7,9 @@ use wormhole_api::{
     CuResult, GreenCreate, GreenCreateReply, GreenDescribe, GreenDescribeReply, GreenDestroy,
     GreenPart, GreenSplit, GreenSplitReply, GreenStream, Items, Outcome, Serve,
 };
-use wormhole_device::{CuError, Device, Multiprocessors, Split};
+use wormhole_device::{Device, Multiprocessors, Split};
 
-use super::{Answer, Call, OBJECTS, Session, to_result};
+use super::{Answer, Call, OBJECTS, Session};
 use crate::objects::{GreenObject, StreamObject};
 use wormhole_link::counters::Counter;
 
@@ -68,8 +68,8 @@ impl Greens {
         let index = (number as usize).checked_sub(1);
         match index.and_then(|index| self.parts.get(index)) {
             Some((device, part)) if *device == on => Ok(*part),
-            Some(_) => Err(to_result(CuError::INVALID_DEVICE)),
-            None => Err(to_result(CuError::INVALID_RESOURCE_CONFIGURATION)),
+            Some(_) => Err(CuResult::INVALID_DEVICE),
+            None => Err(CuResult::INVALID_RESOURCE_CONFIGURATION),
         }
     }
 
@@ -78,7 +78,7 @@ impl Greens {
         let index = (number as usize).checked_sub(1);
         match index.and_then(|index| self.contexts.get(index)?.as_ref()) {
             Some((device, green)) if *device == on => Ok(Arc::clone(green)),
-            Some(_) => Err(to_result(CuError::INVALID_DEVICE)),
+            Some(_) => Err(CuResult::INVALID_DEVICE),
             None => Err(CuResult::INVALID_CONTEXT),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use wormhole_api::constants::image_flags::USES_OUTPUT;
 use wormhole_api::{
     Attribute, ContextReset, CuResult, DevicePtr, Function, Handle, Items, JitOption, Library,
     LibraryGetGlobal, LibraryGetGlobalReply, LibraryGetKernel, LibraryGetKernelReply,
@@ -11,11 +12,11 @@ use wormhole_api::{
     Served, is_plain_jit_option,
 };
 use wormhole_device::{
-    CuError, Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
+    Device, ImageKind, Jit, LinkInput, LoadedFunction, Loading, ManagedPlace, RawFunction,
     RawModule,
 };
 
-use super::{Answer, Call, Event, Finish, Session, to_result};
+use super::{Answer, Call, Event, Finish, Session};
 use crate::objects::{FunctionObject, ImageObject, Loaded};
 use crate::registrar::Task;
 use wormhole_link::counters::Counter;
@@ -28,8 +29,6 @@ pub(super) enum ImageHandle {
     Library(Handle<Library>),
 }
 
-/// The image uses device output.
-const USES_OUTPUT: u32 = 1;
 /// Bytes of images that may be on their way to the device at once: each is copied out of the arena first.
 /// More is `CUDA_ERROR_OUT_OF_MEMORY`.
 const IMAGE_BYTES: u64 = 4 << 30;
@@ -82,7 +81,7 @@ fn take<'a>(data: &mut &'a [u8], bytes: u64) -> wormhole_device::Result<&'a [u8]
     let (piece, rest) = usize::try_from(bytes)
         .ok()
         .and_then(|bytes| data.split_at_checked(bytes))
-        .ok_or(CuError::INVALID_VALUE)?;
+        .ok_or(CuResult::INVALID_VALUE)?;
     *data = rest;
     Ok(piece)
 }
@@ -101,7 +100,7 @@ fn link(
         let name = take(&mut data, u64::from(part.name))?;
         inputs.push(LinkInput {
             kind: part.kind,
-            name: std::str::from_utf8(name).map_err(|_| CuError::INVALID_VALUE)?,
+            name: std::str::from_utf8(name).map_err(|_| CuResult::INVALID_VALUE)?,
             data: take(&mut data, part.bytes)?,
         });
     }
@@ -558,7 +557,7 @@ impl Session {
         name: &[u8],
     ) -> Result<(Arc<Loaded>, String), CuResult> {
         let image = Arc::clone(&self.image(handle)?.loaded);
-        let name = std::str::from_utf8(name).map_err(|_| to_result(CuError::NOT_FOUND))?;
+        let name = std::str::from_utf8(name).map_err(|_| CuResult::NOT_FOUND)?;
         Ok((image, name.to_owned()))
     }
 }

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use wormhole_api::{
     AvailableShared, AvailableSharedReply, ClusterOccupancy, ClusterOccupancyReply,
-    ClusterQuestion, FunctionGetAttribute, FunctionGetAttributeReply, FunctionSetAttribute,
-    FunctionSetCacheConfig, LibraryKernels, LibraryKernelsReply, ModuleKernels, ModuleKernelsReply,
-    Occupancy, OccupancyReply, Outcome, Serve, TensorMapEncode, TensorMapEncodeReply,
-    TensorMapReplace, TensorMapReplaceReply,
+    ClusterQuestion, CuResult, FunctionGetAttribute, FunctionGetAttributeReply,
+    FunctionSetAttribute, FunctionSetCacheConfig, LibraryKernels, LibraryKernelsReply,
+    ModuleKernels, ModuleKernelsReply, Occupancy, OccupancyReply, Outcome, Serve, TensorMapEncode,
+    TensorMapEncodeReply, TensorMapReplace, TensorMapReplaceReply,
 };
-use wormhole_device::{ClusterLaunch, CuError, Device, EncodedTensorMap, TensorMap, TensorMapMode};
+use wormhole_device::{ClusterLaunch, Device, EncodedTensorMap, TensorMap, TensorMapMode};
 
 use super::attributes::Scope;
 use super::images::ImageHandle;
-use super::{Answer, Call, Finish, Session, to_result};
+use super::{Answer, Call, Finish, Session};
 use wormhole_link::memory;
 
 /// Most dimensions of a tensor.
@@ -171,7 +171,7 @@ impl Serve<TensorMapEncode> for Session {
     fn serve(&mut self, call: &Call, message: &TensorMapEncode) -> Outcome<TensorMapEncodeReply> {
         // The driver reads as many entries of the arrays.
         if !(1..=RANKS).contains(&message.rank) {
-            return Err(to_result(CuError::INVALID_VALUE));
+            return Err(CuResult::INVALID_VALUE);
         }
         let map = tensor_map(message);
         self.ask(

@@ -3,28 +3,25 @@
 //!
 //! That part is the device's: while other tenants use the device, none of them gets one, and resetting it does nothing.
 
-use wormhole_api::{
-    ContextGetLimit, ContextGetLimitReply, ContextSetLimit, ContextSetLimitReply, Outcome,
-    ResetPersistingL2, Serve, Served,
+use wormhole_api::constants::limit::{
+    END, MALLOC_HEAP_SIZE, PERSISTING_L2_CACHE_SIZE, PRINTF_FIFO_SIZE,
 };
-use wormhole_device::CuError;
+use wormhole_api::{
+    ContextGetLimit, ContextGetLimitReply, ContextSetLimit, ContextSetLimitReply, CuResult,
+    Outcome, ResetPersistingL2, Serve, Served,
+};
 
-use super::{Answer, Call, Session, to_result};
+use super::{Answer, Call, Session};
 
 /// The worker holds the text of a whole buffer.
-const PRINTF_FIFO_SIZE: u32 = 1;
 const MOST_PRINTF: u64 = 64 << 20;
-/// No device has more than its memory.
-const MALLOC_HEAP_SIZE: u32 = 2;
-const PERSISTING_L2_CACHE_SIZE: u32 = 6;
-/// One past the last `CUlimit` of CUDA 13.0. A driver dies of some numbers that it does not know (580, of attributes of
-/// functions), so no other reaches it.
-const END: u32 = 10;
 
+/// Refuses numbers that are no limits: a driver dies of some numbers that it does not know (580, of attributes of
+/// functions).
 fn check_limit(limit: u32) -> wormhole_device::Result<()> {
     match limit {
         0..END => Ok(()),
-        _ => Err(CuError::INVALID_VALUE),
+        _ => Err(CuResult::INVALID_VALUE),
     }
 }
 
@@ -34,16 +31,17 @@ impl Session {
         check_limit(limit)?;
         let most = match limit {
             PRINTF_FIFO_SIZE => MOST_PRINTF,
+            // No device has more than its memory.
             MALLOC_HEAP_SIZE => self.descriptions[self.on].total_memory(),
             PERSISTING_L2_CACHE_SIZE if self.counters.has_neighbours() => {
-                return Err(CuError::UNSUPPORTED_LIMIT);
+                return Err(CuResult::UNSUPPORTED_LIMIT);
             }
             _ => return Ok(()),
         };
         if value <= most {
             Ok(())
         } else {
-            Err(CuError::OUT_OF_MEMORY)
+            Err(CuResult::OUT_OF_MEMORY)
         }
     }
 }
@@ -51,9 +49,7 @@ impl Session {
 impl Serve<ContextGetLimit> for Session {
     fn serve(&mut self, call: &Call, message: &ContextGetLimit) -> Outcome<ContextGetLimitReply> {
         let limit = message.limit;
-        if let Err(error) = check_limit(limit) {
-            return Err(to_result(error));
-        }
+        check_limit(limit)?;
         if limit == PERSISTING_L2_CACHE_SIZE && self.counters.has_neighbours() {
             return Ok(Served::Done(ContextGetLimitReply { value: 0 }));
         }
@@ -68,9 +64,7 @@ impl Serve<ContextGetLimit> for Session {
 impl Serve<ContextSetLimit> for Session {
     fn serve(&mut self, call: &Call, message: &ContextSetLimit) -> Outcome<ContextSetLimitReply> {
         let (limit, value) = (message.limit, message.value);
-        if let Err(error) = self.check_value(limit, value) {
-            return Err(to_result(error));
-        }
+        self.check_value(limit, value)?;
         self.ask(
             call,
             move |device| {

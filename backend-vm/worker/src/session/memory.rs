@@ -4,11 +4,11 @@ use wormhole_api::{
     CuResult, Element, MemAlloc, MemAllocReply, MemCopy, MemFree, MemGetInfo, MemGetInfoReply,
     MemSet, MemWrite, Outcome, Serve, Served,
 };
-use wormhole_device::{CuError, Fill};
+use wormhole_device::Fill;
 use wormhole_ring::layout::{APERTURE_HIGH, APERTURE_LOW};
 
 use super::sharing::Key;
-use super::{Answer, Call, Session, to_result};
+use super::{Answer, Call, Session};
 use wormhole_link::counters::Counter;
 
 /// What an address belongs to.
@@ -60,12 +60,12 @@ impl Serve<MemAlloc> for Session {
                 }
                 tracing::error!("the device gave out {address:#x}, which a guest may use itself");
                 device.free(address)?;
-                Err(CuError::OUT_OF_MEMORY)
+                Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
                 if !session.device_memory.insert_of(session.on, address, bytes) {
                     tracing::error!("the device gave out {bytes} bytes at {address:#x} twice");
-                    return Answer::failed(to_result(CuError::UNKNOWN));
+                    return Answer::failed(CuResult::UNKNOWN);
                 }
                 session.allocations.insert(address);
                 Answer::reply(&MemAllocReply {
@@ -121,7 +121,7 @@ impl Session {
             (Place::Device, Place::Arena) => Counter::BytesToHost,
             (Place::Device, Place::Device) => Counter::BytesOnDevice,
             // The driver waits for such a copy (CUDA driver API, "API synchronization behavior").
-            (Place::Arena, Place::Arena) => return Err(to_result(CuError::NOT_SUPPORTED)),
+            (Place::Arena, Place::Arena) => return Err(CuResult::NOT_SUPPORTED),
         };
         self.counters.add(counter, bytes);
         Ok(())
@@ -137,7 +137,7 @@ impl Serve<MemWrite<'_>> for Session {
         let bytes = message.data.len() as u64;
         if self.place(message.destination.0, bytes)? == Place::Arena {
             // As such a copy.
-            return Err(to_result(CuError::NOT_SUPPORTED));
+            return Err(CuResult::NOT_SUPPORTED);
         }
         self.counters.add(Counter::BytesToDevice, bytes);
         self.done(

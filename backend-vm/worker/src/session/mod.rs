@@ -48,7 +48,7 @@ use wormhole_api::{
     CuResult, Encode, Event as EventKind, Function, Graph, Library, Memory, Module, Outcome, Pool,
     Served, Server, Stream,
 };
-use wormhole_device::{CuError, Device, LaunchAttribute, MemoryOperation, RawStream};
+use wormhole_device::{Device, LaunchAttribute, MemoryOperation, RawStream};
 use wormhole_ring::slot::SlotIndex;
 use wormhole_ring::status::Status;
 
@@ -310,7 +310,7 @@ impl Session {
             return Ok(());
         }
         if number >= self.legacy.len() {
-            return Err(to_result(CuError::INVALID_DEVICE));
+            return Err(CuResult::INVALID_DEVICE);
         }
         self.select_again(number);
         Ok(())
@@ -400,12 +400,12 @@ impl Session {
     }
 
     /// Translates a failure of the device, and publishes it if it was the context's end.
-    fn failed(&self, error: CuError) -> CuResult {
+    fn failed(&self, error: CuResult) -> CuResult {
         self.counters.add(Counter::Failures, 1);
         if let Some(sticky) = self.device.health(&[]) {
             watcher::publish_death(&self.status, sticky);
         }
-        to_result(error)
+        error
     }
 
     fn done<T>(&self, result: wormhole_device::Result<T>) -> Result<T, CuResult> {
@@ -452,9 +452,4 @@ impl Session {
             }) as Finish
         })
     }
-}
-
-/// The same code on the wire.
-pub fn to_result(error: CuError) -> CuResult {
-    CuResult(error.0)
 }

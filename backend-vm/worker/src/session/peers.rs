@@ -3,24 +3,15 @@
 use std::ops::RangeInclusive;
 
 use wormhole_api::{
-    Access as ApiAccess, CuResult, Outcome, PeerAttribute, PeerAttributeReply, PeerDisable,
-    PeerEnable, PoolSetAccess, Serve,
+    CuResult, Outcome, PeerAttribute, PeerAttributeReply, PeerDisable, PeerEnable, PoolSetAccess,
+    Serve,
 };
-use wormhole_device::{Access, CuError, Peer};
+use wormhole_device::Peer;
 
-use super::{Answer, Call, Session, to_result};
+use super::{Answer, Call, Session};
 
 /// `CUdevice_P2PAttribute` of CUDA 13.0. No other number reaches the driver.
 const PEER_ATTRIBUTES: RangeInclusive<u32> = 1..=5;
-
-/// The same in the device's terms.
-pub(super) fn access(access: ApiAccess) -> Access {
-    match access {
-        ApiAccess::None => Access::None,
-        ApiAccess::Read => Access::Read,
-        ApiAccess::ReadWrite => Access::ReadWrite,
-    }
-}
 
 impl Session {
     /// One of the session's devices, by its number.
@@ -32,16 +23,14 @@ impl Session {
                 ordinal,
                 context: 0,
             }),
-            _ => Err(to_result(CuError::INVALID_DEVICE)),
+            _ => Err(CuResult::INVALID_DEVICE),
         }
     }
 
     /// One that is not the current one.
     fn other(&self, number: u32) -> Result<Peer, CuResult> {
         match self.peer(number) {
-            Ok(_) if usize::try_from(number) == Ok(self.on) => {
-                Err(to_result(CuError::INVALID_DEVICE))
-            }
+            Ok(_) if usize::try_from(number) == Ok(self.on) => Err(CuResult::INVALID_DEVICE),
             found => found,
         }
     }
@@ -88,7 +77,7 @@ impl Serve<PeerDisable> for Session {
 
 impl Serve<PoolSetAccess> for Session {
     fn serve(&mut self, call: &Call, message: &PoolSetAccess) -> Outcome<()> {
-        let access = access(message.access);
+        let access = message.access;
         let peer = self.peer(message.peer)?;
         self.ask_pool(
             call,

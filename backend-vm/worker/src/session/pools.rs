@@ -7,11 +7,11 @@ use wormhole_api::{
     PoolDestroy, PoolFree, PoolGetAttribute, PoolGetAttributeReply, PoolSetAttribute, PoolTrim,
     Serve, Served,
 };
-use wormhole_device::{CuError, Device, PoolProperties, RawPool};
+use wormhole_device::{Device, PoolProperties, RawPool};
 
 use super::memory::in_bands;
 use super::sharing::Key;
-use super::{Answer, Call, Session, to_result};
+use super::{Answer, Call, Session};
 use crate::objects::StreamObject;
 use wormhole_link::counters::Counter;
 
@@ -197,12 +197,12 @@ impl Serve<PoolAlloc> for Session {
                 }
                 tracing::error!("a pool gave out {address:#x}, which a guest may use itself");
                 device.free_async(address, stream.raw)?;
-                Err(CuError::OUT_OF_MEMORY)
+                Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
                 if !session.device_memory.insert_of(on, address, bytes) {
                     tracing::error!("a pool gave out {bytes} bytes at {address:#x} twice");
-                    return Answer::failed(to_result(CuError::UNKNOWN));
+                    return Answer::failed(CuResult::UNKNOWN);
                 }
                 session.pool_allocations.insert(address, (on, bytes));
                 Answer::reply(&PoolAllocReply {

@@ -6,7 +6,7 @@ use wormhole_api::{
     CuResult, Outcome, ReferenceBindSurface, ReferenceBindTexture, ReferenceFind, ReferenceTo,
     Serve,
 };
-use wormhole_device::{Device, ReferenceKind};
+use wormhole_device::Device;
 
 use super::arrays::TextureMessage;
 use super::images::ImageHandle;
@@ -18,7 +18,7 @@ use crate::objects::{Loaded, Used};
 fn bind(
     device: &dyn Device,
     image: &Loaded,
-    (kind, name): (ReferenceKind, String),
+    (kind, name): (ReferenceTo, String),
     used: Used,
     bind: impl FnOnce(&str) -> wormhole_device::Result<()>,
 ) -> wormhole_device::Result<()> {
@@ -39,10 +39,7 @@ fn bind(
 
 impl Serve<ReferenceFind<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &ReferenceFind<'_>) -> Outcome<()> {
-        let kind = match message.to {
-            ReferenceTo::Texture => ReferenceKind::Texture,
-            ReferenceTo::Surface => ReferenceKind::Surface,
-        };
+        let kind = message.to;
         let (image, name) = self.named(ImageHandle::Module(message.module), message.name)?;
         self.ask(
             call,
@@ -66,7 +63,7 @@ impl Serve<ReferenceBindTexture<'_>> for Session {
         self.ask(
             call,
             move |device| {
-                let key = (ReferenceKind::Texture, name);
+                let key = (ReferenceTo::Texture, name);
                 bind(device, &image, key, used, |name| {
                     device.bind_texture(image.raw, name, resource.as_ref(), &sampling)
                 })
@@ -86,7 +83,7 @@ impl Serve<ReferenceBindSurface<'_>> for Session {
         self.ask(
             call,
             move |device| {
-                let (key, raw) = ((ReferenceKind::Surface, name), array.raw);
+                let (key, raw) = ((ReferenceTo::Surface, name), array.raw);
                 bind(device, &image, key, Used::Array(array), |name| {
                     device.bind_surface(image.raw, name, raw)
                 })

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 use wormhole_api::{
     CloseAllocation, CuResult, DevicePtr, Event as EventKind, Handle, Memory, OpenAllocation,
     OpenAllocationReply, OpenEvent, OpenMemory, OpenMemoryReply, OpenPointer, OpenPointerReply,
     OpenPool, Outcome, Pool, Serve, ShareAddress, ShareAddressReply, ShareEvent, ShareEventReply,
     ShareMemory, ShareMemoryReply, SharePool, SharePoolReply, SharedAddress, SharedEventCreate,
 };
-use wormhole_device::{CuError, Device, RawEvent};
+use wormhole_device::{Device, RawEvent};
 
 use super::memory::in_bands;
-use super::streams::{DISABLE_TIMING, INTERPROCESS};
-use super::{Answer, Call, Session, to_result};
+use super::{Answer, Call, Session};
 use crate::exchange::{Token, What};
 use crate::objects::EventObject;
 use crate::registrar::Task;
@@ -168,12 +168,12 @@ impl Serve<OpenAllocation> for Session {
                 }
                 tracing::error!("the device opened {address:#x}, which a guest may use itself");
                 device.close_allocation(address)?;
-                Err(CuError::OUT_OF_MEMORY)
+                Err(CuResult::OUT_OF_MEMORY)
             },
             |session, (address, bytes)| {
                 if !session.opened.insert(address, bytes) {
                     tracing::error!("the device opened {bytes} bytes at {address:#x} twice");
-                    return Answer::failed(to_result(CuError::UNKNOWN));
+                    return Answer::failed(CuResult::UNKNOWN);
                 }
                 let address = DevicePtr(address);
                 Answer::reply(&OpenAllocationReply { address, bytes })
@@ -326,12 +326,12 @@ impl Serve<OpenPointer> for Session {
                 }
                 tracing::error!("the device opened {address:#x}, which a guest may use itself");
                 device.free(address)?;
-                Err(CuError::OUT_OF_MEMORY)
+                Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, (address, bytes)| {
                 if !session.device_memory.insert_of(on, address, bytes) {
                     tracing::error!("a pool showed {bytes} bytes at {address:#x} twice");
-                    return Answer::failed(to_result(CuError::UNKNOWN));
+                    return Answer::failed(CuResult::UNKNOWN);
                 }
                 session.pool_allocations.insert(address, (on, bytes));
                 let address = DevicePtr(address);

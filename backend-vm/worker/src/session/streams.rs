@@ -2,23 +2,20 @@
 
 use std::sync::Arc;
 
+use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
 use wormhole_api::{
     CuResult, Event as EventKind, EventCreate, EventDestroy, EventElapsed, EventElapsedReply,
     EventQuery, EventRecord, EventSynchronize, Fence, FenceWrite, Handle, Outcome, Serve, Served,
     Stream, StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent, Synchronize,
     SynchronizeReply,
 };
-use wormhole_device::{CuError, Device};
+use wormhole_device::Device;
 use wormhole_ring::fence::FenceIndex;
 
 use super::sharing::Key;
-use super::{Answer, Call, Finish, Session, to_result};
+use super::{Answer, Call, Finish, Session};
 use crate::objects::{EventObject, StreamObject};
 use wormhole_link::counters::Counter;
-
-/// Flags of `cuEventCreate`.
-pub(super) const DISABLE_TIMING: u32 = 2;
-pub(super) const INTERPROCESS: u32 = 4;
 
 impl Session {
     /// The stream behind a handle.
@@ -81,7 +78,7 @@ impl Session {
     fn finished(&self, result: wormhole_device::Result<bool>) -> Result<(), CuResult> {
         match result {
             Ok(true) => Ok(()),
-            Ok(false) | Err(CuError::NOT_READY) => Err(to_result(CuError::NOT_READY)),
+            Ok(false) | Err(CuResult::NOT_READY) => Err(CuResult::NOT_READY),
             Err(error) => Err(self.failed(error)),
         }
     }
@@ -223,7 +220,7 @@ impl Serve<EventElapsed> for Session {
         let end = self.event(message.end)?.raw;
         match self.device.elapsed(start, end) {
             Ok(milliseconds) => Ok(Served::Done(EventElapsedReply { milliseconds })),
-            Err(CuError::NOT_READY) => Err(to_result(CuError::NOT_READY)),
+            Err(CuResult::NOT_READY) => Err(CuResult::NOT_READY),
             Err(error) => Err(self.failed(error)),
         }
     }

@@ -12,10 +12,9 @@ use wormhole_api::{
     MemGranularity, MemGranularityReply, MemMap, MemRelease, MemSetAccess, MemUnmap, Memory,
     Outcome, Serve, Served,
 };
-use wormhole_device::{CuError, Device, RawMemory};
+use wormhole_device::{Device, RawMemory};
 
 use super::memory::in_bands;
-use super::peers::access;
 use super::{Answer, Call, OBJECTS, Session};
 use wormhole_link::counters::Counter;
 use wormhole_link::device::MOST;
@@ -163,7 +162,7 @@ impl Serve<AddressReserve> for Session {
                 }
                 tracing::error!("the device reserved {address:#x}, which a guest may use itself");
                 device.unreserve(address, bytes)?;
-                Err(CuError::OUT_OF_MEMORY)
+                Err(CuResult::OUT_OF_MEMORY)
             },
             move |session, address| {
                 session.virtual_memory.reserved.insert(address, bytes);
@@ -350,7 +349,7 @@ impl Serve<MemUnmap> for Session {
 impl Serve<MemSetAccess> for Session {
     fn serve(&mut self, call: &Call, message: &MemSetAccess) -> Outcome<()> {
         let (address, bytes) = (message.address.0, message.bytes);
-        let access = access(message.access);
+        let access = message.access;
         let starts = self.begin_change(address, bytes)?;
         let marked = starts.clone();
         let outcome = self.defer(call, move |device: &dyn Device| {

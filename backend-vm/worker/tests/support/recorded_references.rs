@@ -1,11 +1,11 @@
 //! References of the device that remembers: every module has every one, and binding is entered.
 
-use wormhole_device::{RawArray, RawModule, ReferenceKind, References, Resource, Result, Sampling};
+use wormhole_device::{RawArray, RawModule, ReferenceTo, References, Resource, Result, Sampling};
 
 use super::recorder::Recorder;
 
 impl References for Recorder {
-    fn find_reference(&self, module: RawModule, _: &str, _: ReferenceKind) -> Result<()> {
+    fn find_reference(&self, module: RawModule, _: &str, _: ReferenceTo) -> Result<()> {
         self.arrive("find_reference");
         self.check(module.0)
     }

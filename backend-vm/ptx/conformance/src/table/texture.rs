@@ -1,6 +1,7 @@
 //! Fetches from textures of every geometry, and questions to them.
 
 use wormhole_device::array::{CUBEMAP, LAYERED, TEXTURE_GATHER};
+use wormhole_device::constants::{address_mode, filter_mode, texture_flags};
 use wormhole_device::{Format, Sampling};
 
 use crate::form::Form;
@@ -105,7 +106,7 @@ fn sampling(filter: u32, mode: u32, flags: u32) -> Sampling {
     Sampling {
         address_modes: [mode; 3],
         filter,
-        level_filter: Sampling::POINT,
+        level_filter: filter_mode::POINT,
         flags,
         anisotropy: 0,
         level_bias: 0.0,
@@ -115,12 +116,15 @@ fn sampling(filter: u32, mode: u32, flags: u32) -> Sampling {
 }
 
 const MODES: [(u32, &str); 4] = [
-    (Sampling::WRAP, "wrap"),
-    (Sampling::CLAMP, "clamp"),
-    (Sampling::MIRROR, "mirror"),
-    (Sampling::BORDER, "border"),
+    (address_mode::WRAP, "wrap"),
+    (address_mode::CLAMP, "clamp"),
+    (address_mode::MIRROR, "mirror"),
+    (address_mode::BORDER, "border"),
 ];
-const FILTERS: [(u32, &str); 2] = [(Sampling::POINT, "point"), (Sampling::LINEAR, "linear")];
+const FILTERS: [(u32, &str); 2] = [
+    (filter_mode::POINT, "point"),
+    (filter_mode::LINEAR, "linear"),
+];
 
 /// A fetch of which the first channel is kept, or all four.
 fn fetch(op: &str, note: &str, inputs: &[Class], results: usize, operands: &str) -> Form {
@@ -141,7 +145,11 @@ pub fn modes() -> Vec<Form> {
         for (filter, filter_name) in FILTERS {
             for (mode, mode_name) in MODES {
                 for normalized in [false, true] {
-                    let flags = if normalized { Sampling::NORMALIZED } else { 0 };
+                    let flags = if normalized {
+                        texture_flags::NORMALIZED_COORDINATES
+                    } else {
+                        0
+                    };
                     let note = format!(
                         "{filter_name} {mode_name}{}",
                         if normalized { " normalized" } else { "" }
@@ -161,15 +169,23 @@ pub fn modes() -> Vec<Form> {
         for (mode, name) in MODES {
             let op = format!("tex.{}.v4.f32.s32", geometry.name);
             let operands = format!("[%h, {}]", geometry.place());
-            let object = Object::Texture(geometry.picture(), sampling(Sampling::POINT, mode, 0));
+            let object = Object::Texture(geometry.picture(), sampling(filter_mode::POINT, mode, 0));
             forms.push(fetch(&op, name, &geometry.indices(), 1, &operands).with(object));
         }
     }
     // Modes of their own for each dimension.
     let geometry = &GEOMETRIES[2];
     let mixed = Sampling {
-        address_modes: [Sampling::WRAP, Sampling::MIRROR, Sampling::BORDER],
-        ..sampling(Sampling::LINEAR, Sampling::WRAP, Sampling::NORMALIZED)
+        address_modes: [
+            address_mode::WRAP,
+            address_mode::MIRROR,
+            address_mode::BORDER,
+        ],
+        ..sampling(
+            filter_mode::LINEAR,
+            address_mode::WRAP,
+            texture_flags::NORMALIZED_COORDINATES,
+        )
     };
     let object = Object::Texture(geometry.picture(), mixed);
     let operands = format!("[%h, {}]", geometry.place());
@@ -179,7 +195,7 @@ pub fn modes() -> Vec<Form> {
     let geometry = &GEOMETRIES[1];
     let object = Object::Texture(
         geometry.picture(),
-        sampling(Sampling::POINT, Sampling::CLAMP, 0),
+        sampling(filter_mode::POINT, address_mode::CLAMP, 0),
     );
     let op = "tex.2d.v4.f32.f32";
     let body = format!("{op} {{%o0, _, _, _}}|%o1, [%h, {{%i0, %i1}}];");
@@ -202,7 +218,7 @@ pub fn cubes() -> Vec<Form> {
                 for (mode, mode_name) in [MODES[1], MODES[3]] {
                     let object = Object::Texture(
                         geometry.picture(),
-                        sampling(filter, mode, flags | Sampling::NORMALIZED),
+                        sampling(filter, mode, flags | texture_flags::NORMALIZED_COORDINATES),
                     );
                     let note = format!("{name} {mode_name}{suffix}");
                     let inputs = geometry.directions();
@@ -249,14 +265,14 @@ pub fn formats() -> Vec<Form> {
             let bits = if is_float {
                 0
             } else {
-                Sampling::READ_AS_INTEGER
+                texture_flags::READ_AS_INTEGER
             };
-            let border = sampling(Sampling::POINT, Sampling::BORDER, bits);
+            let border = sampling(filter_mode::POINT, address_mode::BORDER, bits);
             let op = format!("tex.2d.v4.{whole}.f32");
             let object = Object::Texture(picture(plane), border);
             forms.push(fetch(&op, &note(""), &at, 4, "[%h, {%i0, %i1}]").with(object));
             if !is_wide {
-                let unit = sampling(Sampling::LINEAR, Sampling::BORDER, 0);
+                let unit = sampling(filter_mode::LINEAR, address_mode::BORDER, 0);
                 let object = Object::Texture(picture(plane), unit);
                 let op = "tex.2d.v4.f32.f32";
                 let note = note(" linear");
@@ -264,7 +280,7 @@ pub fn formats() -> Vec<Form> {
             }
             if !is_wide && !is_float {
                 // Every value of a byte.
-                let unit = sampling(Sampling::POINT, Sampling::CLAMP, 0);
+                let unit = sampling(filter_mode::POINT, address_mode::CLAMP, 0);
                 let object = Object::Texture(picture([8, 12, 0]), unit);
                 let op = "tex.2d.v4.f32.s32";
                 let mut form = fetch(
@@ -279,14 +295,14 @@ pub fn formats() -> Vec<Form> {
             }
             if name == "u8" {
                 for filter in FILTERS {
-                    let curve = sampling(filter.0, Sampling::CLAMP, Sampling::SRGB);
+                    let curve = sampling(filter.0, address_mode::CLAMP, texture_flags::SRGB);
                     let object = Object::Texture(picture([8, 12, 0]), curve);
                     let note = note(&format!(" sRGB {}", filter.1));
                     let op = "tex.2d.v4.f32.f32";
                     forms.push(fetch(op, &note, &at, 4, "[%h, {%i0, %i1}]").with(object));
                 }
             }
-            let line = sampling(Sampling::POINT, Sampling::CLAMP, bits);
+            let line = sampling(filter_mode::POINT, address_mode::CLAMP, bits);
             let memory = picture([24, 0, 0]).from(Source::Linear);
             let index = [Index {
                 first: -3,
@@ -302,7 +318,10 @@ pub fn formats() -> Vec<Form> {
     for (filter, name) in FILTERS {
         for (mode, mode_name) in MODES {
             let rows = Picture::new([11, 6, 0], Format::Single, 1, 0).from(Source::Rows);
-            let object = Object::Texture(rows, sampling(filter, mode, Sampling::NORMALIZED));
+            let object = Object::Texture(
+                rows,
+                sampling(filter, mode, texture_flags::NORMALIZED_COORDINATES),
+            );
             let inputs = [11, 6].map(|extent| Coordinate {
                 extent,
                 normalized: true,
@@ -315,7 +334,7 @@ pub fn formats() -> Vec<Form> {
     for (format, name) in [FORMATS[0], FORMATS[6], FORMATS[7]] {
         let picture = Picture::new(plane, format, 4, 0);
         for filter in FILTERS {
-            let object = Object::Texture(picture, sampling(filter.0, Sampling::CLAMP, 0));
+            let object = Object::Texture(picture, sampling(filter.0, address_mode::CLAMP, 0));
             let note = format!("of {name} {}", filter.1);
             let mut halves = fetch("tex.2d.v4.f16.f32", &note, &at, 4, "[%h, {%i0, %i1}]");
             halves.outputs = vec![16; 4];
@@ -371,7 +390,11 @@ pub fn levels() -> Vec<Form> {
                         level_filter,
                         level_bias: bias,
                         level_clamp: clamp,
-                        ..sampling(filter, Sampling::CLAMP, Sampling::NORMALIZED)
+                        ..sampling(
+                            filter,
+                            address_mode::CLAMP,
+                            texture_flags::NORMALIZED_COORDINATES,
+                        )
                     };
                     let object = Object::Texture(picture, sampling);
                     let note = format!("{name}, levels {level_name}{note}");
@@ -386,7 +409,7 @@ pub fn levels() -> Vec<Form> {
                         let operands = format!("[%h, {place}]");
                         forms.push(fetch(&op, &note, &at, 1, &operands).with(object));
                     }
-                    if directions || filter == Sampling::LINEAR {
+                    if directions || filter == filter_mode::LINEAR {
                         continue;
                     }
                     let op = format!("tex.grad.{}.v4.f32.f32", geometry.name);
@@ -421,9 +444,13 @@ pub fn gathers() -> Vec<Form> {
     for channel in ["r", "g", "b", "a"] {
         for (mode, name) in MODES {
             for normalized in [false, true] {
-                let flags = if normalized { Sampling::NORMALIZED } else { 0 };
+                let flags = if normalized {
+                    texture_flags::NORMALIZED_COORDINATES
+                } else {
+                    0
+                };
                 let picture = Picture::new([8, 5, 0], Format::Single, 4, TEXTURE_GATHER);
-                let object = Object::Texture(picture, sampling(Sampling::POINT, mode, flags));
+                let object = Object::Texture(picture, sampling(filter_mode::POINT, mode, flags));
                 let inputs = GEOMETRIES[1].coordinates(normalized);
                 let note = format!("{name}{}", if normalized { " normalized" } else { "" });
                 let op = format!("tld4.{channel}.2d.v4.f32.f32");
@@ -438,11 +465,11 @@ pub fn gathers() -> Vec<Form> {
             let bits = if ty == "f32" {
                 0
             } else {
-                Sampling::READ_AS_INTEGER
+                texture_flags::READ_AS_INTEGER
             };
             for channels in [1, 2, 4] {
                 let picture = Picture::new([8, 5, 0], format, channels, TEXTURE_GATHER);
-                let sampling = sampling(Sampling::POINT, Sampling::CLAMP, bits);
+                let sampling = sampling(filter_mode::POINT, address_mode::CLAMP, bits);
                 let inputs = GEOMETRIES[1].coordinates(false);
                 let op = format!("tld4.{channel}.2d.v4.{ty}.f32");
                 let note = format!("of {name}x{channels}");
@@ -456,7 +483,11 @@ pub fn gathers() -> Vec<Form> {
         (&CUBES[0], CUBES[0].directions()),
         (&CUBES[1], CUBES[1].directions()),
     ] {
-        let sampling = sampling(Sampling::POINT, Sampling::CLAMP, Sampling::NORMALIZED);
+        let sampling = sampling(
+            filter_mode::POINT,
+            address_mode::CLAMP,
+            texture_flags::NORMALIZED_COORDINATES,
+        );
         let op = format!("tld4.r.{}.v4.f32.f32", geometry.name);
         let operands = format!("[%h, {}]", geometry.place());
         let object = Object::Texture(geometry.picture(), sampling);
@@ -472,7 +503,11 @@ pub fn queries() -> Vec<Form> {
     for geometry in GEOMETRIES.iter().chain(&CUBES) {
         for what in ["width", "height", "depth"] {
             let op = format!("txq.{what}.b32");
-            let sampling = sampling(Sampling::POINT, Sampling::CLAMP, Sampling::NORMALIZED);
+            let sampling = sampling(
+                filter_mode::POINT,
+                address_mode::CLAMP,
+                texture_flags::NORMALIZED_COORDINATES,
+            );
             let object = Object::Texture(geometry.picture(), sampling);
             let name = format!("{op} of {}", geometry.name);
             let body = format!("{op} %o0, [%h];");
@@ -492,7 +527,11 @@ pub fn queries() -> Vec<Form> {
         let picture =
             Picture::new([13, 6, 5], Format::Single, 1, 0).from(Source::Array { levels: 3 });
         let op = format!("txq.level.{what}.b32");
-        let sampling = sampling(Sampling::POINT, Sampling::CLAMP, Sampling::NORMALIZED);
+        let sampling = sampling(
+            filter_mode::POINT,
+            address_mode::CLAMP,
+            texture_flags::NORMALIZED_COORDINATES,
+        );
         let index = [Index {
             first: 0,
             count: 3,
