@@ -13,7 +13,6 @@ use crate::stage::TARGET;
 
 /// Code for devices: fat binaries, PTX, the driver, and everything that links them.
 const DEVICE_CODE: &[&str] = &[
-    "cudarc",
     "wormhole-cpu-device",
     "wormhole-cuda-device",
     "wormhole-fatbin",
@@ -44,7 +43,7 @@ const RULES: &[(&str, &[&[&str]])] = &[
     // Devices know nothing of sessions and of each other.
     (
         "wormhole-cpu-device",
-        &[&["cudarc", "wormhole-cuda-device", "wormhole-link"]],
+        &[&["wormhole-cuda-device", "wormhole-link"]],
     ),
     (
         "wormhole-cuda-device",

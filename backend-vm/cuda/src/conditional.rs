@@ -2,11 +2,11 @@
 
 use std::ptr;
 
-use cudarc::driver::sys::{CUgraph, CUgraphNode};
 use wormhole_api::constants::graph_condition_flags::ASSIGN_DEFAULT;
 use wormhole_api::constants::graph_conditional_type;
 use wormhole_api::constants::graph_node_type::CONDITIONAL;
 use wormhole_api::ctypes::{CUDA_CONDITIONAL_NODE_PARAMS, CUgraphNodeParams};
+use wormhole_api::ctypes::{CUgraph, CUgraphNode};
 use wormhole_device::{Condition, Conditional, CuError, GraphBranch, Result};
 
 use crate::device::CudaDevice;
@@ -79,7 +79,7 @@ impl CudaDevice {
             r#type: kind(node.branch),
             size: node.bodies,
             phGraph_out: ptr::null_mut(),
-            ctx: self.handle().cast(),
+            ctx: self.handle(),
         };
         let mut made = ptr::null_mut();
         // SAFETY: the words have room and alignment for the parameters, which begin them; the graph is live, there
@@ -95,7 +95,7 @@ impl CudaDevice {
                 0,
                 &raw mut parameters,
             )?;
-            let list = place.read().phGraph_out.cast::<CUgraph>();
+            let list = place.read().phGraph_out;
             if list.is_null() {
                 return Err(CuError::NOT_SUPPORTED);
             }

@@ -9,13 +9,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_api::constants::device_attribute::{
     COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR,
 };
 use wormhole_api::constants::function_attribute::END as FUNCTION_ATTRIBUTES_END;
 use wormhole_api::constants::jit_input;
 use wormhole_api::constants::{host_register_flags, launch_param};
+use wormhole_api::ctypes::{CUcontext, CUevent, CUfunction, CUlaunchConfig, CUlinkState, CUstream};
 use wormhole_device::{
     CuError, Description, Device, DeviceOutput, Fill, ImageKind, Jit, Launch, LinkInput,
     LoadedFunction, LoadedModule, Loading, ManagedPlace, Parameter, RawEvent, RawFunction,

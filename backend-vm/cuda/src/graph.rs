@@ -5,17 +5,17 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use cudarc::driver::sys::{
-    CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMSET_NODE_PARAMS_v1, CUgraph, CUgraphEdgeData, CUgraphExec,
-    CUgraphExecUpdateResultInfo_v1, CUgraphNode,
-};
 use wormhole_api::constants::event_flags::DISABLE_TIMING;
 use wormhole_api::constants::graph_update_result::{
     ERROR_NODE_TYPE_CHANGED, ERROR_TOPOLOGY_CHANGED,
 };
 use wormhole_api::constants::launch_attribute::PROGRAMMATIC_STREAM_SERIALIZATION;
 use wormhole_api::constants::launch_param;
-use wormhole_api::ctypes::CUDA_MEMCPY3D;
+use wormhole_api::ctypes::{
+    CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1,
+    CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec,
+    CUgraphExecUpdateResultInfo, CUgraphNode,
+};
 use wormhole_device::{
     BoxCopy, Conditional, CuError, Device, GraphDescription, GraphEdge, GraphKernel, GraphNode,
     Graphs, MemoryOperation, RawEvent, RawGraph, RawStream, Result,
@@ -25,15 +25,6 @@ use crate::arrays::described;
 use crate::device::{CudaDevice, function, locked, size, stream};
 use crate::shared_events;
 use crate::stream_memory::parameters;
-
-/// `CUDA_BATCH_MEM_OP_NODE_PARAMS_v1`.
-#[repr(C)]
-pub struct MemoryNodeParameters {
-    context: *mut c_void,
-    count: u32,
-    operations: *mut [u64; 6],
-    flags: u32,
-}
 
 /// An executable graph, with the template that its nodes are named by.
 #[derive(Debug)]
@@ -121,7 +112,7 @@ impl CudaDevice {
                 ends.2.push(CUgraphEdgeData {
                     from_port: data[0],
                     to_port: data[1],
-                    type_: data[2],
+                    r#type: data[2],
                     reserved: [0; 5],
                 });
             }
@@ -153,7 +144,7 @@ impl CudaDevice {
                     driver.cuGraphAddMemcpyNode(place, graph, none, 0, &raw const copy, context)?;
                 }
                 GraphNode::Fill(fill) => {
-                    let fill = CUDA_MEMSET_NODE_PARAMS_v1 {
+                    let fill = CUDA_MEMSET_NODE_PARAMS {
                         dst: fill.destination,
                         pitch: size(fill.pitch),
                         value: fill.value,
@@ -195,7 +186,7 @@ impl CudaDevice {
             (&raw mut bytes).cast(),
             ptr::without_provenance_mut(launch_param::END),
         ];
-        let parameters = CUDA_KERNEL_NODE_PARAMS_v2 {
+        let first = CUDA_KERNEL_NODE_PARAMS_v1 {
             func: function(kernel.function),
             gridDimX: kernel.grid[0],
             gridDimY: kernel.grid[1],
@@ -210,6 +201,9 @@ impl CudaDevice {
             } else {
                 extra.as_mut_ptr()
             },
+        };
+        let parameters = CUDA_KERNEL_NODE_PARAMS {
+            first,
             kern: ptr::null_mut(),
             ctx: ptr::null_mut(),
         };
@@ -230,7 +224,7 @@ impl CudaDevice {
                 self.driver.cuGraphKernelNodeSetAttribute(
                     *place,
                     attribute.id,
-                    &raw const attribute.value,
+                    (&raw const attribute.value).cast(),
                 )?;
             }
         }
@@ -243,11 +237,11 @@ impl CudaDevice {
         place: *mut CUgraphNode,
         operations: &[MemoryOperation],
     ) -> Result<()> {
-        let mut list: Vec<[u64; 6]> = operations.iter().map(parameters).collect();
-        let node = MemoryNodeParameters {
-            context: self.handle().cast(),
+        let mut list: Vec<_> = operations.iter().map(parameters).collect();
+        let node = CUDA_BATCH_MEM_OP_NODE_PARAMS {
+            ctx: self.handle(),
             count: u32::try_from(list.len()).map_err(|_| CuError::INVALID_VALUE)?,
-            operations: list.as_mut_ptr(),
+            paramArray: list.as_mut_ptr(),
             flags: 0,
         };
         // SAFETY: the list has that many entries, which the driver copies during the call.
@@ -407,15 +401,19 @@ impl Graphs for CudaDevice {
             return Err(CuError::GRAPH_EXEC_UPDATE_FAILURE);
         }
         let template = self.template(graph)?;
-        let mut info = std::mem::MaybeUninit::<CUgraphExecUpdateResultInfo_v1>::zeroed();
+        let mut info = CUgraphExecUpdateResultInfo {
+            result: 0,
+            errorNode: ptr::null_mut(),
+            errorFromNode: ptr::null_mut(),
+        };
         // SAFETY: both graphs are live; the driver writes its findings to a place of their size.
         let updated = unsafe {
             self.driver
-                .cuGraphExecUpdate_v2(executable, template.graph, info.as_mut_ptr())
+                .cuGraphExecUpdate_v2(executable, template.graph, &raw mut info)
         };
-        // SAFETY: the findings begin with a `CUgraphExecUpdateResult`, and were zeros before.
-        let result = unsafe { info.as_ptr().cast::<u32>().read() };
-        if updated == Err(CuError::GRAPH_EXEC_UPDATE_FAILURE) && !SHAPE_CHANGED.contains(&result) {
+        if updated == Err(CuError::GRAPH_EXEC_UPDATE_FAILURE)
+            && !SHAPE_CHANGED.contains(&info.result)
+        {
             // Such as the addresses of a copy of several rows, which the driver does not change.
             return self.replace(raw, template);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cudarc::driver::sys::{CUlibrary, CUmodule};
+use wormhole_api::ctypes::{CUlibrary, CUmodule};
 use wormhole_device::{CuError, RawModule, Result};
 
 use crate::managed::Globals;

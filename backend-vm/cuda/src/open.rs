@@ -3,11 +3,11 @@
 use std::ffi::c_char;
 use std::ptr;
 
-use cudarc::driver::sys::{CUcontext, CUstream, CUuuid};
 use wormhole_api::constants::device_attribute::{
     IPC_EVENT_SUPPORTED, MEMPOOL_SUPPORTED_HANDLE_TYPES, PAGEABLE_MEMORY_ACCESS,
 };
 use wormhole_api::constants::{memory_handle_type, stream_flags};
+use wormhole_api::ctypes::{CUcontext, CUstream, CUuuid};
 use wormhole_device::{CuError, Description, Result};
 
 use crate::driver::{Driver, DriverError};

@@ -2,9 +2,8 @@
 
 use std::ptr;
 
-use cudarc::driver::sys::{
-    CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType,
-};
+use wormhole_api::constants::memory_location;
+use wormhole_api::ctypes::{CUcontext, CUmemAccessDesc, CUmemLocation};
 use wormhole_device::{Access, BoxCopy, Peer, Peers, RawPool, RawStream, Result};
 
 use crate::arrays::described;
@@ -19,14 +18,10 @@ fn context(peer: Peer) -> CUcontext {
 pub fn access_of(ordinal: i32, access: Access) -> CUmemAccessDesc {
     CUmemAccessDesc {
         location: CUmemLocation {
-            type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            r#type: memory_location::DEVICE,
             id: ordinal,
         },
-        flags: match access {
-            Access::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
-            Access::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
-            Access::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        },
+        flags: access.to_wire(),
     }
 }
 
@@ -65,8 +60,8 @@ impl Peers for CudaDevice {
     fn copy_between(&self, copy: &BoxCopy, to: Peer, from: Peer, on: RawStream) -> Result<()> {
         let mut description = described(copy);
         // As `CUDA_MEMCPY3D_PEER` has it, the contexts stand where the other description has nothing.
-        description.reserved0 = context(from).cast();
-        description.reserved1 = context(to).cast();
+        description.reserved0 = context(from);
+        description.reserved1 = context(to);
         // SAFETY: both ends live in these contexts and hold the box, which the caller checked.
         unsafe {
             self.driver()

@@ -2,10 +2,8 @@
 
 use std::ptr;
 
-use cudarc::driver::sys::{
-    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
-    CUmemPoolProps, CUmemoryPool,
-};
+use wormhole_api::constants::{memory_allocation_type, memory_location};
+use wormhole_api::ctypes::{CUmemLocation, CUmemPoolProps, CUmemoryPool};
 use wormhole_device::{CuError, PoolProperties, Pools, RawPool, RawStream, Result, pool_attribute};
 
 use crate::device::{CudaDevice, handle, size, stream};
@@ -39,10 +37,10 @@ impl Pools for CudaDevice {
 
     fn create_pool(&self, properties: &PoolProperties) -> Result<RawPool> {
         let properties = CUmemPoolProps {
-            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            handleTypes: CUmemAllocationHandleType(properties.handle_types),
+            allocType: memory_allocation_type::PINNED,
+            handleTypes: properties.handle_types,
             location: CUmemLocation {
-                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                r#type: memory_location::DEVICE,
                 id: self.ordinal(),
             },
             win32SecurityAttributes: ptr::null_mut(),

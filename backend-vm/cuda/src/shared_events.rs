@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use cudarc::driver::sys::CUevent;
 use wormhole_api::constants::event_flags::{DISABLE_TIMING, INTERPROCESS};
+use wormhole_api::ctypes::CUevent;
 use wormhole_device::{
     CuError, Device, EventRecord, Found, MemoryOperation, MemoryOperationKind, RawEvent, RawStream,
     Result, Shared, SharedWords, StreamMemory, WORDS_FILE, condition,

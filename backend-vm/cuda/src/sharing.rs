@@ -1,12 +1,12 @@
 //! Sharing with other processes: of memory and pools by the driver's own means.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-use cudarc::driver::sys::{CUipcMemHandle, CUmemPoolPtrExportData};
 use wormhole_api::constants::ipc_memory_flags::LAZY_ENABLE_PEER_ACCESS;
 use wormhole_api::constants::memory_handle_type::POSIX_FILE_DESCRIPTOR;
+use wormhole_api::ctypes::{CUipcMemHandle, CUmemPoolPtrExportData};
 use wormhole_device::{CuError, Found, RawEvent, RawMemory, RawPool, Result, Shared, Sharing};
 
 use crate::device::{CudaDevice, handle};
@@ -14,18 +14,18 @@ use crate::pools::pool;
 use crate::shared_events;
 
 /// Sixty-four bytes of the driver's as words.
-fn words(bytes: [c_char; 64]) -> [u64; 8] {
+fn words(bytes: [u8; 64]) -> [u64; 8] {
     let mut words = [0; 8];
     for (word, part) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
-        *word = u64::from_ne_bytes(part.map(c_char::cast_unsigned));
+        *word = u64::from_ne_bytes(*part);
     }
     words
 }
 
-fn bytes(words: &[u64; 8]) -> [c_char; 64] {
+fn bytes(words: &[u64; 8]) -> [u8; 64] {
     let mut bytes = [0; 64];
     for (part, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-        *part = word.to_ne_bytes().map(u8::cast_signed);
+        *part = word.to_ne_bytes();
     }
     bytes
 }
@@ -170,12 +170,12 @@ impl Sharing for CudaDevice {
         let mut made = CUmemPoolPtrExportData { reserved: [0; 64] };
         // SAFETY: the pointer is good; the driver checks the address.
         unsafe { self.driver().cuMemPoolExportPointer(&raw mut made, address) }?;
-        Ok(Shared::described(words(made.reserved.map(u8::cast_signed))))
+        Ok(Shared::described(words(made.reserved)))
     }
 
     fn open_pointer(&self, raw: RawPool, found: Found) -> Result<(u64, u64)> {
         let mut data = CUmemPoolPtrExportData {
-            reserved: bytes(&found.description).map(c_char::cast_unsigned),
+            reserved: bytes(&found.description),
         };
         let mut address = 0;
         // SAFETY: the pool exists, the pointers are good.

@@ -1,5 +1,6 @@
 //! Memory operations and attributes of streams.
 
+use wormhole_api::ctypes::CUstreamBatchMemOpParams;
 use wormhole_device::{
     CuError, LaunchAttribute, MemoryOperation, MemoryOperationKind, RawStream, Result, StreamMemory,
 };
@@ -9,19 +10,29 @@ use crate::device::{CudaDevice, stream};
 /// Operations of one call: the driver takes no more.
 const MOST: usize = 255;
 
-/// The operation as a `CUstreamBatchMemOpParams`.
-pub fn parameters(operation: &MemoryOperation) -> [u64; 6] {
-    let kind = u64::from(operation.kind.operation());
-    let flags = u64::from(operation.flags);
+/// The operation as the driver takes it.
+pub fn parameters(operation: &MemoryOperation) -> CUstreamBatchMemOpParams {
+    let kind = CUstreamBatchMemOpParams {
+        operation: operation.kind.operation(),
+        ..CUstreamBatchMemOpParams::default()
+    };
     match operation.kind {
-        MemoryOperationKind::Barrier => [kind | flags << 32, 0, 0, 0, 0, 0],
-        _ => [kind, operation.address, operation.value, flags, 0, 0],
+        MemoryOperationKind::Barrier => CUstreamBatchMemOpParams {
+            barrier_flags: operation.flags,
+            ..kind
+        },
+        _ => CUstreamBatchMemOpParams {
+            address: operation.address,
+            value64: operation.value,
+            flags: operation.flags,
+            ..kind
+        },
     }
 }
 
 impl StreamMemory for CudaDevice {
     fn memory_operations(&self, on: RawStream, operations: &[MemoryOperation]) -> Result<()> {
-        let mut list = [[0; 6]; MOST];
+        let mut list = [CUstreamBatchMemOpParams::default(); MOST];
         if operations.len() > MOST {
             return Err(CuError::INVALID_VALUE);
         }
@@ -33,7 +44,7 @@ impl StreamMemory for CudaDevice {
         // device or registered memory, which has one address on both sides.
         unsafe {
             self.driver
-                .cuStreamBatchMemOp_v2(stream(on), count, list.as_mut_ptr(), 0)
+                .cuStreamBatchMemOp_v2(stream(on), count, list.as_ptr(), 0)
         }
     }
 
@@ -41,8 +52,11 @@ impl StreamMemory for CudaDevice {
         // SAFETY: the caller passes a live stream and an attribute of plain numbers; the value has the
         // bytes of a `CUstreamAttrValue`, aligned as that.
         unsafe {
-            self.driver
-                .cuStreamSetAttribute(stream(on), attribute.id, &raw const attribute.value)
+            self.driver.cuStreamSetAttribute(
+                stream(on),
+                attribute.id,
+                (&raw const attribute.value).cast(),
+            )
         }
     }
 }
@@ -52,16 +66,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_are_laid_out_as_the_driver_reads_them() {
+    fn a_barrier_has_its_flags_where_the_driver_reads_them() {
         let operation = |kind, flags| MemoryOperation {
             kind,
             flags,
             address: 0x1000,
             value: 7,
         };
+        let words = |operation| {
+            let made = parameters(operation);
+            let first = (made.operation, made.barrier_flags);
+            (first, made.address, made.value64, made.flags)
+        };
         let wait = operation(MemoryOperationKind::Wait64, 3);
-        assert_eq!(parameters(&wait), [4, 0x1000, 7, 3, 0, 0]);
+        assert_eq!(words(&wait), ((4, 0), 0x1000, 7, 3));
         let barrier = operation(MemoryOperationKind::Barrier, 1);
-        assert_eq!(parameters(&barrier), [6 | 1 << 32, 0, 0, 0, 0, 0]);
+        assert_eq!(words(&barrier), ((6, 1), 0, 0, 0));
     }
 }

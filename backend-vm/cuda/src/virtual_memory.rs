@@ -1,10 +1,8 @@
 //! Virtual memory management of the driver.
 
-use cudarc::driver::sys::{
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1,
-    CUmemAllocationType, CUmemLocation, CUmemLocationType,
-};
 use wormhole_api::constants::memory_granularity::{MINIMUM, RECOMMENDED};
+use wormhole_api::constants::{memory_allocation_type, memory_location};
+use wormhole_api::ctypes::{CUmemAllocationProp, CUmemLocation};
 use wormhole_device::{Access, Granularity, RawMemory, Result, VirtualMemory};
 
 use crate::device::{CudaDevice, size};
@@ -13,23 +11,21 @@ use crate::peers::access_of;
 impl CudaDevice {
     fn location(&self) -> CUmemLocation {
         CUmemLocation {
-            type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            r#type: memory_location::DEVICE,
             id: self.ordinal(),
         }
     }
 
     fn properties(&self, handle_types: u32) -> CUmemAllocationProp {
         CUmemAllocationProp {
-            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: CUmemAllocationHandleType(handle_types),
+            r#type: memory_allocation_type::PINNED,
+            requestedHandleTypes: handle_types,
             location: self.location(),
             win32HandleMetaData: std::ptr::null_mut(),
-            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
-                compressionType: 0,
-                gpuDirectRDMACapable: 0,
-                usage: 0,
-                reserved: [0; _],
-            },
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; _],
         }
     }
 }

@@ -210,7 +210,7 @@ fn pointed(kind: &str) -> String {
 }
 
 /// The type in C.
-fn rust_type(parameter: &Parameter) -> String {
+pub(crate) fn rust_type(parameter: &Parameter) -> String {
     let pointed = pointed(&parameter.kind);
     match (parameter.direction, &parameter.length) {
         (Direction::In, None) => pointed,

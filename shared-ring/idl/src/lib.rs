@@ -10,6 +10,7 @@
 mod calls;
 mod constants;
 mod coverage;
+mod entry_points;
 mod exports;
 mod functions;
 mod load;
@@ -23,6 +24,7 @@ mod tested;
 pub use calls::calls;
 pub use constants::{constants, results};
 pub use coverage::coverage;
+pub use entry_points::{NoSuchFunction, entry_points};
 pub use exports::exports;
 pub use functions::functions;
 pub use load::{LoadError, load};

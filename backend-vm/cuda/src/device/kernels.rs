@@ -1,36 +1,16 @@
 //! What is asked of kernels.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::ptr;
 
-use cudarc::driver::sys::CUlaunchConfig;
+use wormhole_api::ctypes::{CUlaunchConfig, CUtensorMap};
 use wormhole_device::{
     ClusterLaunch, CuError, EncodedTensorMap, Kernels, RawFunction, RawModule, Result, TensorMap,
     TensorMapMode,
 };
 
-use super::{CudaDevice, function, size};
+use super::{CudaDevice, function};
 use crate::images::Loaded;
-
-/// `cuTensorMapEncodeIm2colWide`, of CUDA 12.8.
-type EncodeIm2colWide = unsafe extern "C" fn(
-    *mut c_void,
-    u32,
-    u32,
-    *mut c_void,
-    *const u64,
-    *const u64,
-    i32,
-    i32,
-    u32,
-    u32,
-    *const u32,
-    u32,
-    u32,
-    u32,
-    u32,
-    u32,
-) -> u32;
 
 impl CudaDevice {
     /// The names of things, each found by its handle.
@@ -162,8 +142,7 @@ impl Kernels for CudaDevice {
 
     fn encode_tensor_map(&self, map: &TensorMap) -> Result<EncodedTensorMap> {
         let mut encoded = EncodedTensorMap([0; 128]);
-        let place = (&raw mut encoded).cast::<c_void>();
-        let address = ptr::with_exposed_provenance_mut::<c_void>(size(map.address));
+        let place = (&raw mut encoded).cast::<CUtensorMap>();
         let (dimensions, strides) = (map.dimensions.as_ptr(), map.strides.as_ptr());
         let steps = map.steps.as_ptr();
         if map.rank > 5 {
@@ -177,7 +156,7 @@ impl Kernels for CudaDevice {
                     place,
                     map.data_type,
                     map.rank,
-                    address,
+                    map.address,
                     dimensions,
                     strides,
                     tile.as_ptr(),
@@ -196,7 +175,7 @@ impl Kernels for CudaDevice {
                     place,
                     map.data_type,
                     map.rank,
-                    address,
+                    map.address,
                     dimensions,
                     strides,
                     lower.as_ptr(),
@@ -215,30 +194,24 @@ impl Kernels for CudaDevice {
                     channels,
                     pixels,
                     mode,
-                } => {
-                    let encode = self
-                        .driver
-                        .later::<EncodeIm2colWide>(c"cuTensorMapEncodeIm2colWide")
-                        .ok_or(CuError::NOT_SUPPORTED)?;
-                    crate::driver::check(encode(
-                        place,
-                        map.data_type,
-                        map.rank,
-                        address,
-                        dimensions,
-                        strides,
-                        lower,
-                        upper,
-                        channels,
-                        pixels,
-                        steps,
-                        map.interleave,
-                        mode,
-                        map.swizzle,
-                        map.promotion,
-                        map.fill,
-                    ))
-                }
+                } => self.driver.cuTensorMapEncodeIm2colWide(
+                    place,
+                    map.data_type,
+                    map.rank,
+                    map.address,
+                    dimensions,
+                    strides,
+                    lower,
+                    upper,
+                    channels,
+                    pixels,
+                    steps,
+                    map.interleave,
+                    mode,
+                    map.swizzle,
+                    map.promotion,
+                    map.fill,
+                ),
             }
         }?;
         Ok(encoded)
@@ -249,8 +222,7 @@ impl Kernels for CudaDevice {
         mut map: EncodedTensorMap,
         address: u64,
     ) -> Result<EncodedTensorMap> {
-        let place = (&raw mut map).cast::<c_void>();
-        let address = ptr::with_exposed_provenance_mut::<c_void>(size(address));
+        let place = (&raw mut map).cast::<CUtensorMap>();
         // SAFETY: the place is as long and as aligned as a tensor map; the driver does not follow the address.
         unsafe { self.driver.cuTensorMapReplaceAddress(place, address) }?;
         Ok(map)
