@@ -21,7 +21,7 @@ use clap::Args;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{
     Pid, WaitOptions, WaitStatus, getpgid, getpid, getppid, set_child_subreaper,
-    set_parent_process_death_signal, waitpid,
+    set_parent_process_death_signal, wait,
 };
 use wormhole_images::{Ending, Execution, NotExecuted, Report};
 use wormhole_link::tasks;
@@ -262,10 +262,10 @@ impl Attendance {
         copied && getpgid(Some(self.program)) == getpgid(None)
     }
 
-    /// Collects children that have ended. Whether any is left.
+    /// Collects children that have ended, in whatever process group they are. Whether any is left.
     fn collect(&mut self) -> bool {
         loop {
-            match waitpid(None, WaitOptions::NOHANG) {
+            match wait(WaitOptions::NOHANG) {
                 Ok(Some((child, status))) if child == self.program => {
                     self.ending = Some(ending(status));
                 }

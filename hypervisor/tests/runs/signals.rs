@@ -229,6 +229,31 @@ fn nothing_that_the_program_started_outlives_a_killed_launcher() {
 }
 
 #[test]
+fn an_orphan_in_a_session_of_its_own_does_not_outlive_a_killed_launcher() {
+    let _alone = alone();
+    let script = "setsid sh -c 'echo ready; exec sleep 600' & exec sleep 600";
+    let mut run = Told::start(&mut in_process(&[], script));
+    run.says("ready");
+    let family = descendants(run.child.id());
+    send(run.child.id(), libc::SIGKILL);
+    are_gone(&family);
+    run.ends();
+}
+
+#[test]
+fn the_end_of_a_program_that_left_its_process_group_ends_the_run() {
+    let _alone = alone();
+    for leaves in ["os.setsid()", "os.setpgid(0, 0)"] {
+        let script = format!("import os; {leaves}; os._exit(4)");
+        let run = finish(
+            wormhole(&["run", "--placement", "process", "--quiet", "--"])
+                .args(["python3", "-c", &script]),
+        );
+        assert_eq!(run.status.code(), Some(4), "{leaves}: {}", run.stderr);
+    }
+}
+
+#[test]
 fn processes_that_go_on_forking_do_not_outlive_a_killed_launcher() {
     let _alone = alone();
     // Each process starts its successor and ends; there are always a few.
