@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use wormhole_link::chain;
+use wormhole_link::process::keep_ended_children;
 
 use crate::run::{RunError, USAGE};
 
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     say::survive_the_file_size_limit();
+    keep_ended_children();
     let outcome = match command.action {
         Action::Run(options) => run::run(*options).map_err(|error| {
             let said = matches!(error, RunError::Said(_));

@@ -10,3 +10,10 @@ pub const LOG: RawFd = 4;
 pub const BROKEN: i32 = 3;
 /// Exit status when arena cannot be mapped or unmapped.
 pub const NO_ARENA: i32 = 4;
+
+/// Has ended children wait to be collected, and announce themselves. A parent that ignores SIGCHLD hands that down over
+/// execve(2), and then the kernel collects them itself.
+pub fn keep_ended_children() {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}

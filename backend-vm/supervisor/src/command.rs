@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use wormhole_link::device::DeviceChoice;
+use wormhole_link::process::keep_ended_children;
 use wormhole_link::{arguments, chain};
 
 use crate::log::Log;
@@ -127,6 +128,7 @@ enum Sandbox {
 /// The whole executable.
 pub fn main() -> ExitCode {
     survive_the_file_size_limit();
+    keep_ended_children();
     let filter = std::env::var("WORMHOLE_LOG").unwrap_or_else(|_| "warn".to_owned());
     // Without standard error there is no log.
     let writer = match Log::open() {

@@ -196,6 +196,33 @@ fn a_launcher_under_nohup_leaves_the_program_alone() {
     assert_eq!(run.ends().0, Some(5));
 }
 
+/// As a daemon starts commands that waits for none of them. Ended children are then collected by the kernel.
+#[test]
+fn a_launcher_whose_parent_ignores_its_children_ends_with_the_program() {
+    let _alone = alone();
+    let spin = program("static", "spin");
+    let ignoring = |program: &[&str]| {
+        let mut command = wormhole(&["run", "--placement", "process", "--quiet", "--"]);
+        command.args(program);
+        // SAFETY: signal is safe between fork and exec; no handler is installed.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+                Ok(())
+            });
+        }
+        command
+    };
+    let run = finish(&mut ignoring(&["sh", "-c", "exit 7"]));
+    assert_eq!((run.status.code(), run.stderr.as_str()), (Some(7), ""));
+    // The supervisor's own children are collected as well.
+    let run = Underway::start(&mut ignoring(&[spin.to_str().expect("text")]));
+    run.working();
+    send(run.id(), libc::SIGKILL);
+    run.finish();
+    eventually("the backend's end", PATIENCE, || leftovers().is_empty());
+}
+
 fn are_gone(processes: &[u32]) {
     eventually("the end of everything", PATIENCE, || {
         processes.iter().all(|process| {
