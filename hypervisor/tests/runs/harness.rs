@@ -7,6 +7,7 @@ use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -65,6 +66,27 @@ fn from_environment(key: &str) -> PathBuf {
         .into()
 }
 
+/// Gives a command the dispositions of signals that it has by default: who started the tests may ignore some, as nohup(1)
+/// and a shell's background do.
+pub fn with_own_signals(command: &mut Command) -> &mut Command {
+    // SAFETY: signal is safe between fork and exec; no handler is installed.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [
+                libc::SIGHUP,
+                libc::SIGINT,
+                libc::SIGQUIT,
+                libc::SIGTERM,
+                libc::SIGUSR1,
+                libc::SIGUSR2,
+            ] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    }
+}
+
 /// What a finished run left.
 #[derive(Debug)]
 pub struct Finished {
@@ -93,7 +115,7 @@ pub fn finish(command: &mut Command) -> Finished {
     let patience = if in_guest { GUEST_PATIENCE } else { PATIENCE };
     for_emulation(|| {
         let start = Instant::now();
-        let child = command
+        let child = with_own_signals(command)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -248,7 +270,7 @@ impl Underway {
     pub fn start(command: &mut Command) -> Self {
         use std::io::{BufRead, BufReader};
         let start = Instant::now();
-        let mut child = command
+        let mut child = with_own_signals(command)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -11,7 +11,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::harness::{
     PATIENCE, Underway, alone, descendants, eventually, finish, leftovers, program, running,
-    wormhole,
+    with_own_signals, wormhole,
 };
 
 /// Says which signals it gets, and ends by SIGTERM with status 5.
@@ -48,7 +48,7 @@ struct Told {
 
 impl Told {
     fn start(command: &mut Command) -> Self {
-        let mut child = command
+        let mut child = with_own_signals(command)
             .process_group(0)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -349,7 +349,9 @@ impl Terminal {
                 Ok(())
             });
         }
-        let shell = command.spawn().expect("there is a shell");
+        let shell = with_own_signals(&mut command)
+            .spawn()
+            .expect("there is a shell");
         let controller = File::from(controller);
         Self {
             keyboard: controller.try_clone().expect("a descriptor"),
