@@ -7,7 +7,8 @@ pub mod reaper;
 mod summary;
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
@@ -392,13 +393,14 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
             source,
         })?;
     }
-    if let Some(path) = &options.json {
-        // Fail before the run, not after it.
+    // Fail before the run, not after it.
+    let open = options.json.as_deref().map(|path| {
         writable(path).map_err(|source| RunError::Io {
             what: format!("cannot write {}", path.display()),
             source,
-        })?;
-    }
+        })
+    });
+    let open = open.transpose()?.flatten();
     let installation = Installation::locate()?;
     let (status, summary) = match options.placement {
         Placement::Process => process::run(&options, &program, &installation, &signals)?,
@@ -420,7 +422,11 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
         // The program's status counts for more than a summary that cannot be written.
-        if let Err(error) = std::fs::write(path, text) {
+        let written = match open {
+            Some(mut file) => file.write_all(text.as_bytes()),
+            None => std::fs::write(path, text),
+        };
+        if let Err(error) = written {
             say::line(format_args!("cannot write {}: {error}", path.display()));
         }
     }
@@ -431,14 +437,15 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
 }
 
 /// Whether a file can be written there. It is not there afterwards, so that a run that fails leaves neither an
-/// empty summary nor another run's.
-fn writable(path: &Path) -> io::Result<()> {
-    std::fs::File::create(path)?;
-    // Not a device, and not a link to one.
+/// empty summary nor another run's. A named pipe, a device or a link stays open: who reads a pipe would see its end
+/// otherwise, and open it no second time.
+fn writable(path: &Path) -> io::Result<Option<File>> {
+    let file = File::create(path)?;
     if std::fs::symlink_metadata(path)?.is_file() {
         std::fs::remove_file(path)?;
+        return Ok(None);
     }
-    Ok(())
+    Ok(Some(file))
 }
 
 /// The program as a path: as given where it names a file, searched in PATH otherwise, as execvp(3) does.

@@ -348,3 +348,25 @@ fn a_failed_run_leaves_no_summary_of_another() {
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(!json.path().exists());
 }
+
+#[test]
+fn a_summary_goes_into_a_pipe_whose_reader_opened_it_once() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("it is there").success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read_to_string(pipe).expect("it can be read")
+    });
+    let run = finish(
+        wormhole(&["run", "--placement", "process", "--json"])
+            .arg(&pipe)
+            .args(["--", "/bin/true"]),
+    );
+    assert!(run.status.success(), "{}", run.stderr);
+    let text = reader.join().expect("it was read");
+    let summary: serde_json::Value = serde_json::from_str(&text).expect(&text);
+    assert_eq!(summary["guest"], "none");
+}
