@@ -572,8 +572,10 @@ impl Supervisor {
                 worker.refusal = Some(reason);
                 Ok(())
             }
-            // No guest has met it yet.
-            (Report::Refused(reason), Some(session)) if self.is_preparing(session) => {
+            // No guest has met it yet, or its guest has left and it has not been killed yet.
+            (Report::Refused(reason), Some(session))
+                if self.is_preparing(session) || self.is_dying(session) =>
+            {
                 if let Some(worker) = self.workers.get_mut(&id) {
                     worker.refusal = Some(reason);
                 }

@@ -310,10 +310,14 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(&key) else {
             return Ok(());
         };
-        if session.phase != Phase::Preparing {
-            return Err("it sent Assigned for a session that it has".to_owned());
+        match session.phase {
+            Phase::Preparing => session.phase = Phase::Showing,
+            // The guest has left meanwhile, and the worker has not been killed yet.
+            Phase::Dying => return Ok(()),
+            Phase::Showing | Phase::Granted => {
+                return Err("it sent Assigned for a session that it has".to_owned());
+            }
         }
-        session.phase = Phase::Showing;
         if session.local {
             self.grant_session(ops, key);
             return Ok(());

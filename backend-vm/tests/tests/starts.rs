@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use wormhole_backend_tests::backend::{
-    Backend, PATIENCE, Tenant, Workers, children_of, kill, wait_until,
+    Backend, PATIENCE, Tenant, Workers, children_of, is_stopped, kill, wait_until,
 };
 use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_backend_tests::stub::{self, Stub};
@@ -38,6 +38,10 @@ fn main() {
             (
                 "a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind",
                 a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind,
+            ),
+            (
+                "a_guest_that_leaves_while_its_worker_takes_the_session_breaks_no_protocol",
+                a_guest_that_leaves_while_its_worker_takes_the_session_breaks_no_protocol,
             ),
             (
                 "a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn",
@@ -290,6 +294,49 @@ fn a_guest_that_leaves_before_its_worker_is_there_leaves_none_behind() {
     wait_until(|| backend.workers() == before, || "the worker's end".into());
     let mut served = ask(&mut backend, stub::protocol(1), OWN);
     granted(&mut served);
+}
+
+/// The worker's word that it has the session, and the end of its guest, pass each other.
+fn a_guest_that_leaves_while_its_worker_takes_the_session_breaks_no_protocol() {
+    let (mut backend, _) = backend();
+    let workers = backend.workers();
+    for worker in &workers {
+        kill(*worker, libc::SIGSTOP);
+        wait_until(|| is_stopped(*worker), || "a worker's stop".into());
+    }
+    let leaves = ask(&mut backend, stub::protocol(0), "");
+    // An answer to a later guest: by now the session is its worker's.
+    let mut stranger = ask(&mut backend, stub::protocol(SILENT_COPY), "");
+    assert!(matches!(stranger.receive(), Reply::Refused(..)));
+    let supervisor = i32::try_from(backend.child.id()).unwrap();
+    kill(supervisor, libc::SIGSTOP);
+    wait_until(|| is_stopped(supervisor), || "its stop".into());
+    // The supervisor will hear of the guest's end first.
+    drop(leaves);
+    let before: Vec<u64> = workers.iter().map(|worker| sleeps(*worker)).collect();
+    for (worker, before) in workers.iter().zip(before) {
+        kill(*worker, libc::SIGCONT);
+        wait_until(
+            || sleeps(*worker) > before,
+            || "a worker that has said its word".into(),
+        );
+    }
+    kill(supervisor, libc::SIGCONT);
+    assert_eq!(backend.report().end, "the guest process ended");
+    let log = backend.log();
+    assert!(!log.contains("broke the protocol"), "{log}");
+}
+
+/// How often a process has gone to sleep.
+fn sleeps(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = |line: &str| {
+        line.strip_prefix("voluntary_ctxt_switches:")?
+            .trim()
+            .parse()
+            .ok()
+    };
+    status.lines().find_map(line).unwrap()
 }
 
 fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
