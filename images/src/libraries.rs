@@ -232,11 +232,11 @@ fn parse_cache(bytes: &[u8]) -> Vec<(String, PathBuf)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     /// Compiles an empty library, or a program that needs `-l` what `args` name.
-    fn compile(folder: &Path, output: &str, shared: bool, args: &[&str]) {
+    pub fn compile(folder: &Path, output: &str, shared: bool, args: &[&str]) {
         let source = folder.join("source.c");
         fs::write(
             &source,

@@ -235,9 +235,6 @@ impl Overlay {
             archive.link(name, format!("usr/{name}"));
             archive.folder(format!("usr/{name}"));
         }
-        for name in ["proc", "sys", "dev", "tmp", "run", "root", "var", "etc"] {
-            archive.folder(name);
-        }
         // The kernel opens it before any file system is mounted.
         archive.character_device("dev/console", 0o600, 5, 1);
         archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
@@ -256,6 +253,10 @@ impl Overlay {
     }
 
     fn finish(mut self, run: &RunFile) -> Result<Vec<u8>, ImageError> {
+        // Last, since one of them may be a link on this machine, and its target was taken.
+        for name in ["proc", "sys", "dev", "tmp", "run", "root", "var", "etc"] {
+            self.archive.folder(name);
+        }
         self.archive.folder(&destination(&run.directory)?);
         self.archive
             .file(RUN_FILE.trim_start_matches('/'), 0o644, &run.to_bytes())?;
@@ -265,6 +266,7 @@ impl Overlay {
     /// A file or folder at its own path, with what it takes to run it.
     fn take(&mut self, path: &Path) -> Result<(), ImageError> {
         let path = std::path::absolute(path).map_err(io("find", path))?;
+        let path = self.follow(&path)?;
         if !path.is_dir() {
             return self.executable_at(&path, &path);
         }
@@ -294,6 +296,25 @@ impl Overlay {
         Ok(())
     }
 
+    /// The real path of an absolute one. The guest gets the symbolic links on the way, so that a program is the same file
+    /// there: the loader looks for its libraries beside the real one (`$ORIGIN`, ld.so(8)).
+    fn follow(&mut self, path: &Path) -> Result<PathBuf, ImageError> {
+        let mut real = PathBuf::new();
+        for component in path.components() {
+            match component {
+                Component::ParentDir => drop(real.pop()),
+                other => real.push(other),
+            }
+            if real.is_symlink() {
+                let target = fs::canonicalize(&real).map_err(io("find", &real))?;
+                let place = destination(&real)?;
+                self.archive.link(&place, target.as_os_str().as_bytes());
+                real = target;
+            }
+        }
+        Ok(real)
+    }
+
     /// A file at a path, with its libraries if it is a program, and with its interpreter if it is a script.
     fn executable_at(&mut self, source: &Path, place: &Path) -> Result<(), ImageError> {
         let name = destination(place)?;
@@ -317,12 +338,13 @@ impl Overlay {
                     interpreter,
                 });
             }
-            self.executable_at(&interpreter, &interpreter)?;
+            self.take(&interpreter)?;
         }
         Ok(())
     }
 
     fn library(&mut self, path: &Path) -> Result<(), ImageError> {
+        let path = &self.follow(path)?;
         let name = destination(path)?;
         if self.archive.contains(&name) {
             return Ok(());
@@ -369,6 +391,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
+    use crate::libraries::tests::compile;
 
     fn run(program: &Path) -> GuestRun {
         GuestRun {
@@ -457,6 +480,31 @@ mod tests {
         assert!(contains(&overlay, &format!("{name}/deep/data\0")));
         assert!(contains(&overlay, &format!("{name}/link\0")));
         assert!(contains(&overlay, "some data of mine"));
+    }
+
+    #[test]
+    fn links_stay_links_and_libraries_beside_the_real_program_come_along() {
+        let place = tempfile::tempdir().expect("a folder");
+        let real = place.path().join("real");
+        fs::create_dir(&real).expect("a folder");
+        compile(&real, "libown.so", true, &[]);
+        compile(
+            &real,
+            "program",
+            false,
+            &["-lown", "-Wl,-rpath,$ORIGIN/../real"],
+        );
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink("real", &link).expect("a link");
+        let mut run = run("/bin/true".as_ref());
+        run.take = vec![link.join("program")];
+        let overlay = guest_overlay(&run).expect("all is there");
+        let name = |path: &Path| path.display().to_string()[1..].to_owned() + "\0";
+        for file in ["program", "libown.so"] {
+            assert!(contains(&overlay, &name(&real.join(file))), "{file}");
+        }
+        assert!(!contains(&overlay, &name(&link.join("program"))));
+        assert!(contains(&overlay, &name(&link)));
     }
 
     #[test]
