@@ -148,11 +148,13 @@ impl Serve<GraphKernel<'_>> for Session {
     fn serve(&mut self, _: &Call, message: &GraphKernel<'_>) -> Outcome<()> {
         self.part_of_graph(message.graph, |session| {
             let mut attributes = Vec::new();
-            session.admit_attributes(Scope::Node, &message.attributes, &mut attributes)?;
-            let function = session.function(message.function)?;
-            if (message.parameters.len() as u64) < function.parameter_bytes {
-                return Err(CuResult::INVALID_VALUE);
-            }
+            let (function, _) = session.admit_launch(
+                Scope::Node,
+                message.function,
+                &message.attributes,
+                message.parameters,
+                &mut attributes,
+            )?;
             let image = Arc::downgrade(&function.image);
             let bytes = message.parameters.len() + attributes.len() * size_of::<LaunchAttribute>();
             let node = GraphNode::Kernel(wormhole_device::GraphKernel {

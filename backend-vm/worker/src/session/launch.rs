@@ -1,67 +1,77 @@
-//! Kernel launches and what is asked of kernels.
+//! Kernel launches: which are admitted, and how they are made.
 
 use std::sync::Arc;
 
-use wormhole_api::{CuResult, LaunchKernel, Outcome, Serve, Served};
+use wormhole_api::{CuResult, Function, Handle, Items, LaunchKernel, Outcome, Serve, Served};
 use wormhole_device::{Device, Launch, LaunchAttribute};
 
 use super::attributes::{Events, Scope};
 use super::{Answer, Call, Session};
+use crate::objects::FunctionObject;
 
 /// A launch whose like the device has accepted is a record and is made at once. Another one is a request:
 /// it may load the kernel, so it is a job.
 impl Serve<LaunchKernel<'_>> for Session {
     fn serve(&mut self, call: &Call, message: &LaunchKernel<'_>) -> Outcome<()> {
         let mut attributes = std::mem::take(&mut self.attributes);
-        let read = self.admit_attributes(Scope::Launch, &message.attributes, &mut attributes);
-        let outcome = match read {
-            Err(error) => Err(error),
-            Ok(events) if call.slot.is_some() => {
-                self.launch_first(call, message, &attributes, events)
-            }
-            Ok(events) => self
-                .launch_now(message, &attributes, &events)
-                .map(Served::Done),
-        };
+        let outcome = self.launch(call, message, &mut attributes);
         self.attributes = attributes;
         outcome
     }
 }
 
 impl Session {
-    fn launch_now(
+    /// Admits the launch of a kernel, now or by a graph: the kernel and the events are the session's, each attribute is
+    /// one that `scope` admits, and there are as many parameters as the kernel has. Reads the attributes for the
+    /// device into `attributes`.
+    pub(super) fn admit_launch(
         &self,
-        message: &LaunchKernel<'_>,
-        attributes: &[LaunchAttribute],
-        events: &Events,
-    ) -> Result<(), CuResult> {
-        let stream = self.stream(message.stream)?.raw;
-        let function = self.function(message.function)?;
-        enough(message, function.parameter_bytes)?;
-        self.done(self.device.launch(&Launch {
-            function: function.raw,
-            stream,
-            grid: message.grid,
-            block: message.block,
-            shared: message.shared,
-            attributes,
-            events: events.raw(),
-            parameters: message.parameters,
-        }))
+        scope: Scope,
+        function: Handle<Function>,
+        given: &Items<'_, LaunchAttribute>,
+        parameters: &[u8],
+        attributes: &mut Vec<LaunchAttribute>,
+    ) -> Result<(&FunctionObject, Events), CuResult> {
+        let events = self.admit_attributes(scope, given, attributes)?;
+        let function = self.function(function)?;
+        // The driver reads by the kernel's own layout, so a shorter buffer would be read past its end.
+        if (parameters.len() as u64) < function.parameter_bytes {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        Ok((function, events))
     }
 
-    fn launch_first(
+    fn launch(
         &mut self,
         call: &Call,
         message: &LaunchKernel<'_>,
-        attributes: &[LaunchAttribute],
-        events: Events,
+        attributes: &mut Vec<LaunchAttribute>,
     ) -> Outcome<()> {
-        let stream = Arc::clone(self.stream(message.stream)?);
-        let needed = self.function(message.function)?.parameter_bytes;
-        enough(message, needed)?;
+        let (given, parameters) = (&message.attributes, message.parameters);
+        let (function, events) = self.admit_launch(
+            Scope::Launch,
+            message.function,
+            given,
+            parameters,
+            attributes,
+        )?;
+        let stream = self.stream(message.stream)?;
         let (grid, block, shared) = (message.grid, message.block, message.shared);
-        let (attributes, parameters) = (attributes.to_vec(), message.parameters.to_vec());
+        if call.slot.is_none() {
+            let launched = self.device.launch(&Launch {
+                function: function.raw,
+                stream: stream.raw,
+                grid,
+                block,
+                shared,
+                attributes,
+                events: events.raw(),
+                parameters,
+            });
+            return self.done(launched).map(Served::Done);
+        }
+        let stream = Arc::clone(stream);
+        let (attributes, parameters) = (attributes.clone(), parameters.to_vec());
         let launch = move |device: &dyn Device, function| {
             device.launch(&Launch {
                 function,
@@ -75,14 +85,5 @@ impl Session {
             })
         };
         self.ask_function(call, message.function, launch, |()| Answer::done())
-    }
-}
-
-/// The driver reads by the kernel's own layout, so a shorter buffer would be read past its end.
-fn enough(message: &LaunchKernel<'_>, needed: u64) -> Result<(), CuResult> {
-    if (message.parameters.len() as u64) < needed {
-        Err(CuResult::INVALID_VALUE)
-    } else {
-        Ok(())
     }
 }
