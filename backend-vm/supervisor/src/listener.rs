@@ -4,8 +4,11 @@ use std::fs::{self, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// Why no tenant can connect.
 #[derive(Debug, thiserror::Error)]
@@ -62,10 +65,11 @@ impl Listener {
                 if !metadata.file_type().is_socket() {
                     return Err(ListenError::NotASocket(path.to_owned()));
                 }
-                match UnixStream::connect(path) {
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                    Err(error) => return Err(failed(error)),
-                    Ok(_) => return Err(ListenError::Taken(path.to_owned())),
+                match try_connect(path) {
+                    Err(Errno::CONNREFUSED) => {}
+                    // As many wait for its listener as may.
+                    Ok(_) | Err(Errno::AGAIN) => return Err(ListenError::Taken(path.to_owned())),
+                    Err(error) => return Err(failed(error.into())),
                 }
                 Place::of(path, &metadata).remove();
                 UnixListener::bind(path).map_err(failed)?
@@ -136,6 +140,14 @@ impl Place {
     }
 }
 
+/// Connects to a socket without waiting.
+fn try_connect(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 /// The user of the process that connected a stream, as of its `connect`.
 ///
 /// # Errors
@@ -198,6 +210,20 @@ mod tests {
         assert!(matches!(error, ListenError::Taken(_)), "{error}");
         listener.place().remove();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_whose_listener_accepts_nobody_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let socket = UnixListener::bind(&path).unwrap();
+        // A second call sets how many may wait.
+        rustix::net::listen(&socket, 0).unwrap();
+        let waiting: Vec<OwnedFd> = std::iter::from_fn(|| try_connect(&path).ok()).collect();
+        assert!(!waiting.is_empty());
+        let error = Listener::bind(&path, &[]).unwrap_err();
+        assert!(matches!(error, ListenError::Taken(_)), "{error}");
+        assert!(path.exists());
     }
 
     #[test]
