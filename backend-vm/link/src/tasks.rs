@@ -5,15 +5,39 @@ use std::fmt;
 use std::io;
 use std::thread::JoinHandle;
 
-/// The limits that clone(2) answers with `EAGAIN`, as a sentence's end.
+/// The limits that clone(2) and pthread_create(3) answer with `EAGAIN`, as a sentence's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskLimit;
+pub struct TaskLimit {
+    /// Whether this process may have so much memory and no more: a thread's stack counts.
+    memory_is_limited: bool,
+}
+
+impl TaskLimit {
+    fn here() -> Self {
+        let is_limited = |resource| {
+            let mut limit = libc::rlimit {
+                rlim_cur: libc::RLIM_INFINITY,
+                rlim_max: libc::RLIM_INFINITY,
+            };
+            // SAFETY: a local structure that the kernel fills.
+            unsafe { libc::getrlimit(resource, &raw mut limit) };
+            limit.rlim_cur != libc::RLIM_INFINITY
+        };
+        Self {
+            memory_is_limited: is_limited(libc::RLIMIT_DATA) || is_limited(libc::RLIMIT_AS),
+        }
+    }
+}
 
 impl fmt::Display for TaskLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
             "the limit of processes and threads is reached (RLIMIT_NPROC, pids.max of a cgroup, or kernel.threads-max)",
-        )
+        )?;
+        if self.memory_is_limited {
+            f.write_str(", or that of memory for their stacks (RLIMIT_DATA, RLIMIT_AS)")?;
+        }
+        Ok(())
     }
 }
 
@@ -23,7 +47,7 @@ impl Error for TaskLimit {}
 #[must_use]
 pub fn named(error: io::Error) -> io::Error {
     match error.raw_os_error() {
-        Some(libc::EAGAIN) => io::Error::new(error.kind(), TaskLimit),
+        Some(libc::EAGAIN) => io::Error::new(error.kind(), TaskLimit::here()),
         _ => error,
     }
 }
