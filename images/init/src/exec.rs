@@ -109,7 +109,7 @@ impl NotExecuted {
             what: if elf {
                 "for another machine, or damaged"
             } else {
-                "neither a program nor a script whose first line starts with #!"
+                "neither a program nor a script whose first line is #! and its interpreter"
             },
         }
     }
