@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use wormhole_link::arguments::USAGE;
 use wormhole_link::report::{SessionReport, SessionReports};
 use wormhole_link::tasks;
 use wormhole_monitor::{MemoryError, StopHandle, Window};
@@ -42,6 +43,8 @@ pub enum BackendError {
     Refused(String),
     #[error("the supervisor ended without a word")]
     Ended,
+    #[error("the supervisor has said why it ended")]
+    Said,
     #[error("the supervisor's stream broke")]
     Stream(#[source] std::io::Error),
     #[error("the supervisor sent what is no control message")]
@@ -149,16 +152,36 @@ impl Backend {
             session_limit: SESSION_LIMIT,
             ..Attach::default()
         };
-        let window = backend.window.as_raw_fd();
-        backend.port.send(&Message::Attach(attach), &[window])?;
+        match backend.attach(attach) {
+            Ok(()) => Ok(backend),
+            Err(error) => Err(backend.why(error)),
+        }
+    }
+
+    fn attach(&self, attach: Attach) -> Result<(), BackendError> {
+        let window = self.window.as_raw_fd();
+        self.port.send(&Message::Attach(attach), &[window])?;
         let mut body = Vec::new();
-        match receive(&backend.stream, &mut body)? {
-            Some((Message::Attached, _)) => Ok(backend),
+        match receive(&self.stream, &mut body)? {
+            Some((Message::Attached, _)) => Ok(()),
             Some((Message::Refused { reason, .. }, _)) => {
                 Err(BackendError::Refused(reason.to_owned()))
             }
             Some((other, _)) => Err(BackendError::Unexpected(other.name())),
             None => Err(BackendError::Ended),
+        }
+    }
+
+    /// The cause of an error in attaching: where the stream ended or broke, the supervisor's own end.
+    fn why(mut self, error: BackendError) -> BackendError {
+        if !matches!(error, BackendError::Ended | BackendError::Stream(_)) {
+            return error;
+        }
+        drop(self.stream.shutdown(std::net::Shutdown::Both));
+        match self.supervisor.wait() {
+            Ok(status) if status.code() == Some(USAGE.into()) => BackendError::Said,
+            Ok(status) if !status.success() => BackendError::Failed(status),
+            _ => error,
         }
     }
 

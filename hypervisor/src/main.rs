@@ -16,7 +16,7 @@ use clap::{Parser, Subcommand};
 use wormhole_link::chain;
 use wormhole_link::process::keep_ended_children;
 
-use crate::run::{RunError, USAGE};
+use crate::run::USAGE;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -50,10 +50,8 @@ fn main() -> ExitCode {
     say::survive_the_file_size_limit();
     keep_ended_children();
     let outcome = match command.action {
-        Action::Run(options) => run::run(*options).map_err(|error| {
-            let said = matches!(error, RunError::Said(_));
-            (error.status(), (!said).then(|| chain(&error)))
-        }),
+        Action::Run(options) => run::run(*options)
+            .map_err(|error| (error.status(), (!error.is_said()).then(|| chain(&error)))),
         Action::Image(action) => image::run(&action)
             .map(|()| 0)
             .map_err(|error| (USAGE, Some(chain(&error)))),

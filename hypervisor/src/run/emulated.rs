@@ -47,11 +47,11 @@ impl Errors {
             .any(|line| line.starts_with("wormhole: guest: ") && line.contains("(triple fault)"))
     }
 
-    /// Whether the inner command has said why there is no summary.
+    /// Whether the inner command, or its supervisor, has said why there is no summary.
     fn tell_of_the_command(&self) -> bool {
         String::from_utf8_lossy(&self.end)
             .lines()
-            .any(|line| line.starts_with("wormhole: "))
+            .any(|line| line.starts_with("wormhole: ") || line.starts_with("wormhole-supervisor: "))
     }
 }
 

@@ -351,6 +351,11 @@ pub const STATUSES: &str = "Exit status: the program's own, 128 + N if signal N 
     the run may be repeated; 126: the program cannot be executed; 127: the program or its interpreter is missing.";
 
 impl RunError {
+    /// Whether the cause has been printed already, by the process that failed.
+    pub fn is_said(&self) -> bool {
+        matches!(self, Self::Said(_) | Self::Backend(BackendError::Said))
+    }
+
     /// The exit status of a run that ends so.
     pub fn status(&self) -> u8 {
         match self {

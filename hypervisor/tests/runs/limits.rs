@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Resource, Rlimit, Signal, geteuid, setrlimit};
 
 use crate::harness::{
-    PATIENCE, alone, end_by, eventually, finish, program, published_stage, wormhole,
+    Finished, PATIENCE, alone, end_by, eventually, finish, program, published_stage, wormhole,
 };
 
 /// A user with no processes, for which limits of processes count from 0.
@@ -69,6 +69,43 @@ fn a_limit_of_processes_is_named_wherever_it_is_reached() {
         eventually("the backend's end", PATIENCE, || tasks_of(USER) == 0);
     }
     assert!(passed > 0, "40 are enough");
+}
+
+/// `wormhole run` of nothing by a shell that has set a limit.
+fn under(limit: &str) -> Finished {
+    let inner = wormhole(&["run", "--placement", "process", "--", "/bin/true"]);
+    let mut shell = Command::new("bash");
+    shell
+        .args(["-c", &format!("ulimit {limit}; exec \"$@\""), "bash"])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .stdin(Stdio::null());
+    finish(&mut shell)
+}
+
+#[test]
+fn a_supervisor_that_ends_at_its_start_is_explained_once() {
+    let _alone = alone();
+    // Enough for the launcher.
+    for files in ["12", "20", "40", "100"] {
+        let run = under(&format!("-n {files}"));
+        assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+        let words = format!("{files} open files are too few for the supervisor");
+        let one = run.stderr.lines().count() == 1;
+        assert!(
+            one && run.stderr.contains(&words),
+            "{files}: {}",
+            run.stderr
+        );
+    }
+}
+
+#[test]
+fn a_limit_of_memory_is_named_where_a_thread_has_no_stack() {
+    let _alone = alone();
+    let run = under("-d 1000");
+    assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+    assert!(run.stderr.contains("RLIMIT_DATA"), "{}", run.stderr);
 }
 
 /// The processes and threads of a user.
