@@ -102,7 +102,7 @@ impl Facts {
                 "this is neither Debian nor Ubuntu: install what these Debian packages hold: {wanted}"
             ));
         }
-        if !wanted.is_empty() && !self.root && !self.has("sudo") {
+        if !wanted.is_empty() && !self.may_install() {
             return Err(format!(
                 "installing Debian packages needs root or sudo: install these as root: {wanted}"
             ));
@@ -125,13 +125,21 @@ impl Facts {
             packages: packages.map(|&(_, package)| package).collect(),
             ..Plan::default()
         };
+        // An old QEMU works as well, where nobody can install a newer one.
+        let newer = self
+            .qemu
+            .is_none_or(|version| version < QEMU && self.may_install());
         // Two sources of QEMU would install it twice.
-        if self.qemu.is_none_or(|version| version < QEMU) && self.is_bookworm() {
+        if newer && self.is_bookworm() {
             plan.backports = true;
         } else if self.qemu.is_none() {
             plan.packages.push(QEMU_PACKAGE);
         }
         plan
+    }
+
+    fn may_install(&self) -> bool {
+        self.root || self.has("sudo")
     }
 
     fn has(&self, name: &str) -> bool {
@@ -287,6 +295,19 @@ mod tests {
         let plan = facts.plan(false).expect("set-up works here");
         assert_eq!(plan.packages, Vec::<&str>::new());
         assert!(plan.note.is_some_and(|note| note.contains("QEMU 8")));
+    }
+
+    #[test]
+    fn a_user_without_sudo_works_with_the_old_qemu_that_is_there() {
+        let facts = Facts {
+            root: false,
+            qemu: Some(7),
+            ..furnished(BOOKWORM)
+        };
+        let plan = facts.plan(false).expect("set-up works here");
+        assert_eq!(plan.packages, Vec::<&str>::new());
+        assert!(!plan.backports);
+        assert!(plan.note.is_some_and(|note| note.contains("QEMU 7")));
     }
 
     #[test]
