@@ -1,7 +1,7 @@
 //! The CUDA driver library of guests: `libcuda.so.1` where there is no GPU and no driver.
 //!
 //! Programs and CUDA's own libraries load it unmodified. A call is answered here where the guest can know
-//! the answer ([`context`], [`device`], [`memory_map`]), written to the session's ring where CUDA's
+//! the answer ([`object`], [`device`], [`memory`]), written to the session's ring where CUDA's
 //! contract does not ask for more, and waited for where it does ([`session`]).
 //!
 //! The C functions are generated from the API table; each calls its namesake in [`calls`].
@@ -25,52 +25,33 @@
 //! - A forked child of an initialised process never touches the session of its parent.
 //! - Every wait ends when the session does.
 
-mod array;
-mod barrier;
-mod boxes;
+// Exports: what C programs call.
 mod calls;
-mod capture;
-mod compiled_code;
-mod context;
-mod copy;
-mod core_dump;
-mod counts;
-mod device;
-mod error;
-mod event;
 mod export_tables;
 mod exports;
-mod function;
-mod graph;
-mod green;
-mod handle;
-mod host_function;
-mod image;
-mod jit;
-mod launch;
-mod legacy;
-mod link;
 mod logs;
-mod managed;
+mod runtime;
+
+mod graph;
+
+mod work;
+
+// Objects, and memory.
 mod memory;
-mod memory_map;
-mod module;
+mod object;
+
+// The session, and what it knows of the devices.
+mod device;
+mod session;
+
+// The ground: types and handles.
+mod counts;
+mod error;
+mod handle;
 #[cfg(feature = "mutants")]
 mod mutants;
-mod output;
 mod parameter;
-mod peer;
-mod pool;
 mod readable;
-mod reference;
-mod registration;
-mod runtime;
-mod session;
-mod sharing;
-mod stream;
-mod stream_memory;
-mod texture;
 mod types;
-mod virtual_memory;
 
 use wormhole_connect::log;

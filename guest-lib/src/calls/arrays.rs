@@ -6,12 +6,12 @@ use wormhole_api::array::ArrayShape;
 
 use super::devices::device;
 use crate::error::{CuError, Result};
+use crate::object::{array, context};
 use crate::parameter::{In, Out, Pointer};
 use crate::session::session;
 use crate::types::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUdevice, CUmipmappedArray,
 };
-use crate::{array, context};
 
 /// The shape that a program describes.
 fn described(wanted: CUDA_ARRAY3D_DESCRIPTOR) -> Result<ArrayShape> {

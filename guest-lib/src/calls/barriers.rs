@@ -1,10 +1,10 @@
 //! Events of whole contexts.
 
 use super::contexts::scope_of;
-use crate::barrier;
-use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::object::context::Scope;
 use crate::types::{CUcontext, CUevent};
+use crate::work::barrier;
 
 /// Here null does not mean the current context.
 fn scope(ctx: CUcontext) -> Result<Scope> {

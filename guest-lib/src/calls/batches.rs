@@ -7,17 +7,17 @@ use wormhole_api::array::ArrayShape;
 use wormhole_api::handle::Array;
 
 use super::devices::device;
-use crate::array;
-use crate::boxes::{Place, copy_box};
-use crate::context::Scope;
-use crate::copy::{Direction, Mode, check, copy};
 use crate::error::{CuError, Result};
+use crate::object::array;
+use crate::object::context::Scope;
+use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out};
-use crate::stream::{Target, target};
 use crate::types::{
     CUDA_MEMCPY3D_BATCH_OP, CUarray, CUdeviceptr, CUmemLocation, CUmemcpy3DOperand,
     CUmemcpyAttributes, CUstream, DefaultStream, LOCATION_DEVICE,
 };
+use crate::work::boxes::{Place, copy_box};
+use crate::work::copy::{Direction, Mode, check, copy};
 
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`, `_DURING_API_CALL` and `_ANY`.
 const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;

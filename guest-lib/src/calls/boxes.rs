@@ -3,15 +3,15 @@
 use std::ffi::c_void;
 
 use super::copies::NO_STREAM;
-use crate::boxes::{Place, copy_box};
-use crate::copy::Mode;
 use crate::error::{CuError, Result};
+use crate::object::stream::target;
+use crate::object::{array, context};
 use crate::parameter::{In, Out};
-use crate::stream::target;
 use crate::types::{
     CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMCPY3D_PEER, CUarray, CUdeviceptr, CUstream, DefaultStream,
 };
-use crate::{array, context};
+use crate::work::boxes::{Place, copy_box};
+use crate::work::copy::Mode;
 
 /// `CU_MEMORYTYPE_HOST`, `_DEVICE`, `_ARRAY`, `_UNIFIED`.
 const HOST: u32 = 1;

@@ -1,13 +1,13 @@
 //! Stream capture.
 
 use super::graphs::nodes_with_data;
-use crate::capture::{self, ACTIVE, exchange_mode};
 use crate::error::{CuError, Result};
+use crate::graph::capture::{self, ACTIVE, exchange_mode};
 use crate::graph::{Model, graph_handle, with};
 use crate::handle::to_pointer;
+use crate::object::stream::target;
 use crate::parameter::{In, InOut, Out};
 use crate::session::session;
-use crate::stream::target;
 use crate::types::{
     CUgraph, CUgraphEdgeData, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
     DefaultStream,

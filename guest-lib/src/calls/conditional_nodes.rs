@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::graph_nodes::Member as _;
 
-use crate::context;
 use crate::error::{CuError, Result};
 use crate::graph::work::Work;
 use crate::graph::{Model, graph_handle, with};
+use crate::object::context;
 use crate::parameter::Out;
 use crate::types::{
     CUDA_CONDITIONAL_NODE_PARAMS, CUcontext, CUgraph, CUgraphConditionalHandle, CUgraphNodeParams,

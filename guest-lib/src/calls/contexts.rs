@@ -8,14 +8,15 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use wormhole_api::{ContextGetLimit, ContextReset, ContextSetLimit};
 
 use super::devices::ordinal;
-use crate::context::{self, Scope, primary_scope};
 use crate::error::{CuError, Result};
+use crate::graph::capture;
+use crate::object::context::{self, Scope, primary_scope};
+use crate::object::{array, event, green, module, stream, texture};
 use crate::parameter::{Out, Pointer};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit};
-use crate::{
-    array, capture, event, graph, green, host_function, memory, module, peer, stream, texture,
-};
+use crate::work::{host_function, peer};
+use crate::{graph, memory};
 
 /// What `cuCtxGetApiVersion` says of contexts of this interface.
 const API_VERSION: u32 = 3020;

@@ -2,13 +2,13 @@
 
 use wormhole_api::Element;
 
-use crate::context::Scope;
-use crate::copy::{Direction, Fill, Mode, copy, fill};
 use crate::error::Result;
 use crate::memory::is_synchronous;
+use crate::object::context::Scope;
+use crate::object::stream::{Target, target};
 use crate::parameter::{In, Out, UnifiedPtr};
-use crate::stream::{Target, target};
 use crate::types::{CUdeviceptr, CUstream, DefaultStream};
+use crate::work::copy::{Direction, Fill, Mode, copy, fill};
 
 /// The default stream, which copies without a stream parameter use.
 pub const NO_STREAM: CUstream = std::ptr::null_mut();

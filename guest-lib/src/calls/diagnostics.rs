@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
 use super::devices::device;
-use crate::context;
-use crate::core_dump::{self, Of};
 use crate::error::{CuError, Result};
+use crate::object::context;
+use crate::object::core_dump::{self, Of};
+use crate::object::stream::target;
 use crate::parameter::{InOut, Out, Pointer};
-use crate::stream::target;
 use crate::types::{CUdevice, CUstream, DefaultStream};
 
 /// The current context's settings.

@@ -1,10 +1,10 @@
 //! Events.
 
 use crate::error::{CuError, Result};
+use crate::object::stream::target;
+use crate::object::{context, event};
 use crate::parameter::Out;
-use crate::stream::target;
 use crate::types::{CUevent, CUstream, DefaultStream};
-use crate::{context, event};
 
 pub fn cuEventCreate(phEvent: Out<'_, CUevent>, Flags: u32) -> Result {
     let scope = context::scope()?;

@@ -3,11 +3,11 @@
 use std::ffi::{c_char, c_void};
 
 use super::devices::ordinal;
-use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
-use crate::function::{self, Owner};
 use crate::handle::to_pointer;
-use crate::module;
+use crate::object::context::{self, Scope};
+use crate::object::function::{self, Owner};
+use crate::object::module;
 use crate::parameter::Out;
 use crate::types::{
     CUdevice, CUfunc_cache, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUkernel,

@@ -1,13 +1,13 @@
 //! Executable graphs.
 
-use crate::capture;
-use crate::context;
 use crate::error::{CuError, Result};
+use crate::graph::capture;
 use crate::graph::executable::{self, INSTANTIATED, Refused, UPLOAD};
 use crate::graph::{graph_handle, node_handle, with};
 use crate::handle::to_pointer;
+use crate::object::context;
+use crate::object::stream::target;
 use crate::parameter::{InOut, Out};
-use crate::stream::target;
 use crate::types::{
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphNode,
     CUstream, DefaultStream,

@@ -8,17 +8,16 @@ use wormhole_api::{Handle, LaunchAttribute};
 
 use super::conditional_nodes::conditional;
 use super::graphs::nodes_with_data;
-use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
-use crate::event;
 use crate::graph::work::{Copy, HostCall, Kernel, Operations, Work, check_fill, kind};
 use crate::graph::{
     Edge, GraphMemory, Model, NodeHandle, executable, graph_handle, node_handle, with,
 };
 use crate::handle::to_pointer;
-use crate::launch::{Attributes, kernel_attribute};
+use crate::memory::map::Origin;
 use crate::memory::memory_map;
-use crate::memory_map::Origin;
+use crate::object::context::{self, Scope};
+use crate::object::event;
 use crate::parameter::{In, InOut, Out};
 use crate::session::session;
 use crate::types::{
@@ -29,6 +28,7 @@ use crate::types::{
     CUgraphExec, CUgraphNode, CUgraphNodeParams, CUkernelNodeAttrID, CUlaunchAttribute,
     CUmemPoolProps, CUstreamAttrValue, LOCATION_DEVICE, MEMORY_PINNED,
 };
+use crate::work::launch::{Attributes, kernel_attribute};
 
 /// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`, `_MOVE`.
 const CLONE: u32 = 0;

@@ -2,12 +2,12 @@
 
 use std::ffi::CStr;
 
-use crate::context;
 use crate::error::{CuError, Result};
 use crate::graph::user_object::{self, release, retain};
 use crate::graph::work::Work;
 use crate::graph::{Edge, Model, NodeHandle, dot, graph_handle, node_handle, usage, with};
 use crate::handle::to_pointer;
+use crate::object::context;
 use crate::parameter::{In, InOut, Out, Pointer, Room, Text};
 use crate::session::session;
 use crate::types::{

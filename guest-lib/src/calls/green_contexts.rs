@@ -4,15 +4,17 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use super::devices::ordinal;
-use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::object::context::Scope;
+use crate::object::{array, context, event, green, module, stream, texture};
 use crate::parameter::{In, InOut, Out, Room};
 use crate::session::session;
 use crate::types::{
     CUcontext, CUdevResource, CUdevice, CUevent, CUgreenCtx, CUstream, DefaultStream,
     STREAM_NON_BLOCKING,
 };
-use crate::{array, barrier, context, event, green, handle, memory, module, stream, texture};
+use crate::work::barrier;
+use crate::{handle, memory};
 
 /// `CU_GREEN_CTX_DEFAULT_STREAM`.
 const DEFAULT_STREAM: u32 = 1;

@@ -3,10 +3,10 @@
 use std::ffi::c_void;
 
 use crate::error::{CuError, Result};
-use crate::host_function::{Function, launch};
+use crate::object::stream::target;
 use crate::parameter::Pointer;
-use crate::stream::target;
 use crate::types::{CUhostFn, CUstream, CUstreamCallback, DefaultStream};
+use crate::work::host_function::{Function, launch};
 
 pub fn cuLaunchHostFunc(
     default: DefaultStream,

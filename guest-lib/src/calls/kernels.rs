@@ -8,10 +8,10 @@ use wormhole_api::{AvailableShared, ClusterOccupancy, ClusterQuestion, Items};
 use super::launches::attributes_of;
 use crate::device::attribute;
 use crate::error::{CuError, Result};
-use crate::module::{self, Loadable};
+use crate::object::module::{self, Loadable};
+use crate::object::{context, function, stream};
 use crate::parameter::{In, Out, Text};
 use crate::types::{CUfunction, CUkernel, CUlaunchConfig, CUlibrary, CUmodule, DefaultStream};
-use crate::{context, function, stream};
 
 fn count<K: Loadable>(place: Out<'_, u32>, image: *mut c_void) -> Result {
     let scope = context::scope_or_primary()?;

@@ -3,17 +3,17 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use crate::context::Scope;
 use crate::error::{CuError, Result};
-use crate::function;
-use crate::launch::{Arguments, Attributes, Shape, launch};
+use crate::object::context::Scope;
+use crate::object::function;
+use crate::object::stream::{Target, target};
 use crate::parameter::{In, Pointer};
-use crate::peer;
 use crate::session::session;
-use crate::stream::{Target, target};
 use crate::types::{
     CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUstream, DefaultStream, STREAM_PER_THREAD,
 };
+use crate::work::launch::{Arguments, Attributes, Shape, launch};
+use crate::work::peer;
 
 /// Launches a kernel with arguments that a program passes, by a [`Pointer`] or in a structure by an [`In`].
 #[inline]

@@ -3,14 +3,14 @@
 use std::ffi::c_void;
 
 use crate::error::{CuError, Result};
-use crate::function;
-use crate::launch::{Arguments, Attributes, Shape, launch};
+use crate::object::function;
+use crate::object::stream::target;
 use crate::parameter::In;
-use crate::stream::target;
 use crate::types::{CUfunction, CUstream, DefaultStream};
+use crate::work::launch::{Arguments, Attributes, Shape, launch};
 
 pub fn cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) -> Result {
-    crate::context::scope()?;
+    crate::object::context::scope()?;
     let (_, facts) = function::find(hfunc)?;
     let size = |size: i32| u32::try_from(size).ok().filter(|size| *size > 0);
     let (Some(x), Some(y), Some(z)) = (size(x), size(y), size(z)) else {
@@ -21,19 +21,19 @@ pub fn cuFuncSetBlockShape(hfunc: CUfunction, x: i32, y: i32, z: i32) -> Result 
 }
 
 pub fn cuFuncSetSharedSize(hfunc: CUfunction, bytes: u32) -> Result {
-    crate::context::scope()?;
+    crate::object::context::scope()?;
     let (_, facts) = function::find(hfunc)?;
     facts.legacy.lock().shared = bytes;
     Ok(())
 }
 
 pub fn cuParamSetSize(hfunc: CUfunction, numbytes: u32) -> Result {
-    crate::context::scope()?;
+    crate::object::context::scope()?;
     function::find(hfunc)?.1.legacy.lock().set_size(numbytes)
 }
 
 fn set(function: CUfunction, offset: i32, bytes: impl ExactSizeIterator<Item = u8>) -> Result {
-    crate::context::scope()?;
+    crate::object::context::scope()?;
     function::find(function)?.1.legacy.lock().set(offset, bytes)
 }
 

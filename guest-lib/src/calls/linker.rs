@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::modules::file;
-use crate::context;
 use crate::error::{CuError, Result};
-use crate::jit::{Jit, Logs};
-use crate::link::{Goal, Input, link};
+use crate::object::context;
+use crate::object::jit::{Jit, Logs};
+use crate::object::link::{Goal, Input, link};
 use crate::parameter::{In, InOut, Out, Text};
 use crate::types::{CUjit_option, CUjitInputType, CUlinkState};
 

@@ -4,13 +4,13 @@ use std::ffi::c_void;
 use std::path::Path;
 
 use super::device;
-use crate::capture;
-use crate::context;
 use crate::error::{CuError, Result};
-use crate::managed::{DEVICE_CPU, DEVICE_INVALID, Location, Range};
+use crate::graph::capture;
 use crate::memory;
+use crate::memory::managed::{DEVICE_CPU, DEVICE_INVALID, Location, Range};
+use crate::object::context;
+use crate::object::stream::target;
 use crate::parameter::{In, Out};
-use crate::stream::target;
 use crate::types::{
     CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation, CUstream,
     DefaultStream,

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use wormhole_api::MemGetInfo;
 
-use crate::context;
 use crate::error::{CuError, Result};
+use crate::memory::map::Origin;
 use crate::memory::{self, memory_map};
-use crate::memory_map::Origin;
+use crate::object::context;
 use crate::parameter::Out;
 use crate::types::CUdeviceptr;
 

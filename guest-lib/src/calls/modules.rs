@@ -8,16 +8,17 @@ use std::time::Instant;
 
 use wormhole_api::handle::{Library as LibraryKind, Module as ModuleKind};
 
-use crate::context::Scope;
 use crate::error::{CuError, Result};
-use crate::jit::{Jit, Logs};
-use crate::module::{self, Loadable, Source};
+use crate::object::context::Scope;
+use crate::object::jit::{Jit, Logs};
+use crate::object::module::{self, Loadable, Source};
+use crate::object::{context, image, jit};
 use crate::parameter::{In, InOut, Out, Pointer, Text};
+use crate::session;
 use crate::types::{
     CUdeviceptr, CUfunction, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
     CUmoduleLoadingMode,
 };
-use crate::{context, image, jit, session};
 
 /// `CU_MODULE_EAGER_LOADING` and `CU_MODULE_LAZY_LOADING`.
 const EAGER: CUmoduleLoadingMode = 1;

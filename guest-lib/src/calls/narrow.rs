@@ -5,9 +5,9 @@ use std::ffi::c_void;
 
 use super::devices::device;
 use crate::error::{CuError, Result};
+use crate::object::{array, context, reference};
 use crate::parameter::{Out, Pointer};
 use crate::types::{CUarray, CUdevice};
-use crate::{array, context, reference};
 
 /// More than fits is the most that does.
 pub fn cuDeviceTotalMem(bytes: Out<'_, u32>, dev: CUdevice) -> Result {

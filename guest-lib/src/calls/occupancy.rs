@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-use crate::context::{self, Scope};
 use crate::device::attribute as device_attribute;
 use crate::error::{CuError, Result};
-use crate::function::{self, attribute};
+use crate::object::context::{self, Scope};
+use crate::object::function::{self, attribute};
 use crate::parameter::Out;
 use crate::types::{CUfunction, CUoccupancyB2DSize};
 

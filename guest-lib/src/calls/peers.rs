@@ -5,14 +5,14 @@ use wormhole_api::PeerAttribute;
 use super::contexts::{current, scope_of};
 use super::copies::NO_STREAM;
 use super::devices::{ordinal, tell_atomics};
-use crate::context;
-use crate::copy::{Direction, Mode, copy};
 use crate::error::{CuError, Result};
+use crate::object::context;
+use crate::object::stream;
 use crate::parameter::{In, Out};
-use crate::peer;
 use crate::session::session;
-use crate::stream;
 use crate::types::{CUatomicOperation, CUcontext, CUdevice, CUdeviceptr, CUstream, DefaultStream};
+use crate::work::copy::{Direction, Mode, copy};
+use crate::work::peer;
 
 /// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
 const ACCESS_SUPPORTED: u32 = 2;

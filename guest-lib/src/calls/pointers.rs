@@ -2,15 +2,16 @@
 
 use std::ffi::c_void;
 
-use crate::context;
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
+use crate::memory::map::{Allocation, Origin};
 use crate::memory::{self, memory_map};
-use crate::memory_map::{Allocation, Origin};
+use crate::memory::{pool, virtual_memory};
+use crate::object::context;
+use crate::object::sharing;
 use crate::parameter::{In, Pointer};
 use crate::session::session;
 use crate::types::{CUdeviceptr, CUpointer_attribute};
-use crate::{pool, sharing, virtual_memory};
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
 const TYPE_HOST: u32 = 1;

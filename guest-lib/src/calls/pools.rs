@@ -6,12 +6,12 @@ use wormhole_api::handle::Pool;
 use wormhole_api::{Access, Handle};
 
 use super::devices::ordinal;
-use crate::context::{self, Scope, on_device};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
+use crate::memory::pool;
+use crate::object::context::{self, Scope, on_device};
+use crate::object::stream::target;
 use crate::parameter::{In, Out, Pointer};
-use crate::pool;
-use crate::stream::target;
 use crate::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationType, CUmemLocation,
     CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUstream, DefaultStream, LOCATION_DEVICE,

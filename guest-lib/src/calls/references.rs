@@ -3,12 +3,12 @@
 use std::ffi::c_void;
 
 use crate::error::{CuError, Result};
+use crate::object::reference::{self, Bound, Texture};
+use crate::object::{array, context, function};
 use crate::parameter::{In, Out, Text};
-use crate::reference::{self, Bound, Texture};
 use crate::types::{
     CUDA_ARRAY_DESCRIPTOR, CUarray, CUdeviceptr, CUfunction, CUmipmappedArray, CUmodule,
 };
-use crate::{array, context, function};
 
 /// `CU_TRSA_OVERRIDE_FORMAT`.
 const OVERRIDE_FORMAT: u32 = 1;

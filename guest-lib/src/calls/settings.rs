@@ -7,12 +7,12 @@ use wormhole_api::ResetPersistingL2;
 use super::contexts::{cuCtxDestroy_v2, current};
 use crate::device::attribute;
 use crate::error::{CuError, Result};
+use crate::object::{context, function};
 use crate::parameter::Out;
 use crate::types::{
     CTX_FLAGS_KEPT, CTX_FLAGS_MASK, CTX_SCHED_MASK, CUcontext, CUexecAffinityParam,
     CUexecAffinityType, CUfunction, CUsharedconfig,
 };
-use crate::{context, function};
 
 /// The greatest `CUsharedconfig`.
 const SHARED_CONFIGS: CUsharedconfig = 2;

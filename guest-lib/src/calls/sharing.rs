@@ -3,15 +3,16 @@
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 
-use crate::context;
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
+use crate::memory::{pool, virtual_memory};
+use crate::object::context;
+use crate::object::{event, sharing};
 use crate::parameter::{In, Out, Pointer};
 use crate::types::{
     CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle, CUmemAllocationHandleType,
     CUmemGenericAllocationHandle, CUmemPoolPtrExportData, CUmemoryPool,
 };
-use crate::{event, pool, sharing, virtual_memory};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;

@@ -1,17 +1,17 @@
 //! Memory operations of streams, and their attributes.
 
-use crate::capture;
 use crate::device::attribute;
 use crate::error::{CuError, Result};
+use crate::graph::capture;
+use crate::object::stream::target;
 use crate::parameter::{In, Out};
-use crate::stream::target;
-use crate::stream_memory::{
-    MOST, PRIORITY, StreamAttributes, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read, send,
-    set_attribute,
-};
 use crate::types::{
     CUdeviceptr, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
     DefaultStream,
+};
+use crate::work::stream_memory::{
+    MOST, PRIORITY, StreamAttributes, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read, send,
+    set_attribute,
 };
 
 /// One operation on a word.

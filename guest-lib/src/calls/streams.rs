@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 
 use super::devices::named;
 use crate::error::{CuError, Result};
+use crate::graph::capture;
+use crate::handle;
+use crate::object::stream::{self, Target, target};
+use crate::object::{context, event, green};
 use crate::parameter::Out;
-use crate::stream::{self, Target, target};
 use crate::types::{CUcontext, CUdevice, CUevent, CUgreenCtx, CUstream, DefaultStream};
-use crate::{capture, context, event, green, handle};
 
 pub fn cuStreamCreate(phStream: Out<'_, CUstream>, Flags: u32) -> Result {
     cuStreamCreateWithPriority(phStream, Flags, 0)

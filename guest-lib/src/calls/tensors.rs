@@ -2,8 +2,8 @@
 
 use wormhole_api::{TensorMapEncode, TensorMapMode, TensorMapReplace};
 
-use crate::context;
 use crate::error::{CuError, Result};
+use crate::object::context;
 use crate::parameter::{In, InOut, Out, Pointer};
 use crate::types::{CUdeviceptr, CUtensorMap};
 

@@ -4,12 +4,12 @@ use wormhole_api::array::Texels;
 
 use super::devices::device;
 use crate::error::{CuError, Result};
+use crate::object::{context, texture};
 use crate::parameter::{In, Out};
 use crate::types::{
     CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUdevice, CUsurfObject,
     CUtexObject,
 };
-use crate::{context, texture};
 
 /// The most of a texture of linear memory, as the driver says of devices of compute capability 9.0.
 const MOST_TEXELS: u64 = 1 << 30;

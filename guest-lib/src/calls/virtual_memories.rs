@@ -5,14 +5,14 @@ use std::ffi::c_void;
 use wormhole_api::Access;
 
 use super::devices::{named, ordinal};
-use crate::context::{self, on_device};
 use crate::error::{CuError, Result};
+use crate::memory::virtual_memory as memory;
+use crate::object::context::{self, on_device};
 use crate::parameter::{In, Out};
 use crate::types::{
     CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, LOCATION_DEVICE, MEMORY_PINNED,
 };
-use crate::virtual_memory as memory;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;

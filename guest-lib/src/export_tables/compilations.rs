@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 use super::{code, put};
-use crate::compiled_code::{Question, Store};
 use crate::error::CuError;
 use crate::log;
+use crate::object::compiled_code::{Question, Store};
 use crate::types::CUresult;
 
 /// A question about compiled code: what kind of result, of what, and all that the compiler is told. The number after

@@ -20,14 +20,15 @@ use self::compilations::{
     ask_compilation, find_compilation, forget_question, free_compilation, keep_compilation,
 };
 pub use self::storage::{Destructor, Storage};
-use crate::context::{self, Context};
+use crate::calls;
 use crate::device::attribute;
 use crate::error::{CuError, Result};
-use crate::jit::Logs;
+use crate::object::context::{self, Context};
+use crate::object::jit::Logs;
+use crate::object::stream;
+use crate::object::{image, jit, module};
 use crate::session::session;
-use crate::stream;
 use crate::types::{CUcontext, CUdevice, CUfunction, CUmodule, CUresult, CUstream, DefaultStream};
-use crate::{calls, image, jit, module};
 
 /// A table: function addresses, and in word 0 the table's size in bytes where it has one.
 #[repr(transparent)]

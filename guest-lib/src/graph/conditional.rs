@@ -7,10 +7,10 @@ use super::executable::Executable;
 use super::plan::{Plan, Step};
 use super::work::{Copy, Work};
 use super::{GraphHandle, Model, NodeHandle};
-use crate::copy::End;
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
 use crate::types::{CUDA_CONDITIONAL_NODE_PARAMS, CUgraph};
+use crate::work::copy::End;
 
 /// Most bodies of one node.
 const MOST_BODIES: u32 = 1 << 16;

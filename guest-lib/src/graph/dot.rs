@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use super::work::Work;
 use super::{GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
-use crate::function;
 use crate::handle::to_pointer;
 use crate::log;
+use crate::object::function;
 use wormhole_api::GraphBranch;
 
 /// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE`.

@@ -12,13 +12,14 @@ use wormhole_api::{
 use super::plan::{Cycle, Described, Plan, Served, Task, update};
 use super::work::{Work, may_become};
 use super::{ExecutableHandle, GraphHandle, GraphMemory, Model, NodeHandle, with};
-use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::graph::capture;
 use crate::handle::{Table, from_pointer};
-use crate::host_function::{self, Function};
-use crate::stream::{Cover, Target};
+use crate::object::context::Scope;
+use crate::object::event;
+use crate::object::stream::{Cover, Target};
 use crate::types::CUgraphExec;
-use crate::{capture, event};
+use crate::work::host_function::{self, Function};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_*`.
 const AUTO_FREE_ON_LAUNCH: u64 = 1;

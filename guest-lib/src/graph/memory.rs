@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
 use super::Model;
-use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::memory::map::Origin;
 use crate::memory::memory_map;
-use crate::memory_map::Origin;
+use crate::object::context::Scope;
 use crate::session::session;
 
 /// One allocation of a graph.
@@ -54,7 +54,7 @@ impl GraphMemory {
             return;
         };
         let is_graph =
-            |allocation: &crate::memory_map::Allocation| allocation.origin == Origin::Graph;
+            |allocation: &crate::memory::map::Allocation| allocation.origin == Origin::Graph;
         if memory_map().remove(memory.address, is_graph).is_ok()
             && let Ok(session) = session()
         {

@@ -1,12 +1,13 @@
 //! Graphs as programs build them: nodes, what each does, and what comes before what.
 //!
 //! All of this is known here alone. The backend hears of a graph when it is made executable
-//! ([`executable`]), as the steps that [`plan`] puts it into. [`capture`](crate::capture) adds nodes for the
+//! ([`executable`]), as the steps that [`plan`] puts it into. [`capture`] adds nodes for the
 //! work of streams.
 //!
 //! One lock holds the whole model. Launching a graph takes it only where a graph needs the guest for more than
 //! the launch itself.
 
+pub mod capture;
 pub mod conditional;
 pub mod dot;
 pub mod executable;
@@ -25,8 +26,8 @@ use self::conditional::Condition;
 pub use self::memory::{GraphMemory, usage};
 use self::user_object::Held;
 use self::work::Work;
-use crate::capture::Captures;
 use crate::error::{CuError, Result};
+use crate::graph::capture::Captures;
 use crate::handle::{Table, from_pointer};
 use crate::types::{CUgraph, CUgraphEdgeData, CUgraphNode};
 

@@ -14,16 +14,16 @@ use wormhole_api::{
 use super::conditional::Condition;
 use super::work::{Copy, Work, check_fill, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
-use crate::boxes::{Place, staged};
-use crate::context::Scope;
-use crate::copy::End;
 use crate::error::{CuError, Result};
-use crate::event;
-use crate::function;
 use crate::handle::to_pointer;
-use crate::host_function::{Function, NodeWords};
-use crate::stream_memory;
+use crate::object::context::Scope;
+use crate::object::event;
+use crate::object::function;
 use crate::types::CUgraphEdgeData;
+use crate::work::boxes::{Place, staged};
+use crate::work::copy::End;
+use crate::work::host_function::{Function, NodeWords};
+use crate::work::stream_memory;
 
 /// Edges of one message.
 const EDGES: usize = 1024;

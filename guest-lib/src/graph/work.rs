@@ -8,19 +8,19 @@ use wormhole_api::{Element, Handle, LaunchAttribute};
 
 use super::conditional::Conditional;
 use super::{GraphHandle, GraphMemory};
-use crate::boxes::Place;
 use crate::calls::ends;
-use crate::context::Scope;
-use crate::copy::End;
 use crate::error::{CuError, Result};
-use crate::function::{self, Owner};
 use crate::handle;
-use crate::launch::{Arguments, COOPERATIVE, Shape, check, with_parameters};
-use crate::stream_memory;
+use crate::object::context::Scope;
+use crate::object::function::{self, Owner};
 use crate::types::{
     CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
     CUhostFn, CUstreamBatchMemOpParams,
 };
+use crate::work::boxes::Place;
+use crate::work::copy::End;
+use crate::work::launch::{Arguments, COOPERATIVE, Shape, check, with_parameters};
+use crate::work::stream_memory;
 
 pub use wormhole_api::constants::graph_node_type as kind;
 

@@ -8,7 +8,8 @@ use wormhole_api::Handle;
 use wormhole_api::handle::{Memory, Pool};
 
 use crate::error::{CuError, Result};
-use crate::{context, pool, virtual_memory};
+use crate::memory::{pool, virtual_memory};
+use crate::object::context;
 
 /// What a piece of memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,16 +1,16 @@
 //! Copies of boxes: rows and slices of memory, and parts of arrays.
 //!
 //! The device makes each of them as a whole. The program's own memory goes through staging buffers, as in
-//! [`crate::copy`], each of which holds as many whole slices or rows as it has room for.
+//! [`crate::work::copy`], each of which holds as many whole slices or rows as it has room for.
 
 use wormhole_api::array::{ArrayShape, span};
 use wormhole_api::{Array, DevicePtr, Handle};
 
-use crate::capture;
-use crate::context::Scope;
-use crate::copy::{self, CHUNK, Direction, End, Mode, host_pointer, stage_down, stage_up};
 use crate::error::{CuError, Result};
-use crate::stream::Target;
+use crate::graph::capture;
+use crate::object::context::Scope;
+use crate::object::stream::Target;
+use crate::work::copy::{self, CHUNK, Direction, End, Mode, host_pointer, stage_down, stage_up};
 
 /// Bytes of a row, rows, slices; or where in an array.
 type Extent = [u64; 3];

@@ -11,14 +11,14 @@ use wormhole_api::{
     Message, OpenEvent, ShareEvent, SharedEventCreate, StreamWaitEvent,
 };
 
-use crate::capture;
-use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
+use crate::graph::capture;
 use crate::handle::{self, Table};
-use crate::pool;
+use crate::memory::pool;
+use crate::object::context::{self, Scope};
+use crate::object::sharing::{self, Token};
+use crate::object::stream::Target;
 use crate::session::FenceLine;
-use crate::sharing::{self, Token};
-use crate::stream::Target;
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
 /// Flags that `cuEventCreate` knows.

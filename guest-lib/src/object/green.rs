@@ -8,8 +8,8 @@ use wormhole_api::{
     GreenCreate, GreenDescribe, GreenDestroy, GreenPart, GreenPartNumber, GreenSplit, Items,
 };
 
-use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::object::context::Scope;
 use crate::types::CUdevResource;
 
 /// `CU_DEV_RESOURCE_TYPE_SM`.

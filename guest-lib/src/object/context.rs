@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering}
 use wormhole_api::Handle;
 use wormhole_api::handle::Context as ContextKind;
 
-use crate::core_dump;
 use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::export_tables::Storage;
 use crate::handle::{self, Table};
+use crate::object::core_dump;
 use crate::session::{self, OnDevice, Session};
 use crate::types::CUcontext;
 

@@ -15,13 +15,13 @@ use wormhole_api::{
     ModuleLoad, ModuleUnload,
 };
 
-use crate::context::Scope;
 use crate::error::{CuError, Result};
-use crate::function::{self, Function, Owner};
 use crate::handle::{self, Table};
-use crate::jit::{self, Jit, Logs};
+use crate::memory::map::Origin;
 use crate::memory::{self, memory_map};
-use crate::memory_map::Origin;
+use crate::object::context::Scope;
+use crate::object::function::{self, Function, Owner};
+use crate::object::jit::{self, Jit, Logs};
 
 /// What is known of a module or library.
 #[derive(Debug, Default)]

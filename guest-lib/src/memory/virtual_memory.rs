@@ -14,13 +14,13 @@ use wormhole_api::{
     MemRelease, MemSetAccess, MemUnmap, OpenMemory, ShareMemory,
 };
 
-use crate::context::Scope;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
 use crate::log;
+use crate::memory::map::{Allocation, Origin};
 use crate::memory::memory_map;
-use crate::memory_map::{Allocation, Origin};
-use crate::sharing::{self, Token};
+use crate::object::context::Scope;
+use crate::object::sharing::{self, Token};
 use crate::types::CUmemGenericAllocationHandle;
 
 /// Mappable memory. It lives while a handle or a mapping does.

@@ -1,14 +1,21 @@
 //! Device memory, and memory that host and device share: page-locked, managed and registered.
 
+pub mod managed;
+pub mod map;
+pub mod pool;
+pub mod registration;
+pub mod virtual_memory;
+
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
-use crate::capture;
-use crate::context::Scope;
 use crate::error::{CuError, Result};
-use crate::memory_map::{Allocation, MemoryMap, Origin};
-use crate::{graph, log, managed, pool, registration, sharing, stream};
+use crate::graph::capture;
+use crate::memory::map::{Allocation, MemoryMap, Origin};
+use crate::object::context::Scope;
+use crate::object::{sharing, stream};
+use crate::{graph, log};
 
 /// Flags that `cuMemAllocManaged` knows, one at a time: attached to all, attached to the host.
 const ATTACH: [u32; 2] = [1, 2];

@@ -14,13 +14,13 @@ use wormhole_api::constants::wait_value::FLUSH;
 pub use wormhole_api::constants::wait_value::GEQ;
 use wormhole_api::{Items, MemoryOperation, StreamMemory, StreamSetAttribute};
 
-use crate::capture;
-use crate::context::Scope;
-use crate::copy::End;
 use crate::error::{CuError, Result};
-use crate::peer;
-use crate::stream::Target;
+use crate::graph::capture;
+use crate::object::context::Scope;
+use crate::object::stream::Target;
 use crate::types::{CUstreamAttrValue, CUstreamBatchMemOpParams};
+use crate::work::copy::End;
+use crate::work::peer;
 
 const CONDITIONS: u32 = 3;
 /// `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.

@@ -12,11 +12,11 @@ use wormhole_api::{
     Occupancy, Parameter,
 };
 
-use crate::context::{self, Scope, primary_scope};
 use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
-use crate::{legacy, module};
+use crate::object::context::{self, Scope, primary_scope};
+use crate::object::{legacy, module};
 
 pub use wormhole_api::constants::function_attribute as attribute;
 

@@ -17,21 +17,21 @@ use wormhole_api::constants::memory_type::{ARRAY, DEVICE, HOST, UNIFIED};
 use wormhole_api::handle::{Event, Stream};
 use wormhole_api::{Element, Handle, LaunchAttribute, MemoryOperation};
 
-use crate::boxes::Place;
-use crate::context::{self, Scope};
-use crate::copy::{Direction, Fill, Mode};
 use crate::error::{CuError, Result};
-use crate::event;
 use crate::graph::work::{HostCall, Kernel, Operations, Work};
 use crate::graph::{Edge, GraphHandle, GraphMemory, Model, NodeHandle, PROGRAMMATIC, port, with};
 use crate::handle::to_pointer;
-use crate::launch::{Attributes, Milestone, Shape};
-use crate::memory_map::Origin;
-use crate::stream::{self, Target};
+use crate::memory::map::Origin;
+use crate::object::context::{self, Scope};
+use crate::object::event;
+use crate::object::stream::{self, Target};
 use crate::types::{
     CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUgraphEdgeData, CUgraphNode, CUstreamBatchMemOpParams,
     CUstreamCaptureMode, CUstreamCaptureStatus,
 };
+use crate::work::boxes::Place;
+use crate::work::copy::{Direction, Fill, Mode};
+use crate::work::launch::{Attributes, Milestone, Shape};
 
 /// `CUstreamCaptureMode`; between them is the thread-local one.
 const GLOBAL: CUstreamCaptureMode = 0;

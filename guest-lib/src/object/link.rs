@@ -2,9 +2,9 @@
 
 use wormhole_api::{DevicePtr, Items, Link, LinkInput};
 
-use crate::context::Scope;
 use crate::error::{CuError, Result};
-use crate::jit::{Jit, Logs};
+use crate::object::context::Scope;
+use crate::object::jit::{Jit, Logs};
 
 /// What a program added to a link.
 #[derive(Debug)]

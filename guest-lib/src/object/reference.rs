@@ -12,12 +12,12 @@ use wormhole_api::{
     TextureSource,
 };
 
-use crate::context::Scope;
-use crate::copy::End;
 use crate::error::{CuError, Result};
 use crate::memory::memory_map;
-use crate::module;
+use crate::object::context::Scope;
+use crate::object::module;
 use crate::types::{CUarray, CUmipmappedArray, CUmodule};
+use crate::work::copy::End;
 
 /// `CU_TR_ADDRESS_MODE_CLAMP`.
 const CLAMP: u32 = 1;

@@ -17,16 +17,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use wormhole_api::{CuResult, Fence, MemoryOperation};
 use wormhole_ring::waits::Wait;
 
-use crate::boxes::{self, Place};
-use crate::capture;
-use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
+use crate::graph::capture;
 use crate::graph::work::HostCall;
 use crate::log;
+use crate::object::context::{self, Scope};
+use crate::object::stream::Target;
 use crate::session::{self, Session};
-use crate::stream::Target;
-use crate::stream_memory::{self, Word};
 use crate::types::{CUhostFn, CUstream, CUstreamCallback};
+use crate::work::boxes::{self, Place};
+use crate::work::stream_memory::{self, Word};
 
 /// What is called.
 #[derive(Clone, Copy, Debug)]

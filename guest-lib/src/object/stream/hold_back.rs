@@ -5,8 +5,8 @@
 use std::sync::atomic::Ordering;
 
 use super::Target;
-use crate::context::Scope;
 use crate::error::Result;
+use crate::object::context::Scope;
 
 /// Pieces of work between two fences that a stream gets without being asked.
 const BATCH: u64 = 256;

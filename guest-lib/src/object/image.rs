@@ -251,8 +251,8 @@ mod tests {
         assert_eq!(null, Err(CuError::INVALID_VALUE));
     }
 
-    const CUBIN: &[u8] = include_bytes!("../../backend-vm/ptx/tests/data/cubin.fatbin");
-    const PTX: &[u8] = include_bytes!("../../backend-vm/ptx/tests/data/plain.fatbin");
+    const CUBIN: &[u8] = include_bytes!("../../../backend-vm/ptx/tests/data/cubin.fatbin");
+    const PTX: &[u8] = include_bytes!("../../../backend-vm/ptx/tests/data/plain.fatbin");
 
     /// The ELF image that a fat binary holds uncompressed.
     fn elf() -> &'static [u8] {

@@ -15,17 +15,20 @@ use wormhole_api::{
 };
 
 use self::hold_back::BATCHES;
-use crate::context::{self, Scope};
 use crate::device::MOST;
 use crate::error::{CuError, Result};
+use crate::graph::capture;
 use crate::handle::{self, Table};
+use crate::memory::pool;
+use crate::object::context::{self, Scope};
+use crate::object::green;
 use crate::session::FenceLine;
-use crate::stream_memory::{PRIORITY, StreamAttributes};
 use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
     STREAM_PER_THREAD,
 };
-use crate::{barrier, capture, green, output, pool};
+use crate::work::stream_memory::{PRIORITY, StreamAttributes};
+use crate::work::{barrier, output};
 
 /// What is known of a stream.
 #[derive(Debug, Default)]

@@ -5,13 +5,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wormhole_api::{Access, PeerDisable, PeerEnable};
 
-use crate::context::{Scope, primary_scope};
 use crate::error::{CuError, Result};
+use crate::memory::map::Origin;
 use crate::memory::memory_map;
-use crate::memory_map::Origin;
-use crate::stream::{Target, legacy};
+use crate::memory::{pool, virtual_memory};
+use crate::object::context::{Scope, primary_scope};
+use crate::object::event;
+use crate::object::stream::{Target, legacy};
 use crate::types::EVENT_DISABLE_TIMING;
-use crate::{event, pool, virtual_memory};
 
 /// Hands a copy to a stream. One of the legacy stream that names memory of other devices comes after what was handed
 /// to these before, and before what is handed to them later (CUDA C++ programming guide, "Peer-to-peer memory copy").

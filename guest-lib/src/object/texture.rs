@@ -9,9 +9,9 @@ use wormhole_api::{
     DevicePtr, SurfaceCreate, SurfaceDestroy, TextureCreate, TextureDestroy, TextureSource,
 };
 
-use crate::array;
-use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
+use crate::object::array;
+use crate::object::context::{self, Scope};
 use crate::types::{
     CUDA_RESOURCE_DESC, CUDA_RESOURCE_VIEW_DESC, CUDA_TEXTURE_DESC, CUsurfObject, CUtexObject,
 };

@@ -14,16 +14,16 @@ use wormhole_api::constants::launch_param::{BUFFER_POINTER, BUFFER_SIZE, END};
 use wormhole_api::handle::{Event as EventKind, Function as FunctionKind};
 use wormhole_api::{Handle, Items, LaunchAttribute, LaunchKernel, Parameter};
 
-use crate::capture;
-use crate::context::Scope;
 use crate::device::{Device, attribute as device_attribute};
 use crate::error::{CuError, Result};
-use crate::event;
-use crate::function::{self, Configuration, Function, attribute};
+use crate::graph::capture;
 use crate::handle;
-use crate::stream::Target;
-use crate::stream_memory::{ACCESS_POLICY_WINDOW, window_for_device};
+use crate::object::context::Scope;
+use crate::object::event;
+use crate::object::function::{self, Configuration, Function, attribute};
+use crate::object::stream::Target;
 use crate::types::{CUlaunchAttribute, CUstreamAttrValue};
+use crate::work::stream_memory::{ACCESS_POLICY_WINDOW, window_for_device};
 
 /// Bytes of packed parameters of nearly all kernels.
 const PARAMETERS: usize = 4096;

@@ -7,8 +7,8 @@ use std::os::fd::FromRawFd;
 use wormhole_api::handle::Stream as StreamKind;
 use wormhole_api::{Handle, Synchronize, TakeOutput};
 
-use crate::context::Scope;
 use crate::error::Result;
+use crate::object::context::Scope;
 
 /// Waits for a stream or for everything, and shows what kernels have printed by then.
 pub fn synchronize(scope: Scope, stream: Option<Handle<StreamKind>>) -> Result {

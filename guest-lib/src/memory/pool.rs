@@ -12,16 +12,16 @@ use wormhole_api::{
     ShareAddress, SharePool, SharedAddress,
 };
 
-use crate::capture;
-use crate::context::Scope;
 use crate::device::MOST;
 use crate::error::{CuError, Result};
+use crate::graph::capture;
 use crate::handle::{self, Table};
 use crate::log;
+use crate::memory::map::{Allocation, Origin};
 use crate::memory::{self, memory_map};
-use crate::memory_map::{Allocation, Origin};
-use crate::sharing::{self, Token};
-use crate::stream::Target;
+use crate::object::context::Scope;
+use crate::object::sharing::{self, Token};
+use crate::object::stream::Target;
 use crate::types::CUmemoryPool;
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.

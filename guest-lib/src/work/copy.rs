@@ -10,14 +10,14 @@ use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
 use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
 use wormhole_ring::waits::Wait;
 
-use crate::capture;
-use crate::context::Scope;
 use crate::error::{CuError, Result};
+use crate::graph::capture;
 use crate::memory::memory_map;
-use crate::output;
-use crate::peer;
+use crate::object::context::Scope;
+use crate::object::stream::{Cover, Target};
 use crate::session::{STAGING_BYTES, session};
-use crate::stream::{Cover, Target};
+use crate::work::output;
+use crate::work::peer;
 
 /// Copies up to this size travel in the record itself.
 const INLINE: usize = 4096;

@@ -14,12 +14,12 @@ use wormhole_api::{
     CloseAllocation, DevicePtr, Handle, OpenAllocation, ShareAddress, SharedAddress,
 };
 
-use crate::context::Scope;
 use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::log;
+use crate::memory::map::Origin;
 use crate::memory::memory_map;
-use crate::memory_map::Origin;
+use crate::object::context::Scope;
 use crate::session::OnDevice;
 
 /// What stands before the token in a handle; behind it stands nothing.

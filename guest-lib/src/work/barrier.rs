@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use crate::capture;
-use crate::context::Scope;
 use crate::error::Result;
-use crate::event;
-use crate::stream::{self, Target};
+use crate::graph::capture;
+use crate::object::context::Scope;
+use crate::object::event;
+use crate::object::stream::{self, Target};
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING};
 
 /// What new streams of a context wait for, by the context's number.

@@ -8,9 +8,9 @@ use wormhole_api::{
     ArrayCreate, ArrayDestroy, Handle, MipmapCreate, MipmapDestroy, MipmapGetLevel,
 };
 
-use crate::context::{self, Scope};
 use crate::error::{CuError, Result};
 use crate::handle::{self, Table};
+use crate::object::context::{self, Scope};
 use crate::types::{CUarray, CUmipmappedArray};
 
 /// What is known of an array.
