@@ -25,7 +25,6 @@
 //! - A forked child of an initialised process never touches the session of its parent.
 //! - Every wait ends when the session does.
 
-// Exports: what C programs call.
 mod calls;
 mod export_tables;
 mod exports;
@@ -36,20 +35,18 @@ mod graph;
 
 mod work;
 
-// Objects, and memory.
 mod memory;
 mod object;
 
-// The session, and what it knows of the devices.
 mod device;
 mod session;
 
-// The ground: types and handles.
 mod counts;
 mod error;
 mod handle;
 #[cfg(feature = "mutants")]
 mod mutants;
+mod pages;
 mod parameter;
 mod readable;
 mod types;

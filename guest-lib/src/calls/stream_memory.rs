@@ -3,16 +3,14 @@
 use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
+use crate::object::stream::attributes::{PRIORITY, StreamAttributes, set_attribute};
 use crate::object::stream::target;
 use crate::parameter::{In, Out};
 use crate::types::{
     CUdeviceptr, CUstream, CUstreamAttrID, CUstreamAttrValue, CUstreamBatchMemOpParams,
     DefaultStream,
 };
-use crate::work::stream_memory::{
-    MOST, PRIORITY, StreamAttributes, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read, send,
-    set_attribute,
-};
+use crate::work::stream_memory::{MOST, WAIT_32, WAIT_64, WRITE_32, WRITE_64, read, send};
 
 /// One operation on a word.
 fn operate(

@@ -8,7 +8,6 @@
 
 mod compilations;
 mod consistency;
-mod storage;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -19,12 +18,12 @@ use wormhole_api::handle::Module as ModuleKind;
 use self::compilations::{
     ask_compilation, find_compilation, forget_question, free_compilation, keep_compilation,
 };
-pub use self::storage::{Destructor, Storage};
 use crate::calls;
 use crate::device::attribute;
 use crate::error::{CuError, Result};
 use crate::object::context::{self, Context};
 use crate::object::jit::Logs;
+use crate::object::storage::Destructor;
 use crate::object::stream;
 use crate::object::{image, jit, module};
 use crate::session::session;

@@ -9,8 +9,8 @@ use super::work::{Copy, Work};
 use super::{GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
+use crate::memory::end::End;
 use crate::types::{CUDA_CONDITIONAL_NODE_PARAMS, CUgraph};
-use crate::work::copy::End;
 
 /// Most bodies of one node.
 const MOST_BODIES: u32 = 1 << 16;

@@ -16,12 +16,12 @@ use super::work::{Copy, Work, check_fill, may_become};
 use super::{ExecutableHandle, GraphHandle, Model, NodeHandle};
 use crate::error::{CuError, Result};
 use crate::handle::to_pointer;
+use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function;
 use crate::types::CUgraphEdgeData;
 use crate::work::boxes::{Place, staged};
-use crate::work::copy::End;
 use crate::work::host_function::{Function, NodeWords};
 use crate::work::stream_memory;
 

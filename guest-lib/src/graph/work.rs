@@ -8,9 +8,9 @@ use wormhole_api::{Element, Handle, LaunchAttribute};
 
 use super::conditional::Conditional;
 use super::{GraphHandle, GraphMemory};
-use crate::calls::ends;
 use crate::error::{CuError, Result};
 use crate::handle;
+use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::function::{self, Owner};
 use crate::types::{
@@ -18,7 +18,7 @@ use crate::types::{
     CUhostFn, CUstreamBatchMemOpParams,
 };
 use crate::work::boxes::Place;
-use crate::work::copy::End;
+use crate::work::described::ends;
 use crate::work::launch::{Arguments, COOPERATIVE, Shape, check, with_parameters};
 use crate::work::stream_memory;
 

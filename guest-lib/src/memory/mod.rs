@@ -1,5 +1,6 @@
 //! Device memory, and memory that host and device share: page-locked, managed and registered.
 
+pub mod end;
 pub mod managed;
 pub mod map;
 pub mod pool;

@@ -13,9 +13,9 @@ use wormhole_api::handle::Context as ContextKind;
 
 use crate::device::MOST;
 use crate::error::{CuError, Result};
-use crate::export_tables::Storage;
 use crate::handle::{self, Table};
 use crate::object::core_dump;
+use crate::object::storage::Storage;
 use crate::session::{self, OnDevice, Session};
 use crate::types::CUcontext;
 

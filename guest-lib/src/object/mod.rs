@@ -14,5 +14,6 @@ pub mod link;
 pub mod module;
 pub mod reference;
 pub mod sharing;
+pub mod storage;
 pub mod stream;
 pub mod texture;

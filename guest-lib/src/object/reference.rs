@@ -13,11 +13,11 @@ use wormhole_api::{
 };
 
 use crate::error::{CuError, Result};
+use crate::memory::end::End;
 use crate::memory::memory_map;
 use crate::object::context::Scope;
 use crate::object::module;
 use crate::types::{CUarray, CUmipmappedArray, CUmodule};
-use crate::work::copy::End;
 
 /// `CU_TR_ADDRESS_MODE_CLAMP`.
 const CLAMP: u32 = 1;

@@ -3,6 +3,7 @@
 //! One fence per stream covers its work so far: a synchronize or a first query asks the device to write
 //! the next number when everything before is complete. Streams without new work are not asked again.
 
+pub mod attributes;
 mod hold_back;
 
 use std::cell::{Cell, RefCell};
@@ -14,6 +15,7 @@ use wormhole_api::{
     Fence, FenceWrite, GreenStream, Handle, StreamCreate, StreamDestroy, StreamQuery,
 };
 
+use self::attributes::{PRIORITY, StreamAttributes};
 use self::hold_back::BATCHES;
 use crate::device::MOST;
 use crate::error::{CuError, Result};
@@ -27,7 +29,7 @@ use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
     STREAM_PER_THREAD,
 };
-use crate::work::stream_memory::{PRIORITY, StreamAttributes};
+
 use crate::work::{barrier, output};
 
 /// What is known of a stream.

@@ -32,7 +32,7 @@ use super::mapping::Window;
 use crate::device::{Device, MOST, attribute, visible};
 use crate::error::CuError;
 use crate::log;
-use crate::memory::registration::can_hold_writers;
+use crate::pages::can_hold_writers;
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]

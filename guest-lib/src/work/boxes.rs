@@ -8,9 +8,10 @@ use wormhole_api::{Array, DevicePtr, Handle};
 
 use crate::error::{CuError, Result};
 use crate::graph::capture;
+use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::stream::Target;
-use crate::work::copy::{self, CHUNK, Direction, End, Mode, host_pointer, stage_down, stage_up};
+use crate::work::copy::{self, CHUNK, Direction, Mode, host_pointer, stage_down, stage_up};
 
 /// Bytes of a row, rows, slices; or where in an array.
 type Extent = [u64; 3];

@@ -7,15 +7,14 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use wormhole_api::{DevicePtr, Element, MemCopy, MemSet, MemWrite};
-use wormhole_ring::layout::{APERTURE_HIGH, WINDOW_BASE, WINDOW_MAX_BYTES};
 use wormhole_ring::waits::Wait;
 
 use crate::error::{CuError, Result};
 use crate::graph::capture;
-use crate::memory::memory_map;
+use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::stream::{Cover, Target};
-use crate::session::{STAGING_BYTES, session};
+use crate::session::STAGING_BYTES;
 use crate::work::output;
 use crate::work::peer;
 
@@ -25,44 +24,6 @@ const INLINE: usize = 4096;
 pub const CHUNK: usize = STAGING_BYTES;
 /// Buffers that one copy to the host keeps busy.
 const DEPTH: usize = 4;
-
-/// What one end of a copy is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    Device,
-    /// Page-locked, managed or registered: the device reaches it, and so does the program.
-    Pinned,
-    /// The program's own.
-    Pageable,
-}
-
-impl End {
-    /// What a whole range is, and its address for whoever reaches it. A range that leaves its allocation is
-    /// an invalid value, and so is an address that only the device could have.
-    pub fn of(address: u64, bytes: u64) -> Result<(Self, u64)> {
-        match memory_map().find_range(address, bytes)? {
-            Some(allocation) => Ok(match allocation.for_device(address) {
-                Some(place) => (Self::Pinned, place),
-                None if allocation.is_registered() => (Self::Pageable, address),
-                None => (Self::Device, address),
-            }),
-            None if address == 0 || is_reserved(address) => Err(CuError::INVALID_VALUE),
-            None => Ok((Self::Pageable, address)),
-        }
-    }
-}
-
-/// Whether nothing of the program can lie there.
-fn is_reserved(address: u64) -> bool {
-    session().is_ok_and(|session| session.keeps(address, 1))
-        || [APERTURE_HIGH, (WINDOW_BASE, WINDOW_MAX_BYTES)]
-            .iter()
-            .any(|(base, bytes)| {
-                address
-                    .checked_sub(*base)
-                    .is_some_and(|offset| offset < *bytes)
-            })
-}
 
 /// Whether the call returns when the copy is complete, as the synchronous copies do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -467,17 +428,5 @@ mod tests {
             }
             prop_assert_eq!(end, bytes);
         }
-    }
-
-    #[test]
-    fn addresses_that_only_a_device_can_have_are_no_host_memory() {
-        assert_eq!(
-            End::of(APERTURE_HIGH.0 + 4096, 1),
-            Err(CuError::INVALID_VALUE)
-        );
-        assert_eq!(End::of(WINDOW_BASE, 1), Err(CuError::INVALID_VALUE));
-        let value = 0_u8;
-        let address = std::ptr::from_ref(&value).addr() as u64;
-        assert_eq!(End::of(address, 1), Ok((End::Pageable, address)));
     }
 }

@@ -22,8 +22,8 @@ use crate::object::context::Scope;
 use crate::object::event;
 use crate::object::function::{self, Configuration, Function, attribute};
 use crate::object::stream::Target;
+use crate::object::stream::attributes::{ACCESS_POLICY_WINDOW, window_for_device};
 use crate::types::{CUlaunchAttribute, CUstreamAttrValue};
-use crate::work::stream_memory::{ACCESS_POLICY_WINDOW, window_for_device};
 
 /// Bytes of packed parameters of nearly all kernels.
 const PARAMETERS: usize = 4096;

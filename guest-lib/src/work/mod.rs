@@ -3,6 +3,7 @@
 pub mod barrier;
 pub mod boxes;
 pub mod copy;
+pub mod described;
 pub mod host_function;
 pub mod launch;
 pub mod output;

@@ -8,8 +8,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::maps::{self, Mapping};
-use super::pages::Pages;
 use crate::error::{CuError, Result};
+use crate::pages::Pages;
 use crate::session::OnDevice;
 
 /// A registration.

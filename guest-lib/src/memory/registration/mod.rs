@@ -16,7 +16,6 @@
 
 mod files;
 mod maps;
-mod pages;
 
 use std::cell::RefCell;
 use std::io;
@@ -24,9 +23,8 @@ use std::os::linux::fs::MetadataExt;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use self::maps::Mapping;
-pub use self::pages::can_hold_writers;
-use self::pages::{PAGE, Pages, Spare};
 use crate::log;
+use crate::pages::{self, PAGE, Pages, Spare};
 use crate::session::{OnDevice, Session};
 
 /// Pages that are arena now.
