@@ -1,6 +1,8 @@
-//! `cargo xtask structure`: the rules between crates, and the size of each crate.
+//! `cargo xtask structure`: the rules between crates, the size of each crate, and the layers of the guest's library.
 //!
 //! Rules and numbers come from `cargo metadata` and from the sources; nothing is built.
+
+mod layers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -178,7 +180,7 @@ pub fn structure(root: &Path) -> Result<bool, Failure> {
         }
         holds &= ways.is_empty();
     }
-    Ok(holds)
+    Ok(holds & layers::layers(root)?)
 }
 
 impl Metadata {
@@ -238,33 +240,37 @@ struct Size {
 impl Size {
     fn of(folder: &Path) -> Result<Self, Failure> {
         let mut size = Self::default();
-        size.add(&folder.join("src"))?;
+        for (path, text) in sources(&folder.join("src"))? {
+            let lines = text.lines().count();
+            size.lines += lines;
+            size.unsafe_blocks += unsafe_blocks(&text);
+            if lines > LONG {
+                size.long.push((path, lines));
+            }
+        }
         size.long
             .sort_by_key(|(_, lines)| std::cmp::Reverse(*lines));
         Ok(size)
     }
+}
 
-    fn add(&mut self, folder: &Path) -> Result<(), Failure> {
-        let unread = |path: &Path, error: &std::io::Error| {
-            Failure::new(format!("cannot read {}: {error}", path.display()))
-        };
-        let entries = fs::read_dir(folder).map_err(|error| unread(folder, &error))?;
-        for entry in entries.flatten() {
-            let path = entry.path();
-            if path.is_dir() {
-                self.add(&path)?;
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let text = fs::read_to_string(&path).map_err(|error| unread(&path, &error))?;
-                let lines = text.lines().count();
-                self.lines += lines;
-                self.unsafe_blocks += unsafe_blocks(&text);
-                if lines > LONG {
-                    self.long.push((path, lines));
-                }
-            }
+/// The Rust sources below a folder, with their text.
+fn sources(folder: &Path) -> Result<Vec<(PathBuf, String)>, Failure> {
+    let unread = |path: &Path, error: &std::io::Error| {
+        Failure::new(format!("cannot read {}: {error}", path.display()))
+    };
+    let mut found = Vec::new();
+    let entries = fs::read_dir(folder).map_err(|error| unread(folder, &error))?;
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(sources(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).map_err(|error| unread(&path, &error))?;
+            found.push((path, text));
         }
-        Ok(())
     }
+    Ok(found)
 }
 
 /// Unsafe blocks in a source: comments do not count, functions and implementations neither.
