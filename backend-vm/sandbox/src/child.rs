@@ -8,7 +8,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
 
-use seccompiler::BpfProgram;
+use wormhole_privileges::Filter;
 
 use super::root::Step;
 use super::spawn::Isolation;
@@ -35,7 +35,7 @@ pub(super) struct Plan {
     pub open_files: u64,
     /// Bytes of memory of its own, where that can be limited.
     pub memory: u64,
-    pub filters: Vec<BpfProgram>,
+    pub filter: Filter,
     pub program: CString,
     pub arguments: Vec<*const libc::c_char>,
     pub environment: Vec<*const libc::c_char>,
@@ -121,14 +121,8 @@ unsafe fn prepare_and_execute(plan: &Plan, report: RawFd) -> Outcome {
         limit_resources(plan)?;
         drop_privileges(plan, user)?;
         tie_to_parent(plan)?;
-        check(
-            10,
-            i64::from(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)),
-        )?;
-        for filter in &plan.filters {
-            if seccompiler::apply_filter(filter).is_err() {
-                return Err((10, errno()));
-            }
+        if plan.filter.install().is_err() {
+            return Err((10, errno()));
         }
         libc::execve(
             plan.program.as_ptr(),

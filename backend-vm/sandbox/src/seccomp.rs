@@ -1,12 +1,7 @@
 //! The system calls a worker may make.
 
-use std::collections::BTreeMap;
-
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
-};
 use wormhole_link::device::Profile;
+use wormhole_privileges::{Calls, Denial, Filter, FilterError, at_most, equals, masked};
 
 /// What any worker needs: memory, threads, reading files, its descriptors, time.
 const COMMON: &[i64] = &[
@@ -91,9 +86,6 @@ const COMMON: &[i64] = &[
     libc::SYS_execve,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // Answered with "no such system call" by a second filter, so that libc falls back to `clone`,
-    // whose flags a filter can read.
-    libc::SYS_clone3,
 ];
 
 /// What the NVIDIA driver adds.
@@ -183,85 +175,39 @@ const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP) as u64;
 
-/// The filters to install, in order. Each must agree for a call to happen.
-pub(super) fn filters(profile: Profile) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for &call in COMMON {
-        rules.insert(call, Vec::new());
-    }
+/// The filter for a worker.
+pub(super) fn filter(profile: Profile) -> Result<Filter, FilterError> {
+    let mut calls = Calls::any(COMMON);
     if profile == Profile::Cpu {
         // The files that its memory is in.
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        rules.insert(libc::SYS_memfd_create, vec![argument(1, flags.into())?]);
+        calls = calls.and_where(libc::SYS_memfd_create, vec![equals(1, flags.into())?]);
     }
     if profile == Profile::Cuda {
-        for &call in DRIVER {
-            rules.insert(call, Vec::new());
-        }
-        let masked = |bits, value| {
-            let kind = SeccompCmpOp::MaskedEq(bits);
-            SeccompRule::new(vec![SeccompCondition::new(
-                1,
-                SeccompCmpArgLen::Dword,
-                kind,
-                value,
-            )?])
-        };
-        let mut ioctls = vec![masked(TYPE_BITS, NVIDIA_TYPE)?, masked(UVM_BITS, 0)?];
+        calls = calls.and(DRIVER);
+        let nvidia = vec![masked(1, TYPE_BITS, NVIDIA_TYPE)?, masked(1, UVM_BITS, 0)?];
+        let unix = equals(0, libc::AF_UNIX.unsigned_abs().into())?;
+        calls = calls
+            .and_where(libc::SYS_ioctl, nvidia)
+            .and_where(libc::SYS_socket, vec![unix]);
         for &request in IOCTLS {
-            ioctls.push(argument(1, request)?);
+            calls = calls.and_where(libc::SYS_ioctl, vec![equals(1, request)?]);
         }
-        rules.insert(libc::SYS_ioctl, ioctls);
-        rules.insert(
-            libc::SYS_socket,
-            vec![argument(0, libc::AF_UNIX.unsigned_abs().into())?],
-        );
     }
-    let mut prctl = Vec::new();
     for &operation in PRCTL {
-        prctl.push(argument(0, operation)?);
+        calls = calls.and_where(libc::SYS_prctl, vec![equals(0, operation)?]);
     }
-    rules.insert(libc::SYS_prctl, prctl);
     for &call in CLOCKS {
         if profile == Profile::Cuda || call != libc::SYS_timer_create {
-            let own =
-                SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Le, LAST_CLOCK)?;
-            rules.insert(call, vec![SeccompRule::new(vec![own])?]);
+            calls = calls.and_where(call, vec![at_most(0, LAST_CLOCK)?]);
         }
     }
-    rules.insert(
-        libc::SYS_clone,
-        vec![SeccompRule::new(vec![SeccompCondition::new(
-            0,
-            SeccompCmpArgLen::Qword,
-            SeccompCmpOp::MaskedEq(THREAD_FLAGS | NAMESPACE_FLAGS),
-            THREAD_FLAGS,
-        )?])?],
-    );
-    let allowed = SeccompFilter::new(
-        rules,
-        SeccompAction::Errno(errno(libc::EPERM)),
-        SeccompAction::Allow,
-        std::env::consts::ARCH.try_into()?,
-    )?;
-    let missing = SeccompFilter::new(
-        BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
-        SeccompAction::Allow,
-        SeccompAction::Errno(errno(libc::ENOSYS)),
-        std::env::consts::ARCH.try_into()?,
-    )?;
-    // The list of what is allowed comes last: nothing can be installed after it.
-    Ok(vec![missing.try_into()?, allowed.try_into()?])
-}
-
-/// Allows a call with `value` for an argument.
-fn argument(index: u8, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
-    let equal = SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?;
-    SeccompRule::new(vec![equal])
-}
-
-fn errno(value: i32) -> u32 {
-    value.unsigned_abs()
+    let thread = masked(0, THREAD_FLAGS | NAMESPACE_FLAGS, THREAD_FLAGS)?;
+    calls
+        .and_where(libc::SYS_clone, vec![thread])
+        // libc falls back to `clone`, whose flags a filter can read.
+        .without(&[libc::SYS_clone3])
+        .compile(Denial::Fails(libc::EPERM))
 }
 
 #[cfg(test)]
@@ -271,11 +217,7 @@ mod tests {
     #[test]
     fn both_profiles_compile_to_filters_the_kernel_can_take() {
         for profile in [Profile::Cpu, Profile::Cuda] {
-            let programs = filters(profile).expect("the filter compiles");
-            assert_eq!(programs.len(), 2);
-            for program in programs {
-                assert!(program.len() < 4096, "{} instructions", program.len());
-            }
+            filter(profile).expect("the filter compiles");
         }
     }
 }

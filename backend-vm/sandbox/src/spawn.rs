@@ -108,7 +108,7 @@ pub enum SpawnError {
         cause: CgroupError,
     },
     #[error("the system call filter does not compile")]
-    Filter(#[from] seccompiler::BackendError),
+    Filter(#[from] wormhole_privileges::FilterError),
 }
 
 const OPEN_FILES: u64 = 4096;
@@ -186,7 +186,7 @@ impl Confinement {
                 Profile::Cpu => self.memory,
                 Profile::Cuda => libc::RLIM_INFINITY,
             },
-            filters: seccomp::filters(self.profile)?,
+            filter: seccomp::filter(self.profile)?,
             program: executed,
             arguments: pointers(&argument_strings),
             environment: pointers(&environment_strings),

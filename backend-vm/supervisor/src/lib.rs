@@ -241,7 +241,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
     };
     come_last_when_memory_is_short();
     let (spawner, abilities) = Spawner::fork(setup, &closes, place)?;
-    privileges::drop_all().map_err(SupervisorError::Privileges)?;
+    privileges::drop_capabilities().map_err(SupervisorError::Privileges)?;
     // The threads that follow have these signals blocked as well.
     let signals = Signals::new().map_err(SupervisorError::Signals)?;
     let sampler = match options.device {

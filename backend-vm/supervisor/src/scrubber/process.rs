@@ -23,7 +23,7 @@ const SLICE: u64 = 64 << 20;
 
 /// Serves the supervisor until it closes its end, without privileges: the process's exit status.
 pub fn main(socket: &OwnedFd) -> i32 {
-    let confined = privileges::drop_all().is_ok() && privileges::filter(false).is_ok();
+    let confined = privileges::drop_capabilities().is_ok() && privileges::filter(false).is_ok();
     if !confined {
         return 2;
     }

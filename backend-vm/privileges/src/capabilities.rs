@@ -1,0 +1,41 @@
+//! The rights of root.
+
+use std::io;
+
+/// Gives up all capabilities of this thread and of those that it starts, for good: programs that they could execute
+/// have none either.
+///
+/// # Errors
+/// As prctl(2) and capset(2).
+pub fn drop_capabilities() -> io::Result<()> {
+    let check = |result: i64| match result {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // _LINUX_CAPABILITY_VERSION_3, this thread; two sets of effective, permitted, inheritable.
+    let header = [0x2008_0522_u32, 0];
+    let none = [0u32; 6];
+    // SAFETY: system calls on integers and on complete local structures.
+    unsafe {
+        // An ordinary user may not, and has none. Numbers beyond the last capability are refused.
+        for capability in 0..64 {
+            libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+        }
+        check(
+            libc::prctl(
+                libc::PR_CAP_AMBIENT,
+                libc::PR_CAP_AMBIENT_CLEAR_ALL,
+                0,
+                0,
+                0,
+            )
+            .into(),
+        )?;
+        check(libc::syscall(
+            libc::SYS_capset,
+            header.as_ptr(),
+            none.as_ptr(),
+        ))?;
+        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).into())
+    }
+}

@@ -1,0 +1,76 @@
+//! The file system, by Landlock (landlock(7)).
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError,
+};
+
+/// Why the file system stays within reach.
+#[derive(Debug, thiserror::Error)]
+#[error("the kernel does not take the rules of the file system")]
+pub struct FilesError(#[from] RulesetError);
+
+/// Takes from this thread, and from those that it starts, every file that is not open yet, and every TCP port. Without
+/// effect on a kernel without Landlock: this is a second lock behind a [`crate::Filter`] that lets no path through.
+///
+/// # Errors
+/// The kernel has Landlock and refuses.
+pub fn leave_file_system() -> Result<(), FilesError> {
+    // No rules: nothing of what is handled is allowed. What the kernel cannot handle stays as it is.
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(ABI::V5))?
+        .handle_access(AccessNet::from_all(ABI::V5))?
+        .create()?
+        .restrict_self()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Whether the kernel has Landlock: landlock_create_ruleset(2) for its version.
+    fn kernel_has_landlock() -> bool {
+        const VERSION: libc::c_long = 1;
+        // SAFETY: no structure, and a flag.
+        let version = unsafe {
+            libc::syscall(
+                libc::SYS_landlock_create_ruleset,
+                std::ptr::null::<u8>(),
+                0,
+                VERSION,
+            )
+        };
+        version > 0
+    }
+
+    #[test]
+    fn a_thread_that_left_opens_nothing_and_keeps_what_it_has() {
+        if !kernel_has_landlock() {
+            println!("skipped: the kernel has no Landlock");
+            return;
+        }
+        let text = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&text, "kept").unwrap();
+        let open = fs::File::open(&text).unwrap();
+        let path = text.path().to_owned();
+        let left = std::thread::spawn(move || {
+            leave_file_system().unwrap();
+            let refused = |error: std::io::Error| error.kind();
+            (
+                std::io::read_to_string(open).unwrap(),
+                fs::read(&path).map_err(refused),
+                fs::write(path.with_extension("new"), "").map_err(refused),
+                fs::remove_file(&path).map_err(refused),
+            )
+        });
+        let denied = std::io::ErrorKind::PermissionDenied;
+        assert_eq!(
+            left.join().unwrap(),
+            ("kept".to_owned(), Err(denied), Err(denied), Err(denied))
+        );
+        // Other threads are as before.
+        assert_eq!(fs::read_to_string(&text).unwrap(), "kept");
+    }
+}
