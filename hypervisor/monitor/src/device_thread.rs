@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use event_manager::{EventManager, RemoteEndpoint, SubscriberId, SubscriberOps};
 
+use crate::confinement::Confinement;
 use crate::devices::virtio::QueueServer;
 use crate::sync::lock;
 use crate::vcpu::ThreadError;
@@ -71,6 +72,15 @@ impl DeviceThread {
             handle,
             thread: Some(thread),
         })
+    }
+
+    /// Leaves the thread what serving its devices' queues needs. To be called before the guest runs.
+    pub fn confine(&self, confinement: Confinement) -> Result<(), VmError> {
+        self.handle
+            .endpoint
+            .call_blocking::<_, _, event_manager::Error>(move |_| Ok(confinement.enter()))
+            .map_err(VmError::EventLoop)?
+            .map_err(VmError::Confinement)
     }
 
     /// A handle for a device of this thread.

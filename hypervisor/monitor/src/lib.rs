@@ -9,6 +9,8 @@
 //! - [`payload`] runs a freestanding program in user mode.
 //! - [`kvm_caps::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
 //!
+//! Threads that meet what a guest wrote are confined first: see [`confinement`].
+//!
 //! Invariants: guest memory is never the target of a Rust reference; what a guest wrote is copied
 //! out before it is looked at; nothing a guest does makes the monitor panic, wait or grow without
 //! bound.
@@ -16,6 +18,7 @@
 pub mod boot;
 pub mod bus;
 mod chipset;
+pub mod confinement;
 mod cpu;
 mod device_thread;
 pub mod devices;

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::bus::{Buses, Effect};
+use crate::confinement::Confinement;
 use crate::exit_reason::{ExitReason, Registers};
+use crate::vm::VmError;
 
 /// Why the threads of a VM could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -206,8 +208,9 @@ impl VcpuThreads {
         buses: &Arc<Buses>,
         counters: &Arc<ExitCounters>,
         events: &Sender<Event>,
-    ) -> Result<Self, ThreadError> {
+    ) -> Result<Self, VmError> {
         register_kick()?;
+        let confinement = Confinement::of_vcpu()?;
         let mut started = Self {
             threads: Vec::new(),
             stop: Arc::new(AtomicBool::new(false)),
@@ -220,6 +223,7 @@ impl VcpuThreads {
                 buses: Arc::clone(buses),
                 counters: Arc::clone(counters),
                 stop: Arc::clone(&started.stop),
+                confinement: confinement.clone(),
             };
             let events = events.clone();
             let handle = std::thread::Builder::new()
@@ -293,6 +297,7 @@ struct VcpuThread {
     buses: Arc<Buses>,
     counters: Arc<ExitCounters>,
     stop: Arc<AtomicBool>,
+    confinement: Confinement,
 }
 
 impl VcpuThread {
@@ -301,10 +306,17 @@ impl VcpuThread {
         if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
             tracing::debug!(?error, "cannot unblock the signal that stops a vCPU");
         }
-        IMMEDIATE_EXIT.set(&raw mut self.fd.get_kvm_run().immediate_exit);
-        let end = self.run_until_end();
-        IMMEDIATE_EXIT.set(ptr::null_mut());
-        let end = end?;
+        let end = match self.confinement.enter() {
+            Ok(()) => {
+                IMMEDIATE_EXIT.set(&raw mut self.fd.get_kvm_run().immediate_exit);
+                let end = self.run_until_end();
+                IMMEDIATE_EXIT.set(ptr::null_mut());
+                end?
+            }
+            Err(error) => End::RunFailed {
+                error: format!("its thread cannot be confined: {error}"),
+            },
+        };
         Some(VcpuEnd {
             vcpu: self.id,
             registers: self.registers(),

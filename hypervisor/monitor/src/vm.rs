@@ -13,6 +13,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use crate::boot::{self, BootError, BootSource};
 use crate::bus::{BusError, Buses, Effect};
 use crate::chipset::{self, Chipset};
+use crate::confinement::{Confinement, ConfinementError};
 use crate::cpu::{self, CpuError};
 use crate::device_thread::DeviceThread;
 use crate::devices::block::{Block, BlockWorker, DiskImage};
@@ -84,6 +85,9 @@ pub enum VmError {
     /// Threads.
     #[error(transparent)]
     Thread(#[from] ThreadError),
+    /// Threads that cannot be confined.
+    #[error("the threads that serve the guest cannot be confined")]
+    Confinement(#[from] ConfinementError),
     /// Statistics.
     #[error(transparent)]
     Stats(#[from] StatsError),
@@ -206,7 +210,8 @@ pub struct Vm {
     window_range: Option<Range>,
     timeout: Option<Duration>,
     // Everything below is dropped after the vCPUs, which use it.
-    _device_threads: Vec<DeviceThread>,
+    device_thread: DeviceThread,
+    disk_threads: Vec<DeviceThread>,
     machine: Machine,
 }
 
@@ -237,8 +242,7 @@ impl Vm {
             window.add_memslot(&vm, range.start)?;
         }
 
-        let mut device_threads = vec![DeviceThread::start("devices")?];
-        let device_thread = &device_threads[0];
+        let device_thread = DeviceThread::start("devices")?;
         let mut chipset = Chipset::new(Arc::clone(&vm), ram.clone());
         if let Some(VsockConfig {
             guest_cid,
@@ -247,17 +251,18 @@ impl Vm {
         {
             let device = Vsock::new(guest_cid.into());
             let worker = VsockWorker::new(ram.clone(), Mux::new(guest_cid.into(), acceptor));
-            chipset.add_virtio(device_thread, Box::new(device), Box::new(worker))?;
+            chipset.add_virtio(&device_thread, Box::new(device), Box::new(worker))?;
         }
         let worker = Box::new(RngWorker::new(ram.clone()));
-        chipset.add_virtio(device_thread, Box::new(Rng), worker)?;
+        chipset.add_virtio(&device_thread, Box::new(Rng), worker)?;
+        let mut disk_threads = Vec::new();
         for (number, image) in config.disks.into_iter().enumerate() {
             let name = format!("disk-{number}");
             let thread = DeviceThread::start(&name)?;
             let device = Box::new(Block::new(&image));
             let worker = Box::new(BlockWorker::new(ram.clone(), image, name));
             chipset.add_virtio(&thread, device, worker)?;
-            device_threads.push(thread);
+            disk_threads.push(thread);
         }
         let entry = boot::load(&ram, &layout, config.vcpus, &config.boot)?;
         let vcpus = create_vcpus(&kvm, &vm, config.vcpus)?;
@@ -295,7 +300,8 @@ impl Vm {
             events: channel(),
             window_range: layout.window,
             timeout: config.timeout,
-            _device_threads: device_threads,
+            device_thread,
+            disk_threads,
             machine: Machine {
                 _vm: vm,
                 _ram: ram,
@@ -334,10 +340,15 @@ impl Vm {
         self.machine.window.clone()
     }
 
-    /// Runs the guest to its end.
+    /// Runs the guest to its end. From now on the threads that serve it are confined: what the vsock device's acceptor
+    /// and the console do, they do with what [`crate::confinement`] leaves their threads.
     pub fn run(self) -> Result<Report, VmError> {
         let (sender, receiver) = &self.events;
         let start = Instant::now();
+        self.device_thread.confine(Confinement::of_devices()?)?;
+        for thread in &self.disk_threads {
+            thread.confine(Confinement::of_disk()?)?;
+        }
         let threads = VcpuThreads::start(self.vcpus, &self.buses, &self.counters, sender)?;
         let outcome = threads.wait(receiver, self.timeout, |end| {
             Some(judge(&end, lock(&self.exit_status).status, &self.tail))

@@ -139,16 +139,20 @@ fn load<'a>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
     const LOW: u64 = 2 << 20;
     const HIGH: u64 = 16 << 20;
 
-    /// An executable with one segment of code.
+    /// An executable with one segment that returns.
     fn executable(address: u64, memory_size: u64) -> Vec<u8> {
-        let code = [0xc3; 8];
+        program([0xc3; 8], address, memory_size)
+    }
+
+    /// An executable with one segment of code.
+    pub(crate) fn program(code: [u8; 8], address: u64, memory_size: u64) -> Vec<u8> {
         let mut file = Vec::new();
         file.extend(MAGIC);
         file.extend([1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);

@@ -16,7 +16,7 @@
 //! memory-2 MiB .. memory  parameter blocks and stacks, 128 KiB per vCPU
 //! ```
 
-mod elf;
+pub(crate) mod elf;
 mod exceptions;
 mod paging;
 
@@ -308,8 +308,13 @@ impl PayloadVm {
 
     /// Runs until every vCPU's program has ended, or one fails.
     pub fn run(self) -> Result<PayloadReport, VmError> {
+        self.run_on(buses()?)
+    }
+
+    /// The same with other devices.
+    pub(crate) fn run_on(self, buses: Buses) -> Result<PayloadReport, VmError> {
         let count = self.vcpus.len();
-        let buses = Arc::new(buses()?);
+        let buses = Arc::new(buses);
         let (sender, receiver) = &self.events;
         let mut statuses = BTreeMap::new();
         let start = Instant::now();

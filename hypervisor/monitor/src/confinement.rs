@@ -1,0 +1,436 @@
+//! What the threads that serve a guest can do once the guest runs.
+//!
+//! A vCPU thread and a device thread give up capabilities, the file system and all system calls but those of its list,
+//! before it meets the first byte that the guest wrote. A fault in a device's code still gives an attacker the memory
+//! of the process, and so its other threads: a caller whose process does nothing else leaves all its threads what is in
+//! [`calls`] and what it needs itself.
+
+use std::io;
+
+use kvm_bindings::{KVMIO, kvm_irq_routing, kvm_regs, kvm_sregs};
+use wormhole_privileges::{
+    Calls, Denial, FilesError, Filter, FilterError, drop_capabilities, equals, leave_file_system,
+    masked, report_denied_calls,
+};
+
+vmm_sys_util::ioctl_io_nr!(KVM_RUN, KVMIO, 0x80);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_REGS, KVMIO, 0x81, kvm_regs);
+vmm_sys_util::ioctl_ior_nr!(KVM_GET_SREGS, KVMIO, 0x83, kvm_sregs);
+vmm_sys_util::ioctl_iow_nr!(KVM_SET_GSI_ROUTING, KVMIO, 0x6a, kvm_irq_routing);
+
+/// Why a thread cannot be confined.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfinementError {
+    /// There is no filter.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// Landlock refuses.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// Capabilities stay.
+    #[error("the thread's capabilities cannot be dropped")]
+    Capabilities(#[source] io::Error),
+    /// SIGSYS has no handler.
+    #[error("denied system calls cannot be reported")]
+    Report(#[source] io::Error),
+}
+
+/// What each of the threads needs: memory, locks, eventfds, time, its end.
+const COMMON: &[i64] = &[
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_close,
+    libc::SYS_futex,
+    libc::SYS_sched_yield,
+    // The allocator asks for the number of processors.
+    libc::SYS_sched_getaffinity,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// What a vCPU thread adds: the statistics that an account of exits reads.
+const VCPU: &[i64] = &[libc::SYS_pread64];
+
+/// What the device thread adds: its event loop, and the sockets of vsock connections.
+const DEVICE: &[i64] = &[
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+];
+
+/// What a disk's thread adds: its event loop, and its image.
+const DISK: &[i64] = &[
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_fdatasync,
+    libc::SYS_fallocate,
+];
+
+/// Calls that libraries make for what they have another way to learn, or do without: the number of processors, the
+/// lines of a backtrace.
+const ABSENT: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_stat,
+    libc::SYS_statx,
+];
+
+fn common() -> Result<Calls, FilterError> {
+    let executable = libc::PROT_EXEC.unsigned_abs().into();
+    let own = std::process::id().into();
+    Ok(Calls::any(COMMON)
+        // No memory to execute, new or old.
+        .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
+        .and_where(libc::SYS_mprotect, vec![masked(2, executable, 0)?])
+        // No signal to another process.
+        .and_where(libc::SYS_tgkill, vec![equals(0, own)?])
+        // The report of a denied call names the thread.
+        .and_where(
+            libc::SYS_prctl,
+            vec![equals(0, libc::PR_GET_NAME.unsigned_abs().into())?],
+        )
+        // Closing a descriptor that is none is found by the standard library of a debug build.
+        .and_where(
+            libc::SYS_fcntl,
+            [libc::F_GETFD, libc::F_DUPFD_CLOEXEC]
+                .into_iter()
+                .map(|command| equals(1, command.unsigned_abs().into()))
+                .collect::<Result<_, _>>()?,
+        )
+        .without(ABSENT))
+}
+
+fn of_vcpus() -> Result<Calls, FilterError> {
+    let requests = [
+        KVM_RUN(),
+        KVM_GET_REGS(),
+        KVM_GET_SREGS(),
+        KVM_SET_GSI_ROUTING(),
+    ];
+    let requests = requests.map(|request| equals(1, request));
+    let requests = requests.into_iter().collect::<Result<_, _>>()?;
+    Ok(common()?.and(VCPU).and_where(libc::SYS_ioctl, requests))
+}
+
+fn of_devices() -> Result<Calls, FilterError> {
+    let unix = libc::AF_UNIX.unsigned_abs().into();
+    Ok(common()?
+        .and(DEVICE)
+        .and_where(libc::SYS_socketpair, vec![equals(0, unix)?])
+        .and_where(libc::SYS_ioctl, vec![equals(1, libc::FIONBIO)?]))
+}
+
+fn of_disks() -> Result<Calls, FilterError> {
+    Ok(common()?.and(DISK))
+}
+
+/// The system calls by which a vCPU thread gives up what it may do.
+const GIVING_UP: &[i64] = &[
+    libc::SYS_capset,
+    libc::SYS_seccomp,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_restrict_self,
+];
+
+/// What all threads of a VM need together from the start of [`crate::Vm::run`] on, for the filter of a process that
+/// runs it. No other thread may be confined before that filter is installed.
+///
+/// # Errors
+/// Never, but by a mistake in the lists.
+pub fn calls() -> Result<Calls, FilterError> {
+    let giving_up = [
+        libc::PR_CAPBSET_DROP,
+        libc::PR_CAP_AMBIENT,
+        libc::PR_SET_NO_NEW_PRIVS,
+    ];
+    let giving_up = giving_up.map(|operation| equals(0, operation.unsigned_abs().into()));
+    let giving_up = giving_up.into_iter().collect::<Result<_, _>>()?;
+    Ok(of_vcpus()?
+        .and_all(of_devices()?)
+        .and_all(of_disks()?)
+        .and(GIVING_UP)
+        .and_where(libc::SYS_prctl, giving_up))
+}
+
+/// The confinement of one kind of thread, prepared before the threads are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Confinement(Filter);
+
+impl Confinement {
+    /// For a thread that runs a vCPU and answers its exits.
+    pub fn of_vcpu() -> Result<Self, ConfinementError> {
+        Self::of(of_vcpus()?)
+    }
+
+    /// For the thread that serves the queues of all devices but disks.
+    pub fn of_devices() -> Result<Self, ConfinementError> {
+        Self::of(of_devices()?)
+    }
+
+    /// For a thread that serves a disk's queues.
+    pub fn of_disk() -> Result<Self, ConfinementError> {
+        Self::of(of_disks()?)
+    }
+
+    fn of(calls: Calls) -> Result<Self, ConfinementError> {
+        report_denied_calls().map_err(ConfinementError::Report)?;
+        Ok(Self(calls.compile(Denial::Signal)?))
+    }
+
+    /// Confines this thread, for good.
+    pub fn enter(&self) -> Result<(), ConfinementError> {
+        drop_capabilities().map_err(ConfinementError::Capabilities)?;
+        leave_file_system()?;
+        Ok(self.0.install()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::process::{Command, Output};
+    use std::sync::mpsc::{Sender, channel};
+    use std::sync::{Arc, Mutex};
+    use std::{env, fs};
+
+    use event_manager::EventOps;
+
+    use super::*;
+    use crate::bus::{BusDevice, Buses, Effect};
+    use crate::device_thread::DeviceThread;
+    use crate::devices::power;
+    use crate::devices::virtio::{ActiveQueue, ServerHandle, VirtioWorker};
+    use crate::payload::elf::tests::program;
+    use crate::payload::{PayloadConfig, PayloadVm};
+    use crate::vm::DisabledExits;
+    use crate::{ExitReason, KvmCaps};
+
+    /// The call that a test is to make instead, in a process of its own.
+    const ATTEMPT: &str = "WORMHOLE_ATTEMPT";
+    /// Exit status of a process whose call was made, or failed in another way than by its filter.
+    const MADE: i32 = 3;
+
+    /// Calls that no thread of a VM may make: what a taken-over one would begin with.
+    fn attempts() -> BTreeMap<&'static str, [i64; 6]> {
+        const KVM_CREATE_VM: i64 = 0xae01;
+        let path = c"/bin/true".as_ptr().addr().cast_signed() as i64;
+        let fork = i64::from(libc::SIGCHLD);
+        let executable = i64::from(libc::PROT_READ | libc::PROT_EXEC);
+        let memory = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        BTreeMap::from([
+            ("execve", [libc::SYS_execve, path, 0, 0, 0, 0]),
+            ("socket", [libc::SYS_socket, 1, 1, 0, 0, 0]),
+            ("connect", [libc::SYS_connect, 0, 0, 0, 0, 0]),
+            ("ptrace", [libc::SYS_ptrace, 0, 0, 0, 0, 0]),
+            ("unlink", [libc::SYS_unlink, path, 0, 0, 0, 0]),
+            ("clone", [libc::SYS_clone, fork, 0, 0, 0, 0]),
+            ("kill", [libc::SYS_kill, 1, 0, 0, 0, 0]),
+            ("tgkill", [libc::SYS_tgkill, 1, 1, 0, 0, 0]),
+            ("mmap", [libc::SYS_mmap, 0, 4096, executable, memory, -1]),
+            ("ioctl", [libc::SYS_ioctl, 0, KVM_CREATE_VM, 0, 0, 0]),
+            (
+                "process_vm_writev",
+                [libc::SYS_process_vm_writev, 1, 0, 0, 0, 0],
+            ),
+        ])
+    }
+
+    /// Makes the call and ends the process, so that a call that is made shows.
+    fn attempt(call: &str) -> ! {
+        let [number, a, b, c, d, e] = attempts()[call];
+        // SAFETY: integers and a literal; the process ends.
+        unsafe {
+            libc::syscall(number, a, b, c, d, e);
+            libc::_exit(MADE)
+        }
+    }
+
+    /// What a process says and how it ends that makes this call instead of being this test.
+    fn in_a_process(test: &str, call: &str) -> Output {
+        let name = format!("confinement::tests::{test}");
+        Command::new(env::current_exe().expect("this program"))
+            .args(["--exact", &name, "--nocapture"])
+            .env(ATTEMPT, call)
+            .output()
+            .expect("this program runs")
+    }
+
+    fn all_are_denied(test: &str, thread: &str) {
+        for (call, [number, ..]) in attempts() {
+            let ended = in_a_process(test, call);
+            let said = String::from_utf8_lossy(&ended.stderr);
+            let line = format!(
+                "wormhole: the filter denies system call {number} ({call}) to thread {thread}, and this process ends"
+            );
+            assert!(said.lines().any(|said| said == line), "{call}: {ended:?}");
+            assert_eq!(ended.status.code(), Some(wormhole_privileges::DENIED));
+        }
+    }
+
+    /// What the kernel says of a thread of this process.
+    fn standing(thread: i32) -> Vec<String> {
+        let status = fs::read_to_string(format!("/proc/self/task/{thread}/status"));
+        let wanted = ["CapPrm:", "CapBnd:", "NoNewPrivs:", "Seccomp:"];
+        let status = status.expect("the thread is there");
+        wanted
+            .iter()
+            .filter_map(|name| status.lines().find_map(|line| line.strip_prefix(name)))
+            .map(|value| value.trim().to_owned())
+            .collect()
+    }
+
+    /// No capabilities, for a process that had them in its bounding set as for another; a filter.
+    fn confined(thread: i32) -> bool {
+        let standing = standing(thread);
+        // SAFETY: takes nothing and cannot fail.
+        let root = unsafe { libc::geteuid() } == 0;
+        let none = "0000000000000000";
+        standing[0] == none && (!root || standing[1] == none) && standing[2..] == ["1", "2"]
+    }
+
+    /// Has its thread's number looked at, or makes a call, when its queue is notified.
+    #[derive(Debug)]
+    struct Worker(Sender<i32>);
+
+    impl VirtioWorker for Worker {
+        fn start(&mut self, _: Vec<ActiveQueue>, _: u64) {}
+        fn queue_ready(&mut self, _: usize, _: &mut EventOps<'_>) {
+            if let Some(call) = asked() {
+                attempt(&call);
+            }
+            // A test that has ended does not look.
+            let _ = self.0.send(thread_number());
+        }
+        fn stop(&mut self) {}
+    }
+
+    fn asked() -> Option<String> {
+        env::var(ATTEMPT).ok()
+    }
+
+    fn thread_number() -> i32 {
+        // SAFETY: takes nothing and cannot fail.
+        unsafe { libc::gettid() }
+    }
+
+    fn has_its_calls_and_no_others(name: &str, confinement: Confinement, test: &str) {
+        let thread = DeviceThread::start(name).expect("a thread");
+        thread.confine(confinement).expect("confined");
+        let (sender, numbers) = channel();
+        let worker = Box::new(Worker(sender));
+        let mut server = ServerHandle::new(thread.handle(), worker, 1).expect("eventfds");
+        server.start(Vec::new(), 0).expect("the thread is there");
+        let number = numbers.recv().expect("a number");
+        assert!(confined(number), "{:?}", standing(number));
+        assert!(!confined(thread_number()));
+        all_are_denied(&format!("confinement::tests::{test}"), name);
+    }
+
+    #[test]
+    fn the_device_thread_has_its_calls_and_no_others() {
+        let test = "the_device_thread_has_its_calls_and_no_others";
+        let confinement = Confinement::of_devices().expect("a list");
+        has_its_calls_and_no_others("devices", confinement, test);
+    }
+
+    #[test]
+    fn a_disk_thread_has_its_calls_and_no_others() {
+        let test = "a_disk_thread_has_its_calls_and_no_others";
+        let confinement = Confinement::of_disk().expect("a list");
+        has_its_calls_and_no_others("disk-0", confinement, test);
+    }
+
+    /// Ends a payload that writes to it, and sends its vCPU thread's number before.
+    #[derive(Debug)]
+    struct Port {
+        number: Sender<i32>,
+        looked_at: Arc<std::sync::Barrier>,
+    }
+
+    impl BusDevice for Port {
+        fn read(&mut self, _: u64, _: &mut [u8]) {}
+        fn write(&mut self, _: u64, _: &[u8]) -> Effect {
+            if let Some(call) = asked() {
+                attempt(&call);
+            }
+            self.number.send(thread_number()).expect("the test waits");
+            self.looked_at.wait();
+            Effect::Exited(0)
+        }
+    }
+
+    #[test]
+    fn a_vcpu_thread_has_its_calls_and_no_others() {
+        if let KvmCaps::Missing { why } = crate::probe() {
+            eprintln!("skipped: {why}");
+            return;
+        }
+        // mov edx, EXIT_STATUS; out dx, eax; and bytes that are not reached.
+        let [low, high] = power::EXIT_STATUS.to_le_bytes();
+        let code = [0xba, low, high, 0, 0, 0xef, 0xf4, 0xf4];
+        let vm = PayloadVm::new(PayloadConfig {
+            elf: program(code, 2 << 20, 4096),
+            parameters: vec![Vec::new()],
+            memory_mib: 8,
+            window: None,
+            timeout: None,
+            disabled_exits: DisabledExits::default(),
+        });
+        let (number, numbers) = channel();
+        let looked_at = Arc::new(std::sync::Barrier::new(2));
+        let port = Arc::new(Mutex::new(Port {
+            number,
+            looked_at: Arc::clone(&looked_at),
+        }));
+        let buses = Buses::default();
+        let start = power::EXIT_STATUS.into();
+        buses.ports.insert(start, 1, port).expect("free");
+        let vm = vm.expect("a VM");
+        let running = std::thread::spawn(move || vm.run_on(buses));
+        let number = numbers.recv().expect("a number");
+        let standing = (confined(number), standing(number));
+        looked_at.wait();
+        let report = running.join().expect("no panic").expect("it runs");
+        assert!(standing.0, "{:?}", standing.1);
+        assert_eq!(report.outcome, ExitReason::Exited { status: 0 });
+        all_are_denied("a_vcpu_thread_has_its_calls_and_no_others", "vcpu0");
+    }
+
+    #[test]
+    fn a_process_can_have_the_calls_of_all_threads() {
+        calls()
+            .and_then(|calls| calls.compile(Denial::Signal))
+            .expect("a filter");
+    }
+}
