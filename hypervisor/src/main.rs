@@ -40,6 +40,9 @@ enum Action {
     /// Start a program and collect what it leaves; `run` starts this.
     #[command(hide = true)]
     Reap(run::reaper::Options),
+    /// Write standard input to a file, unless there is none; `run` starts this.
+    #[command(hide = true)]
+    Record(run::record::Options),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,10 @@ fn main() -> ExitCode {
             .map_err(|error| (USAGE, Some(chain(&error)))),
         Action::Reap(options) => {
             run::reaper::reap(&options);
+            Ok(0)
+        }
+        Action::Record(options) => {
+            run::record::write(&options);
             Ok(0)
         }
     };

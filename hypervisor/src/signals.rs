@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendFlags, send as send_to};
 use rustix::process::Pid;
 use wormhole_link::tasks;
+use wormhole_privileges::drop_capabilities;
 
 use crate::say;
 
@@ -137,6 +138,9 @@ impl Signals {
         let signals = Self::default();
         let receiver = signals.clone();
         tasks::spawn("signals", move || {
+            // It needs none, and what confines this process later reaches no other thread's. It has none to lose where
+            // this fails.
+            let _ = drop_capabilities();
             let mut wake = None::<Instant>;
             loop {
                 let limit = wake.map(|wake| wake.saturating_duration_since(Instant::now()));

@@ -27,6 +27,16 @@ pub enum Denial {
     Signal,
 }
 
+/// What `pthread_create` asks of `clone`.
+const THREAD_FLAGS: u64 = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
+const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP) as u64;
+
 /// System calls by number, each with rules on its arguments: one of them must hold. No rules: any arguments.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
@@ -57,6 +67,18 @@ impl Calls {
     pub fn and_where(mut self, call: i64, rules: Vec<SeccompRule>) -> Self {
         add(&mut self.allowed, call, rules);
         self
+    }
+
+    /// And new threads of this process, in no new namespace.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn and_threads(self) -> Result<Self, FilterError> {
+        let flags = masked(0, THREAD_FLAGS | NAMESPACE_FLAGS, THREAD_FLAGS)?;
+        // libc falls back from `clone3` to `clone`, whose flags a filter can read.
+        Ok(self
+            .and_where(libc::SYS_clone, vec![flags])
+            .without(&[libc::SYS_clone3]))
     }
 
     /// And all calls of another list.

@@ -8,6 +8,8 @@
 //!
 //! All of it is for good. None of it grants anything: a thread that gave up more before keeps less.
 
+#[cfg(feature = "attempts")]
+pub mod attempts;
 mod calls;
 mod capabilities;
 mod denied;

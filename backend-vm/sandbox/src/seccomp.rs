@@ -165,16 +165,6 @@ const LAST_CLOCK: u64 = 15;
 /// a worker outlive its supervisor.
 const PRCTL: &[u64] = &[15, 16, 0x5356_4d41];
 
-/// What `pthread_create` asks of `clone`: a thread of this process, in no new namespace.
-const THREAD_FLAGS: u64 = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
-const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
-    | libc::CLONE_NEWUSER
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWCGROUP) as u64;
-
 /// The filter for a worker.
 pub(super) fn filter(profile: Profile) -> Result<Filter, FilterError> {
     let mut calls = Calls::any(COMMON);
@@ -202,12 +192,7 @@ pub(super) fn filter(profile: Profile) -> Result<Filter, FilterError> {
             calls = calls.and_where(call, vec![at_most(0, LAST_CLOCK)?]);
         }
     }
-    let thread = masked(0, THREAD_FLAGS | NAMESPACE_FLAGS, THREAD_FLAGS)?;
-    calls
-        .and_where(libc::SYS_clone, vec![thread])
-        // libc falls back to `clone`, whose flags a filter can read.
-        .without(&[libc::SYS_clone3])
-        .compile(Denial::Fails(libc::EPERM))
+    calls.and_threads()?.compile(Denial::Fails(libc::EPERM))
 }
 
 #[cfg(test)]

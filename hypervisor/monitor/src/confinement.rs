@@ -218,13 +218,12 @@ impl Confinement {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::process::{Command, Output};
+    use std::fs;
     use std::sync::mpsc::{Sender, channel};
     use std::sync::{Arc, Mutex};
-    use std::{env, fs};
 
     use event_manager::EventOps;
+    use wormhole_privileges::attempts::{all_are_denied, asked, attempt};
 
     use super::*;
     use crate::bus::{BusDevice, Buses, Effect};
@@ -235,68 +234,6 @@ mod tests {
     use crate::payload::{PayloadConfig, PayloadVm};
     use crate::vm::DisabledExits;
     use crate::{ExitReason, KvmCaps};
-
-    /// The call that a test is to make instead, in a process of its own.
-    const ATTEMPT: &str = "WORMHOLE_ATTEMPT";
-    /// Exit status of a process whose call was made, or failed in another way than by its filter.
-    const MADE: i32 = 3;
-
-    /// Calls that no thread of a VM may make: what a taken-over one would begin with.
-    fn attempts() -> BTreeMap<&'static str, [i64; 6]> {
-        const KVM_CREATE_VM: i64 = 0xae01;
-        let path = c"/bin/true".as_ptr().addr().cast_signed() as i64;
-        let fork = i64::from(libc::SIGCHLD);
-        let executable = i64::from(libc::PROT_READ | libc::PROT_EXEC);
-        let memory = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        BTreeMap::from([
-            ("execve", [libc::SYS_execve, path, 0, 0, 0, 0]),
-            ("socket", [libc::SYS_socket, 1, 1, 0, 0, 0]),
-            ("connect", [libc::SYS_connect, 0, 0, 0, 0, 0]),
-            ("ptrace", [libc::SYS_ptrace, 0, 0, 0, 0, 0]),
-            ("unlink", [libc::SYS_unlink, path, 0, 0, 0, 0]),
-            ("clone", [libc::SYS_clone, fork, 0, 0, 0, 0]),
-            ("kill", [libc::SYS_kill, 1, 0, 0, 0, 0]),
-            ("tgkill", [libc::SYS_tgkill, 1, 1, 0, 0, 0]),
-            ("mmap", [libc::SYS_mmap, 0, 4096, executable, memory, -1]),
-            ("ioctl", [libc::SYS_ioctl, 0, KVM_CREATE_VM, 0, 0, 0]),
-            (
-                "process_vm_writev",
-                [libc::SYS_process_vm_writev, 1, 0, 0, 0, 0],
-            ),
-        ])
-    }
-
-    /// Makes the call and ends the process, so that a call that is made shows.
-    fn attempt(call: &str) -> ! {
-        let [number, a, b, c, d, e] = attempts()[call];
-        // SAFETY: integers and a literal; the process ends.
-        unsafe {
-            libc::syscall(number, a, b, c, d, e);
-            libc::_exit(MADE)
-        }
-    }
-
-    /// What a process says and how it ends that makes this call instead of being this test.
-    fn in_a_process(test: &str, call: &str) -> Output {
-        let name = format!("confinement::tests::{test}");
-        Command::new(env::current_exe().expect("this program"))
-            .args(["--exact", &name, "--nocapture"])
-            .env(ATTEMPT, call)
-            .output()
-            .expect("this program runs")
-    }
-
-    fn all_are_denied(test: &str, thread: &str) {
-        for (call, [number, ..]) in attempts() {
-            let ended = in_a_process(test, call);
-            let said = String::from_utf8_lossy(&ended.stderr);
-            let line = format!(
-                "wormhole: the filter denies system call {number} ({call}) to thread {thread}, and this process ends"
-            );
-            assert!(said.lines().any(|said| said == line), "{call}: {ended:?}");
-            assert_eq!(ended.status.code(), Some(wormhole_privileges::DENIED));
-        }
-    }
 
     /// What the kernel says of a thread of this process.
     fn standing(thread: i32) -> Vec<String> {
@@ -333,10 +270,6 @@ mod tests {
             let _ = self.0.send(thread_number());
         }
         fn stop(&mut self) {}
-    }
-
-    fn asked() -> Option<String> {
-        env::var(ATTEMPT).ok()
     }
 
     fn thread_number() -> i32 {
@@ -424,7 +357,10 @@ mod tests {
         let report = running.join().expect("no panic").expect("it runs");
         assert!(standing.0, "{:?}", standing.1);
         assert_eq!(report.outcome, ExitReason::Exited { status: 0 });
-        all_are_denied("a_vcpu_thread_has_its_calls_and_no_others", "vcpu0");
+        all_are_denied(
+            "confinement::tests::a_vcpu_thread_has_its_calls_and_no_others",
+            "vcpu0",
+        );
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::installation::Installation;
 use crate::say;
 use crate::signals::{KILLED, Passing, Signals, to_machine};
 
+use super::confinement::{self, ConfinementError};
 use super::summary::Summary;
 use super::{Options, RunError, images, not_executed};
 
@@ -36,6 +37,8 @@ const ACCOUNTS_VARIABLE: &str = "WORMHOLE_EXIT_ACCOUNTS";
 pub enum GuestError {
     #[error(transparent)]
     Vm(#[from] VmError),
+    #[error("the launcher cannot be confined")]
+    Confinement(#[from] ConfinementError),
     #[error("{outcome}{}", console(.tail))]
     Ended {
         outcome: ExitReason,
@@ -116,6 +119,8 @@ pub fn run(
     })
     .map_err(GuestError::from)?;
 
+    // All files are open, and all processes are started.
+    confinement::enter().map_err(GuestError::from)?;
     backend.listen(vm.window().map(|window| (window, vm.stop_handle())))?;
     let stats = vm.stats();
     let killed = Arc::new(AtomicBool::new(false));

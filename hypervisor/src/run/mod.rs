@@ -1,14 +1,16 @@
 //! `wormhole run`: one program, one fresh tenant.
 
+mod confinement;
 mod emulated;
 mod guest;
 mod process;
 pub mod reaper;
+pub mod record;
 mod summary;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
@@ -24,6 +26,7 @@ use wormhole_link::tasks;
 use wormhole_monitor::{DiskAccess, DiskError, DiskImage, KvmCaps, MAX_DISKS, MAX_VCPUS};
 
 use self::guest::GuestError;
+use self::record::Record;
 use crate::backend::BackendError;
 use crate::installation::{Installation, InstallationError};
 use crate::say;
@@ -399,14 +402,22 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         })?;
     }
     // Fail before the run, not after it.
-    let open = options.json.as_deref().map(|path| {
-        writable(path).map_err(|source| RunError::Io {
+    let json = options.json.as_deref().map(|path| {
+        let open = writable(path).map_err(|source| RunError::Io {
             what: format!("cannot write {}", path.display()),
+            source,
+        });
+        open.map(|open| (path, open))
+    });
+    let json = json.transpose()?;
+    let installation = Installation::locate()?;
+    let record = json.map(|(path, open)| {
+        Record::start(installation.command(), path, open).map_err(|source| RunError::Io {
+            what: "cannot start the process that writes the summary".to_owned(),
             source,
         })
     });
-    let open = open.transpose()?.flatten();
-    let installation = Installation::locate()?;
+    let record = record.transpose()?;
     let (status, summary) = match options.placement {
         Placement::Process => process::run(&options, &program, &installation, &signals)?,
         Placement::Host => match choose_host(options.host.unwrap_or(Host::Auto))? {
@@ -424,16 +435,8 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
     if !options.quiet {
         say::to_stderr(&summary.to_string());
     }
-    if let Some(path) = &options.json {
-        let text = serde_json::to_string_pretty(&summary).unwrap_or_default();
-        // The program's status counts for more than a summary that cannot be written.
-        let written = match open {
-            Some(mut file) => file.write_all(text.as_bytes()),
-            None => std::fs::write(path, text),
-        };
-        if let Err(error) = written {
-            say::line(format_args!("cannot write {}: {error}", path.display()));
-        }
+    if let Some(record) = record {
+        record.write(&summary);
     }
     if status == 0 && summary.backend_failure.is_some() {
         return Ok(BACKEND_FAILED);

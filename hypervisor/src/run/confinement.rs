@@ -1,0 +1,119 @@
+//! What the launcher of a guest can do once the guest runs.
+//!
+//! The monitor's threads are in this process, and share its memory: what they gave up is worth no more than what the
+//! others keep. So all threads keep the system calls of one list. No call of it opens a file, connects, or starts or
+//! signals another process.
+
+use std::io;
+
+use wormhole_monitor::confinement as monitor;
+use wormhole_privileges::{
+    Denial, FilesError, Filter, FilterError, drop_capabilities, equals, leave_file_system,
+    report_denied_calls,
+};
+
+/// Why the launcher cannot be confined.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfinementError {
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    #[error("capabilities cannot be dropped")]
+    Capabilities(#[source] io::Error),
+    #[error("denied system calls cannot be reported")]
+    Report(#[source] io::Error),
+}
+
+/// What the launcher needs beside the monitor: threads, signals, the window's files, the end of its children.
+const CALLS: &[i64] = &[
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_fallocate,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_lseek,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+];
+
+/// Calls that the standard library makes to copy streams, and does without.
+const ABSENT: &[i64] = &[
+    libc::SYS_splice,
+    libc::SYS_sendfile,
+    libc::SYS_copy_file_range,
+];
+
+fn filter() -> Result<Filter, FilterError> {
+    let commands = [libc::F_GETFL, libc::F_SETFL, libc::F_GET_SEALS];
+    let commands = commands.map(|command| equals(1, command.unsigned_abs().into()));
+    let name = equals(0, libc::PR_SET_NAME.unsigned_abs().into())?;
+    monitor::calls()?
+        .and(CALLS)
+        .and_threads()?
+        .and_where(
+            libc::SYS_fcntl,
+            commands.into_iter().collect::<Result<_, _>>()?,
+        )
+        .and_where(libc::SYS_prctl, vec![name])
+        .without(ABSENT)
+        .compile(Denial::Signal)
+}
+
+/// Leaves all threads of this process the calls of the list, and takes capabilities and the file system from this
+/// thread and those that it starts. To be called before any of them reads what the guest writes.
+///
+/// # Errors
+/// The kernel has no filters.
+pub fn enter() -> Result<(), ConfinementError> {
+    report_denied_calls().map_err(ConfinementError::Report)?;
+    drop_capabilities().map_err(ConfinementError::Capabilities)?;
+    leave_file_system()?;
+    Ok(filter()?.install_on_all_threads()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use wormhole_privileges::attempts::{all_are_denied, asked, attempt};
+
+    use super::*;
+
+    #[test]
+    fn no_thread_of_the_launcher_has_other_calls() {
+        if let Some(call) = asked() {
+            let (confined, wait) = channel();
+            let before = thread::Builder::new().name("before".to_owned());
+            let before = before.spawn(move || {
+                wait.recv().expect("the test goes on");
+                attempt(&call)
+            });
+            enter().expect("confined");
+            confined.send(()).expect("the thread waits");
+            let _ = before.expect("a thread").join();
+        }
+        all_are_denied(
+            "run::confinement::tests::no_thread_of_the_launcher_has_other_calls",
+            "before",
+        );
+    }
+
+    #[test]
+    fn a_confined_thread_starts_threads() {
+        // In a thread, whose filter ends with it.
+        let confined = thread::spawn(|| {
+            filter().expect("it compiles").install().expect("installed");
+            let value = thread::Builder::new()
+                .name("later".to_owned())
+                .spawn(|| vec![1u8; 1 << 20].len());
+            value.expect("a thread").join().expect("no panic")
+        });
+        report_denied_calls().expect("a handler");
+        assert_eq!(confined.join().expect("no panic"), 1 << 20);
+    }
+}
