@@ -115,9 +115,6 @@ impl MsiController for IrqRouter {
 
     fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError> {
         let mut messages = lock(&self.messages);
-        if messages.get(index).copied() == Some(Some(message)) {
-            return Ok(());
-        }
         if let Some(slot) = messages.get_mut(index) {
             *slot = Some(message);
         }

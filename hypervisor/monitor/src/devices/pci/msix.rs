@@ -24,6 +24,8 @@ struct Vector {
     msi: usize,
     event: EventFd,
     pending: bool,
+    /// The message that the vector raises now.
+    routed: Option<MsiMessage>,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,7 @@ impl Msix {
                 msi,
                 event,
                 pending: false,
+                routed: None,
             });
         }
         Ok(Self {
@@ -148,14 +151,20 @@ impl Msix {
             if vector.masked() {
                 continue;
             }
-            // A message that KVM refuses costs the guest its own interrupts and nothing else.
-            match self.router.route_msi(vector.msi, vector.message()) {
-                Ok(()) if vector.pending => {
-                    vector.pending = false;
-                    vector.raise();
+            // KVM waits for its readers when the routes change: they do where the message does, and not for every
+            // write to the table.
+            let message = vector.message();
+            if vector.routed != Some(message) {
+                // A message that KVM refuses costs the guest its own interrupts and nothing else.
+                if let Err(error) = self.router.route_msi(vector.msi, message) {
+                    tracing::debug!(%error, "the guest's MSI-X entry is not usable");
+                    continue;
                 }
-                Ok(()) => {}
-                Err(error) => tracing::debug!(%error, "the guest's MSI-X entry is not usable"),
+                vector.routed = Some(message);
+            }
+            if vector.pending {
+                vector.pending = false;
+                vector.raise();
             }
         }
     }
@@ -193,10 +202,10 @@ pub(crate) mod tests {
 
     /// Remembers routes; the eventfds are the test's to read.
     #[derive(Debug, Default)]
-    pub(crate) struct FakeController(Mutex<Vec<(EventFd, Option<MsiMessage>)>>);
+    pub(crate) struct FakeController(Mutex<Vec<(EventFd, Vec<MsiMessage>)>>);
 
     impl FakeController {
-        fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(EventFd, Option<MsiMessage>)>> {
+        fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(EventFd, Vec<MsiMessage>)>> {
             self.0.lock().expect("no panic elsewhere")
         }
 
@@ -205,7 +214,11 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn route(&self, index: usize) -> Option<MsiMessage> {
-            self.lock()[index].1
+            self.lock()[index].1.last().copied()
+        }
+
+        fn routes(&self, index: usize) -> usize {
+            self.lock()[index].1.len()
         }
     }
 
@@ -213,12 +226,12 @@ pub(crate) mod tests {
         fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
             let event = EventFd::new(libc::EFD_NONBLOCK).map_err(IrqError::EventFd)?;
             let clone = event.try_clone().map_err(IrqError::EventFd)?;
-            self.lock().push((event, None));
+            self.lock().push((event, Vec::new()));
             Ok((self.lock().len() - 1, clone))
         }
 
         fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError> {
-            self.lock()[index].1 = Some(message);
+            self.lock()[index].1.push(message);
             Ok(())
         }
     }
@@ -251,6 +264,28 @@ pub(crate) mod tests {
         msix.read_pending(0, &mut pending);
         assert_eq!(pending, [0]);
         assert_eq!(controller.raised(0), 0);
+    }
+
+    #[test]
+    fn a_vector_is_routed_where_its_message_changes_and_not_by_every_write() {
+        let (controller, msix) = msix();
+        let routes = || [0, 1].map(|vector| controller.routes(vector));
+        msix.set_control(ENABLED);
+        let unmask = |vector: usize| msix.write_table(16 * vector + 12, &0u32.to_le_bytes());
+        unmask(0);
+        unmask(1);
+        assert_eq!(routes(), [1, 1]);
+        for _ in 0..100 {
+            // The same again, what is masked, and the functions' mask.
+            msix.write_table(0, &[0; 12]);
+            msix.write_table(12, &1u32.to_le_bytes());
+            unmask(0);
+            msix.set_control(ENABLED | ALL_MASKED);
+            msix.set_control(ENABLED);
+        }
+        assert_eq!(routes(), [1, 1]);
+        msix.write_table(8, &7u32.to_le_bytes());
+        assert_eq!(routes(), [2, 1]);
     }
 
     #[test]
