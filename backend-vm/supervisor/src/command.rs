@@ -75,6 +75,8 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// A guest says hello as soon as it is connected.
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
+/// A driver takes a context down in seconds.
+const REAP_LIMIT: Duration = Duration::from_secs(60);
 
 /// Less is not enough for a worker to start in.
 const LEAST_MEMORY: u64 = 64 << 20;
@@ -182,6 +184,7 @@ fn start(arguments: Arguments) -> Result<(), String> {
         memory: limits(arguments.worker_memory, arguments.tenant_memory),
         start_limit: START_LIMIT,
         hello_limit: HELLO_LIMIT,
+        reap_limit: REAP_LIMIT,
         quotas: Quotas {
             tenants_per_user: arguments.tenants_per_user,
             sessions: arguments.sessions,

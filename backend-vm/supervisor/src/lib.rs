@@ -104,6 +104,9 @@ pub struct Options {
     pub start_limit: Duration,
     /// How long a guest may take to say hello, and a launcher that connects to attach.
     pub hello_limit: Duration,
+    /// How long a worker that was killed may take to end. Afterwards it keeps no other from starting, and a supervisor
+    /// that ends waits for it no longer.
+    pub reap_limit: Duration,
     /// What tenants may have at most.
     pub quotas: Quotas,
 }
@@ -186,6 +189,9 @@ struct Supervisor {
     starts: Starts,
     start_limit: Duration,
     hello_limit: Duration,
+    reap_limit: Duration,
+    /// When to end although sessions are not closed.
+    ends_by: Option<Instant>,
     quotas: Quotas,
     /// Lines on connections that are refused.
     refusals: LogBudget,
@@ -238,6 +244,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         },
         without_namespaces: options.without_namespaces,
         memory: options.memory,
+        reap_limit: options.reap_limit / 3,
     };
     come_last_when_memory_is_short();
     let (spawner, abilities) = Spawner::fork(setup, &closes, place)?;
@@ -277,6 +284,8 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         starts: Starts::new(spawner),
         start_limit: options.start_limit,
         hello_limit: options.hello_limit,
+        reap_limit: options.reap_limit,
+        ends_by: None,
         quotas: options.quotas,
         gone: BTreeMap::new(),
         refusals: LogBudget::of_lines(Instant::now()),
@@ -298,6 +307,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         manager.run_with_timeout(milliseconds)?;
     }
     let supervisor = manager.subscriber_mut(id)?;
+    supervisor.tell_of_the_rest();
     supervisor.starts.end();
     supervisor
         .lost
@@ -315,9 +325,32 @@ fn come_last_when_memory_is_short() {
 }
 
 impl Supervisor {
+    fn is_ending(&self) -> bool {
+        let left = self.ends_with_tenants && self.stream.is_none() && self.tenants.is_empty();
+        self.stopping || left
+    }
+
     fn is_done(&self) -> bool {
         let idle = self.tenants.is_empty() && self.sessions.is_empty();
-        (self.stopping || (self.ends_with_tenants && self.stream.is_none())) && idle
+        self.is_ending() && (idle || self.ends_by.is_some_and(|end| end <= Instant::now()))
+    }
+
+    /// Says what this process does not wait for any longer.
+    fn tell_of_the_rest(&self) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        let processes = self
+            .workers
+            .values()
+            .map(|worker| worker.process.pid().to_string());
+        tracing::error!(
+            "the supervisor ends, although {} sessions were not closed within {:?}; these workers were killed and \
+             have not ended: {}",
+            self.sessions.len(),
+            self.reap_limit,
+            processes.collect::<Vec<_>>().join(", ")
+        );
     }
 
     /// Has [`meet_deadlines`](Self::meet_deadlines) look again then, at the latest.
@@ -330,6 +363,9 @@ impl Supervisor {
     fn meet_deadlines(&mut self) -> i32 {
         let now = Instant::now();
         self.scrubber.try_again(now);
+        if self.is_ending() {
+            self.ends_by.get_or_insert(now + self.reap_limit);
+        }
         if self.next_deadline.is_some_and(|next| next <= now) {
             self.end_late_workers(now);
             self.end_late_guests(now);
@@ -342,6 +378,7 @@ impl Supervisor {
         let next = self
             .next_deadline
             .into_iter()
+            .chain(self.ends_by)
             .chain(self.scrubber.deadline());
         next.min().map_or(-1, |next| {
             let left = next.saturating_duration_since(now).as_millis();

@@ -48,8 +48,10 @@ pub(super) struct Worker {
 enum WorkerState {
     /// It has its process and not yet its device, and until then to get it.
     Starting(Instant),
-    /// It has had no device in time and was killed.
-    Late,
+    /// It has had no device in time and was killed, and until then is waited for.
+    Late(Instant),
+    /// It was killed and has not ended in time: something in the kernel holds it.
+    Stuck,
     Ready,
     /// It has been told its session.
     Assigned,
@@ -58,12 +60,12 @@ enum WorkerState {
 impl Worker {
     /// Whether it is known if the device works in it.
     pub fn is_settled(&self) -> bool {
-        !matches!(self.state, WorkerState::Starting(_) | WorkerState::Late)
+        !matches!(self.state, WorkerState::Starting(_) | WorkerState::Late(_))
     }
 
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
-            WorkerState::Starting(end) => Some(end),
+            WorkerState::Starting(end) | WorkerState::Late(end) => Some(end),
             _ => None,
         }
     }
@@ -73,8 +75,8 @@ impl Worker {
         self.since = Instant::now();
     }
 
-    fn end_late(&mut self, limit: Duration) {
-        self.enter(WorkerState::Late);
+    fn end_late(&mut self, limit: Duration, ended_by: Instant) {
+        self.enter(WorkerState::Late(ended_by));
         self.refusal.get_or_insert_with(|| {
             format!(
                 "worker {} had no device after {limit:?}",
@@ -103,7 +105,8 @@ impl fmt::Display for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             WorkerState::Starting(_) => "has no device yet",
-            WorkerState::Late => "is killed, since it had no device in time",
+            WorkerState::Late(_) => "is killed, since it had no device in time",
+            WorkerState::Stuck => "was killed, since it had no device in time, and does not end",
             WorkerState::Ready => "is ready",
             WorkerState::Assigned => "has its session",
         };
@@ -369,9 +372,29 @@ impl Supervisor {
 
     /// Kills the workers that have had no device in time.
     pub(super) fn end_late_workers(&mut self, now: Instant) {
+        let mut gives_way = false;
         for worker in self.workers.values_mut() {
-            if worker.deadline().is_some_and(|end| end <= now) {
-                worker.end_late(self.start_limit);
+            if worker.deadline().is_none_or(|end| now < end) {
+                continue;
+            }
+            if let WorkerState::Late(_) = worker.state {
+                let pid = worker.process.pid();
+                tracing::error!(
+                    "worker {pid} was killed and has not ended within {:?}: others start without it",
+                    self.reap_limit
+                );
+                worker.enter(WorkerState::Stuck);
+                gives_way = true;
+            } else {
+                worker.end_late(self.start_limit, now + self.reap_limit);
+            }
+        }
+        if gives_way {
+            // Its place is free, as after a report of its end.
+            let spawner = |source: &Source| matches!(source, Source::Spawner);
+            let token = self.sources.iter().find(|(_, source)| spawner(source));
+            if let Some((&token, _)) = token {
+                self.turns.add(token);
             }
         }
     }
@@ -548,7 +571,7 @@ impl Supervisor {
             .filter(|_| worker.state == WorkerState::Assigned);
         match (report, assigned) {
             // Its end is on its way.
-            _ if worker.state == WorkerState::Late => Ok(()),
+            _ if matches!(worker.state, WorkerState::Late(_) | WorkerState::Stuck) => Ok(()),
             (Report::Ready(hash, device), None) if !worker.is_settled() => {
                 if hash != worker.hash {
                     return Err(format!(

@@ -52,6 +52,14 @@ fn main() {
                 workers_that_never_have_a_device_give_up_their_places,
             ),
             (
+                "a_worker_that_is_never_reaped_keeps_no_other_from_starting",
+                a_worker_that_is_never_reaped_keeps_no_other_from_starting,
+            ),
+            (
+                "a_supervisor_ends_without_a_worker_that_is_never_reaped",
+                a_supervisor_ends_without_a_worker_that_is_never_reaped,
+            ),
+            (
                 "a_stream_without_a_hello_is_closed",
                 a_stream_without_a_hello_is_closed,
             ),
@@ -70,7 +78,8 @@ const OWN: &str = "CUDA_MODULE_LOADING=EAGER\n";
 const SILENT: &str = "CUDA_MODULE_LOADING=SILENT\n";
 /// The number of a copy that never has a device.
 const SILENT_COPY: u64 = 9;
-/// Has this executable play its third part: a supervisor that gives workers and guests little time.
+/// Has this executable play its third part: a supervisor that gives guests little time, and workers as many
+/// milliseconds as the next argument says.
 const IMPATIENT: &str = "--impatient";
 /// The variable with the path that it listens at, if it does.
 const LISTENS: &str = "WORMHOLE_TEST_LISTENS";
@@ -85,7 +94,12 @@ fn worker(mut stub: Stub) {
 }
 
 fn impatient_supervisor() {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     let workers = std::env::args_os().next_back().unwrap();
+    let limit = std::env::args().nth(2).unwrap().parse().unwrap();
     wormhole_supervisor::run(wormhole_supervisor::Options {
         device: DeviceChoice::Cpu {
             count: 1,
@@ -103,8 +117,9 @@ fn impatient_supervisor() {
             tenant: 1 << 30,
             all: 1 << 30,
         },
-        start_limit: Duration::from_millis(200),
+        start_limit: Duration::from_millis(limit),
         hello_limit: Duration::from_secs(2),
+        reap_limit: Duration::from_millis(600),
         quotas: wormhole_supervisor::Quotas::default(),
     })
     .unwrap();
@@ -376,10 +391,104 @@ fn a_tenant_that_wants_many_workers_has_one_starting_and_others_their_turn() {
 /// A supervisor that gives workers and guests little time, with workers that never have a device.
 fn impatient_backend() -> Backend {
     let me = std::env::current_exe().unwrap();
-    let mut supervisor = std::process::Command::new(&me);
-    supervisor.arg(IMPATIENT);
-    let workers = Workers::numbered(&[(SILENT_COPY, &me)]);
+    impatient(200, Workers::numbered(&[(SILENT_COPY, &me)]))
+}
+
+/// A supervisor that gives workers some milliseconds, and guests little time.
+fn impatient(limit: u32, workers: Workers) -> Backend {
+    let mut supervisor = std::process::Command::new(std::env::current_exe().unwrap());
+    supervisor.args([IMPATIENT, &limit.to_string()]);
     Backend::start_as(supervisor, workers, &[])
+}
+
+/// A tracer: while it lives, the end of the process is its to see, and the process's parent cannot reap it. So it
+/// stands for what holds a process in the kernel.
+struct Hold {
+    release: Option<std::sync::mpsc::Sender<()>>,
+    tracer: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Hold {
+    fn on(process: i32) -> Self {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (seized, is_seized) = std::sync::mpsc::channel();
+        let tracer = std::thread::spawn(move || {
+            // SAFETY: a request without addresses.
+            let result = unsafe { libc::ptrace(libc::PTRACE_SEIZE, process, 0, 0) };
+            let result = (result == 0)
+                .then_some(())
+                .ok_or_else(std::io::Error::last_os_error);
+            seized.send(result).unwrap();
+            // The end of the thread is the end of the hold.
+            let _ = released.recv();
+        });
+        is_seized.recv().unwrap().unwrap();
+        Self {
+            release: Some(release),
+            tracer: Some(tracer),
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        drop(self.release.take());
+        let _ = self.tracer.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+/// The number of the worker that was started beside these.
+fn one_more_than(backend: &Backend, before: &[i32]) -> i32 {
+    let more = || {
+        backend
+            .workers()
+            .into_iter()
+            .find(|pid| !before.contains(pid))
+    };
+    wait_until(|| more().is_some(), || "one more worker".into());
+    more().unwrap()
+}
+
+fn a_worker_that_is_never_reaped_keeps_no_other_from_starting() {
+    let me = std::env::current_exe().unwrap();
+    let mut backend = impatient(4000, Workers::of(&[&me]));
+    backend.attach(64, Attach::default()).unwrap();
+    let spares = backend.workers();
+    let mut late = ask(&mut backend, stub::protocol(0), SILENT);
+    let pid = one_more_than(&backend, &spares);
+    let hold = Hold::on(pid);
+    // A tenant has one worker starting at a time.
+    let mut next = ask(&mut backend, stub::protocol(0), OWN);
+    granted(&mut next);
+    backend.wait_for_log(&format!(
+        "worker {pid} was killed and has not ended within 600ms: others start without it"
+    ));
+    // Its own session waits for its end, which comes.
+    drop(hold);
+    assert!(matches!(late.receive(), Reply::Refused(..)));
+}
+
+fn a_supervisor_ends_without_a_worker_that_is_never_reaped() {
+    let me = std::env::current_exe().unwrap();
+    let mut backend = impatient(60_000, Workers::of(&[&me]));
+    backend.attach(64, Attach::default()).unwrap();
+    let spares = backend.workers();
+    let mut served = ask(&mut backend, stub::protocol(0), OWN);
+    granted(&mut served);
+    let pid = one_more_than(&backend, &spares);
+    let _hold = Hold::on(pid);
+    backend.signal(libc::SIGTERM);
+    assert!(backend.wait_for_end().success());
+    backend.wait_for_log("and are left: ");
+    let log = backend.log();
+    for line in [
+        "although 1 sessions were not closed within 600ms; these workers were killed and have not ended: ",
+        "these workers were killed and have not ended within 200ms, and are left: ",
+    ] {
+        let said = log.lines().find_map(|said| Some(said.split_once(line)?.1));
+        let pids = said.unwrap_or_else(|| panic!("{log}"));
+        assert!(pids.contains(&pid.to_string()), "{pids}");
+    }
 }
 
 fn a_stream_without_a_hello_is_closed() {
@@ -395,7 +504,7 @@ fn a_connection_without_a_window_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("tenants");
     let mut supervisor = std::process::Command::new(std::env::current_exe().unwrap());
-    supervisor.arg(IMPATIENT).env(LISTENS, &socket);
+    supervisor.args([IMPATIENT, "200"]).env(LISTENS, &socket);
     let me = std::env::current_exe().unwrap();
     let _backend = Backend::start_as(supervisor, Workers::of(&[&me]), &[]);
     wait_until(|| socket.exists(), || "the socket".into());

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use wormhole_link::{chain, tasks};
@@ -15,6 +16,8 @@ use crate::listener::Place;
 use crate::workers::Started;
 use crate::{datagram, environment, scrubber};
 
+/// Time between two looks at whether the last workers have ended.
+const AGAIN: Duration = Duration::from_millis(5);
 /// Characters of a reason.
 const LONGEST_REASON: usize = 4000;
 
@@ -59,6 +62,7 @@ fn live_and_die_with_supervisor() -> Result<(), String> {
 }
 
 fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
+    let reap_limit = setup.reap_limit;
     let prepared = setup.prepare().map_err(|error| chain(&error))?;
     let ready = Report::Ready {
         hashes: prepared.executables.hashes().collect(),
@@ -73,6 +77,7 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
         .map_err(|error| format!("the supervisor cannot be told of its workers: {error}"))?;
     Ok(Spawner {
         prepared,
+        reap_limit,
         starter,
         workers: BTreeMap::new(),
         scrubbers: Vec::new(),
@@ -83,6 +88,8 @@ fn prepare(socket: &OwnedFd, setup: Setup) -> Result<Spawner, String> {
 /// The spawner's state.
 struct Spawner {
     prepared: Prepared,
+    /// How long it waits for its workers at its end.
+    reap_limit: Duration,
     starter: Starter,
     /// By ticket.
     workers: BTreeMap<u64, Child>,
@@ -266,21 +273,33 @@ impl Spawner {
         }
     }
 
-    /// Ends and reaps all workers.
+    /// Ends and reaps all workers, as far as they end in time.
     fn end(mut self) {
         self.starter.end();
-        for (_, outcome) in self.starter.finished() {
-            if let Ok(started) = outcome {
-                started.child.kill();
-                started.child.wait();
-            }
-        }
-        for child in self.workers.values() {
+        let started = self.starter.finished().into_iter();
+        let started = started.filter_map(|(_, outcome)| outcome.ok());
+        let mut left: Vec<Child> = started.map(|started| started.child).collect();
+        left.extend(self.workers.into_values());
+        for child in &left {
             child.kill();
         }
-        for child in self.workers.values() {
-            child.wait();
+        let end = Instant::now() + self.reap_limit;
+        loop {
+            left.retain(|child| child.try_reap().is_none());
+            if left.is_empty() {
+                return;
+            }
+            if Instant::now() >= end {
+                break;
+            }
+            std::thread::sleep(AGAIN);
         }
+        let left: Vec<String> = left.iter().map(|child| child.pid().to_string()).collect();
+        tracing::error!(
+            "these workers were killed and have not ended within {:?}, and are left: {}",
+            self.reap_limit,
+            left.join(", ")
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wormhole_link::device::DeviceChoice;
 use wormhole_sandbox::{
@@ -33,6 +34,8 @@ pub struct Setup {
     /// Start workers although this system lets nobody confine them with namespaces.
     pub without_namespaces: bool,
     pub memory: MemoryLimits,
+    /// How long workers may take to end when the supervisor has ended.
+    pub reap_limit: Duration,
 }
 
 /// Why no worker can be started.
