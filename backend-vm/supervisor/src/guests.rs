@@ -219,7 +219,11 @@ impl Supervisor {
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
-        if !guest.peer.fill(ops, may, set)? {
+        let (filled, waited) = guest.peer.fill_foreign(ops, may, set);
+        if waited {
+            self.lose_patience(tenant);
+        }
+        if !filled? {
             return Ok(());
         }
         let mut rings = None;

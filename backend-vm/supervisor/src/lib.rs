@@ -13,6 +13,7 @@
 //! When the supervisor itself is killed, the kernel kills its workers and closes its guests' streams; a guest
 //! learns it from the end of its stream.
 
+mod alarm;
 mod arena;
 mod command;
 mod datagram;
@@ -255,6 +256,7 @@ pub fn run(options: Options) -> Result<(), SupervisorError> {
         DeviceChoice::Cuda(_) => Some(Sampler::new().map_err(SupervisorError::Sampler)?),
         DeviceChoice::Cpu { .. } => None,
     };
+    alarm::install().map_err(SupervisorError::Signals)?;
     let turns = Turns::new().map_err(SupervisorError::Turns)?;
     privileges::filter(sampler.is_some()).map_err(SupervisorError::Filter)?;
     let supervisor = Supervisor {

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use event_manager::{EventOps, EventSet, Events};
 use wormhole_ring::control::Message;
 
+use super::alarm;
 use wormhole_link::channel::{ChannelError, Incoming, Outgoing};
 
 /// A registered stream.
@@ -45,6 +46,19 @@ impl Peer {
             watched: EventSet::IN,
             reads: true,
         })
+    }
+
+    /// As [`fill`](Self::fill), of a stream that its sender may have a copy of. Whether the read waited all the same.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    pub fn fill_foreign(
+        &mut self,
+        ops: &mut EventOps<'_>,
+        may: bool,
+        set: EventSet,
+    ) -> (Result<bool, ChannelError>, bool) {
+        alarm::within(|| self.fill(ops, may, set))
     }
 
     /// Reads what is there, once, if the stream `may` be read now. Else the loop does not watch it for input until

@@ -65,6 +65,8 @@ const CALLS: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
+    // What interrupts a read that waits.
+    libc::SYS_setitimer,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,

@@ -48,6 +48,8 @@ pub(super) struct Tenant {
     pub guests: usize,
     pub sessions: usize,
     log: LogBudget,
+    /// How often reads of its control streams may still wait.
+    patience: LogBudget,
     /// What its workers may still write to their logs.
     pub worker_log: LogBudget,
     /// The launcher waits to hear whether the device works.
@@ -226,6 +228,7 @@ impl Supervisor {
                         guests: 0,
                         sessions: 0,
                         log: LogBudget::of_lines(Instant::now()),
+                        patience: LogBudget::of_lines(Instant::now()),
                         worker_log: LogBudget::of_workers(Instant::now()),
                         awaits_device: false,
                         leaving: false,
@@ -471,6 +474,16 @@ impl Supervisor {
     pub(super) fn cut_off(&mut self, id: Id) {
         if let Some(peer) = self.tenant_peer(id) {
             peer.shut_down();
+        }
+    }
+
+    /// A read of a tenant's control stream waited. That can be for want of a processor, now and then.
+    pub(super) fn lose_patience(&mut self, id: Id) {
+        let tenant = self.tenants.get_mut(&id);
+        let verdict = tenant.map(|tenant| tenant.patience.spend(Instant::now()));
+        if verdict == Some(Verdict::Last) {
+            tracing::warn!("tenant {id} is cut off: reads of its control streams have to wait");
+            self.cut_off(id);
         }
     }
 

@@ -14,8 +14,9 @@ use wormhole_backend_tests::attack::lingering;
 use wormhole_backend_tests::backend::{
     Backend, Tenant, Workers, is_stopped, kill, limit_descriptors, wait_until,
 };
-use wormhole_backend_tests::guest::Reply;
-use wormhole_ring::control::{Attach, Message, Stream};
+use wormhole_backend_tests::guest::{Control, Reply};
+use wormhole_ring::bootstrap;
+use wormhole_ring::control::{Attach, Message, Observe, Stream};
 
 /// A supervisor for two tenants: the victim, and the hostile one that comes over the socket.
 struct Two {
@@ -84,6 +85,27 @@ impl Two {
         far
     }
 
+    /// The hostile tenant keeps a copy of a control stream that it sends, and has a read free a byte out of band.
+    fn has_a_read_wait(&mut self) -> (UnixStream, TcpStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let stream = Message::Stream(Stream { local: 1 });
+        let copy = far.try_clone().unwrap().into();
+        self.hostile.send(&stream, vec![copy]);
+        // Once it answers the supervisor has set the stream's options.
+        let mut control = Control::new(near.try_clone().unwrap());
+        let observe = Observe {
+            bootstrap_version: bootstrap::VERSION,
+            device: 0,
+        };
+        control.send(&Message::Observe(observe)).unwrap();
+        assert!(matches!(control.receive(), Reply::Observation(..)));
+        rustix::net::sockopt::set_socket_oobinline(&far, false).unwrap();
+        let end = self.sends_a_lingering(|_, descriptor| {
+            send_out_of_band(&near, &descriptor);
+        });
+        (near, end)
+    }
+
     /// Everything that the victim asks for is done.
     fn serves_the_victim(&mut self) {
         let mut guest = self.backend.connect().open();
@@ -115,6 +137,29 @@ fn a_descriptor_beside_a_byte_out_of_band_holds_up_its_tenant_alone() {
     let _far = two.sends_a_lingering(|_, descriptor| {
         send_out_of_band(&guest.socket, &descriptor);
     });
+    two.serves_the_victim();
+}
+
+#[test]
+fn a_launcher_that_keeps_a_copy_of_a_control_stream_has_no_read_of_it_wait() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    let (_stream, _far) = two.has_a_read_wait();
+    two.serves_the_victim();
+}
+
+#[test]
+fn a_launcher_that_has_reads_wait_again_and_again_is_cut_off() {
+    let mut two = two();
+    two.hostile.attach(64, Attach::default()).unwrap();
+    let cut_off = |two: &Two| two.backend.log().contains("is cut off: reads");
+    let mut kept = Vec::new();
+    while !cut_off(&two) {
+        assert!(kept.len() < 100, "it may go on");
+        kept.push(two.has_a_read_wait());
+        two.serves_the_victim();
+    }
+    assert!(!two.hostile.hears("Attached"));
     two.serves_the_victim();
 }
 
