@@ -226,13 +226,12 @@ impl Supervisor {
         if !filled? {
             return Ok(());
         }
-        let mut rings = None;
         for _ in 0..TURN {
             let Some(guest) = self.guests.get_mut(&id) else {
                 return Ok(());
             };
             let request = match guest.peer.incoming.take()? {
-                None => return self.ring_once(ops, rings),
+                None => return Ok(()),
                 Some(Message::Hello {
                     bootstrap_version,
                     protocol_hash,
@@ -248,6 +247,7 @@ impl Supervisor {
                 Some(Message::Unmappable) => Request::Unmappable,
                 Some(Message::ArenaRequest(request)) => Request::ArenaRequest(request),
                 Some(Message::ArenaReturn(run)) => Request::ArenaReturn(run),
+                // However often a guest rings, its worker looks once.
                 Some(Message::Doorbell) => {
                     guest.peer.incoming.skip_repeats();
                     Request::Doorbell
@@ -257,34 +257,27 @@ impl Supervisor {
                 Some(other) => Request::Wrong(other.name()),
             };
             let session = guest.session;
-            rings = self.guest_request(ops, id, session, request)?.or(rings);
+            self.guest_request(ops, id, session, request)?;
         }
         self.turns.add(token);
-        self.ring_once(ops, rings)
+        Ok(())
     }
 
-    /// However often a guest has rung in a turn, its worker looks once.
-    fn ring_once(&mut self, ops: &mut EventOps<'_>, session: Option<Id>) -> Result<(), GuestError> {
-        session.map_or(Ok(()), |session| self.ring_doorbell(ops, session))
-    }
-
-    /// Executes a guest's request. The session whose doorbell it rings, if it does.
+    /// Executes a guest's request.
     fn guest_request(
         &mut self,
         ops: &mut EventOps<'_>,
         id: Id,
         session: Option<Id>,
         request: Request,
-    ) -> Result<Option<Id>, GuestError> {
+    ) -> Result<(), GuestError> {
         let observes = self
             .guests
             .get(&id)
             .is_some_and(|guest| guest.observer.is_some());
-        let session = match (session, request) {
-            (None, Request::Observe(observe)) => {
-                return self.observe(ops, id, observe).map(|()| None);
-            }
-            (None, request) if observes => return Err(GuestError::Direction(request.name())),
+        match (session, request) {
+            (None, Request::Observe(observe)) => self.observe(ops, id, observe),
+            (None, request) if observes => Err(GuestError::Direction(request.name())),
             (
                 None,
                 Request::Hello {
@@ -293,26 +286,22 @@ impl Supervisor {
                     features,
                     environment,
                 },
-            ) => {
-                return self
-                    .hello(ops, id, version, hash, features, &environment)
-                    .map(|()| None);
-            }
-            (Some(_), Request::Hello { .. }) => return Err(GuestError::SecondHello),
-            (_, Request::Wrong(name)) => return Err(GuestError::Direction(name)),
+            ) => self.hello(ops, id, version, hash, features, &environment),
+            (Some(_), Request::Hello { .. }) => Err(GuestError::SecondHello),
+            (_, Request::Wrong(name)) => Err(GuestError::Direction(name)),
             // It cannot know yet; it will read so in its status word. Who asks waits for an answer.
             (Some(session), Request::ArenaRequest(request)) if self.is_dying(session) => {
                 self.deny_arena(ops, id, request.id, Refusal::NoDevice)?;
-                return Ok(None);
+                Ok(())
             }
-            (Some(session), _) if self.is_dying(session) => return Ok(None),
+            (Some(session), _) if self.is_dying(session) => Ok(()),
             (session, request) => {
                 let granted = session.filter(|session| self.is_granted(*session));
                 let Some(session) = granted else {
                     return Err(GuestError::Early(request.name()));
                 };
                 match request {
-                    Request::Mapped => return Ok(None),
+                    Request::Mapped => {}
                     Request::Unmappable => {
                         let reason =
                             "the address bands of the session are taken in the guest process";
@@ -320,22 +309,19 @@ impl Supervisor {
                     }
                     Request::ArenaRequest(request) => {
                         self.request_arena(ops, id, session, &request)?;
-                        return Ok(None);
                     }
                     Request::ArenaReturn(run) => {
                         self.return_arena(ops, session, &run)?;
-                        return Ok(None);
                     }
-                    Request::Process(process) => {
-                        self.name_process(session, process.pid);
-                        return Ok(None);
+                    Request::Process(process) => self.name_process(session, process.pid),
+                    Request::Doorbell => self.ring_doorbell(ops, session)?,
+                    Request::Observe(_) | Request::Hello { .. } | Request::Wrong(_) => {
+                        return Err(GuestError::Direction(request.name()));
                     }
-                    Request::Observe(_) => return Err(GuestError::Direction(request.name())),
-                    Request::Doorbell | Request::Hello { .. } | Request::Wrong(_) => session,
                 }
+                Ok(())
             }
-        };
-        Ok(Some(session))
+        }
     }
 
     fn hello(
