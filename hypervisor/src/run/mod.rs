@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -329,6 +330,8 @@ pub enum RunError {
     Disks(usize),
     #[error(transparent)]
     Disk(#[from] DiskError),
+    #[error("--json would overwrite {}, which the run needs", .0.display())]
+    Overwritten(PathBuf),
     #[error("image")]
     Image(#[from] ImageError),
     #[error("guest")]
@@ -401,6 +404,13 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
             source,
         })?;
     }
+    if let Some(path) = &options.json {
+        let disks = options.disk.iter().map(|disk| &disk.path);
+        let mut read = std::iter::once(&program).chain(&options.take).chain(disks);
+        if let Some(read) = read.find(|read| same_file(path, read)) {
+            return Err(RunError::Overwritten(read.clone()));
+        }
+    }
     // Fail before the run, not after it.
     let json = options.json.as_deref().map(|path| {
         let open = writable(path).map_err(|source| RunError::Io {
@@ -442,6 +452,12 @@ pub fn run(mut options: Options) -> Result<u8, RunError> {
         return Ok(BACKEND_FAILED);
     }
     Ok(status)
+}
+
+/// Whether both paths lead to one file.
+fn same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path| std::fs::metadata(path).map(|data| (data.dev(), data.ino()));
+    matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Whether a file can be written there. It is not there afterwards, so that a run that fails leaves neither an

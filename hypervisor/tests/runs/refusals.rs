@@ -263,6 +263,36 @@ fn guests_that_cannot_be_are_refused_before_anything_starts() {
 }
 
 #[test]
+fn a_summary_that_would_overwrite_what_the_run_needs_is_refused() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let [program, link, disk] = ["program", "link", "disk"].map(|name| folder.path().join(name));
+    fs::copy("/bin/echo", &program).expect("room");
+    symlink(&program, &link).expect("it is ours");
+    fs::write(&disk, [0; 512]).expect("room");
+    for (json, options) in [
+        (&program, &["--placement", "process"][..]),
+        (&link, &["--placement", "process"]),
+        (&disk, &["--disk"]),
+    ] {
+        let mut command = wormhole(&["run"]);
+        command.args(options);
+        command.args((json == &disk).then_some(&disk));
+        command.arg("--json").arg(json).arg("--").arg(&program);
+        let run = finish(&mut command);
+        assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
+        assert!(
+            run.stderr.contains("--json would overwrite"),
+            "{}",
+            run.stderr
+        );
+    }
+    let echo = fs::read("/bin/echo").expect("a program");
+    assert_eq!(fs::read(&program).expect("the program"), echo);
+    assert_eq!(fs::read(&disk).expect("the disk"), [0; 512]);
+}
+
+#[test]
 fn disks_that_cannot_be_are_refused_before_anything_starts() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("disk.img");
