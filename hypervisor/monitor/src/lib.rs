@@ -24,6 +24,8 @@ mod device_thread;
 pub mod devices;
 pub mod exit_accounting;
 mod exit_reason;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod irq;
 pub mod kvm_caps;
 pub mod memory;

@@ -132,7 +132,7 @@ impl Drop for AlignedMapping {
 }
 
 /// RAM from address 0, for tests.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn test_ram(len: usize) -> GuestRam {
     let region = RamRegion::new(GuestAddress(0), len).expect("memory");
     GuestRam::from_regions(vec![region]).expect("one region")

@@ -18,6 +18,19 @@ pub struct QueueServer {
 }
 
 impl QueueServer {
+    /// Serves queues that `kicks` notify by `worker`.
+    pub(crate) fn new(worker: Box<dyn VirtioWorker>, kicks: Vec<Arc<EventFd>>) -> Self {
+        Self { worker, kicks }
+    }
+
+    /// The driver is ready, and chose these feature bits: hands `queues` to the worker, and has each looked at.
+    pub(crate) fn start(&mut self, queues: Vec<ActiveQueue>, features: u64) {
+        self.worker.start(queues, features);
+        for kick in &self.kicks {
+            ring(kick);
+        }
+    }
+
     /// The driver reset the device.
     pub(crate) fn stop(&mut self) {
         self.worker.stop();
@@ -82,10 +95,7 @@ impl ServerHandle {
         let kicks = (0..queues)
             .map(|_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
-        let server = QueueServer {
-            worker,
-            kicks: kicks.clone(),
-        };
+        let server = QueueServer::new(worker, kicks.clone());
         Ok(Self {
             thread,
             kicks,
@@ -111,12 +121,9 @@ impl ServerHandle {
         let State::Idle(mut server) = std::mem::replace(&mut self.state, State::Gone) else {
             return Err(ThreadGone);
         };
-        server.worker.start(queues, features);
+        // Buffers that were made available before are looked at once the thread has the server.
+        server.start(queues, features);
         self.state = State::Serving(self.thread.add(server)?);
-        // Buffers that were made available before are looked at now.
-        for kick in &self.kicks {
-            ring(kick);
-        }
         Ok(())
     }
 

@@ -1,0 +1,157 @@
+//! The queues of a virtio device whose driver is hostile, and hosts that read and write as they like.
+//!
+//! The input names the device and lists steps: a byte for the step, then what it needs. Steps that write what a driver
+//! would (a descriptor, a head, a packet) are there so that an input of few bytes gets far; the first one writes
+//! anything anywhere.
+
+#![no_main]
+
+use std::io::{Read, Write};
+
+use libfuzzer_sys::fuzz_target;
+use vm_memory::{Bytes, GuestAddress};
+use wormhole_monitor::devices::vsock::{HOST_CID, Header};
+use wormhole_monitor::fuzzing::{GUEST_CID, Served};
+use zerocopy::IntoBytes;
+
+/// Where packets and buffers are.
+const BUFFERS: u64 = 0x8000;
+/// Streams of the host's that are kept: the others are closed.
+const STREAMS: usize = 8;
+
+fuzz_target!(|input: &[u8]| {
+    let mut steps = Steps(input);
+    let Some([device]) = steps.next() else { return };
+    let mut served = match device % 4 {
+        0 => Served::rng(),
+        1 => Served::block(),
+        _ => Served::vsock(),
+    };
+    let mut streams = Vec::new();
+    while step(&mut steps, &mut served, &mut streams).is_some() {
+        streams.extend(served.streams.try_iter());
+        streams.truncate(STREAMS);
+    }
+});
+
+fn step(
+    steps: &mut Steps<'_>,
+    served: &mut Served,
+    streams: &mut Vec<std::os::unix::net::UnixStream>,
+) -> Option<()> {
+    let [step] = steps.next()?;
+    let queue_of = |number: u8, served: &Served| usize::from(number) % served.queues();
+    match step % 12 {
+        0 => {
+            let [low, middle, high, length] = steps.next()?;
+            let at = u64::from(u32::from_le_bytes([low, middle, high, 0]));
+            let bytes = steps.take(length.into());
+            // Outside of RAM there is nothing to write.
+            _ = served
+                .ram
+                .write_slice(bytes, GuestAddress(at % Served::RAM as u64));
+        }
+        // A descriptor: most addresses are in the buffers.
+        1 => {
+            let [queue, index, a0, a1, a2, l0, l1, l2, flags, next] = steps.next()?;
+            let queue = queue_of(queue, served);
+            let index = u64::from(index) % u64::from(served.size(queue));
+            let mut bytes = [0; 16];
+            let address = u64::from(u32::from_le_bytes([a0, a1, a2, 0]));
+            let address = if a2 & 0x80 != 0 {
+                address
+            } else {
+                BUFFERS + address % 0x1_8000
+            };
+            bytes[..8].copy_from_slice(&address.to_le_bytes());
+            bytes[8..12].copy_from_slice(&[l0, l1, l2 & 1, 0]);
+            bytes[12] = flags;
+            bytes[14] = next;
+            let at = Served::rings(queue)[0] + 16 * index;
+            served.ram.write_slice(&bytes, GuestAddress(at)).unwrap();
+        }
+        // A head, made available.
+        2 => {
+            let [queue, head] = steps.next()?;
+            let queue = queue_of(queue, served);
+            let ring = Served::rings(queue)[1];
+            let index: u16 = served.ram.read_obj(GuestAddress(ring + 2)).unwrap();
+            let slot = u64::from(index % served.size(queue));
+            let head = u16::from(head);
+            served
+                .ram
+                .write_obj(head, GuestAddress(ring + 4 + 2 * slot))
+                .unwrap();
+            served
+                .ram
+                .write_obj(index.wrapping_add(1), GuestAddress(ring + 2))
+                .unwrap();
+        }
+        // A packet of vsock.
+        3 => {
+            let [place, op, guest, host, low, high, flags, kind, room, taken] = steps.next()?;
+            let header = Header {
+                src_cid: GUEST_CID.into(),
+                dst_cid: HOST_CID.into(),
+                src_port: u32::from(guest % 16).into(),
+                dst_port: u32::from(host % 4).into(),
+                len: u32::from(u16::from_le_bytes([low, high])).into(),
+                kind: if kind == 0xff { 2 } else { 1 }.into(),
+                op: u16::from(op % 10).into(),
+                flags: u32::from(flags).into(),
+                buf_alloc: (u32::from(room) << 10).into(),
+                fwd_cnt: u32::from(taken).into(),
+            };
+            let at = GuestAddress(BUFFERS + 64 * u64::from(place));
+            served.ram.write_slice(header.as_bytes(), at).unwrap();
+        }
+        4 => {
+            let [queue] = steps.next()?;
+            served.notify(queue_of(queue, served));
+        }
+        5 => served.turn(),
+        // A host writes, reads, or closes.
+        6 | 7 | 8 | 9 => {
+            let [stream, count] = steps.next()?;
+            let index = usize::from(stream);
+            if index < streams.len() {
+                match step % 12 {
+                    6 => _ = streams[index].write(&vec![count; usize::from(count) << 4]),
+                    7 => _ = streams[index].read(&mut vec![0; usize::from(count) << 4]),
+                    _ => drop(streams.swap_remove(index)),
+                }
+            }
+        }
+        10 => {
+            let [features] = steps.next()?;
+            served.restart(u64::from(features) << 8);
+        }
+        // The header of a request to a disk.
+        _ => {
+            let [place, kind, sector] = steps.next()?;
+            let mut header = [0; 16];
+            header[0] = kind % 16;
+            header[8] = sector;
+            let at = GuestAddress(BUFFERS + 64 * u64::from(place));
+            served.ram.write_slice(&header, at).unwrap();
+        }
+    }
+    Some(())
+}
+
+struct Steps<'a>(&'a [u8]);
+
+impl<'a> Steps<'a> {
+    fn next<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*bytes)
+    }
+
+    /// The next `length` bytes, or as many as are left.
+    fn take(&mut self, length: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(length.min(self.0.len()));
+        self.0 = rest;
+        bytes
+    }
+}

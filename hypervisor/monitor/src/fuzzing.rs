@@ -1,0 +1,274 @@
+//! Devices without KVM, for the fuzz targets: there are no vCPUs, and interrupts reach nobody.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use event_manager::{EventManager, SubscriberId, SubscriberOps};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::GuestAddress;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::{BusDevice, Buses};
+use crate::device_thread::DeviceThread;
+use crate::devices::block::{Block, BlockWorker, DiskAccess, DiskImage};
+use crate::devices::pci::{BarSpace, CONFIG_PORTS, CONFIG_PORTS_LEN, Msix, PciBus};
+use crate::devices::rng::{Rng, RngWorker};
+use crate::devices::virtio::{
+    ActiveQueue, BAR_SIZE, Interrupt, QueueServer, ServerHandle, VirtioDevice, VirtioPci,
+    VirtioWorker,
+};
+use crate::devices::vsock::{ConnectRequest, Mux, Refused, Vsock, VsockWorker};
+use crate::irq::{IrqError, MsiController, MsiMessage};
+use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
+use crate::ram::{GuestRam, test_ram};
+use crate::sync::lock;
+
+/// The guest's context id.
+pub const GUEST_CID: u64 = 3;
+/// The port at which connections are refused.
+pub const REFUSED_PORT: u32 = 0;
+/// Register of a virtio device's status, in its BAR.
+const STATUS: u64 = 0x14;
+
+fn eventfd() -> EventFd {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).expect("an eventfd")
+}
+
+/// Takes every interrupt.
+#[derive(Debug)]
+struct Nobody;
+
+impl MsiController for Nobody {
+    fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError> {
+        Ok((0, eventfd()))
+    }
+
+    fn route_msi(&self, _: usize, _: MsiMessage) -> Result<(), IrqError> {
+        Ok(())
+    }
+}
+
+impl Interrupt for Nobody {
+    fn queue_used(&self, _: u16) {}
+}
+
+/// A vsock device's worker, and the host's ends of its connections.
+fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
+    let (sender, streams) = channel();
+    let accept = move |request: ConnectRequest, stream: UnixStream| {
+        if request.port == REFUSED_PORT {
+            return Err(Refused);
+        }
+        stream.set_nonblocking(true).map_err(|_| Refused)?;
+        sender.send(stream).map_err(|_| Refused)
+    };
+    let mux = Mux::new(GUEST_CID, Box::new(accept));
+    (Box::new(VsockWorker::new(ram.clone(), mux)), streams)
+}
+
+/// A disk of 64 KiB.
+fn disk() -> DiskImage {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let file = rustix::fs::memfd_create("disk", flags).expect("a memfd");
+    rustix::fs::ftruncate(&file, 64 << 10).expect("room");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    DiskImage::open(Path::new(&path), DiskAccess::ReadWrite).expect("a file")
+}
+
+/// A device whose driver has set up its queues, and the event loop that serves them, on one thread.
+#[derive(Debug)]
+pub struct Served {
+    /// The guest's RAM.
+    pub ram: GuestRam,
+    /// The host's ends of connections that the guest made.
+    pub streams: Receiver<UnixStream>,
+    manager: EventManager<QueueServer>,
+    server: SubscriberId,
+    sizes: Vec<u16>,
+    kicks: Vec<Arc<EventFd>>,
+}
+
+impl Served {
+    /// Bytes of RAM.
+    pub const RAM: usize = 0x2_0000;
+
+    /// Where the descriptors, the available ring and the used ring of a queue are.
+    pub fn rings(queue: usize) -> [u64; 3] {
+        let base = 0x2000 * queue as u64;
+        [base, base + 0x1000, base + 0x1800]
+    }
+
+    /// A vsock device.
+    pub fn vsock() -> Self {
+        let ram = test_ram(Self::RAM);
+        let (worker, streams) = vsock(&ram);
+        Self::new(ram, &Vsock::new(GUEST_CID), worker, streams)
+    }
+
+    /// An entropy device.
+    pub fn rng() -> Self {
+        let ram = test_ram(Self::RAM);
+        let worker = Box::new(RngWorker::new(ram.clone()));
+        Self::new(ram, &Rng, worker, channel().1)
+    }
+
+    /// A disk.
+    pub fn block() -> Self {
+        let ram = test_ram(Self::RAM);
+        let image = disk();
+        let device = Block::new(&image);
+        let worker = BlockWorker::new(ram.clone(), image, "disk-0".to_owned());
+        Self::new(ram, &device, Box::new(worker), channel().1)
+    }
+
+    fn new(
+        ram: GuestRam,
+        device: &dyn VirtioDevice,
+        worker: Box<dyn VirtioWorker>,
+        streams: Receiver<UnixStream>,
+    ) -> Self {
+        let sizes = device.queue_sizes().to_vec();
+        let kicks: Vec<_> = sizes.iter().map(|_| Arc::new(eventfd())).collect();
+        let mut manager = EventManager::new().expect("an event loop");
+        let server = QueueServer::new(worker, kicks.clone());
+        let server = manager.add_subscriber(server);
+        let mut served = Self {
+            ram,
+            streams,
+            manager,
+            server,
+            sizes,
+            kicks,
+        };
+        served.start(0);
+        served
+    }
+
+    /// The number of queues.
+    pub fn queues(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// The number of buffers that a queue has room for.
+    pub fn size(&self, queue: usize) -> u16 {
+        self.sizes[queue]
+    }
+
+    fn start(&mut self, features: u64) {
+        let queues = self.sizes.iter().zip(&self.kicks).enumerate();
+        let queues = queues.map(|(index, (size, kick))| {
+            let [descriptors, available, used] = Self::rings(index).map(GuestAddress);
+            let mut queue = Queue::new(*size).expect("a power of two");
+            queue
+                .try_set_desc_table_address(descriptors)
+                .expect("aligned");
+            queue
+                .try_set_avail_ring_address(available)
+                .expect("aligned");
+            queue.try_set_used_ring_address(used).expect("aligned");
+            queue.set_ready(true);
+            ActiveQueue::new(queue, 0, Arc::new(Nobody), Arc::clone(kick))
+        });
+        let queues = queues.collect();
+        let server = self.manager.subscriber_mut(self.server);
+        server.expect("it is there").start(queues, features);
+    }
+
+    /// The driver resets the device and sets it up again, with these features.
+    pub fn restart(&mut self, features: u64) {
+        let mut server = self
+            .manager
+            .remove_subscriber(self.server)
+            .expect("it is there");
+        server.stop();
+        self.server = self.manager.add_subscriber(server);
+        self.start(features);
+    }
+
+    /// The driver notifies a queue.
+    pub fn notify(&self, queue: usize) {
+        self.kicks[queue].write(1).expect("room");
+    }
+
+    /// The device's thread has one turn: what is ready is handled once.
+    pub fn turn(&mut self) {
+        self.manager
+            .run_with_timeout(0)
+            .expect("the event loop goes on");
+    }
+}
+
+/// The PCI bus of a VM with a device of each kind. Their queues are served on a thread of their own, as in a VM.
+#[derive(Debug)]
+pub struct Machine {
+    /// Ports and memory as a vCPU reaches them.
+    pub buses: Buses,
+    /// The guest's RAM.
+    pub ram: GuestRam,
+    devices: Vec<Arc<Mutex<VirtioPci>>>,
+}
+
+impl Machine {
+    /// Bytes of RAM.
+    pub const RAM: usize = 0x1_0000;
+    /// Devices, which have the numbers from 1 on.
+    pub const DEVICES: usize = 3;
+
+    /// A machine as it is when its guest starts.
+    pub fn new() -> Self {
+        static THREAD: LazyLock<Mutex<DeviceThread>> =
+            LazyLock::new(|| Mutex::new(DeviceThread::start("devices").expect("a thread")));
+        let thread = lock(&THREAD);
+        let ram = test_ram(Self::RAM);
+        let buses = Buses::default();
+        let mut pci = PciBus::new(Arc::clone(&buses.memory));
+        let mut bars = BarSpace::new(PCI_HOLE_START..PCI_HOLE_END);
+        // The streams are not looked at: their ends close.
+        let image = disk();
+        let block = Box::new(Block::new(&image));
+        let parts: [(Box<dyn VirtioDevice>, Box<dyn VirtioWorker>); Self::DEVICES] = [
+            (Box::new(Vsock::new(GUEST_CID)), vsock(&ram).0),
+            (Box::new(Rng), Box::new(RngWorker::new(ram.clone()))),
+            (
+                block,
+                Box::new(BlockWorker::new(ram.clone(), image, "disk-0".to_owned())),
+            ),
+        ];
+        let devices = parts.map(|(device, worker)| {
+            let queues = device.queue_sizes().len();
+            let server = ServerHandle::new(thread.handle(), worker, queues).expect("eventfds");
+            let msix = Msix::new(Arc::new(Nobody), queues + 1).expect("eventfds");
+            let address = bars.allocate(BAR_SIZE).expect("room");
+            let function = VirtioPci::new(device, server, ram.clone(), msix, address);
+            let function = Arc::new(Mutex::new(function));
+            pci.add(Arc::clone(&function) as _).expect("room");
+            function
+        });
+        let pci = Arc::new(Mutex::new(pci));
+        let (start, len) = (CONFIG_PORTS.into(), CONFIG_PORTS_LEN.into());
+        buses.ports.insert(start, len, pci).expect("free");
+        Self {
+            buses,
+            ram,
+            devices: devices.into(),
+        }
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Machine {
+    /// Takes the devices' queues off the thread.
+    fn drop(&mut self) {
+        for device in &self.devices {
+            lock(device).write(STATUS, &[0]);
+        }
+    }
+}
