@@ -19,6 +19,8 @@ mod conditional;
 mod device;
 mod driver;
 mod elf;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod graph;
 mod green_contexts;
 mod images;

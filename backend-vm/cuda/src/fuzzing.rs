@@ -1,0 +1,70 @@
+//! What becomes of a guest's image before the driver gets it, for the fuzz target.
+
+use std::borrow::Cow;
+
+use wormhole_device::{ManagedPlace, Result};
+use wormhole_fatbin::Entry;
+
+use crate::code::{Alternative, Budget, Code, alternatives};
+use crate::{elf, managed};
+
+/// Entries that say that they are longer are not unpacked: time is better spent on others.
+const MOST_BYTES: u64 = 1 << 20;
+/// Where managed variables are put.
+const START: u64 = 0x7000_0000_0000;
+
+/// Takes an image apart as a device of compute capability 9.0 does.
+///
+/// # Panics
+/// The driver would get something else than a whole ELF file, or text with one zero byte, at its end.
+pub fn take_apart(image: &[u8], force_ptx: bool) {
+    let Ok(ways) = alternatives(image, 90, force_ptx) else {
+        return;
+    };
+    let budget = Budget::default();
+    for way in ways {
+        match way {
+            Alternative::Plain(bytes) => check(Code::new(Cow::Borrowed(bytes))),
+            Alternative::Entry(entry) => unpack(&budget, &entry),
+            Alternative::Linked(entries) => {
+                for entry in entries {
+                    unpack(&budget, &entry);
+                }
+            }
+        }
+    }
+}
+
+fn unpack(budget: &Budget, entry: &Entry<'_>) {
+    if entry.unpacked_bytes() <= MOST_BYTES {
+        check(budget.unpack(entry));
+    }
+}
+
+fn check(code: Result<Code<'_>>) {
+    let Ok(code) = code else { return };
+    _ = (code.uses_output(), code.names_managed());
+    if !code.is_machine() {
+        let (end, text) = code.bytes().split_last().expect("text has an end");
+        assert!(*end == 0 && !text.contains(&0));
+        assert!(std::str::from_utf8(text).is_ok());
+        return;
+    }
+    assert!(elf::is_whole(code.bytes()));
+    let Ok(Some(managed)) = managed::Code::read(code.bytes().to_vec()) else {
+        return;
+    };
+    let place = ManagedPlace {
+        address: START,
+        bytes: managed.bytes(),
+    };
+    let Ok(Some(placed)) = managed.place(place) else {
+        return;
+    };
+    // The device is still given as much as was checked, and no value goes elsewhere.
+    assert_eq!(placed.image.len(), code.bytes().len());
+    for (address, values) in placed.initial {
+        let end = address.checked_add(values.len() as u64).expect("an end");
+        assert!(address >= START && end <= START + place.bytes);
+    }
+}
