@@ -1,12 +1,13 @@
 //! The socket that tenants connect to.
 
-use std::fs::{self, Metadata, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -76,13 +77,11 @@ impl Listener {
             }
             bound => bound.map_err(failed)?,
         };
-        let place = Place::of(path, &fs::symlink_metadata(path).map_err(failed)?);
+        let own = rustix::process::geteuid().as_raw();
         // Who may attach is decided by the user of each connection.
         let mode = if users.is_empty() { 0o600 } else { 0o666 };
-        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+        let place = open_to(path, mode, own).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
-        // SAFETY: it takes nothing and cannot fail.
-        let own = unsafe { libc::geteuid() };
         Ok(Self {
             socket,
             place,
@@ -138,6 +137,25 @@ impl Place {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Gives the socket that was bound at `path` its mode.
+///
+/// Where others can write to the folder, the path may lead elsewhere by now. So the file is opened once, as what it is
+/// and not as what it points to, and is changed only if it is a socket of this user.
+fn open_to(path: &Path, mode: u32, own: u32) -> io::Result<Place> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let there = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let metadata = there.metadata()?;
+    if !metadata.file_type().is_socket() || metadata.uid() != own {
+        return Err(io::Error::other(
+            "another file took its place: name a path in a folder that only this user can write",
+        ));
+    }
+    // Modes cannot be changed by such a descriptor, but by its name in /proc.
+    let name = format!("/proc/self/fd/{}", there.as_raw_fd());
+    fs::set_permissions(name, Permissions::from_mode(mode))?;
+    Ok(Place::of(path, &metadata))
 }
 
 /// Connects to a socket without waiting.
@@ -198,6 +216,29 @@ mod tests {
         let error = Listener::bind(&link, &[]).unwrap_err();
         assert!(matches!(error, ListenError::NotASocket(_)), "{error}");
         assert!(link.is_symlink());
+    }
+
+    #[test]
+    fn only_a_socket_of_this_user_gets_a_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let [secret, link, socket] =
+            ["secret", "link", "socket"].map(|name| folder.path().join(name));
+        fs::write(&secret, "kept").unwrap();
+        fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        for path in [&secret, &link] {
+            let error = open_to(path, 0o666, own).unwrap_err();
+            assert!(error.to_string().contains("took its place"), "{error}");
+        }
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(&secret), 0o600);
+        let _socket = UnixListener::bind(&socket).unwrap();
+        assert!(open_to(&socket, 0o666, own + 1).is_err());
+        open_to(&socket, 0o666, own).unwrap();
+        assert_eq!(mode(&socket), 0o666);
+        open_to(&socket, 0o600, own).unwrap();
+        assert_eq!(mode(&socket), 0o600);
     }
 
     #[test]
