@@ -71,6 +71,8 @@ pub(super) enum GuestError {
     Early(&'static str),
     #[error("it said hello twice")]
     SecondHello,
+    #[error("it asked for facts before its launcher attached a window")]
+    NoWindow,
     #[error("it asked again before it was answered")]
     Impatient,
     #[error("it returned {count} segments from {first}, which are no extent of its arena")]

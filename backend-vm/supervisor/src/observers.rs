@@ -101,6 +101,11 @@ impl Supervisor {
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
+        // A tenant counts as a neighbour of others from its window on, so that none is told more of them before.
+        let tenant = self.tenants.get(&guest.tenant);
+        if tenant.is_none_or(|tenant| tenant.window.is_none()) {
+            return Err(GuestError::NoWindow);
+        }
         let observer = guest.observer.get_or_insert(Observer { asked: None });
         if observer.asked.replace(observe.device).is_some() {
             return Err(GuestError::Impatient);

@@ -263,6 +263,17 @@ fn who_observes_against_the_rules_is_cut_off_and_no_other() {
 }
 
 #[test]
+fn who_observes_before_there_is_a_window_is_cut_off() {
+    let mut backend = Backend::start(Workers::built(), &["--device", "cpu"]);
+    let mut observer = backend.connect();
+    observer.send(&question(0)).unwrap();
+    assert_eq!(observer.receive(), Reply::Ended);
+    backend.wait_for_log("before its launcher attached a window");
+    backend.attach(64, Attach::default()).unwrap();
+    assert!(ask(&mut backend.connect()).contains(facts::NAME));
+}
+
+#[test]
 fn who_asks_before_the_device_works_is_told_when_it_is_known_that_it_does_not() {
     let mut backend = Backend::start(Workers::built(), &["--device", "cuda:0"]);
     let _ = backend.attach(64, Attach::default());
