@@ -194,7 +194,7 @@ struct Supervisor {
     /// When to end although sessions are not closed.
     ends_by: Option<Instant>,
     quotas: Quotas,
-    /// Lines on connections that are refused.
+    /// Lines on connections that are refused, or have no window.
     refusals: LogBudget,
     /// The users of tenants that are gone and whose descriptors are still to be closed.
     gone: BTreeMap<Id, u32>,

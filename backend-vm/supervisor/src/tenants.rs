@@ -252,7 +252,10 @@ impl Supervisor {
                     }
                     tracing::debug!("tenant {id} is gone");
                 }
-                error => tracing::warn!("tenant {id} is cut off: {}", wormhole_link::chain(&error)),
+                error if self.may_log(id) => {
+                    tracing::warn!("tenant {id} is cut off: {}", wormhole_link::chain(&error));
+                }
+                _ => {}
             }
             self.end_tenant(ops, id);
         }
@@ -311,12 +314,16 @@ impl Supervisor {
                 },
                 Request::Mapped(run) => {
                     if let Err(reason) = self.run_shown(ops, id, &run) {
-                        tracing::warn!("tenant {id}: {reason}");
+                        if self.may_log(id) {
+                            tracing::warn!("tenant {id}: {reason}");
+                        }
                         return Err(ChannelError::Cut);
                     }
                 }
                 Request::Wrong(name) => {
-                    tracing::warn!("tenant {id} sent {name}, which launchers do not send");
+                    if self.may_log(id) {
+                        tracing::warn!("tenant {id} sent {name}, which launchers do not send");
+                    }
                     return Err(ChannelError::Cut);
                 }
             }
@@ -591,7 +598,12 @@ impl Supervisor {
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return true;
         };
-        let verdict = tenant.log.spend(Instant::now());
+        // Connections cost nothing: those that never bring a window share one budget.
+        let budget = match &tenant.window {
+            Some(_) => &mut tenant.log,
+            None => &mut self.refusals,
+        };
+        let verdict = budget.spend(Instant::now());
         if verdict == Verdict::Last {
             tracing::warn!("tenant {id} causes too many lines: most that follow are left out");
         }

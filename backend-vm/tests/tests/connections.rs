@@ -177,3 +177,21 @@ fn a_user_has_no_more_sessions_in_all_its_tenants_than_the_operator_says() {
     first.report();
     let _third = second.connect().open();
 }
+
+#[test]
+fn connections_without_a_window_share_a_budget_of_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((backend, socket)) = backend(&folder, 4096) else {
+        return;
+    };
+    for _ in 0..100 {
+        let mut tenant = Tenant::join(&socket);
+        tenant.send(&Message::Attached, Vec::new());
+        assert!(!tenant.hears("Attached"));
+    }
+    let lines = backend.log();
+    let lines = lines.lines().filter(|line| line.contains(" WARN ")).count();
+    // Two for each connection, were there no bound: 64 at once, and those of the seconds that this takes.
+    assert!(lines < 150, "{lines} lines");
+    assert!(backend.log().contains("causes too many lines"));
+}
