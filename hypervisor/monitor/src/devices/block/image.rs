@@ -49,8 +49,8 @@ pub enum DiskError {
         /// Its size.
         size: u64,
     },
-    /// Another guest has the image.
-    #[error("the disk image {} is in use by another guest", .0.display())]
+    /// Another guest has the image, or it is a block device that the host uses.
+    #[error("the disk image {} is in use by another guest or mounted", .0.display())]
     InUse(PathBuf),
 }
 
@@ -74,14 +74,25 @@ impl DiskImage {
             path: path.to_path_buf(),
             source,
         };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(access == DiskAccess::ReadWrite)
-            // A pipe would wait here for its other end.
-            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-            .open(path)
-            .map_err(failed)?;
-        let kind = file.metadata().map_err(failed)?.file_type();
+        let open = |flags: OFlags| {
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(access == DiskAccess::ReadWrite)
+                // A pipe would wait here for its other end.
+                .custom_flags((OFlags::NONBLOCK | flags).bits().cast_signed())
+                .open(path);
+            opened.map_err(|error| match error.kind() {
+                io::ErrorKind::ResourceBusy => DiskError::InUse(path.to_path_buf()),
+                _ => failed(error),
+            })
+        };
+        let mut file = open(OFlags::empty())?;
+        let mut kind = file.metadata().map_err(failed)?.file_type();
+        if kind.is_block_device() && access == DiskAccess::ReadWrite {
+            // Refused for a device that is mounted or part of another one, which locks of files do not show.
+            file = open(OFlags::EXCL)?;
+            kind = file.metadata().map_err(failed)?.file_type();
+        }
         if !kind.is_file() && !kind.is_block_device() {
             return Err(DiskError::Kind(path.to_path_buf()));
         }
