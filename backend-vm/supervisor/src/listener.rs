@@ -141,8 +141,8 @@ impl Place {
 
 /// Gives the socket that was bound at `path` its mode.
 ///
-/// Where others can write to the folder, the path may lead elsewhere by now. So the file is opened once, as what it is
-/// and not as what it points to, and is changed only if it is a socket of this user.
+/// Another user who can write to the folder may have exchanged the file since. So it is opened once, without following
+/// links, and its mode changes only if it is a socket of this user.
 fn open_to(path: &Path, mode: u32, own: u32) -> io::Result<Place> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let there = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -194,7 +194,7 @@ pub fn user_of(stream: &OwnedFd) -> io::Result<u32> {
 }
 
 /// Whether a connection that was accepted and then shut down can be closed by the event loop: nothing is in it that would
-/// be closed with it, and nothing can come any more. Only of a socket of which no other process has a copy.
+/// be closed with it, and nothing can come any more. The answer holds only if no other process has a copy of the socket.
 pub fn has_brought_nothing(stream: &OwnedFd) -> bool {
     rustix::io::ioctl_fionread(stream) == Ok(0)
 }
