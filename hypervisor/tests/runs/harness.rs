@@ -112,6 +112,11 @@ pub fn wormhole(args: &[&str]) -> Command {
 /// with the guest in it, another one is taken.
 pub fn finish(command: &mut Command) -> Finished {
     let in_guest = command.get_args().any(|argument| argument == "host");
+    finish_at(command, in_guest)
+}
+
+/// As [`finish`], told whether the program runs in a guest.
+pub fn finish_at(command: &mut Command, in_guest: bool) -> Finished {
     let patience = if in_guest { GUEST_PATIENCE } else { PATIENCE };
     for_emulation(|| {
         let start = Instant::now();

@@ -2,6 +2,7 @@
 //! every party killed in the middle of a run, and where it has to refuse.
 
 mod bad_input;
+mod documents;
 mod execution;
 mod gpu;
 mod guest;

@@ -1,0 +1,147 @@
+//! Runs the commands of README and of the pages in `docs`, as they stand there.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::harness::{PATIENCE, alone, end_by, eventually, finish_at, program, stage};
+use rustix::process::Signal;
+
+/// The root of the sources.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The lines of all shell blocks, without their remarks.
+fn commands() -> BTreeSet<String> {
+    let pages = fs::read_dir(root().join("docs")).expect("the folder of pages");
+    let pages = pages.flatten().map(|entry| entry.path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let mut found = BTreeSet::new();
+    for page in pages.chain(["README.md", "CONTRIBUTING.md"].map(|name| root().join(name))) {
+        let text = fs::read_to_string(&page).expect("a page");
+        let blocks = text.split("```sh\n").skip(1);
+        for line in blocks.flat_map(|block| block.split("```").next().unwrap_or(block).lines()) {
+            let command = line.split(" #").next().unwrap_or(line).trim();
+            found.insert(command.to_owned());
+        }
+    }
+    found.remove("");
+    found
+}
+
+/// A folder like a user's: an installation, a program, and the files that the pages name.
+fn users_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("target")).expect("a folder");
+    symlink(stage(), at("target/wormhole")).expect("a link");
+    fs::copy(program("static", "vector_add"), at("my_program")).expect("a copy");
+    for disk in ["data.img", "set.img"] {
+        let disk = File::create(at(disk)).expect("a file");
+        disk.set_len(1 << 20).expect("a size");
+    }
+    fs::write(at("settings.toml"), "").expect("a file");
+    fs::write(at("input.txt"), "a line\n").expect("a file");
+    folder
+}
+
+/// A command of a page, to be executed in this folder. It has no quotes, and at most a file for its standard input.
+fn parse(line: &str, folder: &Path) -> Command {
+    let (words, input) = line.split_once(" < ").unwrap_or((line, "/dev/null"));
+    let mut words = words.split_whitespace();
+    let mut command = Command::new(folder.join(words.next().expect("a command")));
+    let input = File::open(folder.join(input)).expect("the input that the page names");
+    command.args(words).stdin(input).current_dir(folder);
+    command
+}
+
+#[test]
+fn programs_run_by_the_commands_of_the_pages() {
+    let _alone = alone();
+    let folder = users_folder();
+    let mut executed = 0;
+    for line in commands() {
+        if !line.starts_with("target/wormhole/bin/wormhole run ") {
+            continue;
+        }
+        if line.contains("cuda:") && !Path::new("/dev/nvidiactl").exists() {
+            println!("skipped, since this machine has no NVIDIA GPU: {line}");
+            continue;
+        }
+        let in_guest = !line.contains("--placement process");
+        let run = finish_at(&mut parse(&line, folder.path()), in_guest);
+        assert!(run.status.success(), "{line}: {}", run.stderr);
+        assert!(run.stdout.contains("PASS"), "{line}: {}", run.stdout);
+        executed += 1;
+    }
+    assert!(executed >= 6, "only {executed} commands were found");
+    let summary = fs::read_to_string(folder.path().join("summary.json"));
+    let summary = summary.expect("a page has a command with --json");
+    assert!(summary.contains("\"requests\""), "{summary}");
+}
+
+#[test]
+fn the_supervisor_serves_by_the_command_of_its_page() {
+    let folder = users_folder();
+    let found = commands();
+    let line = found
+        .iter()
+        .find(|line| line.starts_with("target/wormhole/lib/wormhole/wormhole-supervisor "))
+        .expect("docs/tenants.md has the command");
+    let mut command = parse(line, folder.path());
+    let mut supervisor = command.stderr(Stdio::piped()).spawn().expect("it starts");
+    let socket = folder.path().join("backend.socket");
+    eventually("the socket, or a refusal", PATIENCE, || {
+        socket.exists() || supervisor.try_wait().is_ok_and(|status| status.is_some())
+    });
+    if socket.exists() {
+        end_by(&mut supervisor, Signal::TERM);
+        return;
+    }
+    // As the page says: nothing would limit the tenants.
+    let refused = supervisor.wait_with_output().expect("it has ended");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("cgroup"), "{said}");
+}
+
+#[test]
+fn the_pages_name_commands_that_there_are() {
+    for line in commands() {
+        let mut words = line.split_whitespace();
+        let known = match words.next() {
+            // The gate itself executes those that set up, stage and test.
+            Some("cargo") => fs::read_to_string(root().join("xtask/src/main.rs"))
+                .expect("the source")
+                .contains(&variant(words.nth(1).expect("a command of xtask"))),
+            Some("git") => true,
+            Some("target/wormhole/bin/wormhole") => {
+                let words: Vec<&str> = words.collect();
+                match words[0] {
+                    "run" => true,
+                    _ => Command::new(stage().join("bin/wormhole"))
+                        .args(&words)
+                        .arg("--help")
+                        .output()
+                        .expect("it starts")
+                        .status
+                        .success(),
+                }
+            }
+            Some("target/wormhole/lib/wormhole/wormhole-supervisor") => true,
+            _ => false,
+        };
+        assert!(known, "no such command: {line}");
+    }
+}
+
+/// The name that xtask's source has for a command: `cuda-python` is `CudaPython`.
+fn variant(command: &str) -> String {
+    command
+        .split('-')
+        .map(|word| word[..1].to_uppercase() + &word[1..])
+        .collect()
+}
