@@ -318,10 +318,6 @@ fn refused(what: &str, error: &LoadError, jit: &mut Jit) -> CuError {
 }
 
 impl Device for CpuDevice {
-    fn bind_thread(&self) -> Result<()> {
-        self.context().map(drop)
-    }
-
     fn describe(&self) -> &Description {
         &self.description
     }

@@ -78,11 +78,7 @@ fn open(ordinals: &[u32]) -> Result<Arc<dyn Device>, String> {
     if devices.len() == 1 {
         return Ok(devices.remove(0));
     }
-    let set = DeviceSet::new(devices);
-    match set.bind_thread() {
-        Ok(()) => Ok(Arc::new(set)),
-        Err(error) => Err(chain(&error)),
-    }
+    Ok(Arc::new(DeviceSet::new(devices)))
 }
 
 /// Runs all checks whose names contain `filter`, each in a child.

@@ -180,7 +180,7 @@ impl Arrays for CudaDevice {
         let descriptor = descriptor(shape);
         // SAFETY: the pointers are good.
         unsafe {
-            self.driver
+            self.driver()
                 .cuArray3DCreate_v2(&raw mut array, &raw const descriptor)
         }?;
         Ok(RawArray(handle(array)))
@@ -188,7 +188,7 @@ impl Arrays for CudaDevice {
 
     fn destroy_array(&self, array: RawArray) -> Result<()> {
         // SAFETY: the caller passes a live array.
-        unsafe { self.driver.cuArrayDestroy(pointer(array.0)) }
+        unsafe { self.driver().cuArrayDestroy(pointer(array.0)) }
     }
 
     fn create_mipmap(&self, shape: &ArrayShape, levels: u32) -> Result<RawMipmap> {
@@ -196,7 +196,7 @@ impl Arrays for CudaDevice {
         let descriptor = descriptor(shape);
         // SAFETY: the pointers are good.
         unsafe {
-            self.driver
+            self.driver()
                 .cuMipmappedArrayCreate(&raw mut mipmap, &raw const descriptor, levels)
         }?;
         Ok(RawMipmap(handle(mipmap)))
@@ -204,14 +204,14 @@ impl Arrays for CudaDevice {
 
     fn destroy_mipmap(&self, mipmap: RawMipmap) -> Result<()> {
         // SAFETY: the caller passes a live mipmapped array.
-        unsafe { self.driver.cuMipmappedArrayDestroy(pointer(mipmap.0)) }
+        unsafe { self.driver().cuMipmappedArrayDestroy(pointer(mipmap.0)) }
     }
 
     fn mipmap_level(&self, mipmap: RawMipmap, level: u32) -> Result<RawArray> {
         let mut array = ptr::null_mut();
         // SAFETY: the caller passes a live mipmapped array; the pointer is good.
         unsafe {
-            self.driver
+            self.driver()
                 .cuMipmappedArrayGetLevel(&raw mut array, pointer(mipmap.0), level)
         }?;
         Ok(RawArray(handle(array)))
@@ -228,7 +228,7 @@ impl Arrays for CudaDevice {
         let view = view.map(view_desc);
         // SAFETY: the descriptions name what lives and is good for the call; without a view there is none.
         unsafe {
-            self.driver.cuTexObjectCreate(
+            self.driver().cuTexObjectCreate(
                 &raw mut texture,
                 &raw const resource,
                 &raw const sampling,
@@ -240,7 +240,7 @@ impl Arrays for CudaDevice {
 
     fn destroy_texture(&self, texture: u64) -> Result<()> {
         // SAFETY: the caller passes a live texture.
-        unsafe { self.driver.cuTexObjectDestroy(texture) }
+        unsafe { self.driver().cuTexObjectDestroy(texture) }
     }
 
     fn create_surface(&self, array: RawArray) -> Result<u64> {
@@ -248,7 +248,7 @@ impl Arrays for CudaDevice {
         let resource = resource_desc(&Resource::Array(array));
         // SAFETY: the description names an array that lives.
         unsafe {
-            self.driver
+            self.driver()
                 .cuSurfObjectCreate(&raw mut surface, &raw const resource)
         }?;
         Ok(surface)
@@ -256,14 +256,14 @@ impl Arrays for CudaDevice {
 
     fn destroy_surface(&self, surface: u64) -> Result<()> {
         // SAFETY: the caller passes a live surface.
-        unsafe { self.driver.cuSurfObjectDestroy(surface) }
+        unsafe { self.driver().cuSurfObjectDestroy(surface) }
     }
 
     fn copy_box(&self, copy: &BoxCopy, on: RawStream) -> Result<()> {
         let description = described(copy);
         // SAFETY: both ends live and hold the box, which the caller checked.
         unsafe {
-            self.driver
+            self.driver()
                 .cuMemcpy3DAsync_v2(&raw const description, stream(on))
         }
     }

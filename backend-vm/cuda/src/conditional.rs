@@ -38,7 +38,7 @@ impl CudaDevice {
             let mut made = 0;
             // SAFETY: the graph is live, the place is writable.
             unsafe {
-                self.driver.cuGraphConditionalHandleCreate(
+                self.driver().cuGraphConditionalHandleCreate(
                     &raw mut made,
                     graph,
                     self.handle(),
@@ -87,7 +87,7 @@ impl CudaDevice {
         // lives as long as the node and is as long as was asked for.
         unsafe {
             place.write(wanted);
-            self.driver.cuGraphAddNode_v2(
+            self.driver().cuGraphAddNode_v2(
                 &raw mut made,
                 graph,
                 ptr::null(),

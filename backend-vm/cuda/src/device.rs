@@ -26,6 +26,7 @@ use wormhole_fatbin::host::{self, Content, HostError};
 use wormhole_fatbin::is_fatbin;
 
 use crate::code::{Alternative, Budget, Code, alternatives};
+use crate::current::Identity;
 use crate::driver::Driver;
 use crate::graph::Executable;
 use crate::images::{Images, Loaded};
@@ -39,9 +40,10 @@ const REGISTER_FLAGS: u32 = host_register_flags::PORTABLE | host_register_flags:
 /// One device of the real driver.
 #[derive(Debug)]
 pub struct CudaDevice {
-    pub(crate) driver: Driver,
+    driver: Driver,
     device: i32,
     context: Mutex<Handles>,
+    identity: Identity,
     description: Description,
     images: Mutex<Images>,
     /// An image that was loaded uses output: what later ones do makes no difference, and finding it out takes as long
@@ -92,7 +94,10 @@ fn is_sticky(error: CuError) -> bool {
 }
 
 impl CudaDevice {
+    /// The driver, with this device's context current in the calling thread.
+    #[inline]
     pub(crate) fn driver(&self) -> &Driver {
+        self.identity.enter(&self.driver, || self.handle());
         &self.driver
     }
 
@@ -113,7 +118,7 @@ impl CudaDevice {
         let mut state = ptr::null_mut();
         // SAFETY: the options outlive the link, and the place for the state is writable.
         unsafe {
-            self.driver
+            self.driver()
                 .cuLinkCreate_v2(count, keys, values, &raw mut state)
         }?;
         let mut refusal = String::new();
@@ -121,7 +126,7 @@ impl CudaDevice {
             .add_inputs(state, inputs, &mut refusal)
             .and_then(|()| then(state));
         // SAFETY: the state is live, and nobody refers to its image any more.
-        let destroyed = unsafe { self.driver.cuLinkDestroy(state) };
+        let destroyed = unsafe { self.driver().cuLinkDestroy(state) };
         options.finish(jit);
         if !refusal.is_empty() && jit.log_bytes > 0 {
             jit.errors = refusal.into_bytes();
@@ -196,7 +201,7 @@ impl CudaDevice {
         let start = data.as_ptr().cast_mut().cast();
         // SAFETY: the driver reads that many bytes, the last of a text being zero, and keeps no pointer.
         unsafe {
-            self.driver.cuLinkAddData_v2(
+            self.driver().cuLinkAddData_v2(
                 state,
                 kind,
                 start,
@@ -214,7 +219,7 @@ impl CudaDevice {
         let (mut image, mut bytes) = (ptr::null_mut(), 0);
         // SAFETY: both places are writable.
         unsafe {
-            self.driver
+            self.driver()
                 .cuLinkComplete(state, &raw mut image, &raw mut bytes)
         }?;
         // SAFETY: the driver keeps the image until the link is destroyed.
@@ -234,6 +239,7 @@ impl CudaDevice {
             driver,
             device,
             context: Mutex::new(handles),
+            identity: Identity::of_current(),
             description,
             images: Mutex::default(),
             uses_output: AtomicBool::new(false),
@@ -355,7 +361,7 @@ impl CudaDevice {
                 // SAFETY: the code is a whole ELF file or a C string, which the driver copies. The options have
                 // buffers of their own.
                 let loaded = unsafe {
-                    self.driver
+                    self.driver()
                         .cuModuleLoadDataEx(&raw mut module, data, count, keys, values)
                 };
                 loaded.map(|()| Loaded::Module(module))
@@ -365,7 +371,7 @@ impl CudaDevice {
                 let (none, no_values) = (ptr::null_mut(), ptr::null_mut());
                 // SAFETY: as above; without CU_LIBRARY_BINARY_IS_PRESERVED the driver copies the code.
                 let loaded = unsafe {
-                    self.driver.cuLibraryLoadData(
+                    self.driver().cuLibraryLoadData(
                         &raw mut library,
                         data,
                         keys,
@@ -397,7 +403,7 @@ impl CudaDevice {
             let (mut offset, mut bytes) = (0, 0);
             // SAFETY: a function that the driver has just returned; the pointers are good.
             let found = unsafe {
-                self.driver.cuFuncGetParamInfo(
+                self.driver().cuFuncGetParamInfo(
                     function,
                     parameters.len(),
                     &raw mut offset,
@@ -451,12 +457,6 @@ fn machine(code: Code<'_>) -> Result<Code<'_>> {
 }
 
 impl Device for CudaDevice {
-    fn bind_thread(&self) -> Result<()> {
-        let context = locked(&self.context).context;
-        // SAFETY: the context is retained as long as this object lives.
-        unsafe { self.driver.cuCtxSetCurrent(context) }
-    }
-
     fn describe(&self) -> &Description {
         &self.description
     }
@@ -467,7 +467,7 @@ impl Device for CudaDevice {
             .chain(probe.iter().map(|raw| stream(*raw)))
             .find_map(|stream| {
                 // SAFETY: the caller names streams that exist.
-                unsafe { self.driver.cuStreamQuery(stream) }
+                unsafe { self.driver().cuStreamQuery(stream) }
                     .err()
                     .filter(|error| is_sticky(*error))
             })
@@ -480,20 +480,20 @@ impl Device for CudaDevice {
     fn memory_info(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the pointers are good.
-        unsafe { self.driver.cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
+        unsafe { self.driver().cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
         Ok((free as u64, total as u64))
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
         let mut address = 0;
         // SAFETY: the pointer is good.
-        unsafe { self.driver.cuMemAlloc_v2(&raw mut address, size(bytes)) }?;
+        unsafe { self.driver().cuMemAlloc_v2(&raw mut address, size(bytes)) }?;
         Ok(address)
     }
 
     fn free(&self, address: u64) -> Result<()> {
         // SAFETY: the driver checks the address.
-        unsafe { self.driver.cuMemFree_v2(address) }
+        unsafe { self.driver().cuMemFree_v2(address) }
     }
 
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<()> {
@@ -501,9 +501,9 @@ impl Device for CudaDevice {
         let mut device = 0;
         // SAFETY: the range is mapped until it is unregistered, says the caller.
         unsafe {
-            self.driver
+            self.driver()
                 .cuMemHostRegister_v2(host, size(bytes), REGISTER_FLAGS)?;
-            self.driver
+            self.driver()
                 .cuMemHostGetDevicePointer_v2(&raw mut device, host, 0)?;
         }
         if device == address {
@@ -520,13 +520,13 @@ impl Device for CudaDevice {
     fn unregister(&self, address: u64) -> Result<()> {
         let host = ptr::with_exposed_provenance_mut::<c_void>(size(address));
         // SAFETY: the driver checks the address.
-        unsafe { self.driver.cuMemHostUnregister(host) }
+        unsafe { self.driver().cuMemHostUnregister(host) }
     }
 
     fn copy(&self, destination: u64, source: u64, bytes: u64, on: RawStream) -> Result<()> {
         // SAFETY: both ends were checked by the caller to be device or registered memory.
         unsafe {
-            self.driver
+            self.driver()
                 .cuMemcpyAsync(destination, source, size(bytes), stream(on))
         }
     }
@@ -537,7 +537,7 @@ impl Device for CudaDevice {
         // "API synchronization behavior").
         // SAFETY: the source is readable for its length; the destination was checked by the caller.
         unsafe {
-            self.driver
+            self.driver()
                 .cuMemcpyHtoDAsync_v2(destination, source, data.len(), stream(on))
         }
     }
@@ -545,7 +545,7 @@ impl Device for CudaDevice {
     fn fill(&self, fill: Fill, on: RawStream) -> Result<()> {
         let (pitch, width, height) = (size(fill.pitch), size(fill.width), size(fill.height));
         let (destination, on) = (fill.destination, stream(on));
-        let driver = &self.driver;
+        let driver = self.driver();
         let [low, second, ..] = fill.value.to_le_bytes();
         let half = u16::from_le_bytes([low, second]);
         // SAFETY: the destination was checked by the caller.
@@ -568,7 +568,7 @@ impl Device for CudaDevice {
         let mut stream = ptr::null_mut();
         // SAFETY: the pointer is good.
         unsafe {
-            self.driver
+            self.driver()
                 .cuStreamCreateWithPriority(&raw mut stream, flags, priority)
         }?;
         Ok(RawStream(handle(stream)))
@@ -577,22 +577,22 @@ impl Device for CudaDevice {
     fn destroy_stream(&self, raw: RawStream) -> Result<()> {
         self.forget_stream(raw);
         // SAFETY: the caller passes a live stream.
-        unsafe { self.driver.cuStreamDestroy_v2(stream(raw)) }
+        unsafe { self.driver().cuStreamDestroy_v2(stream(raw)) }
     }
 
     fn query_stream(&self, raw: RawStream) -> Result<bool> {
         // SAFETY: the caller passes a live stream.
-        ready(unsafe { self.driver.cuStreamQuery(stream(raw)) })
+        ready(unsafe { self.driver().cuStreamQuery(stream(raw)) })
     }
 
     fn synchronize_stream(&self, raw: RawStream) -> Result<()> {
         // SAFETY: the caller passes a live stream.
-        unsafe { self.driver.cuStreamSynchronize(stream(raw)) }
+        unsafe { self.driver().cuStreamSynchronize(stream(raw)) }
     }
 
     fn synchronize(&self) -> Result<()> {
         // SAFETY: no arguments.
-        unsafe { self.driver.cuCtxSynchronize() }
+        unsafe { self.driver().cuCtxSynchronize() }
     }
 
     fn wait_event(&self, on: RawStream, after: RawEvent, flags: u32) -> Result<()> {
@@ -601,7 +601,7 @@ impl Device for CudaDevice {
         }
         // SAFETY: the caller passes a live stream and event.
         unsafe {
-            self.driver
+            self.driver()
                 .cuStreamWaitEvent(stream(on), event(after), flags)
         }
     }
@@ -609,7 +609,7 @@ impl Device for CudaDevice {
     fn write_fence(&self, on: RawStream, address: u64, value: u64) -> Result<()> {
         // SAFETY: the address is in registered memory, which has one address on both sides.
         unsafe {
-            self.driver
+            self.driver()
                 .cuStreamWriteValue64_v2(stream(on), address, value, 0)
         }
     }
@@ -620,7 +620,7 @@ impl Device for CudaDevice {
         }
         let mut event = ptr::null_mut();
         // SAFETY: the pointer is good.
-        unsafe { self.driver.cuEventCreate(&raw mut event, flags) }?;
+        unsafe { self.driver().cuEventCreate(&raw mut event, flags) }?;
         Ok(RawEvent(handle(event)))
     }
 
@@ -629,7 +629,7 @@ impl Device for CudaDevice {
             return self.destroy_shared(raw);
         }
         // SAFETY: the caller passes a live event.
-        unsafe { self.driver.cuEventDestroy_v2(event(raw)) }
+        unsafe { self.driver().cuEventDestroy_v2(event(raw)) }
     }
 
     fn record_event(&self, raw: RawEvent, on: RawStream, flags: u32) -> Result<()> {
@@ -638,7 +638,7 @@ impl Device for CudaDevice {
         }
         // SAFETY: the caller passes a live event and stream.
         unsafe {
-            self.driver
+            self.driver()
                 .cuEventRecordWithFlags(event(raw), stream(on), flags)
         }
     }
@@ -648,7 +648,7 @@ impl Device for CudaDevice {
             return Ok(shared.is_reached());
         }
         // SAFETY: the caller passes a live event.
-        ready(unsafe { self.driver.cuEventQuery(event(raw)) })
+        ready(unsafe { self.driver().cuEventQuery(event(raw)) })
     }
 
     fn synchronize_event(&self, raw: RawEvent) -> Result<()> {
@@ -656,14 +656,14 @@ impl Device for CudaDevice {
             return self.synchronize_shared(&shared);
         }
         // SAFETY: the caller passes a live event.
-        unsafe { self.driver.cuEventSynchronize(event(raw)) }
+        unsafe { self.driver().cuEventSynchronize(event(raw)) }
     }
 
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         let mut milliseconds = 0.0;
         // SAFETY: the caller passes live events; the pointer is good.
         unsafe {
-            self.driver
+            self.driver()
                 .cuEventElapsedTime(&raw mut milliseconds, event(start), event(end))
         }?;
         Ok(milliseconds)
@@ -722,8 +722,8 @@ impl Device for CudaDevice {
         // SAFETY: the image was loaded and is unloaded once.
         unsafe {
             match image {
-                Loaded::Module(module) => self.driver.cuModuleUnload(module),
-                Loaded::Library(library) => self.driver.cuLibraryUnload(library),
+                Loaded::Module(module) => self.driver().cuModuleUnload(module),
+                Loaded::Library(library) => self.driver().cuLibraryUnload(library),
             }
         }
     }
@@ -735,14 +735,15 @@ impl Device for CudaDevice {
         unsafe {
             match self.image(module)? {
                 Loaded::Module(module) => {
-                    self.driver
+                    self.driver()
                         .cuModuleGetFunction(&raw mut function, module, name.as_ptr())?;
                 }
                 Loaded::Library(library) => {
                     let mut kernel = ptr::null_mut();
-                    self.driver
+                    self.driver()
                         .cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr())?;
-                    self.driver.cuKernelGetFunction(&raw mut function, kernel)?;
+                    self.driver()
+                        .cuKernelGetFunction(&raw mut function, kernel)?;
                 }
             }
         }
@@ -765,11 +766,11 @@ impl Device for CudaDevice {
         unsafe {
             match self.image(module)? {
                 Loaded::Module(module) => {
-                    self.driver
+                    self.driver()
                         .cuModuleGetGlobal_v2(to, size, module, name.as_ptr())?;
                 }
                 Loaded::Library(library) => {
-                    self.driver
+                    self.driver()
                         .cuLibraryGetGlobal(to, size, library, name.as_ptr())?;
                 }
             }
@@ -782,7 +783,7 @@ impl Device for CudaDevice {
         let mut value = 0;
         // SAFETY: the caller passes a live function; the pointer is good.
         unsafe {
-            self.driver
+            self.driver()
                 .cuFuncGetAttribute(&raw mut value, attribute, function(raw))
         }?;
         Ok(value)
@@ -792,14 +793,14 @@ impl Device for CudaDevice {
         check_attribute(attribute)?;
         // SAFETY: the caller passes a live function.
         unsafe {
-            self.driver
+            self.driver()
                 .cuFuncSetAttribute(function(raw), attribute, value)
         }
     }
 
     fn set_cache_config(&self, raw: RawFunction, config: u32) -> Result<()> {
         // SAFETY: the caller passes a live function.
-        unsafe { self.driver.cuFuncSetCacheConfig(function(raw), config) }
+        unsafe { self.driver().cuFuncSetCacheConfig(function(raw), config) }
     }
 
     fn occupancy(&self, raw: RawFunction, block: u32, shared: u64, flags: u32) -> Result<i32> {
@@ -807,7 +808,7 @@ impl Device for CudaDevice {
         let mut blocks = 0;
         // SAFETY: the caller passes a live function; the pointer is good.
         unsafe {
-            self.driver
+            self.driver()
                 .cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
                     &raw mut blocks,
                     function(raw),
@@ -856,7 +857,7 @@ impl Device for CudaDevice {
         // SAFETY: the caller passes a live function and stream, and live events; the driver reads configuration and
         // parameters during the call and writes none of them.
         unsafe {
-            self.driver.cuLaunchKernelEx(
+            self.driver().cuLaunchKernelEx(
                 &raw const config,
                 function(launch.function),
                 ptr::null_mut(),
@@ -868,13 +869,13 @@ impl Device for CudaDevice {
     fn limit(&self, limit: u32) -> Result<u64> {
         let mut value = 0;
         // SAFETY: the pointer is good.
-        unsafe { self.driver.cuCtxGetLimit(&raw mut value, limit) }?;
+        unsafe { self.driver().cuCtxGetLimit(&raw mut value, limit) }?;
         Ok(value as u64)
     }
 
     fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
         // SAFETY: no pointers.
-        unsafe { self.driver.cuCtxSetLimit(limit, size(value)) }
+        unsafe { self.driver().cuCtxSetLimit(limit, size(value)) }
     }
 
     fn reset(&self) -> Result<()> {
@@ -889,6 +890,7 @@ impl Device for CudaDevice {
             let again = open::retain(&self.driver, self.device)?;
             self.driver.cuDevicePrimaryCtxRelease_v2(self.device)?;
             *context = again;
+            self.identity.renew();
         }
         shared_events::end(shared);
         Ok(())

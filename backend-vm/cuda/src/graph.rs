@@ -56,7 +56,7 @@ impl CudaDevice {
     fn template(&self, graph: &GraphDescription) -> Result<Template> {
         let mut made = ptr::null_mut();
         // SAFETY: the place is writable.
-        unsafe { self.driver.cuGraphCreate(&raw mut made, 0) }?;
+        unsafe { self.driver().cuGraphCreate(&raw mut made, 0) }?;
         let mut template = Template {
             graph: made,
             nodes: Vec::with_capacity(graph.nodes.len()),
@@ -74,7 +74,7 @@ impl CudaDevice {
 
     fn destroy_template(&self, template: &Template) {
         // SAFETY: the graph is live, and nobody names its nodes any more.
-        let _ = unsafe { self.driver.cuGraphDestroy(template.graph) };
+        let _ = unsafe { self.driver().cuGraphDestroy(template.graph) };
     }
 
     fn fill_template(&self, template: &mut Template, graph: &GraphDescription) -> Result<()> {
@@ -118,7 +118,7 @@ impl CudaDevice {
             }
             // SAFETY: three lists of one length, of nodes of this graph.
             unsafe {
-                self.driver.cuGraphAddDependencies_v2(
+                self.driver().cuGraphAddDependencies_v2(
                     graph,
                     ends.0.as_ptr(),
                     ends.1.as_ptr(),
@@ -133,7 +133,7 @@ impl CudaDevice {
     fn add_node(&self, graph: CUgraph, node: &GraphNode) -> Result<CUgraphNode> {
         let mut made = ptr::null_mut();
         let (place, none) = (&raw mut made, ptr::null());
-        let driver = &self.driver;
+        let driver = self.driver();
         // SAFETY: the graph is live, there are no dependencies yet, the place is writable, events are live.
         unsafe {
             match node {
@@ -209,7 +209,7 @@ impl CudaDevice {
         };
         // SAFETY: the driver copies the parameters during the call; the node that it writes is live after.
         unsafe {
-            self.driver.cuGraphAddKernelNode_v2(
+            self.driver().cuGraphAddKernelNode_v2(
                 place,
                 graph,
                 ptr::null(),
@@ -221,7 +221,7 @@ impl CudaDevice {
                 if attribute.id == PROGRAMMATIC_STREAM_SERIALIZATION {
                     continue;
                 }
-                self.driver.cuGraphKernelNodeSetAttribute(
+                self.driver().cuGraphKernelNodeSetAttribute(
                     *place,
                     attribute.id,
                     (&raw const attribute.value).cast(),
@@ -246,7 +246,7 @@ impl CudaDevice {
         };
         // SAFETY: the list has that many entries, which the driver copies during the call.
         unsafe {
-            self.driver
+            self.driver()
                 .cuGraphAddBatchMemOpNode(place, graph, ptr::null(), 0, &raw const node)
         }
     }
@@ -256,7 +256,7 @@ impl CudaDevice {
         let mut executable = ptr::null_mut();
         // SAFETY: the template is live, the place is writable.
         unsafe {
-            self.driver
+            self.driver()
                 .cuGraphInstantiateWithFlags(&raw mut executable, template.graph, flags)
         }?;
         Ok(executable)
@@ -296,7 +296,10 @@ impl CudaDevice {
         for node in &place.disabled {
             if let Some(node) = new.template.nodes.get(*node as usize) {
                 // SAFETY: both are live, and the node is one of the template that the graph was made from.
-                unsafe { self.driver.cuGraphNodeSetEnabled(new.executable, *node, 0) }?;
+                unsafe {
+                    self.driver()
+                        .cuGraphNodeSetEnabled(new.executable, *node, 0)
+                }?;
             }
         }
         if let Some(last) = place.last {
@@ -313,7 +316,7 @@ impl CudaDevice {
     /// Launches of it go on.
     fn destroy_executable(&self, place: &Executable) -> Result<()> {
         // SAFETY: the graph is live and destroyed once.
-        let destroyed = unsafe { self.driver.cuGraphExecDestroy(place.executable) };
+        let destroyed = unsafe { self.driver().cuGraphExecDestroy(place.executable) };
         self.destroy_template(&place.template);
         if let Some(event) = place.after {
             let _ = self.destroy_event(event);
@@ -408,7 +411,7 @@ impl Graphs for CudaDevice {
         };
         // SAFETY: both graphs are live; the driver writes its findings to a place of their size.
         let updated = unsafe {
-            self.driver
+            self.driver()
                 .cuGraphExecUpdate_v2(executable, template.graph, &raw mut info)
         };
         if updated == Err(CuError::GRAPH_EXEC_UPDATE_FAILURE)
@@ -434,13 +437,13 @@ impl Graphs for CudaDevice {
             self.destroy_event(event)?;
         }
         // SAFETY: the caller passes a live stream; the graph is live.
-        unsafe { self.driver.cuGraphLaunch(executable, stream(on)) }
+        unsafe { self.driver().cuGraphLaunch(executable, stream(on)) }
     }
 
     fn upload_graph(&self, raw: RawGraph, on: RawStream) -> Result<()> {
         let executable = self.executable(raw)?;
         // SAFETY: as above.
-        unsafe { self.driver.cuGraphUpload(executable, stream(on)) }
+        unsafe { self.driver().cuGraphUpload(executable, stream(on)) }
     }
 
     fn destroy_graph(&self, raw: RawGraph) -> Result<()> {
@@ -457,7 +460,7 @@ impl Graphs for CudaDevice {
         };
         // SAFETY: the node is one of the template that the graph was made from.
         unsafe {
-            self.driver
+            self.driver()
                 .cuGraphNodeSetEnabled(executable, handle, u32::from(enabled))
         }?;
         if let Some(place) = locked(&self.graphs).get_mut(&raw.0) {

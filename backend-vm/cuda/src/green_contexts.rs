@@ -10,6 +10,7 @@ use wormhole_device::{
     CuError, GreenContexts, Multiprocessors, RawGreen, RawStream, Result, Split,
 };
 
+use crate::current;
 use crate::device::{CudaDevice, handle, size};
 
 /// `CUdevResource`, whose words the driver alone reads but for its type and what is said of multiprocessors.
@@ -122,17 +123,14 @@ impl GreenContexts for CudaDevice {
 
     fn green_stream(&self, green: RawGreen, flags: u32, priority: i32) -> Result<RawStream> {
         let (mut context, mut stream): (CUcontext, CUstream) = (ptr::null_mut(), ptr::null_mut());
+        let driver = self.driver();
+        current::forget();
         // SAFETY: the caller passes a green context that lives. What is made while its context is current belongs to
         // it.
         unsafe {
-            self.driver()
-                .cuCtxFromGreenCtx(&raw mut context, pointer(green.0))?;
-            self.driver().cuCtxSetCurrent(context)?;
-            let made = self
-                .driver()
-                .cuStreamCreateWithPriority(&raw mut stream, flags, priority);
-            self.driver().cuCtxSetCurrent(self.handle())?;
-            made?;
+            driver.cuCtxFromGreenCtx(&raw mut context, pointer(green.0))?;
+            driver.cuCtxSetCurrent(context)?;
+            driver.cuStreamCreateWithPriority(&raw mut stream, flags, priority)?;
         }
         Ok(RawStream(handle(stream)))
     }

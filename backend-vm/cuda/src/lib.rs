@@ -16,6 +16,7 @@ mod bands;
 mod capture;
 mod code;
 mod conditional;
+mod current;
 mod device;
 mod driver;
 mod elf;

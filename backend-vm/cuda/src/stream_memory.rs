@@ -43,7 +43,7 @@ impl StreamMemory for CudaDevice {
         // SAFETY: the list has `count` entries; each names a word that the caller has checked to be in
         // device or registered memory, which has one address on both sides.
         unsafe {
-            self.driver
+            self.driver()
                 .cuStreamBatchMemOp_v2(stream(on), count, list.as_ptr(), 0)
         }
     }
@@ -52,7 +52,7 @@ impl StreamMemory for CudaDevice {
         // SAFETY: the caller passes a live stream and an attribute of plain numbers; the value has the
         // bytes of a `CUstreamAttrValue`, aligned as that.
         unsafe {
-            self.driver.cuStreamSetAttribute(
+            self.driver().cuStreamSetAttribute(
                 stream(on),
                 attribute.id,
                 (&raw const attribute.value).cast(),

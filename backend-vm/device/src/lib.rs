@@ -5,6 +5,7 @@
 //! and checking that it may name what it names, is done before a call gets here.
 //!
 //! Invariants every implementation keeps:
+//! - Any thread may call any method, in turn with other devices of its process.
 //! - A method that is documented as asynchronous never waits for the device.
 //! - Work handed to one stream runs in the order in which it was handed over; work on the legacy
 //!   stream orders with all blocking streams, as the CUDA programming guide says ("default stream").
@@ -234,8 +235,6 @@ pub trait Device:
     + Sync
     + fmt::Debug
 {
-    /// Makes the context current in the calling thread. Called once by each thread that uses the device.
-    fn bind_thread(&self) -> Result<()>;
     fn describe(&self) -> &Description;
     /// The sticky error, if the context is dead; never waits. `probe` names streams with work in flight,
     /// all of which must exist.
@@ -333,6 +332,6 @@ pub trait Device:
     fn limit(&self, limit: u32) -> Result<u64>;
     fn set_limit(&self, limit: u32, value: u64) -> Result<()>;
     /// Destroys everything in the context and starts afresh (`cuDevicePrimaryCtxReset`). Host ranges are
-    /// registered and threads bound anew afterwards. Nobody else uses the device meanwhile.
+    /// registered anew afterwards. Nobody else uses the device meanwhile.
     fn reset(&self) -> Result<()>;
 }

@@ -27,8 +27,6 @@ const RAW: u64 = (1 << NUMBER_SHIFT) - 1;
 thread_local! {
     /// The set that the calling thread selected a device of, and the device's number.
     static CURRENT: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
-    /// The contexts, and the number of the device, that the calling thread is bound to.
-    static BOUND: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
 }
 
 /// Several devices of one kind behind one object. Handles say which device they are of; what names none is done
@@ -37,8 +35,6 @@ thread_local! {
 pub struct DeviceSet {
     members: Vec<Arc<dyn Device>>,
     identity: u64,
-    /// Different after each reset: threads are bound anew then.
-    contexts: AtomicU64,
 }
 
 /// Handles of a set: of which device, and the device's own.
@@ -118,7 +114,6 @@ impl DeviceSet {
         Self {
             members,
             identity: fresh(),
-            contexts: AtomicU64::new(fresh()),
         }
     }
 
@@ -129,15 +124,8 @@ impl DeviceSet {
         }
     }
 
-    /// A device, to which the calling thread is bound from then on.
     fn on(&self, number: usize) -> Result<&dyn Device> {
         let device = self.members.get(number).ok_or(CuError::INVALID_DEVICE)?;
-        let wanted = (self.contexts.load(Ordering::Acquire), number);
-        if BOUND.get() != wanted {
-            BOUND.set((0, 0));
-            device.bind_thread()?;
-            BOUND.set(wanted);
-        }
         Ok(device.as_ref())
     }
 
@@ -326,25 +314,19 @@ impl Peers for DeviceSet {
 }
 
 impl Device for DeviceSet {
-    fn bind_thread(&self) -> Result<()> {
-        BOUND.set((0, 0));
-        self.here().map(drop)
-    }
-
     fn describe(&self) -> &Description {
         self.members[0].describe()
     }
 
     fn health(&self, probe: &[RawStream]) -> Option<CuError> {
-        (0..self.members.len()).find_map(|number| {
-            let own = probe.iter().filter(|stream| stream.number() == number);
-            let own: Vec<RawStream> = own.map(|stream| stream.raw()).collect();
-            // A context that cannot be made current says why itself.
-            match self.on(number) {
-                Ok(device) => device.health(&own),
-                Err(_) => self.members[number].health(&[]),
-            }
-        })
+        self.members
+            .iter()
+            .enumerate()
+            .find_map(|(number, device)| {
+                let own = probe.iter().filter(|stream| stream.number() == number);
+                let own: Vec<RawStream> = own.map(|stream| stream.raw()).collect();
+                device.health(&own)
+            })
     }
 
     fn queues(&self) -> Vec<String> {
@@ -563,9 +545,7 @@ impl Device for DeviceSet {
     fn reset(&self) -> Result<()> {
         self.on(0)?.synchronize()?;
         self.synchronize_others()?;
-        let reset = (0..self.members.len()).try_for_each(|number| self.on(number)?.reset());
-        self.contexts.store(fresh(), Ordering::Release);
-        reset
+        self.members.iter().try_for_each(|device| device.reset())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The threads for what can block: one for each guest thread that asks.
 //!
-//! A job runs on the thread of its answer slot, bound to the device. What it leaves behind runs on the
+//! A job runs on the thread of its answer slot. What it leaves behind runs on the
 //! executor, which alone owns the session's tables, so that a new object is entered before its answer can
 //! be seen.
 
@@ -97,11 +97,6 @@ impl Jobs {
         };
         sender.send(task).map_err(|_| CuResult::UNKNOWN)
     }
-
-    /// Lets every thread end when its jobs are done; later jobs get new threads, bound afresh.
-    pub fn retire(&mut self) {
-        self.threads.fill_with(|| None);
-    }
 }
 
 fn start(
@@ -115,10 +110,6 @@ fn start(
     let (device, notifier, progress) = (Arc::clone(device), notifier.clone(), progress.clone());
     let body = move || {
         let _critical = Critical;
-        // A context that cannot be made current says so again at the job's own call.
-        if let Err(error) = device.bind_thread() {
-            tracing::warn!("the device cannot be used from the thread of slot {index}: {error}");
-        }
         while let Some(task) = next(&receiver, linger) {
             // The number was looked at when the request was taken.
             let _ = device.select(task.on);

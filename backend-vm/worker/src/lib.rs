@@ -312,14 +312,10 @@ fn serve(
     .lingering(linger)
     .sharing_by(exchange.clone())
     .taking_files_from(files);
-    let bound = Arc::clone(device);
     std::thread::Builder::new()
         .name("executor".to_owned())
         .spawn(move || {
             let _critical = Critical;
-            if let Err(error) = bound.bind_thread() {
-                tracing::error!("the device cannot be used by the executor: {error}");
-            }
             let broken = executor.run();
             tracing::warn!("the session ends: {}", wormhole_link::chain(&broken));
             std::process::exit(BROKEN);

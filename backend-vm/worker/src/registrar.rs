@@ -68,7 +68,6 @@ impl Registrations {
     /// The device's.
     pub fn reset(&self) -> Result<()> {
         self.device.reset()?;
-        self.device.bind_thread()?;
         for (&address, &bytes) in &self.ranges {
             // SAFETY: mapped since it was added, and not removed.
             unsafe { self.device.register(address, bytes) }?;
@@ -117,10 +116,6 @@ impl Registrar {
             .name("registrar".to_owned())
             .spawn(move || {
                 let _critical = Critical;
-                // A context that cannot be made current says so again at the first registration.
-                if let Err(error) = registrations.device.bind_thread() {
-                    tracing::warn!("the device cannot be used by the registrar: {error}");
-                }
                 while let Ok(task) = receiver.recv() {
                     (task.0)(&mut registrations);
                     theirs.end_task();

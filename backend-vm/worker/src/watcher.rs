@@ -32,7 +32,7 @@ struct Shared {
     /// A fence was asked for since the last look, or was outstanding then.
     expecting: AtomicBool,
     asleep: AtomicBool,
-    /// Grows when the device's context was replaced: this thread must bind to the new one.
+    /// Grows when the device's context was replaced.
     context: AtomicU64,
     /// No look may be taken while this is not 0.
     pauses: Mutex<usize>,
@@ -165,7 +165,6 @@ fn watch(
     status: &Status,
     progress: &Progress,
 ) {
-    let mut bound = None;
     let mut interval = FIRST_INTERVAL;
     let mut idle_since: Option<Instant> = Some(Instant::now());
     let mut held: Vec<Arc<StreamObject>> = Vec::new();
@@ -211,12 +210,6 @@ fn watch(
         let pauses = locked(&shared.pauses);
         // After a pause the streams above are no more.
         if *pauses == 0 && context == shared.context.load(Ordering::Acquire) {
-            if bound != Some(context) {
-                if let Err(error) = device.bind_thread() {
-                    tracing::warn!("the device cannot be watched: {error}");
-                }
-                bound = Some(context);
-            }
             streams.clear();
             streams.extend(held.iter().map(|stream| stream.raw));
             if let Some(error) = device.health(&streams) {

@@ -61,13 +61,13 @@ impl Kernels for CudaDevice {
             Loaded::Module(module) => {
                 // SAFETY: the image is loaded, the place is writable.
                 unsafe {
-                    self.driver
+                    self.driver()
                         .cuModuleGetFunctionCount(&raw mut count, module)?;
                 }
                 let mut functions = vec![ptr::null_mut(); count as usize];
                 // SAFETY: the image is loaded, and there are places for as many functions.
                 unsafe {
-                    self.driver.cuModuleEnumerateFunctions(
+                    self.driver().cuModuleEnumerateFunctions(
                         functions.as_mut_ptr(),
                         count,
                         module,
@@ -75,24 +75,27 @@ impl Kernels for CudaDevice {
                 }
                 // SAFETY: the driver has just given the functions; the place is writable.
                 self.names(&functions, |function, name| unsafe {
-                    self.driver.cuFuncGetName(name, function)
+                    self.driver().cuFuncGetName(name, function)
                 })
             }
             Loaded::Library(library) => {
                 // SAFETY: the image is loaded, the place is writable.
                 unsafe {
-                    self.driver
+                    self.driver()
                         .cuLibraryGetKernelCount(&raw mut count, library)?;
                 }
                 let mut kernels = vec![ptr::null_mut(); count as usize];
                 // SAFETY: the image is loaded, and there are places for as many kernels.
                 unsafe {
-                    self.driver
-                        .cuLibraryEnumerateKernels(kernels.as_mut_ptr(), count, library)?;
+                    self.driver().cuLibraryEnumerateKernels(
+                        kernels.as_mut_ptr(),
+                        count,
+                        library,
+                    )?;
                 }
                 // SAFETY: the driver has just given the kernels; the place is writable.
                 self.names(&kernels, |kernel, name| unsafe {
-                    self.driver.cuKernelGetName(name, kernel)
+                    self.driver().cuKernelGetName(name, kernel)
                 })
             }
         }
@@ -102,7 +105,7 @@ impl Kernels for CudaDevice {
         let mut bytes = 0;
         // SAFETY: the caller passes a live function; the pointer is good.
         unsafe {
-            self.driver.cuOccupancyAvailableDynamicSMemPerBlock(
+            self.driver().cuOccupancyAvailableDynamicSMemPerBlock(
                 &raw mut bytes,
                 function(raw),
                 blocks,
@@ -117,7 +120,7 @@ impl Kernels for CudaDevice {
         let mut blocks = 0;
         // SAFETY: the caller passes a live function; the pointers are good.
         unsafe {
-            self.driver.cuOccupancyMaxPotentialClusterSize(
+            self.driver().cuOccupancyMaxPotentialClusterSize(
                 &raw mut blocks,
                 function(launch.function),
                 &raw const configuration,
@@ -131,7 +134,7 @@ impl Kernels for CudaDevice {
         let mut clusters = 0;
         // SAFETY: the caller passes a live function; the pointers are good.
         unsafe {
-            self.driver.cuOccupancyMaxActiveClusters(
+            self.driver().cuOccupancyMaxActiveClusters(
                 &raw mut clusters,
                 function(launch.function),
                 &raw const configuration,
@@ -152,7 +155,7 @@ impl Kernels for CudaDevice {
         // rank may ask for; the driver encodes the address and does not follow it.
         unsafe {
             match map.mode {
-                TensorMapMode::Tiled { tile } => self.driver.cuTensorMapEncodeTiled(
+                TensorMapMode::Tiled { tile } => self.driver().cuTensorMapEncodeTiled(
                     place,
                     map.data_type,
                     map.rank,
@@ -171,7 +174,7 @@ impl Kernels for CudaDevice {
                     upper,
                     channels,
                     pixels,
-                } => self.driver.cuTensorMapEncodeIm2col(
+                } => self.driver().cuTensorMapEncodeIm2col(
                     place,
                     map.data_type,
                     map.rank,
@@ -194,7 +197,7 @@ impl Kernels for CudaDevice {
                     channels,
                     pixels,
                     mode,
-                } => self.driver.cuTensorMapEncodeIm2colWide(
+                } => self.driver().cuTensorMapEncodeIm2colWide(
                     place,
                     map.data_type,
                     map.rank,
@@ -224,12 +227,12 @@ impl Kernels for CudaDevice {
     ) -> Result<EncodedTensorMap> {
         let place = (&raw mut map).cast::<CUtensorMap>();
         // SAFETY: the place is as long and as aligned as a tensor map; the driver does not follow the address.
-        unsafe { self.driver.cuTensorMapReplaceAddress(place, address) }?;
+        unsafe { self.driver().cuTensorMapReplaceAddress(place, address) }?;
         Ok(map)
     }
 
     fn reset_persisting_l2(&self) -> Result<()> {
         // SAFETY: no arguments.
-        unsafe { self.driver.cuCtxResetPersistingL2Cache() }
+        unsafe { self.driver().cuCtxResetPersistingL2Cache() }
     }
 }

@@ -219,7 +219,6 @@ fn reset(device: &dyn Device) -> Outcome {
     worked("write", device.write(address, &[1, 2, 3], stream))?;
     let (before, _) = worked("memory info", device.memory_info())?;
     worked("reset", device.reset())?;
-    worked("bind", device.bind_thread())?;
     let (after, _) = worked("memory info", device.memory_info())?;
     holds("memory came back", after >= before + (64 << 20))?;
     same(

@@ -45,7 +45,7 @@ pub type Outcome = std::result::Result<(), String>;
 pub struct Check {
     /// What must hold.
     pub name: &'static str,
-    /// Checks it on a fresh device, in a thread that is bound to it.
+    /// Checks it on a fresh device.
     pub run: fn(&dyn Device) -> Outcome,
 }
 

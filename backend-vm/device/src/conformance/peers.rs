@@ -170,10 +170,7 @@ fn current_devices(device: &dyn Device) -> Outcome {
     worked("free", device.free(address))?;
     same("the second device's memory", free(SECOND)?, before[1])?;
     let other = std::thread::scope(|scope| {
-        let ask = || {
-            worked("bind", device.bind_thread())?;
-            worked("memory", device.memory_info())
-        };
+        let ask = || worked("memory", device.memory_info());
         scope.spawn(ask).join().map_err(|_| "a panic".to_owned())?
     })?;
     select(device, FIRST)?;
@@ -520,7 +517,6 @@ fn reset(device: &dyn Device) -> Outcome {
     select(device, FIRST)?;
     worked("enable", device.enable_peer(peer(SECOND)))?;
     worked("reset", device.reset())?;
-    worked("bind", device.bind_thread())?;
     same(
         "freeing what a reset freed",
         device.free(theirs),

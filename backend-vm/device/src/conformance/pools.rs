@@ -294,7 +294,6 @@ fn outlive_the_context(device: &dyn Device) -> Outcome {
     worked("fill", device.fill(bytes_of(address, 9, page), before))?;
     worked("synchronize", device.synchronize())?;
     worked("reset", device.reset())?;
-    worked("bind", device.bind_thread())?;
     let host = HostMemory::new(device, 1)?;
     let after = stream(device)?;
     worked("copy", device.copy(host.address(0), address, page, after))?;

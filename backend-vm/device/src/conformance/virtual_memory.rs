@@ -266,7 +266,6 @@ fn outlives_the_context(device: &dyn Device) -> Outcome {
     fill(device, base, 8, unit)?;
     worked("synchronize", device.synchronize())?;
     worked("reset", device.reset())?;
-    worked("bind", device.bind_thread())?;
     same("the bytes", read(device, base, 4)?, vec![8; 4])?;
     worked("unmap", device.unmap(base, unit))?;
     worked("release", device.release_memory(made[0]))?;

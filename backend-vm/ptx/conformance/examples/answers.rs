@@ -156,7 +156,6 @@ fn run_group(options: &Options, name: &str) -> Result<()> {
             ..wormhole_cuda_device::Options::default()
         })?)
     };
-    device.bind_thread()?;
     let runner = Runner::new(&*device)?;
     let begun = AtomicU64::new(0);
     std::thread::scope(|scope| {

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::Path;
 
 use wormhole_cpu_device::{CpuDevice, Options};
-use wormhole_device::Device;
 use wormhole_ptx_conformance::answers::{Answer, parse};
 use wormhole_ptx_conformance::compare::{Outcome, compare};
 use wormhole_ptx_conformance::form::Group;
@@ -69,13 +68,11 @@ fn kept(group: &str) -> HashMap<String, Answer> {
 }
 
 fn device() -> CpuDevice {
-    let device = CpuDevice::open(&Options {
+    CpuDevice::open(&Options {
         memory: Some(64 << 20),
         ..Default::default()
     })
-    .expect("open");
-    device.bind_thread().expect("bind");
-    device
+    .expect("open")
 }
 
 /// Compares one group; sentences about what does not hold go to `failures`.

@@ -648,9 +648,7 @@ impl Session {
             drop(watcher);
             let finish = move |session: &mut Session| {
                 session.resetting = false;
-                session.jobs.retire();
-                let bound = session.device.bind_thread();
-                match result.and(bound) {
+                match result {
                     Ok(()) => Answer::done(),
                     Err(error) => Answer::failed(session.failed(error)),
                 }

@@ -292,9 +292,6 @@ impl Peers for Recorder {
 }
 
 impl Device for Recorder {
-    fn bind_thread(&self) -> Result<()> {
-        Ok(())
-    }
     fn describe(&self) -> &Description {
         &self.description
     }
