@@ -1,13 +1,13 @@
-//! The guest's allocator over the arena extents it was granted.
+//! The guest's allocator over the arena extents that the supervisor granted.
 //!
-//! An extent is one run of segments and one registration with the driver, so an allocation never
-//! spans two. The tables are ordinary private memory: what the shared bytes hold never matters here.
+//! An extent is one run of segments and one registration with the driver, so an allocation never spans two. The tables
+//! lie in private memory; the allocator never reads the shared bytes.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
-/// Every address and size is a multiple of this.
+/// Unit of allocation: every address and size is a multiple of it.
 pub const GRANULE: u64 = 256;
-/// Allocations of at least this size start at a page and take whole pages.
+/// Page size. Allocations of at least this many bytes are page-aligned and a whole number of pages.
 pub const PAGE: u64 = 4096;
 
 /// A range of addresses in the arena.
@@ -20,14 +20,14 @@ pub struct Block {
 }
 
 impl Block {
-    /// The first address behind the block.
+    /// Returns the first address behind the block.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.address + self.bytes
     }
 }
 
-/// Why the arena refuses.
+/// Errors of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaError {
     /// No free range of any extent is large enough; another extent would help.
@@ -35,19 +35,19 @@ pub enum ArenaError {
         "no free range of {bytes} bytes aligned to {align} in an arena of {capacity} bytes, {free} free"
     )]
     NoRoom {
-        /// Bytes asked for, rounded up.
+        /// Bytes requested, rounded up.
         bytes: u64,
         /// The alignment.
         align: u64,
         /// Bytes of all extents.
         capacity: u64,
-        /// Bytes that are free.
+        /// Free bytes of all extents.
         free: u64,
     },
-    /// The size is 0 or too large, or the alignment is no power of two.
+    /// The size is 0 or too large, or the alignment is not a power of two.
     #[error("an allocation of {bytes} bytes aligned to {align} is impossible")]
     Impossible {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
         /// The alignment.
         align: u64,
@@ -61,31 +61,31 @@ pub enum ArenaError {
     /// An extent that is empty, unaligned, or overlaps another.
     #[error("an extent of {bytes:#x} bytes at {address:#x} is unaligned or overlaps another")]
     BadExtent {
-        /// Where it starts.
+        /// Address of the extent.
         address: u64,
-        /// Its bytes.
+        /// Bytes of the extent.
         bytes: u64,
     },
     /// No extent starts there, or it is in use.
     #[error("the extent at {address:#x} does not exist or is in use")]
     ExtentInUse {
-        /// Where it starts.
+        /// Address of the extent.
         address: u64,
     },
 }
 
-/// What [`Arena::free`] gave back.
+/// Result of [`Arena::free`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
-    /// The allocation.
+    /// The freed allocation.
     pub block: Block,
-    /// Its extent, if nothing in it is allocated any more: it may be returned to the supervisor
-    /// after [`Arena::remove_extent`].
+    /// The extent that held the allocation, if it is empty now. The guest may return it to the supervisor after
+    /// [`Arena::remove_extent`].
     pub empty_extent: Option<Block>,
 }
 
-/// The allocator. Best fit: the smallest free range that holds the allocation, the lowest address
-/// among equals; freed ranges join their free neighbours at once.
+/// Best-fit allocator: chooses the smallest free range that holds the allocation, and the lowest address among equals.
+/// A freed range is merged with its free neighbours at once.
 ///
 /// ```
 /// use wormhole_ring::arena::Arena;
@@ -104,13 +104,13 @@ pub struct Freed {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Arena {
-    /// Extents by address; none overlap. Neighbours are not joined.
+    /// Extents by address; none overlap. Adjacent extents are not merged.
     extents: BTreeMap<u64, Extent>,
-    /// Free ranges by address: none overlap or touch within one extent, none cross an extent.
+    /// Free ranges, bytes by address. None overlap or touch within one extent; none cross an extent.
     free: BTreeMap<u64, u64>,
-    /// The same ranges as (bytes, address).
+    /// The ranges of `free` as (bytes, address), for the search by size.
     free_by_size: BTreeSet<(u64, u64)>,
-    /// Allocations by address: together with `free` they cover the extents exactly.
+    /// Allocations, bytes by address. Together with `free` they cover the extents exactly.
     allocated: BTreeMap<u64, u64>,
     /// Bytes of all extents.
     capacity: u64,
@@ -121,12 +121,12 @@ pub struct Arena {
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     bytes: u64,
-    /// Allocations in it.
+    /// Number of allocations in the extent.
     allocations: u64,
 }
 
 impl Arena {
-    /// An arena without extents.
+    /// Creates an arena without extents.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Arena {
         self.capacity
     }
 
-    /// Bytes allocated, roundings included.
+    /// Returns the number of bytes allocated, rounding included.
     #[must_use]
     pub const fn used(&self) -> u64 {
         self.used
@@ -154,7 +154,7 @@ impl Arena {
     /// Adds an extent.
     ///
     /// # Errors
-    /// It is not made of whole pages, reaches past the address space, or overlaps another.
+    /// The extent is not a whole number of pages, reaches past the address space, or overlaps another.
     pub fn add_extent(&mut self, address: u64, bytes: u64) -> Result<(), ArenaError> {
         let bad = ArenaError::BadExtent { address, bytes };
         if bytes == 0 || !bytes.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
@@ -177,7 +177,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Whether an extent starts at `address` in which nothing is allocated.
+    /// Returns true if an extent starts at `address` and nothing in it is allocated.
     #[must_use]
     pub fn is_unused(&self, address: u64) -> bool {
         let extent = self.extents.get(&address);
@@ -248,7 +248,7 @@ impl Arena {
     /// Frees the allocation that starts at `address`.
     ///
     /// # Errors
-    /// None does.
+    /// No allocation starts at `address`.
     pub fn free(&mut self, address: u64) -> Result<Freed, ArenaError> {
         let bytes = self
             .allocated
@@ -289,7 +289,7 @@ impl Arena {
         })
     }
 
-    /// The allocation that holds `address`.
+    /// Returns the allocation that contains `address`.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Block> {
         let (&start, &bytes) = self.allocated.range(..=address).next_back()?;
@@ -299,7 +299,7 @@ impl Arena {
         })
     }
 
-    /// The extent that holds `address`.
+    /// Returns the extent that contains `address`.
     #[must_use]
     pub fn extent(&self, address: u64) -> Option<Block> {
         let (&start, extent) = self.extents.range(..=address).next_back()?;
@@ -309,14 +309,14 @@ impl Arena {
         })
     }
 
-    /// All allocations by address.
+    /// Returns all allocations, by address.
     pub fn allocations(&self) -> impl Iterator<Item = Block> + '_ {
         self.allocated
             .iter()
             .map(|(&address, &bytes)| Block { address, bytes })
     }
 
-    /// All free ranges by address.
+    /// Returns all free ranges, by address.
     pub fn free_ranges(&self) -> impl Iterator<Item = Block> + '_ {
         self.free
             .iter()

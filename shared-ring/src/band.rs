@@ -1,6 +1,7 @@
-//! Bands of addresses: kept from everybody else first, filled piece by piece afterwards.
+//! Address bands: reserved with PROT_NONE mappings first, replaced by mappings of files piece by
+//! piece afterwards.
 //!
-//! All unsafe code here is calls of `mmap` and `munmap`.
+//! Unsafe code here only calls `mmap` and `munmap`.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -8,27 +9,28 @@ use std::ptr;
 
 const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// Takes a range of addresses: nothing is mapped there, and nothing else comes to lie there.
+/// Reserves a range of addresses with an inaccessible mapping, so that no later `mmap` without
+/// MAP_FIXED is placed there.
 ///
 /// # Errors
-/// `EEXIST` when something is there already.
+/// `EEXIST` if a part of the range is mapped already.
 pub fn reserve(address: u64, bytes: u64) -> io::Result<()> {
     let flags = NOTHING | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: MAP_FIXED_NOREPLACE never touches what is mapped already.
+    // SAFETY: MAP_FIXED_NOREPLACE never replaces an existing mapping.
     let mapped = unsafe { map_at(address, bytes, libc::PROT_NONE, flags, -1, 0) }?;
     if mapped.addr() as u64 == address {
         return Ok(());
     }
-    // Kernels before 4.17 take the address for a hint.
-    // SAFETY: this call has just mapped that range, nobody else knows of it.
+    // Kernels before 4.17 ignore MAP_FIXED_NOREPLACE and treat the address as a hint. SAFETY: this
+    // call has just mapped that range; no other code has its address.
     unsafe { libc::munmap(mapped.cast(), length(bytes)?) };
     Err(io::Error::from_raw_os_error(libc::EEXIST))
 }
 
-/// Gives a range back, with all that is mapped in it.
+/// Unmaps a reserved range, with all files mapped in it.
 ///
 /// # Safety
-/// The range was taken by [`reserve`], and nobody uses memory in it any more.
+/// The range was reserved by [`reserve`], and no code accesses memory in it any more.
 pub unsafe fn release(address: u64, bytes: u64) {
     if let (Ok(address), Ok(bytes)) = (length(address), length(bytes)) {
         // SAFETY: the caller's promise.
@@ -39,7 +41,7 @@ pub unsafe fn release(address: u64, bytes: u64) {
 /// Maps a part of a file, shared, over a part of a reserved range.
 ///
 /// # Safety
-/// The range was taken by [`reserve`], and nobody uses memory in it.
+/// The range was reserved by [`reserve`], and no code accesses memory in it.
 ///
 /// # Errors
 /// As `mmap`.
@@ -48,7 +50,7 @@ pub unsafe fn map(address: u64, bytes: u64, file: &impl AsFd, offset: u64) -> io
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
     let file = file.as_fd().as_raw_fd();
-    // SAFETY: the caller's promise: what is replaced is the reservation.
+    // SAFETY: the caller promises that the mapping replaces a part of the reservation.
     unsafe { map_at(address, bytes, protection, flags, file, offset) }
 }
 
@@ -61,12 +63,12 @@ pub unsafe fn map(address: u64, bytes: u64, file: &impl AsFd, offset: u64) -> io
 /// As `mmap`.
 pub unsafe fn unmap(address: u64, bytes: u64) -> io::Result<()> {
     let flags = NOTHING | libc::MAP_FIXED;
-    // SAFETY: the caller's promise: what is replaced is in use no more.
+    // SAFETY: the caller promises that the replaced mapping is no longer in use.
     unsafe { map_at(address, bytes, libc::PROT_NONE, flags, -1, 0) }.map(drop)
 }
 
 /// # Safety
-/// With MAP_FIXED, nobody uses what the mapping replaces.
+/// With MAP_FIXED, no code accesses the mappings that this one replaces.
 unsafe fn map_at(
     address: u64,
     bytes: u64,
@@ -120,7 +122,7 @@ mod tests {
             .open("/dev/zero")
             .unwrap();
         reserve(band, bytes).unwrap();
-        // SAFETY: nothing uses the band but this test, which reads and writes what it has mapped.
+        // SAFETY: only this test uses the band, and it accesses only its own mapping.
         unsafe {
             let mapped = map(band + 4096, 4096, &file, 0).unwrap();
             assert_eq!(mapped.addr() as u64, band + 4096);

@@ -1,4 +1,5 @@
-//! The frozen first bytes of a window. Written by the supervisor only; never changes its layout.
+//! Bootstrap: the frozen structure at the start of a window. Only the supervisor writes it; its
+//! layout never changes.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -12,7 +13,7 @@ pub const MAGIC: [u8; 8] = *b"WORMHOLE";
 /// The version of the bootstrap, of the control messages and of the session's layout.
 pub const VERSION: u32 = 1;
 
-/// What the bootstrap says.
+/// Content of the bootstrap, without magic and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
     /// Bytes of the window.
@@ -23,19 +24,19 @@ pub struct Bootstrap {
     pub flags: u64,
 }
 
-/// Why a window's bootstrap is refused.
+/// Errors of reading a window's bootstrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BootstrapError {
     /// The mapping is too short.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// This is no window, or no supervisor has written it yet.
+    /// The memory is no window, or the supervisor has not written the bootstrap yet.
     #[error("the window starts with {found:02x?} instead of {MAGIC:02x?}")]
     Magic {
         /// The first eight bytes.
         found: [u8; 8],
     },
-    /// Another version wrote it.
+    /// A supervisor of another version wrote the bootstrap.
     #[error("the window's bootstrap has version {found}, this side knows {VERSION}")]
     Version {
         /// The version as read.
@@ -65,7 +66,7 @@ struct Wire {
 }
 
 impl Bootstrap {
-    /// The bootstrap of a window of `window_bytes` bytes.
+    /// Creates the bootstrap of a window of `window_bytes` bytes.
     #[must_use]
     pub const fn for_window(window_bytes: u64) -> Self {
         Self {
@@ -75,13 +76,13 @@ impl Bootstrap {
         }
     }
 
-    /// Segments of the window, the bootstrap's own included.
+    /// Returns the number of segments of the window, the bootstrap's own included.
     #[must_use]
     pub const fn segments(&self) -> u64 {
         self.window_bytes / self.segment_bytes
     }
 
-    /// Writes the bootstrap, before anybody else sees the window.
+    /// Writes the bootstrap. The supervisor calls it before it shares the window.
     ///
     /// ```
     /// use wormhole_ring::{bootstrap::Bootstrap, memory::OwnedMemory};

@@ -1,4 +1,4 @@
-//! Fences: words that grow when the work before them is complete. The device itself writes them.
+//! Fences: 64-bit counters in the session segment that the device raises when the work before them completes.
 
 use crate::{
     layout::{FENCES, session},
@@ -6,12 +6,12 @@ use crate::{
     sync::SyncPoint,
 };
 
-/// The number of a fence, below [`FENCES`].
+/// Index of a fence, below [`FENCES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FenceIndex(u32);
 
 impl FenceIndex {
-    /// Fence number `index`, if there is one.
+    /// Returns the fence with this index, or `None` if it is not below [`FENCES`].
     ///
     /// ```
     /// use wormhole_ring::{fence::FenceIndex, layout::FENCES};
@@ -27,13 +27,13 @@ impl FenceIndex {
         }
     }
 
-    /// The number.
+    /// Returns the index.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// Bytes from the start of the session segment to the fence's word.
+    /// Returns the offset of the fence's word in the session segment.
     #[must_use]
     pub const fn address_offset(self) -> usize {
         session::FENCE_BASE + self.0 as usize * 8
@@ -58,23 +58,23 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// The fences in `memory`.
+    /// Creates the view of the fences in `memory`.
     #[must_use]
     pub fn new(memory: SessionMemory) -> Self {
         Self { memory }
     }
 
-    /// The fence's value.
+    /// Loads the fence's value.
     #[inline]
     #[must_use]
     pub fn load(&self, fence: FenceIndex) -> u64 {
-        // SYNC POINT: fence. What the work before the fence wrote to the window is seen from here on.
+        // SYNC POINT: fence. Writes to the window by the work before the fence are visible from here on.
         self.memory
             .word(fence.address_offset())
             .load(SyncPoint::Fence.acquire())
     }
 
-    /// Sets the fence, as a device does that executes on the CPU.
+    /// Stores the fence's value. Used by devices that execute on the CPU.
     #[inline]
     pub fn store(&self, fence: FenceIndex, value: u64) {
         // SYNC POINT: fence.

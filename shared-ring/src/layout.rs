@@ -1,66 +1,66 @@
-//! Where everything lies: the window's segments, a session segment, and the address bands.
+//! Offsets and sizes of the window's segments, of a session segment, and of the address bands.
 
-/// Bytes of a segment, the unit in which the window is granted.
+/// Bytes of a segment, the unit in which the supervisor grants the window.
 pub const SEGMENT_BYTES: usize = 2 << 20;
 
-/// Default address of the window in a guest process and in its worker.
+/// Default address of the window, in a guest process and in its worker.
 pub const WINDOW_BASE: u64 = 0x5000_0000_0000;
-/// The largest window that fits its band: 4 TiB.
+/// Bytes of the largest window that fits its band: 4 TiB.
 pub const WINDOW_MAX_BYTES: u64 = 4 << 40;
-/// Start of the band that handles minted in a guest lie in. Nothing is ever mapped there.
+/// Start of the band of handles that guests mint. Nothing is ever mapped there.
 pub const HANDLE_BASE: u64 = 0x4000_0000_0000;
 /// Bytes of the handle band.
 pub const HANDLE_BYTES: u64 = 1 << 42;
-/// The band in which a worker maps the files that its guest shares with other processes, and its bytes.
+/// Band in which a worker maps the files that its guest shares with other processes: address and bytes.
 pub const FILES: (u64, u64) = (0x5800_0000_0000, 1 << 40);
-/// The band above the window, in which the driver places device memory, and its bytes.
+/// Band above the window in which the driver places device memory: address and bytes.
 pub const APERTURE_HIGH: (u64, u64) = (0x6000_0000_0000, 0x400_0000_0000);
-/// The low band, in which the driver places pools and reserved virtual memory, and its bytes.
+/// Low band in which the driver places pools and reserved virtual memory: address and bytes.
 pub const APERTURE_LOW: (u64, u64) = (0x2_0000_0000, 0x100_0000_0000 - 0x2_0000_0000);
-/// A worker with a CUDA device reserves everything from here up, so that the driver allocates below.
+/// Address from which up a worker with a CUDA device reserves the address space, so that the driver allocates below.
 pub const RESERVED_ABOVE: u64 = APERTURE_HIGH.0 + APERTURE_HIGH.1;
 
 /// Bytes of the frozen bootstrap at the start of segment 0.
 pub const BOOTSTRAP_BYTES: usize = 4096;
 
-/// Answer slots of a session: the number of guest threads that can wait at the same time.
+/// Number of answer slots of a session, and so of guest threads that can wait for answers at the same time.
 pub const SLOTS: usize = session::SLOTS;
 /// Payload bytes of an answer slot.
 pub const SLOT_PAYLOAD: usize = session::SLOT_PAYLOAD;
-/// Fence words of a session.
+/// Number of fence words of a session.
 pub const FENCES: usize = session::FENCES;
 /// Bytes of a session's ring, a power of two.
 pub const RING_BYTES: usize = session::RING_BYTES;
-/// The unit of a ring: every record starts at a multiple of it.
+/// Bytes of a ring unit: every record starts at a multiple of it.
 pub const UNIT: usize = 64;
-/// The longest record, with its header.
+/// Most bytes of a record, with its header.
 pub const MAX_RECORD: usize = session::MAX_RECORD;
 /// Bytes of a record's header.
 pub const RECORD_HEADER: usize = 32;
-/// The longest body of a record.
+/// Most bytes of a record's body.
 pub const MAX_BODY: usize = MAX_RECORD - RECORD_HEADER;
 
 /// Offsets inside a session segment.
 #[cfg(not(loom))]
 pub mod session {
-    /// The status word: 0 while the session lives.
+    /// Status word: 0 while the session lives.
     pub const STATUS: usize = 0;
-    /// The producers' reservation cursor.
+    /// Reservation cursor of the producers.
     pub const TAIL: usize = 128;
-    /// The consumer's published progress.
+    /// Cursor that the consumer publishes.
     pub const HEAD: usize = 256;
-    /// 1 while the consumer sleeps or is about to.
+    /// Parked flag: 1 while the consumer sleeps or is about to.
     pub const PARKED: usize = 384;
-    /// The session's generation, in the low 32 bits.
+    /// Generation of the session, in the low 32 bits.
     pub const GENERATION: usize = 512;
-    /// Calls that the guest answered by itself; a hint for the summary.
+    /// Number of calls that the guest answered by itself; a hint for the summary.
     pub const LOCAL_CALLS: usize = 640;
-    /// Notes of the guest's waiting threads, of 16 bytes each.
+    /// First note of the guest's waiting threads; each has 16 bytes.
     pub const WAITS_BASE: usize = 1024;
-    /// The number of these notes.
+    /// Number of notes.
     pub const WAITS: usize = 64;
 
-    /// The first answer slot.
+    /// First answer slot.
     pub const SLOT_BASE: usize = 0x1000;
     /// Bytes from one answer slot to the next: the header and the payload.
     pub const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_PAYLOAD;
@@ -69,11 +69,11 @@ pub mod session {
     pub(super) const SLOTS: usize = 128;
     pub(super) const SLOT_PAYLOAD: usize = 4096;
 
-    /// The first fence word.
+    /// First fence word.
     pub const FENCE_BASE: usize = 0xA_0000;
     pub(super) const FENCES: usize = 49152;
 
-    /// The ring.
+    /// First byte of the ring.
     pub const RING_BASE: usize = 0x10_0000;
     pub(super) const RING_BYTES: usize = 1 << 20;
     pub(super) const MAX_RECORD: usize = 36 << 10;
@@ -124,5 +124,5 @@ const _: () = {
     );
 };
 
-/// The most devices of a tenant: what is said of all of them fits a control message.
+/// Most devices of a tenant. The limit lets the facts of all of them fit a control message.
 pub const MOST_DEVICES: usize = 16;

@@ -1,18 +1,17 @@
-//! The window that guest and backend share: layout, rings, answer slots, fences, arena.
+//! Layout and protocol of the memory window that guest and backend share: rings, answer slots, fences, arena.
 //!
-//! Both sides link this crate; it holds every byte offset and every memory ordering of the shared
-//! memory, and the messages of the control channel. It needs no operating system: the feature
-//! `alloc` adds what keeps tables, and `std`, the default, implies it and adds what maps addresses.
+//! Both sides link this crate. It defines every byte offset and every memory ordering of the shared memory, and the
+//! messages of the control channel. It needs no operating system. The feature `alloc` adds the arena, the segment table
+//! and heap-allocated regions; `std`, the default, implies `alloc` and adds `band`, which calls `mmap`.
 //!
 //! Invariants:
-//! - No `&` or `&mut` to shared memory exists, except to atomics. Bytes are copied out with volatile
-//!   reads and looked at afterwards ([`memory`]).
-//! - The consumer of a ring believes nothing it reads: what a correct producer cannot have written is
-//!   a [`ring::Violation`]. The producer's side is bounded the same way and reports
-//!   [`ring::PushError::Corrupt`].
+//! - No `&` or `&mut` to shared memory exists, except to atomics. Bytes are copied out with volatile reads and parsed
+//!   afterwards ([`memory`]).
+//! - The consumer of a ring trusts nothing it reads: a value that no correct producer writes is a [`ring::Violation`].
+//!   The producer checks the cursors in the same way and reports [`ring::PushError::Corrupt`].
 //! - `push` and `take` allocate nothing, take no lock and make no system call.
-//! - Each Release and its Acquire name their [`sync::SyncPoint`], and carry a comment
-//!   `SYNC POINT: name` with the same name.
+//! - Each Release and its Acquire use the same [`sync::SyncPoint`], and carry a comment `SYNC POINT: name` with its
+//!   name.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 

@@ -1,6 +1,6 @@
-//! The supervisor's view of sessions: the order of their states, and who owns which segment.
+//! The supervisor's view of sessions: their states and the owner of each segment.
 //!
-//! Both are private to the supervisor; what stands in the window is a hint.
+//! Both are private to the supervisor; values in the window are only hints.
 
 #[cfg(feature = "alloc")]
 mod segments;
@@ -10,12 +10,12 @@ mod state;
 pub use segments::{GrantError, Owner, Run, SegmentTable, TakeBackError};
 pub use state::{SessionState, State, TransitionError};
 
-/// One use of a session number. A number is used again with the next generation.
+/// One use of a session number. Each reuse of a number increments its generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId {
     /// The session's number in its tenant.
     pub index: u32,
-    /// Which use of that number this is.
+    /// The generation of that number.
     pub generation: u32,
 }
 

@@ -1,8 +1,8 @@
-//! Answer slots: where a guest thread finds the answer to its request.
+//! Answer slots, in which workers publish answers to requests of guest threads.
 //!
-//! A slot belongs to one guest thread. Its header holds the sequence number of the answer it carries,
-//! then status and length in one word. The worker writes an answer only after the request asked for
-//! it, the guest reads it before it asks again, so neither waits for the other.
+//! A slot belongs to one guest thread. Its header holds the sequence number of the answer, then status and length in
+//! one word. The worker writes an answer only after its request, and the guest reads it before its next request, so
+//! neither side needs a lock.
 
 use crate::{
     layout::{SLOT_PAYLOAD, SLOTS, session},
@@ -10,15 +10,15 @@ use crate::{
     sync::SyncPoint,
 };
 
-/// The number of an answer slot, below [`SLOTS`].
+/// Index of an answer slot, below [`SLOTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIndex(u16);
 
 impl SlotIndex {
-    /// What stands in a record that expects no answer.
+    /// Value of a record's `slot` field if it expects no answer.
     pub(crate) const NONE_WIRE: u16 = 0xFFFF;
 
-    /// Slot number `index`, if there is one.
+    /// Returns the slot with this index, or `None` if it is not below [`SLOTS`].
     ///
     /// ```
     /// use wormhole_ring::slot::SlotIndex;
@@ -34,7 +34,7 @@ impl SlotIndex {
         }
     }
 
-    /// The number.
+    /// Returns the index.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
@@ -50,13 +50,13 @@ pub struct Answer {
     pub length: usize,
 }
 
-/// Why an answer cannot be written or read.
+/// Errors of writing and of reading an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SlotError {
     /// The payload is longer than a slot.
     #[error("an answer of {length} bytes exceeds the {SLOT_PAYLOAD} bytes of slot {slot}")]
     TooLong {
-        /// The slot's number.
+        /// Index of the slot.
         slot: u16,
         /// Bytes of the payload.
         length: usize,
@@ -87,11 +87,11 @@ const SEQUENCE: usize = 0;
 const STATUS_AND_LENGTH: usize = 8;
 
 impl AnswerSlots {
-    /// The answer slots in `memory`.
+    /// Creates the view of the answer slots in `memory`.
     ///
     /// # Safety
-    /// At any time one thread of this process publishes to a slot, and only one that serves the
-    /// slot's pending request; one thread polls it.
+    /// At any time at most one thread of this process publishes to a slot, in answer to the slot's pending request, and
+    /// at most one thread polls it.
     #[must_use]
     pub unsafe fn new(memory: SessionMemory) -> Self {
         Self { memory }
@@ -130,21 +130,21 @@ impl AnswerSlots {
         }
         let word = u64::from(wire_length) << 32 | u64::from(status);
         self.memory.write_word(offset + STATUS_AND_LENGTH, word);
-        // SYNC POINT: answer. Status, length and payload are seen by whoever sees this number.
+        // SYNC POINT: answer. A thread that sees this number sees status, length and payload.
         self.memory
             .word(offset + SEQUENCE)
             .store(sequence, SyncPoint::Answer.release());
         Ok(())
     }
 
-    /// The answer to request `sequence` of `slot`, once it is there.
+    /// Returns the answer to request `sequence` of `slot`, or `None` if it is not published yet.
     ///
     /// # Errors
     /// The answer claims more payload than a slot has: the session is lost.
     #[inline]
     pub fn poll(&self, slot: SlotIndex, sequence: u64) -> Result<Option<Answer>, SlotError> {
         let offset = offset(slot);
-        // SYNC POINT: answer. What the worker wrote before this number is seen from here on.
+        // SYNC POINT: answer. The worker's writes before this number are visible from here on.
         if self
             .memory
             .word(offset + SEQUENCE)
@@ -175,7 +175,7 @@ impl AnswerSlots {
     /// the answer.
     ///
     /// # Panics
-    /// The range does not lie in a slot's payload; [`Answer::length`] never leads there.
+    /// The range does not lie in a slot's payload. Ranges within [`Answer::length`] always do.
     #[inline]
     pub fn copy_payload(&self, slot: SlotIndex, start: usize, destination: &mut [u8]) {
         assert!(start <= SLOT_PAYLOAD && destination.len() <= SLOT_PAYLOAD - start);

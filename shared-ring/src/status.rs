@@ -1,7 +1,7 @@
-//! The session's status word and the other words of its header page.
+//! Status word of a session and the other words of its header page.
 //!
-//! 0 while the session lives. The worker writes it when its context is dead, the supervisor when the
-//! worker is; every wait and every forwarded call of the guest reads it. It is set once.
+//! The status word is 0 while the session lives and is set once: by the worker when its context is dead, or by the
+//! supervisor when the worker is. Every wait and every forwarded call of the guest reads it.
 
 use crate::{
     layout::session,
@@ -9,26 +9,26 @@ use crate::{
     sync::{Ordering, SyncPoint},
 };
 
-/// Why a session can do no more work. The numbers are part of the protocol.
+/// Causes for the end of a session. The numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum EndCause {
-    /// The device's context is dead after a fault: the error is the device's own.
+    /// The device's context is dead after a fault. The result is the device's own error.
     ContextDead = 1,
     /// The worker died or was killed.
     WorkerLost = 2,
     /// The supervisor is gone.
     SupervisorLost = 3,
-    /// The guest wrote to its ring what no frontend writes.
+    /// The guest wrote an entry to its ring that no correct frontend writes.
     Violation = 4,
-    /// The tenant was cut off: quota or administration.
+    /// The session was revoked, by quota or by an administrator.
     Revoked = 5,
-    /// The backend's system refuses what the work needs: a thread, most often.
+    /// The backend's operating system refused a resource, most often a thread.
     SystemLimit = 6,
 }
 
 impl EndCause {
-    /// The cause with this number.
+    /// Returns the cause with this number.
     #[must_use]
     pub const fn from_code(code: u32) -> Option<Self> {
         Some(match code {
@@ -42,7 +42,7 @@ impl EndCause {
         })
     }
 
-    /// The cause of a device's error that ends its session.
+    /// Returns the cause for a device's error that ends its session.
     #[must_use]
     pub const fn of_device(result: u32) -> Self {
         /// `CUDA_ERROR_OPERATING_SYSTEM`.
@@ -53,7 +53,7 @@ impl EndCause {
         }
     }
 
-    /// A short sentence for a log.
+    /// Returns a short sentence for a log.
     #[must_use]
     pub const fn describe(self) -> &'static str {
         match self {
@@ -70,12 +70,12 @@ impl EndCause {
     }
 }
 
-/// The content of a status word that is not 0.
+/// Content of a status word that is not 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cause {
     /// The `CUresult` that every further call returns.
     pub result: u32,
-    /// Why; [`EndCause::from_code`] names it.
+    /// Number of the cause; see [`EndCause::from_code`].
     pub cause: u32,
 }
 
@@ -97,13 +97,13 @@ pub struct Status {
 }
 
 impl Status {
-    /// The status word in `memory`.
+    /// Creates the view of the status word in `memory`.
     #[must_use]
     pub fn new(memory: SessionMemory) -> Self {
         Self { memory }
     }
 
-    /// Why the session can do no more work, or `None` while it lives.
+    /// Loads the cause for the session's end, or `None` while it lives.
     #[inline]
     #[must_use]
     pub fn load(&self) -> Option<Cause> {
@@ -119,7 +119,7 @@ impl Status {
         })
     }
 
-    /// Ends the session with `result`, unless it has ended already. Whether this call did it.
+    /// Ends the session with `result` unless it has ended already. Returns whether this call ended it.
     pub fn set_once(&self, result: u32, cause: EndCause) -> bool {
         let word = u64::from(cause as u32) << 32 | u64::from(result);
         // SYNC POINT: status.
@@ -129,7 +129,7 @@ impl Status {
             .is_ok()
     }
 
-    /// The generation that the supervisor wrote when it granted the session.
+    /// Loads the generation that the supervisor wrote before it granted the session.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -141,14 +141,14 @@ impl Status {
             .load(Ordering::Relaxed) as u32
     }
 
-    /// Writes the generation; the supervisor does so before it grants the session.
+    /// Writes the generation. The supervisor calls it before it grants the session.
     pub fn set_generation(&self, generation: u32) {
         self.memory
             .word(session::GENERATION)
             .store(u64::from(generation), Ordering::Relaxed);
     }
 
-    /// Calls that the guest says it answered by itself: a hint, never a decision.
+    /// Loads the number of calls that the guest claims to have answered by itself: a hint that decides nothing.
     #[must_use]
     pub fn local_calls(&self) -> u64 {
         self.memory

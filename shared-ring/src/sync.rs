@@ -1,4 +1,4 @@
-//! The atomics this crate uses: the processor's, or loom's when a model is checked (`--cfg loom`).
+//! Atomics of this crate: the processor's, or loom's in a model (`--cfg loom`).
 //!
 //! Every shared word is 64 bits wide, including those that hold a smaller value, so that one word is
 //! only ever accessed with one size.
@@ -26,21 +26,21 @@ pub use core::sync::atomic::Ordering;
 pub struct AtomicU64(atomic::AtomicU64);
 
 impl AtomicU64 {
-    /// A word of this process.
+    /// Creates a word in private memory.
     #[must_use]
     pub fn new(value: u64) -> Self {
         Self(atomic::AtomicU64::new(value))
     }
 
-    /// The word at `address`.
+    /// Returns the word at `address`.
     ///
     /// # Safety
     /// `address` is aligned to 8 and mapped readable and writable for as long as the result lives.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) unsafe fn at<'a>(address: *mut u64) -> &'a Self {
-        // SAFETY: the wrapper is transparent, and so is the atomic over its integer; the caller
-        // vouches for the address.
+        // SAFETY: the wrapper is transparent, and so is the atomic over its integer; the caller promises that the
+        // address is valid.
         unsafe { &*address.cast::<Self>() }
     }
 
@@ -56,7 +56,7 @@ impl AtomicU64 {
         self.0.store(value, order);
     }
 
-    /// Writes the word and returns what it was.
+    /// Writes the word and returns its previous value.
     #[inline]
     pub fn swap(&self, value: u64, order: Ordering) -> u64 {
         self.0.swap(value, order)
@@ -65,7 +65,7 @@ impl AtomicU64 {
     /// Writes `new` if the word is `current`.
     ///
     /// # Errors
-    /// What the word is instead.
+    /// The word has another value, which is returned.
     #[inline]
     pub fn compare_exchange(
         &self,
@@ -78,33 +78,33 @@ impl AtomicU64 {
     }
 }
 
-/// The places where one side's writes become the other side's reads. Each has a side that releases
-/// and a side that acquires, or two sides with a full fence; the comments `SYNC POINT: name` mark
-/// them. Models can break one, to show that they would notice.
+/// Synchronisation points: places where one side's writes become visible to the other side. Each has a releasing and an
+/// acquiring side, or two sides with a full fence; comments `SYNC POINT: name` mark them. A model can disable one to
+/// show that it detects the missing order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncPoint {
-    /// A record's content, by its commit word.
+    /// A record's content, published by its commit word.
     Commit,
-    /// Room in the ring, by the consumer's head.
+    /// Room in the ring, published by the consumer's head.
     Head,
-    /// How far the head was when a producer moved the tail, told to the producers that see that tail.
+    /// The head that a producer saw when it moved the tail, published to producers that see that tail.
     Tail,
-    /// What one producer learnt of the head, told to the others of its process.
+    /// The head that one producer read, published to the other producers of its process.
     CachedHead,
-    /// The consumer's PARKED against a producer's record.
+    /// The consumer's PARKED and a producer's record, ordered by a full fence on both sides.
     Park,
-    /// An answer's content, by its sequence number.
+    /// An answer's content, published by its sequence number.
     Answer,
-    /// What work wrote to the window, by its fence.
+    /// The work's writes to the window, published by its fence.
     Fence,
-    /// What preceded the end of a session, by its status word.
+    /// The writes before the end of a session, published by its status word.
     Status,
-    /// What a state of a session was about, by the next state.
+    /// The work done in a session's state, published by the next state.
     SessionState,
 }
 
 impl SyncPoint {
-    /// The order in which the releasing side stores.
+    /// Returns the ordering of the releasing side's store.
     #[inline]
     #[must_use]
     pub fn release(self) -> Ordering {
@@ -115,14 +115,14 @@ impl SyncPoint {
         }
     }
 
-    /// The order in which the acquiring side loads.
+    /// Returns the ordering of the acquiring side's load.
     #[inline]
     #[must_use]
     pub fn acquire(self) -> Ordering {
         Ordering::Acquire
     }
 
-    /// The order of an access that does both.
+    /// Returns the ordering of an access that acquires and releases.
     #[inline]
     #[must_use]
     pub fn acquire_release(self) -> Ordering {
@@ -133,7 +133,7 @@ impl SyncPoint {
         }
     }
 
-    /// The full fence that both sides have between their store and their load.
+    /// Issues the full fence that both sides need between their store and their load.
     #[inline]
     pub fn fence(self) {
         if !self.is_broken() {
@@ -153,7 +153,7 @@ impl SyncPoint {
     }
 }
 
-/// What only models do.
+/// Controls for loom models.
 #[cfg(loom)]
 pub mod model {
     use std::cell::Cell;
@@ -164,14 +164,14 @@ pub mod model {
         pub(super) static BROKEN: Cell<Option<SyncPoint>> = const { Cell::new(None) };
     }
 
-    /// Runs `model` with a sync point that synchronises nothing.
+    /// Runs `model` with a sync point disabled.
     pub fn without<R>(point: SyncPoint, model: impl FnOnce() -> R) -> R {
         BROKEN.set(Some(point));
         model()
     }
 }
 
-/// Tells the processor (or loom) that this thread is waiting for another.
+/// Hints to the processor (or to loom) that this thread spins.
 #[inline]
 pub fn relax() {
     #[cfg(not(loom))]

@@ -1,35 +1,35 @@
-//! How to wait for a word to change: spin, then yield, then sleep with growing intervals.
+//! Backoff for waits on a shared word: spin, then yield, then sleep for growing intervals.
 
 use core::time::Duration;
 
 use crate::sync;
 
-/// What a waiter does before it looks again.
+/// Action of a waiter before it checks the word again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Look again at once: the pause has already been made.
+    /// Check again at once: the spin was done by [`Backoff::step`].
     Spun,
-    /// Give the processor to another thread, then look again.
+    /// Yield the processor to another thread, then check again.
     Yield,
-    /// Sleep this long (or until something else wakes the waiter), then look again.
+    /// Sleep this long (or until another event wakes the waiter), then check again.
     Sleep(Duration),
 }
 
-/// How long each phase of a wait lasts.
+/// Lengths of the phases of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Looks with a PAUSE between them.
+    /// Number of checks with a PAUSE between them.
     pub spins: u32,
-    /// Looks with a yield between them, after the spins.
+    /// Number of checks with a yield between them, after the spins.
     pub yields: u32,
-    /// The first sleep; each later one is twice as long.
+    /// Length of the first sleep; each later one is twice as long.
     pub first_sleep: Duration,
-    /// The longest sleep.
+    /// Length of the longest sleep.
     pub longest_sleep: Duration,
 }
 
 impl Policy {
-    /// Some 50 µs of spinning, then yields, then sleeps of 20 µs to 1 ms.
+    /// About 50 µs of spinning, then yields, then sleeps of 20 µs to 1 ms.
     pub const DEFAULT: Self = Self {
         spins: 1000,
         yields: 50,
@@ -44,7 +44,7 @@ impl Default for Policy {
     }
 }
 
-/// One wait. Make a new one, or [`Backoff::reset`] it, when what was waited for has come.
+/// State of one wait. Create a new one or call [`Backoff::reset`] for the next wait.
 ///
 /// ```
 /// use core::time::Duration;
@@ -66,20 +66,20 @@ impl Default for Policy {
 #[derive(Clone, Debug)]
 pub struct Backoff {
     policy: Policy,
-    /// Steps made, at most `spins + yields`.
+    /// Steps done so far, at most `spins + yields`.
     steps: u32,
-    /// The next sleep.
+    /// Length of the next sleep.
     sleep: Duration,
 }
 
 impl Backoff {
-    /// A wait by [`Policy::DEFAULT`].
+    /// Creates a wait with [`Policy::DEFAULT`].
     #[must_use]
     pub const fn new() -> Self {
         Self::with(Policy::DEFAULT)
     }
 
-    /// A wait by `policy`.
+    /// Creates a wait with `policy`.
     #[must_use]
     pub const fn with(policy: Policy) -> Self {
         Self {
@@ -94,8 +94,8 @@ impl Backoff {
         *self = Self::with(self.policy);
     }
 
-    /// The next step of the wait. A spin is already done when this returns; the rest is the caller's,
-    /// who knows what else may wake it.
+    /// Returns the next step of the wait. A spin is already done on return; the caller yields or sleeps, because it
+    /// knows which other events may wake it.
     #[inline]
     pub fn step(&mut self) -> Step {
         if self.steps < self.policy.spins {

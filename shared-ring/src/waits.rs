@@ -1,4 +1,4 @@
-//! Waiting threads of the guest, for a dump of the supervisor.
+//! Notes of the guest's waiting threads, for a dump of the supervisor.
 //!
 //! A guest thread that goes to sleep notes its wait in the session's header page and clears the note afterwards. A wait
 //! that ends without sleep writes nothing. The notes are the guest's own and decide nothing.
@@ -10,7 +10,7 @@ use crate::{layout::session, memory::SessionMemory, sync::Ordering};
 /// Bytes of a note: the wait, then its value.
 const STRIDE: usize = 16;
 
-/// The event that a guest thread waits for.
+/// Events that a guest thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The answer in this slot.
@@ -19,16 +19,16 @@ pub enum Wait {
     Slot,
     /// Room in the ring.
     Room,
-    /// A fence, and the value that it is to reach.
+    /// A fence, and the value that it must reach.
     Fence(u32, u64),
     /// The turn of a host function in its stream or graph.
     HostFunction,
-    /// A staging buffer that the device has done with.
+    /// A staging buffer that the device no longer uses.
     Staging,
 }
 
 impl Wait {
-    /// Number, detail (below 2^24) and value.
+    /// Returns the kind's number, the detail (below 2^24) and the value.
     const fn parts(self) -> (u8, u32, u64) {
         match self {
             Self::Answer(slot) => (1, slot as u32, 0),
@@ -59,13 +59,13 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// The notes in `memory`.
+    /// Creates the view of the notes in `memory`.
     #[must_use]
     pub fn new(memory: SessionMemory) -> Self {
         Self { memory }
     }
 
-    /// Notes the wait of a thread until the note is dropped; `None` if too many threads wait already.
+    /// Notes the wait of a thread until the note is dropped. Returns `None` if all notes are in use.
     #[must_use]
     pub fn note(&self, thread: u32, wait: Wait) -> Option<Note<'_>> {
         let (kind, detail, value) = wait.parts();
@@ -84,12 +84,12 @@ impl Waits {
     }
 }
 
-/// Offset of a note.
+/// Returns the offset of a note.
 const fn offset(index: usize) -> usize {
     session::WAITS_BASE + index * STRIDE
 }
 
-/// The notes, each after a semicolon.
+/// Formats the notes, each after a semicolon.
 impl fmt::Display for Waits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for offset in (0..session::WAITS).map(offset) {
@@ -114,7 +114,7 @@ impl fmt::Display for Waits {
     }
 }
 
-/// A note, which is cleared when this is dropped.
+/// A note, cleared on drop.
 #[derive(Debug)]
 pub struct Note<'a> {
     waits: &'a Waits,

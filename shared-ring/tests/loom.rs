@@ -1,9 +1,9 @@
-//! Models of the ring's protocols: loom runs them in every order that the memory model allows.
+//! Models of the ring's protocols, which loom runs in every order that the memory model allows.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p wormhole-ring --test loom`
 //!
-//! For each property there is a model that breaks the sync point it rests on and must fail, so that
-//! a model which checks nothing is noticed.
+//! Each property has a second model that disables the sync point it depends on. That model must fail, so that a model
+//! which checks nothing is noticed.
 
 #![cfg(loom)]
 
@@ -88,8 +88,8 @@ fn a_publication_without_release_is_noticed() {
     without(SyncPoint::Commit, published_records_arrive_whole);
 }
 
-/// The ring holds four units: the later records lie where the first ones lay, the second of the
-/// longer ones behind a pad.
+/// Pushes more records than fit the ring's four units: the later records reuse the units of the first ones, the last
+/// one behind a pad.
 fn places_are_used_again() {
     explore(2, || {
         let (producer, mut consumer) = sides();
@@ -123,8 +123,8 @@ fn a_head_without_release_is_noticed() {
     without(SyncPoint::Head, places_are_used_again);
 }
 
-/// Two producers find the ring full while the consumer makes room for both: one may rely on the head
-/// that the other read.
+/// Two producers find the ring full while the consumer frees room for both. One of them may use the head that the other
+/// read.
 fn a_head_read_by_a_peer() {
     explore(2, || {
         let (producer, mut consumer) = sides();
@@ -178,7 +178,7 @@ fn a_cached_head_without_release_is_noticed() {
     without(SyncPoint::CachedHead, a_head_read_by_a_peer);
 }
 
-/// Two threads push one record each; `ordered` gives the first a happens-before edge to the second.
+/// Two threads push one record each. `ordered` adds a happens-before edge from the first to the second.
 fn two_producers(ordered: bool) {
     explore(3, move || {
         let (producer, mut consumer) = sides();
@@ -213,7 +213,7 @@ fn producers_without_an_order_are_seen_in_both() {
     two_producers(false);
 }
 
-/// The doorbell is a flag; the consumer may only miss it if it saw the record.
+/// The doorbell is a flag. The consumer may miss it only if it saw the record.
 fn parked_consumer() {
     explore(3, || {
         let (producer, mut consumer) = sides();
@@ -238,8 +238,8 @@ fn parked_consumer() {
     });
 }
 
-/// Two producers, of which one is told to ring. A doorbell wakes the consumer once; a sleep that nobody
-/// ends is a deadlock, which loom reports.
+/// Two producers push and only one must ring. A doorbell wakes the consumer once; loom reports a sleep without a
+/// doorbell as a deadlock.
 fn one_of_two_producers_rings() {
     explore(2, || {
         let (producer, mut consumer) = sides();
@@ -365,7 +365,7 @@ fn a_status_is_set_once() {
 
 type End = fn(&SessionState, u32) -> Result<(), TransitionError>;
 
-/// The control stream ends while the worker dies: one of the two is the end of the session.
+/// The control stream ends while the worker dies. Only one of the two ends the session.
 fn session_ends_once(end: End) {
     loom::model(move || {
         let session = Arc::new(SessionState::new());
@@ -373,7 +373,7 @@ fn session_ends_once(end: End) {
         let attempt = |session: Arc<SessionState>| {
             move || {
                 let won = end(&session, generation).is_ok();
-                // Whoever won also reaps; the other one leaves the session alone.
+                // The winner also reaps the worker; the other thread leaves the session alone.
                 if won {
                     session
                         .worker_reaped(generation)

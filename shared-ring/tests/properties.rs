@@ -1,6 +1,7 @@
 //! Properties that hold for all inputs.
 //!
-//! Not under miri: what they test has no unsafe of its own, or is in `ring.rs` too.
+//! They do not run under miri: the code they test has no unsafe of its own, or `ring.rs` tests it
+//! too.
 
 #![cfg(not(any(loom, miri)))]
 
@@ -111,7 +112,7 @@ fn grants() -> impl Strategy<Value = Grant> {
     })
 }
 
-/// Encodes, decodes and compares.
+/// Encodes and decodes a message, and compares.
 fn round_trip(message: &Message<'_>) -> Result<(), TestCaseError> {
     let frame = message.to_vec().unwrap();
     let (header, body) = frame.split_first_chunk::<HEADER_BYTES>().unwrap();
@@ -261,7 +262,8 @@ fn arena_steps() -> impl Strategy<Value = ArenaStep> {
     ]
 }
 
-/// Allocations and free ranges cover the extents exactly, and free neighbours are joined.
+/// Checks that allocations and free ranges cover the extents exactly, and that free neighbours are
+/// merged.
 fn check_cover(arena: &Arena, extents: &BTreeMap<u64, u64>) -> Result<(), TestCaseError> {
     let free: Vec<_> = arena.free_ranges().collect();
     let mut pieces: Vec<_> = arena.allocations().map(|block| (block, false)).collect();

@@ -1,4 +1,4 @@
-//! The ring, the slots and the header page between two sides of one process.
+//! Tests of the ring, the slots and the header page, with both sides in one process.
 
 #![cfg(not(loom))]
 #![expect(
@@ -14,7 +14,8 @@ use wormhole_ring::{
     status::{Cause, EndCause, Status},
 };
 
-/// Threads under miri do one step while the others do one, some thousand times slower.
+/// Scales a count down under miri, which interleaves threads step by step and runs some thousand
+/// times slower.
 const fn scaled(count: u64) -> u64 {
     if cfg!(miri) { count / 500 } else { count }
 }
@@ -22,7 +23,7 @@ const fn scaled(count: u64) -> u64 {
 struct Session {
     producer: Producer,
     consumer: Consumer,
-    /// The session's bytes, for tests that play a hostile side.
+    /// The session's bytes, for tests that act as a hostile side.
     window: WindowMemory,
     // Dropped last.
     _region: OwnedMemory,
@@ -153,7 +154,7 @@ fn park_sees_a_record_that_came_before_it() {
     assert_eq!(session.consumer.park(), Ok(true));
 }
 
-/// Writes `word` as the first entry's commit word and returns what the consumer says.
+/// Writes `word` as the first entry's commit word and returns the consumer's violation.
 fn violation(word: u64) -> Violation {
     let mut session = Session::new();
     session.write_word(session::RING_BASE, word);
@@ -333,8 +334,8 @@ fn records_of_many_producers_arrive_once_and_in_each_ones_order() {
     assert!(session.producer.is_drained());
 }
 
-/// Threads hand a counter to each other under a lock and push its value; the ring must hold the
-/// values in the order in which they were handed over.
+/// Threads pass a counter to each other under a lock and push its value. The ring must hold the
+/// values in the order in which they were passed.
 #[test]
 fn what_threads_hand_to_each_other_stays_in_order() {
     let hand_overs = scaled(100_000);

@@ -29,8 +29,8 @@ bodies! {
         pub size: u64,
     }
 
-    /// What a guest process says first. The text behind it holds the driver-relevant part of its
-    /// environment, one `NAME=value` per line.
+    /// First message of a guest process. The text behind it holds the driver-relevant part of its environment, one
+    /// `NAME=value` per line.
     pub struct HelloFixed {
         /// [`crate::bootstrap::VERSION`] of the guest.
         pub bootstrap_version: u32,
@@ -38,17 +38,17 @@ bodies! {
         pub env_len: u32,
         /// Hash of the API table that the guest was built with.
         pub protocol_hash: u64,
-        /// Optional features that the guest knows, one bit each.
+        /// Optional features that the guest supports, one bit each.
         pub features: u64,
     }
 
-    /// A session: what the guest may map and where.
+    /// Description of a session: the segments and addresses that the guest may map.
     pub struct Grant {
         /// The session's number in its tenant.
         pub session: u32,
-        /// Which use of that number this is.
+        /// Generation of that number; each reuse increments it.
         pub generation: u32,
-        /// The segment of the window that holds the ring, the slots and the fences.
+        /// Segment of the window that holds the ring, the slots and the fences.
         pub session_segment: u32,
         /// The first arena segment granted at once.
         pub arena_first: u32,
@@ -56,21 +56,21 @@ bodies! {
         pub arena_count: u32,
         /// Reserved; 0.
         pub reserved: u32,
-        /// Where the window lies in the worker and must lie in the guest.
+        /// Address of the window, in the worker and in the guest.
         pub window_base: u64,
         /// Bytes of the window.
         pub window_size: u64,
         /// Base of the handle band.
         pub handle_base: u64,
-        /// Where the device's addresses lie: the high band and the low one.
+        /// Bands of the device's addresses: the high one and the low one.
         pub apertures: [Band; 2],
         /// Hash of the API table that the worker was built with.
         pub protocol_hash: u64,
-        /// The features of the hello that the worker has too.
+        /// Features of the hello that the supervisor grants.
         pub features: u64,
     }
 
-    /// A refusal. The text behind it says what is refused, and names both versions where they differ.
+    /// Refusal of a session. The text behind it gives the reason, and names both versions if they differ.
     pub struct RefusedFixed {
         /// See [`Refusal`].
         pub code: u32,
@@ -78,7 +78,7 @@ bodies! {
         pub text_len: u32,
     }
 
-    /// The guest asks for more arena.
+    /// Request of the guest for more arena segments.
     pub struct ArenaRequest {
         /// Repeated in the answer.
         pub id: u32,
@@ -86,15 +86,15 @@ bodies! {
         pub segments: u32,
     }
 
-    /// The number that a guest process has in its guest. Nothing is decided by it; it is shown to the tenant.
+    /// Process id of a guest process in its guest. It is shown to the tenant and decides nothing.
     pub struct ProcessNumber {
-        /// As `getpid` says.
+        /// Result of `getpid` in the guest.
         pub pid: u32,
         /// Reserved; 0.
         pub reserved: u32,
     }
 
-    /// The guest asks for what its tenant may know of a device.
+    /// Request of the guest for the facts of a device that its tenant may read.
     pub struct Observe {
         /// [`crate::bootstrap::VERSION`] of the guest.
         pub bootstrap_version: u32,
@@ -102,75 +102,76 @@ bodies! {
         pub device: u32,
     }
 
-    /// What a tenant may know of a device. The text behind it has [`facts`](super::facts), as many as fit.
+    /// Facts of a device that a tenant may read. The text behind it holds [`facts`](super::facts), as many as fit.
     pub struct ObservationFixed {
-        /// That of the question.
+        /// The device of the request.
         pub device: u32,
-        /// How many devices there are.
+        /// Number of devices.
         pub devices: u32,
-        /// 1 if another observation follows with more of the same.
+        /// 1 if another observation with more facts of the device follows.
         pub more: u32,
         /// Bytes of the text.
         pub text_len: u32,
     }
 
-    /// A run of arena segments. `id` is that of the request it answers, 0 elsewhere.
+    /// A run of arena segments.
     pub struct ArenaRun {
-        /// See above.
+        /// `id` of the request that the message answers, 0 in other messages.
         pub id: u32,
         /// The first segment.
         pub first: u32,
-        /// Segments.
+        /// Number of segments.
         pub count: u32,
     }
 
-    /// A run of a session's segments, as the launcher shows it to the guest. The run lies in the session
-    /// file where it lies in the window.
+    /// A run of a session's segments that the launcher maps for the guest. Its offset in the session file equals its
+    /// offset in the window.
     pub struct WindowRun {
-        /// The supervisor's number of the session; repeated in the answer.
+        /// The supervisor's number for the session; repeated in the answer.
         pub session: u32,
         /// The first segment.
         pub first: u32,
-        /// Segments.
+        /// Number of segments.
         pub count: u32,
     }
 
-    /// A worker lets the tenant's other processes use something of its device.
+    /// Request of a worker to share an object of its device with the tenant's other processes.
     pub struct Share {
         /// Repeated in the answer.
         pub id: u32,
-        /// What it is, as the workers number it.
+        /// Kind of the object, as the workers number kinds.
         pub what: u32,
-        /// 1 if a descriptor comes with the message, which those who use it get too.
+        /// 1 if a file descriptor travels with the message. Each worker that fetches the object gets a copy of it.
         pub descriptor: u32,
-        /// 1 if that is a file that begins with the words of an event, in which a party's death is to be noted.
+        /// 1 if the descriptor is a file that begins with the words of an event. The supervisor notes the death of a
+        /// party there.
         pub words: u32,
-        /// What another worker's device needs to use it.
+        /// Parameters with which another worker's device opens the object.
         pub description: [u64; 8],
     }
 
-    /// What is shared has a name.
+    /// Answer to [`Share`]: the name of the shared object.
     pub struct Shared {
         /// That of the request.
         pub id: u32,
         /// 0, or the `CUresult` that the guest gets.
         pub result: u32,
-        /// What the tenant's other processes name it by.
+        /// Name of the object for the tenant's other processes.
         pub token: [u64; 2],
     }
 
-    /// A worker's guest names what another process of the tenant has shared; or, of its own, what nobody may
-    /// use from now on.
+    /// Name of a shared object: one that another process of the tenant has shared, or, in `Unshare`, one of the
+    /// worker's own that no other process may open from now on.
     pub struct Fetch {
         /// Repeated in the answer.
         pub id: u32,
-        /// What it must be.
+        /// Kind that the object must have.
         pub what: u32,
-        /// Its name.
+        /// Name of the object.
         pub token: [u64; 2],
     }
 
-    /// What was named. The descriptor comes with the message, if there is one.
+    /// Answer to [`Fetch`]: the shared object. Its descriptor, if it has one, travels with the message.
     pub struct Fetched {
         /// That of the request.
         pub id: u32,
@@ -178,13 +179,13 @@ bodies! {
         pub result: u32,
         /// See [`Share`].
         pub descriptor: u32,
-        /// Which of those who use it the worker is: 0 is who shares it.
+        /// Party number of the worker if the object is an event; party 0 is the worker that shares it.
         pub party: u32,
         /// See [`Share`].
         pub description: [u64; 8],
     }
 
-    /// The arena asked for is not granted.
+    /// Answer to [`ArenaRequest`]: no arena is granted.
     pub struct ArenaDenied {
         /// That of the request.
         pub id: u32,
@@ -192,26 +193,26 @@ bodies! {
         pub code: u32,
     }
 
-    /// A tenant's window is attached; its file descriptor comes with the message.
+    /// Attachment of a tenant's window. Its file descriptor travels with the message.
     pub struct Attach {
         /// Bytes of the window.
         pub window_size: u64,
-        /// Segments that may be granted at the same time, 0 for the whole window.
+        /// Most segments granted at the same time, 0 for the whole window.
         pub segment_limit: u32,
-        /// Sessions that may live at the same time, 0 for no limit but the window's.
+        /// Most sessions alive at the same time, 0 for no limit but the window's size.
         pub session_limit: u32,
-        /// Bytes of device memory that the tenant may hold, 0 for no limit.
+        /// Most bytes of device memory that the tenant may allocate, 0 for no limit.
         pub device_memory_limit: u64,
     }
 
-    /// A guest process's control stream; its file descriptor comes with the message.
+    /// Control stream of a guest process. Its file descriptor travels with the message.
     pub struct Stream {
-        /// 1 when guest process and backend share the system, so that descriptors can be passed.
+        /// 1 if guest process and backend run on the same system, so that file descriptors can be passed.
         pub local: u32,
     }
 
-    /// A worker is ready. The text behind it describes its devices with [`facts`](super::facts), an empty line
-    /// between one and the next.
+    /// Announcement of a worker that is ready. The text behind it describes its devices with [`facts`](super::facts),
+    /// separated by an empty line.
     pub struct ReadyFixed {
         /// Hash of the API table that the worker was built with.
         pub protocol_hash: u64,
@@ -224,7 +225,7 @@ bodies! {
 
 #[cfg(feature = "std")]
 impl ArenaRun {
-    /// The segments that it names.
+    /// Returns the segments of the run.
     #[must_use]
     pub const fn segments(&self) -> Run {
         Run {
@@ -236,7 +237,7 @@ impl ArenaRun {
 
 #[cfg(feature = "std")]
 impl WindowRun {
-    /// The segments that it names.
+    /// Returns the segments of the run.
     #[must_use]
     pub const fn segments(&self) -> Run {
         Run {
@@ -246,26 +247,26 @@ impl WindowRun {
     }
 }
 
-/// Why a session or a run of segments is refused. The numbers are part of the protocol.
+/// Reasons for which a session or a run of segments is refused. The numbers are part of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Refusal {
-    /// No worker speaks the guest's version.
+    /// No worker supports the guest's version.
     Version = 1,
     /// The tenant's quota is used up.
     Quota = 2,
-    /// The window has no room.
+    /// The window has no free segments.
     WindowFull = 3,
     /// No device can be used.
     NoDevice = 4,
-    /// The address bands are taken in the guest process.
+    /// The address bands are in use in the guest process.
     Bands = 5,
     /// The guest broke the protocol.
     Protocol = 6,
 }
 
 impl Refusal {
-    /// The refusal with this number.
+    /// Returns the refusal with this number.
     #[must_use]
     pub const fn from_code(code: u32) -> Option<Self> {
         Some(match code {

@@ -1,7 +1,6 @@
-//! What is said of a device in a text: one fact a line, `name=value`.
+//! Facts of a device as text: one fact a line, `name=value`.
 //!
-//! Who reads passes over names that it does not know, and does without those that are missing, so that either side
-//! may be older than the other.
+//! A reader ignores unknown names and tolerates missing ones, so that either side may be older than the other.
 
 use core::fmt;
 
@@ -13,46 +12,48 @@ use alloc::{
     vec::Vec,
 };
 
-/// The device's name, as `cuDeviceGetName` says.
+/// The device's name, as `cuDeviceGetName` returns it.
 pub const NAME: &str = "name";
-/// Its UUID, 32 hexadecimal digits.
+/// The device's UUID, 32 hexadecimal digits.
 pub const UUID: &str = "uuid";
-/// Bytes of its memory.
+/// Bytes of the device's memory.
 pub const TOTAL_MEMORY: &str = "memory.total";
-/// Bytes that the tenant's processes hold of it.
+/// Bytes of device memory that the tenant's processes have allocated.
 pub const USED_MEMORY: &str = "memory.used";
-/// Bytes of it that the host has left, where that is known.
+/// Bytes of device memory that are free on the host, where that is known.
 pub const FREE_MEMORY: &str = "memory.free";
-/// What `cuDriverGetVersion` says.
+/// Version that `cuDriverGetVersion` returns.
 pub const CUDA_VERSION: &str = "cuda.version";
-/// The version of the host's driver, as its NVML says.
+/// Version of the host's driver, as its NVML reports it.
 pub const DRIVER_VERSION: &str = "driver.version";
-/// The device's number and its subsystem's in the PCI configuration space, as the host's NVML says.
+/// Device and vendor id in the PCI configuration space: `pciDeviceId` of the host's NVML.
 pub const PCI_ID: &str = "pci.id";
+/// Subsystem id in the PCI configuration space: `pciSubSystemId` of the host's NVML.
 pub const PCI_SUBSYSTEM: &str = "pci.subsystem";
-/// A process of the tenant: its number in the guest and the bytes of device memory that it holds.
+/// A process of the tenant: its process id in the guest and the bytes of device memory that it has allocated.
 pub const PROCESS: &str = "process";
-/// The devices of the tenant whose memory this one reaches: their numbers, with spaces between them.
+/// Numbers of the tenant's devices whose memory this one can access, separated by spaces.
 pub const PEERS: &str = "peers";
-/// The device's NVLinks, in their order with spaces between them: see [`Link`].
+/// The device's NVLinks in their order, separated by spaces: see [`Link`].
 pub const LINKS: &str = "links";
-/// Before the number of a `nvmlGpuP2PCapsIndex_t`: what the host's NVML says of the device and each of the tenant's, call
-/// by call with spaces between them.
+/// Prefix of a `nvmlGpuP2PCapsIndex_t`. The value holds the P2P status that the host's NVML reports between the device
+/// and each of the tenant's, separated by spaces.
 pub const P2P: &str = "p2p.";
-/// Before the number of a `CUdevice_attribute`.
+/// Prefix of the number of a `CUdevice_attribute`.
 pub const ATTRIBUTE: &str = "attribute.";
-/// Before the name of a function of NVML: what the host's answers, call by call with spaces between them.
+/// Prefix of the name of an NVML function. The value holds the answers of the host's NVML, one for each call, separated
+/// by spaces.
 pub const HOST: &str = "host.";
-/// Before the number of a field of NVML: the type and the bits of its value, link by link with spaces between them if
-/// the field is told of links.
+/// Prefix of the number of an NVML field. The value holds the type and the bits of the field's value; a field of links
+/// has one such pair for each link, separated by spaces.
 pub const FIELD: &str = "field.";
 
-/// The facts of a text, in its order.
+/// Returns the facts of a text, in its order.
 pub fn all(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(|line| line.split_once('='))
 }
 
-/// The first fact of this name.
+/// Returns the first fact of this name.
 ///
 /// ```
 /// use wormhole_ring::control::facts;
@@ -66,13 +67,13 @@ pub fn get<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     all(text).find_map(|(key, value)| (key == name).then_some(value))
 }
 
-/// The first fact of this name, where it is a number.
+/// Returns the first fact of this name if it is a number.
 #[must_use]
 pub fn number(text: &str, name: &str) -> Option<u64> {
     get(text, name)?.parse().ok()
 }
 
-/// The UUID of a device as programs know it, from its 32 hexadecimal digits.
+/// Formats 32 hexadecimal digits as CUDA and NVML print a device's UUID.
 ///
 /// ```
 /// use wormhole_ring::control::facts;
@@ -91,7 +92,7 @@ pub fn uuid_name(digits: &str) -> Option<String> {
     Some(format!("GPU-{a}-{b}-{c}-{d}-{e}"))
 }
 
-/// An NVLink of a device, as a tenant knows it.
+/// An NVLink of a device, as shown to a tenant.
 ///
 /// ```
 /// use wormhole_ring::control::facts::Link;
@@ -102,18 +103,18 @@ pub fn uuid_name(digits: &str) -> Option<String> {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// It leads to a switch.
+    /// The link connects to a switch.
     Switch,
-    /// It leads to the tenant's device with this number.
+    /// The link connects to the tenant's device with this number.
     Device(u32),
-    /// It leads nowhere, or to what is not the tenant's.
+    /// The link is inactive, or connects to a device of another tenant.
     Inactive,
-    /// The host's NVML does not tell of it, but gives this error.
+    /// The host's NVML returned this error for the link.
     Failed(u32),
 }
 
 impl Link {
-    /// Reads what `Display` wrote.
+    /// Parses the text that `Display` writes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text {
@@ -138,7 +139,7 @@ impl fmt::Display for Link {
     }
 }
 
-/// What a call of the host's NVML gave: its integers. One that gives none is a 0.
+/// Formats the integers that a call of the host's NVML returned; an empty list is a 0.
 #[cfg(feature = "alloc")]
 #[must_use]
 pub fn answer(numbers: &[u64]) -> String {
@@ -150,14 +151,15 @@ pub fn answer(numbers: &[u64]) -> String {
     }
 }
 
-/// What a call of the host's NVML gave: its error.
+/// Formats the error that a call of the host's NVML returned.
 #[cfg(feature = "alloc")]
 #[must_use]
 pub fn failed(code: u32) -> String {
     format!("!{code}")
 }
 
-/// Reads what [`answer`] or [`failed`] wrote into `numbers`. None if that is neither, or not as many integers.
+/// Parses the text that [`answer`] or [`failed`] wrote, integers into `numbers`. Returns `None` if it is neither, or if
+/// the number of integers differs.
 ///
 /// ```
 /// use wormhole_ring::control::facts;

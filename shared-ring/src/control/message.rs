@@ -26,7 +26,7 @@ macro_rules! messages {
         }
         plain { $($(#[$plain_doc:meta])* $plain:ident = $plain_kind:literal,)* }
     ) => {
-        /// A control message. Texts are borrowed from the bytes they were decoded from.
+        /// A control message. Texts borrow from the decoded bytes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Message<'a> {
@@ -44,7 +44,7 @@ macro_rules! messages {
         }
 
         impl<'a> Message<'a> {
-            /// The kind that a header carries for this message.
+            /// Returns the kind that the message's header carries.
             #[must_use]
             pub const fn kind(&self) -> u16 {
                 match self {
@@ -55,7 +55,7 @@ macro_rules! messages {
                 }
             }
 
-            /// The message's name.
+            /// Returns the message's name.
             #[must_use]
             pub const fn name(&self) -> &'static str {
                 match self {
@@ -66,10 +66,10 @@ macro_rules! messages {
                 }
             }
 
-            /// Reads the body of a message of this kind.
+            /// Decodes the body of a message of this kind.
             ///
             /// # Errors
-            /// See [`ControlError`]; every byte string gives a message or an error.
+            /// See [`ControlError`]. Every byte string decodes to a message or an error.
             pub fn decode(kind: u16, body: &'a [u8]) -> Result<Self, ControlError> {
                 let length = body.len();
                 if length > MAX_CONTROL_BODY {
@@ -97,7 +97,7 @@ macro_rules! messages {
                 }
             }
 
-            /// Writes header and body to the start of `frame` and returns how many bytes that are.
+            /// Writes header and body to the start of `frame` and returns the number of bytes written.
             /// [`super::MAX_FRAME`] bytes hold any message.
             ///
             /// # Errors
@@ -123,67 +123,68 @@ macro_rules! messages {
 
 messages! {
     empty {
-        /// Guest → supervisor: everything granted is mapped.
+        /// Guest → supervisor: all granted segments are mapped.
         Mapped = 2,
-        /// Guest → supervisor: the granted bands collide with what the process has mapped.
+        /// Guest → supervisor: the granted bands collide with mappings of the process.
         Unmappable = 3,
         /// Guest → supervisor → worker: the ring holds records and its consumer is parked.
         Doorbell = 6,
-        /// Supervisor → launcher: the window is attached and the device can be used.
+        /// Supervisor → launcher: the window is attached and the device is ready.
         Attached = 35,
-        /// Worker → supervisor: the session is mapped and its ring is served.
+        /// Worker → supervisor: the session is mapped and the worker serves its ring.
         Assigned = 49,
-        /// Supervisor → worker: write to the log how the device's queues stand.
+        /// Supervisor → worker: write the state of the device's queues to the log.
         Dump = 61,
     }
     fixed {
-        /// Guest → supervisor: more arena, please.
+        /// Guest → supervisor: a request for more arena.
         ArenaRequest(ArenaRequest) = 4,
-        /// Guest → supervisor: nothing uses this run any more.
+        /// Guest → supervisor: this run is no longer in use.
         ArenaReturn(ArenaRun) = 5,
-        /// Guest → supervisor, after a grant with [`super::FEATURE_PROCESS`]: which process it is.
+        /// Guest → supervisor, after a grant with [`super::FEATURE_PROCESS`]: the process id.
         Process(ProcessNumber) = 7,
-        /// Guest → supervisor, instead of a hello: what there is to know, without a session. May be asked
-        /// again when it is answered.
+        /// Guest → supervisor, instead of a hello: a request for a device's facts, without a session. The next request
+        /// may follow the answer.
         Observe(Observe) = 8,
-        /// Supervisor → guest: a session. The session file's descriptor comes with it on a local stream.
+        /// Supervisor → guest: a session. On a local stream the session file's descriptor travels with it.
         Grant(Grant) = 16,
         /// Supervisor → guest: a run of arena segments.
         ArenaGrant(ArenaRun) = 18,
-        /// Supervisor → guest: no arena.
+        /// Supervisor → guest: the arena request is denied.
         ArenaDenied(ArenaDenied) = 19,
         /// Launcher → supervisor, on a tenant stream: the window.
         Attach(Attach) = 32,
         /// Launcher → supervisor, on a tenant stream: a guest process's control stream.
         Stream(Stream) = 33,
-        /// Launcher → supervisor: the guest sees this run.
+        /// Launcher → supervisor: this run is mapped for the guest.
         WindowMapped(WindowRun) = 36,
-        /// Supervisor → launcher: let the guest see this run. The session file's descriptor comes with it.
+        /// Supervisor → launcher: map this run for the guest. The session file's descriptor travels with it.
         WindowMap(WindowRun) = 37,
-        /// Supervisor → launcher: this run belongs to nobody any more.
+        /// Supervisor → launcher: unmap this run from the guest; no session owns it any more.
         WindowUnmap(WindowRun) = 38,
-        /// Supervisor → worker: serve this session. Descriptors of the session file and of the counter
-        /// page come with it.
+        /// Supervisor → worker: serve this session. The descriptors of the session file and of the counter page travel
+        /// with it.
         Assign(Grant) = 48,
         /// Supervisor → worker: map and register this run.
         ArenaAdd(ArenaRun) = 50,
-        /// Supervisor → worker: let go of this run.
+        /// Supervisor → worker: unregister and unmap this run.
         ArenaRemove(ArenaRun) = 51,
         /// Worker → supervisor: this run is mapped and registered.
         ArenaAdded(ArenaRun) = 53,
-        /// Worker → supervisor: this run is neither mapped nor registered any more.
+        /// Worker → supervisor: this run is unregistered and unmapped.
         ArenaRemoved(ArenaRun) = 54,
-        /// Worker → supervisor: this run cannot be registered; nothing uses it.
+        /// Worker → supervisor: this run cannot be registered and is not in use.
         ArenaRefused(ArenaRun) = 55,
-        /// Worker → supervisor: the tenant's other processes may use this.
+        /// Worker → supervisor: share this object with the tenant's other processes.
         Share(Share) = 56,
-        /// Supervisor → worker: its name.
+        /// Supervisor → worker: the shared object's name.
         Shared(Shared) = 57,
-        /// Worker → supervisor: what has this name?
+        /// Worker → supervisor: look up the shared object with this name.
         Fetch(Fetch) = 58,
-        /// Supervisor → worker: what another worker has shared, or nothing.
+        /// Supervisor → worker: the object that another worker has shared, or an error.
         Fetched(Fetched) = 59,
-        /// Worker → supervisor: what has this name is gone. Answered when nothing of it is held.
+        /// Worker → supervisor: the shared object with this name is gone. Answered once the supervisor has closed its
+        /// descriptor.
         Unshare(Fetch) = 60,
     }
     text {
@@ -191,17 +192,17 @@ messages! {
         Hello {
             bootstrap_version: u32, protocol_hash: u64, features: u64; environment
         } = 1 as HelloFixed.env_len,
-        /// Supervisor → guest: no session, and why.
+        /// Supervisor → guest: no session, with the reason.
         Refused { code: u32; reason } = 17 as RefusedFixed.text_len,
-        /// Supervisor → guest: what it asked for.
+        /// Supervisor → guest: the answer to [`Message::Observe`].
         Observation {
             device: u32, devices: u32, more: u32; facts
         } = 20 as ObservationFixed.text_len,
-        /// Worker → supervisor: warm and free.
+        /// Worker → supervisor: ready to serve a session.
         Ready { protocol_hash: u64; device } = 52 as ReadyFixed.text_len,
     }
     plain {
-        /// Supervisor → launcher: how a session ended, as JSON.
+        /// Supervisor → launcher: the report of a session that ended, as JSON.
         SessionReport = 34,
     }
 }
@@ -211,7 +212,7 @@ impl Message<'_> {
         encode_frame(self.kind(), self.name(), frame, &[fixed, text.as_bytes()])
     }
 
-    /// The message as bytes.
+    /// Encodes the message.
     ///
     /// ```
     /// use wormhole_ring::control::{HEADER_BYTES, Header, Message};
@@ -234,7 +235,7 @@ impl Message<'_> {
     }
 }
 
-/// Writes a header for `kind` and the concatenation of `parts` to `frame`; returns the bytes used.
+/// Writes a header for `kind` and the concatenation of `parts` to `frame`. Returns the number of bytes written.
 ///
 fn encode_frame(
     kind: u16,

@@ -1,7 +1,6 @@
-//! The messages of the control channel: frozen header, one fixed body per message, and for some a
-//! text behind it.
+//! Messages of the control channel: a frozen header, a fixed body for each message, and for some a text behind it.
 //!
-//! Integers are little-endian. The decoder is total: any bytes give a message or a [`ControlError`].
+//! Integers are little-endian. The decoder is total: it turns any bytes into a message or a [`ControlError`].
 
 mod body;
 pub mod facts;
@@ -19,23 +18,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub const MAGIC: u32 = 0x3143_4857;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 16;
-/// The longest body.
+/// Most bytes of a body.
 pub const MAX_CONTROL_BODY: usize = 8192;
-/// The longest message with its header.
+/// Most bytes of a message with its header.
 pub const MAX_FRAME: usize = HEADER_BYTES + MAX_CONTROL_BODY;
-/// The port that the supervisor listens on when the channel is vsock.
+/// Port that the supervisor listens on when the channel is vsock.
 pub const VSOCK_PORT: u32 = 9000;
 
-/// A feature of the hello and of the grant: the supervisor takes [`Message::Process`].
+/// Feature bit of the hello and of the grant: the supervisor accepts [`Message::Process`].
 pub const FEATURE_PROCESS: u64 = 1;
-/// The same, for a guest process of the supervisor's system: it may send its worker descriptors of files, on a
-/// socket that comes with the grant.
+/// Feature bit of the hello and of the grant, for a guest process on the supervisor's own system: it may send file
+/// descriptors to its worker, on a socket that travels with the grant.
 pub const FEATURE_FILES: u64 = 2;
 
-/// Why bytes are no control message, or a message cannot be encoded.
+/// Errors of decoding and of encoding a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
-    /// The stream does not speak this protocol, or lost its place.
+    /// The bytes do not start with [`MAGIC`]: the stream carries another protocol, or is out of step.
     #[error("a control message starts with {found:#010x} instead of {MAGIC:#010x}")]
     Magic {
         /// The first four bytes.
@@ -53,17 +52,17 @@ pub enum ControlError {
         /// The reserved word.
         reserved: u32,
     },
-    /// The body is longer than any may be.
+    /// The body is longer than [`MAX_CONTROL_BODY`].
     #[error("control message of kind {kind}: {length} bytes exceed the limit of {limit}")]
     TooLong {
         /// The kind.
         kind: u16,
         /// Bytes of the body.
         length: usize,
-        /// The longest body.
+        /// Most bytes of a body.
         limit: usize,
     },
-    /// No message has this kind.
+    /// The kind is unknown.
     #[error("control message of unknown kind {kind}, {length} bytes")]
     Kind {
         /// The kind.
@@ -71,14 +70,14 @@ pub enum ControlError {
         /// Bytes of the body.
         length: usize,
     },
-    /// The body is not as long as this message's.
+    /// The body does not have the length of this message's body.
     #[error("control message {message}: {length} bytes, expected {expected}")]
     Length {
         /// The message's name.
         message: &'static str,
         /// Bytes of the body.
         length: usize,
-        /// Bytes that the message has, with the text it announces.
+        /// Bytes of the message's fixed body, with the text that it announces.
         expected: usize,
     },
     /// The text behind the body is not UTF-8.
@@ -88,10 +87,10 @@ pub enum ControlError {
         message: &'static str,
         /// Bytes of the text.
         length: usize,
-        /// Bytes before the first wrong one.
+        /// Bytes before the first invalid one.
         valid: usize,
     },
-    /// The message does not fit the buffer it is to be encoded in.
+    /// The encoded message does not fit the buffer.
     #[error("control message {message}: {length} bytes do not fit a buffer of {limit}")]
     Buffer {
         /// The message's name.
@@ -103,7 +102,7 @@ pub enum ControlError {
     },
 }
 
-/// A checked header.
+/// A header that passed [`Header::decode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The kind of the message that follows.
@@ -125,10 +124,10 @@ struct WireHeader {
 const _: () = assert!(size_of::<WireHeader>() == HEADER_BYTES);
 
 impl Header {
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// It is none, or announces more than a message may hold.
+    /// The magic is wrong, a reserved field is set, or the body is longer than [`MAX_CONTROL_BODY`].
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ControlError> {
         let WireHeader {
             magic,

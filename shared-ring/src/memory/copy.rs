@@ -1,7 +1,7 @@
 //! Copies into and out of shared memory.
 
-/// From here on the processor's own copy instruction is faster than a loop over words (its start
-/// costs about as much as copying this many bytes).
+/// Length from which `rep movsb` is faster than a loop over words: its startup costs about as much
+/// as copying this many bytes by words.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const BULK: usize = 512;
 
@@ -72,11 +72,12 @@ pub(super) unsafe fn copy_out(source: *const u8, destination: &mut [u8]) {
     }
 }
 
-/// One copy that the compiler cannot see through: it may not fetch shared bytes a second time.
+/// Copies with one `rep movsb` in inline assembly, so that the compiler cannot read shared bytes a
+/// second time.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn move_bytes(destination: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller vouches for both ranges.
+    // SAFETY: the caller promises that both ranges are valid.
     unsafe {
         core::arch::asm!(
             "rep movsb",

@@ -1,9 +1,9 @@
-//! Memory that another party can write.
+//! Access to memory that another party can write.
 //!
-//! No reference or slice to it is ever made, except to an atomic. Words that synchronise are atomics;
-//! everything else is copied with volatile accesses, which the compiler neither repeats nor moves
-//! into later uses of the copy. What another process does to the bytes at the same time lies outside
-//! the language's memory model; what this process does is ordered by the ring's protocol.
+//! No reference or slice to it is ever created, except to an atomic. Words that synchronise are atomics; all other
+//! bytes are copied with volatile accesses, which the compiler neither repeats nor moves into later uses of the copy.
+//! Concurrent accesses of another process lie outside the language's memory model; the ring's protocol orders the
+//! accesses of this process.
 
 mod copy;
 #[cfg(loom)]
@@ -22,15 +22,15 @@ pub use owned::OwnedMemory;
 pub use session::SessionMemory;
 pub use window::WindowMemory;
 
-/// Why a region cannot be used.
+/// Errors of a shared region and of accesses to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// The base is null or not aligned.
     #[error("shared memory at {address:#x} is not aligned to {align} bytes")]
     Unaligned {
-        /// Where the region starts.
+        /// Address of the region.
         address: usize,
-        /// What it must be aligned to.
+        /// Required alignment.
         align: usize,
     },
     /// The region is too short.
@@ -41,7 +41,7 @@ pub enum MemoryError {
         /// Bytes needed.
         needed: usize,
     },
-    /// An access reaches past the end.
+    /// An access reaches past the end of the window.
     #[error("{length:#x} bytes at offset {offset:#x} do not lie in a window of {window:#x} bytes")]
     OutOfBounds {
         /// Offset of the access.

@@ -4,8 +4,8 @@ use loom::cell::UnsafeCell;
 
 use crate::{layout, sync::AtomicU64};
 
-/// A small session segment that loom watches: words that synchronise are loom atomics, all others
-/// are cells, so that an access the protocol does not order fails the model.
+/// A small session segment for loom. Words that synchronise are loom atomics, all others are cells,
+/// so that an access the protocol does not order fails the model.
 #[derive(Clone, Debug)]
 pub struct SessionMemory {
     words: Arc<[Word]>,
@@ -17,13 +17,13 @@ enum Word {
     Cell(UnsafeCell<u64>),
 }
 
-// SAFETY: loom itself reports cells that are reached without order.
+// SAFETY: loom itself reports unordered accesses to the cells.
 unsafe impl Send for SessionMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SessionMemory {}
 
 impl SessionMemory {
-    /// A zeroed session.
+    /// Creates a zeroed session.
     #[must_use]
     pub fn new() -> Self {
         use layout::session;
@@ -54,7 +54,7 @@ impl SessionMemory {
     pub(crate) fn write_word(&self, offset: usize, value: u64) {
         match &self.words[offset / 8] {
             Word::Atomic(word) => word.store(value, crate::sync::Ordering::Relaxed),
-            // SAFETY: loom checks that nobody else reaches the cell.
+            // SAFETY: loom checks that no other thread accesses the cell.
             Word::Cell(cell) => cell.with_mut(|word| unsafe { *word = value }),
         }
     }
@@ -62,7 +62,7 @@ impl SessionMemory {
     pub(crate) fn read_word(&self, offset: usize) -> u64 {
         match &self.words[offset / 8] {
             Word::Atomic(word) => word.load(crate::sync::Ordering::Relaxed),
-            // SAFETY: loom checks that nobody writes the cell.
+            // SAFETY: loom checks that no other thread writes the cell.
             Word::Cell(cell) => cell.with(|word| unsafe { *word }),
         }
     }

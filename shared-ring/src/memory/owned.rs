@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use super::{MemoryError, SessionMemory, WindowMemory};
 use crate::layout;
 
-/// A zeroed region on the heap that stands in for a window: for tests, examples and fuzz targets.
+/// A zeroed heap region in place of a window, for tests, examples and fuzz targets.
 ///
 /// ```
 /// use wormhole_ring::memory::OwnedMemory;
@@ -19,13 +19,13 @@ pub struct OwnedMemory {
     layout: Layout,
 }
 
-// SAFETY: the region is owned; it is reached through `SessionMemory` and `WindowMemory` only.
+// SAFETY: the region is owned; it is accessed through `SessionMemory` and `WindowMemory` only.
 unsafe impl Send for OwnedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for OwnedMemory {}
 
 impl OwnedMemory {
-    /// A zeroed region of `count` segments.
+    /// Allocates a zeroed region of `count` segments.
     ///
     /// # Panics
     /// `count` is 0 or the region exceeds the address space.
@@ -44,10 +44,10 @@ impl OwnedMemory {
         }
     }
 
-    /// The region as a window.
+    /// Returns the region as a window.
     ///
     /// # Safety
-    /// The region outlives the result, its clones and what is made from them.
+    /// The region outlives the result, its clones and all values made from them.
     ///
     /// # Errors
     /// As [`WindowMemory::new`].
@@ -56,10 +56,10 @@ impl OwnedMemory {
         unsafe { WindowMemory::new(self.base.as_ptr(), self.layout.size()) }
     }
 
-    /// The session in segment number `segment` of the region.
+    /// Returns the session in segment number `segment` of the region.
     ///
     /// # Safety
-    /// The region outlives the result, its clones and what is made from them.
+    /// The region outlives the result, its clones and all values made from them.
     ///
     /// # Errors
     /// The segment does not lie in the region.
@@ -68,13 +68,13 @@ impl OwnedMemory {
         unsafe { self.window() }?.session(segment)
     }
 
-    /// Zeroes the region again, which is faster than a new one.
+    /// Zeroes the region again, which is faster than a new allocation.
     ///
     /// # Safety
-    /// Nothing made from the region is used while this runs, nor afterwards if it remembers what the
-    /// region held.
+    /// No value made from the region is used during this call; values that cache the region's content are not used
+    /// afterwards either.
     pub unsafe fn clear(&self) {
-        // SAFETY: the region is allocated and, by the contract above, nobody else reaches it.
+        // SAFETY: the region is allocated and, by the contract above, not accessed by other code.
         unsafe { self.base.write_bytes(0, self.layout.size()) };
     }
 }

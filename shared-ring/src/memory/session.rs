@@ -3,28 +3,28 @@ use core::ptr::NonNull;
 use super::{MemoryError, copy};
 use crate::{layout, sync::AtomicU64};
 
-/// One session segment: where its rings, slots and fences lie in this process.
+/// The mapping of one session segment in this process.
 ///
-/// A clone names the same memory.
+/// A clone refers to the same memory.
 #[derive(Clone, Debug)]
 pub struct SessionMemory {
     /// Start of [`layout::session::BYTES`] mapped, writable bytes, aligned to 4096.
     base: NonNull<u8>,
 }
 
-// SAFETY: the memory is only reached through atomics and through volatile copies that the ring's
+// SAFETY: the memory is only accessed through atomics and through volatile copies that the ring's
 // protocol orders; the pointer itself is never written.
 unsafe impl Send for SessionMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SessionMemory {}
 
 impl SessionMemory {
-    /// Names the session segment that is mapped at `base`.
+    /// Wraps the session segment that is mapped at `base`.
     ///
     /// # Safety
     /// `base..base + length` stays mapped readable and writable until the last clone, and the last
-    /// ring, slot or fence made from one, is gone. This process reaches those bytes through this
-    /// crate only.
+    /// ring, slot or fence made from one, is dropped. This process accesses those bytes through
+    /// this crate only.
     ///
     /// # Errors
     /// The region is unaligned or shorter than a session segment.
@@ -47,22 +47,22 @@ impl SessionMemory {
         }
     }
 
-    /// Where the segment starts in this process.
+    /// Returns the address of the segment in this process.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// The word at `offset`, which is a multiple of 8.
+    /// Returns the word at `offset`, which is a multiple of 8.
     #[inline]
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < layout::session::BYTES);
         // SAFETY: inside the segment and aligned. Words that are also written without atomics (a
-        // body that crosses a unit) are so only while the protocol gives them to one thread.
+        // body that crosses a unit) are so only while the protocol assigns them to one thread.
         unsafe { AtomicU64::at(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// Writes a word that the protocol gives to this thread.
+    /// Writes a word that the protocol assigns to this thread.
     #[inline]
     pub(crate) fn write_word(&self, offset: usize, value: u64) {
         assert!(offset.is_multiple_of(8) && offset < layout::session::BYTES);
@@ -76,7 +76,7 @@ impl SessionMemory {
         };
     }
 
-    /// Reads a word that the protocol gives to this thread.
+    /// Reads a word that the protocol assigns to this thread.
     #[inline]
     pub(crate) fn read_word(&self, offset: usize) -> u64 {
         assert!(offset.is_multiple_of(8) && offset < layout::session::BYTES);
@@ -84,7 +84,7 @@ impl SessionMemory {
         unsafe { self.base.as_ptr().add(offset).cast::<u64>().read_volatile() }
     }
 
-    /// Writes bytes that the protocol gives to this thread.
+    /// Writes bytes that the protocol assigns to this thread.
     #[inline]
     pub(crate) fn write(&self, offset: usize, source: &[u8]) {
         assert!(
@@ -94,7 +94,7 @@ impl SessionMemory {
         unsafe { copy::copy_in(self.base.as_ptr().add(offset), source) };
     }
 
-    /// Reads bytes that the protocol gives to this thread.
+    /// Reads bytes that the protocol assigns to this thread.
     #[inline]
     pub(crate) fn read(&self, offset: usize, destination: &mut [u8]) {
         assert!(

@@ -3,9 +3,9 @@ use core::ptr::NonNull;
 use super::{MemoryError, copy};
 use crate::layout;
 
-/// A tenant's window, or the first part of it, as it is mapped in this process.
+/// The mapping of a tenant's window, or of its first part, in this process.
 ///
-/// A clone names the same memory.
+/// A clone refers to the same memory.
 #[derive(Clone, Debug)]
 pub struct WindowMemory {
     /// Start of `length` mapped, writable bytes, aligned to 4096.
@@ -13,18 +13,18 @@ pub struct WindowMemory {
     length: usize,
 }
 
-// SAFETY: the memory is only reached through volatile copies; the pointer itself is never written.
+// SAFETY: the memory is only accessed through volatile copies; the pointer itself is never written.
 unsafe impl Send for WindowMemory {}
 // SAFETY: as above.
 unsafe impl Sync for WindowMemory {}
 
 impl WindowMemory {
-    /// Names the window that is mapped at `base`.
+    /// Wraps the window that is mapped at `base`.
     ///
     /// # Safety
     /// `base..base + length` stays mapped readable and writable until the last clone, and every
-    /// session made from one, is gone. This process reaches those bytes through this crate only, or
-    /// in ways that never conflict with a call of this type.
+    /// session made from one, is dropped. This process accesses those bytes through this crate
+    /// only, or in ways that never conflict with a call of this type.
     ///
     /// # Errors
     /// The region is unaligned or shorter than the bootstrap.
@@ -47,19 +47,19 @@ impl WindowMemory {
         }
     }
 
-    /// Where the window starts in this process.
+    /// Returns the address of the window in this process.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Bytes of the window that are mapped here.
+    /// Returns the number of bytes of the window that are mapped.
     #[must_use]
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// The session whose segment is number `segment`.
+    /// Returns the session in segment number `segment`.
     ///
     /// # Errors
     /// The segment does not lie in the window.

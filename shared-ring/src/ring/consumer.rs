@@ -9,13 +9,13 @@ use crate::{
     sync::{Ordering, SyncPoint},
 };
 
-/// Something no correct producer writes: the session is hostile or broken and must end.
+/// Ring content that no correct producer writes. The session is hostile or broken and must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The commit word has bits or a length that no entry has.
+    /// The commit word has invalid bits or an invalid length.
     #[error("ring entry at {cursor:#x}: commit word {word:#018x} is impossible")]
     Commit {
-        /// Where the entry starts, in bytes since the session began.
+        /// Cursor of the entry, in bytes since the session began.
         cursor: u64,
         /// The word as read.
         word: u64,
@@ -23,29 +23,29 @@ pub enum Violation {
     /// The commit word belongs to another lap around the ring.
     #[error("ring entry at {cursor:#x}: commit word of lap {found}, expected lap {expected}")]
     Lap {
-        /// Where the entry starts.
+        /// Cursor of the entry.
         cursor: u64,
         /// The lap in the word.
         found: u32,
         /// The lap of the cursor.
         expected: u32,
     },
-    /// The entry reaches past the ring's end, or a pad does not end there.
+    /// The entry reaches past the ring's end, or is a pad that does not end there.
     #[error(
         "ring entry at {cursor:#x}: {bytes} bytes do not fit the {left} bytes to the ring's end"
     )]
     Overrun {
-        /// Where the entry starts.
+        /// Cursor of the entry.
         cursor: u64,
         /// Bytes of the entry.
         bytes: usize,
-        /// Bytes from there to the ring's end.
+        /// Bytes from the entry's start to the ring's end.
         left: usize,
     },
-    /// The body's length contradicts the entry's.
+    /// The body's length contradicts the length of the entry.
     #[error("ring entry at {cursor:#x}: a body of {body_len} bytes in an entry of {bytes} bytes")]
     Body {
-        /// Where the entry starts.
+        /// Cursor of the entry.
         cursor: u64,
         /// The length in the header.
         body_len: u32,
@@ -55,12 +55,12 @@ pub enum Violation {
     /// The answer slot does not exist.
     #[error("ring entry at {cursor:#x}: answer slot {slot} of {SLOTS}")]
     Slot {
-        /// Where the entry starts.
+        /// Cursor of the entry.
         cursor: u64,
         /// The slot in the header.
         slot: u16,
     },
-    /// The producers' cursor is not where any producer can have moved it.
+    /// The producers' cursor has a value that no producer can have written.
     #[error("ring tail {tail:#x} is impossible with head {head:#x}")]
     Tail {
         /// The cursor as read.
@@ -74,13 +74,12 @@ pub enum Violation {
 #[derive(Debug)]
 pub struct Consumer {
     memory: SessionMemory,
-    /// Everything before it has been taken; a multiple of [`UNIT`]. The copy in shared memory is
-    /// written, never read.
+    /// Cursor of the next entry to take; a multiple of [`UNIT`]. Its copy in shared memory is written, never read.
     head: u64,
 }
 
 impl Consumer {
-    /// The consuming side of the ring in `memory`, which is fresh: nothing was taken from it.
+    /// Creates the consuming side of the ring in `memory`. The ring must be fresh: no record was taken from it.
     ///
     /// # Safety
     /// This is the only consumer of the session, and all its producers that live in this process are
@@ -90,14 +89,14 @@ impl Consumer {
         Self { memory, head: 0 }
     }
 
-    /// Takes the next record: copies it to `buf`, frees its place, returns its head. `None` when no
-    /// record is published next.
+    /// Takes the next record: copies it to `buf`, frees its units and returns its head. Returns `None` if no record is
+    /// published at the cursor.
     ///
     /// Allocates nothing, takes no lock, never waits.
     ///
     /// # Errors
-    /// The producer wrote what no correct one writes. The consumer stays where it is; its session
-    /// must end.
+    /// The producer wrote an entry that no correct one writes. The consumer's cursor does not move; the session must
+    /// end.
     #[inline]
     pub fn take(&mut self, buf: &mut RecordBuf) -> Result<Option<RecordHead>, Violation> {
         let Some(mut commit) = self.published()? else {
@@ -105,7 +104,7 @@ impl Consumer {
         };
         if commit.pad {
             self.release(commit.units);
-            // A pad ends at the ring's end, so what follows it is no pad.
+            // A pad ends at the ring's end, so the next entry is no pad.
             match self.published()? {
                 Some(next) => commit = next,
                 None => return Ok(None),
@@ -146,8 +145,8 @@ impl Consumer {
         }))
     }
 
-    /// Announces that this side is about to sleep. True: sleep until the doorbell, then call
-    /// [`Consumer::unpark`]. False: a record came meanwhile and the announcement is withdrawn.
+    /// Sets PARKED before the consumer sleeps. Returns true if the caller shall sleep until the doorbell and then call
+    /// [`Consumer::unpark`]; false, with PARKED cleared again, if a record was published meanwhile.
     ///
     /// # Errors
     /// The producers' cursor is impossible.
@@ -156,8 +155,8 @@ impl Consumer {
         self.memory
             .word(session::PARKED)
             .store(1, Ordering::Relaxed);
-        // SYNC POINT: park. Either the look below sees the record, or the producer that published it
-        // sees PARKED after its own fence.
+        // SYNC POINT: park. Either the load below sees the record, or the producer that published it sees PARKED after
+        // its own fence.
         SyncPoint::Park.fence();
         if self
             .memory
@@ -171,20 +170,20 @@ impl Consumer {
         Ok(false)
     }
 
-    /// Withdraws the announcement of [`Consumer::park`].
+    /// Clears PARKED, which [`Consumer::park`] set.
     pub fn unpark(&self) {
         self.memory
             .word(session::PARKED)
             .store(0, Ordering::Relaxed);
     }
 
-    /// Bytes taken since the session began, pads included.
+    /// Returns the number of bytes taken since the session began, pads included.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.head
     }
 
-    /// Whether the producers' cursor lies where producers can have moved it.
+    /// Checks that correct producers can have written the producers' cursor.
     fn check_tail(&self) -> Result<(), Violation> {
         let tail = self.memory.word(session::TAIL).load(Ordering::Relaxed);
         let possible = self.head..=self.head + RING_BYTES as u64;
@@ -198,11 +197,11 @@ impl Consumer {
         }
     }
 
-    /// The next entry, if it is published and possible.
+    /// Returns the commit word of the next entry, if it is published. Fails if it is invalid.
     #[inline]
     fn published(&self) -> Result<Option<Commit>, Violation> {
         let cursor = self.head;
-        // SYNC POINT: commit. What the producer wrote to the entry is seen from here on.
+        // SYNC POINT: commit. The producer's writes to the entry are visible from here on.
         let word = self
             .memory
             .word(ring_offset(cursor))
@@ -234,7 +233,7 @@ impl Consumer {
         Ok(Some(commit))
     }
 
-    /// Gives the next `units` units back to the producers.
+    /// Frees the next `units` units for the producers.
     #[inline]
     fn release(&mut self, units: usize) {
         let offset = ring_offset(self.head);
@@ -245,7 +244,7 @@ impl Consumer {
                 .store(0, Ordering::Relaxed);
         }
         self.head += (units * UNIT) as u64;
-        // SYNC POINT: head. A producer that sees this cursor may write what lies before it.
+        // SYNC POINT: head. A producer that sees this cursor may overwrite the units before it.
         self.memory
             .word(session::HEAD)
             .store(self.head, SyncPoint::Head.release());

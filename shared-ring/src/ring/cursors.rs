@@ -2,7 +2,7 @@ use core::fmt;
 
 use crate::{layout::session, memory::SessionMemory, sync::Ordering};
 
-/// A ring's words at one moment, for a look from outside. Either side may have written anything there.
+/// Snapshot of a ring's words, for diagnostics. Either side may have written anything there.
 ///
 /// ```
 /// use wormhole_ring::{memory::OwnedMemory, ring::{Cursors, Producer, RecordHead}};
@@ -20,12 +20,12 @@ pub struct Cursors {
     pub tail: u64,
     /// Bytes that the consumer has taken since then.
     pub head: u64,
-    /// The consumer sleeps until the doorbell rings.
+    /// Set if the consumer sleeps until the doorbell rings.
     pub parked: bool,
 }
 
 impl Cursors {
-    /// The words in `memory`.
+    /// Loads the words in `memory`.
     #[must_use]
     pub fn of(memory: &SessionMemory) -> Self {
         let word = |offset| memory.word(offset).load(Ordering::Relaxed);

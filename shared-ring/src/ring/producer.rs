@@ -8,21 +8,21 @@ use crate::{
     sync::{AtomicU64, Ordering, SyncPoint},
 };
 
-/// Why a record was not pushed.
+/// Errors of [`Producer::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
-    /// The consumer has not made room yet. Nothing was written; try again.
+    /// The consumer has not freed enough units yet. Nothing was written; the caller may try again.
     #[error("the ring has no room for {needed} bytes now")]
     Full {
         /// Bytes that the record needs, with the pad before it.
         needed: usize,
     },
-    /// The body is longer than any record may be.
+    /// The body is longer than a record's body may be.
     #[error("a body of {length} bytes exceeds the {limit} bytes of a record")]
     TooLong {
         /// Bytes of the body.
         length: usize,
-        /// The longest body.
+        /// Most bytes of a body.
         limit: usize,
     },
     /// The cursors in shared memory contradict each other: the session is lost.
@@ -35,11 +35,11 @@ pub enum PushError {
     },
 }
 
-/// Reservations that are tried before the ring counts as full: another party that keeps moving the
-/// tail must not hold a caller here.
+/// Most attempts to reserve before `push` reports a full ring. The bound keeps another party that moves the tail all
+/// the time from blocking a caller.
 const ATTEMPTS: u32 = 1 << 16;
 
-/// The producing side of a ring. All threads of a process share one.
+/// The producing side of a ring. All threads of a process share one producer.
 ///
 /// ```
 /// use wormhole_ring::{memory::OwnedMemory, ring::{Consumer, Producer, RecordBuf, RecordHead}};
@@ -59,26 +59,26 @@ const ATTEMPTS: u32 = 1 << 16;
 #[derive(Debug)]
 pub struct Producer {
     memory: SessionMemory,
-    /// A value that the consumer's head had: at most the current one, so room computed from it
-    /// exists. Read again only when that room is too small.
+    /// A past value of the consumer's head. It is at most the current one, so room computed from it exists. It is read
+    /// again only when that room is too small.
     cached_head: CachedHead,
 }
 
-/// On cache lines of its own: two, because processors fetch lines in pairs.
+/// The cached head, aligned to two cache lines of its own, because processors fetch lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct CachedHead(AtomicU64);
 
-/// Units that were reserved for one record.
+/// Units reserved for one record.
 struct Reservation {
     /// Cursor of the pad or, without one, of the record.
     start: u64,
-    /// Bytes of the pad that fills the ring's end, 0 for none.
+    /// Bytes of the pad that fills the ring's end, 0 without one.
     pad: usize,
 }
 
 impl Producer {
-    /// The producing side of the ring in `memory`.
+    /// Creates the producing side of the ring in `memory`.
     ///
     /// # Safety
     /// All producers and the consumer of this session that live in this process are values of this
@@ -96,7 +96,7 @@ impl Producer {
     /// Allocates nothing, takes no lock, never waits. Call [`Producer::consumer_parked`] afterwards.
     ///
     /// # Errors
-    /// See [`PushError`]; nothing was written then.
+    /// See [`PushError`]. Nothing was written if it fails.
     #[inline]
     pub fn push(&self, head: RecordHead, parts: &[&[u8]]) -> Result<(), PushError> {
         let body = parts
@@ -152,29 +152,28 @@ impl Producer {
         Ok(())
     }
 
-    /// Whether the consumer sleeps or is about to: the doorbell must be rung then. Call it after
+    /// Returns true if the consumer sleeps or is about to, so that a producer must ring the doorbell. Call it after
     /// [`Producer::push`].
     #[inline]
     #[must_use]
     pub fn consumer_parked(&self) -> bool {
-        // SYNC POINT: park. Either this load sees PARKED, or the consumer's look after its own fence
-        // sees the record published before this one.
+        // SYNC POINT: park. Either this load sees PARKED, or the consumer's load after its own fence sees the record
+        // published before this fence.
         SyncPoint::Park.fence();
         self.memory.word(session::PARKED).load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the caller must ring the doorbell: of several producers that find the consumer parked, one
-    /// is told, so that a sleeper is not woken once for each record. Call it after [`Producer::push`].
+    /// Returns true if the caller must ring the doorbell. Of several producers that find the consumer parked, only one
+    /// gets true, so that a sleeping consumer is not woken once for each record. Call it after [`Producer::push`].
     #[inline]
     #[must_use]
     pub fn must_ring(&self) -> bool {
-        // The word is cleared by the one that rings. A producer that then finds it clear relies on that
-        // doorbell: the consumer it wakes looks at the ring, and before it sleeps again it sets the word
-        // again and looks once more.
+        // The producer that rings clears the word. A producer that then finds it clear relies on that doorbell: the
+        // woken consumer looks at the ring, and before it sleeps again it sets the word and looks once more.
         self.consumer_parked() && self.memory.word(session::PARKED).swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Whether the consumer has taken everything that was reserved: true once the ring is drained.
+    /// Returns true if the consumer has taken all reserved bytes.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let tail = self.memory.word(session::TAIL).load(Ordering::Relaxed);
@@ -184,11 +183,11 @@ impl Producer {
             >= tail
     }
 
-    /// Takes `bytes` contiguous bytes of the ring, and the pad before them where they would wrap.
+    /// Reserves `bytes` contiguous bytes of the ring, with a pad before them if they would wrap.
     #[inline]
     fn reserve(&self, bytes: usize) -> Result<Reservation, PushError> {
         let tail_word = self.memory.word(session::TAIL);
-        // SYNC POINT: cached head. What another thread learnt from the head it read counts here too.
+        // SYNC POINT: cached head. The consumer's clears that another thread saw with this head are visible here too.
         let mut head = self.cached_head.0.load(SyncPoint::CachedHead.acquire());
         // Two reservations that happen one before the other in the program keep that order by
         // coherence alone; the records themselves are published by their commit words.
@@ -207,7 +206,7 @@ impl Producer {
             needed = pad + bytes;
             let end = tail + needed as u64;
             if end.saturating_sub(head) > RING_BYTES as u64 {
-                // Whatever others reserve meanwhile, this record would end there or later.
+                // Reservations by other threads only move this record's end further.
                 head = self.refresh(end)?.ok_or(PushError::Full { needed })?;
             }
             // SYNC POINT: tail.
@@ -224,20 +223,20 @@ impl Producer {
         Err(PushError::Full { needed })
     }
 
-    /// Reads the consumer's progress again, for a reservation that would end at `end`. The head, if
-    /// it leaves that much room.
+    /// Reads the consumer's head again for a reservation that would end at `end`. Returns the head if it leaves enough
+    /// room.
     #[cold]
     fn refresh(&self, end: u64) -> Result<Option<u64>, PushError> {
         let head_word = self.memory.word(session::HEAD);
-        // The head before the tail and again after it: at the moment the tail was read the head lay
-        // between the two, which bounds the tail exactly however much the others move meanwhile.
+        // The head is loaded before the tail and again after it. When the tail was loaded, the head lay between the two
+        // values, which bounds the tail exactly however much other threads move it meanwhile.
         let before = head_word.load(SyncPoint::Head.acquire());
-        // SYNC POINT: tail. The head that let a peer move the tail there is seen below.
+        // SYNC POINT: tail. The head that allowed a peer to move the tail there is visible below.
         let tail = self
             .memory
             .word(session::TAIL)
             .load(SyncPoint::Tail.acquire());
-        // SYNC POINT: head. The consumer has cleared what it took before it let go of it.
+        // SYNC POINT: head. The consumer cleared the units it took before it moved the head past them.
         let after = head_word.load(SyncPoint::Head.acquire());
         let room_end = after.saturating_add(RING_BYTES as u64);
         if before > tail || tail > room_end || after < before {
@@ -256,21 +255,21 @@ impl Producer {
     /// Publishes the entry at `cursor`.
     #[inline]
     fn publish(&self, cursor: u64, commit: Commit) {
-        // SYNC POINT: commit. Everything written to the entry is seen by whoever sees this word.
+        // SYNC POINT: commit. A thread that sees this word sees all writes to the entry.
         self.memory
             .word(ring_offset(cursor))
             .store(commit.to_word(), SyncPoint::Commit.release());
     }
 }
 
-/// Offset in the ring of the entry at `cursor`.
+/// Returns the offset in the ring of the entry at `cursor`.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "smaller than the ring")]
 pub(super) const fn ring_position(cursor: u64) -> usize {
     (cursor & (RING_BYTES as u64 - 1)) as usize
 }
 
-/// Offset in the session segment of the entry at `cursor`.
+/// Returns the offset in the session segment of the entry at `cursor`.
 #[inline]
 pub(super) const fn ring_offset(cursor: u64) -> usize {
     session::RING_BASE + ring_position(cursor)

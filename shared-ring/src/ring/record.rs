@@ -2,23 +2,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::{layout, slot::SlotIndex};
 
-/// What a record says about itself.
+/// Decoded header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHead {
     /// The message's id in the API table.
     pub message: u16,
     /// Flags of the message.
     pub flags: u16,
-    /// Where the answer goes; `None` for a record nobody waits for.
+    /// Answer slot of the request; `None` for a record without an answer.
     pub slot: Option<SlotIndex>,
-    /// The device that the message is for, by its number in the session.
+    /// Number in the session of the device that the message is for.
     pub device: u16,
-    /// The number that the answer carries.
+    /// Sequence number that the answer carries.
     pub sequence: u64,
 }
 
 impl RecordHead {
-    /// A record that expects no answer.
+    /// Creates the head of a record that expects no answer.
     #[must_use]
     pub const fn record(message: u16) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl RecordHead {
         }
     }
 
-    /// A request whose answer goes to `slot` and carries `sequence`.
+    /// Creates the head of a request whose answer goes to `slot` and carries `sequence`.
     #[must_use]
     pub const fn request(message: u16, slot: SlotIndex, sequence: u64) -> Self {
         Self {
@@ -42,14 +42,14 @@ impl RecordHead {
         }
     }
 
-    /// The same for another device than the first.
+    /// Returns the head for this device instead of the first one.
     #[must_use]
     pub const fn on(self, device: u16) -> Self {
         Self { device, ..self }
     }
 }
 
-/// A record's header without its commit word, as it lies in the ring.
+/// Wire format of a record's header, without the commit word.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct WireHead {
@@ -58,7 +58,7 @@ pub(super) struct WireHead {
     /// [`SlotIndex::NONE_WIRE`] or the index of an answer slot.
     pub(super) slot: u16,
     pub(super) device: u16,
-    /// 0.
+    /// Always 0.
     pub(super) pad: [u16; 2],
     /// Bytes of the body, at most [`layout::MAX_BODY`].
     pub(super) body_len: u32,
@@ -67,16 +67,16 @@ pub(super) struct WireHead {
 
 const _: () = assert!(size_of::<WireHead>() + 8 == layout::RECORD_HEADER);
 
-/// Units of a record with a body of `body` bytes, which is at most [`layout::MAX_BODY`].
+/// Returns the number of units of a record with a body of `body` bytes, at most [`layout::MAX_BODY`].
 pub(super) const fn units_for(body: usize) -> usize {
     (layout::RECORD_HEADER + body).div_ceil(layout::UNIT)
 }
 
-/// The commit word: 0 while not published, otherwise how long the entry is, whether it is a pad, and
-/// which lap around the ring it belongs to.
+/// Commit word of an entry: 0 while it is not published, otherwise its length, its lap around the ring and whether it
+/// is a pad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Commit {
-    /// In `1..=MAX_RECORD / UNIT` for every entry a producer writes.
+    /// Length in units. In `1..=MAX_RECORD / UNIT` for every entry that a producer writes.
     pub(super) units: usize,
     pub(super) pad: bool,
     pub(super) lap: u32,
@@ -85,7 +85,7 @@ pub(super) struct Commit {
 const PAD_FLAG: u64 = 1 << 16;
 
 impl Commit {
-    /// The lap of the entry that starts at `cursor`, modulo 2^32.
+    /// Returns the lap of the entry that starts at `cursor`, modulo 2^32.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "laps are compared modulo 2^32"
@@ -99,7 +99,7 @@ impl Commit {
         (self.lap as u64) << 32 | pad | self.units as u64
     }
 
-    /// Reads a commit word that is not 0. `None` if bits are set that no producer sets.
+    /// Decodes a commit word that is not 0. Returns `None` if it has bits that no producer sets.
     pub(super) const fn from_word(word: u64) -> Option<Self> {
         if word & 0xFFFE_0000 != 0 {
             return None;
@@ -113,9 +113,9 @@ impl Commit {
     }
 }
 
-/// Private memory that a record is copied to before it is looked at.
+/// Private memory that a record is copied to before it is parsed.
 ///
-/// Large (36 KiB); a consumer keeps one and uses it again.
+/// It is large (36 KiB), so a consumer allocates one and reuses it.
 #[derive(Clone)]
 pub struct RecordBuf {
     bytes: RecordBytes,
@@ -128,7 +128,7 @@ pub struct RecordBuf {
 struct RecordBytes([u8; layout::MAX_RECORD]);
 
 impl RecordBuf {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -137,7 +137,7 @@ impl RecordBuf {
         }
     }
 
-    /// The body of the record that was taken last; starts at a multiple of 32 bytes.
+    /// Returns the body of the record taken last. It starts at a multiple of 32 bytes.
     #[must_use]
     pub fn body(&self) -> &[u8] {
         &self.bytes.0[layout::RECORD_HEADER..layout::RECORD_HEADER + self.body_len]
@@ -153,7 +153,7 @@ impl RecordBuf {
         WireHead::read_from_bytes(bytes).expect("the header is 24 bytes long")
     }
 
-    /// `length` is at most [`layout::MAX_BODY`].
+    /// Sets the body's length, at most [`layout::MAX_BODY`].
     pub(super) fn set_body(&mut self, length: usize) {
         debug_assert!(length <= layout::MAX_BODY);
         self.body_len = length;

@@ -5,9 +5,9 @@ use super::SessionId;
 /// Contiguous segments of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
-    /// The first segment.
+    /// First segment of the run.
     pub first: u32,
-    /// Segments, at least 1 in every run the table hands out.
+    /// Number of segments, at least 1 in every run that the table returns.
     pub count: u32,
 }
 
@@ -17,67 +17,67 @@ impl core::fmt::Display for Run {
     }
 }
 
-/// Who owns a segment.
+/// Owner of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// The supervisor: the bootstrap.
+    /// Owned by the supervisor: the segment of the bootstrap.
     Reserved,
-    /// Nobody; it holds zeroes.
+    /// Not owned; the segment holds zeroes.
     Free,
-    /// A session.
+    /// Owned by a session.
     Granted(SessionId),
-    /// Nobody, but it may still be mapped by the session and holds what it left.
+    /// Not owned any more, but possibly still mapped by the session, and not zeroed yet.
     Quarantined(SessionId),
 }
 
-/// Why segments are not granted.
+/// Errors of granting segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
-    /// Nothing was asked for.
+    /// The request was for 0 segments.
     #[error("{session} asked for no segments")]
     Empty {
-        /// Who asked.
+        /// The requesting session.
         session: SessionId,
     },
-    /// The tenant's quota does not allow it. Quarantined segments count: they hold memory.
+    /// The grant would exceed the tenant's quota. Quarantined segments count, because they hold memory.
     #[error("{session} asked for {count} segments; {held} of the tenant's {limit} are in use")]
     Quota {
-        /// Who asked.
+        /// The requesting session.
         session: SessionId,
-        /// Segments asked for.
+        /// Segments requested.
         count: u32,
         /// Segments granted or quarantined.
         held: u32,
         /// The quota.
         limit: u32,
     },
-    /// The segments that are free are kept for sessions that have none yet.
+    /// The free segments are reserved for sessions that have none yet.
     #[error(
         "{session} asked for {count} segments; {room} are free beside {kept} that are kept for other sessions"
     )]
     Kept {
-        /// Who asked.
+        /// The requesting session.
         session: SessionId,
-        /// Segments asked for.
+        /// Segments requested.
         count: u32,
-        /// Segments that the session could have.
+        /// Segments that can be granted to the session.
         room: u32,
-        /// Segments kept.
+        /// Segments reserved for other sessions.
         kept: u32,
     },
     /// No contiguous run is long enough.
     #[error("{session} asked for {count} contiguous segments; the longest free run has {longest}")]
     NoRun {
-        /// Who asked.
+        /// The requesting session.
         session: SessionId,
-        /// Segments asked for.
+        /// Segments requested.
         count: u32,
-        /// The longest free run.
+        /// Segments of the longest free run.
         longest: u32,
     },
 }
 
-/// Why segments are not taken back or freed.
+/// Errors of taking segments back and of freeing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TakeBackError {
     /// The run does not lie in the window.
@@ -88,19 +88,19 @@ pub enum TakeBackError {
         /// Segments of the window.
         segments: u32,
     },
-    /// A segment of the run is not the session's.
+    /// The session does not own a segment of the run.
     #[error("segment {segment} is not {session}'s: {owner:?}")]
     NotOwned {
         /// The first such segment.
         segment: u32,
-        /// Who meant to own it.
+        /// The session named in the call.
         session: SessionId,
-        /// Who does.
+        /// The segment's owner.
         owner: Owner,
     },
 }
 
-/// Who owns each segment of a tenant's window. The supervisor's own table.
+/// Owners of the segments of a tenant's window, in the supervisor's private memory.
 ///
 /// ```
 /// use wormhole_ring::session::{Owner, Run, SegmentTable, SessionId};
@@ -117,14 +117,14 @@ pub enum TakeBackError {
 pub struct SegmentTable {
     /// One entry per segment of the window; entry 0 is [`Owner::Reserved`].
     owners: Vec<Owner>,
-    /// Segments that may be granted or quarantined at the same time.
+    /// Most segments granted or quarantined at the same time.
     limit: u32,
-    /// Segments that are; at most `limit`.
+    /// Segments granted or quarantined; at most `limit`.
     held: u32,
 }
 
 impl SegmentTable {
-    /// The table of a window of `segments` segments, of which `limit` may be in use at a time.
+    /// Creates the table of a window of `segments` segments. At most `limit` of them are in use at a time.
     #[must_use]
     pub fn new(segments: u32, limit: u32) -> Self {
         let mut owners = vec![Owner::Free; segments as usize];
@@ -145,32 +145,32 @@ impl SegmentTable {
         self.owners.len() as u32
     }
 
-    /// Segments that are granted or quarantined.
+    /// Returns the number of segments that are granted or quarantined.
     #[must_use]
     pub fn held(&self) -> u32 {
         self.held
     }
 
-    /// Segments that can be granted still: those that the quota allows and that are free, wherever they lie.
+    /// Returns the number of segments that can still be granted: free ones, contiguous or not, within the quota.
     #[must_use]
     pub fn room(&self) -> u32 {
         let most = self.limit.min(self.segments().saturating_sub(1));
         most.saturating_sub(self.held)
     }
 
-    /// Who owns `segment`, if there is such a segment.
+    /// Returns the owner of `segment`, or `None` if the window has no such segment.
     #[must_use]
     pub fn owner(&self, segment: u32) -> Option<Owner> {
         self.owners.get(segment as usize).copied()
     }
 
-    /// Whether every byte of the run is granted to `session`.
+    /// Returns true if every segment of the run is granted to `session`.
     #[must_use]
     pub fn owns(&self, session: SessionId, run: Run) -> bool {
         self.all_are(Owner::Granted(session), session, run).is_ok()
     }
 
-    /// Gives `session` the first free run of `count` segments.
+    /// Grants `session` the first free run of `count` segments.
     ///
     /// # Errors
     /// See [`GrantError`].
@@ -213,7 +213,7 @@ impl SegmentTable {
         })
     }
 
-    /// The same, if `kept` segments are left after it.
+    /// Grants like [`SegmentTable::grant`], but only if at least `kept` segments remain afterwards.
     ///
     /// # Errors
     /// See [`GrantError`].
@@ -235,18 +235,18 @@ impl SegmentTable {
         self.grant(session, count)
     }
 
-    /// Takes a run from a session that returned it. It is quarantined until
-    /// [`SegmentTable::scrubbed`]. A part of what was granted may be taken back.
+    /// Quarantines a run that its session returned, until [`SegmentTable::scrubbed`]. The run may be a part of a
+    /// granted one.
     ///
     /// # Errors
-    /// See [`TakeBackError`]; nothing changed then.
+    /// See [`TakeBackError`]. Nothing changes if it fails.
     pub fn take_back(&mut self, session: SessionId, run: Run) -> Result<(), TakeBackError> {
         self.all_are(Owner::Granted(session), session, run)?;
         self.entries(run).fill(Owner::Quarantined(session));
         Ok(())
     }
 
-    /// Takes back everything that was granted to `session`, and returns all its quarantined runs.
+    /// Quarantines all segments granted to `session` and returns all its quarantined runs.
     pub fn take_back_all(&mut self, session: SessionId) -> Vec<Run> {
         for owner in &mut self.owners {
             if *owner == Owner::Granted(session) {
@@ -256,10 +256,10 @@ impl SegmentTable {
         self.runs(Owner::Quarantined(session))
     }
 
-    /// Frees a quarantined run that holds zeroes again and that nobody maps.
+    /// Frees a quarantined run that is zeroed again and that no process maps.
     ///
     /// # Errors
-    /// See [`TakeBackError`]; nothing changed then.
+    /// See [`TakeBackError`]. Nothing changes if it fails.
     pub fn scrubbed(&mut self, session: SessionId, run: Run) -> Result<(), TakeBackError> {
         self.all_are(Owner::Quarantined(session), session, run)?;
         self.entries(run).fill(Owner::Free);
@@ -267,7 +267,7 @@ impl SegmentTable {
         Ok(())
     }
 
-    /// The runs whose every segment has this owner, in order.
+    /// Returns the runs of segments with this owner, in order.
     #[must_use]
     pub fn runs(&self, owner: Owner) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
@@ -301,7 +301,7 @@ impl SegmentTable {
         }
     }
 
-    /// The entries of a run that lies in the window.
+    /// Returns the entries of a run that lies in the window.
     fn entries(&mut self, run: Run) -> &mut [Owner] {
         &mut self.owners[run.first as usize..(run.first + run.count) as usize]
     }

@@ -1,18 +1,18 @@
 use crate::sync::{AtomicU64, SyncPoint};
 
-/// Where a session is between two uses of its number.
+/// States of a session number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// Nobody uses the number.
+    /// The number is not in use.
     Free = 0,
-    /// A guest process and a worker share it.
+    /// A guest process and a worker share the session.
     Active = 1,
-    /// The control stream has ended or the worker has died; the other one is being ended.
+    /// The control stream has ended or the worker has died; the supervisor is ending the other one.
     Dying = 2,
     /// The worker is reaped; the guest may still map the segments.
     Quarantined = 3,
-    /// The segments hold nothing any more.
+    /// The segments are zeroed.
     Scrubbed = 4,
 }
 
@@ -34,19 +34,19 @@ impl State {
     "a session of generation {generation} in state {found:?} cannot become {wanted:?} of generation {wanted_generation}"
 )]
 pub struct TransitionError {
-    /// The state it is in.
+    /// The session's state.
     pub found: State,
-    /// The generation it has.
+    /// The session's generation.
     pub generation: u32,
-    /// The state it was to enter.
+    /// The state that the caller requested.
     pub wanted: State,
-    /// The generation the caller meant.
+    /// The generation that the caller named.
     pub wanted_generation: u32,
 }
 
-/// The state of one session number: FREE → ACTIVE → DYING → QUARANTINED → SCRUBBED → FREE, and no
-/// other way. Of several callers that attempt a transition exactly one succeeds, and none succeeds
-/// for a generation that is over.
+/// State machine of one session number: FREE → ACTIVE → DYING → QUARANTINED → SCRUBBED → FREE, with
+/// no other transitions. Of several callers that attempt a transition exactly one succeeds, and
+/// none succeeds for a generation that is over.
 ///
 /// ```
 /// use wormhole_ring::session::{SessionState, State};
@@ -67,7 +67,7 @@ pub struct SessionState {
 }
 
 impl SessionState {
-    /// A free session number that was never used.
+    /// Creates the state of a free session number that was never used.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -75,13 +75,13 @@ impl SessionState {
         }
     }
 
-    /// The state and the generation.
+    /// Loads the state and the generation.
     #[must_use]
     pub fn load(&self) -> (State, u32) {
         split(self.word.load(SyncPoint::SessionState.acquire()))
     }
 
-    /// FREE → ACTIVE: the next generation, which is never 0.
+    /// Moves FREE → ACTIVE and returns the next generation, which is never 0.
     ///
     /// # Errors
     /// The session is not free.
@@ -110,8 +110,8 @@ impl SessionState {
         }
     }
 
-    /// ACTIVE → DYING. The caller for whom this succeeds ends the worker; the end of the control
-    /// stream and the worker's death may both try.
+    /// Moves ACTIVE → DYING. The caller for which this succeeds ends the worker; the end of the
+    /// control stream and the worker's death may both try.
     ///
     /// # Errors
     /// The session is not active, or of another generation.
@@ -119,7 +119,7 @@ impl SessionState {
         self.advance(generation, State::Active, State::Dying)
     }
 
-    /// DYING → QUARANTINED: the worker has been waited for, its context is gone.
+    /// Moves DYING → QUARANTINED, after `waitpid` has returned the worker and its context is gone.
     ///
     /// # Errors
     /// The session is not dying, or of another generation.
@@ -127,7 +127,7 @@ impl SessionState {
         self.advance(generation, State::Dying, State::Quarantined)
     }
 
-    /// QUARANTINED → SCRUBBED: nobody maps the segments and they hold nothing any more.
+    /// Moves QUARANTINED → SCRUBBED, after no process maps the segments and they are zeroed.
     ///
     /// # Errors
     /// The session is not quarantined, or of another generation.
@@ -135,7 +135,7 @@ impl SessionState {
         self.advance(generation, State::Quarantined, State::Scrubbed)
     }
 
-    /// SCRUBBED → FREE: its segments are back in the table.
+    /// Moves SCRUBBED → FREE, after the session's segments are free in the table.
     ///
     /// # Errors
     /// The session is not scrubbed, or of another generation.
@@ -144,8 +144,8 @@ impl SessionState {
     }
 
     fn advance(&self, generation: u32, from: State, to: State) -> Result<(), TransitionError> {
-        // SYNC POINT: session state. Whoever makes the next transition sees what was done before
-        // this one.
+        // SYNC POINT: session state. The thread that makes the next transition sees all writes
+        // before this one.
         self.word
             .compare_exchange(
                 join(from, generation),
