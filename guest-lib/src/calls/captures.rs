@@ -2,9 +2,10 @@
 
 use super::graphs::nodes_with_data;
 use crate::error::{CuError, Result};
-use crate::graph::capture::{self, ACTIVE, exchange_mode};
+use crate::graph::capture::{self, ACTIVE};
 use crate::graph::{Model, graph_handle, with};
 use crate::handle::to_pointer;
+use crate::object::capture_mode::{RELAXED, exchange_mode};
 use crate::object::stream::target;
 use crate::parameter::{In, InOut, Out};
 use crate::session::session;
@@ -16,8 +17,6 @@ use crate::types::{
 /// `CU_STREAM_ADD_CAPTURE_DEPENDENCIES`, `_SET_`.
 const ADD: u32 = 0;
 const SET: u32 = 1;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
-const RELAXED: CUstreamCaptureMode = 2;
 
 /// The version of CUDA 10.0, before there were modes, forbids nothing.
 pub fn cuStreamBeginCapture(default: DefaultStream, hStream: CUstream) -> Result {

@@ -11,7 +11,7 @@ use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::object::context::{self, Scope, primary_scope};
-use crate::object::{array, event, green, module, stream, texture};
+use crate::object::{array, capture_mode, event, green, module, stream, texture};
 use crate::parameter::{Out, Pointer};
 use crate::session::session;
 use crate::types::{CTX_FLAGS_MASK, CUcontext, CUdevice, CUfunc_cache, CUlimit};
@@ -223,7 +223,7 @@ fn ask_limit(scope: Scope, limit: CUlimit) -> Result<u64> {
 
 pub fn cuCtxSetLimit(limit: CUlimit, value: usize) -> Result {
     let scope = context::scope()?;
-    capture::check_call()?;
+    capture_mode::check_call()?;
     let message = ContextSetLimit {
         limit,
         value: value as u64,
@@ -239,7 +239,7 @@ pub fn cuCtxSetLimit(limit: CUlimit, value: usize) -> Result {
 
 pub fn cuCtxSynchronize() -> Result {
     let scope = context::scope()?;
-    capture::check_context()?;
+    capture_mode::check_context()?;
     stream::synchronize_all(scope)
 }
 
@@ -248,7 +248,7 @@ pub fn cuCtxSynchronize_v2(ctx: CUcontext) -> Result {
         CuError::INVALID_CONTEXT if !ctx.is_null() => CuError::CONTEXT_IS_DESTROYED,
         error => error,
     })?;
-    capture::check_context()?;
+    capture_mode::check_context()?;
     stream::synchronize_all(scope)
 }
 

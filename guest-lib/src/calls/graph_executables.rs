@@ -1,10 +1,10 @@
 //! Executable graphs.
 
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::graph::executable::{self, INSTANTIATED, Refused, UPLOAD};
 use crate::graph::{graph_handle, node_handle, with};
 use crate::handle::to_pointer;
+use crate::object::capture_mode::check_call;
 use crate::object::context;
 use crate::object::stream::target;
 use crate::parameter::{InOut, Out};
@@ -28,7 +28,7 @@ fn instantiate(
         return Err(refused(CuError::INVALID_VALUE));
     }
     let graph = graph_handle(graph).map_err(refused)?;
-    capture::check_call().map_err(refused)?;
+    check_call().map_err(refused)?;
     let mut why = None;
     let made = with(|model| {
         executable::instantiate(scope, model, graph, flags).map_err(|refused| {

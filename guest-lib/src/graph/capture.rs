@@ -4,13 +4,11 @@
 //! [`graph`](crate::graph). The legacy stream has the mark while any blocking stream is being captured: work in
 //! it would have to wait for that stream.
 //!
-//! "Potentially unsafe" calls (CUDA driver API, `cuThreadExchangeStreamCaptureMode`) fail while a capture
-//! forbids them, and end it.
+//! Other calls are forbidden, and end captures, as [`capture_mode`] says.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use wormhole_api::constants::launch_attribute::PRIORITY;
 use wormhole_api::constants::memory_type::{ARRAY, DEVICE, HOST, UNIFIED};
@@ -22,6 +20,7 @@ use crate::graph::work::{HostCall, Kernel, Operations, Work};
 use crate::graph::{Edge, GraphHandle, GraphMemory, Model, NodeHandle, PROGRAMMATIC, port, with};
 use crate::handle::to_pointer;
 use crate::memory::map::Origin;
+use crate::object::capture_mode::{self, RELAXED, UnderWay};
 use crate::object::context::{self, Scope};
 use crate::object::event;
 use crate::object::stream::{self, Target};
@@ -33,28 +32,10 @@ use crate::work::boxes::Place;
 use crate::work::copy::{Direction, Fill, Mode};
 use crate::work::launch::{Attributes, Milestone, Shape};
 
-/// `CUstreamCaptureMode`; between them is the thread-local one.
-const GLOBAL: CUstreamCaptureMode = 0;
-const RELAXED: CUstreamCaptureMode = 2;
-
 /// `CUstreamCaptureStatus`.
 pub const NONE: CUstreamCaptureStatus = 0;
 pub const ACTIVE: CUstreamCaptureStatus = 1;
 pub const INVALIDATED: CUstreamCaptureStatus = 2;
-
-/// Captures under way.
-static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    /// Every thread starts in the global mode.
-    static MODE: Cell<CUstreamCaptureMode> = const { Cell::new(GLOBAL) };
-    /// Its address tells threads apart.
-    static MARK: u8 = const { 0 };
-}
-
-fn this_thread() -> usize {
-    MARK.with(|mark| std::ptr::from_ref(mark).addr())
-}
 
 /// One capture, from its begin to its end.
 #[derive(Debug)]
@@ -63,9 +44,7 @@ struct Capture {
     /// The graph was made for it.
     owns: bool,
     origin: Handle<Stream>,
-    thread: usize,
-    mode: CUstreamCaptureMode,
-    valid: bool,
+    under_way: UnderWay,
     streams: Vec<Handle<Stream>>,
     /// The last work of streams that are destroyed.
     left: Vec<NodeHandle>,
@@ -117,63 +96,11 @@ pub struct Info {
     pub plain: bool,
 }
 
-/// `cuThreadExchangeStreamCaptureMode`, which natively takes and gives back any number.
-pub fn exchange_mode(mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
-    MODE.replace(mode)
-}
-
-/// Refuses a potentially unsafe call while a capture forbids it, which the call ends.
-#[inline]
-pub fn check_call() -> Result {
-    if UNDER_WAY.load(Ordering::Relaxed) == 0 {
-        return Ok(());
-    }
-    check_call_with_captures()
-}
-
-#[cold]
-fn check_call_with_captures() -> Result {
-    let (mode, thread) = (MODE.get(), this_thread());
-    if mode == RELAXED {
-        return Ok(());
-    }
-    let forbids = |capture: &Capture| {
-        if capture.thread == thread {
-            capture.mode != RELAXED
-        } else {
-            mode == GLOBAL && capture.mode == GLOBAL
-        }
-    };
-    invalidate_where(forbids, CuError::STREAM_CAPTURE_UNSUPPORTED)
-}
-
-/// Refuses a call that is about all streams while anything is being captured.
-#[inline]
-pub fn check_context() -> Result {
-    if UNDER_WAY.load(Ordering::Relaxed) == 0 {
-        return Ok(());
-    }
-    invalidate_where(|_| true, CuError::STREAM_CAPTURE_UNSUPPORTED)
-}
-
-fn invalidate_where(forbids: impl Fn(&Capture) -> bool, code: CuError) -> Result {
-    with(|model| {
-        let mut found = false;
-        for capture in model.captures.live.values_mut() {
-            if forbids(capture) {
-                capture.valid = false;
-                found = true;
-            }
-        }
-        if found { Err(code) } else { Ok(()) }
-    })
-}
-
 /// Refuses a question about a stream, or a wait for it, that is being captured.
 #[inline]
 pub fn check_wait(target: Target) -> Result {
     check_work(target)?;
-    check_call()
+    capture_mode::check_call()
 }
 
 /// Refuses work that no graph can do.
@@ -210,20 +137,20 @@ pub fn refuse(target: Target, code: CuError) -> CuError {
 }
 
 impl Captures {
-    fn invalidate(&mut self, capture: u64) {
-        if let Some(capture) = self.live.get_mut(&capture) {
-            capture.valid = false;
+    fn invalidate(&self, capture: u64) {
+        if let Some(capture) = self.live.get(&capture) {
+            capture.under_way.invalidate();
         }
     }
 
     /// The legacy stream was used while blocking streams are being captured, which ends these captures.
-    fn implicit(&mut self) -> CuError {
-        for capture in self.live.values_mut() {
+    fn implicit(&self) -> CuError {
+        for capture in self.live.values() {
             let is_blocking = |stream: &Handle<Stream>| {
                 stream::existing(*stream).is_ok_and(|target| target.stream.is_blocking())
             };
             if capture.streams.iter().any(is_blocking) {
-                capture.valid = false;
+                capture.under_way.invalidate();
             }
         }
         CuError::STREAM_CAPTURE_IMPLICIT
@@ -246,7 +173,6 @@ impl Captures {
     /// Takes all streams out of a capture.
     fn end(&mut self, id: u64) -> Option<Capture> {
         let capture = self.live.remove(&id)?;
-        UNDER_WAY.fetch_sub(1, Ordering::Release);
         for stream in &capture.streams {
             self.tails.remove(stream);
             stream::release_captured(*stream);
@@ -264,7 +190,7 @@ impl Model {
         let tail = self.captures.tails.get(&target.handle);
         let id = tail.ok_or(CuError::ILLEGAL_STATE)?.capture;
         match self.captures.live.get(&id) {
-            Some(capture) if capture.valid => Ok(id),
+            Some(capture) if capture.under_way.is_valid() => Ok(id),
             _ => Err(CuError::STREAM_CAPTURE_INVALIDATED),
         }
     }
@@ -320,14 +246,11 @@ impl Model {
             graph,
             owns,
             origin: target.handle,
-            thread: this_thread(),
-            mode,
-            valid: true,
+            under_way: UnderWay::begin(mode),
             streams: Vec::new(),
             left: Vec::new(),
         };
         captures.live.insert(id, capture);
-        UNDER_WAY.fetch_add(1, Ordering::Release);
         captures.join(id, target, before);
         Ok(())
     }
@@ -336,18 +259,18 @@ impl Model {
     pub fn end_capture(&mut self, target: Target, wanted: bool) -> Result<GraphHandle> {
         let tail = self.captures.tails.get(&target.handle);
         let id = tail.ok_or(CuError::ILLEGAL_STATE)?.capture;
-        let capture = self.captures.live.get_mut(&id).ok_or(CuError::UNKNOWN)?;
+        let capture = self.captures.live.get(&id).ok_or(CuError::UNKNOWN)?;
         if capture.origin != target.handle {
-            let error = match capture.valid {
+            let error = match capture.under_way.is_valid() {
                 true => CuError::STREAM_CAPTURE_UNMATCHED,
                 false => CuError::STREAM_CAPTURE_INVALIDATED,
             };
-            capture.valid = false;
+            capture.under_way.invalidate();
             return Err(error);
         }
-        let result = if !capture.valid {
+        let result = if !capture.under_way.is_valid() {
             Err(CuError::STREAM_CAPTURE_INVALIDATED)
-        } else if capture.mode != RELAXED && capture.thread != this_thread() {
+        } else if !capture.under_way.may_end_here() {
             Err(CuError::STREAM_CAPTURE_WRONG_THREAD)
         } else if !self.is_joined(id, target.handle) {
             Err(CuError::STREAM_CAPTURE_UNJOINED)
@@ -385,10 +308,12 @@ impl Model {
         }
         let tail = self.captures.tails.get(&target.handle);
         let capture = tail.and_then(|tail| self.captures.live.get(&tail.capture));
-        Ok(capture.map_or(NONE, |capture| match capture.valid {
-            true => ACTIVE,
-            false => INVALIDATED,
-        }))
+        Ok(
+            capture.map_or(NONE, |capture| match capture.under_way.is_valid() {
+                true => ACTIVE,
+                false => INVALIDATED,
+            }),
+        )
     }
 
     /// What `cuStreamGetCaptureInfo` tells of an active capture. The pointers hold until the stream's next call.
@@ -447,7 +372,7 @@ impl Model {
         let Recorded { capture, before } = recorded.ok_or(CuError::INVALID_VALUE)?;
         // A capture that has ended leaves nothing to wait for.
         let live = self.captures.live.get(&capture);
-        let is_valid = live.ok_or(CuError::INVALID_VALUE)?.valid;
+        let is_valid = live.ok_or(CuError::INVALID_VALUE)?.under_way.is_valid();
         if target.handle.is_legacy() {
             self.captures.invalidate(capture);
             return Err(self.captures.implicit());

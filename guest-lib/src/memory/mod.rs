@@ -12,8 +12,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use wormhole_api::{DevicePtr, MemAlloc, MemFree};
 
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::memory::map::{Allocation, MemoryMap, Origin};
+use crate::object::capture_mode::check_call;
 use crate::object::context::Scope;
 use crate::object::{sharing, stream};
 use crate::{graph, log};
@@ -65,7 +65,7 @@ pub fn allocate(scope: Scope, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    capture::check_call()?;
+    check_call()?;
     let address = scope
         .session
         .request(&MemAlloc { bytes }, |reply| reply.address.0)?;
@@ -78,7 +78,7 @@ pub fn free(scope: Scope, address: u64) -> Result {
     if address == 0 {
         return scope.session.alive();
     }
-    capture::check_call()?;
+    check_call()?;
     let is_graph =
         |allocation: &Allocation| allocation.base == address && allocation.origin == Origin::Graph;
     if memory_map().find(address).as_ref().is_some_and(is_graph) {
@@ -107,7 +107,7 @@ pub fn allocate_host(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
         return Err(CuError::INVALID_VALUE);
     }
     scope.session.alive()?;
-    capture::check_call()?;
+    check_call()?;
     // Natively nothing is allocated for nothing.
     if bytes == 0 {
         return Ok(0);
@@ -126,7 +126,7 @@ pub fn allocate_managed(scope: Scope, bytes: u64, flags: u32) -> Result<u64> {
         return Err(CuError::INVALID_VALUE);
     }
     scope.session.alive()?;
-    capture::check_call()?;
+    check_call()?;
     let address = scope.session.allocate_arena(bytes, HOST_ALIGN)?;
     memory_map().insert(address, bytes, Origin::Managed, scope.context);
     Ok(address)
@@ -155,7 +155,7 @@ pub fn free_variables(scope: Scope, address: u64) {
 
 /// `cuMemFreeHost`.
 pub fn free_host(scope: Scope, address: u64) -> Result {
-    capture::check_call()?;
+    check_call()?;
     if address == 0 {
         return scope.session.alive();
     }
@@ -183,7 +183,7 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
     if flags & (IOMEMORY | READ_ONLY) != 0 {
         return Err(CuError::NOT_SUPPORTED);
     }
-    capture::check_call()?;
+    check_call()?;
     let _registering = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
     if memory_map()
         .find(address)
@@ -217,7 +217,7 @@ pub fn register(scope: Scope, address: u64, bytes: u64, flags: u32) -> Result {
 
 /// `cuMemHostUnregister`.
 pub fn unregister(scope: Scope, address: u64) -> Result {
-    capture::check_call()?;
+    check_call()?;
     let removed = memory_map().remove(address, Allocation::is_registered);
     let registered = removed.map_err(|_| {
         // Memory that is the device's in another way is told from memory that is not.

@@ -15,6 +15,7 @@ use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::handle::{self, Table};
 use crate::memory::pool;
+use crate::object::capture_mode;
 use crate::object::context::{self, Scope};
 use crate::object::sharing::{self, Token};
 use crate::object::stream::Target;
@@ -381,7 +382,7 @@ impl Event {
         if self.captured.load(Ordering::Acquire) {
             return Err(capture::ask(handle, true));
         }
-        capture::check_call()
+        capture_mode::check_call()
     }
 
     /// How the event was recorded last; records from now on get a fence.

@@ -1,6 +1,7 @@
 //! Objects that programs hold by handles, and the contexts that they belong to.
 
 pub mod array;
+pub mod capture_mode;
 pub mod compiled_code;
 pub mod context;
 pub mod core_dump;

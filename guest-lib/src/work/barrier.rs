@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::error::Result;
-use crate::graph::capture;
 use crate::object::context::Scope;
-use crate::object::event;
 use crate::object::stream::{self, Target};
+use crate::object::{capture_mode, event};
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING};
 
 /// What new streams of a context wait for, by the context's number.
@@ -19,7 +18,7 @@ static ANY: AtomicBool = AtomicBool::new(false);
 /// `cuCtxRecordEvent`: the event is behind all work so far of the context.
 pub fn record(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
-    capture::check_context()?;
+    capture_mode::check_context()?;
     let join = stream::create(scope, STREAM_NON_BLOCKING, 0)?;
     let recorded = stream::existing(join).and_then(|join| {
         for target in stream::busy_of(scope) {
@@ -37,7 +36,7 @@ pub fn record(scope: Scope, event: CUevent) -> Result {
 /// `cuCtxWaitEvent`: all work of the context from now on waits for the event.
 pub fn wait(scope: Scope, event: CUevent) -> Result {
     event::exists(event)?;
-    capture::check_context()?;
+    capture_mode::check_context()?;
     for target in stream::all_of(scope) {
         event::wait(scope, target, event, 0)?;
     }

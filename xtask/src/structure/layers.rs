@@ -41,7 +41,6 @@ const UPWARD: &[(&str, &str)] = &[
     ("object/event.rs", "graph"),
     ("object/stream.rs", "graph"),
     ("object/stream.rs", "work"),
-    ("work/barrier.rs", "graph"),
     ("work/boxes.rs", "graph"),
     ("work/copy.rs", "graph"),
     ("work/host_function.rs", "graph"),

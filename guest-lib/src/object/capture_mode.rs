@@ -1,0 +1,127 @@
+//! Calls that captures forbid.
+//!
+//! "Potentially unsafe" calls (CUDA driver API, `cuThreadExchangeStreamCaptureMode`) fail while a capture forbids them,
+//! and end it. A capture forbids by its mode, by the mode of the calling thread, and by which thread began it. The
+//! graph layer holds the captures themselves.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{CuError, Result};
+use crate::types::CUstreamCaptureMode;
+
+/// `CUstreamCaptureMode`; between them is the thread-local one.
+const GLOBAL: CUstreamCaptureMode = 0;
+pub const RELAXED: CUstreamCaptureMode = 2;
+
+/// Captures under way, and how many.
+static UNDER_WAY: Mutex<Vec<Arc<Facts>>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Every thread starts in the global mode.
+    static MODE: Cell<CUstreamCaptureMode> = const { Cell::new(GLOBAL) };
+    /// Its address tells threads apart.
+    static MARK: u8 = const { 0 };
+}
+
+fn this_thread() -> usize {
+    MARK.with(|mark| std::ptr::from_ref(mark).addr())
+}
+
+fn under_way() -> MutexGuard<'static, Vec<Arc<Facts>>> {
+    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Facts {
+    thread: usize,
+    mode: CUstreamCaptureMode,
+    valid: AtomicBool,
+}
+
+/// A capture under way. It forbids calls until it is dropped.
+#[derive(Debug)]
+pub struct UnderWay(Arc<Facts>);
+
+impl UnderWay {
+    /// A capture of this thread's.
+    pub fn begin(mode: CUstreamCaptureMode) -> Self {
+        let facts = Arc::new(Facts {
+            thread: this_thread(),
+            mode,
+            valid: AtomicBool::new(true),
+        });
+        under_way().push(Arc::clone(&facts));
+        COUNT.fetch_add(1, Ordering::Release);
+        Self(facts)
+    }
+
+    pub fn is_valid(&self) -> bool {
+        self.0.valid.load(Ordering::Acquire)
+    }
+
+    pub fn invalidate(&self) {
+        self.0.valid.store(false, Ordering::Release);
+    }
+
+    /// Whether this thread may end the capture.
+    pub fn may_end_here(&self) -> bool {
+        self.0.mode == RELAXED || self.0.thread == this_thread()
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        under_way().retain(|facts| !Arc::ptr_eq(facts, &self.0));
+        COUNT.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// `cuThreadExchangeStreamCaptureMode`, which natively takes and gives back any number.
+pub fn exchange_mode(mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+    MODE.replace(mode)
+}
+
+/// Refuses a potentially unsafe call while a capture forbids it, which the call ends.
+#[inline]
+pub fn check_call() -> Result {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return Ok(());
+    }
+    check_call_with_captures()
+}
+
+#[cold]
+fn check_call_with_captures() -> Result {
+    let (mode, thread) = (MODE.get(), this_thread());
+    if mode == RELAXED {
+        return Ok(());
+    }
+    invalidate_where(|capture| {
+        if capture.thread == thread {
+            capture.mode != RELAXED
+        } else {
+            mode == GLOBAL && capture.mode == GLOBAL
+        }
+    })
+}
+
+/// Refuses a call that is about all streams while anything is being captured, which the call ends.
+#[inline]
+pub fn check_context() -> Result {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return Ok(());
+    }
+    invalidate_where(|_| true)
+}
+
+fn invalidate_where(forbids: impl Fn(&Facts) -> bool) -> Result {
+    let mut answer = Ok(());
+    for capture in under_way().iter().filter(|capture| forbids(capture)) {
+        capture.valid.store(false, Ordering::Release);
+        answer = Err(CuError::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    answer
+}
