@@ -6,14 +6,13 @@ use std::sync::atomic::Ordering;
 use super::devices::ordinal;
 use crate::error::{CuError, Result};
 use crate::object::context::Scope;
-use crate::object::{array, context, event, green, module, stream, texture};
+use crate::object::{array, context, context_events, event, green, module, stream, texture};
 use crate::parameter::{In, InOut, Out, Room};
 use crate::session::session;
 use crate::types::{
     CUcontext, CUdevResource, CUdevice, CUevent, CUgreenCtx, CUstream, DefaultStream,
     STREAM_NON_BLOCKING,
 };
-use crate::work::barrier;
 use crate::{handle, memory};
 
 /// `CU_GREEN_CTX_DEFAULT_STREAM`.
@@ -170,11 +169,11 @@ pub fn cuGreenCtxGetId(greenCtx: CUgreenCtx, greenCtxId: Out<'_, u64>) -> Result
 }
 
 pub fn cuGreenCtxRecordEvent(hCtx: CUgreenCtx, hEvent: CUevent) -> Result {
-    barrier::record(scope_of_green(hCtx)?, hEvent)
+    context_events::record(scope_of_green(hCtx)?, hEvent)
 }
 
 pub fn cuGreenCtxWaitEvent(hCtx: CUgreenCtx, hEvent: CUevent) -> Result {
-    barrier::wait(scope_of_green(hCtx)?, hEvent)
+    context_events::wait(scope_of_green(hCtx)?, hEvent)
 }
 
 pub fn cuGreenCtxStreamCreate(

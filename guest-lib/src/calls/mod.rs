@@ -7,12 +7,12 @@
 )]
 
 mod arrays;
-mod barriers;
 mod batches;
 mod boxes;
 mod captures;
 mod checkpoints;
 mod conditional_nodes;
+mod context_events;
 mod contexts;
 mod copies;
 mod devices;
@@ -44,10 +44,8 @@ mod sharing;
 mod stream_memory;
 mod streams;
 mod tensors;
-mod virtual_memories;
-
-pub use barriers::*;
 mod textures;
+mod virtual_memories;
 
 pub use arrays::*;
 pub use batches::*;
@@ -55,6 +53,7 @@ pub use boxes::*;
 pub use captures::*;
 pub use checkpoints::*;
 pub use conditional_nodes::*;
+pub use context_events::*;
 pub use contexts::*;
 pub use copies::*;
 pub use devices::*;

@@ -21,7 +21,7 @@ use crate::memory::map::{Allocation, Origin};
 use crate::memory::{self, memory_map};
 use crate::object::context::Scope;
 use crate::object::sharing::{self, Token};
-use crate::object::stream::Target;
+use crate::object::stream::{Target, release};
 use crate::types::CUmemoryPool;
 
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
@@ -46,27 +46,6 @@ static POOLS: Table<PoolKind, Pool> = Table::new();
 static DEFAULT: Mutex<[Option<Handle<PoolKind>>; MOST]> = Mutex::new([None; MOST]);
 /// The pools that `cuMemAllocAsync` takes from, by device and as on the wire; 0 for the default one.
 static CURRENT: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
-/// The stream on which memory was freed that a pool may have to give back when the stream is synchronized, as on
-/// the wire; 0 for none.
-static RELEASE_DUE: AtomicU64 = AtomicU64::new(0);
-/// In its place where that are several: what only a wait for everything settles.
-const SEVERAL: u64 = u64::MAX;
-
-/// Whether the device itself must hear of synchronizations, at which pools give back what they do not use.
-pub fn is_release_due() -> bool {
-    RELEASE_DUE.load(Ordering::Relaxed) != 0
-}
-
-/// As [`is_release_due`], for a synchronization of one stream or of everything, which is about to settle it.
-pub fn take_release_due(stream: Option<Handle<Stream>>) -> bool {
-    let due = RELEASE_DUE.load(Ordering::Relaxed);
-    if due != 0 && stream.is_none_or(|stream| stream.to_wire() == due) {
-        // What is freed meanwhile, and so covered or not, stays noted.
-        let _ = RELEASE_DUE.compare_exchange(due, 0, Ordering::Relaxed, Ordering::Relaxed);
-    }
-    due != 0
-}
-
 /// Notes that memory of a pool was freed, on a stream or on all.
 pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
     let Origin::Pool { pool } = allocation.origin else {
@@ -79,15 +58,7 @@ pub fn freed(allocation: &Allocation, stream: Option<Handle<Stream>>) {
     if threshold == u64::MAX {
         return;
     }
-    let stream = stream.map_or(SEVERAL, Handle::to_wire);
-    let several = |due| {
-        Some(if due == 0 || due == stream {
-            stream
-        } else {
-            SEVERAL
-        })
-    };
-    let _ = RELEASE_DUE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, several);
+    release::note(stream);
 }
 
 fn mint(scope: Scope, handle_types: u32, foreign: bool) -> Result<Handle<PoolKind>> {
@@ -375,45 +346,4 @@ pub fn free(scope: Scope, target: Target, address: u64) -> Result {
     scope.session.record(&message)?;
     freed(&allocation, Some(target.handle));
     target.worked(scope)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use wormhole_api::handle::Key;
-
-    #[test]
-    fn what_one_stream_freed_another_does_not_settle() {
-        let handle = |index| {
-            let generation = 1;
-            Handle::new(Key { index, generation }).unwrap()
-        };
-        let (first, second) = (handle(1), handle(2));
-        let allocation = Allocation {
-            base: 0x1000,
-            bytes: 64,
-            origin: Origin::Pool {
-                pool: Handle::new(Key {
-                    index: 9,
-                    generation: 1,
-                })
-                .unwrap(),
-            },
-            id: 1,
-            context: 0,
-            synchronous: false,
-        };
-        freed(&allocation, Some(first));
-        assert!(take_release_due(Some(second)));
-        assert!(take_release_due(Some(first)));
-        assert!(!is_release_due(), "it is settled");
-        freed(&allocation, Some(first));
-        freed(&allocation, Some(second));
-        assert!(take_release_due(Some(first)) && take_release_due(Some(second)));
-        assert!(
-            take_release_due(None),
-            "only a wait for everything settles both"
-        );
-        assert!(!is_release_due());
-    }
 }

@@ -14,11 +14,10 @@ use wormhole_api::{
 use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::handle::{self, Table};
-use crate::memory::pool;
 use crate::object::capture_mode;
 use crate::object::context::{self, Scope};
 use crate::object::sharing::{self, Token};
-use crate::object::stream::Target;
+use crate::object::stream::{Target, release};
 use crate::session::FenceLine;
 use crate::types::{CUevent, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS};
 
@@ -291,7 +290,7 @@ pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     scope.session.publish_counts();
     match facts.fence() {
         Recorded::Never => Ok(()),
-        Recorded::Fenced(line) if !pool::is_release_due() => {
+        Recorded::Fenced(line) if !release::is_due() => {
             scope.session.wait_fence(line.fence, line.issued)
         }
         Recorded::Unfenced | Recorded::Fenced(_) => scope

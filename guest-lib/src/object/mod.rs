@@ -4,6 +4,7 @@ pub mod array;
 pub mod capture_mode;
 pub mod compiled_code;
 pub mod context;
+pub mod context_events;
 pub mod core_dump;
 pub mod event;
 pub mod function;

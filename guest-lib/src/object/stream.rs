@@ -5,6 +5,8 @@
 
 pub mod attributes;
 mod hold_back;
+mod output;
+pub mod release;
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -21,16 +23,13 @@ use crate::device::MOST;
 use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::handle::{self, Table};
-use crate::memory::pool;
 use crate::object::context::{self, Scope};
-use crate::object::green;
+use crate::object::{context_events, green};
 use crate::session::FenceLine;
 use crate::types::{
     CUstream, CUstreamAttrValue, DefaultStream, STREAM_LEGACY, STREAM_NON_BLOCKING,
     STREAM_PER_THREAD,
 };
-
-use crate::work::{barrier, output};
 
 /// What is known of a stream.
 #[derive(Debug, Default)]
@@ -202,7 +201,7 @@ pub fn create(scope: Scope, flags: u32, priority: i32) -> Result<Handle<StreamKi
         return Err(error);
     }
     if let Some(stream) = STREAMS.get(handle) {
-        barrier::hold(scope, Target { handle, stream })?;
+        context_events::hold(scope, Target { handle, stream })?;
     }
     Ok(handle)
 }
@@ -508,7 +507,7 @@ impl Target {
     /// `cuStreamSynchronize`.
     pub fn synchronize(self, scope: Scope) -> Result {
         scope.session.publish_counts();
-        if scope.session.has_device_output() || pool::take_release_due(Some(self.handle)) {
+        if scope.session.has_device_output() || release::take_due(Some(self.handle)) {
             return output::synchronize(scope, Some(self.handle));
         }
         scope.session.alive()?;
@@ -525,6 +524,15 @@ impl Target {
         match self.cover(scope)? {
             Some(cover) => self.wait(scope, cover),
             None => Ok(()),
+        }
+    }
+
+    /// Shows what kernels have printed, at a copy that waits.
+    pub fn show_output(self, scope: Scope) -> Result {
+        if scope.session.has_device_output() {
+            output::synchronize(scope, Some(self.handle))
+        } else {
+            Ok(())
         }
     }
 
@@ -611,7 +619,7 @@ pub fn synchronize_all(scope: Scope) -> Result {
     let orphaned = &scope.session.device().has_orphaned_work;
     if orphaned.load(Ordering::Relaxed) && orphaned.swap(false, Ordering::Acquire)
         || scope.session.has_device_output()
-        || pool::take_release_due(None)
+        || release::take_due(None)
     {
         return output::synchronize(scope, None);
     }

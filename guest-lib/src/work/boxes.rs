@@ -245,7 +245,7 @@ pub unsafe fn copy_box(
             };
             let parts = parts(extent, CHUNK as u64);
             stage_down(scope, target, parts, hand_over, empty)?;
-            copy::show_output(scope, target)
+            target.show_output(scope)
         }
         (_, End::Pageable) => {
             if mode == Mode::Synchronous {

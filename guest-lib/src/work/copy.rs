@@ -15,7 +15,6 @@ use crate::memory::end::End;
 use crate::object::context::Scope;
 use crate::object::stream::{Cover, Target};
 use crate::session::STAGING_BYTES;
-use crate::work::output;
 use crate::work::peer;
 
 /// Copies up to this size travel in the record itself.
@@ -122,7 +121,7 @@ unsafe fn hand_over(
         (End::Pageable, _) => {
             // SAFETY: the destination is the program's memory, which it vouches for.
             unsafe { download(scope, target, host_pointer(destination), source, bytes) }?;
-            show_output(scope, target)
+            target.show_output(scope)
         }
         (_, End::Pageable) => {
             if mode == Mode::Synchronous {
@@ -141,15 +140,6 @@ unsafe fn hand_over(
                 Ok(())
             }
         }
-    }
-}
-
-/// Text of kernels appears at copies that wait.
-pub fn show_output(scope: Scope, target: Target) -> Result {
-    if scope.session.has_device_output() {
-        output::synchronize(scope, Some(target.handle))
-    } else {
-        Ok(())
     }
 }
 

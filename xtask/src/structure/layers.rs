@@ -40,7 +40,6 @@ const UPWARD: &[(&str, &str)] = &[
     ("memory/pool.rs", "graph"),
     ("object/event.rs", "graph"),
     ("object/stream.rs", "graph"),
-    ("object/stream.rs", "work"),
     ("work/boxes.rs", "graph"),
     ("work/copy.rs", "graph"),
     ("work/host_function.rs", "graph"),

@@ -3,8 +3,8 @@
 use super::contexts::scope_of;
 use crate::error::{CuError, Result};
 use crate::object::context::Scope;
+use crate::object::context_events;
 use crate::types::{CUcontext, CUevent};
-use crate::work::barrier;
 
 /// Here null does not mean the current context.
 fn scope(ctx: CUcontext) -> Result<Scope> {
@@ -17,9 +17,9 @@ fn scope(ctx: CUcontext) -> Result<Scope> {
 }
 
 pub fn cuCtxRecordEvent(hCtx: CUcontext, hEvent: CUevent) -> Result {
-    barrier::record(scope(hCtx)?, hEvent)
+    context_events::record(scope(hCtx)?, hEvent)
 }
 
 pub fn cuCtxWaitEvent(hCtx: CUcontext, hEvent: CUevent) -> Result {
-    barrier::wait(scope(hCtx)?, hEvent)
+    context_events::wait(scope(hCtx)?, hEvent)
 }
