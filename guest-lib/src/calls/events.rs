@@ -1,6 +1,8 @@
 //! Events.
 
 use crate::error::{CuError, Result};
+use crate::graph::capture;
+use crate::object::context::Scope;
 use crate::object::stream::target;
 use crate::object::{context, event};
 use crate::parameter::Out;
@@ -35,12 +37,21 @@ pub fn cuEventRecordWithFlags(
     event::record(scope, hEvent, target, flags)
 }
 
+/// The scope of a question about an event, which no capture forbids.
+fn asked(event: CUevent) -> Result<Scope> {
+    let scope = event::scope(event)?;
+    let event = event::exists(event)?;
+    scope.session.alive()?;
+    capture::check_event(event)?;
+    Ok(scope)
+}
+
 pub fn cuEventQuery(hEvent: CUevent) -> Result {
-    event::query(event::scope(hEvent)?, hEvent)
+    event::query(asked(hEvent)?, hEvent)
 }
 
 pub fn cuEventSynchronize(hEvent: CUevent) -> Result {
-    event::synchronize(event::scope(hEvent)?, hEvent)
+    event::synchronize(asked(hEvent)?, hEvent)
 }
 
 pub fn cuEventElapsedTime_v2(
@@ -52,6 +63,11 @@ pub fn cuEventElapsedTime_v2(
     if pMilliseconds.is_null() {
         return Err(CuError::INVALID_HANDLE);
     }
-    let milliseconds = event::elapsed(scope, hStart, hEnd)?;
+    let (start, end) = (event::exists(hStart)?, event::exists(hEnd)?);
+    for event in [start, end] {
+        capture::check_time(event)?;
+        event::check_timed(event)?;
+    }
+    let milliseconds = event::elapsed(scope, start, end)?;
     pMilliseconds.put(milliseconds)
 }

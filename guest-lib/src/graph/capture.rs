@@ -68,7 +68,8 @@ struct Shown {
     data: Vec<CUgraphEdgeData>,
 }
 
-/// Where an event was recorded in a capture.
+/// Where an event was recorded in a capture. It outlives the event's next record and the event itself; only the
+/// event says whether it was recorded so last.
 #[derive(Clone, Debug)]
 struct Recorded {
     capture: u64,
@@ -160,7 +161,7 @@ impl Captures {
     fn join(&mut self, id: u64, target: Target, before: Vec<Edge>) {
         if let Some(capture) = self.live.get_mut(&id) {
             capture.streams.push(target.handle);
-            target.set_captured(true);
+            target.begin_capture(leave);
             let tail = Tail {
                 capture: id,
                 before,
@@ -173,6 +174,7 @@ impl Captures {
     /// Takes all streams out of a capture.
     fn end(&mut self, id: u64) -> Option<Capture> {
         let capture = self.live.remove(&id)?;
+        self.events.retain(|_, recorded| recorded.capture != id);
         for stream in &capture.streams {
             self.tails.remove(stream);
             stream::release_captured(*stream);
@@ -696,9 +698,25 @@ pub fn wait(target: Target, event: Handle<Event>, is_captured: bool, external: b
     })
 }
 
-/// A question about an event that was recorded in a capture, which the question ends.
+/// Refuses a question about an event, or a wait for it, that a capture does not allow; the question ends the capture.
+pub fn check_event(event: Handle<Event>) -> Result {
+    if event::is_captured(event) {
+        return Err(ask(event, true));
+    }
+    capture_mode::check_call()
+}
+
+/// Refuses the time of an event that was recorded in a capture.
+pub fn check_time(event: Handle<Event>) -> Result {
+    match event::is_captured(event) {
+        true => Err(ask(event, false)),
+        false => Ok(()),
+    }
+}
+
+/// The answer to a question about an event that was recorded in a capture.
 #[cold]
-pub fn ask(event: Handle<Event>, ends: bool) -> CuError {
+fn ask(event: Handle<Event>, ends: bool) -> CuError {
     let answer: Result = with(|model| {
         let recorded = model.captures.events.get(&event);
         let capture = recorded.map(|recorded| recorded.capture);
@@ -715,19 +733,9 @@ pub fn ask(event: Handle<Event>, ends: bool) -> CuError {
     answer.err().unwrap_or(CuError::INVALID_VALUE)
 }
 
-/// An event was recorded outside, or is gone.
-#[cold]
-pub fn forget_event(event: Handle<Event>) {
-    let forgotten = with(|model| {
-        model.captures.events.remove(&event);
-        Ok(())
-    });
-    debug_assert!(forgotten.is_ok());
-}
-
 /// A stream is gone: with its thread, or with its context. A capture that began in it can have no other end.
 #[cold]
-pub fn leave(stream: Handle<Stream>) {
+fn leave(stream: Handle<Stream>) {
     let left = with(|model| {
         let Some(tail) = model.captures.tails.remove(&stream) else {
             return Ok(());
@@ -760,7 +768,6 @@ pub fn forget_all() {
                 let _ = model.destroy(capture.graph);
             }
         }
-        model.captures.events.clear();
         Ok(())
     });
     debug_assert!(forgotten.is_ok());

@@ -14,7 +14,6 @@ use wormhole_api::{
 use crate::error::{CuError, Result};
 use crate::graph::capture;
 use crate::handle::{self, Table};
-use crate::object::capture_mode;
 use crate::object::context::{self, Scope};
 use crate::object::sharing::{self, Token};
 use crate::object::stream::{Target, release};
@@ -99,7 +98,7 @@ pub fn is_on(event: Handle<EventKind>, device: usize) -> bool {
 /// A launch records the event. It may be complete before the launch is, so there is no fence.
 pub fn recorded_by_launch(event: Handle<EventKind>) {
     if let Some(facts) = EVENTS.get(event) {
-        facts.leave_capture(event);
+        facts.captured.store(false, Ordering::Release);
         facts.state.store(UNFENCED, Ordering::Release);
     }
 }
@@ -175,7 +174,6 @@ pub fn destroy(scope: Scope, event: CUevent) -> Result {
     let (handle, _) = find(event)?;
     let facts = EVENTS.retire(handle).ok_or(CuError::INVALID_HANDLE)?;
     let sent = scope.session.record(&EventDestroy { event: handle });
-    facts.leave_capture(handle);
     facts.give_fence_back(scope);
     EVENTS.recycle(handle);
     sent
@@ -220,7 +218,7 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
     if flags & EXTERNAL != 0 {
         return Err(CuError::ILLEGAL_STATE);
     }
-    facts.leave_capture(handle);
+    facts.captured.store(false, Ordering::Release);
     if facts.asked.load(Ordering::Relaxed) && !facts.is_shared() {
         let mut place = facts.fence.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = match *place {
@@ -268,8 +266,6 @@ pub fn record(scope: Scope, event: CUevent, target: Target, flags: u32) -> Resul
 /// `cuEventQuery`: an error of 600 while the event is under way.
 pub fn query(scope: Scope, event: CUevent) -> Result {
     let (handle, facts) = find(event)?;
-    scope.session.alive()?;
-    facts.check_wait(handle)?;
     match facts.fence() {
         Recorded::Never => Ok(()),
         Recorded::Unfenced => scope
@@ -285,8 +281,6 @@ pub fn query(scope: Scope, event: CUevent) -> Result {
 /// `cuEventSynchronize`.
 pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     let (handle, facts) = find(event)?;
-    scope.session.alive()?;
-    facts.check_wait(handle)?;
     scope.session.publish_counts();
     match facts.fence() {
         Recorded::Never => Ok(()),
@@ -299,19 +293,24 @@ pub fn synchronize(scope: Scope, event: CUevent) -> Result {
     }
 }
 
-/// Milliseconds between two events.
-pub fn elapsed(scope: Scope, start: CUevent, end: CUevent) -> Result<f32> {
-    let (start, start_facts) = find(start)?;
-    let (end, end_facts) = find(end)?;
-    for (handle, facts) in [(start, start_facts), (end, end_facts)] {
-        if facts.captured.load(Ordering::Acquire) {
-            return Err(capture::ask(handle, false));
-        }
-        let untimed = facts.flags.load(Ordering::Relaxed) & EVENT_DISABLE_TIMING != 0;
-        if untimed || facts.state.load(Ordering::Acquire) == NEVER {
-            return Err(CuError::INVALID_HANDLE);
-        }
+/// Whether an event was last recorded in a capture.
+pub fn is_captured(event: Handle<EventKind>) -> bool {
+    let facts = EVENTS.get(event);
+    facts.is_some_and(|facts| facts.captured.load(Ordering::Acquire))
+}
+
+/// Refuses an event without a time.
+pub fn check_timed(event: Handle<EventKind>) -> Result {
+    let facts = EVENTS.get(event).ok_or(CuError::INVALID_HANDLE)?;
+    let untimed = facts.flags.load(Ordering::Relaxed) & EVENT_DISABLE_TIMING != 0;
+    if untimed || facts.state.load(Ordering::Acquire) == NEVER {
+        return Err(CuError::INVALID_HANDLE);
     }
+    Ok(())
+}
+
+/// Milliseconds between two events with times.
+pub fn elapsed(scope: Scope, start: Handle<EventKind>, end: Handle<EventKind>) -> Result<f32> {
     scope
         .session
         .request(&EventElapsed { start, end }, |reply| reply.milliseconds)
@@ -367,21 +366,6 @@ impl Event {
         } else {
             scope.session.record(message)
         }
-    }
-
-    /// The event no longer stands for a place in a capture.
-    fn leave_capture(&self, handle: Handle<EventKind>) {
-        if self.captured.load(Ordering::Relaxed) && self.captured.swap(false, Ordering::AcqRel) {
-            capture::forget_event(handle);
-        }
-    }
-
-    /// Refuses a question or a wait that a capture does not allow.
-    fn check_wait(&self, handle: Handle<EventKind>) -> Result {
-        if self.captured.load(Ordering::Acquire) {
-            return Err(capture::ask(handle, true));
-        }
-        capture_mode::check_call()
     }
 
     /// How the event was recorded last; records from now on get a fence.

@@ -10,7 +10,7 @@ pub mod release;
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use wormhole_api::handle::Stream as StreamKind;
 use wormhole_api::{
@@ -21,7 +21,6 @@ use self::attributes::{PRIORITY, StreamAttributes};
 use self::hold_back::BATCHES;
 use crate::device::MOST;
 use crate::error::{CuError, Result};
-use crate::graph::capture;
 use crate::handle::{self, Table};
 use crate::object::context::{self, Scope};
 use crate::object::{context_events, green};
@@ -116,6 +115,9 @@ impl Stream {
         }
     }
 }
+/// Takes a stream that goes out of its capture: a function of the graph layer, which is there once a stream was
+/// captured.
+static LEAVE: OnceLock<fn(Handle<StreamKind>)> = OnceLock::new();
 /// Identities of streams; 1 is the legacy one's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(STREAM_PER_THREAD + 1);
 
@@ -248,7 +250,9 @@ pub fn destroy(scope: Scope, handle: Handle<StreamKind>) -> Result {
     let target = Target { handle, stream };
     if target.is_captured() {
         target.set_captured(false);
-        capture::leave(handle);
+        if let Some(leave) = LEAVE.get() {
+            leave(handle);
+        }
     }
     if stream.is_dirty() {
         // Release: who takes the mark finds the work in the ring before its request.
@@ -438,8 +442,14 @@ impl Target {
         self.stream.captured.load(Ordering::Relaxed) != 0
     }
 
+    /// Begins the stream's capture, which `leave` ends for the stream when it goes.
+    pub fn begin_capture(self, leave: fn(Handle<StreamKind>)) {
+        LEAVE.get_or_init(|| leave);
+        self.set_captured(true);
+    }
+
     /// Begins or ends the stream's capture. One thread at a time does, for all streams.
-    pub fn set_captured(self, captured: bool) {
+    fn set_captured(self, captured: bool) {
         let before = self
             .stream
             .captured

@@ -39,7 +39,6 @@ const UPWARD: &[(&str, &str)] = &[
     ("memory/mod.rs", "graph"),
     ("memory/pool.rs", "graph"),
     ("object/event.rs", "graph"),
-    ("object/stream.rs", "graph"),
     ("work/boxes.rs", "graph"),
     ("work/copy.rs", "graph"),
     ("work/host_function.rs", "graph"),
