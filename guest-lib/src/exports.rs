@@ -3,6 +3,10 @@
     non_snake_case,
     reason = "these are the functions of the CUDA driver API"
 )]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "generated code has no comments; `wormhole_idl::exports` says why each block is sound"
+)]
 
 use wormhole_api::ctypes::*;
 

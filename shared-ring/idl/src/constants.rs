@@ -1,56 +1,44 @@
 //! Result codes, flags and enumerations of the driver API.
 
-use std::fmt::Write as _;
+use proc_macro2::Literal;
+use quote::quote;
 
+use crate::code::{c_string, docs, file, ident};
 use crate::table::Table;
 
 /// The module of constants for `wormhole-api`: a module for each set, and `device_attribute`.
 #[must_use]
 pub fn constants(table: &Table) -> String {
-    let mut out = String::new();
-    for set in &table.constants {
-        docs(&mut out, "", &set.doc);
-        let _ = writeln!(out, "pub mod {} {{", set.name);
-        for constant in &set.values {
-            docs(&mut out, "    ", &constant.doc);
-            let _ = writeln!(
-                out,
-                "    pub const {}: {} = {};",
-                constant.name, set.kind, constant.value
-            );
-        }
-        out.push_str("}\n\n");
-    }
-    out.push_str("/// `CUdevice_attribute`.\npub mod device_attribute {\n");
-    for attribute in &table.attributes {
-        let _ = writeln!(
-            out,
-            "    pub const {}: i32 = {};",
-            attribute.name, attribute.id
-        );
-    }
-    out.push_str("}\n");
-    out
+    let sets = table.constants.iter().map(|set| {
+        let (doc, name, kind) = (docs(&set.doc), ident(&set.name), ident(&set.kind));
+        let values = set.values.iter().map(|constant| {
+            let (doc, name) = (docs(&constant.doc), ident(&constant.name));
+            let value = Literal::u32_unsuffixed(constant.value);
+            quote!(#doc pub const #name: #kind = #value;)
+        });
+        quote!(#doc pub mod #name { #(#values)* })
+    });
+    let attributes = table.attributes.iter().map(|attribute| {
+        let name = ident(&attribute.name);
+        let id = Literal::i32_unsuffixed(attribute.id);
+        quote!(pub const #name: i32 = #id;)
+    });
+    file(quote! {
+        #(#sets)*
+        /// `CUdevice_attribute`.
+        pub mod device_attribute { #(#attributes)* }
+    })
 }
 
 /// The list of result codes for `wormhole-api`, as its macro `results` takes it.
 #[must_use]
 pub fn results(table: &Table) -> String {
-    let mut out = "results! {\n".to_owned();
-    for result in &table.results {
+    let results = table.results.iter().map(|result| {
+        let (name, code) = (ident(&result.name), Literal::u32_unsuffixed(result.code));
         let kind = if result.code == 0 { "" } else { "ERROR_" };
-        let _ = writeln!(
-            out,
-            "    {0} = {1}, c\"CUDA_{kind}{0}\", c{2:?};",
-            result.name, result.code, result.text
-        );
-    }
-    out.push_str("}\n");
-    out
-}
-
-fn docs(out: &mut String, indent: &str, doc: &[String]) {
-    for line in doc {
-        let _ = writeln!(out, "{indent}/// {line}");
-    }
+        let c_name = c_string(&format!("CUDA_{kind}{name}"));
+        let text = c_string(&result.text);
+        quote!(#name = #code, #c_name, #text;)
+    });
+    file(quote!(results! { #(#results)* }))
 }

@@ -1,7 +1,8 @@
 //! The driver's entry points, for a device that calls the driver.
 
-use std::fmt::Write as _;
+use quote::quote;
 
+use crate::code::{file, ident};
 use crate::exports::rust_type;
 use crate::table::Table;
 
@@ -16,24 +17,25 @@ pub struct NoSuchFunction(String);
 /// # Errors
 /// The first name that is no function of the table, or one that is not served.
 pub fn entry_points(table: &Table, names: &str) -> Result<String, NoSuchFunction> {
-    let mut needed = String::new();
-    let mut optional = String::new();
+    let mut needed = Vec::new();
+    let mut optional = Vec::new();
     for line in names.lines().filter(|line| !line.starts_with('#')) {
         let (name, list, word) = match line.strip_prefix("optional ") {
-            Some(name) => (name, &mut optional, "optional "),
-            None => (line, &mut needed, ""),
+            Some(name) => (name, &mut optional, Some(ident("optional"))),
+            None => (line, &mut needed, None),
         };
         let function = table.functions.iter().find(|known| known.name == name);
         let (_, forwarded) = function
             .and_then(|function| table.forwarded(function))
             .ok_or_else(|| NoSuchFunction(name.to_owned()))?;
-        let parameters = forwarded.parameters.iter();
-        let parameters: Vec<String> = parameters
-            .map(|parameter| format!("{}: {}", parameter.name, rust_type(parameter)))
-            .collect();
-        let _ = writeln!(list, "    {word}fn {name}({});", parameters.join(", "));
+        let parameters = forwarded.parameters.iter().map(|parameter| {
+            let (name, kind) = (ident(&parameter.name), rust_type(parameter));
+            quote!(#name: #kind)
+        });
+        let name = ident(name);
+        list.push(quote!(#word fn #name(#(#parameters),*);));
     }
-    Ok(format!("entry_points! {{\n{needed}{optional}}}\n"))
+    Ok(file(quote!(entry_points! { #(#needed)* #(#optional)* })))
 }
 
 #[cfg(test)]
@@ -50,11 +52,9 @@ mod tests {
         )
         .expect("a table");
         let names = "# Names.\ncuOld\noptional cuNew\n";
-        assert_eq!(
-            entry_points(&table, names).as_deref(),
-            Ok("entry_points! {\n    fn cuOld(flags: u32);\n    \
-                optional fn cuNew(pointer: *mut CUdeviceptr, name: *const c_char);\n}\n")
-        );
+        let code = entry_points(&table, names).map(|code| code.replace(char::is_whitespace, ""));
+        let expected = "entry_points!{fncuOld(flags:u32);optionalfncuNew(pointer:*mutCUdeviceptr,name:*constc_char);}";
+        assert_eq!(code.as_deref(), Ok(expected));
         for missing in ["cuNever", "cuNone"] {
             let error = entry_points(&table, missing).expect_err("no such function");
             assert!(error.to_string().contains(missing), "{error}");

@@ -1,8 +1,11 @@
 //! The C exports of the guest's driver library.
 
-use std::fmt::Write as _;
+use proc_macro2::{Literal, TokenStream};
+use quote::quote;
+use syn::Ident;
 
-use crate::table::{Direction, Forwarded, Function, FunctionBody, Parameter, Table};
+use crate::code::{file, ident};
+use crate::table::{Data, Direction, Forwarded, Function, FunctionBody, Parameter, Table};
 
 /// The module of exports for the guest's library: one C function per name of the table, and their addresses.
 ///
@@ -17,214 +20,224 @@ use crate::table::{Direction, Forwarded, Function, FunctionBody, Parameter, Tabl
 /// - for a plain return code `crate::runtime::clear(*mut T)`, unsafe, for every result, and then
 ///   `crate::runtime::refuse(usize, CUresult) -> CUresult`;
 /// - with the feature `mutants`, `crate::mutants::returns_at_once(usize) -> bool`.
+///
+/// Its unsafe blocks are sound: the caller keeps the contract of the C function, the table says how long the place
+/// behind each pointer is, and the names of functions and variables belong to this library alone.
 #[must_use]
 pub fn exports(table: &Table) -> String {
-    let mut out = String::new();
-    for (index, function) in table.functions.iter().enumerate() {
-        export(&mut out, table, index, function);
-    }
-    addresses(&mut out, table);
-    for data in &table.data {
-        let (kind, value) = match data.bytes {
-            4 => (
-                "core::sync::atomic::AtomicU32".to_owned(),
-                "core::sync::atomic::AtomicU32::new(0)",
-            ),
-            8 => (
-                "core::sync::atomic::AtomicU64".to_owned(),
-                "core::sync::atomic::AtomicU64::new(0)",
-            ),
-            bytes => (
-                format!("[core::sync::atomic::AtomicU8; {bytes}]"),
-                "[const { core::sync::atomic::AtomicU8::new(0) }; _]",
-            ),
-        };
-        let value = value.replace("; _]", &format!("; {}]", data.bytes));
-        let _ = writeln!(
-            out,
-            "/// Looked up by debuggers; always zero.\n// SAFETY: the name belongs to the CUDA driver API, and this library is its only definition.\n#[unsafe(no_mangle)]\npub static {}: {kind} = {value};",
-            data.name
-        );
-    }
-    out
-}
+    let functions = table.functions.iter().enumerate();
+    let functions = functions.map(|(index, function)| export(table, index, function));
+    let names = table.functions.iter().map(|function| ident(&function.name));
+    let variables = table.data.iter().map(variable);
+    file(quote! {
+        #(#functions)*
 
-fn export(out: &mut String, table: &Table, index: usize, function: &Function) {
-    let name = &function.name;
-    let head = "// SAFETY: the name belongs to the CUDA driver API, and this library is its only definition.\n#[unsafe(no_mangle)]";
-    let Some((base, forwarded)) = table.forwarded(function) else {
-        let _ = writeln!(
-            out,
-            "/// Not supported: see the table.\n{head}\npub extern \"C\" fn {name}() -> CUresult {{\n    crate::runtime::unsupported({index})\n}}\n"
-        );
-        return;
-    };
-    let parameters: Vec<String> = forwarded
-        .parameters
-        .iter()
-        .map(|parameter| format!("{}: {}", parameter.name, rust_type(parameter)))
-        .collect();
-    if let Some(code) = forwarded.returns {
-        let results = forwarded.parameters.iter();
-        let cleared: String = results
-            .map(|result| format!("        crate::runtime::clear({});\n", result.name))
-            .collect();
-        let cleared = match cleared.is_empty() {
-            true => cleared,
-            false => format!(
-                "    // SAFETY: each result has a place, or none.\n    unsafe {{\n{cleared}    }}\n"
-            ),
-        };
-        let _ = writeln!(
-            out,
-            "/// CUDA driver API: always this code, and no results.\n///\n/// # Safety\n/// Results have a place, or none.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n{}{cleared}    crate::runtime::refuse({index}, {code})\n}}\n",
-            parameters.join(", "),
-            mutant(index)
-        );
-        return;
-    }
-    let _ = writeln!(
-        out,
-        "/// CUDA driver API.\n///\n/// # Safety\n/// The caller keeps the contract of `{name}`.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> CUresult {{\n{}    crate::runtime::enter({index});",
-        parameters.join(", "),
-        mutant(index)
-    );
-    let per_thread = matches!(function.body, FunctionBody::PerThread(_));
-    let made: Vec<(&str, String)> = forwarded
-        .parameters
-        .iter()
-        .filter_map(|parameter| Some((parameter.name.as_str(), typed(forwarded, parameter)?)))
-        .collect();
-    let typed = match made.is_empty() {
-        true => String::new(),
-        false => {
-            let (names, made): (Vec<_>, Vec<_>) = made.into_iter().unzip();
-            format!(
-                "        // SAFETY: the caller keeps the contract of the C function, and the table says how long each place is.\n        let ({},) = unsafe {{ ({},) }};\n",
-                names.join(", "),
-                made.join(", ")
-            )
-        }
-    };
-    let _ = writeln!(
-        out,
-        "    let result = {{\n{typed}        crate::calls::code(crate::calls::{}({}))\n    }};\n    if crate::runtime::tracing() {{\n        crate::runtime::trace({index}, {}, result);\n    }}\n    result\n}}\n",
-        base.name,
-        arguments(forwarded, per_thread),
-        trace(forwarded)
-    );
-}
+        /// The address of each function, by its index in `FUNCTIONS`.
+        pub static ADDRESSES: &[fn() -> *const c_void] = &[#(|| #names as *const c_void),*];
 
-/// The lines by which a function can be made to do nothing, to see which test notices.
-fn mutant(index: usize) -> String {
-    format!(
-        "    #[cfg(feature = \"mutants\")]\n    if crate::mutants::returns_at_once({index}) {{\n        return 0;\n    }}\n"
-    )
-}
-
-fn arguments(forwarded: &Forwarded, per_thread: bool) -> String {
-    let default = forwarded.stream.then_some(if per_thread {
-        "DefaultStream::PerThread"
-    } else {
-        "DefaultStream::Legacy"
-    });
-    let names = forwarded
-        .parameters
-        .iter()
-        .map(|parameter| parameter.name.as_str());
-    default
-        .into_iter()
-        .chain(names)
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-/// What makes a type of `crate::parameter` out of what C passes; nothing for a number, a handle or a function.
-fn typed(forwarded: &Forwarded, parameter: &Parameter) -> Option<String> {
-    let Parameter {
-        name,
-        direction,
-        kind,
-        length,
-    } = parameter;
-    let in_bytes = match kind.as_str() {
-        "void" | "char" => ".cast::<u8>()",
-        _ => "",
-    };
-    Some(match (direction, length.as_deref()) {
-        (Direction::In, None) if kind == "string" => format!("Text::new({name})"),
-        (Direction::In, None) if kind == "CUdeviceptr" && forwarded.unified => {
-            format!("UnifiedPtr::new({name})")
-        }
-        (Direction::In, None) => return None,
-        (Direction::In, Some("")) => format!("Pointer::new({name}.cast_mut())"),
-        (_, Some("")) => format!("Pointer::new({name})"),
-        (_, None) if kind == "void" => format!("Pointer::new({name})"),
-        (_, None | Some("1")) => format!("{direction:?}::new({name})"),
-        (_, Some(length)) if length.parse::<usize>().is_ok() => {
-            let element = match in_bytes {
-                "" => pointed(kind),
-                _ => "u8".to_owned(),
-            };
-            format!("{direction:?}::new({name}.cast::<[{element}; {length}]>())")
-        }
-        (_, Some(length)) => {
-            let mut others = forwarded.parameters.iter();
-            let count = others.find(|other| other.name == length)?;
-            // The list of where results go is read itself.
-            let direction = match kind.as_str() {
-                "void*" if *direction == Direction::Out => Direction::In,
-                _ => *direction,
-            };
-            match count.direction {
-                Direction::In => {
-                    format!("{direction:?}::list({name}{in_bytes}, {length}.length())")
-                }
-                _ => format!("Room::new({name}{in_bytes}, InOut::new({length}))"),
-            }
-        }
+        #(#variables)*
     })
 }
 
-fn trace(forwarded: &Forwarded) -> String {
-    let shown: Vec<String> = forwarded
+fn variable(data: &Data) -> TokenStream {
+    let name = ident(&data.name);
+    let bytes = Literal::usize_unsuffixed(data.bytes);
+    let (kind, value) = match data.bytes {
+        4 => (
+            quote!(core::sync::atomic::AtomicU32),
+            quote!(core::sync::atomic::AtomicU32::new(0)),
+        ),
+        8 => (
+            quote!(core::sync::atomic::AtomicU64),
+            quote!(core::sync::atomic::AtomicU64::new(0)),
+        ),
+        _ => (
+            quote!([core::sync::atomic::AtomicU8; #bytes]),
+            quote!([const { core::sync::atomic::AtomicU8::new(0) }; #bytes]),
+        ),
+    };
+    quote! {
+        /// Looked up by debuggers; always zero.
+        #[unsafe(no_mangle)]
+        pub static #name: #kind = #value;
+    }
+}
+
+fn export(table: &Table, index: usize, function: &Function) -> TokenStream {
+    let name = ident(&function.name);
+    let index = Literal::usize_unsuffixed(index);
+    let Some((base, forwarded)) = table.forwarded(function) else {
+        return quote! {
+            /// Not supported: see the table.
+            #[unsafe(no_mangle)]
+            pub extern "C" fn #name() -> CUresult {
+                crate::runtime::unsupported(#index)
+            }
+        };
+    };
+    let (docs, body) = match forwarded.returns {
+        Some(code) => (
+            quote! {
+                /// CUDA driver API: always this code, and no results.
+                ///
+                /// # Safety
+                /// Results have a place, or none.
+            },
+            refused(&index, forwarded, code),
+        ),
+        None => {
+            let contract = format!(" The caller keeps the contract of `{name}`.");
+            let per_thread = matches!(function.body, FunctionBody::PerThread(_));
+            (
+                quote! {
+                    /// CUDA driver API.
+                    ///
+                    /// # Safety
+                    #[doc = #contract]
+                },
+                served(&index, &ident(&base.name), forwarded, per_thread),
+            )
+        }
+    };
+    let parameters = forwarded.parameters.iter().map(|parameter| {
+        let (name, kind) = (ident(&parameter.name), rust_type(parameter));
+        quote!(#name: #kind)
+    });
+    quote! {
+        #docs
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn #name(#(#parameters),*) -> CUresult {
+            // The function can be made to do nothing, to see which test notices.
+            #[cfg(feature = "mutants")]
+            if crate::mutants::returns_at_once(#index) {
+                return 0;
+            }
+            #body
+        }
+    }
+}
+
+fn refused(index: &Literal, forwarded: &Forwarded, code: u32) -> TokenStream {
+    let code = Literal::u32_unsuffixed(code);
+    let results: Vec<Ident> = names(forwarded);
+    let cleared = (!results.is_empty()).then(|| {
+        quote! {
+            unsafe { #(crate::runtime::clear(#results);)* }
+        }
+    });
+    quote! {
+        #cleared
+        crate::runtime::refuse(#index, #code)
+    }
+}
+
+fn served(
+    index: &Literal,
+    function: &Ident,
+    forwarded: &Forwarded,
+    per_thread: bool,
+) -> TokenStream {
+    let made = forwarded
         .parameters
         .iter()
+        .filter_map(|parameter| Some((ident(&parameter.name), typed(forwarded, parameter)?)));
+    let (made_names, made): (Vec<_>, Vec<_>) = made.unzip();
+    let typed =
+        (!made.is_empty()).then(|| quote!(let (#(#made_names,)*) = unsafe { (#(#made,)*) };));
+    let default = forwarded.stream.then(|| match per_thread {
+        true => quote!(DefaultStream::PerThread,),
+        false => quote!(DefaultStream::Legacy,),
+    });
+    let arguments = names(forwarded);
+    let parameters = forwarded.parameters.iter();
+    let shown: Vec<String> = parameters
         .map(|p| format!("{0}: {{{0}:x?}}", p.name))
         .collect();
-    format!("format_args!(\"{}\")", shown.join(", "))
+    let shown = shown.join(", ");
+    quote! {
+        crate::runtime::enter(#index);
+        let result = {
+            #typed
+            crate::calls::code(crate::calls::#function(#default #(#arguments),*))
+        };
+        if crate::runtime::tracing() {
+            crate::runtime::trace(#index, format_args!(#shown), result);
+        }
+        result
+    }
+}
+
+fn names(forwarded: &Forwarded) -> Vec<Ident> {
+    let parameters = forwarded.parameters.iter();
+    parameters.map(|parameter| ident(&parameter.name)).collect()
+}
+
+/// What makes a type of `crate::parameter` out of what C passes; nothing for a number, a handle or a function.
+fn typed(forwarded: &Forwarded, parameter: &Parameter) -> Option<TokenStream> {
+    let (kind, name) = (parameter.kind.as_str(), ident(&parameter.name));
+    let direction = ident(&format!("{:?}", parameter.direction));
+    let bytes = matches!(kind, "void" | "char");
+    let in_bytes = bytes.then(|| quote!(.cast::<u8>()));
+    Some(match (parameter.direction, parameter.length.as_deref()) {
+        (Direction::In, None) if kind == "string" => quote!(Text::new(#name)),
+        (Direction::In, None) if kind == "CUdeviceptr" && forwarded.unified => {
+            quote!(UnifiedPtr::new(#name))
+        }
+        (Direction::In, None) => return None,
+        (Direction::In, Some("")) => quote!(Pointer::new(#name.cast_mut())),
+        (_, Some("")) => quote!(Pointer::new(#name)),
+        (_, None) if kind == "void" => quote!(Pointer::new(#name)),
+        (_, None | Some("1")) => quote!(#direction::new(#name)),
+        (_, Some(length)) => match length.parse() {
+            Ok(length) => {
+                let length = Literal::usize_unsuffixed(length);
+                let element = if bytes { quote!(u8) } else { pointed(kind) };
+                quote!(#direction::new(#name.cast::<[#element; #length]>()))
+            }
+            Err(_) => {
+                let mut others = forwarded.parameters.iter();
+                let count = others.find(|other| other.name == length)?;
+                let length = ident(length);
+                // The list of where results go is read itself.
+                let direction = match (kind, parameter.direction) {
+                    ("void*", Direction::Out) => ident("In"),
+                    _ => direction,
+                };
+                match count.direction {
+                    Direction::In => quote!(#direction::list(#name #in_bytes, #length.length())),
+                    _ => quote!(Room::new(#name #in_bytes, InOut::new(#length))),
+                }
+            }
+        },
+    })
 }
 
 /// The type behind a pointer.
-fn pointed(kind: &str) -> String {
+fn pointed(kind: &str) -> TokenStream {
     match kind {
-        "void" => "c_void".to_owned(),
-        "void*" => "*mut c_void".to_owned(),
-        "char" => "c_char".to_owned(),
-        "string" => "*const c_char".to_owned(),
+        "void" => quote!(c_void),
+        "void*" => quote!(*mut c_void),
+        "char" => quote!(c_char),
+        "string" => quote!(*const c_char),
         other => match other.strip_suffix('*') {
-            Some(kind) => format!("*const {kind}"),
-            None => other.to_owned(),
+            Some(kind) => {
+                let kind = ident(kind);
+                quote!(*const #kind)
+            }
+            None => {
+                let kind = ident(other);
+                quote!(#kind)
+            }
         },
     }
 }
 
 /// The type in C.
-pub(crate) fn rust_type(parameter: &Parameter) -> String {
+pub(crate) fn rust_type(parameter: &Parameter) -> TokenStream {
     let pointed = pointed(&parameter.kind);
     match (parameter.direction, &parameter.length) {
         (Direction::In, None) => pointed,
-        (Direction::In, Some(_)) => format!("*const {pointed}"),
-        (Direction::Out | Direction::InOut, _) => format!("*mut {pointed}"),
+        (Direction::In, Some(_)) => quote!(*const #pointed),
+        (Direction::Out | Direction::InOut, _) => quote!(*mut #pointed),
     }
-}
-
-fn addresses(out: &mut String, table: &Table) {
-    out.push_str(
-        "/// The address of each function, by its index in `FUNCTIONS`.\npub static ADDRESSES: &[fn() -> *const c_void] = &[\n",
-    );
-    for function in &table.functions {
-        let _ = writeln!(out, "    || {} as *const c_void,", function.name);
-    }
-    out.push_str("];\n\n");
 }

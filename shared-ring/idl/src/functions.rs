@@ -1,67 +1,73 @@
 //! The tables of functions, of what `cuGetProcAddress` answers, and of device attributes.
 
-use std::fmt::Write as _;
+use proc_macro2::{Literal, TokenStream};
+use quote::quote;
 
-use crate::table::{FunctionBody, Table};
+use crate::code::{file, ident};
+use crate::table::{Function, FunctionBody, Table};
 
 /// The module of functions for `wormhole-api`.
 #[must_use]
 pub fn functions(table: &Table) -> String {
-    let mut out = String::new();
-    out.push_str(
-        "/// Every exported function, in the table's order.\npub static FUNCTIONS: &[FunctionInfo] = &[\n",
-    );
-    for function in &table.functions {
-        let (class, messages) = match (&function.body, table.forwarded(function)) {
-            (FunctionBody::Unsupported(reason), _) => {
-                (format!("Class::Unsupported({reason:?})"), String::new())
-            }
-            (_, Some((_, forwarded))) => {
-                let ids = forwarded
-                    .messages
-                    .iter()
-                    .map(|name| format!("<{name} as Message>::ID"));
-                (
-                    format!("Class::{}", forwarded.class.name()),
-                    ids.collect::<Vec<_>>().join(", "),
-                )
-            }
-            // The parser refuses a reference to nothing.
-            (_, None) => continue,
-        };
-        let _ = writeln!(
-            out,
-            "    FunctionInfo {{ id: {}, name: {:?}, class: {class}, messages: &[{messages}] }},",
-            function.id, function.name
-        );
-    }
-    out.push_str("];\n\n/// What `cuGetProcAddress` answers, sorted by symbol, stream variant and version.\npub static ENTRY_POINTS: &[EntryPoint] = &[\n");
-    let mut rows: Vec<_> = table
+    let functions = table.functions.iter().filter_map(|one| info(table, one));
+    let mut entry_points: Vec<_> = table
         .functions
         .iter()
         .enumerate()
         .filter_map(|(index, function)| function.answers.as_ref().map(|answers| (answers, index)))
         .collect();
-    rows.sort();
-    for (answers, index) in rows {
-        let _ = writeln!(
-            out,
-            "    EntryPoint {{ symbol: {:?}, per_thread: {}, since: {}, function: {index} }},",
-            answers.symbol, answers.per_thread, answers.since
-        );
-    }
-    out.push_str("];\n");
-    out.push_str("/// Every `CUdevice_attribute`, by rising id.\npub static ATTRIBUTES: &[AttributeInfo] = &[\n");
+    entry_points.sort();
+    let entry_points = entry_points.into_iter().map(|(answers, index)| {
+        let (symbol, per_thread) = (&answers.symbol, answers.per_thread);
+        let since = Literal::u32_unsuffixed(answers.since);
+        let index = Literal::usize_unsuffixed(index);
+        quote! {
+            EntryPoint { symbol: #symbol, per_thread: #per_thread, since: #since, function: #index }
+        }
+    });
     let mut attributes: Vec<_> = table.attributes.iter().collect();
     attributes.sort_by_key(|attribute| attribute.id);
-    for attribute in attributes {
-        let answer = attribute.answers.as_ref().map(|(value, _)| *value);
-        let _ = writeln!(
-            out,
-            "    AttributeInfo {{ id: {}, name: {:?}, answer: {answer:?} }},",
-            attribute.id, attribute.name
-        );
-    }
-    out.push_str("];\n");
-    out
+    let attributes = attributes.into_iter().map(|attribute| {
+        let (id, name) = (Literal::i32_unsuffixed(attribute.id), &attribute.name);
+        let answer = match &attribute.answers {
+            None => quote!(None),
+            Some((value, _)) => {
+                let value = Literal::i32_unsuffixed(*value);
+                quote!(Some(#value))
+            }
+        };
+        quote!(AttributeInfo { id: #id, name: #name, answer: #answer })
+    });
+    file(quote! {
+        /// Every exported function, in the table's order.
+        pub static FUNCTIONS: &[FunctionInfo] = &[#(#functions),*];
+
+        /// What `cuGetProcAddress` answers, sorted by symbol, stream variant and version.
+        pub static ENTRY_POINTS: &[EntryPoint] = &[#(#entry_points),*];
+
+        /// Every `CUdevice_attribute`, by rising id.
+        pub static ATTRIBUTES: &[AttributeInfo] = &[#(#attributes),*];
+    })
+}
+
+fn info(table: &Table, function: &Function) -> Option<TokenStream> {
+    let (class, messages): (_, &[String]) = match (&function.body, table.forwarded(function)) {
+        (FunctionBody::Unsupported(reason), _) => (quote!(Unsupported(#reason)), &[]),
+        (_, Some((_, forwarded))) => {
+            let class = ident(forwarded.class.name());
+            (quote!(#class), &forwarded.messages)
+        }
+        // The parser refuses a reference to nothing.
+        (_, None) => return None,
+    };
+    let (id, name) = (Literal::u16_unsuffixed(function.id), &function.name);
+    let messages = messages.iter().map(|message| ident(message));
+    Some(quote! {
+        FunctionInfo {
+            id: #id,
+            name: #name,
+            class: Class::#class,
+            messages: &[#(<#messages as Message>::ID),*],
+        }
+    })
 }

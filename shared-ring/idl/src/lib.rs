@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+mod code;
 mod constants;
 mod coverage;
 mod entry_points;

@@ -2,7 +2,12 @@
 
 use std::fmt::Write as _;
 
-use crate::table::{Body, Enum, Field, FieldType, Kind, Message, Scalar, Struct, Table, Tail};
+use proc_macro2::{Literal, TokenStream};
+use quote::{format_ident, quote};
+use syn::Ident;
+
+use crate::code::{docs, file, ident};
+use crate::table::{Body, Enum, Field, FieldType, Message, Scalar, Struct, Table, Tail};
 
 /// A hash of all that the two ends of a ring must agree on: ids, names, fields, types, bounds, values, in the
 /// words of the language (so that it depends on the table alone).
@@ -56,140 +61,123 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 /// The module of messages for `wormhole-api`.
 #[must_use]
 pub fn messages(table: &Table, next: bool) -> String {
-    let mut out = String::new();
     let messages: Vec<&Message> = table.protocol(next).collect();
-    let _ = writeln!(
-        out,
-        "/// What both ends of a ring must agree on, as one number."
-    );
-    let _ = writeln!(
-        out,
-        "pub const PROTOCOL_HASH: u64 = {:#018x};\n",
-        protocol_hash(table, next)
-    );
-    for item in &table.enums {
-        enumeration(&mut out, item);
-    }
-    for item in &table.structs {
-        structure(&mut out, item);
-    }
-    for message in &messages {
-        whole_message(&mut out, message);
-    }
-    requests(&mut out, &messages);
-    dispatch(&mut out, &messages);
-    out
+    let hash = format!("{:#018x}", protocol_hash(table, next));
+    let hash: Option<Literal> = hash.parse().ok();
+    let enums = table.enums.iter().map(enumeration);
+    let structs = table.structs.iter().map(structure);
+    let each = messages.iter().map(|message| whole_message(message));
+    let requests = requests(&messages);
+    let dispatch = dispatch(&messages);
+    file(quote! {
+        /// What both ends of a ring must agree on, as one number.
+        pub const PROTOCOL_HASH: u64 = #hash;
+        #(#enums)*
+        #(#structs)*
+        #(#each)*
+        #requests
+        #dispatch
+    })
 }
 
-fn docs(out: &mut String, indent: &str, doc: &[String]) {
-    for line in doc {
-        let _ = writeln!(out, "{indent}/// {line}");
+fn enumeration(item: &Enum) -> TokenStream {
+    let doc = docs(&item.doc);
+    let name = ident(&item.name);
+    let names: Vec<Ident> = item.values.iter().map(|(_, name)| ident(name)).collect();
+    let values = item.values.iter();
+    let values: Vec<Literal> = values
+        .map(|(value, _)| Literal::u32_unsuffixed(*value))
+        .collect();
+    quote! {
+        #doc
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum #name { #(#names),* }
+
+        impl #name {
+            /// Every value.
+            pub const ALL: &'static [Self] = &[#(Self::#names),*];
+
+            /// The value on the wire.
+            #[must_use]
+            pub const fn to_wire(self) -> u32 {
+                match self { #(Self::#names => #values,)* }
+            }
+
+            /// What a value on the wire means.
+            #[must_use]
+            pub const fn from_wire(value: u32) -> Option<Self> {
+                match value {
+                    #(#values => Some(Self::#names),)*
+                    _ => None,
+                }
+            }
+        }
     }
 }
 
-fn enumeration(out: &mut String, item: &Enum) {
-    docs(out, "", &item.doc);
-    let _ = writeln!(
-        out,
-        "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]\npub enum {} {{",
-        item.name
-    );
-    for (_, name) in &item.values {
-        let _ = writeln!(out, "    {name},");
+/// What lies on the wire as it lies in memory.
+fn wire_derives() -> TokenStream {
+    quote! {
+        Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout
     }
-    let _ = writeln!(out, "}}\n\nimpl {} {{", item.name);
-    let _ = writeln!(
-        out,
-        "    /// Every value.\n    pub const ALL: &'static [Self] = &["
-    );
-    for (_, name) in &item.values {
-        let _ = writeln!(out, "        Self::{name},");
-    }
-    let _ = writeln!(
-        out,
-        "    ];\n\n    /// The value on the wire.\n    #[must_use]"
-    );
-    let _ = writeln!(
-        out,
-        "    pub const fn to_wire(self) -> u32 {{\n        match self {{"
-    );
-    for (value, name) in &item.values {
-        let _ = writeln!(out, "            Self::{name} => {value},");
-    }
-    let _ = writeln!(
-        out,
-        "        }}\n    }}\n\n    /// What a value on the wire means.\n    #[must_use]"
-    );
-    let _ = writeln!(
-        out,
-        "    pub const fn from_wire(value: u32) -> Option<Self> {{\n        match value {{"
-    );
-    for (value, name) in &item.values {
-        let _ = writeln!(out, "            {value} => Some(Self::{name}),");
-    }
-    let _ = writeln!(out, "            _ => None,\n        }}\n    }}\n}}\n");
 }
 
-const WIRE_DERIVES: &str = "#[derive(Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout";
-
-fn structure(out: &mut String, item: &Struct) {
-    docs(out, "", &item.doc);
-    let align = item.align.map(|bytes| format!(", align({bytes})"));
-    let _ = writeln!(
-        out,
-        "#[repr(C{})]\n{WIRE_DERIVES}, Debug, PartialEq)]\npub struct {} {{",
-        align.unwrap_or_default(),
-        item.name
-    );
-    for field in &item.fields {
-        docs(out, "    ", &field.doc);
-        let _ = writeln!(out, "    pub {}: {},", field.name, wire_type(&field.kind));
+fn structure(item: &Struct) -> TokenStream {
+    let (doc, name, derives) = (docs(&item.doc), ident(&item.name), wire_derives());
+    let align = item.align.map(Literal::usize_unsuffixed);
+    let align = align.map(|bytes| quote!(, align(#bytes)));
+    let fields = item.fields.iter().map(|field| {
+        let (doc, name, kind) = (docs(&field.doc), ident(&field.name), wire_type(&field.kind));
+        quote!(#doc pub #name: #kind)
+    });
+    quote! {
+        #doc
+        #[repr(C #align)]
+        #[derive(#derives, Debug, PartialEq)]
+        pub struct #name { #(#fields),* }
     }
-    let _ = writeln!(out, "}}\n");
 }
 
-fn whole_message(out: &mut String, message: &Message) {
-    body(
-        out,
-        &message.name,
-        &message.name,
-        &message.doc,
-        &message.body,
-        "MESSAGE_LIMIT",
-    );
-    let has_reply = !is_empty(&message.reply);
-    if has_reply {
-        let name = format!("{}Reply", message.name);
-        let doc = [format!("The answer to [`{}`].", message.name)];
-        body(
-            out,
-            &name,
-            &message.name,
-            &doc,
-            &message.reply,
-            "REPLY_LIMIT",
-        );
-    }
-    let kind = match message.kind {
-        Kind::Record => "Record",
-        Kind::Request => "Request",
-        Kind::Blocking => "Blocking",
+fn whole_message(message: &Message) -> TokenStream {
+    let name = ident(&message.name);
+    let side = |name: &Ident, doc: &[String], body, limit: &str| {
+        let side = Side {
+            name,
+            message: &message.name,
+            body,
+        };
+        side.all(doc, &ident(limit))
     };
-    let reply = match (has_reply, borrows(&message.reply)) {
-        (false, _) => "()".to_owned(),
-        (true, false) => format!("{}Reply", message.name),
-        (true, true) => format!("{}Reply<'r>", message.name),
+    let request = side(&name, &message.doc, &message.body, "MESSAGE_LIMIT");
+    let reply_name = format_ident!("{name}Reply");
+    let (answer, reply) = match (is_empty(&message.reply), borrows(&message.reply)) {
+        (true, _) => (None, quote!(())),
+        (false, borrows) => {
+            let doc = [format!("The answer to [`{name}`].")];
+            let lifetime = borrows.then(|| quote!(<'r>));
+            let answer = side(&reply_name, &doc, &message.reply, "REPLY_LIMIT");
+            (Some(answer), quote!(#reply_name #lifetime))
+        }
     };
-    let _ = writeln!(
-        out,
-        "impl Message for {name}{any} {{\n    const ID: u16 = {id};\n    const NAME: &'static str = \"{name}\";\n    const KIND: Kind = Kind::{kind};\n    type Reply<'r> = {reply};\n}}\n",
-        name = message.name,
-        any = if borrows(&message.body) { "<'_>" } else { "" },
-        id = message.id,
+    let any = borrows(&message.body).then(|| quote!(<'_>));
+    let (id, kind) = (
+        Literal::u16_unsuffixed(message.id),
+        ident(&format!("{:?}", message.kind)),
     );
+    let text = &message.name;
+    quote! {
+        #request
+        #answer
+        impl Message for #name #any {
+            const ID: u16 = #id;
+            const NAME: &'static str = #text;
+            const KIND: Kind = Kind::#kind;
+            type Reply<'r> = #reply;
+        }
+    }
 }
 
-fn is_empty(body: &Body) -> bool {
+pub(crate) fn is_empty(body: &Body) -> bool {
     body.fields.is_empty() && body.tails.is_empty()
 }
 
@@ -197,62 +185,256 @@ fn borrows(body: &Body) -> bool {
     !body.tails.is_empty()
 }
 
-fn wire_type(kind: &FieldType) -> String {
+fn wire_type(kind: &FieldType) -> TokenStream {
     match kind {
-        FieldType::Scalar(scalar) => scalar.name().to_owned(),
-        FieldType::Array(scalar, count) => format!("[{}; {count}]", scalar.name()),
+        FieldType::Scalar(scalar) => scalar_type(*scalar),
+        FieldType::Array(scalar, count) => {
+            let (scalar, count) = (scalar_type(*scalar), Literal::usize_unsuffixed(*count));
+            quote!([#scalar; #count])
+        }
         FieldType::Address
         | FieldType::Handle(_)
         | FieldType::Minted(_)
-        | FieldType::OptionalHandle(_) => "u64".to_owned(),
-        FieldType::Fence | FieldType::OptionalFence | FieldType::Enum(_) => "u32".to_owned(),
+        | FieldType::OptionalHandle(_) => quote!(u64),
+        FieldType::Fence | FieldType::OptionalFence | FieldType::Enum(_) => quote!(u32),
     }
 }
 
-fn rust_type(kind: &FieldType) -> String {
+pub(crate) fn scalar_type(scalar: Scalar) -> TokenStream {
+    let name = ident(scalar.name());
+    quote!(#name)
+}
+
+fn rust_type(kind: &FieldType) -> TokenStream {
     match kind {
         FieldType::Scalar(_) | FieldType::Array(..) => wire_type(kind),
-        FieldType::Address => "DevicePtr".to_owned(),
+        FieldType::Address => quote!(DevicePtr),
         FieldType::Handle(handle) | FieldType::Minted(handle) => {
-            format!("Handle<{}>", handle.name())
+            let handle = ident(handle.name());
+            quote!(Handle<#handle>)
         }
-        FieldType::OptionalHandle(handle) => format!("Option<Handle<{}>>", handle.name()),
-        FieldType::Fence => "Fence".to_owned(),
-        FieldType::OptionalFence => "Option<Fence>".to_owned(),
-        FieldType::Enum(name) => name.clone(),
+        FieldType::OptionalHandle(handle) => {
+            let handle = ident(handle.name());
+            quote!(Option<Handle<#handle>>)
+        }
+        FieldType::Fence => quote!(Fence),
+        FieldType::OptionalFence => quote!(Option<Fence>),
+        FieldType::Enum(name) => {
+            let name = ident(name);
+            quote!(#name)
+        }
     }
 }
 
-fn tail_type(tail: &Tail) -> String {
-    tail.element.as_ref().map_or_else(
-        || "&'a [u8]".to_owned(),
-        |element| format!("Items<'a, {element}>"),
-    )
+fn tail_type(tail: &Tail) -> TokenStream {
+    match tail.element.as_deref().map(ident) {
+        None => quote!(&'a [u8]),
+        Some(element) => quote!(Items<'a, #element>),
+    }
 }
 
-/// One side of a message: the struct with typed fields, its layout on the wire, and the way between them.
-fn body(out: &mut String, name: &str, message: &str, doc: &[String], body: &Body, limit: &str) {
-    let lifetime = if borrows(body) { "<'a>" } else { "" };
-    if doc.is_empty() {
-        let _ = writeln!(out, "/// See the message in `messages/`.");
+/// One side of a message.
+struct Side<'t> {
+    /// Of the struct.
+    name: &'t Ident,
+    message: &'t str,
+    body: &'t Body,
+}
+
+impl Side<'_> {
+    /// The struct with typed fields, its layout on the wire, and the way between them.
+    fn all(&self, doc: &[String], limit: &Ident) -> TokenStream {
+        let (name, body) = (self.name, self.body);
+        let lifetime = borrows(body).then(|| quote!(<'a>));
+        let doc = match doc {
+            [] => quote!(#[doc = " See the message in `messages/`."]),
+            lines => docs(lines),
+        };
+        let fields = body.fields.iter().map(|field| {
+            let (doc, name, kind) = (docs(&field.doc), ident(&field.name), rust_type(&field.kind));
+            quote!(#doc pub #name: #kind)
+        });
+        let tails = body.tails.iter().map(|tail| {
+            let (doc, name, kind) = (docs(&tail.doc), ident(&tail.name), tail_type(tail));
+            quote!(#doc pub #name: #kind)
+        });
+        let members = fields.chain(tails);
+        let wire = self.wire_struct();
+        let encoder = self.encoder(limit);
+        let decoder = self.decoder();
+        quote! {
+            #doc
+            #[derive(Clone, Copy, Debug, PartialEq)]
+            pub struct #name #lifetime { #(#members),* }
+            #wire
+            #encoder
+            #decoder
+        }
     }
-    docs(out, "", doc);
-    let _ = writeln!(
-        out,
-        "#[derive(Clone, Copy, Debug, PartialEq)]\npub struct {name}{lifetime} {{"
-    );
-    for field in &body.fields {
-        docs(out, "    ", &field.doc);
-        let _ = writeln!(out, "    pub {}: {},", field.name, rust_type(&field.kind));
+
+    fn wire_name(&self) -> Ident {
+        format_ident!("{}Wire", self.name)
     }
-    for tail in &body.tails {
-        docs(out, "    ", &tail.doc);
-        let _ = writeln!(out, "    pub {}: {},", tail.name, tail_type(tail));
+
+    fn wire_struct(&self) -> Option<TokenStream> {
+        if is_empty(self.body) {
+            return None;
+        }
+        let (name, derives) = (self.wire_name(), wire_derives());
+        let (pads, _) = padding(self.body);
+        let pads = pads.iter().enumerate().map(|(index, bytes)| {
+            let (pad, bytes) = (format_ident!("pad{index}"), written(*bytes)?);
+            Some(quote!(#pad: [u8; #bytes],))
+        });
+        let fields = self.body.fields.iter().map(|field| {
+            let (name, kind) = (ident(&field.name), wire_type(&field.kind));
+            Some(quote!(#name: #kind,))
+        });
+        let tails = self.body.tails.iter().map(|tail| {
+            let count = count_name(tail);
+            Some(quote!(#count: u32,))
+        });
+        // The last padding is behind the last member.
+        let members = fields.chain(tails).chain([None]);
+        let members = pads.zip(members).map(|(pad, member)| quote!(#pad #member));
+        Some(quote! {
+            #[repr(C)]
+            #[derive(#derives)]
+            struct #name { #(#members)* }
+        })
     }
-    let _ = writeln!(out, "}}\n");
-    wire_struct(out, name, body);
-    encoder(out, name, message, body, limit);
-    decoder(out, name, message, body);
+
+    fn encoder(&self, limit: &Ident) -> TokenStream {
+        let (name, body) = (self.name, self.body);
+        let any = borrows(body).then(|| quote!(<'_>));
+        let encoded = if is_empty(body) {
+            quote!(Ok(send(&[])))
+        } else {
+            self.encoded(limit)
+        };
+        quote! {
+            impl Encode for #name #any {
+                #[inline]
+                fn encode<R>(&self, send: impl FnOnce(&[&[u8]]) -> R) -> Result<R, EncodeError> {
+                    #encoded
+                }
+            }
+        }
+    }
+
+    fn encoded(&self, limit: &Ident) -> TokenStream {
+        let (body, message, wire) = (self.body, self.message, self.wire_name());
+        let (pads, fixed) = padding(body);
+        let fixed = Literal::usize_unsuffixed(fixed);
+        let total = borrows(body).then(|| quote!(let mut total = #fixed;));
+        let bytes: Vec<TokenStream> = body.tails.iter().map(tail_bytes).collect();
+        let counts = body.tails.iter().zip(&bytes).map(|(tail, bytes)| {
+            let (name, count) = (ident(&tail.name), count_name(tail));
+            let (text, max) = (&tail.name, Literal::u32_unsuffixed(tail.max));
+            quote! {
+                let #count = wire::count(#message, #text, self.#name.len(), #max)?;
+                total += #bytes.len();
+            }
+        });
+        let check = borrows(body).then(|| quote!(wire::total(#message, total, wire::#limit)?;));
+        let pads = pads.iter().enumerate().filter_map(|(index, bytes)| {
+            let (pad, bytes) = (format_ident!("pad{index}"), written(*bytes)?);
+            Some(quote!(#pad: [0; #bytes]))
+        });
+        let fields = body.fields.iter().map(|field| {
+            let (name, value) = (ident(&field.name), to_wire(field));
+            quote!(#name: #value)
+        });
+        let tails = body.tails.iter().map(|tail| {
+            let count = count_name(tail);
+            quote!(#count)
+        });
+        let members = pads.chain(fields).chain(tails);
+        quote! {
+            #total
+            #(#counts)*
+            #check
+            let fixed = #wire { #(#members),* };
+            Ok(send(&[fixed.as_bytes() #(, #bytes)*]))
+        }
+    }
+
+    fn decoder(&self) -> TokenStream {
+        let (name, message) = (self.name, self.message);
+        let lifetime = borrows(self.body).then(|| quote!(<'a>));
+        let decoded = if is_empty(self.body) {
+            quote! {
+                wire::end(NAME, body)?;
+                Ok(Self {})
+            }
+        } else {
+            self.decoded()
+        };
+        quote! {
+            impl<'a> Decode<'a> for #name #lifetime {
+                #[inline]
+                fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+                    const NAME: &str = #message;
+                    #decoded
+                }
+            }
+        }
+    }
+
+    fn decoded(&self) -> TokenStream {
+        let (body, wire) = (self.body, self.wire_name());
+        let mutable = borrows(body).then(|| quote!(mut));
+        let tails = body.tails.iter().map(|tail| {
+            let function = ident(match tail.element {
+                Some(_) => "items",
+                None => "bytes",
+            });
+            let (name, text, count) = (ident(&tail.name), &tail.name, count_name(tail));
+            let max = Literal::u32_unsuffixed(tail.max);
+            quote!(let #name = wire::#function(NAME, #text, fixed.#count, #max, &mut rest)?;)
+        });
+        let nonzero = body.fields.iter().filter(|field| field.nonzero);
+        let nonzero = nonzero.map(|field| {
+            let (name, text) = (ident(&field.name), &field.name);
+            let slice = match field.kind {
+                FieldType::Array(Scalar::U32, _) => quote!(&fixed.#name),
+                _ => quote!(&[fixed.#name]),
+            };
+            quote!(wire::nonzero(NAME, #text, #slice)?;)
+        });
+        let fields = body.fields.iter().map(|field| {
+            let (name, value) = (ident(&field.name), from_wire(field));
+            quote!(#name: #value)
+        });
+        let names = body.tails.iter().map(|tail| {
+            let name = ident(&tail.name);
+            quote!(#name)
+        });
+        let members = fields.chain(names);
+        quote! {
+            let (fixed, #mutable rest) = wire::fixed::<#wire>(NAME, body)?;
+            #(#tails)*
+            wire::end(NAME, rest)?;
+            #(#nonzero)*
+            Ok(Self { #(#members),* })
+        }
+    }
+}
+
+fn count_name(tail: &Tail) -> Ident {
+    format_ident!("{}_count", tail.name)
+}
+
+/// A tail as the bytes that are sent.
+fn tail_bytes(tail: &Tail) -> TokenStream {
+    let name = ident(&tail.name);
+    let bytes = tail.element.as_ref().map(|_| quote!(.as_bytes()));
+    quote!(self.#name #bytes)
+}
+
+/// The length of a padding; none if there is no padding.
+fn written(bytes: usize) -> Option<Literal> {
+    (bytes != 0).then(|| Literal::usize_unsuffixed(bytes))
 }
 
 /// The padding before each field of the fixed part and behind the last, then its size.
@@ -272,215 +454,88 @@ fn padding(body: &Body) -> (Vec<usize>, usize) {
     (pads, size)
 }
 
-fn wire_struct(out: &mut String, name: &str, body: &Body) {
-    if is_empty(body) {
-        return;
-    }
-    let (pads, _) = padding(body);
-    let _ = writeln!(out, "#[repr(C)]\n{WIRE_DERIVES})]\nstruct {name}Wire {{");
-    let mut pads = pads.into_iter().enumerate();
-    let mut pad = |out: &mut String| {
-        if let Some((index, bytes)) = pads.next().filter(|(_, bytes)| *bytes != 0) {
-            let _ = writeln!(out, "    pad{index}: [u8; {bytes}],");
-        }
-    };
-    for field in &body.fields {
-        pad(out);
-        let _ = writeln!(out, "    {}: {},", field.name, wire_type(&field.kind));
-    }
-    for tail in &body.tails {
-        pad(out);
-        let _ = writeln!(out, "    {}_count: u32,", tail.name);
-    }
-    pad(out);
-    let _ = writeln!(out, "}}\n");
-}
-
-fn encoder(out: &mut String, name: &str, message: &str, body: &Body, limit: &str) {
-    let any = if borrows(body) { "<'_>" } else { "" };
-    let _ = writeln!(
-        out,
-        "impl Encode for {name}{any} {{\n    #[inline]\n    fn encode<R>(&self, send: impl FnOnce(&[&[u8]]) -> R) -> Result<R, EncodeError> {{"
-    );
-    if is_empty(body) {
-        let _ = writeln!(out, "        Ok(send(&[]))\n    }}\n}}\n");
-        return;
-    }
-    let (pads, fixed) = padding(body);
-    if borrows(body) {
-        let _ = writeln!(out, "        let mut total = {fixed};");
-    }
-    for tail in &body.tails {
-        let _ = writeln!(
-            out,
-            "        let {0}_count = wire::count(\"{message}\", \"{0}\", self.{0}.len(), {1})?;",
-            tail.name, tail.max
-        );
-        let bytes = if tail.element.is_some() {
-            ".as_bytes()"
-        } else {
-            ""
-        };
-        let _ = writeln!(out, "        total += self.{}{bytes}.len();", tail.name);
-    }
-    if borrows(body) {
-        let _ = writeln!(
-            out,
-            "        wire::total(\"{message}\", total, wire::{limit})?;"
-        );
-    }
-    let _ = writeln!(out, "        let fixed = {name}Wire {{");
-    for (index, bytes) in pads.iter().enumerate().filter(|(_, bytes)| **bytes != 0) {
-        let _ = writeln!(out, "            pad{index}: [0; {bytes}],");
-    }
-    for field in &body.fields {
-        let _ = writeln!(out, "            {}: {},", field.name, to_wire(field));
-    }
-    for tail in &body.tails {
-        let _ = writeln!(out, "            {}_count,", tail.name);
-    }
-    let _ = write!(out, "        }};\n        Ok(send(&[fixed.as_bytes()");
-    for tail in &body.tails {
-        let bytes = if tail.element.is_some() {
-            ".as_bytes()"
-        } else {
-            ""
-        };
-        let _ = write!(out, ", self.{}{bytes}", tail.name);
-    }
-    let _ = writeln!(out, "]))\n    }}\n}}\n");
-}
-
-fn to_wire(field: &Field) -> String {
-    let name = &field.name;
+fn to_wire(field: &Field) -> TokenStream {
+    let name = ident(&field.name);
     match &field.kind {
-        FieldType::Scalar(_) | FieldType::Array(..) => format!("self.{name}"),
-        FieldType::Address => format!("self.{name}.0"),
+        FieldType::Scalar(_) | FieldType::Array(..) => quote!(self.#name),
+        FieldType::Address => quote!(self.#name.0),
         FieldType::Handle(_) | FieldType::Minted(_) | FieldType::Fence | FieldType::Enum(_) => {
-            format!("self.{name}.to_wire()")
+            quote!(self.#name.to_wire())
         }
-        FieldType::OptionalHandle(_) => format!("self.{name}.map_or(0, Handle::to_wire)"),
-        FieldType::OptionalFence => format!("self.{name}.map_or(u32::MAX, Fence::to_wire)"),
+        FieldType::OptionalHandle(_) => quote!(self.#name.map_or(0, Handle::to_wire)),
+        FieldType::OptionalFence => quote!(self.#name.map_or(u32::MAX, Fence::to_wire)),
     }
 }
 
-fn decoder(out: &mut String, name: &str, message: &str, body: &Body) {
-    let lifetime = if borrows(body) { "<'a>" } else { "" };
-    let _ = writeln!(
-        out,
-        "impl<'a> Decode<'a> for {name}{lifetime} {{\n    #[inline]\n    fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {{\n        const NAME: &str = \"{message}\";"
-    );
-    if is_empty(body) {
-        let _ = writeln!(
-            out,
-            "        wire::end(NAME, body)?;\n        Ok(Self {{}})\n    }}\n}}\n"
-        );
-        return;
-    }
-    let mutable = if borrows(body) { "mut " } else { "" };
-    let _ = writeln!(
-        out,
-        "        let (fixed, {mutable}rest) = wire::fixed::<{name}Wire>(NAME, body)?;"
-    );
-    for tail in &body.tails {
-        let function = if tail.element.is_some() {
-            "items"
-        } else {
-            "bytes"
-        };
-        let _ = writeln!(
-            out,
-            "        let {0} = wire::{function}(NAME, \"{0}\", fixed.{0}_count, {1}, &mut rest)?;",
-            tail.name, tail.max
-        );
-    }
-    let _ = writeln!(out, "        wire::end(NAME, rest)?;");
-    for field in body.fields.iter().filter(|field| field.nonzero) {
-        let name = &field.name;
-        let slice = match field.kind {
-            FieldType::Array(Scalar::U32, _) => format!("&fixed.{name}"),
-            _ => format!("&[fixed.{name}]"),
-        };
-        let _ = writeln!(out, "        wire::nonzero(NAME, \"{name}\", {slice})?;");
-    }
-    let _ = writeln!(out, "        Ok(Self {{");
-    for field in &body.fields {
-        let _ = writeln!(out, "            {}: {},", field.name, from_wire(field));
-    }
-    for tail in &body.tails {
-        let _ = writeln!(out, "            {},", tail.name);
-    }
-    let _ = writeln!(out, "        }})\n    }}\n}}\n");
-}
-
-fn from_wire(field: &Field) -> String {
-    let name = &field.name;
+fn from_wire(field: &Field) -> TokenStream {
+    let (name, text) = (ident(&field.name), &field.name);
+    let checked = |function: &str| {
+        let function = ident(function);
+        quote!(wire::#function(NAME, #text, fixed.#name)?)
+    };
     match &field.kind {
-        FieldType::Scalar(_) | FieldType::Array(..) => format!("fixed.{name}"),
-        FieldType::Address => format!("DevicePtr(fixed.{name})"),
-        FieldType::Handle(_) => format!("wire::handle(NAME, \"{name}\", fixed.{name})?"),
-        FieldType::Minted(_) => format!("wire::minted(NAME, \"{name}\", fixed.{name})?"),
-        FieldType::OptionalHandle(_) => {
-            format!("wire::optional_handle(NAME, \"{name}\", fixed.{name})?")
+        FieldType::Scalar(_) | FieldType::Array(..) => quote!(fixed.#name),
+        FieldType::Address => quote!(DevicePtr(fixed.#name)),
+        FieldType::Handle(_) => checked("handle"),
+        FieldType::Minted(_) => checked("minted"),
+        FieldType::OptionalHandle(_) => checked("optional_handle"),
+        FieldType::Fence => checked("fence"),
+        FieldType::OptionalFence => checked("optional_fence"),
+        FieldType::Enum(kind) => {
+            let kind = ident(kind);
+            quote! {
+                #kind::from_wire(fixed.#name)
+                    .ok_or_else(|| wire::value(NAME, #text, u64::from(fixed.#name)))?
+            }
         }
-        FieldType::Fence => format!("wire::fence(NAME, \"{name}\", fixed.{name})?"),
-        FieldType::OptionalFence => {
-            format!("wire::optional_fence(NAME, \"{name}\", fixed.{name})?")
-        }
-        FieldType::Enum(kind) => format!(
-            "{kind}::from_wire(fixed.{name}).ok_or_else(|| wire::value(NAME, \"{name}\", u64::from(fixed.{name})))?"
-        ),
     }
 }
 
-fn requests(out: &mut String, messages: &[&Message]) {
-    let _ = writeln!(
-        out,
-        "/// Every message: id, name, kind, in the order of the ids.\npub const MESSAGES: &[MessageInfo] = &["
-    );
+fn requests(messages: &[&Message]) -> TokenStream {
     let mut sorted = messages.to_vec();
     sorted.sort_by_key(|message| message.id);
-    for message in sorted {
-        let _ = writeln!(
-            out,
-            "    MessageInfo {{ id: {0}::ID, name: {0}::NAME, kind: {0}::KIND }},",
-            message.name
-        );
+    let info =
+        |name: &Ident| quote!(MessageInfo { id: #name::ID, name: #name::NAME, kind: #name::KIND });
+    let infos = sorted.iter().map(|message| info(&ident(&message.name)));
+    let names: Vec<Ident> = messages
+        .iter()
+        .map(|message| ident(&message.name))
+        .collect();
+    let variants = messages.iter().zip(&names).map(|(message, name)| {
+        let lifetime = borrows(&message.body).then(|| quote!(<'a>));
+        quote!(#name(#name #lifetime))
+    });
+    let arms = names.iter().map(|name| {
+        let info = info(name);
+        quote!(Self::#name(_) => #info,)
+    });
+    quote! {
+        /// Every message: id, name, kind, in the order of the ids.
+        pub const MESSAGES: &[MessageInfo] = &[#(#infos),*];
+
+        /// A message that has been checked.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub enum Request<'a> { #(#variants),* }
+
+        impl Request<'_> {
+            /// Which message it is.
+            #[must_use]
+            pub const fn info(&self) -> MessageInfo {
+                match self { #(#arms)* }
+            }
+        }
+
+        /// Reads and checks a record's body. Total: every input is a message or an error.
+        ///
+        /// # Errors
+        /// What is wrong with it, with the message's and the field's name.
+        pub fn decode(message: u16, body: &[u8]) -> Result<Request<'_>, DecodeError> {
+            match message {
+                #(#names::ID => Ok(Request::#names(#names::decode(body)?)),)*
+                _ => Err(DecodeError::UnknownMessage { id: message }),
+            }
+        }
     }
-    let _ = writeln!(
-        out,
-        "];\n\n/// A message that has been checked.\n#[derive(Clone, Copy, Debug, PartialEq)]\npub enum Request<'a> {{"
-    );
-    for message in messages {
-        let lifetime = if borrows(&message.body) { "<'a>" } else { "" };
-        let _ = writeln!(out, "    {0}({0}{lifetime}),", message.name);
-    }
-    let _ = writeln!(
-        out,
-        "}}\n\nimpl Request<'_> {{\n    /// Which message it is.\n    #[must_use]\n    pub const fn info(&self) -> MessageInfo {{\n        match self {{"
-    );
-    for message in messages {
-        let _ = writeln!(
-            out,
-            "            Self::{0}(_) => MessageInfo {{ id: {0}::ID, name: {0}::NAME, kind: {0}::KIND }},",
-            message.name
-        );
-    }
-    let _ = writeln!(
-        out,
-        "        }}\n    }}\n}}\n\n/// Reads and checks a record's body. Total: every input is a message or an error.\n///\n/// # Errors\n/// What is wrong with it, with the message's and the field's name.\npub fn decode(message: u16, body: &[u8]) -> Result<Request<'_>, DecodeError> {{\n    match message {{"
-    );
-    for message in messages {
-        let _ = writeln!(
-            out,
-            "        {0}::ID => Ok(Request::{0}({0}::decode(body)?)),",
-            message.name
-        );
-    }
-    let _ = writeln!(
-        out,
-        "        _ => Err(DecodeError::UnknownMessage {{ id: message }}),\n    }}\n}}\n"
-    );
 }
 
 /// The name of a test for a message.
@@ -495,42 +550,52 @@ pub(crate) fn snake_case(name: &str) -> String {
     out
 }
 
+/// What serves a message whose answer is constant.
+fn constant(message: &Message) -> Option<TokenStream> {
+    let fields = message.reply.fields.iter().map(|field| {
+        let (name, value) = (ident(&field.name), ident(field.constant.as_ref()?));
+        Some(quote!(#name: #value))
+    });
+    let fields: Option<Vec<TokenStream>> = fields.collect();
+    let fields = fields.filter(|fields| !fields.is_empty())?;
+    let (name, reply) = (ident(&message.name), format_ident!("{}Reply", message.name));
+    Some(quote! {
+        impl<S: Server> Serve<#name> for S {
+            fn serve(&mut self, _: &Self::Call, _: &#name) -> wire::Outcome<#reply> {
+                Ok(wire::Served::Done(#reply { #(#fields),* }))
+            }
+        }
+    })
+}
+
 /// The dispatch to a server of every message, and what serves the messages whose answer is constant.
-fn dispatch(out: &mut String, messages: &[&Message]) {
-    for message in messages {
-        let constants: Option<Vec<String>> = message
-            .reply
-            .fields
-            .iter()
-            .map(|field| Some(format!("{}: {}", field.name, field.constant.as_ref()?)))
-            .collect();
-        if let Some(fields) = constants.filter(|fields| !fields.is_empty()) {
-            let _ = writeln!(
-                out,
-                "impl<S: Server> Serve<{0}> for S {{\n    fn serve(&mut self, _: &Self::Call, _: &{0}) -> wire::Outcome<{0}Reply> {{\n        Ok(wire::Served::Done({0}Reply {{ {1} }}))\n    }}\n}}\n",
-                message.name,
-                fields.join(", ")
-            );
+fn dispatch(messages: &[&Message]) -> TokenStream {
+    let constants = messages.iter().filter_map(|message| constant(message));
+    let bounds = messages.iter().map(|message| {
+        let name = ident(&message.name);
+        match borrows(&message.body) {
+            true => quote!(S: for<'m> Serve<#name<'m>>,),
+            false => quote!(S: Serve<#name>,),
+        }
+    });
+    let names = messages.iter().map(|message| ident(&message.name));
+    quote! {
+        #(#constants)*
+
+        /// Executes a message and hands its answer to `answer`, unless the server has put it off.
+        pub fn dispatch<S>(
+            server: &mut S,
+            call: &S::Call,
+            request: &Request<'_>,
+            mut answer: impl FnMut(CuResult, &[&[u8]]),
+        ) -> Dispatched
+        where
+            S: Server,
+            #(#bounds)*
+        {
+            match request {
+                #(Request::#names(message) => deliver(server.serve(call, message), &mut answer),)*
+            }
         }
     }
-    let _ = writeln!(
-        out,
-        "/// Executes a message and hands its answer to `answer`, unless the server has put it off.\npub fn dispatch<S>(\n    server: &mut S,\n    call: &S::Call,\n    request: &Request<'_>,\n    mut answer: impl FnMut(CuResult, &[&[u8]]),\n) -> Dispatched\nwhere\n    S: Server,"
-    );
-    for message in messages {
-        let _ = if borrows(&message.body) {
-            writeln!(out, "    S: for<'m> Serve<{}<'m>>,", message.name)
-        } else {
-            writeln!(out, "    S: Serve<{}>,", message.name)
-        };
-    }
-    let _ = writeln!(out, "{{\n    match request {{");
-    for message in messages {
-        let _ = writeln!(
-            out,
-            "        Request::{}(message) => deliver(server.serve(call, message), &mut answer),",
-            message.name,
-        );
-    }
-    let _ = writeln!(out, "    }}\n}}");
 }

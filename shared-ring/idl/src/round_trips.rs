@@ -1,119 +1,130 @@
 //! Property tests of the generated messages: what is encoded is decoded again.
 
-use std::fmt::Write as _;
+use proc_macro2::{Literal, TokenStream};
+use quote::{format_ident, quote};
+use syn::Ident;
 
-use crate::messages::snake_case;
-use crate::table::{Body, Field, FieldType, Message, Scalar, Table};
+use crate::code::{file, ident};
+use crate::messages::{is_empty, scalar_type, snake_case};
+use crate::table::{Body, Field, FieldType, Handle, Scalar, Struct, Table};
 
 /// One property for each message and each reply. The code that includes it provides `message(id, &m)` and
 /// `reply(&r)`, which encode, decode and compare, and `handle()`, a strategy of minted handles.
 #[must_use]
 pub fn round_trips(table: &Table, next: bool) -> String {
-    let mut out = String::new();
-    for item in &table.structs {
-        let names: Vec<&str> = item
-            .fields
-            .iter()
-            .map(|field| field.name.as_str())
-            .collect();
-        let strategies: Vec<String> = item.fields.iter().map(strategy).collect();
-        let _ = writeln!(
-            out,
-            "fn {0}() -> impl Strategy<Value = {1}> {{\n    ({2},).prop_map(|({3},)| {1} {{ {3} }})\n}}\n",
-            snake_case(&item.name),
-            item.name,
-            strategies.join(", "),
-            names.join(", ")
-        );
-    }
-    out.push_str("proptest! {\n");
+    let structs = table.structs.iter().map(structure);
+    let mut properties = Vec::new();
     for item in table.protocol(next) {
-        let name = snake_case(&item.name);
-        property(&mut out, &name, &item.name, &item.body, item, "message");
-        if !item.reply.fields.is_empty() || !item.reply.tails.is_empty() {
-            let struct_name = format!("{}Reply", item.name);
-            property(
-                &mut out,
-                &format!("{name}_reply"),
-                &struct_name,
-                &item.reply,
-                item,
-                "reply",
-            );
+        let (test, name) = (ident(&snake_case(&item.name)), ident(&item.name));
+        let value = value(&name, &item.body);
+        let check = quote!(message(#name::ID, &#value, Request::#name(#value))?;);
+        properties.push(property(&test, &item.body, &check));
+        if !is_empty(&item.reply) {
+            let test = format_ident!("{test}_reply");
+            let value = self::value(&format_ident!("{name}Reply"), &item.reply);
+            let check = quote! {
+                let mut body = Vec::new();
+                reply(&#value, &mut body)?;
+            };
+            properties.push(property(&test, &item.reply, &check));
         }
     }
-    out.push_str("}\n");
-    out
+    file(quote! {
+        #(#structs)*
+        proptest! { #(#properties)* }
+    })
 }
 
-fn property(out: &mut String, test: &str, name: &str, body: &Body, message: &Message, check: &str) {
-    let mut arguments: Vec<String> = body
-        .fields
-        .iter()
-        .map(|field| format!("{} in {}", field.name, strategy(field)))
-        .collect();
-    for tail in &body.tails {
-        let element = tail.element.as_ref().map_or_else(
-            || "any::<u8>()".to_owned(),
-            |name| format!("{}()", snake_case(name)),
-        );
+fn structure(item: &Struct) -> TokenStream {
+    let (function, name) = (ident(&snake_case(&item.name)), ident(&item.name));
+    let names: Vec<Ident> = item.fields.iter().map(|field| ident(&field.name)).collect();
+    let strategies = item.fields.iter().map(strategy);
+    quote! {
+        fn #function() -> impl Strategy<Value = #name> {
+            (#(#strategies,)*).prop_map(|(#(#names,)*)| #name { #(#names),* })
+        }
+    }
+}
+
+/// A message or a reply out of variables with its members' names.
+fn value(name: &Ident, body: &Body) -> TokenStream {
+    let fields = body.fields.iter().map(|field| {
+        let name = ident(&field.name);
+        quote!(#name)
+    });
+    let tails = body.tails.iter().map(|tail| {
+        let name = ident(&tail.name);
+        match tail.element {
+            Some(_) => quote!(#name: Items::new(&#name)),
+            None => quote!(#name: &#name),
+        }
+    });
+    let members = fields.chain(tails);
+    quote!(#name { #(#members),* })
+}
+
+fn property(test: &Ident, body: &Body, check: &TokenStream) -> TokenStream {
+    let fields = body.fields.iter().map(|field| {
+        let (name, strategy) = (ident(&field.name), strategy(field));
+        quote!(#name in #strategy)
+    });
+    let tails = body.tails.iter().map(|tail| {
+        let name = ident(&tail.name);
+        let element = match &tail.element {
+            None => quote!(any::<u8>()),
+            Some(name) => {
+                let function = ident(&snake_case(name));
+                quote!(#function())
+            }
+        };
         // Long tails are as good as short ones, and slow.
-        let max = tail.max.min(300);
-        arguments.push(format!(
-            "{} in prop::collection::vec({element}, 0..={max})",
-            tail.name
-        ));
+        let max = Literal::u32_unsuffixed(tail.max.min(300));
+        quote!(#name in prop::collection::vec(#element, 0..=#max))
+    });
+    let nothing = is_empty(body).then(|| quote!(_nothing in Just(())));
+    let arguments = fields.chain(tails).chain(nothing);
+    quote! {
+        #[test]
+        fn #test(#(#arguments),*) {
+            #check
+        }
     }
-    if arguments.is_empty() {
-        arguments.push("_nothing in Just(())".to_owned());
-    }
-    let mut fields: Vec<String> = body.fields.iter().map(|field| field.name.clone()).collect();
-    for tail in &body.tails {
-        fields.push(match tail.element {
-            Some(_) => format!("{0}: Items::new(&{0})", tail.name),
-            None => format!("{0}: &{0}", tail.name),
-        });
-    }
-    let value = format!("{name} {{ {} }}", fields.join(", "));
-    let call = if check == "reply" {
-        format!("let mut body = Vec::new();\n        reply(&{value}, &mut body)?;")
-    } else {
-        format!(
-            "message({0}::ID, &{value}, Request::{0}({value}))?;",
-            message.name
-        )
-    };
-    let _ = writeln!(
-        out,
-        "    #[test]\n    fn {test}({}) {{\n        {call}\n    }}\n",
-        arguments.join(", ")
-    );
 }
 
-fn strategy(field: &Field) -> String {
+fn strategy(field: &Field) -> TokenStream {
     match &field.kind {
         FieldType::Scalar(scalar) => scalar_strategy(*scalar, field.nonzero),
-        FieldType::Array(scalar, count) => format!(
-            "prop::collection::vec({}, {count}).prop_map(|values| <[{}; {count}]>::try_from(values).expect(\"the length asked for\"))",
-            scalar_strategy(*scalar, field.nonzero),
-            scalar.name()
-        ),
-        FieldType::Address => "any::<u64>().prop_map(DevicePtr)".to_owned(),
-        FieldType::Handle(crate::table::Handle::Stream) => {
-            "prop_oneof![Just(Handle::<Stream>::LEGACY), handle()]".to_owned()
+        FieldType::Array(scalar, count) => {
+            let strategy = scalar_strategy(*scalar, field.nonzero);
+            let (scalar, count) = (scalar_type(*scalar), Literal::usize_unsuffixed(*count));
+            quote! {
+                prop::collection::vec(#strategy, #count)
+                    .prop_map(|values| <[#scalar; #count]>::try_from(values).expect("the length asked for"))
+            }
         }
-        FieldType::Handle(_) | FieldType::Minted(_) => "handle()".to_owned(),
-        FieldType::OptionalHandle(_) => "prop::option::of(handle())".to_owned(),
-        FieldType::Fence => "fence()".to_owned(),
-        FieldType::OptionalFence => "prop::option::of(fence())".to_owned(),
-        FieldType::Enum(name) => format!("prop::sample::select({name}::ALL)"),
+        FieldType::Address => quote!(any::<u64>().prop_map(DevicePtr)),
+        FieldType::Handle(Handle::Stream) => {
+            quote!(prop_oneof![Just(Handle::<Stream>::LEGACY), handle()])
+        }
+        FieldType::Handle(_) | FieldType::Minted(_) => quote!(handle()),
+        FieldType::OptionalHandle(_) => quote!(prop::option::of(handle())),
+        FieldType::Fence => quote!(fence()),
+        FieldType::OptionalFence => quote!(prop::option::of(fence())),
+        FieldType::Enum(name) => {
+            let name = ident(name);
+            quote!(prop::sample::select(#name::ALL))
+        }
     }
 }
 
-fn scalar_strategy(scalar: Scalar, nonzero: bool) -> String {
+fn scalar_strategy(scalar: Scalar, nonzero: bool) -> TokenStream {
+    let kind = scalar_type(scalar);
     match (scalar, nonzero) {
-        (Scalar::F32, _) => "prop::num::f32::NORMAL".to_owned(),
-        (_, true) => format!("1_{}..", scalar.name()),
-        (_, false) => format!("any::<{}>()", scalar.name()),
+        (Scalar::F32, _) => quote!(prop::num::f32::NORMAL),
+        (_, true) => {
+            let one: Option<Literal> = format!("1_{kind}").parse().ok();
+            quote!(#one..)
+        }
+        (_, false) => quote!(any::<#kind>()),
     }
 }
