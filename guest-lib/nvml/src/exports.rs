@@ -5,6 +5,10 @@
     clippy::too_many_arguments,
     reason = "NVML's own names and parameters"
 )]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "generated code has no comments: callers keep the contracts of the C functions"
+)]
 
 use std::ffi::{c_char, c_void};
 

@@ -19,6 +19,12 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use proc_macro2::{Literal, TokenStream};
+use quote::{format_ident, quote};
+use syn::Ident;
+
+use crate::code::{check_name, check_type, file, ident, rust};
+
 /// An integer that a function fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
@@ -197,6 +203,7 @@ impl Nvml {
             "refused" => (rest.to_owned(), Body::Refused(because()?)),
             other => return Err(format!("{other} declares nothing")),
         };
+        check_name(&name)?;
         if self.function(&name).is_some() {
             return Err(format!("{name} is declared twice"));
         }
@@ -261,7 +268,10 @@ impl Nvml {
 
 fn answered(text: &str) -> Result<(String, Body), String> {
     let (call, returns) = match text.split_once(" -> ") {
-        Some((call, returns)) => (call, Some(returns.to_owned())),
+        Some((call, returns)) => {
+            check_type(returns)?;
+            (call, Some(returns.to_owned()))
+        }
         None => (text, None),
     };
     let (name, inside) = parts(call)?;
@@ -271,6 +281,8 @@ fn answered(text: &str) -> Result<(String, Body), String> {
             let (name, kind) = parameter
                 .split_once(": ")
                 .ok_or_else(|| format!("{parameter} has no type"))?;
+            check_name(name)?;
+            check_type(kind)?;
             Ok((name.to_owned(), kind.to_owned()))
         })
         .collect::<Result<_, String>>()?;
@@ -322,62 +334,49 @@ fn numbers(text: &str, shape: &Shape) -> Result<Vec<u64>, String> {
 /// The tables for `wormhole_api::nvml`.
 #[must_use]
 pub fn nvml_tables(table: &Nvml) -> String {
-    let mut out = String::from(
-        "/// Every exported function, in the table's order.\npub static FUNCTIONS: &[FunctionInfo] = &[\n",
-    );
-    for function in &table.functions {
+    let functions = table.functions.iter().map(|function| {
+        let name = &function.name;
         let class = match table.body(function).1 {
-            Body::Answered { .. } | Body::Fixed { .. } | Body::Same(_) => {
-                "Class::Answered".to_owned()
-            }
-            Body::Host { .. } => "Class::Host".to_owned(),
-            Body::Unsupported(reason) => format!("Class::Unsupported({reason:?})"),
-            Body::Refused(reason) => format!("Class::Refused({reason:?})"),
+            Body::Answered { .. } | Body::Fixed { .. } | Body::Same(_) => quote!(Answered),
+            Body::Host { .. } => quote!(Host),
+            Body::Unsupported(reason) => quote!(Unsupported(#reason)),
+            Body::Refused(reason) => quote!(Refused(#reason)),
         };
-        let _ = writeln!(
-            out,
-            "    FunctionInfo {{ name: {:?}, class: {class} }},",
-            function.name
-        );
-    }
-    out.push_str(
-        "];\n\n/// What the host's NVML is asked.\npub static HOST: &[HostFunction] = &[\n",
-    );
-    for (name, shape, live) in table.hosts() {
-        let _ = writeln!(
-            out,
-            "    HostFunction {{ name: {name:?}, live: {live}, selectors: &{:?}, outputs: {} }},",
-            shape.selectors,
-            outputs(shape)
-        );
-    }
-    out.push_str("];\n\n/// The fields that it is asked for.\npub static FIELDS: &[Field] = &[\n");
-    for Field {
-        id,
-        name,
-        live,
-        scopes,
-    } in &table.fields
-    {
-        let _ = writeln!(
-            out,
-            "    Field {{ id: {id}, name: {name:?}, live: {live}, scopes: {scopes:?} }},"
-        );
-    }
-    out.push_str("];\n");
-    out
+        quote!(FunctionInfo { name: #name, class: Class::#class })
+    });
+    let hosts = table.hosts().map(|(name, shape, live)| {
+        let selectors = shape.selectors.iter().copied().map(Literal::u32_unsuffixed);
+        let outputs = outputs(shape);
+        quote! {
+            HostFunction { name: #name, live: #live, selectors: &[#(#selectors),*], outputs: #outputs }
+        }
+    });
+    let fields = table.fields.iter().map(|field| {
+        let (id, name, live) = (Literal::u32_unsuffixed(field.id), &field.name, field.live);
+        let scopes = match field.scopes.map(Literal::u32_unsuffixed) {
+            Some(scopes) => quote!(Some(#scopes)),
+            None => quote!(None),
+        };
+        quote!(Field { id: #id, name: #name, live: #live, scopes: #scopes })
+    });
+    file(quote! {
+        /// Every exported function, in the table's order.
+        pub static FUNCTIONS: &[FunctionInfo] = &[#(#functions),*];
+
+        /// What the host's NVML is asked.
+        pub static HOST: &[HostFunction] = &[#(#hosts),*];
+
+        /// The fields that it is asked for.
+        pub static FIELDS: &[Field] = &[#(#fields),*];
+    })
 }
 
-fn outputs(shape: &Shape) -> String {
-    let outputs: Vec<String> = shape
-        .outputs
-        .iter()
-        .map(|words| {
-            let words: Vec<String> = words.iter().map(|word| format!("Word::{word:?}")).collect();
-            format!("&[{}]", words.join(", "))
-        })
-        .collect();
-    format!("&[{}]", outputs.join(", "))
+fn outputs(shape: &Shape) -> TokenStream {
+    let outputs = shape.outputs.iter().map(|words| {
+        let words = words.iter().map(|word| ident(&format!("{word:?}")));
+        quote!(&[#(Word::#words),*])
+    });
+    quote!(&[#(#outputs),*])
 }
 
 /// The C exports of the guest's library.
@@ -390,102 +389,136 @@ fn outputs(shape: &Shape) -> String {
 /// - `crate::runtime::unsupported(usize)` and `crate::runtime::refused(usize)`.
 #[must_use]
 pub fn nvml_exports(table: &Nvml) -> String {
-    let mut out = String::new();
-    for (index, function) in table.functions.iter().enumerate() {
-        let name = &function.name;
-        let (base, body) = table.body(function);
-        let head = "// SAFETY: the name belongs to NVML, and this library is its only definition.\n#[unsafe(no_mangle)]";
-        let (parameters, call, returns) = match body {
-            Body::Unsupported(_) | Body::Refused(_) | Body::Same(_) => {
-                let way = match body {
-                    Body::Refused(_) => "refused",
-                    _ => "unsupported",
-                };
-                let _ = writeln!(
-                    out,
-                    "/// Not served: see the table.\n{head}\npub extern \"C\" fn {name}() -> nvmlReturn_t {{\n    crate::runtime::{way}({index})\n}}\n"
-                );
-                continue;
-            }
-            Body::Answered {
+    let functions = table.functions.iter().enumerate();
+    let functions = functions.map(|(index, function)| {
+        let (name, index) = (ident(&function.name), Literal::usize_unsuffixed(index));
+        match served(table, function) {
+            Ok(Served {
                 parameters,
+                call,
                 returns,
-            } => {
-                let names: Vec<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
-                let call = format!("crate::calls::{base}({})", names.join(", "));
-                (parameters.clone(), call, returns.as_deref())
+            }) => {
+                let call = quote!(unsafe { #call });
+                let (kind, body) = match returns {
+                    Some(kind) => (rust(kind), call),
+                    None => (
+                        quote!(nvmlReturn_t),
+                        quote!(crate::runtime::answer(#index, || { #call })),
+                    ),
+                };
+                let contract = format!(" The caller keeps the contract of `{name}`.");
+                quote! {
+                    /// NVML.
+                    ///
+                    /// # Safety
+                    #[doc = #contract]
+                    #[unsafe(no_mangle)]
+                    pub unsafe extern "C" fn #name(#parameters) -> #kind {
+                        #body
+                    }
+                }
             }
-            Body::Fixed { shape, values } => {
-                let call = format!(
-                    "crate::host::fixed(device, {}, &[{}], &{values:?})",
-                    outputs(shape),
-                    output_names(shape)
-                );
-                (shape_parameters(shape), call, None)
-            }
-            Body::Host {
-                shape, otherwise, ..
-            } => {
-                let place = table.hosts().take_while(|(name, ..)| *name != base).count();
-                let selectors: Vec<String> = (0..shape.selectors.len())
-                    .map(|at| format!("selector{at}"))
-                    .collect();
-                let otherwise = otherwise
-                    .as_ref()
-                    .map_or("None".to_owned(), |values| format!("Some(&{values:?})"));
-                let call = format!(
-                    "crate::host::passed_on(&HOST[{place}], device, &[{}], &[{}], {otherwise})",
-                    selectors.join(", "),
-                    output_names(shape)
-                );
-                (shape_parameters(shape), call, None)
-            }
-        };
-        let parameters: Vec<String> = parameters
-            .iter()
-            .map(|(name, kind)| format!("{name}: {kind}"))
-            .collect();
-        let call = format!(
-            "// SAFETY: the caller keeps the contract of the C function.\n        unsafe {{ {call} }}"
-        );
-        let (kind, body) = match returns {
-            Some(kind) => (kind, call),
-            None => (
-                "nvmlReturn_t",
-                format!("crate::runtime::answer({index}, || {{\n        {call}\n    }})"),
-            ),
-        };
-        let _ = writeln!(
-            out,
-            "/// NVML.\n///\n/// # Safety\n/// The caller keeps the contract of `{name}`.\n{head}\npub unsafe extern \"C\" fn {name}({}) -> {kind} {{\n    {body}\n}}\n",
-            parameters.join(", ")
-        );
-    }
-    out
-}
-
-fn shape_parameters(shape: &Shape) -> Vec<(String, String)> {
-    let device = ("device".to_owned(), "nvmlDevice_t".to_owned());
-    let selectors =
-        (0..shape.selectors.len()).map(|at| (format!("selector{at}"), "u32".to_owned()));
-    let outputs = shape.outputs.iter().enumerate().map(|(at, words)| {
-        let kind = match words.as_slice() {
-            [word] => word.rust(),
-            _ => "c_void",
-        };
-        (format!("output{at}"), format!("*mut {kind}"))
+            Err(NotServed(way)) => quote! {
+                /// Not served: see the table.
+                #[unsafe(no_mangle)]
+                pub extern "C" fn #name() -> nvmlReturn_t {
+                    crate::runtime::#way(#index)
+                }
+            },
+        }
     });
-    std::iter::once(device)
-        .chain(selectors)
-        .chain(outputs)
-        .collect()
+    file(quote!(#(#functions)*))
 }
 
-fn output_names(shape: &Shape) -> String {
-    let names: Vec<String> = (0..shape.outputs.len())
-        .map(|at| format!("output{at}.cast()"))
-        .collect();
-    names.join(", ")
+struct Served<'t> {
+    parameters: TokenStream,
+    call: TokenStream,
+    returns: Option<&'t str>,
+}
+
+/// The function that answers in its place.
+struct NotServed(Ident);
+
+fn served<'t>(table: &'t Nvml, function: &'t Function) -> Result<Served<'t>, NotServed> {
+    let (base, body) = table.body(function);
+    match body {
+        Body::Refused(_) => Err(NotServed(ident("refused"))),
+        Body::Unsupported(_) | Body::Same(_) => Err(NotServed(ident("unsupported"))),
+        Body::Answered {
+            parameters,
+            returns,
+        } => {
+            let base = ident(base);
+            let names: Vec<Ident> = parameters.iter().map(|(name, _)| ident(name)).collect();
+            let kinds = parameters.iter().map(|(_, kind)| rust(kind));
+            Ok(Served {
+                parameters: quote!(#(#names: #kinds),*),
+                call: quote!(crate::calls::#base(#(#names),*)),
+                returns: returns.as_deref(),
+            })
+        }
+        Body::Fixed { shape, values } => {
+            let (outputs, names) = (outputs(shape), output_names(shape));
+            let values = numbers_list(values);
+            Ok(Served {
+                parameters: shape_parameters(shape),
+                call: quote!(crate::host::fixed(device, #outputs, &[#(#names.cast()),*], #values)),
+                returns: None,
+            })
+        }
+        Body::Host {
+            shape, otherwise, ..
+        } => {
+            let place = table.hosts().take_while(|(name, ..)| *name != base).count();
+            let place = Literal::usize_unsuffixed(place);
+            let (selectors, names) = (selector_names(shape), output_names(shape));
+            let otherwise = match otherwise {
+                Some(values) => {
+                    let values = numbers_list(values);
+                    quote!(Some(#values))
+                }
+                None => quote!(None),
+            };
+            Ok(Served {
+                parameters: shape_parameters(shape),
+                call: quote! {
+                    crate::host::passed_on(
+                        &HOST[#place],
+                        device,
+                        &[#(#selectors),*],
+                        &[#(#names.cast()),*],
+                        #otherwise
+                    )
+                },
+                returns: None,
+            })
+        }
+    }
+}
+
+fn numbers_list(values: &[u64]) -> TokenStream {
+    let values = values.iter().copied().map(Literal::u64_unsuffixed);
+    quote!(&[#(#values),*])
+}
+
+fn shape_parameters(shape: &Shape) -> TokenStream {
+    let selectors = selector_names(shape);
+    let outputs = output_names(shape);
+    let kinds = shape.outputs.iter().map(|words| match words.as_slice() {
+        [word] => ident(word.rust()),
+        _ => ident("c_void"),
+    });
+    quote!(device: nvmlDevice_t #(, #selectors: u32)* #(, #outputs: *mut #kinds)*)
+}
+
+fn selector_names(shape: &Shape) -> Vec<Ident> {
+    let places = 0..shape.selectors.len();
+    places.map(|at| format_ident!("selector{at}")).collect()
+}
+
+fn output_names(shape: &Shape) -> Vec<Ident> {
+    let places = 0..shape.outputs.len();
+    places.map(|at| format_ident!("output{at}")).collect()
 }
 
 /// The page that says what of NVML is served, in Markdown.

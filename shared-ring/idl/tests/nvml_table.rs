@@ -51,6 +51,8 @@ fn what_declares_nothing_is_refused_with_its_line() {
         ("unsupported nvmlInit", "no reason"),
         ("answered nvmlInit", "brackets"),
         ("answered nvmlInit(flags)", "no type"),
+        ("answered nvmlInit(fn: u32)", "fn cannot be a name"),
+        ("answered nvmlInit(flags: u32 u32)", "u32 u32 is no type"),
         ("host nvmlX(f32)", "f32 is no output"),
         ("host nvmlX(u32, 4)", "selectors come before"),
         ("fixed nvmlX(u32, u32) = 1", "values of 2 outputs"),
