@@ -37,6 +37,7 @@
 
 mod functions;
 
+use crate::code::check_name;
 use crate::table::{
     Attribute, Body, Constant, Constants, Data, Enum, Field, FieldType, Handle, Kind, Message,
     ResultCode, Scalar, Struct, Table, Tail,
@@ -114,7 +115,7 @@ impl Parser {
             ["enum", name] => {
                 self.table.enums.push(Enum {
                     doc,
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                     values: Vec::new(),
                 });
                 self.open = Open::Enum;
@@ -127,7 +128,7 @@ impl Parser {
                 };
                 self.table.structs.push(Struct {
                     doc,
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                     align,
                     fields: Vec::new(),
                 });
@@ -160,7 +161,7 @@ impl Parser {
                 self.table.messages.push(Message {
                     doc,
                     id,
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                     kind,
                     next,
                     body: Body::default(),
@@ -174,7 +175,7 @@ impl Parser {
                 }
                 self.table.constants.push(Constants {
                     doc,
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                     kind: (*kind).to_owned(),
                     values: Vec::new(),
                 });
@@ -188,7 +189,7 @@ impl Parser {
                 }
                 self.table.results.push(ResultCode {
                     code,
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                     text: text.join(" "),
                 });
                 self.open = Open::Nothing;
@@ -200,7 +201,7 @@ impl Parser {
             }
             ["data", name, bytes] => {
                 self.table.data.push(Data {
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                     bytes: number(bytes)?,
                 });
                 self.open = Open::Nothing;
@@ -224,7 +225,7 @@ impl Parser {
                 }
                 self.table.attributes.push(Attribute {
                     id,
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                     answers,
                 });
                 self.open = Open::Nothing;
@@ -244,7 +245,7 @@ impl Parser {
                 };
                 let value = number(value)?;
                 let target = self.table.enums.last_mut().ok_or("no enum is open")?;
-                target.values.push((value, (*name).to_owned()));
+                target.values.push((value, rust_name(name)?));
                 Ok(())
             }
             Open::Constants => {
@@ -257,7 +258,7 @@ impl Parser {
                 target.values.push(Constant {
                     doc,
                     value,
-                    name: (*name).to_owned(),
+                    name: rust_name(name)?,
                 });
                 Ok(())
             }
@@ -302,7 +303,7 @@ impl Parser {
             };
             let tail = Tail {
                 doc,
-                name: (*name).to_owned(),
+                name: rust_name(name)?,
                 element,
                 max: number(max)?,
             };
@@ -335,12 +336,12 @@ impl Parser {
         let (nonzero, constant) = match rest {
             [] => (false, None),
             ["nonzero"] => (true, None),
-            ["=", constant] => (false, Some((*constant).to_owned())),
+            ["=", constant] => (false, Some(rust_name(constant)?)),
             _ => return Err(format!("{rest:?} says nothing about field {name}")),
         };
         Ok(Field {
             doc,
-            name: (*name).to_owned(),
+            name: rust_name(name)?,
             kind,
             nonzero,
             constant,
@@ -378,6 +379,11 @@ impl Parser {
 fn array(word: &str) -> Option<(Scalar, usize)> {
     let (scalar, count) = word.strip_suffix(']')?.split_once('[')?;
     Some((Scalar::parse(scalar)?, count.parse().ok()?))
+}
+
+/// A word that generated code uses as a name.
+fn rust_name(word: &str) -> Result<String, String> {
+    check_name(word).map(|()| word.to_owned())
 }
 
 fn number<N: std::str::FromStr>(word: &str) -> Result<N, String> {

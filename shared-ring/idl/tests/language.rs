@@ -28,6 +28,20 @@ fn a_name_is_never_used_twice() {
 }
 
 #[test]
+fn a_name_must_be_one_in_rust() {
+    for (text, line, name) in [
+        ("message 1 a-b request", 1, "a-b"),
+        ("message 1 First request\n    type u32", 2, "type"),
+        ("enum First\n    1 2nd", 2, "2nd"),
+        ("function 1 cuInit local\n    in fn u32", 2, "fn"),
+        ("function 1 cuInit local\n    in flags u-32", 2, "u-32"),
+    ] {
+        let expected = format!("line {line}: {name} cannot be a name in Rust");
+        assert_eq!(refused(text), expected);
+    }
+}
+
+#[test]
 fn the_line_and_the_word_are_named() {
     assert_eq!(
         refused("message 1 First request\n    size u63"),

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::number;
+use super::{number, rust_name};
 use crate::table::{
     Answers, Class, Direction, Forwarded, Function, FunctionBody, Parameter, Table,
 };
@@ -32,7 +32,7 @@ pub(super) fn declaration(
     Ok(Function {
         doc,
         id,
-        name: name.to_owned(),
+        name: rust_name(name)?,
         body,
         answers: None,
     })
@@ -98,8 +98,9 @@ pub(super) fn member(function: &mut Function, words: &[&str]) -> Result<(), Stri
                 Some((kind, length)) => (kind, Some(length.to_owned())),
                 None => (*kind, None),
             };
+            rust_name(kind.trim_end_matches('*'))?;
             forwarded.parameters.push(Parameter {
-                name: (*parameter).to_owned(),
+                name: rust_name(parameter)?,
                 direction,
                 kind: kind.to_owned(),
                 length,
