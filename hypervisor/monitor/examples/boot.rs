@@ -1,5 +1,5 @@
-//! Boots a kernel with an initramfs and a window; echoes what the guest sends over vsock, refuses
-//! port 1 and only counts on port 9.
+//! Boots a kernel with an initramfs and a window. Echoes the guest's vsock data, refuses connections
+//! to port 1, and only counts the bytes on port 9.
 //!
 //! ```text
 //! boot KERNEL INITRAMFS [--memory MIB] [--vcpus N] [--window MIB] [--timeout SECONDS]
@@ -107,7 +107,7 @@ fn boot() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(status))
 }
 
-/// Sends back what comes, on a thread of its own.
+/// Echoes received data on a new thread.
 fn echo(request: ConnectRequest, mut stream: UnixStream) -> Result<(), Refused> {
     if request.port == 1 {
         return Err(Refused);
@@ -117,7 +117,7 @@ fn echo(request: ConnectRequest, mut stream: UnixStream) -> Result<(), Refused> 
         let mut buffer = [0; 4096];
         while let Ok(len @ 1..) = stream.read(&mut buffer) {
             total += len;
-            // Port 9 only takes.
+            // Port 9 does not echo.
             if request.port != 9 && stream.write_all(&buffer[..len]).is_err() {
                 break;
             }
@@ -129,7 +129,7 @@ fn echo(request: ConnectRequest, mut stream: UnixStream) -> Result<(), Refused> 
 
 fn sealed_memfd(bytes: i64) -> Result<OwnedFd, Box<dyn Error>> {
     let name = CString::new("window")?;
-    // SAFETY: plain system calls on a descriptor that is made here and moves to OwnedFd.
+    // SAFETY: plain system calls on a descriptor that is created here and moves to OwnedFd.
     let fd = unsafe {
         let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         if fd < 0 {

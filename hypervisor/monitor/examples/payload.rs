@@ -136,7 +136,7 @@ fn pingpong(config: PayloadConfig, rounds: u64) -> Result<(), Box<dyn Error>> {
 }
 
 fn sealed_memfd() -> Result<OwnedFd, std::io::Error> {
-    // SAFETY: plain system calls on a descriptor that is made here and moves to OwnedFd.
+    // SAFETY: plain system calls on a descriptor that is created here and moves to OwnedFd.
     let fd = unsafe {
         let fd = libc::memfd_create(
             c"window".as_ptr(),

@@ -1,8 +1,8 @@
 //! Dispatches port and MMIO accesses to devices by address.
 //!
-//! A device claims ranges of a [`Bus`]; an access goes to the device whose range holds its first
-//! byte. Accesses that no range holds read all ones, are lost as writes, and are counted. Each device
-//! has a lock of its own, so that two vCPUs wait for each other only at the same device.
+//! A device claims ranges of a [`Bus`]; an access goes to the device whose range contains its first
+//! byte. Unclaimed reads return all ones, unclaimed writes are dropped, and both are counted. Each
+//! device has its own lock, so that two vCPUs contend only for the same device.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::sync::lock;
 
-/// Why a range cannot be claimed.
+/// Error from claiming a range.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BusError {
-    /// Another device claims a part of it.
+    /// Another device claims a part of the range.
     #[error("addresses {start:#x} + {len:#x} overlap those of another device at {other:#x}")]
     Overlap {
         /// First address.
@@ -37,31 +37,31 @@ pub enum BusError {
 /// Consequence of a write for the vCPU that made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// The vCPU goes on.
+    /// The vCPU continues.
     Continue,
-    /// The vCPU's program ended with this status.
+    /// The vCPU's payload ended with this status.
     Exited(u32),
-    /// The guest switched itself off.
+    /// The guest powered off.
     PowerOff,
     /// The guest reset itself.
     Reset,
-    /// A payload's exception handler ran; the payload's stack holds the exception's frame.
+    /// A payload's exception handler ran; the handler's stack holds the exception frame.
     Exception,
 }
 
-/// A device that answers accesses to a range of addresses. Called on vCPU threads, so it must not
+/// A device that handles accesses to a range of addresses. Called on vCPU threads, so it must not
 /// block.
 ///
-/// `data` has the access's bytes; a string instruction (`rep outsb`) brings several accesses to one
-/// port at once, so that `data` may be longer than the range.
+/// `data` holds the access's bytes. A string instruction (`rep outsb`) combines several accesses to one
+/// port, so that `data` may be longer than the range.
 pub trait BusDevice: Debug + Send {
-    /// Answers a read at `offset` from the range's start; fills all of `data`.
+    /// Reads at `offset` from the range's start; fills all of `data`.
     fn read(&mut self, offset: u64, data: &mut [u8]);
-    /// Takes a write at `offset` from the range's start.
+    /// Writes at `offset` from the range's start.
     fn write(&mut self, offset: u64, data: &[u8]) -> Effect;
 }
 
-/// A device as several buses and threads share it.
+/// A device that several buses and threads share.
 pub type SharedDevice = Arc<Mutex<dyn BusDevice>>;
 
 #[derive(Debug)]
@@ -73,13 +73,13 @@ struct Claim {
 /// An address space (ports or physical memory) and the devices in it.
 #[derive(Debug, Default)]
 pub struct Bus {
-    /// By first address; ranges do not overlap.
+    /// Claimed ranges by first address, without overlaps.
     claims: RwLock<BTreeMap<u64, Claim>>,
     unclaimed: AtomicU64,
 }
 
 impl Bus {
-    /// Gives the `len` addresses from `start` on to `device`.
+    /// Claims the `len` addresses from `start` on for `device`.
     ///
     /// # Errors
     /// The range is empty, leaves the address space or overlaps another one.
@@ -99,13 +99,13 @@ impl Bus {
         Ok(())
     }
 
-    /// Takes the range that begins at `start` from its device.
+    /// Releases the range that begins at `start`.
     pub fn remove(&self, start: u64) {
         let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         claims.remove(&start);
     }
 
-    /// Reads; all ones where no device is.
+    /// Reads from the device at `address`; all ones if there is none.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address) {
             Some((device, offset)) => lock(&device).read(offset, data),
@@ -113,7 +113,7 @@ impl Bus {
         }
     }
 
-    /// Writes; without effect where no device is.
+    /// Writes to the device at `address`; no effect if there is none.
     pub fn write(&self, address: u64, data: &[u8]) -> Effect {
         match self.find(address) {
             Some((device, offset)) => lock(&device).write(offset, data),
@@ -121,13 +121,13 @@ impl Bus {
         }
     }
 
-    /// Number of accesses so far that no device claimed.
+    /// Returns the number of unclaimed accesses so far.
     pub fn unclaimed(&self) -> u64 {
         self.unclaimed.load(Ordering::Relaxed)
     }
 
-    /// The device at `address`, and the offset in its range. The bus is not locked any more when this
-    /// returns: a device may change the bus while it handles an access.
+    /// Returns the device at `address` and the offset in its range. Releases the bus lock: a device may
+    /// change the bus while it handles an access.
     fn find(&self, address: u64) -> Option<(SharedDevice, u64)> {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         let found = claims
@@ -144,7 +144,7 @@ impl Bus {
     }
 }
 
-/// The two address spaces that a vCPU's accesses leave the guest for.
+/// The two address spaces of accesses that exit to the monitor.
 #[derive(Debug, Default)]
 pub struct Buses {
     /// I/O ports.
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Answers its number; remembers what was written where.
+    /// Device that reads as `value` and records writes.
     #[derive(Debug, Default)]
     struct Register {
         value: u8,
@@ -196,7 +196,7 @@ mod tests {
         bus.insert(0x10, 8, low.clone()).expect("free");
         bus.insert(0x18, 1, high.clone()).expect("free");
         assert_eq!([0x10, 0x17, 0x18].map(|at| read(&bus, at)), [1, 1, 2]);
-        // A string instruction's bytes are all the first port's.
+        // A string instruction's bytes all go to the first port.
         bus.write(0x17, &[7; 64]);
         assert_eq!(lock(&low).written, [(7, vec![7; 64])]);
         assert!(lock(&high).written.is_empty());
@@ -236,7 +236,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each address belongs to the first device that claimed it, whatever is claimed in which order.
+        /// Each address belongs to the first device that claimed it, for any order of claims.
         #[test]
         fn claims_never_overlap(ranges in proptest::collection::vec((0u64..64, 1u64..16), 1..20)) {
             let bus = Bus::default();

@@ -1,5 +1,5 @@
-//! The machine around the vCPUs: KVM's interrupt controllers and timer, the buses, and the devices,
-//! which get their addresses and interrupts here.
+//! Assembles the machine around the vCPUs: creates KVM's interrupt controllers and timer, places
+//! devices on the buses, and assigns their addresses and interrupts.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,12 +16,12 @@ use crate::memory::{PCI_HOLE_END, PCI_HOLE_START};
 use crate::ram::GuestRam;
 use crate::vm::{VmError, kvm_error};
 
-/// Where Intel processors' KVM keeps three pages for real mode.
+/// Address of the three pages that KVM on Intel processors needs for real mode (KVM_SET_TSS_ADDR).
 const TSS_ADDRESS: usize = 0xfffb_d000;
-/// Where it keeps its identity map.
+/// Address of KVM's identity map (KVM_SET_IDENTITY_MAP_ADDR).
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
-/// Creates the chips that KVM emulates; before any vCPU.
+/// Creates the chips that KVM emulates. Call before the first vCPU is created.
 pub(crate) fn create_chips(vm: &VmFd) -> Result<(), VmError> {
     vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
         .map_err(kvm_error("to place its identity map"))?;
@@ -36,7 +36,7 @@ pub(crate) fn create_chips(vm: &VmFd) -> Result<(), VmError> {
     .map_err(kvm_error("a timer"))
 }
 
-/// Puts devices into a VM: on the buses, with interrupts and with notifications.
+/// Adds devices to a VM: connects them to the buses, to interrupts and to notifications.
 #[derive(Debug)]
 pub(crate) struct Chipset {
     vm: Arc<VmFd>,
@@ -48,7 +48,7 @@ pub(crate) struct Chipset {
 }
 
 impl Chipset {
-    /// A machine without devices, whose devices reach `ram`.
+    /// Creates a machine without devices. Devices access `ram`.
     pub fn new(vm: Arc<VmFd>, ram: GuestRam) -> Self {
         let buses = Buses::default();
         Self {
@@ -61,20 +61,20 @@ impl Chipset {
         }
     }
 
-    /// Connects a new eventfd to a line of the interrupt controllers that no device has yet.
+    /// Connects a new eventfd to an unused line of the interrupt controllers.
     pub fn legacy_line(&self, line: u32) -> Result<EventFd, IrqError> {
         self.router.legacy_line(line)
     }
 
-    /// Puts a device at `len` ports from `start` on.
+    /// Claims `len` ports from `start` on for a device.
     pub fn add_ports(&self, start: u16, len: u16, device: SharedDevice) -> Result<(), BusError> {
         self.buses.ports.insert(start.into(), len.into(), device)
     }
 
-    /// Puts a virtio device on the PCI bus; `worker` serves its queues on `thread`.
+    /// Adds a virtio device to the PCI bus; `worker` serves its queues on `thread`.
     ///
-    /// The device gets a BAR, an MSI-X vector for each queue and one for changes of its configuration,
-    /// and an ioeventfd for each queue's notifications.
+    /// Allocates a BAR, one MSI-X vector per queue, one vector for configuration changes, and one
+    /// ioeventfd per queue for notifications.
     pub fn add_virtio(
         &mut self,
         thread: &DeviceThread,
@@ -98,7 +98,7 @@ impl Chipset {
         Ok(())
     }
 
-    /// The buses with all devices, for the vCPUs.
+    /// Returns the buses with all devices, for the vCPUs.
     pub fn into_buses(self) -> Result<Buses, BusError> {
         let pci = Arc::new(Mutex::new(self.pci));
         let (start, len) = (CONFIG_PORTS.into(), CONFIG_PORTS_LEN.into());

@@ -1,9 +1,9 @@
-//! What the threads that serve a guest can do once the guest runs.
+//! Confines the threads that serve a guest: capabilities, Landlock and seccomp.
 //!
-//! A vCPU thread and a device thread give up capabilities, the file system and all system calls but those of its list,
-//! before it meets the first byte that the guest wrote. A fault in a device's code still gives an attacker the memory
-//! of the process, and so its other threads: a caller whose process does nothing else leaves all its threads what is in
-//! [`calls`] and what it needs itself.
+//! Before it reads the first byte of guest data, each vCPU thread and each device thread drops its capabilities, its
+//! access to the file system and every system call that is not in its allowlist. An attacker who takes over a device's
+//! code still reaches the memory of the process, and through it the other threads. A process that only runs a VM should
+//! therefore filter all its threads: the filter allows [`calls`] and the calls that the caller needs itself.
 
 use std::io;
 
@@ -18,31 +18,31 @@ vmm_sys_util::ioctl_ior_nr!(KVM_GET_REGS, KVMIO, 0x81, kvm_regs);
 vmm_sys_util::ioctl_ior_nr!(KVM_GET_SREGS, KVMIO, 0x83, kvm_sregs);
 vmm_sys_util::ioctl_iow_nr!(KVM_SET_GSI_ROUTING, KVMIO, 0x6a, kvm_irq_routing);
 
-/// Why a thread cannot be confined.
+/// Error from confining a thread.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfinementError {
-    /// There is no filter.
+    /// The seccomp filter cannot be compiled or installed.
     #[error(transparent)]
     Filter(#[from] FilterError),
-    /// Landlock refuses.
+    /// Landlock cannot restrict the thread.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// Capabilities stay.
+    /// The capabilities cannot be dropped.
     #[error("the thread's capabilities cannot be dropped")]
     Capabilities(#[source] io::Error),
-    /// SIGSYS has no handler.
+    /// The SIGSYS handler cannot be installed.
     #[error("denied system calls cannot be reported")]
     Report(#[source] io::Error),
 }
 
-/// What each of the threads needs: memory, locks, eventfds, time, its end.
+/// System calls of every thread: memory, locks, eventfds, clocks, exit.
 const COMMON: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_close,
     libc::SYS_futex,
     libc::SYS_sched_yield,
-    // The allocator asks for the number of processors.
+    // The allocator reads the number of processors.
     libc::SYS_sched_getaffinity,
     libc::SYS_munmap,
     libc::SYS_mremap,
@@ -61,10 +61,10 @@ const COMMON: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// What a vCPU thread adds: the statistics that an account of exits reads.
+/// Additional system calls of a vCPU thread: it reads KVM's statistics for the exit accounts.
 const VCPU: &[i64] = &[libc::SYS_pread64];
 
-/// What the device thread adds: its event loop, and the sockets of vsock connections.
+/// Additional system calls of the device thread: its event loop, and the sockets of vsock connections.
 const DEVICE: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -80,7 +80,7 @@ const DEVICE: &[i64] = &[
     libc::SYS_shutdown,
 ];
 
-/// What a disk's thread adds: its event loop, and its image.
+/// Additional system calls of a disk's thread: its event loop, and I/O on its image.
 const DISK: &[i64] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -94,8 +94,8 @@ const DISK: &[i64] = &[
     libc::SYS_fallocate,
 ];
 
-/// Calls that libraries make for what they have another way to learn, or do without: the number of processors, the
-/// lines of a backtrace.
+/// System calls that fail with ENOSYS instead of raising SIGSYS. Libraries make them and have a fallback: for the
+/// number of processors, or for the source lines of a backtrace.
 const ABSENT: &[i64] = &[
     libc::SYS_open,
     libc::SYS_openat,
@@ -110,7 +110,7 @@ fn common() -> Result<Calls, FilterError> {
     let executable = libc::PROT_EXEC.unsigned_abs().into();
     let own = std::process::id().into();
     Ok(Calls::any(COMMON)
-        // No memory to execute, new or old.
+        // No executable memory: neither a new mapping nor a changed one.
         .and_where(libc::SYS_mmap, vec![masked(2, executable, 0)?])
         .and_where(libc::SYS_mprotect, vec![masked(2, executable, 0)?])
         // No signal to another process.
@@ -120,7 +120,7 @@ fn common() -> Result<Calls, FilterError> {
             libc::SYS_prctl,
             vec![equals(0, libc::PR_GET_NAME.unsigned_abs().into())?],
         )
-        // Closing a descriptor that is none is found by the standard library of a debug build.
+        // A debug build's standard library checks with F_GETFD that a descriptor is open before it closes it.
         .and_where(
             libc::SYS_fcntl,
             [libc::F_GETFD, libc::F_DUPFD_CLOEXEC]
@@ -155,7 +155,7 @@ fn of_disks() -> Result<Calls, FilterError> {
     Ok(common()?.and(DISK))
 }
 
-/// The system calls by which a vCPU thread gives up what it may do.
+/// System calls by which a thread confines itself.
 const GIVING_UP: &[i64] = &[
     libc::SYS_capset,
     libc::SYS_seccomp,
@@ -163,11 +163,11 @@ const GIVING_UP: &[i64] = &[
     libc::SYS_landlock_restrict_self,
 ];
 
-/// What all threads of a VM need together from the start of [`crate::Vm::run`] on, for the filter of a process that
-/// runs it. No other thread may be confined before that filter is installed.
+/// Returns the union of the system calls that a VM's threads make from the start of [`crate::Vm::run`] on. A process
+/// that runs a VM allows them in its own filter. Install that filter before any other thread is confined.
 ///
 /// # Errors
-/// Never, but by a mistake in the lists.
+/// Only if the lists of this module are inconsistent.
 pub fn calls() -> Result<Calls, FilterError> {
     let giving_up = [
         libc::PR_CAPBSET_DROP,
@@ -183,22 +183,22 @@ pub fn calls() -> Result<Calls, FilterError> {
         .and_where(libc::SYS_prctl, giving_up))
 }
 
-/// The confinement of one kind of thread, prepared before the threads are made.
+/// Compiled filter of one kind of thread, prepared before the threads start.
 #[derive(Clone, Debug)]
 pub(crate) struct Confinement(Filter);
 
 impl Confinement {
-    /// For a thread that runs a vCPU and answers its exits.
+    /// Prepares the confinement of a thread that runs a vCPU and handles its exits.
     pub fn of_vcpu() -> Result<Self, ConfinementError> {
         Self::of(of_vcpus()?)
     }
 
-    /// For the thread that serves the queues of all devices but disks.
+    /// Prepares the confinement of the thread that serves the queues of all devices except disks.
     pub fn of_devices() -> Result<Self, ConfinementError> {
         Self::of(of_devices()?)
     }
 
-    /// For a thread that serves a disk's queues.
+    /// Prepares the confinement of a thread that serves a disk's queues.
     pub fn of_disk() -> Result<Self, ConfinementError> {
         Self::of(of_disks()?)
     }
@@ -208,7 +208,7 @@ impl Confinement {
         Ok(Self(calls.compile(Denial::Signal)?))
     }
 
-    /// Confines this thread, for good.
+    /// Confines the calling thread irrevocably.
     pub fn enter(&self) -> Result<(), ConfinementError> {
         drop_capabilities().map_err(ConfinementError::Capabilities)?;
         leave_file_system()?;
@@ -235,7 +235,7 @@ mod tests {
     use crate::vm::DisabledExits;
     use crate::{ExitReason, KvmCaps};
 
-    /// What the kernel says of a thread of this process.
+    /// Returns CapPrm, CapBnd, NoNewPrivs and Seccomp of a thread of this process.
     fn standing(thread: i32) -> Vec<String> {
         let status = fs::read_to_string(format!("/proc/self/task/{thread}/status"));
         let wanted = ["CapPrm:", "CapBnd:", "NoNewPrivs:", "Seccomp:"];
@@ -247,16 +247,17 @@ mod tests {
             .collect()
     }
 
-    /// No capabilities, for a process that had them in its bounding set as for another; a filter.
+    /// Returns whether a thread has no permitted capabilities, an empty bounding set if the process runs as root, and a
+    /// seccomp filter.
     fn confined(thread: i32) -> bool {
         let standing = standing(thread);
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: the call takes no arguments and cannot fail.
         let root = unsafe { libc::geteuid() } == 0;
         let none = "0000000000000000";
         standing[0] == none && (!root || standing[1] == none) && standing[2..] == ["1", "2"]
     }
 
-    /// Has its thread's number looked at, or makes a call, when its queue is notified.
+    /// Sends its thread id when its queue is notified, after the requested attempt, if any.
     #[derive(Debug)]
     struct Worker(Sender<i32>);
 
@@ -266,14 +267,14 @@ mod tests {
             if let Some(call) = asked() {
                 attempt(&call);
             }
-            // A test that has ended does not look.
+            // The receiver is gone if the test has ended.
             let _ = self.0.send(thread_number());
         }
         fn stop(&mut self) {}
     }
 
     fn thread_number() -> i32 {
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: the call takes no arguments and cannot fail.
         unsafe { libc::gettid() }
     }
 
@@ -304,7 +305,8 @@ mod tests {
         has_its_calls_and_no_others("disk-0", confinement, test);
     }
 
-    /// Ends a payload that writes to it, and sends its vCPU thread's number before.
+    /// Port that ends the payload on a write. It sends the vCPU thread's id first and waits until the test has read the
+    /// thread's status.
     #[derive(Debug)]
     struct Port {
         number: Sender<i32>,

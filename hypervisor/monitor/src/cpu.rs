@@ -1,4 +1,4 @@
-//! The state in which the first processor enters a Linux kernel: CPUID, MSRs, long mode.
+//! Sets up vCPUs: CPUID, MSRs, local APIC pins, and long mode at the Linux entry point.
 
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
@@ -9,16 +9,16 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use crate::boot::ZERO_PAGE;
 use crate::ram::GuestRam;
 
-/// Where the boot processor's GDT is put.
+/// Address of the boot processor's GDT.
 const GDT: u64 = 0x500;
-/// Where its page tables are put: one PML4, one PDPT, four page directories.
+/// Address of the boot processor's page tables: one PML4, one PDPT, four page directories.
 const PAGE_TABLES: u64 = 0x9000;
 const BOOT_STACK: u64 = 0x8ff0;
 
 const MSR_IA32_MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
-/// MTRRs enabled, everything write-back: the window must be cached.
+/// MTRRs enabled, default type write-back, so that the window is cached.
 const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 
 pub(crate) const CR0_PE: u64 = 1;
@@ -34,39 +34,39 @@ pub(crate) const EFER_LME: u64 = 1 << 8;
 pub(crate) const EFER_LMA: u64 = 1 << 10;
 pub(crate) const EFER_NX: u64 = 1 << 11;
 
-/// Why a processor could not be set up.
+/// Error from setting up a processor.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// KVM refused one of the settings.
+    /// KVM refused a setting.
     #[error("KVM refuses to set {what} of vCPU {vcpu}")]
     Set {
-        /// Which setting.
+        /// The setting.
         what: &'static str,
-        /// Whose.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// What KVM answered.
+        /// Error from KVM.
         source: kvm_ioctls::Error,
     },
-    /// Tables for the processor could not be written.
+    /// A table of the processor cannot be written.
     #[error("cannot write the boot processor's {what} to guest memory")]
     Write {
-        /// Which table.
+        /// The table.
         what: &'static str,
-        /// Why not.
+        /// Underlying error.
         source: GuestMemoryError,
     },
-    /// KVM does not say what processors it can show to a guest.
+    /// KVM_GET_SUPPORTED_CPUID failed.
     #[error("KVM does not tell which CPUID it supports")]
     SupportedCpuid(#[source] kvm_ioctls::Error),
 }
 
-/// The CPUID that KVM supports, before it is made a particular processor's.
+/// Returns the CPUID that KVM supports, before its adaptation to one processor.
 pub(crate) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, CpuError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(CpuError::SupportedCpuid)
 }
 
-/// The CPUID of processor `id`: each processor is a package of its own with one thread.
+/// Returns the CPUID of processor `id`: each processor is a separate package with one thread.
 pub(crate) fn cpuid_of(kvm: &Kvm, supported: &CpuId, id: u8) -> CpuId {
     let id = u32::from(id);
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
@@ -101,7 +101,7 @@ pub(crate) fn cpuid_of(kvm: &Kvm, supported: &CpuId, id: u8) -> CpuId {
     cpuid
 }
 
-/// Sets the model-specific registers that a kernel expects firmware to have set.
+/// Sets the MSRs that a kernel expects firmware to have set.
 pub(crate) fn set_msrs(vcpu: &VcpuFd, id: u8) -> Result<(), CpuError> {
     for (index, data) in [
         (MSR_IA32_MISC_ENABLE, MISC_ENABLE_FAST_STRING),
@@ -112,7 +112,7 @@ pub(crate) fn set_msrs(vcpu: &VcpuFd, id: u8) -> Result<(), CpuError> {
             data,
             ..Default::default()
         }]);
-        // One entry never exceeds the list's limit.
+        // Creating a list of one entry cannot fail.
         if let Ok(msrs) = msrs {
             vcpu.set_msrs(&msrs).map_err(|source| CpuError::Set {
                 what: "an MSR",
@@ -150,7 +150,7 @@ pub(crate) fn set_lapic_pins(vcpu: &VcpuFd, id: u8) -> Result<(), CpuError> {
     })
 }
 
-/// Puts the boot processor at the kernel's 64-bit `entry`, with the first 4 GiB mapped one to one.
+/// Sets the boot processor's registers to the kernel's 64-bit `entry`, with the first 4 GiB identity-mapped.
 pub(crate) fn enter_linux(vcpu: &VcpuFd, ram: &GuestRam, entry: u64) -> Result<(), CpuError> {
     let set = |what| {
         move |source| CpuError::Set {
@@ -198,7 +198,7 @@ pub(crate) fn enter_linux(vcpu: &VcpuFd, ram: &GuestRam, entry: u64) -> Result<(
     .map_err(set("registers"))
 }
 
-/// Long mode with paging on and the page tables at `cr3`.
+/// Enables long mode and paging with the page tables at `cr3`.
 pub(crate) fn long_mode(sregs: &mut kvm_sregs, cr3: u64) {
     sregs.cr3 = cr3;
     sregs.cr4 |= CR4_PAE;
@@ -206,7 +206,7 @@ pub(crate) fn long_mode(sregs: &mut kvm_sregs, cr3: u64) {
     sregs.efer |= EFER_LME | EFER_LMA;
 }
 
-/// A segment over everything; `kind` is the type of the descriptor, `dpl` its privilege level.
+/// Returns a flat segment; `kind` is the descriptor's type, `dpl` its privilege level.
 pub(crate) fn flat_segment(selector: u16, kind: u8, dpl: u8, code: bool) -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -225,7 +225,7 @@ pub(crate) fn flat_segment(selector: u16, kind: u8, dpl: u8, code: bool) -> kvm_
     }
 }
 
-/// A busy 64-bit task state segment, as entering a guest needs one.
+/// Returns a busy 64-bit TSS, which VM entry requires.
 pub(crate) fn task_segment() -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -238,7 +238,7 @@ pub(crate) fn task_segment() -> kvm_segment {
 }
 
 fn write_gdt(ram: &GuestRam) -> Result<(), GuestMemoryError> {
-    // The boot protocol asks for code at selector 0x10 and data at 0x18.
+    // The boot protocol requires code at selector 0x10 and data at 0x18.
     const TABLE: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
     for (index, descriptor) in (0..).zip(TABLE) {
         ram.write_obj(descriptor, GuestAddress(GDT + 8 * index))?;

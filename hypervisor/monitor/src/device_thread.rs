@@ -1,8 +1,8 @@
-//! A thread with an event loop, on which virtio devices serve their queues.
+//! Runs an event loop on a thread, on which virtio devices serve their queues.
 //!
-//! A [`QueueServer`] lives on the thread from the driver's DRIVER_OK to reset, and with its vCPU-side
-//! half the rest of the time. So a thread can have any number of devices of any kind, and a VM any
-//! number of threads.
+//! A [`QueueServer`] belongs to the thread from DRIVER_OK to reset, and to its
+//! [`ServerHandle`](crate::devices::virtio::ServerHandle) otherwise. A thread can serve any number of
+//! devices of any kind, and a VM can have any number of threads.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ use crate::sync::lock;
 use crate::vcpu::ThreadError;
 use crate::vm::VmError;
 
-/// The thread's event loop has ended; its servers ended with it.
+/// The thread's event loop has ended, and its servers with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the device's thread has ended")]
 pub struct ThreadGone;
 
-/// A started thread. Dropping it ends the devices on it, each by [`QueueServer::finish`], and joins it.
+/// A started thread. Dropping it calls [`QueueServer::finish`] of each device on it and joins it.
 #[derive(Debug)]
 pub(crate) struct DeviceThread {
     stop: Arc<AtomicBool>,
@@ -30,7 +30,7 @@ pub(crate) struct DeviceThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Moves servers to a thread and back.
+/// Handle with which a device adds its server to a thread and removes it.
 #[derive(Debug, Clone)]
 pub struct DeviceThreadHandle {
     endpoint: RemoteEndpoint<QueueServer>,
@@ -38,7 +38,7 @@ pub struct DeviceThreadHandle {
 }
 
 impl DeviceThread {
-    /// Starts a thread called `name`.
+    /// Starts a thread with the name `name`.
     pub fn start(name: &str) -> Result<Self, VmError> {
         let mut manager = EventManager::new().map_err(VmError::EventLoop)?;
         let handle = DeviceThreadHandle {
@@ -74,7 +74,7 @@ impl DeviceThread {
         })
     }
 
-    /// Leaves the thread what serving its devices' queues needs. To be called before the guest runs.
+    /// Confines the thread. Call before the guest runs.
     pub fn confine(&self, confinement: Confinement) -> Result<(), VmError> {
         self.handle
             .endpoint
@@ -83,7 +83,7 @@ impl DeviceThread {
             .map_err(VmError::Confinement)
     }
 
-    /// A handle for a device of this thread.
+    /// Returns a handle for a device of this thread.
     pub fn handle(&self) -> DeviceThreadHandle {
         self.handle.clone()
     }
@@ -106,7 +106,7 @@ impl Drop for DeviceThread {
 }
 
 impl DeviceThreadHandle {
-    /// Lets `server` serve its queues on the thread. Not to be called on the thread itself.
+    /// Adds `server` to the thread's event loop. Must not be called on the thread itself.
     pub(crate) fn add(&self, server: QueueServer) -> Result<SubscriberId, ThreadGone> {
         let serving = Arc::clone(&self.serving);
         self.endpoint
@@ -118,7 +118,7 @@ impl DeviceThreadHandle {
             .map_err(|_| ThreadGone)
     }
 
-    /// Takes a server off the thread: when this returns it has dropped its queues.
+    /// Removes a server from the thread. The server has dropped its queues when this returns.
     pub(crate) fn remove(&self, id: SubscriberId) -> Result<QueueServer, ThreadGone> {
         let serving = Arc::clone(&self.serving);
         self.endpoint

@@ -1,27 +1,27 @@
-//! VM exits by account, which a program in the guest selects.
+//! Counts VM exits by account. A program in the guest selects the account.
 //!
-//! The program writes an account's number to [`PORT`]; exits of all vCPUs count there until it writes
-//! another number. So the exits of its work can be compared with those of a control that takes as long.
-//! Each write is an exit itself and counts in the account that it ends.
+//! The program writes an account's number to [`PORT`]; exits of all vCPUs count in that account until
+//! it writes another number. A benchmark can thus compare the exits of its workload with those of a
+//! control run of the same duration. Each write is an exit itself and counts in the account that it ends.
 
 use std::fmt;
 
 use crate::bus::{BusDevice, Effect};
 
-/// Where a guest writes the account's number, one byte. Not used by any PC device that Linux probes.
+/// Port to which a guest writes the account's number, one byte. No PC device that Linux probes uses it.
 pub const PORT: u16 = 0xf5;
 
-/// Number of accounts. Exits in an account of a higher number count nowhere.
+/// Number of accounts. Exits in an account with a higher number are not counted.
 pub const COUNT: usize = 4;
 
-/// How many exits there were so far; none if that cannot be told.
+/// Reads the number of exits so far; `None` if it cannot be read.
 type Exits = Box<dyn Fn() -> Option<u64> + Send>;
 
-/// Exits by account.
+/// The port device that counts exits by account.
 pub(crate) struct ExitAccounting {
     exits: Exits,
     account: usize,
-    /// The exits before those that are entered there.
+    /// Number of exits when the current account began.
     before: u64,
     entered: [u64; COUNT],
 }
@@ -36,7 +36,7 @@ impl fmt::Debug for ExitAccounting {
 }
 
 impl ExitAccounting {
-    /// All exits go to account 0 at first.
+    /// Starts with account 0.
     pub fn new(exits: impl Fn() -> Option<u64> + Send + 'static) -> Self {
         Self {
             exits: Box::new(exits),
@@ -46,7 +46,7 @@ impl ExitAccounting {
         }
     }
 
-    /// Enters what comes now in another account.
+    /// Adds the exits since the last change to the current account, then switches to `account`.
     fn change(&mut self, account: u8) {
         let Some(now) = (self.exits)() else {
             return;
@@ -58,14 +58,14 @@ impl ExitAccounting {
         self.account = account.into();
     }
 
-    /// What was entered in accounts that have ended since.
+    /// Returns the exits of each account, without those since the last change.
     pub fn entered(&self) -> [u64; COUNT] {
         self.entered
     }
 }
 
 impl BusDevice for ExitAccounting {
-    /// Nothing is to be read.
+    /// Fills `data` with ones: the port is write-only.
     fn read(&mut self, _: u64, data: &mut [u8]) {
         data.fill(0xff);
     }
@@ -85,7 +85,9 @@ mod tests {
 
     use super::*;
 
-    /// What is entered when the guest changes to these accounts after so many exits.
+    /// Returns the counts after the guest switches accounts. `changes` holds each new account and the number of exits
+    /// at
+    /// that time.
     fn entered(changes: &[(u8, u64)]) -> [u64; COUNT] {
         let exits = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&exits);

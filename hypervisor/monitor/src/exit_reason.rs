@@ -1,18 +1,18 @@
-//! How a VM ended.
+//! Describes the end of a VM: exit reason, registers, report.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The registers that tell where a vCPU was.
+/// Registers of a vCPU when it stopped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Registers {
     /// Instruction pointer.
     pub rip: u64,
     /// Stack pointer.
     pub rsp: u64,
-    /// The last page fault's address.
+    /// Address of the last page fault.
     pub cr2: u64,
-    /// Page tables.
+    /// Address of the page tables.
     pub cr3: u64,
     /// Code segment selector; its low two bits are the privilege level.
     pub cs: u16,
@@ -32,109 +32,109 @@ impl fmt::Display for Registers {
     }
 }
 
-/// How a VM ended. Only [`ExitReason::Exited`] and [`ExitReason::PoweredOff`] are orderly ends.
+/// Reason for which a VM ended. Only [`ExitReason::Exited`] and [`ExitReason::PoweredOff`] are orderly ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExitReason {
     /// The guest wrote its exit status and ended.
     #[error("the guest ended with status {status}")]
     Exited {
-        /// What it wrote to the exit-status port.
+        /// Value written to the exit-status port.
         status: u32,
     },
-    /// The guest switched itself off without an exit status.
+    /// The guest powered off without an exit status.
     #[error("the guest switched itself off without saying how its program ended")]
     PoweredOff,
-    /// The guest reset itself without a word.
+    /// The guest reset itself without an exit status.
     #[error("the guest reset itself without saying how its program ended")]
     Reset,
     /// The guest's kernel panicked.
     #[error("the guest's kernel panicked: {line}")]
     Panicked {
-        /// The line in which it said so.
+        /// The console line that reports it.
         line: String,
     },
-    /// The guest's kernel died for want of memory.
+    /// The guest's kernel panicked because it ran out of memory.
     #[error("the guest ran out of memory: {line}")]
     OutOfMemory {
-        /// The line in which it said so.
+        /// The console line that reports it.
         line: String,
     },
-    /// The watchdog ended it.
+    /// The watchdog stopped the VM.
     #[error("the guest did not end within {} s and was stopped", .after.as_secs_f32())]
     TimedOut {
-        /// The time it had.
+        /// The timeout.
         after: Duration,
     },
-    /// The caller ended it.
+    /// The caller stopped the VM.
     #[error("the guest was stopped")]
     Stopped,
-    /// A processor could not handle an exception while it handled an exception.
+    /// An exception during the delivery of a double fault shut down a vCPU.
     #[error("vCPU {vcpu} shut down (triple fault) at {registers}")]
     TripleFault {
-        /// Which processor.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// Where it was; on AMD processors newer kernels report the state after reset.
+        /// The vCPU's registers. On AMD processors newer host kernels report the state after reset.
         registers: Registers,
     },
-    /// A payload ran into an exception.
+    /// A payload raised an exception.
     #[error(
         "the payload on vCPU {vcpu} ran into exception {vector} ({}), error code {error_code:#x}, \
          at {registers}",
         exception_name(*vector)
     )]
     PayloadException {
-        /// Which processor.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// The exception's vector.
+        /// Vector of the exception.
         vector: u8,
-        /// Its error code, 0 if it has none.
+        /// Error code of the exception, 0 if it has none.
         error_code: u64,
-        /// Where the payload was.
+        /// Registers of the payload at the exception.
         registers: Registers,
     },
-    /// KVM gave up.
+    /// KVM reported KVM_EXIT_INTERNAL_ERROR.
     #[error(
         "KVM cannot go on with vCPU {vcpu}: internal error, suberror {suberror}, at {registers}; \
          if this KVM cannot run Linux guests, use --host emulated"
     )]
     InternalError {
-        /// Which processor.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// KVM's detail; 1 is a failed emulation.
+        /// Suberror from KVM; 1 is a failed emulation.
         suberror: u32,
-        /// Where the guest was.
+        /// Registers of the guest.
         registers: Registers,
     },
-    /// The hardware refused the guest's state.
+    /// The hardware refused the guest's state (KVM_EXIT_FAIL_ENTRY).
     #[error("vCPU {vcpu} cannot be entered: the hardware says {reason:#x} (on CPU {cpu})")]
     EntryFailed {
-        /// Which processor.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// The hardware's reason.
+        /// Failure reason from the hardware.
         reason: u64,
-        /// The host's processor.
+        /// Number of the host CPU.
         cpu: u32,
     },
-    /// An exit nobody knows.
+    /// KVM returned an exit that this monitor does not handle.
     #[error("vCPU {vcpu} stopped with an exit that this monitor does not handle: {exit}")]
     UnexpectedExit {
-        /// Which processor.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// KVM's exit, in words.
+        /// Debug representation of the exit.
         exit: String,
     },
-    /// KVM_RUN itself failed.
+    /// KVM_RUN failed, or the vCPU's thread could not be confined.
     #[error("KVM cannot run vCPU {vcpu}: {error}")]
     RunFailed {
-        /// Which processor.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// The system's error.
+        /// Description of the error.
         error: String,
     },
 }
 
 impl ExitReason {
-    /// The guest's exit status, if it told one.
+    /// Returns the guest's exit status, if it wrote one.
     pub fn status(&self) -> Option<u32> {
         match self {
             Self::Exited { status } => Some(*status),
@@ -143,7 +143,7 @@ impl ExitReason {
     }
 }
 
-/// The name of a processor exception (Intel SDM volume 3, table 6-1).
+/// Returns the name of a processor exception (Intel SDM volume 3, table 6-1).
 fn exception_name(vector: u8) -> &'static str {
     match vector {
         0 => "divide error",
@@ -169,22 +169,22 @@ fn exception_name(vector: u8) -> &'static str {
     }
 }
 
-/// Everything known after a VM has ended.
+/// Result of a VM's run.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// How it ended.
+    /// Reason for which the VM ended.
     pub outcome: ExitReason,
-    /// How long it ran.
+    /// Time from the start of the vCPUs to the end.
     pub duration: Duration,
-    /// The console's last lines, oldest first.
+    /// Last lines of the console, oldest first.
     pub console_tail: Vec<String>,
-    /// The line in which the guest's kernel said that it killed a process for want of memory.
+    /// First console line with which the guest's kernel reports that memory ran out.
     pub out_of_memory: Option<String>,
     /// Exits to the monitor, counted per reason over all vCPUs.
     pub exits: crate::vcpu::ExitCounts,
-    /// Accesses to ports and memory that no device claims.
+    /// Number of accesses to ports and memory that no device claims.
     pub unclaimed_accesses: u64,
-    /// Exits of all vCPUs, by what the guest said it was doing ([`crate::exit_accounting`]); a payload says nothing.
+    /// Exits of all vCPUs, by the account that the guest selected ([`crate::exit_accounting`]).
     pub exit_accounts: [u64; crate::exit_accounting::COUNT],
 }
 

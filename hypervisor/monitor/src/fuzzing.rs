@@ -1,4 +1,4 @@
-//! Devices without KVM, for the fuzz targets: there are no vCPUs, and interrupts reach nobody.
+//! Sets up devices without KVM for the fuzz targets: there are no vCPUs, and interrupts are dropped.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -28,16 +28,16 @@ use crate::sync::lock;
 
 /// The guest's context id.
 pub const GUEST_CID: u64 = 3;
-/// The port at which connections are refused.
+/// Port to which connections are refused.
 pub const REFUSED_PORT: u32 = 0;
-/// Register of a virtio device's status, in its BAR.
+/// Offset of a virtio device's status register in its BAR.
 const STATUS: u64 = 0x14;
 
 fn eventfd() -> EventFd {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).expect("an eventfd")
 }
 
-/// Takes every interrupt.
+/// Interrupt controller that drops every interrupt.
 #[derive(Debug)]
 struct Nobody;
 
@@ -55,7 +55,7 @@ impl Interrupt for Nobody {
     fn queue_used(&self, _: u16) {}
 }
 
-/// A vsock device's worker, and the host's ends of its connections.
+/// Returns a vsock device's worker and a receiver of the host ends of its connections.
 fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
     let (sender, streams) = channel();
     let accept = move |request: ConnectRequest, stream: UnixStream| {
@@ -69,7 +69,7 @@ fn vsock(ram: &GuestRam) -> (Box<dyn VirtioWorker>, Receiver<UnixStream>) {
     (Box::new(VsockWorker::new(ram.clone(), mux)), streams)
 }
 
-/// A disk of 64 KiB.
+/// Creates a disk image of 64 KiB.
 fn disk() -> DiskImage {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file = rustix::fs::memfd_create("disk", flags).expect("a memfd");
@@ -78,12 +78,12 @@ fn disk() -> DiskImage {
     DiskImage::open(Path::new(&path), DiskAccess::ReadWrite).expect("a file")
 }
 
-/// A device whose driver has set up its queues, and the event loop that serves them, on one thread.
+/// A device with active queues and the event loop that serves them, on the calling thread.
 #[derive(Debug)]
 pub struct Served {
     /// The guest's RAM.
     pub ram: GuestRam,
-    /// The host's ends of connections that the guest made.
+    /// Receiver of the host ends of the guest's connections.
     pub streams: Receiver<UnixStream>,
     manager: EventManager<QueueServer>,
     server: SubscriberId,
@@ -95,27 +95,27 @@ impl Served {
     /// Bytes of RAM.
     pub const RAM: usize = 0x2_0000;
 
-    /// Where the descriptors, the available ring and the used ring of a queue are.
+    /// Returns the addresses of a queue's descriptor table, available ring and used ring.
     pub fn rings(queue: usize) -> [u64; 3] {
         let base = 0x2000 * queue as u64;
         [base, base + 0x1000, base + 0x1800]
     }
 
-    /// A vsock device.
+    /// Starts a vsock device.
     pub fn vsock() -> Self {
         let ram = test_ram(Self::RAM);
         let (worker, streams) = vsock(&ram);
         Self::new(ram, &Vsock::new(GUEST_CID), worker, streams)
     }
 
-    /// An entropy device.
+    /// Starts an entropy device.
     pub fn rng() -> Self {
         let ram = test_ram(Self::RAM);
         let worker = Box::new(RngWorker::new(ram.clone()));
         Self::new(ram, &Rng, worker, channel().1)
     }
 
-    /// A disk.
+    /// Starts a disk.
     pub fn block() -> Self {
         let ram = test_ram(Self::RAM);
         let image = disk();
@@ -147,12 +147,12 @@ impl Served {
         served
     }
 
-    /// The number of queues.
+    /// Returns the number of queues.
     pub fn queues(&self) -> usize {
         self.sizes.len()
     }
 
-    /// The number of buffers that a queue has room for.
+    /// Returns the size of a queue in buffers.
     pub fn size(&self, queue: usize) -> u16 {
         self.sizes[queue]
     }
@@ -177,7 +177,7 @@ impl Served {
         server.expect("it is there").start(queues, features);
     }
 
-    /// The driver resets the device and sets it up again, with these features.
+    /// Resets the device and starts it again with these feature bits, as its driver does.
     pub fn restart(&mut self, features: u64) {
         let mut server = self
             .manager
@@ -188,12 +188,12 @@ impl Served {
         self.start(features);
     }
 
-    /// The driver notifies a queue.
+    /// Notifies a queue, as the driver does.
     pub fn notify(&self, queue: usize) {
         self.kicks[queue].write(1).expect("room");
     }
 
-    /// The device's thread has one turn: what is ready is handled once.
+    /// Runs the event loop once: handles each ready event.
     pub fn turn(&mut self) {
         self.manager
             .run_with_timeout(0)
@@ -201,10 +201,10 @@ impl Served {
     }
 }
 
-/// The PCI bus of a VM with a device of each kind. Their queues are served on a thread of their own, as in a VM.
+/// The PCI bus of a VM with a device of each kind. A device thread serves their queues, as in a VM.
 #[derive(Debug)]
 pub struct Machine {
-    /// Ports and memory as a vCPU reaches them.
+    /// Port and memory buses, as a vCPU accesses them.
     pub buses: Buses,
     /// The guest's RAM.
     pub ram: GuestRam,
@@ -214,10 +214,10 @@ pub struct Machine {
 impl Machine {
     /// Bytes of RAM.
     pub const RAM: usize = 0x1_0000;
-    /// Devices, which have the numbers from 1 on.
+    /// Number of devices; their device numbers begin at 1.
     pub const DEVICES: usize = 3;
 
-    /// A machine as it is when its guest starts.
+    /// Creates a machine in the state in which its guest starts.
     pub fn new() -> Self {
         static THREAD: LazyLock<Mutex<DeviceThread>> =
             LazyLock::new(|| Mutex::new(DeviceThread::start("devices").expect("a thread")));
@@ -226,7 +226,7 @@ impl Machine {
         let buses = Buses::default();
         let mut pci = PciBus::new(Arc::clone(&buses.memory));
         let mut bars = BarSpace::new(PCI_HOLE_START..PCI_HOLE_END);
-        // The streams are not looked at: their ends close.
+        // The receiver of the streams is dropped, so that the mux refuses connections.
         let image = disk();
         let block = Box::new(Block::new(&image));
         let parts: [(Box<dyn VirtioDevice>, Box<dyn VirtioWorker>); Self::DEVICES] = [
@@ -265,7 +265,7 @@ impl Default for Machine {
 }
 
 impl Drop for Machine {
-    /// Takes the devices' queues off the thread.
+    /// Resets the devices, which removes their queues from the thread.
     fn drop(&mut self) {
         for device in &self.devices {
             lock(device).write(STATUS, &[0]);

@@ -1,4 +1,4 @@
-//! Interrupt routing: the legacy lines as KVM routes them by default, and one route per MSI.
+//! Routes interrupts: the legacy lines as KVM does by default, and one route per MSI.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -12,10 +12,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::sync::lock;
 
-/// Interrupt lines of the IOAPIC; MSIs get the numbers behind them.
+/// Number of interrupt lines of the IOAPIC. The GSIs of MSIs follow them.
 pub const IOAPIC_PINS: u32 = 24;
 
-/// Why an interrupt could not be set up.
+/// Error from setting up an interrupt.
 #[derive(Debug, thiserror::Error)]
 pub enum IrqError {
     /// KVM refused the routing table.
@@ -24,30 +24,30 @@ pub enum IrqError {
     /// The table is longer than KVM allows.
     #[error("{entries} interrupt routes are too many")]
     TooMany {
-        /// Entries of the table.
+        /// Number of entries.
         entries: usize,
     },
-    /// Another device has the line.
+    /// Another device uses the line.
     #[error("another device has interrupt line {line}")]
     LineTaken {
-        /// The line.
+        /// Number of the line.
         line: u32,
     },
     /// The interrupt controllers have no such line.
     #[error("there is no interrupt line {line}: the IOAPIC has {IOAPIC_PINS}")]
     NoLine {
-        /// The line.
+        /// Number of the line.
         line: u32,
     },
-    /// An eventfd could not be made.
+    /// An eventfd cannot be created.
     #[error("cannot make an eventfd")]
     EventFd(#[source] std::io::Error),
-    /// KVM refused to connect an eventfd to an interrupt.
+    /// KVM refused an irqfd.
     #[error("KVM refuses to connect an eventfd to interrupt {gsi}")]
     IrqFd {
-        /// The global interrupt.
+        /// Number of the global system interrupt.
         gsi: u32,
-        /// What KVM answered.
+        /// Error from KVM.
         source: kvm_ioctls::Error,
     },
 }
@@ -55,17 +55,17 @@ pub enum IrqError {
 /// Address and data of a message-signalled interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsiMessage {
-    /// Where the message is written.
+    /// Address to which the message is written.
     pub address: u64,
-    /// What is written.
+    /// Data that is written.
     pub data: u32,
 }
 
-/// Who delivers message-signalled interrupts.
+/// A controller that delivers message-signalled interrupts.
 pub trait MsiController: std::fmt::Debug + Send + Sync {
-    /// Reserves an MSI; returns its number and the eventfd that raises it once it has a route.
+    /// Allocates an MSI. Returns its number and the eventfd that raises it once it is routed.
     fn allocate_msi(&self) -> Result<(usize, EventFd), IrqError>;
-    /// Routes an MSI.
+    /// Routes an MSI to `message`.
     fn route_msi(&self, index: usize, message: MsiMessage) -> Result<(), IrqError>;
 }
 
@@ -73,13 +73,13 @@ pub trait MsiController: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct IrqRouter {
     vm: Arc<VmFd>,
-    /// The legacy lines that have a device.
+    /// Legacy lines in use.
     lines: Mutex<BTreeSet<u32>>,
     messages: Mutex<Vec<Option<MsiMessage>>>,
 }
 
 impl IrqRouter {
-    /// A router for a VM with an in-kernel interrupt controller.
+    /// Creates a router for a VM with an in-kernel interrupt controller.
     pub fn new(vm: Arc<VmFd>) -> Self {
         Self {
             vm,
@@ -88,7 +88,7 @@ impl IrqRouter {
         }
     }
 
-    /// Connects a new eventfd to a legacy line that no device has yet.
+    /// Connects a new eventfd to an unused legacy line.
     pub fn legacy_line(&self, line: u32) -> Result<EventFd, IrqError> {
         claim(&mut lock(&self.lines), line)?;
         self.irqfd(line)
@@ -126,7 +126,7 @@ impl MsiController for IrqRouter {
     }
 }
 
-/// Gives a legacy line to one device.
+/// Reserves a legacy line for one device.
 fn claim(lines: &mut BTreeSet<u32>, line: u32) -> Result<(), IrqError> {
     if line >= IOAPIC_PINS {
         return Err(IrqError::NoLine { line });
@@ -141,7 +141,7 @@ fn gsi_of(msi: usize) -> u32 {
     IOAPIC_PINS + u32::try_from(msi).unwrap_or(u32::MAX - IOAPIC_PINS)
 }
 
-/// The whole table; setting it replaces what KVM had, the default routes included.
+/// Builds the whole table. KVM_SET_GSI_ROUTING replaces all routes, the default ones included.
 fn table(messages: &[Option<MsiMessage>]) -> Vec<kvm_irq_routing_entry> {
     let chip = |gsi, irqchip, pin| {
         let mut entry = kvm_irq_routing_entry {

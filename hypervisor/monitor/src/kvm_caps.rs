@@ -1,4 +1,4 @@
-//! Probes what this machine's KVM can run.
+//! Probes whether this machine's KVM can run Linux guests, payloads only, or neither.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm};
@@ -6,8 +6,8 @@ use kvm_ioctls::{Cap, Kvm};
 /// The API version of every KVM since 2007.
 const KVM_API_VERSION: i32 = 12;
 
-/// Leaf 1 ECX: SSSE3, FMA, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, AVX, F16C, RDRAND. None of them is
-/// changed by KVM at run time.
+/// Leaf 1 ECX: SSSE3, FMA, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, AVX, F16C, RDRAND. KVM changes none of
+/// these bits at run time.
 const LEAF_1_ECX: u32 = 1 << 9
     | 1 << 12
     | 1 << 19
@@ -21,25 +21,25 @@ const LEAF_1_ECX: u32 = 1 << 9
 /// Leaf 7 EBX: FSGSBASE, BMI1, AVX2, BMI2, ERMS, RDSEED, ADX, SMAP.
 const LEAF_7_EBX: u32 = 1 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 18 | 1 << 19 | 1 << 20;
 
-/// What this machine's KVM can run.
+/// Kinds of guests that this machine's KVM can run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvmCaps {
-    /// There is no KVM to use.
+    /// KVM is not usable.
     Missing {
-        /// One line: why, and what to do.
+        /// One line with the reason and the remedy.
         why: String,
     },
-    /// Payloads (programs in user mode without a kernel) run, Linux does not.
+    /// KVM runs payloads (programs in user mode without a kernel), but not Linux.
     PayloadOnly {
-        /// One line: why, and what to do.
+        /// One line with the reason and the remedy.
         why: String,
     },
-    /// Linux guests run.
+    /// KVM runs Linux guests.
     Linux,
 }
 
 impl KvmCaps {
-    /// Why something does not work, if something does not.
+    /// Returns the reason for a limitation, if there is one.
     pub fn why(&self) -> Option<&str> {
         match self {
             Self::Missing { why } | Self::PayloadOnly { why } => Some(why),
@@ -48,11 +48,11 @@ impl KvmCaps {
     }
 }
 
-/// Looks at `/dev/kvm`.
+/// Probes `/dev/kvm`.
 ///
 /// A paravirtual nested KVM runs the guest's user mode on the real processor but interprets its
-/// kernel, incompletely: stock Linux does not boot there. It gives itself away by ignoring the
-/// CPUID that was set: bits that were cleared come back.
+/// kernel, incompletely: stock Linux does not boot on it. Such a KVM ignores KVM_SET_CPUID2, which
+/// identifies it: cleared bits are set again when the CPUID is read back.
 pub fn probe() -> KvmCaps {
     let missing = |what: &str, error: &dyn std::fmt::Display| KvmCaps::Missing {
         why: format!("{what}: {error}; use --host emulated"),
@@ -89,7 +89,7 @@ pub fn probe() -> KvmCaps {
     }
 }
 
-/// Clears bits of leaves 1 and 7 and returns those that come back.
+/// Clears bits of leaves 1 and 7 and returns the bits that are set again when they are read back.
 fn returned_bits(kvm: &Kvm) -> Result<(u32, u32), kvm_ioctls::Error> {
     let vm = kvm.create_vm()?;
     let vcpu = vm.create_vcpu(0)?;

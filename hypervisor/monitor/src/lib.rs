@@ -1,19 +1,17 @@
-//! Wormhole's KVM monitor: boots a Linux guest that has a window, or runs a payload without a
-//! kernel.
+//! KVM monitor of Wormhole: boots a Linux guest with a window, or runs a payload without a kernel.
 //!
-//! Mechanism only; what is run and why is decided by the caller.
+//! Mechanism only; the caller decides policy.
 //!
-//! - [`Vm`] boots a stock kernel with an initramfs. The guest gets a serial console, ACPI
-//!   power-off, ports for exit status and exit accounts, a PCI bus with virtio-blk, virtio-vsock and virtio-rng, and the
-//!   window as soft-reserved memory that Linux's `dax_hmem` and `device_dax` make a `/dev/dax` device.
+//! - [`Vm`] boots a stock kernel with an initramfs. The guest has a serial console, ACPI power-off, ports for the exit
+//!   status and exit accounts, and a PCI bus with virtio-blk, virtio-vsock and virtio-rng. The window is soft-reserved
+//!   memory, which Linux's `dax_hmem` and `device_dax` expose as a `/dev/dax` device.
 //! - [`payload`] runs a freestanding program in user mode.
-//! - [`kvm_caps::probe`] tells what the machine's KVM can do, [`stats`] what it counted.
+//! - [`kvm_caps::probe`] probes the capabilities of the machine's KVM, [`stats`] reads its statistics.
 //!
-//! Threads that meet what a guest wrote are confined first: see [`confinement`].
+//! Threads that parse guest data are confined first: see [`confinement`].
 //!
-//! Invariants: guest memory is never the target of a Rust reference; what a guest wrote is copied
-//! out before it is looked at; nothing a guest does makes the monitor panic, wait or grow without
-//! bound.
+//! Invariants: guest memory is never the target of a Rust reference; guest data is copied out before
+//! it is parsed; no guest input makes the monitor panic, block or grow without bound.
 
 pub mod boot;
 pub mod bus;

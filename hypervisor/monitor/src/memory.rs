@@ -1,4 +1,4 @@
-//! The guest's physical address space: RAM, the PCI hole, and the window.
+//! Lays out and maps the guest's physical address space: RAM, the PCI hole, and the window.
 //!
 //! ```text
 //! 0            .. 3 GiB        RAM (as much as fits)
@@ -20,53 +20,53 @@ use vm_memory::{
 
 use crate::ram::{GuestRam, RamRegion};
 
-/// First address that RAM below 4 GiB may not reach: PCI memory starts here.
+/// End of RAM below 4 GiB, and start of PCI memory.
 pub const PCI_HOLE_START: u64 = 0xc000_0000;
 /// First address after the PCI memory range; the IOAPIC and the local APICs follow.
 pub const PCI_HOLE_END: u64 = 0xfec0_0000;
-/// Where RAM goes on after the PCI hole.
+/// Start of RAM above the PCI hole.
 pub const HIGH_RAM_START: u64 = 1 << 32;
-/// The window is a multiple of this, so that it can be mapped with 2 MiB pages.
+/// Granularity of the window's size, so that it can be mapped with 2 MiB pages.
 pub const WINDOW_UNIT: u64 = 2 << 20;
-/// Alignment of the window's guest physical address: 1 GiB pages stay possible.
+/// Alignment of the window's guest physical address, which permits 1 GiB pages.
 pub const WINDOW_ALIGN: u64 = 1 << 30;
 
-/// The window's memslot; RAM uses the slots below it.
+/// Memslot of the window; RAM uses the slots below it.
 const WINDOW_SLOT: u32 = 8;
 
-/// What can be wrong with guest memory.
+/// Error from setting up guest memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// RAM of this size makes no sense.
+    /// The size of RAM is out of range.
     #[error("a guest cannot have {mib} MiB of memory: give it between 16 MiB and 1 TiB")]
     RamSize {
-        /// What was asked for, in MiB.
+        /// Requested size in MiB.
         mib: u64,
     },
     /// RAM could not be mapped.
     #[error("cannot map {mib} MiB of guest memory")]
     Ram {
-        /// What was asked for, in MiB.
+        /// Requested size in MiB.
         mib: u64,
-        /// Why not.
+        /// Underlying error.
         source: std::io::Error,
     },
-    /// The size of the window's memfd could not be read.
+    /// A memfd cannot be examined: fstat or dup failed.
     #[error("cannot look at the window's memfd")]
     WindowStat(#[source] std::io::Error),
-    /// The window's size does not fit 2 MiB pages.
+    /// The window's size is 0 or not a multiple of 2 MiB.
     #[error("the window's memfd has {bytes} bytes; its size must be a multiple of 2 MiB and not 0")]
     WindowSize {
         /// The memfd's size.
         bytes: u64,
     },
-    /// A window that can shrink lets a guest be hit by SIGBUS through our own mapping.
+    /// A memfd is not sealed against resizing. If it shrank, accesses through the monitor's mapping would raise SIGBUS.
     #[error(
         "the window's memfd is not sealed against resizing: its seals are {seals:#x}, \
          F_SEAL_SHRINK and F_SEAL_GROW are needed"
     )]
     WindowSeals {
-        /// The seals that are there; -1 if it is no memfd.
+        /// Seals of the file; -1 if it is not a memfd.
         seals: i32,
     },
     /// The window could not be mapped.
@@ -74,17 +74,17 @@ pub enum MemoryError {
     WindowMap {
         /// The memfd's size.
         bytes: u64,
-        /// Why not.
+        /// Underlying error.
         source: MmapRegionError,
     },
-    /// What is to be shown lies outside the window or the file.
+    /// The range to be shown is empty, not aligned to 2 MiB, or outside the window or the file.
     #[error(
         "bytes {start:#x}..{end:#x} are no whole pages of a window of {window} bytes and of a file of {file}"
     )]
     Shown {
-        /// The first byte.
+        /// Offset of the first byte.
         start: u64,
-        /// The first byte after it.
+        /// Offset of the first byte after the range.
         end: u64,
         /// Size of the window.
         window: u64,
@@ -94,23 +94,23 @@ pub enum MemoryError {
     /// A part of the window could not be mapped.
     #[error("cannot map {bytes} bytes at {start:#x} of the window")]
     Show {
-        /// The first byte.
+        /// Offset of the first byte.
         start: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
-        /// Why not.
+        /// Underlying error.
         source: std::io::Error,
     },
     /// KVM refused a memslot.
     #[error("KVM refuses memory slot {slot} at {start:#x} with {bytes} bytes")]
     Memslot {
-        /// The slot's number.
+        /// Number of the slot.
         slot: u32,
-        /// Its guest physical address.
+        /// Guest physical address of the slot.
         start: u64,
-        /// Its size.
+        /// Size of the slot.
         bytes: u64,
-        /// What KVM answered.
+        /// Error from KVM.
         source: kvm_ioctls::Error,
     },
 }
@@ -125,13 +125,13 @@ pub struct Range {
 }
 
 impl Range {
-    /// The first address after the range.
+    /// Returns the first address after the range.
     pub fn end(self) -> u64 {
         self.start + self.len
     }
 }
 
-/// Where RAM and the window lie.
+/// Guest physical ranges of RAM and the window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// RAM, ascending; the first range starts at 0.
@@ -163,16 +163,16 @@ impl Layout {
         Ok(Self { ram, window })
     }
 
-    /// RAM below 4 GiB.
+    /// Returns the range of RAM below 4 GiB.
     pub fn low_ram(&self) -> Range {
         self.ram[0]
     }
 }
 
-/// The window as the monitor holds it: the sealed memfd and one shared mapping of all of it.
+/// The window: the sealed memfd and one shared mapping of all of it.
 ///
-/// Other files can take the place of parts of it while the guest runs: KVM follows what is mapped at the
-/// memslot's addresses.
+/// Parts of the mapping can be replaced by other files while the guest runs: KVM follows the host mapping
+/// at the memslot's addresses.
 #[derive(Debug, Clone)]
 pub struct Window {
     file: Arc<File>,
@@ -180,9 +180,9 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a window; the memfd must be sealed against resizing and have a multiple of 2 MiB.
+    /// Maps a window. The memfd must be sealed against resizing, and its size a multiple of 2 MiB.
     ///
-    /// Nothing is committed: a page costs memory when somebody touches it.
+    /// Commits no memory: a page is allocated on first access.
     pub fn new(memfd: OwnedFd) -> Result<Self, MemoryError> {
         let file = Arc::new(File::from(memfd));
         let bytes = file.metadata().map_err(MemoryError::WindowStat)?.len();
@@ -199,11 +199,11 @@ impl Window {
         })
     }
 
-    /// Lets the guest see `bytes` of `file` from `start` on, at the same place of the window.
+    /// Maps `bytes` of `file` from `start` on at the same offset of the window.
     ///
     /// # Errors
-    /// The range is not whole pages inside the window and the file, the file can be resized, or the range
-    /// cannot be mapped.
+    /// The range does not consist of whole 2 MiB pages inside the window and the file, the file can be
+    /// resized, or the range cannot be mapped.
     pub fn show(&self, file: &OwnedFd, start: u64, bytes: u64) -> Result<(), MemoryError> {
         let file = file
             .try_clone()
@@ -211,11 +211,11 @@ impl Window {
             .map_err(MemoryError::WindowStat)?;
         check_seals(&file)?;
         self.replace(&file, start, bytes)?;
-        // What the guest wrote there before is seen by nobody; it is not to cost memory on top.
+        // Frees the covered pages of the window's own file, which are no longer reachable.
         self.discard(start, bytes)
     }
 
-    /// Undoes [`Window::show`]: the guest sees the window's own file again.
+    /// Undoes [`Window::show`]: maps the window's own file again.
     ///
     /// # Errors
     /// As [`Window::show`].
@@ -232,7 +232,7 @@ impl Window {
             .map_err(std::io::Error::other)
             .and_then(|(start, bytes)| {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                // SAFETY: an open descriptor and integers.
+                // SAFETY: fallocate takes an open descriptor and integers, no pointers.
                 match unsafe { libc::fallocate(self.file.as_raw_fd(), mode, start, bytes) } {
                     0 => Ok(()),
                     _ => Err(std::io::Error::last_os_error()),
@@ -266,8 +266,8 @@ impl Window {
         let size = usize::try_from(bytes).map_err(invalid)?;
         let place = usize::try_from(start).map_err(invalid)?;
         let offset = libc::off_t::try_from(start).map_err(invalid)?;
-        // SAFETY: the range lies inside the window's mapping, so that nothing else is replaced. Nothing in
-        // this process refers to the window's memory but KVM, which follows the mapping.
+        // SAFETY: the range lies inside the window's mapping, so that no other mapping is replaced. In this
+        // process only KVM refers to the window's memory, and KVM follows the mapping.
         let mapped = unsafe {
             libc::mmap(
                 self.region.as_ptr().add(place).cast(),
@@ -284,17 +284,17 @@ impl Window {
         Ok(())
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> u64 {
         self.region.len() as u64
     }
 
-    /// A window is never empty.
+    /// Returns false: a window is never empty.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Makes the window a memslot of `vm` at guest physical `start`.
+    /// Adds the window to `vm` as a memslot at guest physical address `start`.
     pub(crate) fn add_memslot(&self, vm: &VmFd, start: u64) -> Result<(), MemoryError> {
         set_memslot(
             vm,
@@ -306,7 +306,8 @@ impl Window {
     }
 }
 
-/// A file that can shrink lets a guest be hit by SIGBUS through our own mapping.
+/// Checks that a file is sealed against resizing: if it shrank, accesses through the monitor's mapping would raise
+/// SIGBUS.
 fn check_seals(file: &File) -> Result<(), MemoryError> {
     // SAFETY: F_GET_SEALS reads the flags of a descriptor that `file` keeps open.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -317,7 +318,7 @@ fn check_seals(file: &File) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// Maps the RAM of a layout; no page is committed before it is touched.
+/// Maps the RAM of a layout. A page is committed on first access.
 pub(crate) fn map_ram(ranges: &[Range]) -> Result<GuestRam, MemoryError> {
     let mib = ranges.iter().map(|range| range.len).sum::<u64>() >> 20;
     let failed = |source| MemoryError::Ram { mib, source };
@@ -332,7 +333,7 @@ pub(crate) fn map_ram(ranges: &[Range]) -> Result<GuestRam, MemoryError> {
     GuestRam::from_regions(regions).map_err(|error| failed(std::io::Error::other(error)))
 }
 
-/// Makes every region of `ram` a memslot of `vm`.
+/// Adds every region of `ram` to `vm` as a memslot.
 pub(crate) fn add_ram_memslots(vm: &VmFd, ram: &GuestRam) -> Result<(), MemoryError> {
     for (slot, region) in (0..WINDOW_SLOT).zip(ram.iter()) {
         set_memslot(

@@ -1,6 +1,5 @@
-//! Guest RAM: anonymous memory that starts at a multiple of 2 MiB, so that the host can back it
-//! with huge pages and KVM can map them as such. A guest that boots on 4 KiB pages leaves the guest
-//! once per page.
+//! Allocates guest RAM: anonymous memory aligned to 2 MiB, so that the host can back it with huge
+//! pages and KVM can map it with 2 MiB pages. With 4 KiB pages, a booting guest exits once per page.
 
 use std::io;
 use std::ptr;
@@ -12,7 +11,7 @@ use vm_memory::{
     GuestRegionMmap, GuestUsize, MemoryRegionAddress, MmapRegion, VolatileSlice,
 };
 
-/// All of a guest's RAM.
+/// RAM of a guest.
 pub type GuestRam = GuestRegionCollection<RamRegion>;
 
 const HUGE_PAGE: usize = 2 << 20;
@@ -22,13 +21,13 @@ const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE
 /// One range of RAM.
 #[derive(Debug)]
 pub struct RamRegion {
-    // Dropped before the mapping that it describes.
+    // Dropped before the mapping that it refers to.
     region: GuestRegionMmap<()>,
     _mapping: AlignedMapping,
 }
 
 impl RamRegion {
-    /// Maps `len` bytes, which stand at `start` in the guest; no page is committed.
+    /// Maps `len` bytes for guest physical address `start` without committing a page.
     pub(crate) fn new(start: GuestAddress, len: usize) -> io::Result<Self> {
         let mapping = AlignedMapping::new(len)?;
         // SAFETY: the mapping has these bounds and attributes, and lives as long as the region.
@@ -42,7 +41,7 @@ impl RamRegion {
         })
     }
 
-    /// Where the range lies in this process.
+    /// Returns the range's address in this process.
     pub(crate) fn host_address(&self) -> u64 {
         self.region.as_ptr() as u64
     }
@@ -89,10 +88,10 @@ struct AlignedMapping {
     len: usize,
 }
 
-// SAFETY: the pointer is only used to describe the mapping and to unmap it once; who accesses the
-// memory does so by volatile operations.
+// SAFETY: the pointer is only used to build the region and to unmap the mapping once; the memory is
+// accessed by volatile operations only.
 unsafe impl Send for AlignedMapping {}
-// SAFETY: as above; there is no method that changes anything.
+// SAFETY: as above; no method mutates the value.
 unsafe impl Sync for AlignedMapping {}
 
 impl AlignedMapping {
@@ -108,17 +107,17 @@ impl AlignedMapping {
         let base = base.cast::<u8>();
         let before = base.addr().next_multiple_of(HUGE_PAGE) - base.addr();
         let start = base.wrapping_add(before);
-        // What stands over at both ends goes back; it is less than a huge page each.
+        // Unmaps the excess at both ends, which is at most one huge page each.
         for (address, excess) in [
             (base, before),
             (start.wrapping_add(len), HUGE_PAGE - before),
         ] {
             if excess > 0 {
-                // SAFETY: a part of the mapping made above that nobody uses.
+                // SAFETY: an unused part of the mapping made above.
                 unsafe { libc::munmap(address.cast(), excess) };
             }
         }
-        // SAFETY: advice for a mapping made above; that it is not taken costs time only.
+        // SAFETY: advice for the mapping made above; ignoring a failure costs time only.
         unsafe { libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) };
         Ok(Self { start, len })
     }
@@ -126,12 +125,12 @@ impl AlignedMapping {
 
 impl Drop for AlignedMapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's alone, and who described it is gone.
+        // SAFETY: this value owns the mapping, and the region that referred to it has been dropped.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }
 
-/// RAM from address 0, for tests.
+/// Allocates RAM from address 0, for tests.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn test_ram(len: usize) -> GuestRam {
     let region = RamRegion::new(GuestAddress(0), len).expect("memory");

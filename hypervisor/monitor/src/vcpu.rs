@@ -1,4 +1,4 @@
-//! Runs vCPUs: dispatches their exits to the buses, counts them, stops the threads.
+//! Runs vCPUs: dispatches exits to the buses, counts exits, stops the vCPU threads.
 
 use std::cell::Cell;
 use std::os::unix::thread::JoinHandleExt;
@@ -16,26 +16,26 @@ use crate::confinement::Confinement;
 use crate::exit_reason::{ExitReason, Registers};
 use crate::vm::VmError;
 
-/// Why the threads of a VM could not be started.
+/// Error from starting a VM's threads.
 #[derive(Debug, thiserror::Error)]
 pub enum ThreadError {
-    /// The signal that gets a vCPU out of the guest could not be set up.
+    /// The handler of the signal that interrupts KVM_RUN cannot be installed.
     #[error("cannot set up the signal that stops vCPUs")]
     Signal(#[source] vmm_sys_util::errno::Error),
-    /// The system gave no thread.
+    /// The thread cannot be created.
     #[error("cannot start a thread for {name}")]
     Spawn {
-        /// Whose thread.
+        /// Name of the thread.
         name: String,
-        /// Why not.
+        /// Underlying error.
         source: std::io::Error,
     },
 }
 
-/// Why a vCPU thread ended by itself.
+/// Reason for which a vCPU thread ended by itself.
 #[derive(Debug, Clone)]
 pub(crate) enum End {
-    /// A write to a device ended the guest or the vCPU's program.
+    /// A write to a device ended the guest or the vCPU's payload.
     Write(Effect),
     Shutdown,
     Internal {
@@ -61,7 +61,7 @@ pub(crate) struct VcpuEnd {
 }
 
 impl VcpuEnd {
-    /// The outcome of an end that means the same for every kind of VM.
+    /// Returns the exit reason of an end that means the same for every kind of VM, `None` for [`End::Write`].
     pub fn failure(&self) -> Option<ExitReason> {
         let Self {
             vcpu, registers, ..
@@ -97,7 +97,7 @@ pub(crate) enum Event {
     Stop,
 }
 
-/// Ends a VM from any thread.
+/// Stops a VM from any thread.
 #[derive(Debug, Clone)]
 pub struct StopHandle(Sender<Event>);
 
@@ -106,18 +106,17 @@ impl StopHandle {
         Self(events)
     }
 
-    /// Ends the VM: its `run` returns with [`ExitReason::Stopped`]. Without effect on a VM that has
-    /// ended.
+    /// Stops the VM: its `run` returns [`ExitReason::Stopped`]. Has no effect on a VM that has ended.
     pub fn stop(&self) {
-        // A VM that has ended has dropped the receiver.
+        // The receiver is dropped once the VM has ended.
         if self.0.send(Event::Stop).is_err() {
             tracing::trace!("stopping a VM that has ended");
         }
     }
 }
 
-/// Exits to the monitor by reason, over all vCPUs. Exits that KVM handles itself are in
-/// [`crate::stats`] only; on some KVMs the statistic `io_exits` stays 0 and this is the only count.
+/// Exits to the monitor by reason, over all vCPUs. [`crate::stats`] also counts exits that KVM handles
+/// itself; on some KVMs its statistic `io_exits` stays 0, and only these counts include I/O exits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExitCounts {
     /// Port reads and writes.
@@ -128,18 +127,18 @@ pub struct ExitCounts {
     pub halt: u64,
     /// Signals to the vCPU thread.
     pub interrupted: u64,
-    /// Everything else.
+    /// All other exits.
     pub other: u64,
 }
 
 impl ExitCounts {
-    /// All of them.
+    /// Returns the sum of all counts.
     pub fn total(&self) -> u64 {
         self.io + self.mmio + self.halt + self.interrupted + self.other
     }
 }
 
-/// Live counts, for any thread.
+/// Live counts of exits, shared between threads.
 #[derive(Debug, Default)]
 pub struct ExitCounters {
     io: AtomicU64,
@@ -150,7 +149,7 @@ pub struct ExitCounters {
 }
 
 impl ExitCounters {
-    /// The counts now.
+    /// Returns the current counts.
     pub fn read(&self) -> ExitCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ExitCounts {
@@ -168,17 +167,17 @@ fn count(counter: &AtomicU64) {
 }
 
 thread_local! {
-    /// `immediate_exit` of the vCPU that this thread runs; null elsewhere.
+    /// `immediate_exit` of the vCPU that this thread runs; null on other threads.
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// The signal that gets a vCPU thread out of KVM_RUN.
+/// Returns the signal that interrupts KVM_RUN.
 fn kick_signal() -> libc::c_int {
     vmm_sys_util::signal::SIGRTMIN()
 }
 
 extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // A constant-initialised thread-local without destructor: usable in a signal handler.
+    // A const-initialised thread-local without a destructor is safe to access in a signal handler.
     let flag = IMMEDIATE_EXIT.get();
     if !flag.is_null() {
         // SAFETY: the thread set the pointer to its own vCPU's mapped `kvm_run` and clears it
@@ -230,7 +229,7 @@ impl VcpuThreads {
                 .name(name.clone())
                 .spawn(move || {
                     if let Some(end) = thread.run() {
-                        // Nobody waits any more: the VM is being stopped.
+                        // The receiver is gone if the VM is being stopped.
                         if events.send(Event::Ended(end)).is_err() {
                             tracing::trace!("a vCPU ended after its VM");
                         }
@@ -242,7 +241,7 @@ impl VcpuThreads {
         Ok(started)
     }
 
-    /// Waits until `judge` finds an outcome in what happens, or until the time is over.
+    /// Waits until `judge` returns an exit reason for a vCPU's end, the VM is stopped, or the timeout expires.
     pub fn wait(
         &self,
         events: &Receiver<Event>,
@@ -277,7 +276,7 @@ impl VcpuThreads {
 }
 
 impl Drop for VcpuThreads {
-    /// Gets every vCPU out of the guest and waits for its thread.
+    /// Interrupts every vCPU and joins its thread.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         for thread in self.threads.drain(..) {
@@ -301,7 +300,7 @@ struct VcpuThread {
 }
 
 impl VcpuThread {
-    /// Runs until the guest ends (then says how) or the VM is stopped.
+    /// Runs the vCPU until the guest ends; `None` if the VM was stopped.
     fn run(mut self) -> Option<VcpuEnd> {
         if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
             tracing::debug!(?error, "cannot unblock the signal that stops a vCPU");

@@ -1,4 +1,4 @@
-//! A VM that boots Linux.
+//! Creates and runs a VM that boots Linux.
 
 use std::fmt;
 use std::io::Write;
@@ -31,89 +31,90 @@ use crate::stats::{Stats, StatsError, VmStats};
 use crate::sync::lock;
 use crate::vcpu::{End, Event, ExitCounters, StopHandle, ThreadError, VcpuEnd, VcpuThreads};
 
-/// More than a firmware-less guest on one host has any use for; APIC ids are 8 bits.
+/// Maximum number of vCPUs. APIC ids have 8 bits.
 pub const MAX_VCPUS: u8 = 64;
 
-/// Every disk has a letter of its own in the guest, `/dev/vda` to `/dev/vdz`.
+/// Maximum number of disks, so that each has one letter in the guest: `/dev/vda` to `/dev/vdz`.
 pub const MAX_DISKS: usize = 26;
 
-/// Why a VM could not be made or run.
+/// Error from creating or running a VM.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// KVM refused something.
+    /// KVM refused a request.
     #[error("KVM refuses {what}")]
     Kvm {
-        /// What was asked.
+        /// The request.
         what: &'static str,
-        /// What KVM answered.
+        /// Error from KVM.
         source: kvm_ioctls::Error,
     },
-    /// The number of vCPUs is not possible.
+    /// The number of vCPUs is out of range.
     #[error("a VM cannot have {0} vCPUs: between 1 and {MAX_VCPUS} are possible")]
     Vcpus(u8),
-    /// Exits that should be disabled cannot be.
+    /// KVM cannot disable the requested exits.
     #[error(
         "KVM cannot disable the exits {wanted:#x} (KVM_CAP_X86_DISABLE_EXITS offers {offered:#x})"
     )]
     DisableExits {
-        /// What was asked for, as KVM_X86_DISABLE_EXITS_* bits.
+        /// Requested exits, as KVM_X86_DISABLE_EXITS_* bits.
         wanted: u64,
-        /// What there is.
+        /// Exits that KVM can disable, as the same bits.
         offered: u64,
     },
-    /// Guest memory.
+    /// Guest memory cannot be set up.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Kernel and initramfs.
+    /// The kernel or the initramfs cannot be loaded.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// Processors.
+    /// A processor cannot be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// Ports and memory of devices.
+    /// A device's ports or memory cannot be claimed.
     #[error(transparent)]
     Bus(#[from] BusError),
-    /// Devices on the PCI bus.
+    /// The PCI bus is full.
     #[error(transparent)]
     Pci(#[from] PciFull),
-    /// Addresses of devices on the PCI bus.
+    /// A BAR cannot be allocated.
     #[error(transparent)]
     Bar(#[from] NoBarSpace),
-    /// Interrupts.
+    /// An interrupt cannot be set up.
     #[error(transparent)]
     Irq(#[from] IrqError),
-    /// Threads.
+    /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
-    /// Threads that cannot be confined.
+    /// A thread cannot be confined.
     #[error("the threads that serve the guest cannot be confined")]
     Confinement(#[from] ConfinementError),
-    /// Statistics.
+    /// KVM's statistics cannot be opened.
     #[error(transparent)]
     Stats(#[from] StatsError),
-    /// Payload.
+    /// A payload cannot be loaded.
     #[error(transparent)]
     Payload(#[from] crate::payload::PayloadError),
-    /// An eventfd of a device's queue could not be made.
+    /// An eventfd of a device's queue cannot be created.
     #[error("cannot make an eventfd for a queue")]
     EventFd(#[source] std::io::Error),
-    /// The event loop of the devices could not be made.
+    /// A device thread's event loop cannot be created or used.
     #[error("cannot make the devices' event loop")]
     EventLoop(#[source] event_manager::Error),
 }
 
-/// Which exits KVM shall not make, where it can do without.
+/// VM exits to disable (KVM_CAP_X86_DISABLE_EXITS).
 ///
-/// With PAUSE exits a guest that spins on a word in shared memory leaves the guest every few
-/// thousand turns; with HLT exits an idle one does. Disable PAUSE exits for a VM that polls while
-/// another processor works for it. Disable HLT exits only if every vCPU has a processor of its own:
-/// such a vCPU holds its processor while it is idle, KVM cannot see that it is, and the thread that
-/// it waits for may not get to run. On hosts with few processors both stay enabled (the default).
+/// With PAUSE exits enabled, a vCPU that spins on a word in shared memory exits every few thousand
+/// iterations; with HLT exits enabled, an idle vCPU exits. Disable PAUSE exits for a VM that polls
+/// while another processor works for it. Disable HLT exits only if every vCPU has a processor of its
+/// own: such a vCPU occupies its processor while it is idle, KVM cannot detect that, and the thread
+/// that the vCPU waits for may never be scheduled. On hosts with few processors leave both enabled
+/// (the default).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DisabledExits {
-    /// No exits for PAUSE.
+    /// Disables exits on PAUSE.
     pub pause: bool,
-    /// No exits for HLT.
+    /// Disables exits on HLT.
     pub halt: bool,
 }
 
@@ -142,11 +143,11 @@ impl DisabledExits {
     }
 }
 
-/// The vsock device of a guest.
+/// Configuration of a guest's vsock device.
 pub struct VsockConfig {
     /// The guest's context id, at least 3.
     pub guest_cid: u32,
-    /// Who takes connections.
+    /// Handler of the guest's connections.
     pub acceptor: Box<dyn VsockAcceptor>,
 }
 
@@ -158,26 +159,26 @@ impl fmt::Debug for VsockConfig {
     }
 }
 
-/// A VM to be made.
+/// Configuration of a VM.
 pub struct VmConfig {
     /// Kernel, initramfs, command line.
     pub boot: BootSource,
-    /// RAM in MiB, the window not included.
+    /// RAM in MiB, without the window.
     pub memory_mib: u64,
-    /// Processors.
+    /// Number of vCPUs.
     pub vcpus: u8,
     /// The window's memfd, sealed against resizing, a multiple of 2 MiB.
     pub window: Option<OwnedFd>,
-    /// The vsock device, if the guest shall have one.
+    /// The vsock device, if any.
     pub vsock: Option<VsockConfig>,
     /// Disks, in the order in which the guest numbers them.
     pub disks: Vec<DiskImage>,
-    /// Where the guest's console goes. It is written on a vCPU thread: what blocks there blocks the
-    /// guest, and its end.
+    /// Sink of the guest's console output. It is written on a vCPU thread: a blocking sink blocks the
+    /// guest, and its shutdown.
     pub console: Box<dyn Write + Send>,
-    /// The watchdog: the VM is stopped after this time.
+    /// Watchdog timeout, after which the VM is stopped.
     pub timeout: Option<Duration>,
-    /// Exits to do without.
+    /// VM exits to disable.
     pub disabled_exits: DisabledExits,
 }
 
@@ -215,7 +216,7 @@ pub struct Vm {
     machine: Machine,
 }
 
-/// What vCPUs run on: it must outlive them.
+/// VM descriptor, RAM and window. They must outlive the vCPUs.
 #[derive(Debug)]
 struct Machine {
     _vm: Arc<VmFd>,
@@ -224,7 +225,7 @@ struct Machine {
 }
 
 impl Vm {
-    /// Makes the VM and loads the guest.
+    /// Creates the VM and loads the guest.
     pub fn new(config: VmConfig) -> Result<Self, VmError> {
         if !(1..=MAX_VCPUS).contains(&config.vcpus) {
             return Err(VmError::Vcpus(config.vcpus));
@@ -310,38 +311,38 @@ impl Vm {
         })
     }
 
-    /// Ends the VM from another thread.
+    /// Returns a handle that stops the VM from another thread.
     pub fn stop_handle(&self) -> StopHandle {
         StopHandle::new(self.events.0.clone())
     }
 
-    /// KVM's statistics, readable from any thread while the VM runs and after.
+    /// Returns KVM's statistics, readable from any thread while the VM runs and after.
     pub fn stats(&self) -> VmStats {
         self.stats.clone()
     }
 
-    /// Counts of exits to the monitor, readable from any thread.
+    /// Returns the counters of exits to the monitor, readable from any thread.
     pub fn exit_counters(&self) -> Arc<ExitCounters> {
         Arc::clone(&self.counters)
     }
 
-    /// What the guest's console says, readable from any thread.
+    /// Returns the last lines of the guest's console, readable from any thread.
     pub fn console_tail(&self) -> ConsoleTail {
         self.tail.clone()
     }
 
-    /// Where the window lies in the guest's physical address space.
+    /// Returns the window's range of guest physical addresses.
     pub fn window_range(&self) -> Option<Range> {
         self.window_range
     }
 
-    /// The window, parts of which can be replaced while the guest runs.
+    /// Returns the window. Parts of it can be replaced while the guest runs.
     pub fn window(&self) -> Option<Window> {
         self.machine.window.clone()
     }
 
-    /// Runs the guest to its end. From now on the threads that serve it are confined: what the vsock device's acceptor
-    /// and the console do, they do with what [`crate::confinement`] leaves their threads.
+    /// Runs the guest until it ends. From now on the threads that serve it are confined: the vsock acceptor and the
+    /// console sink run on them and are limited to the system calls that [`crate::confinement`] allows.
     pub fn run(self) -> Result<Report, VmError> {
         let (sender, receiver) = &self.events;
         let start = Instant::now();
@@ -354,7 +355,7 @@ impl Vm {
             Some(judge(&end, lock(&self.exit_status).status, &self.tail))
         });
         drop(threads);
-        // A kernel that panicked and then could not even reset itself has still panicked.
+        // A kernel that panicked and failed to reset the machine counts as panicked.
         let outcome = match outcome {
             ExitReason::TimedOut { .. } => panicked(&self.tail).unwrap_or(outcome),
             outcome => outcome,
@@ -371,7 +372,7 @@ impl Vm {
     }
 }
 
-/// What a vCPU's end means for a Linux guest: the first one is the VM's.
+/// Translates the end of a vCPU to the exit reason of a Linux guest. The first vCPU that ends, ends the VM.
 fn judge(end: &VcpuEnd, status: Option<u32>, tail: &ConsoleTail) -> ExitReason {
     if let Some(failure) = end.failure() {
         return failure;
@@ -388,7 +389,7 @@ fn judge(end: &VcpuEnd, status: Option<u32>, tail: &ConsoleTail) -> ExitReason {
     }
 }
 
-/// What the console says of a panic.
+/// Returns the exit reason if the console shows a kernel panic.
 fn panicked(tail: &ConsoleTail) -> Option<ExitReason> {
     let line = tail.panic()?;
     // "Out of memory: …", "System is deadlocked on memory".
@@ -425,7 +426,8 @@ mod tests {
     use super::*;
     use crate::exit_reason::Registers;
 
-    /// How a guest ends that writes `text` to its console, `status` to its port, and then `end`s.
+    /// Returns the exit reason of a guest that writes `text` to its console and `status` to its port, then ends by
+    /// `end`.
     fn ended(text: &str, status: Option<u32>, end: Effect) -> ExitReason {
         let tail = ConsoleTail::default();
         let mut console = Tee::new(Box::new(std::io::sink()), tail.clone());

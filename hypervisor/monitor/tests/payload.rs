@@ -1,5 +1,5 @@
-//! Runs the payloads of `hypervisor/payload` on this machine's KVM; without one there is nothing
-//! to test, which the tests say.
+//! Runs the payloads of `hypervisor/payload` on this machine's KVM. Without KVM the tests print that
+//! they are skipped.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use wormhole_monitor::{DisabledExits, ExitReason, KvmCaps, probe};
 
 const WINDOW_ADDRESS: u64 = 0x5000_0000_0000;
 const WINDOW_BYTES: usize = 4 << 20;
-/// The part of the window that changes.
+/// Bytes of the window's replaced part.
 const SHOWN: u64 = 2 << 20;
 
-/// Whether payloads can run here; says so if not.
+/// Returns whether payloads can run here; prints the reason if not.
 fn kvm() -> bool {
     if let KvmCaps::Missing { why } = probe() {
         eprintln!("skipped: {why}");
@@ -25,7 +25,7 @@ fn kvm() -> bool {
     true
 }
 
-/// The ELF file of a payload; built once.
+/// Returns the ELF file of a payload. Builds the payloads once.
 fn payload(name: &str) -> Vec<u8> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let folder = BUILT.get_or_init(|| {
@@ -95,7 +95,7 @@ fn spin_stops_at_a_word_in_its_parameter_block() {
     let stats = vm.stats();
     let before = stats.read().expect("statistics");
     let running = std::thread::spawn(move || vm.run());
-    // The statistics show that it has entered the guest.
+    // Waits until the statistics show that a vCPU has entered the guest.
     while stats
         .read()
         .expect("statistics")
@@ -225,7 +225,7 @@ fn parts_of_a_window_change_under_a_running_payload() {
             assert!(!running.is_finished(), "the payload ended in round {round}");
             std::thread::yield_now();
         }
-        // What the payload waits for is written where it is then to be seen.
+        // The awaited value is written to the file that the window shows from then on.
         if round == 300 {
             window.show(&other, 0, SHOWN).expect("shown");
             seen = 1;

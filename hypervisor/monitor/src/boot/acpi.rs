@@ -1,7 +1,8 @@
-//! The ACPI tables that the guest finds: processors, the PCI host bridge, power-off and reset.
+//! Builds the guest's ACPI tables: processors, the PCI host bridge, power-off and reset.
 //!
-//! Not "hardware-reduced" ACPI: stock kernels then keep the legacy interrupt controllers and the
-//! timer that KVM emulates. Register blocks are the ports of [`crate::devices::power`].
+//! The tables do not declare hardware-reduced ACPI, so that stock kernels keep using the legacy
+//! interrupt controllers and the timer that KVM emulates. Register blocks are the ports of
+//! [`crate::devices::power`].
 
 use acpi_tables::fadt::{self, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -19,17 +20,17 @@ const OEM_ID: [u8; 6] = *b"WORMHO";
 const OEM_TABLE_ID: [u8; 8] = *b"WORMHOLE";
 const OEM_REVISION: u32 = 1;
 
-/// Where the IOAPIC is, as KVM emulates it.
+/// Address of the IOAPIC that KVM emulates.
 const IOAPIC_ADDRESS: u32 = 0xfec0_0000;
-/// Where the local APICs are.
+/// Address of the local APICs.
 const LOCAL_APIC_ADDRESS: u32 = 0xfee0_0000;
 
-/// The interrupt of the (silent) ACPI events.
+/// Interrupt of ACPI events, which is never raised.
 const SCI: u16 = 9;
 
-/// P_LVL2_LAT above 100 µs: the processors have no C2.
+/// P_LVL2_LAT above 100 µs: the processors do not support C2.
 const NO_C2: u16 = 0xffff;
-/// P_LVL3_LAT above 1000 µs: they have no C3.
+/// P_LVL3_LAT above 1000 µs: the processors do not support C3.
 const NO_C3: u16 = 0xffff;
 /// IAPC_BOOT_ARCH: legacy devices; no 8042 to probe, no VGA, no CMOS clock. The 8042's reset command
 /// works without a probe.
@@ -88,9 +89,9 @@ fn aml_bytes(object: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// The interrupt controllers (ACPI 6.5, 5.2.12): one local APIC per processor and the IOAPIC.
+/// Builds the MADT (ACPI 6.5, 5.2.12): one local APIC per processor and the IOAPIC.
 ///
-/// The header is written by offset: `madt::MADT` cannot say PCAT_COMPAT.
+/// Writes the header by offset, since `madt::MADT` cannot set PCAT_COMPAT.
 fn madt(vcpus: u8) -> Sdt {
     let mut table = Sdt::new(*b"APIC", 44, 5, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.write_u32(36, LOCAL_APIC_ADDRESS);
@@ -104,7 +105,7 @@ fn madt(vcpus: u8) -> Sdt {
     table
 }
 
-/// The fixed table (ACPI 6.5, 5.2.9).
+/// Builds the FADT (ACPI 6.5, 5.2.9).
 fn fadt(dsdt: u64) -> fadt::FADT {
     let port =
         |port: u16, bits, access| GAS::new(AddressSpace::SystemIo, bits, 0, access, port.into());
@@ -115,7 +116,7 @@ fn fadt(dsdt: u64) -> fadt::FADT {
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup);
-    // 32 bits suffice: the firmware's area lies below 1 MiB.
+    // 32 bits suffice: the firmware area lies below 1 MiB.
     table.dsdt = u32::try_from(dsdt).unwrap_or(0).into();
     table.x_dsdt = dsdt.into();
     table.sci_int = SCI.into();

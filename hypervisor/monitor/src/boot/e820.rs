@@ -1,19 +1,19 @@
-//! The memory map that the guest's kernel is told (E820).
+//! Builds the guest's memory map (E820).
 
 use crate::memory::Layout;
 
 /// Usable memory.
 pub const RAM: u32 = 1;
-/// Memory the kernel must leave alone.
+/// Memory that the kernel must not use.
 pub const RESERVED: u32 = 2;
-/// Soft-reserved memory: Linux gives it to `dax_hmem` (`E820_TYPE_SOFT_RESERVED`).
+/// Soft-reserved memory (`E820_TYPE_SOFT_RESERVED`), which Linux's `dax_hmem` driver claims.
 pub const SOFT_RESERVED: u32 = 0xefff_ffff;
 
-/// Where conventional memory ends and the area of the firmware begins.
+/// End of conventional memory.
 pub const LOW_MEMORY_END: u64 = 0x9_fc00;
-/// The firmware's area: the ACPI tables lie here.
+/// Start of the firmware area, which holds the ACPI tables.
 pub const FIRMWARE_START: u64 = 0xe_0000;
-/// Where memory above the firmware's area begins.
+/// Start of memory above the firmware area.
 pub const HIGH_MEMORY_START: u64 = 0x10_0000;
 
 /// One entry of the map.
@@ -27,7 +27,7 @@ pub struct Entry {
     pub kind: u32,
 }
 
-/// The map for a layout: ascending, without overlaps.
+/// Builds the map of a layout: ascending, without overlaps.
 pub fn map(layout: &Layout) -> Vec<Entry> {
     let mut map = vec![
         Entry {

@@ -1,4 +1,4 @@
-//! Loads the kernel image itself.
+//! Loads the kernel image: a bzImage or an ELF file.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,19 +12,19 @@ use super::BootError;
 use super::e820::HIGH_MEMORY_START;
 use crate::ram::GuestRam;
 
-/// The 64-bit entry point of a bzImage lies this far into the protected-mode kernel.
+/// Offset of a bzImage's 64-bit entry point in the protected-mode kernel.
 const BZIMAGE_ENTRY: u64 = 0x200;
-/// `xloadflags`: the kernel has the 64-bit entry point.
+/// Bit of `xloadflags`: the kernel has the 64-bit entry point.
 const XLF_KERNEL_64: u16 = 1;
 const BOOT_FLAG: u16 = 0xaa55;
 const HEADER_MAGIC: u32 = 0x5372_6448;
-/// What stock kernels say; used for a vmlinux, which has no header of its own.
+/// `kernel_alignment` of stock kernels, used for a vmlinux, which has no setup header.
 const KERNEL_ALIGNMENT: u32 = 0x20_0000;
 
 /// A kernel in guest memory.
 pub(super) struct Kernel {
     pub entry: u64,
-    /// First address that the kernel does not need while it starts.
+    /// End of the memory that the kernel needs while it starts.
     pub end: u64,
     pub header: setup_header,
 }
@@ -75,7 +75,7 @@ fn bzimage(
             path: path.to_owned(),
         });
     }
-    // The image unpacks itself to its preferred address and needs `init_size` bytes there.
+    // The image decompresses itself to its preferred address and needs `init_size` bytes there.
     let unpacked_end = header
         .pref_address
         .saturating_add(u64::from(header.init_size));

@@ -13,36 +13,36 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::memory::Layout;
 use crate::ram::GuestRam;
 
-/// Where the command line is put.
+/// Guest physical address of the command line.
 const COMMAND_LINE: u64 = 0x2_0000;
-/// Bytes the command line may have, its terminating NUL included (`COMMAND_LINE_SIZE` of x86).
+/// Maximum bytes of the command line, its terminating NUL included (`COMMAND_LINE_SIZE` of x86).
 pub const COMMAND_LINE_MAX: usize = 2048;
-/// Where the boot parameters ("zero page") are put.
+/// Guest physical address of the boot parameters ("zero page").
 pub(crate) const ZERO_PAGE: u64 = 0x7000;
 
-/// Why a guest could not be loaded.
+/// Error from loading a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// A file could not be read.
     #[error("cannot read {path}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Underlying error.
         source: std::io::Error,
     },
     /// The kernel is neither a bzImage nor an ELF file for x86-64, or does not fit.
     #[error("{path} is not a kernel that can be booted")]
     Kernel {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the loader found.
+        /// Error from the loader.
         source: linux_loader::loader::Error,
     },
     /// A bzImage without a 64-bit entry point.
     #[error("{path} has no 64-bit entry point (XLF_KERNEL_64)")]
     No64BitEntry {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The command line is too long.
@@ -51,7 +51,7 @@ pub enum BootError {
         COMMAND_LINE_MAX - 1
     )]
     CommandLineTooLong {
-        /// Its length.
+        /// Length of the command line.
         len: usize,
     },
     /// The initramfs does not fit.
@@ -62,45 +62,46 @@ pub enum BootError {
     InitramfsTooLarge {
         /// Size of all parts.
         bytes: u64,
-        /// Where the kernel ends.
+        /// End of the memory that the kernel needs.
         kernel_end: u64,
-        /// Where low memory ends.
+        /// End of low memory.
         limit: u64,
     },
-    /// The ACPI tables outgrew their place.
+    /// The ACPI tables do not fit into the firmware area.
     #[error("the ACPI tables do not fit below 1 MiB")]
     AcpiTooLarge,
     /// Guest memory could not be written.
     #[error("cannot write {what} to guest memory")]
     Write {
-        /// What was to be written.
+        /// The data that was to be written.
         what: &'static str,
-        /// Why not.
+        /// Underlying error.
         source: vm_memory::GuestMemoryError,
     },
 }
 
-/// One of the cpio archives that make up the initramfs; later ones win.
+/// One of the cpio archives that make up the initramfs; later archives override earlier ones.
 #[derive(Debug, Clone)]
 pub enum InitramfsPart {
     /// A file, compressed or not.
     Path(PathBuf),
-    /// An archive made in memory.
+    /// An archive in memory.
     Bytes(Vec<u8>),
 }
 
-/// What to boot.
+/// Kernel, initramfs and command line to boot.
 #[derive(Debug, Clone)]
 pub struct BootSource {
-    /// A bzImage, or an uncompressed `vmlinux` (which spares the guest the decompression).
+    /// A bzImage, or an uncompressed `vmlinux`, which boots without decompression.
     pub kernel: PathBuf,
-    /// The archives, in order.
+    /// The initramfs archives, in order.
     pub initramfs: Vec<InitramfsPart>,
     /// The kernel's command line.
     pub command_line: String,
 }
 
-/// Loads everything; returns the address of the 64-bit entry point.
+/// Loads the kernel, the initramfs, the command line and the boot parameters. Returns the address of the 64-bit entry
+/// point.
 pub(crate) fn load(
     ram: &GuestRam,
     layout: &Layout,
@@ -153,7 +154,7 @@ pub(crate) fn load(
     Ok(kernel.entry)
 }
 
-/// Puts the archives behind each other at the top of low memory.
+/// Writes the archives one after the other to the top of low memory.
 fn load_initramfs(
     ram: &GuestRam,
     layout: &Layout,
@@ -173,7 +174,7 @@ fn load_initramfs(
                     }),
             })
             .collect::<Result<Vec<_>, _>>()?;
-    // The kernel skips zeros between archives and wants each to begin at a multiple of four.
+    // The kernel skips zeros between archives and expects each archive at a multiple of four.
     let size = |part: &[u8]| (part.len() as u64).next_multiple_of(4);
     let bytes: u64 = parts.iter().map(|part| size(part)).sum();
     let limit = layout.low_ram().end();

@@ -1,4 +1,4 @@
-//! Devices; one is one folder or file.
+//! Emulates devices. Each device is one folder or file.
 
 pub mod block;
 pub mod pci;

@@ -1,11 +1,11 @@
-//! The ports through which a guest ends: exit status, power-off, reset.
+//! Emulates the ports through which a guest ends: exit status, power-off, reset.
 
 use crate::bus::{BusDevice, Effect};
 
-/// A guest writes its program's exit status here (any width; a payload ends with it at once, a
-/// Linux guest goes on to power off). Not used by any PC device that Linux probes.
+/// Port to which a guest writes its program's exit status, with any width. The write ends a payload;
+/// a Linux guest continues and powers off. No PC device that Linux probes uses this port.
 pub const EXIT_STATUS: u16 = 0xf4;
-/// ACPI PM1a event block: four bytes, never an event.
+/// ACPI PM1a event block, four bytes. It never signals an event.
 pub const PM1_EVENT: u16 = 0x600;
 /// ACPI PM1a control block: two bytes.
 pub const PM1_CONTROL: u16 = 0x604;
@@ -19,21 +19,21 @@ pub const I8042_COMMAND: u16 = 0x64;
 pub const I8042_PORTS: u16 = I8042_COMMAND + 1 - I8042;
 /// The 8042's command that pulses the reset line.
 pub const I8042_RESET: u8 = 0xfe;
-/// `SLP_TYP` that means S5, soft-off.
+/// `SLP_TYP` of S5, soft-off.
 pub const SLEEP_TYPE_S5: u8 = 5;
 
-/// `SCI_EN`: the machine is in ACPI mode already.
+/// `SCI_EN`: the machine is in ACPI mode.
 const SCI_ENABLED: u16 = 1;
 const SLEEP_ENABLE: u16 = 1 << 13;
 
-/// Offset of the event block's second half: which events are enabled.
+/// Offset of the enable register, the event block's second half.
 const ENABLE: u64 = 2;
 /// Offset of the control block.
 const CONTROL: u64 = (PM1_CONTROL - PM1_EVENT) as u64;
 /// Offset of the command port.
 const COMMAND: u64 = (I8042_COMMAND - I8042) as u64;
 
-/// The exit status in a write to [`EXIT_STATUS`]: little-endian, missing bytes are 0.
+/// Returns the exit status in a write to [`EXIT_STATUS`]: little-endian, missing bytes are 0.
 pub fn status(data: &[u8]) -> u32 {
     u32::from_le_bytes(first_bytes(data))
 }
@@ -49,7 +49,7 @@ fn first_bytes(data: &[u8]) -> [u8; 4] {
 /// The port [`EXIT_STATUS`] of a Linux guest.
 #[derive(Debug, Default)]
 pub struct ExitStatusPort {
-    /// The last status that the guest wrote.
+    /// Last status that the guest wrote.
     pub status: Option<u32>,
 }
 
@@ -64,13 +64,13 @@ impl BusDevice for ExitStatusPort {
     }
 }
 
-/// The 8042 keyboard controller, of which only the reset line exists.
+/// The 8042 keyboard controller, reduced to its reset line.
 #[derive(Debug, Default)]
 pub struct I8042Ports;
 
 impl BusDevice for I8042Ports {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
-        // An empty input buffer: the controller takes commands.
+        // The input buffer is empty: the controller accepts commands.
         data.fill(if matches!(offset, 0 | COMMAND) {
             0
         } else {
@@ -89,7 +89,7 @@ impl BusDevice for I8042Ports {
 /// ACPI's PM1a event and control blocks.
 #[derive(Debug, Default)]
 pub struct Pm1Ports {
-    /// Reads as written: Linux checks that it took effect.
+    /// Enable register. Reads return the written value, which Linux verifies.
     enabled_events: u16,
 }
 

@@ -1,4 +1,5 @@
-//! The serial console: an 8250 whose output goes to the caller and into a ring of last lines.
+//! Emulates the serial console: an 8250 whose output goes to the caller's sink and to a ring of the
+//! last lines.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -13,14 +14,14 @@ use crate::sync::lock;
 
 /// First port of COM1.
 pub const COM1: u16 = 0x3f8;
-/// Ports of an 8250.
+/// Number of ports of an 8250.
 pub const PORTS: u16 = 8;
-/// The interrupt of COM1.
+/// Interrupt line of COM1.
 pub const IRQ: u32 = 4;
 
-/// Lines kept.
+/// Number of lines in the ring.
 const KEPT_LINES: usize = 64;
-/// Bytes of a line that are kept.
+/// Maximum bytes of a line; the rest is dropped.
 const LINE_LIMIT: usize = 512;
 
 /// An interrupt line that an eventfd raises.
@@ -35,7 +36,7 @@ impl Trigger for IrqTrigger {
     }
 }
 
-/// The last lines that a guest wrote, and those that tell of its death.
+/// Last lines that a guest wrote, its first panic line, and its first out-of-memory line.
 #[derive(Debug, Default)]
 struct Lines {
     last: VecDeque<String>,
@@ -72,12 +73,12 @@ impl Lines {
     }
 }
 
-/// A handle to what the guest's console said last.
+/// Shared handle to the last lines of the guest's console.
 #[derive(Debug, Clone, Default)]
 pub struct ConsoleTail(Arc<Mutex<Lines>>);
 
 impl ConsoleTail {
-    /// The last lines, oldest first; an unfinished line comes last.
+    /// Returns the last lines, oldest first. An unfinished line comes last.
     pub fn lines(&self) -> Vec<String> {
         let lines = lock(&self.0);
         let mut all: Vec<String> = lines.last.iter().cloned().collect();
@@ -87,18 +88,18 @@ impl ConsoleTail {
         all
     }
 
-    /// The line in which the kernel said that it panics.
+    /// Returns the line with which the kernel reported a panic.
     pub fn panic(&self) -> Option<String> {
         lock(&self.0).panic.clone()
     }
 
-    /// The line in which the kernel said that memory ran out.
+    /// Returns the line with which the kernel reported that memory ran out.
     pub fn out_of_memory(&self) -> Option<String> {
         lock(&self.0).out_of_memory.clone()
     }
 }
 
-/// Writes to the caller's sink and keeps the last lines.
+/// Writer that copies the console's output to the caller's sink and to a [`ConsoleTail`].
 pub struct Tee {
     sink: Box<dyn Write + Send>,
     tail: ConsoleTail,
@@ -113,7 +114,7 @@ impl std::fmt::Debug for Tee {
 }
 
 impl Tee {
-    /// A console that writes to `sink`; `tail` sees the same bytes.
+    /// Creates a writer to `sink` and `tail`.
     pub fn new(sink: Box<dyn Write + Send>, tail: ConsoleTail) -> Self {
         Self { sink, tail }
     }
@@ -127,7 +128,7 @@ impl Write for Tee {
                 lines.byte(*byte);
             }
         }
-        // A sink that fails (a closed pipe) must not fail the guest's console.
+        // A failed sink (a closed pipe) must not fail the guest's console.
         if let Err(error) = self.sink.write_all(bytes) {
             tracing::debug!(%error, "the console's sink refuses output");
         }
@@ -144,7 +145,7 @@ impl Write for Tee {
 pub struct SerialPort(Serial<IrqTrigger, NoEvents, Tee>);
 
 impl SerialPort {
-    /// A port that raises `interrupt` and writes what the guest sends to `output`.
+    /// Creates a port that raises `interrupt` and writes the guest's output to `output`.
     pub fn new(interrupt: IrqTrigger, output: Tee) -> Self {
         Self(Serial::new(interrupt, output))
     }
@@ -152,7 +153,7 @@ impl SerialPort {
 
 impl BusDevice for SerialPort {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
-        // A string instruction reads one register again and again.
+        // A string instruction reads the same register repeatedly.
         for byte in data {
             *byte = u8::try_from(offset).map_or(0xff, |register| self.0.read(register));
         }

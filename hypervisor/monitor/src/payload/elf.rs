@@ -1,4 +1,4 @@
-//! The ELF files that can be payloads: static, at fixed addresses, for x86-64.
+//! Parses payloads: static ELF files for x86-64, linked at fixed addresses.
 
 use zerocopy::byteorder::{LE, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -56,14 +56,14 @@ pub(super) struct Segment<'a> {
     pub executable: bool,
 }
 
-/// A payload's program.
+/// A parsed payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Program<'a> {
     pub entry: u64,
     pub segments: Vec<Segment<'a>>,
 }
 
-/// Parses `file`; total. Segments lie between `low` and `high`.
+/// Parses `file`. Total: any bytes yield a program or an error. Segments must lie between `low` and `high`.
 pub(super) fn parse(file: &[u8], low: u64, high: u64) -> Result<Program<'_>, PayloadError> {
     let broken = |what| PayloadError::NotAProgram { what };
     let (header, _) = FileHeader::ref_from_prefix(file).map_err(|_| broken("it is too short"))?;
@@ -146,12 +146,12 @@ pub(crate) mod tests {
     const LOW: u64 = 2 << 20;
     const HIGH: u64 = 16 << 20;
 
-    /// An executable with one segment that returns.
+    /// Returns an executable with one segment, whose code is `ret`.
     fn executable(address: u64, memory_size: u64) -> Vec<u8> {
         program([0xc3; 8], address, memory_size)
     }
 
-    /// An executable with one segment of code.
+    /// Returns an executable with one segment of code.
     pub(crate) fn program(code: [u8; 8], address: u64, memory_size: u64) -> Vec<u8> {
         let mut file = Vec::new();
         file.extend(MAGIC);
@@ -200,7 +200,7 @@ pub(crate) mod tests {
         fn no_file_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let mut file = MAGIC.to_vec();
             file.extend(bytes);
-            // Either answer is good.
+            // A program and an error are both valid results.
             let _ = parse(&file, LOW, HIGH).is_ok();
         }
 

@@ -1,6 +1,6 @@
-//! The only supervisor code of a payload's VM: exception handlers that tell the monitor.
+//! Writes the exception handlers of a payload's VM, its only supervisor code.
 //!
-//! A handler pushes an error code where the processor has not, pushes the vector, and writes to
+//! A handler pushes an error code if the processor has not, pushes the vector, and writes to
 //! [`PORT`]. The monitor then reads the handler's stack.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use crate::exit_reason::{ExitReason, Registers};
 use crate::ram::GuestRam;
 
-/// A write here means: an exception, see the stack.
+/// Port to which a handler writes after it has pushed the vector.
 pub(super) const PORT: u16 = 0xf5;
 
 const HANDLERS: u64 = 0x10_0000;
@@ -21,12 +21,12 @@ const TASK_STATE_BYTES: u64 = 0x80;
 const STACKS: u64 = 0x11_0000;
 const STACK_BYTES: u64 = 0x1000;
 
-/// Selectors in the table that [`write`] makes.
+/// Selectors in the GDT that [`write`] writes.
 pub(super) const SUPERVISOR_CODE: u16 = 0x08;
 pub(super) const USER_CODE: u16 = 0x18 | 3;
 pub(super) const USER_DATA: u16 = 0x20 | 3;
 
-/// Addresses for the system registers.
+/// Base addresses and limits for the system registers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tables {
     pub gdt: (u64, u16),
@@ -34,7 +34,7 @@ pub(super) struct Tables {
     pub task_state: u64,
 }
 
-/// Writes handlers and tables for vCPU `vcpu`; what is common to all is written again.
+/// Writes handlers and tables for vCPU `vcpu`. Rewrites the tables that all vCPUs share.
 pub(super) fn write(ram: &GuestRam, vcpu: u8) -> Result<Tables, GuestMemoryError> {
     for vector in 0..VECTORS {
         let handler = HANDLERS + u64::from(vector) * HANDLER_BYTES;
@@ -62,7 +62,7 @@ pub(super) fn write(ram: &GuestRam, vcpu: u8) -> Result<Tables, GuestMemoryError
     })
 }
 
-/// What happened, from the stack of the handler that wrote to [`PORT`].
+/// Reads the exception from the stack of the handler that wrote to [`PORT`].
 pub(super) fn outcome(ram: &GuestRam, vcpu: u8, registers: Registers) -> ExitReason {
     let word = |index: u64| {
         registers
@@ -84,8 +84,8 @@ pub(super) fn outcome(ram: &GuestRam, vcpu: u8, registers: Registers) -> ExitRea
     }
 }
 
-/// `push 0` (unless the processor pushes an error code); `push vector`; `out PORT, al`; `hlt`;
-/// again.
+/// Assembles `push 0` (unless the processor pushes an error code); `push vector`; `out PORT, al`;
+/// `hlt`; and a jump back to `hlt`.
 fn handler_code(vector: u8) -> Vec<u8> {
     let mut code = Vec::new();
     if !matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30) {
@@ -95,7 +95,7 @@ fn handler_code(vector: u8) -> Vec<u8> {
     code
 }
 
-/// An interrupt gate that user code may also reach by `int`, with the stack of IST1.
+/// Returns an interrupt gate that user code may also call by `int`, on the stack of IST1.
 fn gate(handler: u64) -> [u8; 16] {
     let [a0, a1, a2, a3, a4, a5, a6, a7] = handler.to_le_bytes();
     let [s0, s1] = SUPERVISOR_CODE.to_le_bytes();

@@ -1,4 +1,4 @@
-//! Payloads: freestanding programs that a VM runs in user mode, without a kernel.
+//! Runs payloads: freestanding programs in user mode of a VM, without a kernel.
 //!
 //! A payload is a static ELF file linked at fixed addresses from 2 MiB up. It starts at its entry
 //! point in long mode at privilege level 3, with ports allowed, SSE2 (no AVX), and
@@ -7,8 +7,8 @@
 //! - RSI = number of the vCPU,
 //! - RSP = top of a stack of about 120 KiB, aligned as after a call.
 //!
-//! It ends by `out` of EAX to [`crate::EXIT_STATUS_PORT`]. The window is mapped write-back at an
-//! address of the caller's choice, so that it can be the same one as in the host's process.
+//! It ends with `out` of EAX to [`crate::EXIT_STATUS_PORT`]. The window is mapped write-back at an
+//! address that the caller chooses, so that it can be the same as in the host process.
 //!
 //! ```text
 //! 0       .. 2 MiB        page tables and exception handlers, not visible to the payload
@@ -43,78 +43,78 @@ use crate::vm::{DisabledExits, VmError, kvm_error};
 
 /// Words in a parameter block.
 pub const PARAMETERS: usize = 512;
-/// vCPUs that a payload's VM may have.
+/// Maximum number of vCPUs of a payload's VM.
 pub const MAX_PAYLOAD_VCPUS: usize = 16;
 
 const PROGRAM_START: u64 = paging::PAGE;
-/// Page tables lie between here and the exception handlers: enough for a window of 200 GiB.
+/// Start of the page tables, which end at the exception handlers. They suffice for a window of 200 GiB.
 const TABLES_START: u64 = 0x1000;
 const TABLES_END: u64 = 0x10_0000;
-/// Parameter block and stack of one vCPU.
+/// Bytes of one vCPU's parameter block and stack.
 const VCPU_AREA: u64 = paging::PAGE / MAX_PAYLOAD_VCPUS as u64;
-/// Interrupts stay off; the I/O privilege level allows user mode to use ports.
+/// Interrupts disabled; I/O privilege level 3 allows user mode to access ports.
 const RFLAGS: u64 = 2 | 3 << 12;
 const USER_ADDRESS_END: u64 = 1 << 47;
 
-/// Why a payload could not be loaded.
+/// Error from loading a payload.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
-    /// The file is no payload.
+    /// The file is not a static program.
     #[error("the payload is no static program: {what}")]
     NotAProgram {
-        /// What is wrong.
+        /// Description of the defect.
         what: &'static str,
     },
-    /// A segment lies where no private memory is.
+    /// A segment lies outside the payload's private memory.
     #[error(
         "the payload has a segment of {bytes} bytes at {address:#x}; segments must lie between \
          {low:#x} and {high:#x}"
     )]
     Segment {
-        /// Where it is.
+        /// Address of the segment.
         address: u64,
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
-        /// First possible address.
+        /// First allowed address.
         low: u64,
-        /// End of possible addresses.
+        /// End of the allowed addresses.
         high: u64,
     },
-    /// The private memory is too small or too large.
+    /// The size of private memory is out of range.
     #[error("a payload cannot have {mib} MiB of memory: an even number between 8 and 1024 MiB")]
     MemorySize {
-        /// What was asked for.
+        /// Requested size in MiB.
         mib: u64,
     },
-    /// Too many or no vCPUs.
+    /// The number of vCPUs is out of range.
     #[error("a payload cannot have {count} vCPUs: between 1 and {MAX_PAYLOAD_VCPUS} are possible")]
     Vcpus {
-        /// How many parameter blocks were given.
+        /// Number of parameter blocks, one per vCPU.
         count: usize,
     },
     /// A parameter block is too long.
     #[error("vCPU {vcpu} has {words} parameters, more than {PARAMETERS} are not possible")]
     Parameters {
-        /// Whose.
+        /// Number of the vCPU.
         vcpu: usize,
-        /// How many.
+        /// Number of parameters.
         words: usize,
     },
-    /// The window cannot be mapped there.
+    /// The window cannot be mapped at the requested address.
     #[error(
         "the window of {bytes} bytes cannot be at {address:#x}: it needs a multiple of 2 MiB above \
          the payload's memory and below {USER_ADDRESS_END:#x}"
     )]
     WindowAddress {
-        /// Where it should be.
+        /// Requested address.
         address: u64,
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
     },
     /// The window is too large for the page tables.
     #[error("a window of {bytes} bytes is too large for a payload")]
     WindowTooLarge {
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
     },
     /// Guest memory could not be written.
@@ -122,16 +122,16 @@ pub enum PayloadError {
     Write(#[from] GuestMemoryError),
 }
 
-/// A window and where the payload sees it.
+/// A window and its address in the payload.
 #[derive(Debug)]
 pub struct PayloadWindow {
     /// The memfd, sealed against resizing, a multiple of 2 MiB.
     pub memfd: OwnedFd,
-    /// The payload's address for it, a multiple of 2 MiB.
+    /// Address in the payload, a multiple of 2 MiB.
     pub address: u64,
 }
 
-/// A payload to be run.
+/// Configuration of a payload's VM.
 #[derive(Debug)]
 pub struct PayloadConfig {
     /// The ELF file.
@@ -142,21 +142,21 @@ pub struct PayloadConfig {
     pub memory_mib: u64,
     /// The window.
     pub window: Option<PayloadWindow>,
-    /// The watchdog: the VM is stopped after this time.
+    /// Watchdog timeout, after which the VM is stopped.
     pub timeout: Option<Duration>,
-    /// Exits to do without.
+    /// VM exits to disable.
     pub disabled_exits: DisabledExits,
 }
 
-/// Everything known after a payload has ended.
+/// Result of a payload's run.
 #[derive(Debug, Clone)]
 pub struct PayloadReport {
-    /// [`ExitReason::Exited`] with the first status that is not 0, or 0, if all vCPUs ended by
-    /// themselves; otherwise what ended the VM.
+    /// If all vCPUs ended by themselves, [`ExitReason::Exited`] with the first status that is not 0, or
+    /// with 0; otherwise the reason for which the VM ended.
     pub outcome: ExitReason,
-    /// The statuses of those vCPUs that ended by themselves.
+    /// Exit statuses of the vCPUs that ended by themselves.
     pub statuses: BTreeMap<u8, u32>,
-    /// How long it ran.
+    /// Time from the start of the vCPUs to the end.
     pub duration: Duration,
     /// Exits to the monitor.
     pub exits: ExitCounts,
@@ -170,13 +170,13 @@ pub struct ParameterBlock {
 }
 
 impl ParameterBlock {
-    /// Reads a word (Acquire); `None` past the end.
+    /// Loads a word with Acquire ordering; `None` past the end.
     pub fn load(&self, index: usize) -> Option<u64> {
         let at = self.word(index)?;
         self.ram.load(at, Ordering::Acquire).ok()
     }
 
-    /// Writes a word (Release); `false` past the end.
+    /// Stores a word with Release ordering; `false` past the end.
     pub fn store(&self, index: usize, value: u64) -> bool {
         self.word(index)
             .is_some_and(|at| self.ram.store(value, at, Ordering::Release).is_ok())
@@ -203,7 +203,7 @@ pub struct PayloadVm {
 }
 
 impl PayloadVm {
-    /// Makes the VM and loads the payload.
+    /// Creates the VM and loads the payload.
     pub fn new(config: PayloadConfig) -> Result<Self, VmError> {
         check(&config)?;
         let kvm = Kvm::new().map_err(kvm_error("/dev/kvm"))?;
@@ -281,37 +281,37 @@ impl PayloadVm {
         })
     }
 
-    /// The parameter block of a vCPU.
+    /// Returns the parameter block of a vCPU.
     pub fn parameters(&self, vcpu: usize) -> Option<ParameterBlock> {
         self.blocks.get(vcpu).cloned()
     }
 
-    /// Ends the VM from another thread.
+    /// Returns a handle that stops the VM from another thread.
     pub fn stop_handle(&self) -> StopHandle {
         StopHandle::new(self.events.0.clone())
     }
 
-    /// The window, parts of which can be replaced while the payload runs.
+    /// Returns the window. Parts of it can be replaced while the payload runs.
     pub fn window(&self) -> Option<Window> {
         self.window.clone()
     }
 
-    /// KVM's statistics, readable from any thread while the VM runs and after.
+    /// Returns KVM's statistics, readable from any thread while the VM runs and after.
     pub fn stats(&self) -> VmStats {
         self.stats.clone()
     }
 
-    /// Counts of exits to the monitor, readable from any thread.
+    /// Returns the counters of exits to the monitor, readable from any thread.
     pub fn exit_counters(&self) -> Arc<ExitCounters> {
         Arc::clone(&self.counters)
     }
 
-    /// Runs until every vCPU's program has ended, or one fails.
+    /// Runs until the payload has ended on every vCPU, or one vCPU fails.
     pub fn run(self) -> Result<PayloadReport, VmError> {
         self.run_on(buses()?)
     }
 
-    /// The same with other devices.
+    /// Runs as [`Self::run`] does, with the devices of `buses`.
     pub(crate) fn run_on(self, buses: Buses) -> Result<PayloadReport, VmError> {
         let count = self.vcpus.len();
         let buses = Arc::new(buses);
@@ -341,7 +341,7 @@ impl PayloadVm {
     }
 }
 
-/// Refuses what cannot be before anything is made.
+/// Validates the configuration before anything is created.
 fn check(config: &PayloadConfig) -> Result<(), PayloadError> {
     let mib = config.memory_mib;
     if !(8..=1024).contains(&mib) || !mib.is_multiple_of(2) {
@@ -364,7 +364,7 @@ fn check(config: &PayloadConfig) -> Result<(), PayloadError> {
     }
 }
 
-/// Maps handlers, program, parameter blocks and stacks, one to one.
+/// Identity-maps the handlers, the program, the parameter blocks and the stacks.
 fn map_private(
     tables: &mut paging::PageTables<'_>,
     program: &elf::Program<'_>,
@@ -379,8 +379,8 @@ fn map_private(
     tables.map(0, 0, supervisor).map_err(too_large)?;
     let pages = PROGRAM_START / paging::PAGE..areas / paging::PAGE;
     for page in pages.map(|page| page * paging::PAGE) {
-        // A page that several segments share allows what any of them needs; one that none touches
-        // is not mapped.
+        // A page shared by several segments gets the union of their permissions; a page without a
+        // segment is not mapped.
         let on_page = program.segments.iter().filter(|segment| {
             segment.address < page + paging::PAGE && segment.address + segment.memory_size > page
         });
@@ -428,7 +428,7 @@ fn map_window(
     Ok(())
 }
 
-/// Puts a vCPU at the payload's entry, in user mode.
+/// Sets a vCPU's registers to the payload's entry point, in user mode.
 fn enter(
     vcpu: &VcpuFd,
     id: u8,
@@ -467,7 +467,7 @@ fn enter(
     vcpu.set_sregs(&sregs).map_err(set("system registers"))?;
     vcpu.set_regs(&kvm_regs {
         rip: entry,
-        // As after a call: the return address would lie here.
+        // As after a call: the slot of the return address.
         rsp: block + VCPU_AREA - 8,
         rdi: block,
         rsi: u64::from(id),
@@ -477,7 +477,7 @@ fn enter(
     .map_err(set("registers"))
 }
 
-/// [`power::EXIT_STATUS`]: a payload ends with its status at once.
+/// The port [`power::EXIT_STATUS`]: a write ends the payload on its vCPU.
 #[derive(Debug)]
 struct ExitPort;
 
@@ -491,7 +491,7 @@ impl BusDevice for ExitPort {
     }
 }
 
-/// [`exceptions::PORT`]: the handlers of exceptions write to it.
+/// The port [`exceptions::PORT`]: the exception handlers write to it.
 #[derive(Debug)]
 struct ExceptionPort;
 
@@ -505,7 +505,7 @@ impl BusDevice for ExceptionPort {
     }
 }
 
-/// The two ports of a payload; there is nothing else.
+/// Creates a payload's buses with its two ports, the only devices.
 fn buses() -> Result<Buses, BusError> {
     let buses = Buses::default();
     let exit = Arc::new(Mutex::new(ExitPort));

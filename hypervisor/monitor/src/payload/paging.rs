@@ -1,4 +1,4 @@
-//! Page tables of 2 MiB pages.
+//! Builds page tables of 2 MiB pages.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
@@ -14,7 +14,7 @@ const LARGE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// What may be done with a page. Write-back caching, since the PAT's first entry is.
+/// Permissions of a page. Its caching is write-back, as in the PAT's first entry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Access {
     pub user: bool,
@@ -22,7 +22,7 @@ pub(super) struct Access {
     pub executable: bool,
 }
 
-/// Why a page could not be mapped.
+/// Error from mapping a page.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PagingError {
     #[error("the page tables are full")]
@@ -31,7 +31,7 @@ pub(super) enum PagingError {
     Write(#[from] GuestMemoryError),
 }
 
-/// Page tables that grow within a range of guest memory.
+/// Page tables, allocated from a range of guest memory.
 pub(super) struct PageTables<'a> {
     ram: &'a GuestRam,
     root: u64,
@@ -40,7 +40,7 @@ pub(super) struct PageTables<'a> {
 }
 
 impl<'a> PageTables<'a> {
-    /// Empty tables between `start` and `end`, which hold zeros.
+    /// Creates empty tables between `start` and `end`. That memory must be zero.
     pub fn new(ram: &'a GuestRam, start: u64, end: u64) -> Self {
         Self {
             ram,
@@ -50,12 +50,12 @@ impl<'a> PageTables<'a> {
         }
     }
 
-    /// The address for CR3.
+    /// Returns the address for CR3.
     pub fn root(&self) -> u64 {
         self.root
     }
 
-    /// Maps the page at `address` to guest physical `physical`; both are multiples of a page.
+    /// Maps the page at `address` to guest physical address `physical`; both are multiples of the page size.
     pub fn map(&mut self, address: u64, physical: u64, access: Access) -> Result<(), PagingError> {
         let pdpt = self.descend(self.root, address >> 39)?;
         let directory = self.descend(pdpt, address >> 30)?;
@@ -74,7 +74,7 @@ impl<'a> PageTables<'a> {
         Ok(())
     }
 
-    /// The table below an entry; made if it is not there.
+    /// Returns the table that an entry refers to; allocates it if the entry is not present.
     fn descend(&mut self, table: u64, index: u64) -> Result<u64, PagingError> {
         let at = entry_address(table, index);
         let entry: u64 = self.ram.read_obj(at)?;
@@ -86,7 +86,7 @@ impl<'a> PageTables<'a> {
         }
         let below = self.next;
         self.next += TABLE;
-        // Upper levels allow everything; the pages decide.
+        // Upper levels grant all permissions; the page's entry restricts them.
         self.ram.write_obj(below | PRESENT | WRITABLE | USER, at)?;
         Ok(below)
     }

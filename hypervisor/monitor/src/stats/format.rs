@@ -1,40 +1,40 @@
-//! The format of KVM's binary statistics: header, descriptors, data.
+//! Parses KVM's binary statistics: header, descriptors, data.
 
 use zerocopy::byteorder::{NativeEndian, U16, U32};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::Values;
 
-/// Statistics that one object may have; KVM has about fifty.
+/// Maximum number of statistics of one object; KVM has about fifty.
 const MAX_DESCRIPTORS: u32 = 4096;
-/// Bytes a name may have; KVM uses 48.
+/// Maximum bytes of a name; KVM uses 48.
 const MAX_NAME: u32 = 1024;
-/// Numbers that one statistic may have; KVM's histograms have up to 64.
+/// Maximum number of values of one statistic; KVM's histograms have up to 64.
 const MAX_ITEMS: usize = 4096;
 const ITEM: usize = 8;
 
-/// Why the format is not understood.
+/// Error from parsing the format.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     /// Reading failed.
     #[error("cannot read the description of the statistics")]
     Read(#[from] std::io::Error),
-    /// A count or size of the header is out of all bounds.
+    /// A count or size in the header exceeds the limits.
     #[error("the header announces {descriptors} statistics with names of {name_size} bytes")]
     Header {
-        /// Announced descriptors.
+        /// Number of descriptors according to the header.
         descriptors: u32,
-        /// Announced size of names.
+        /// Size of names according to the header.
         name_size: u32,
     },
-    /// A descriptor points out of all bounds.
+    /// A descriptor exceeds the limits.
     #[error("statistic {name:?} has {items} numbers at offset {offset}")]
     Descriptor {
-        /// Its name.
+        /// Name of the statistic.
         name: String,
-        /// Announced numbers.
+        /// Number of values according to the descriptor.
         items: usize,
-        /// Announced offset.
+        /// Offset of the values according to the descriptor.
         offset: usize,
     },
 }
@@ -67,7 +67,7 @@ struct Statistic {
     items: usize,
 }
 
-/// Which statistics there are and where their values lie.
+/// Names of the statistics and offsets of their values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schema {
     data_offset: u64,
@@ -76,8 +76,8 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Parses what `read` (offset, buffer to fill) delivers. Total: any bytes give a schema or an
-    /// error, and a bounded amount is read.
+    /// Parses the file that `read` (offset, buffer to fill) reads. Total: any bytes yield a schema or an
+    /// error, and the amount read is bounded.
     pub fn parse(
         mut read: impl FnMut(u64, &mut [u8]) -> std::io::Result<()>,
     ) -> Result<Self, FormatError> {
@@ -113,17 +113,17 @@ impl Schema {
         })
     }
 
-    /// Where the values lie in the file.
+    /// Returns the file offset of the values.
     pub fn data_offset(&self) -> u64 {
         self.data_offset
     }
 
-    /// Bytes of all values.
+    /// Returns the size of all values in bytes.
     pub fn data_len(&self) -> usize {
         self.data_len
     }
 
-    /// The values in `data`; what lies past its end is left out.
+    /// Returns the values in `data`, without those past its end.
     pub fn values(&self, data: &[u8]) -> Values {
         let mut values = Values::new();
         for statistic in &self.statistics {
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file as KVM lays it out: header, descriptors with names of `name_size` bytes, values.
+    /// Returns a file as KVM lays it out: header, descriptors with names of `name_size` bytes, values.
     fn file(statistics: &[(&str, u16, u32)], name_size: u32, values: &[u64]) -> Vec<u8> {
         let descriptors = u32::try_from(statistics.len()).expect("few");
         let descriptor_offset = 24u32;

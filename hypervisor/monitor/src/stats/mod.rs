@@ -1,4 +1,4 @@
-//! KVM's binary statistics (KVM API, section 4.133 `KVM_GET_STATS_FD`).
+//! Reads KVM's binary statistics (KVM API, section 4.133 `KVM_GET_STATS_FD`).
 
 mod format;
 
@@ -13,21 +13,21 @@ use kvm_ioctls::{VcpuFd, VmFd};
 
 pub use format::{FormatError, Schema};
 
-/// Why statistics could not be read.
+/// Error from reading statistics.
 #[derive(Debug, thiserror::Error)]
 pub enum StatsError {
-    /// This KVM has no statistics.
+    /// KVM_GET_STATS_FD failed.
     #[error("KVM gives no statistics for the {owner}")]
     Unavailable {
-        /// VM or vCPU.
+        /// "VM" or "vCPU".
         owner: &'static str,
-        /// What KVM answered.
+        /// Error from KVM.
         source: std::io::Error,
     },
     /// Reading failed.
     #[error("cannot read KVM's statistics")]
     Read(#[from] std::io::Error),
-    /// What was read makes no sense.
+    /// The statistics file is malformed.
     #[error("KVM's statistics cannot be understood")]
     Format(#[from] FormatError),
 }
@@ -45,12 +45,12 @@ pub struct Stats {
 vmm_sys_util::ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
 
 impl Stats {
-    /// The statistics of a VM.
+    /// Opens the statistics of a VM.
     pub fn of_vm(vm: &VmFd) -> Result<Self, StatsError> {
         Self::open(vm, "VM")
     }
 
-    /// The statistics of a vCPU.
+    /// Opens the statistics of a vCPU.
     pub fn of_vcpu(vcpu: &VcpuFd) -> Result<Self, StatsError> {
         Self::open(vcpu, "vCPU")
     }
@@ -64,13 +64,13 @@ impl Stats {
                 source: std::io::Error::last_os_error(),
             });
         }
-        // SAFETY: KVM has just made this descriptor, and nobody else owns it.
+        // SAFETY: KVM has just created this descriptor, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         let schema = Schema::parse(|offset, bytes| file.read_exact_at(bytes, offset))?;
         Ok(Self { file, schema })
     }
 
-    /// The current values.
+    /// Reads the current values.
     pub fn read(&self) -> Result<Values, StatsError> {
         let mut data = vec![0; self.schema.data_len()];
         self.file
@@ -79,17 +79,17 @@ impl Stats {
     }
 }
 
-/// What a VM and its vCPUs have counted at one moment.
+/// Statistics of a VM and its vCPUs at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The VM's own statistics.
     pub vm: Values,
-    /// Those of each vCPU.
+    /// Statistics of each vCPU.
     pub vcpus: Vec<Values>,
 }
 
 impl Snapshot {
-    /// The sum of a statistic over the vCPUs; 0 if this KVM does not count it.
+    /// Returns the sum of a statistic over the vCPUs; 0 if this KVM does not count it.
     pub fn vcpu_sum(&self, name: &str) -> u64 {
         self.vcpus
             .iter()
@@ -97,8 +97,8 @@ impl Snapshot {
             .sum()
     }
 
-    /// What was counted between `earlier` and this snapshot. Values that fell (KVM also reports
-    /// states and peaks) count as 0.
+    /// Returns the increase of each value between `earlier` and this snapshot. Decreases count as 0: KVM
+    /// also reports states and peaks.
     pub fn since(&self, earlier: &Self) -> Self {
         let empty = Values::new();
         Self {
@@ -122,7 +122,7 @@ fn difference(now: &Values, earlier: &Values) -> Values {
         .collect()
 }
 
-/// Reads the statistics of a VM and all its vCPUs, from any thread, while the VM runs and after.
+/// Statistics of a VM and all its vCPUs, readable from any thread, while the VM runs and after.
 #[derive(Debug, Clone)]
 pub struct VmStats {
     vm: Arc<Stats>,
@@ -137,7 +137,7 @@ impl VmStats {
         }
     }
 
-    /// The current values.
+    /// Reads the current values.
     pub fn read(&self) -> Result<Snapshot, StatsError> {
         Ok(Snapshot {
             vm: self.vm.read()?,

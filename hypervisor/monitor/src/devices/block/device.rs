@@ -1,4 +1,4 @@
-//! The device as the driver sees it: features and configuration.
+//! Implements the block device's registers: features and configuration.
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
@@ -11,16 +11,16 @@ use zerocopy::{Immutable, IntoBytes};
 use super::image::{DiskAccess, DiskImage, SECTOR};
 use crate::devices::virtio::VirtioDevice;
 
-/// Mass storage, other kind.
+/// Mass storage, subclass "other".
 const PCI_CLASS: [u8; 3] = [0x01, 0x80, 0];
 pub(super) const QUEUE_SIZE: u16 = 256;
-/// Data descriptors of one request; the header and the status have one each.
+/// Maximum data descriptors of one request; header and status take one each.
 pub(super) const MAX_SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
-/// Bytes of one data descriptor.
+/// Maximum bytes of one data descriptor.
 pub(super) const MAX_SEGMENT_BYTES: u32 = 1 << 20;
-/// Ranges of one discard or write-zeroes request.
+/// Maximum ranges of one discard or write-zeroes request.
 pub(super) const MAX_RANGES: u32 = 32;
-/// Sectors of one such range: 1 GiB, so that none keeps the disk's thread for long.
+/// Maximum sectors of one such range: 1 GiB, which bounds the time that it occupies the disk's thread.
 pub(super) const MAX_RANGE_SECTORS: u32 = (1 << 30) / 512;
 
 /// `struct virtio_blk_config` up to the last field that the device offers (virtio 1.2, 5.2.4).
@@ -45,7 +45,7 @@ struct Config {
     unused_too: [u8; 3],
 }
 
-/// A disk: one queue.
+/// A disk with one queue.
 #[derive(Debug)]
 pub struct Block {
     features: u64,
@@ -53,7 +53,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// A disk as large as `image`.
+    /// Creates a disk with the size of `image`.
     pub fn new(image: &DiskImage) -> Self {
         let mut features = [
             VIRTIO_BLK_F_SIZE_MAX,

@@ -1,4 +1,4 @@
-//! The file behind a disk.
+//! Opens, locks and accesses the image file of a disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -9,52 +9,52 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use vm_memory::VolatileSlice;
 
-/// Bytes of a sector, the unit of every address (virtio 1.2, 5.2.2).
+/// Bytes of a sector, the unit of all addresses (virtio 1.2, 5.2.2).
 pub const SECTOR: u64 = 512;
 
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Whether the guest may write to a disk.
+/// Access of the guest to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskAccess {
-    /// Reads only; any number of guests can share the image.
+    /// Read-only; any number of guests can share the image.
     ReadOnly,
-    /// Reads and writes; no other guest has the image.
+    /// Read and write; no other guest can use the image.
     ReadWrite,
 }
 
-/// Why a file cannot be a disk.
+/// Error from opening a disk image.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The file cannot be opened or asked.
+    /// The file cannot be opened, locked or examined.
     #[error("the disk image {} cannot be opened", path.display())]
     Open {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's answer.
+        /// Underlying error.
         source: io::Error,
     },
-    /// Neither a regular file nor a block device.
+    /// The file is neither a regular file nor a block device.
     #[error("the disk image {} is neither a regular file nor a block device", .0.display())]
     Kind(PathBuf),
-    /// Not a whole number of sectors, or none.
+    /// The size is 0 or not a whole number of sectors.
     #[error(
         "the disk image {} has {size} bytes, which is not a whole number of sectors of {SECTOR} bytes: \
          extend it, for example with truncate(1)",
         path.display()
     )]
     Size {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Size in bytes.
         size: u64,
     },
-    /// Another guest has the image, or it is a block device that the host uses.
+    /// Another guest uses the image, or the host uses the block device.
     #[error("the disk image {} is in use by another guest or mounted", .0.display())]
     InUse(PathBuf),
 }
 
-/// An open image, locked for as long as it is open.
+/// An open image, locked until it is closed.
 #[derive(Debug)]
 pub struct DiskImage {
     file: File,
@@ -78,7 +78,7 @@ impl DiskImage {
             let opened = OpenOptions::new()
                 .read(true)
                 .write(access == DiskAccess::ReadWrite)
-                // A pipe would wait here for its other end.
+                // Without O_NONBLOCK, opening a pipe would wait for its other end.
                 .custom_flags((OFlags::NONBLOCK | flags).bits().cast_signed())
                 .open(path);
             opened.map_err(|error| match error.kind() {
@@ -89,7 +89,7 @@ impl DiskImage {
         let mut file = open(OFlags::empty())?;
         let mut kind = file.metadata().map_err(failed)?.file_type();
         if kind.is_block_device() && access == DiskAccess::ReadWrite {
-            // Refused for a device that is mounted or part of another one, which locks of files do not show.
+            // O_EXCL fails for a device that is mounted or part of another device, which flock does not detect.
             file = open(OFlags::EXCL)?;
             kind = file.metadata().map_err(failed)?.file_type();
         }
@@ -118,17 +118,17 @@ impl DiskImage {
         })
     }
 
-    /// Its size in sectors.
+    /// Returns the size in sectors.
     pub fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Whether the guest may write.
+    /// Returns the access of the guest.
     pub fn access(&self) -> DiskAccess {
         self.access
     }
 
-    /// Fills `memory` with the bytes from `offset` on.
+    /// Reads the bytes from `offset` on into `memory`.
     pub(super) fn read(&self, memory: &[VolatileSlice<'_>], offset: u64) -> io::Result<()> {
         transfer(memory, offset, |parts, count, offset| {
             // SAFETY: each part is a range of guest memory that is mapped while its slice is borrowed; guest memory is
@@ -137,7 +137,7 @@ impl DiskImage {
         })
     }
 
-    /// Writes `memory` to the bytes from `offset` on; with `durable` they are on stable storage when this returns.
+    /// Writes `memory` at `offset`. With `durable`, the data is on stable storage when this returns.
     pub(super) fn write(
         &self,
         memory: &[VolatileSlice<'_>],
@@ -152,22 +152,22 @@ impl DiskImage {
         })
     }
 
-    /// Waits until everything that was written is on stable storage.
+    /// Waits until all written data is on stable storage.
     pub(super) fn flush(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 
-    /// Gives a range back to the host's storage; it reads as zeros afterwards.
+    /// Deallocates a range, which reads as zeros afterwards.
     pub(super) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
     }
 
-    /// Lets a range read as zeros; its storage stays allocated.
+    /// Zeroes a range. Its storage stays allocated.
     pub(super) fn write_zeroes(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, flags, offset, len) {
-            // tmpfs, for example, can only be written to.
+            // Some file systems, for example tmpfs, do not support ZERO_RANGE.
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 let mut done = 0;
                 while done < len {
@@ -195,7 +195,7 @@ fn transfer(
     mut offset: u64,
     mut operation: impl FnMut(*const libc::iovec, i32, i64) -> isize,
 ) -> io::Result<()> {
-    // Guards keep the ranges mapped for as long as the vector names them.
+    // The guards keep the ranges mapped while the vector refers to them.
     let guards: Vec<_> = memory.iter().map(VolatileSlice::ptr_guard_mut).collect();
     let mut parts: Vec<libc::iovec> = guards
         .iter()
@@ -226,7 +226,7 @@ fn transfer(
     Ok(())
 }
 
-/// The parts behind the first `moved` bytes.
+/// Returns the parts after the first `moved` bytes.
 fn advance(mut parts: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
     while let Some(first) = parts.first_mut() {
         if moved < first.iov_len {

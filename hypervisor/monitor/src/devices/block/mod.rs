@@ -1,11 +1,11 @@
-//! virtio-blk (virtio 1.2, section 5.2): a raw image file, or a block device of the host, as the guest's disk.
+//! Emulates virtio-blk (virtio 1.2, section 5.2) on a raw image file or a block device of the host.
 //!
-//! [`DiskImage`] opens and locks the file. [`Block`] is the device in registers. [`BlockWorker`] serves the queue: it parses
-//! each request (`request.rs`), moves the data between the file and guest memory without a copy of its own, and answers
-//! with a status byte. Reads and writes go through the host's page cache; a flush is `fdatasync`. A driver that does not
-//! ask for flushes has each write on stable storage before it is answered.
+//! [`DiskImage`] opens and locks the file. [`Block`] implements the registers. [`BlockWorker`] serves the queue: it
+//! parses each request (`request.rs`), transfers the data between the file and guest memory without an intermediate
+//! copy, and writes the status byte. Reads and writes go through the host's page cache; a flush is `fdatasync`. If the
+//! driver does not negotiate VIRTIO_BLK_F_FLUSH, each write is on stable storage before it completes.
 //!
-//! File operations wait for the host's storage, so that each disk has a device thread of its own.
+//! File operations block on the host's storage, so each disk has its own device thread.
 
 mod device;
 mod image;

@@ -1,4 +1,5 @@
-//! Requests of the driver: a header that it wrote, data, and a status byte for the device to write (virtio 1.2, 5.2.6).
+//! Parses and executes requests. A request consists of a header, data, and a status byte that the device writes
+//! (virtio 1.2, 5.2.6).
 
 use std::io::{self, Read};
 
@@ -37,9 +38,9 @@ pub(super) struct Range {
 /// A status byte other than `VIRTIO_BLK_S_OK`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The request is impossible, or the host failed to do it.
+    /// The request is invalid, or the host's I/O failed.
     Io,
-    /// The device has no such request.
+    /// The device does not support the request.
     Unsupported,
 }
 
@@ -52,23 +53,24 @@ impl Failure {
     }
 }
 
-/// What a disk's requests are done with.
+/// State with which a disk executes requests.
 #[derive(Debug)]
 pub(super) struct Disk {
     pub image: DiskImage,
-    /// The serial number that the guest sees.
+    /// Serial number that VIRTIO_BLK_T_GET_ID returns.
     pub serial: String,
-    /// The driver sends no flushes, so that each write has to be durable by itself.
+    /// Whether each write must be durable when it completes, since the driver sends no flushes.
     pub write_through: bool,
 }
 
 impl Disk {
-    /// Does the request in `chain` and writes its status. Returns how many bytes were written to the driver's buffers.
+    /// Executes the request in `chain` and writes its status. Returns the number of bytes written to the driver's
+    /// buffers.
     pub fn serve(&self, memory: &GuestRam, chain: &DescriptorChain<&GuestRam>) -> u32 {
         let Some(mut writable) = slices(memory, chain.clone().writable()) else {
             return 0;
         };
-        // Without a place for the status there is nothing to say.
+        // Without a status byte the result cannot be reported.
         let Some(status) = take_last_byte(&mut writable) else {
             return 0;
         };
@@ -82,7 +84,7 @@ impl Disk {
         done.map_or(1, |written| written.saturating_add(1))
     }
 
-    /// Returns how many bytes of `to_driver` were written.
+    /// Executes the request and returns the number of bytes written to `to_driver`.
     fn execute(
         &self,
         memory: &GuestRam,
@@ -133,7 +135,9 @@ impl Disk {
         }
     }
 
-    /// The byte offset and the length of a transfer that lies on the disk and is as the configuration says.
+    /// Returns the byte offset and the length of a transfer. Checks that it lies on the disk and observes the limits of
+    /// the
+    /// configuration.
     fn place(&self, sector: u64, data: &[VolatileSlice<'_>]) -> Result<(u64, u64), Failure> {
         if data
             .iter()
@@ -148,13 +152,13 @@ impl Disk {
         Ok((self.offset(sector, len / SECTOR)?, len))
     }
 
-    /// The byte offset of `sectors` sectors that lie on the disk.
+    /// Returns the byte offset of `sectors` sectors. Checks that they lie on the disk.
     fn offset(&self, sector: u64, sectors: u64) -> Result<u64, Failure> {
         let end = sector.checked_add(sectors).ok_or(Failure::Io)?;
         if end > self.image.sectors() {
             return Err(Failure::Io);
         }
-        // Sectors of a file lie below 2^63 bytes.
+        // No overflow: file offsets are below 2^63.
         Ok(sector * SECTOR)
     }
 
@@ -175,7 +179,7 @@ impl Disk {
         Ok(VIRTIO_BLK_ID_BYTES)
     }
 
-    /// Does `operation` with each range of a discard or write-zeroes request, all of which must lie on the disk.
+    /// Executes `operation` for each range of a discard or write-zeroes request. Each range must lie on the disk.
     fn each_range(
         &self,
         reader: &mut Reader<'_>,
@@ -206,7 +210,7 @@ impl Disk {
     }
 }
 
-/// An error of the host's storage, which the guest hears of as one of its disk.
+/// Translates an error of the host's storage to the status for the guest.
 fn failed(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::Unsupported {
         return Failure::Unsupported;
@@ -227,7 +231,7 @@ fn byte(status: u32) -> u8 {
     status.to_le_bytes()[0]
 }
 
-/// The guest memory that descriptors name, in order; none if some of it is no RAM.
+/// Returns the guest memory of the descriptors, in order; `None` if a part of it is not RAM.
 fn slices<'m>(
     memory: &'m GuestRam,
     descriptors: impl Iterator<Item = virtio_queue::desc::split::Descriptor>,
@@ -241,7 +245,7 @@ fn slices<'m>(
     Some(slices)
 }
 
-/// Takes the last byte away from the last slice that has one.
+/// Removes the last byte of the slices and returns it.
 fn take_last_byte<'m>(slices: &mut Vec<VolatileSlice<'m>>) -> Option<VolatileSlice<'m>> {
     loop {
         let last = slices.pop()?;
@@ -256,7 +260,7 @@ fn take_last_byte<'m>(slices: &mut Vec<VolatileSlice<'m>>) -> Option<VolatileSli
     }
 }
 
-/// The slices without their first `skipped` bytes; none if there are fewer.
+/// Returns the slices without their first `skipped` bytes; `None` if there are fewer.
 fn behind<'m>(slices: &[VolatileSlice<'m>], mut skipped: usize) -> Option<Vec<VolatileSlice<'m>>> {
     let mut rest = Vec::with_capacity(slices.len());
     for slice in slices {

@@ -1,4 +1,4 @@
-//! The worker that serves a disk's queue, on the disk's thread.
+//! Serves a disk's queue on the disk's thread.
 
 use event_manager::EventOps;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
@@ -8,7 +8,7 @@ use super::request::Disk;
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
-/// Serves requests one after the other.
+/// Worker that executes requests one after the other.
 #[derive(Debug)]
 pub struct BlockWorker {
     memory: GuestRam,
@@ -17,7 +17,7 @@ pub struct BlockWorker {
 }
 
 impl BlockWorker {
-    /// A worker for a guest with this RAM. The guest sees `serial`, of which 20 bytes count.
+    /// Creates a worker for a guest with this RAM. The guest reads the first 20 bytes of `serial`.
     pub fn new(memory: GuestRam, image: DiskImage, serial: String) -> Self {
         Self {
             memory,
@@ -30,7 +30,7 @@ impl BlockWorker {
         }
     }
 
-    /// Serves requests, at most a queue full.
+    /// Serves requests, at most as many as the queue's size.
     fn serve(&mut self) {
         let Some(queue) = &mut self.queue else {
             return;
@@ -75,7 +75,7 @@ mod tests {
     const HEADER: u64 = BUFFERS;
     const DATA: u64 = BUFFERS + 0x1000;
     const STATUS: u64 = 0x8000;
-    /// Status bytes, and one that no device writes.
+    /// Status bytes, and a value that no device writes.
     const OK: u8 = 0;
     const IOERR: u8 = 1;
     const UNSUPP: u8 = 2;
@@ -165,7 +165,7 @@ mod tests {
         let mut guest = guest(DiskAccess::ReadWrite);
         let bytes = pattern(3, 1536);
         guest.queue.write_bytes(DATA, &bytes);
-        // Spread over two descriptors, neither of which is a whole number of sectors.
+        // Two descriptors, neither with a whole number of sectors.
         let data = [(DATA, 1000, 0, 0), (DATA + 1000, 536, 0, 0)];
         assert_eq!(guest.request(VIRTIO_BLK_T_OUT, 5, &data), (OK, 1));
         assert_eq!(guest.in_file(5, 1536), bytes);
@@ -285,7 +285,7 @@ mod tests {
             assert_eq!(guest.ranges(kind, &[]), IOERR);
             assert_eq!(guest.request(kind, 0, &[(DATA, 17, 0, 0)]).0, IOERR);
         }
-        // A discard has no flags at all.
+        // A discard supports no flags.
         assert_eq!(
             guest.ranges(VIRTIO_BLK_T_DISCARD, &[range(0, 1, 1)]),
             UNSUPP
@@ -340,7 +340,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies in the queue and in the header: no panic, no hang, no change beyond what descriptors name.
+        /// Arbitrary queue contents and headers cause no panic, no hang and no write outside the descriptors' buffers.
         #[test]
         fn hostile_requests_are_survived(
             table in proptest::collection::vec((0u64..RAM as u64 + 0x2_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 1..17),
@@ -353,7 +353,7 @@ mod tests {
             let mut guest = guest(DiskAccess::ReadWrite);
             let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
             guest.queue.write_bytes(HEADER, header.as_bytes());
-            // Table and rings stay as the driver set them up, and the first descriptor is the header.
+            // The first descriptor is the header. No descriptor covers the table or the rings.
             let mut table: Vec<Entry> = table
                 .into_iter()
                 .map(|(address, len, flags, next)| {

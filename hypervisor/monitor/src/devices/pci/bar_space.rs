@@ -1,8 +1,8 @@
-//! Addresses for BARs.
+//! Allocates addresses for BARs.
 
 use std::ops::Range;
 
-/// The range for BARs has no room for one more.
+/// The range for BARs has no room for another BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no room for a BAR of {size:#x} bytes below 4 GiB")]
 pub struct NoBarSpace {
@@ -10,19 +10,19 @@ pub struct NoBarSpace {
     pub size: u32,
 }
 
-/// Hands out addresses for BARs, each once: a VM's devices stay until it ends.
+/// Allocator of BAR addresses. It never frees one, since a VM's devices exist until the VM ends.
 #[derive(Debug)]
 pub struct BarSpace {
     free: Range<u64>,
 }
 
 impl BarSpace {
-    /// Addresses of `range`.
+    /// Creates an allocator of the addresses in `range`.
     pub fn new(range: Range<u64>) -> Self {
         Self { free: range }
     }
 
-    /// An address for a BAR of `size` bytes, a power of two, aligned to its size as PCI wants it.
+    /// Allocates an address for a BAR of `size` bytes, a power of two, aligned to its size as PCI requires.
     ///
     /// # Errors
     /// The range is used up, or the address has more than 32 bits.

@@ -1,4 +1,5 @@
-//! Configuration mechanism 1 (ports 0xcf8 to 0xcff) of bus 0, and where the functions' BARs lie.
+//! Implements configuration mechanism 1 (ports 0xcf8 to 0xcff) of bus 0, and places the functions' BARs on the memory
+//! bus.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +11,7 @@ use crate::sync::lock;
 pub const CONFIG_PORTS: u16 = 0xcf8;
 /// Number of ports of configuration mechanism 1.
 pub const CONFIG_PORTS_LEN: u16 = 8;
-/// Functions that the bus has room for beside the host bridge, one for each device number.
+/// Maximum number of functions beside the host bridge, one for each device number.
 pub const MAX_FUNCTIONS: usize = 31;
 /// Offset of the data register from the address register.
 const DATA: u64 = 4;
@@ -21,25 +22,25 @@ const ENABLE: u32 = 1 << 31;
 #[error("the PCI bus has room for {MAX_FUNCTIONS} devices and no more")]
 pub struct PciFull;
 
-/// A function on the bus. As a [`BusDevice`] it answers accesses to its BAR.
+/// A function on the bus. As a [`BusDevice`] it handles accesses to its BAR.
 pub trait PciFunction: BusDevice {
     /// Reads configuration space.
     fn read_config(&self, offset: usize, data: &mut [u8]);
     /// Writes configuration space.
     fn write_config(&mut self, offset: usize, data: &[u8]);
-    /// Where the BAR is, if it decodes.
+    /// Returns the BAR at its current address, if memory decoding is enabled.
     fn bar(&self) -> Option<Bar>;
 }
 
 #[derive(Debug)]
 struct Slot {
     function: Arc<Mutex<dyn PciFunction>>,
-    /// The range that the memory bus has for the function at the moment.
+    /// The function's range that is currently claimed on the memory bus.
     placed: Option<Bar>,
 }
 
-/// Bus 0: device 0 is the host bridge, without which Linux finds no bus. As a [`BusDevice`] it
-/// answers accesses to the ports of mechanism 1.
+/// Bus 0. Device 0 is the host bridge, which Linux needs to detect the bus. As a [`BusDevice`] the bus
+/// handles accesses to the ports of mechanism 1.
 #[derive(Debug)]
 pub struct PciBus {
     address: u32,
@@ -49,9 +50,9 @@ pub struct PciBus {
 }
 
 impl PciBus {
-    /// A bus without functions, whose BARs will lie in `memory`.
+    /// Creates a bus without functions, whose BARs are placed in `memory`.
     pub fn new(memory: Arc<Bus>) -> Self {
-        // Intel 440FX: the host bridge that every guest knows.
+        // Intel 440FX, a host bridge that every guest supports.
         let bridge = ConfigSpace::new(
             Identity {
                 vendor: 0x8086,
@@ -70,7 +71,7 @@ impl PciBus {
         }
     }
 
-    /// Puts a function at the next device number, from 1 on.
+    /// Adds a function with the next device number, from 1 on.
     ///
     /// # Errors
     /// All [`MAX_FUNCTIONS`] device numbers are taken.
@@ -86,8 +87,8 @@ impl PciBus {
         Ok(())
     }
 
-    /// Moves the ranges on the memory bus to where the BARs are now. A BAR that overlaps a range is
-    /// out of reach until one of the two moves.
+    /// Moves the ranges on the memory bus to the current addresses of the BARs. A BAR that overlaps another
+    /// range is not reachable until one of the two moves.
     fn place_bars(&mut self) {
         let wanted = |slot: &Slot| lock(&slot.function).bar();
         for slot in &mut self.slots {
@@ -113,12 +114,12 @@ impl PciBus {
         }
     }
 
-    /// The device and offset that the address register selects for an access to `offset` of the
+    /// Returns the device and offset that the address register selects for an access to `offset` of the
     /// ports.
     fn selected(&self, offset: u64, len: usize) -> Option<(usize, usize)> {
         let low = usize::try_from(offset.checked_sub(DATA)?).ok()?;
         let [register, function, bus, _] = self.address.to_le_bytes();
-        // Device and function share a byte; there are no functions but 0, and only bus 0.
+        // Device and function share a byte. Only function 0 and bus 0 exist.
         let present = self.address & ENABLE != 0 && bus == 0 && function & 7 == 0;
         (present && low + len <= 4).then(|| {
             (
@@ -218,7 +219,7 @@ mod tests {
         Arc::new(Mutex::new(Probe(ConfigSpace::new(identity, Some(bar)))))
     }
 
-    /// A bus with functions whose BARs lie behind each other from [`BAR`] on.
+    /// Creates a bus with functions whose BARs are adjacent, from [`BAR`] on.
     fn bus(functions: u32) -> (Arc<Bus>, PciBus) {
         let memory = Arc::new(Bus::default());
         let mut bus = PciBus::new(Arc::clone(&memory));
@@ -326,7 +327,7 @@ mod tests {
             }
         }
 
-        /// Wherever a guest puts two BARs: what is reached at an address is a BAR that lies there.
+        /// After arbitrary moves of two BARs, an address reaches a device exactly if a BAR lies there.
         #[test]
         fn bars_are_found_where_they_lie_after_any_moves(
             moves in proptest::collection::vec((1u32..3, 0u32..4, any::<bool>()), 0..30)

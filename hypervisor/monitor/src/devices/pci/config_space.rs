@@ -1,11 +1,11 @@
-//! The 256 bytes of configuration space of a function of type 0.
+//! Implements the 256-byte configuration space of a type 0 function.
 
 /// Offset of the command register.
 const COMMAND: usize = 0x04;
 /// Offset of the status register.
 const STATUS: usize = 0x06;
 const STATUS_CAPABILITIES: u8 = 1 << 4;
-/// Command: memory decode, bus master, no INTx.
+/// Writable bits of the command register: memory decode, bus master, INTx disable.
 const COMMAND_WRITABLE: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 const COMMAND_MEMORY: u8 = 1 << 1;
 const FIRST_BAR: usize = 0x10;
@@ -13,31 +13,31 @@ const CAPABILITIES: usize = 0x34;
 const FIRST_CAPABILITY: usize = 0x40;
 const INTERRUPT_LINE: usize = 0x3c;
 
-/// Who a function is.
+/// Identification registers of a function.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
-    /// Vendor.
+    /// Vendor id.
     pub vendor: u16,
-    /// Device.
+    /// Device id.
     pub device: u16,
-    /// Revision.
+    /// Revision id.
     pub revision: u8,
     /// Class, subclass and programming interface, in this order.
     pub class: [u8; 3],
-    /// Subsystem.
+    /// Subsystem id.
     pub subsystem: u16,
 }
 
 /// A 32-bit memory BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bar {
-    /// Where it is when the guest starts.
+    /// Guest physical address.
     pub address: u32,
-    /// Its size, a power of two of at least 4 KiB.
+    /// Size in bytes, a power of two of at least 4 KiB.
     pub size: u32,
 }
 
-/// Configuration space: bytes, and which of their bits the guest may write.
+/// Configuration space: its bytes, and a mask of the bits that the guest may write.
 #[derive(Debug, Clone)]
 pub struct ConfigSpace {
     bytes: [u8; 256],
@@ -48,7 +48,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// The space of a function with at most one BAR (BAR 0).
+    /// Creates the space of a function with at most one BAR (BAR 0).
     pub fn new(identity: Identity, bar: Option<Bar>) -> Self {
         let mut space = Self {
             bytes: [0; 256],
@@ -67,18 +67,18 @@ impl ConfigSpace {
         space.allow(INTERRUPT_LINE, &[0xff]);
         if let Some(bar) = bar {
             space.put(FIRST_BAR, &bar.address.to_le_bytes());
-            // Address bits below the size read as zero: so a guest finds the size.
+            // Address bits below the size read as zero, from which a guest determines the size.
             space.allow(FIRST_BAR, &(!(bar.size - 1)).to_le_bytes());
             space.put(COMMAND, &[COMMAND_MEMORY]);
         }
         space
     }
 
-    /// Adds a capability: its id, what follows the next-pointer, and which bits of that are
-    /// writable. Returns the offset of the body.
+    /// Adds a capability with this id, this body (the bytes after the next pointer) and this mask of the
+    /// body's writable bits. Returns the offset of the body.
     ///
     /// # Panics
-    /// If the capabilities outgrow the space; they are fixed by the program, not by a guest.
+    /// If the capabilities do not fit into the space. The monitor chooses them, not the guest.
     pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> usize {
         let at = self.next_capability;
         assert!(
@@ -96,7 +96,7 @@ impl ConfigSpace {
         at + 2
     }
 
-    /// Reads; bytes past the end are all ones, as on a bus without a device.
+    /// Reads the space. Bytes past the end are all ones, as for an absent device.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = offset
@@ -107,7 +107,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes those bits that are writable.
+    /// Writes the writable bits.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         for (index, value) in data.iter().enumerate() {
             let Some(at) = offset.checked_add(index).filter(|at| *at < 256) else {
@@ -118,7 +118,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Where BAR 0 lies now, if memory decoding is on.
+    /// Returns BAR 0 at its current address, if memory decoding is enabled.
     pub fn bar(&self) -> Option<Bar> {
         let size = self.bar?.size;
         if self.bytes[COMMAND] & COMMAND_MEMORY == 0 {
@@ -130,7 +130,7 @@ impl ConfigSpace {
         Some(Bar { address, size })
     }
 
-    /// One byte.
+    /// Returns one byte; all ones past the end.
     pub fn byte(&self, offset: usize) -> u8 {
         self.bytes.get(offset).copied().unwrap_or(0xff)
     }

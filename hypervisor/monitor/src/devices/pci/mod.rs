@@ -1,4 +1,4 @@
-//! PCI with configuration mechanism 1: one bus, a host bridge, and the functions behind it.
+//! Emulates PCI with configuration mechanism 1: one bus, a host bridge, and the functions behind it.
 
 mod bar_space;
 mod bus;

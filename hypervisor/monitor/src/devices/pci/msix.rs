@@ -1,4 +1,4 @@
-//! Message-signalled interrupts (MSI-X): table, pending bits, and the routes in KVM.
+//! Implements message-signalled interrupts (MSI-X): table, pending bits, and the routes in KVM.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,15 +7,15 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::irq::{IrqError, MsiController, MsiMessage};
 use crate::sync::lock;
 
-/// "No vector": what a virtio driver writes to have no interrupt.
+/// Vector number with which a virtio driver disables an interrupt (`VIRTIO_MSI_NO_VECTOR`).
 pub const NO_VECTOR: u16 = 0xffff;
 /// Bytes of a table entry.
 const ENTRY: usize = 16;
-/// Vector control: this vector is masked.
+/// Bit of vector control: this vector is masked.
 const ENTRY_MASKED: u8 = 1;
-/// Message control, high byte: MSI-X enabled.
+/// Bit of message control's high byte: MSI-X is enabled.
 const ENABLED: u8 = 1 << 7;
-/// Message control, high byte: all vectors masked.
+/// Bit of message control's high byte: all vectors are masked.
 const ALL_MASKED: u8 = 1 << 6;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ struct Vector {
     msi: usize,
     event: EventFd,
     pending: bool,
-    /// The message that the vector raises now.
+    /// Message that is currently routed.
     routed: Option<MsiMessage>,
 }
 
@@ -34,7 +34,7 @@ struct State {
     vectors: Vec<Vector>,
 }
 
-/// The MSI-X vectors of a function. The vCPU threads write the table, device threads trigger.
+/// MSI-X vectors of a function. The vCPU threads write the table, device threads trigger vectors.
 #[derive(Debug)]
 pub struct Msix {
     router: Arc<dyn MsiController>,
@@ -42,7 +42,7 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// A table of `count` vectors, all masked.
+    /// Creates a table of `count` vectors, all masked.
     pub fn new(router: Arc<dyn MsiController>, count: usize) -> Result<Self, IrqError> {
         let mut vectors = Vec::new();
         for _ in 0..count {
@@ -66,8 +66,8 @@ impl Msix {
         })
     }
 
-    /// The body of the capability (after id and next pointer) and its writable bits, with the
-    /// table and the pending bits in BAR 0.
+    /// Returns the body of the capability (after id and next pointer) and the mask of its writable bits.
+    /// `table` and `pending` are offsets in BAR 0.
     pub fn capability(&self, table: u32, pending: u32) -> ([u8; 10], [u8; 2]) {
         let count = self.lock().vectors.len();
         let mut body = [0; 10];
@@ -78,19 +78,20 @@ impl Msix {
         (body, [0, ENABLED | ALL_MASKED])
     }
 
-    /// The guest wrote the high byte of message control.
+    /// Sets the high byte of message control.
     pub fn set_control(&self, control: u8) {
         let mut state = self.lock();
         state.control = control;
         self.apply(&mut state);
     }
 
-    /// Whether `vector` exists.
+    /// Returns whether `vector` exists.
     pub fn has(&self, vector: u16) -> bool {
         usize::from(vector) < self.lock().vectors.len()
     }
 
-    /// Raises a vector; a masked one is remembered. `NO_VECTOR` and unknown ones do nothing.
+    /// Raises a vector, or sets its pending bit if it is masked or MSI-X is disabled. Ignores `NO_VECTOR`
+    /// and unknown vectors.
     pub fn trigger(&self, vector: u16) {
         let mut state = self.lock();
         let deliverable = state.control & (ENABLED | ALL_MASKED) == ENABLED;
@@ -142,7 +143,7 @@ impl Msix {
         }
     }
 
-    /// Routes what is unmasked and delivers what was waiting for it.
+    /// Routes unmasked vectors and raises those that are pending.
     fn apply(&self, state: &mut State) {
         if state.control & (ENABLED | ALL_MASKED) != ENABLED {
             return;
@@ -151,11 +152,11 @@ impl Msix {
             if vector.masked() {
                 continue;
             }
-            // KVM waits for its readers when the routes change: they do where the message does, and not for every
-            // write to the table.
+            // KVM waits for its readers (SRCU) on every change of the routes. A vector is therefore routed only if
+            // its message changed, not on every write to the table.
             let message = vector.message();
             if vector.routed != Some(message) {
-                // A message that KVM refuses costs the guest its own interrupts and nothing else.
+                // If KVM refuses a message, only the guest's own interrupt is lost.
                 if let Err(error) = self.router.route_msi(vector.msi, message) {
                     tracing::debug!(%error, "the guest's MSI-X entry is not usable");
                     continue;
@@ -200,7 +201,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Remembers routes; the eventfds are the test's to read.
+    /// Controller that records routes and exposes the eventfds to the test.
     #[derive(Debug, Default)]
     pub(crate) struct FakeController(Mutex<Vec<(EventFd, Vec<MsiMessage>)>>);
 
@@ -276,7 +277,7 @@ pub(crate) mod tests {
         unmask(1);
         assert_eq!(routes(), [1, 1]);
         for _ in 0..100 {
-            // The same again, what is masked, and the functions' mask.
+            // An unchanged message, the vector's mask, and the function's mask.
             msix.write_table(0, &[0; 12]);
             msix.write_table(12, &1u32.to_le_bytes());
             unmask(0);

@@ -1,4 +1,4 @@
-//! The device as the driver sees it, and the worker that fills its buffers.
+//! Implements the entropy device's registers and the worker that fills its buffers.
 
 use std::io::Write;
 
@@ -9,10 +9,10 @@ use virtio_queue::Writer;
 use crate::devices::virtio::{ActiveQueue, VirtioDevice, VirtioWorker};
 use crate::ram::GuestRam;
 
-/// Bytes that a buffer is given at most; a driver that wants more offers another one (virtio 1.2,
-/// 5.4.6.2). Linux asks for 64 at a time.
+/// Maximum bytes written to one buffer. A driver that needs more provides another buffer (virtio 1.2,
+/// 5.4.6.2). Linux requests 64 at a time.
 pub const MAX_REQUEST: usize = 1024;
-/// No class that PCI defines.
+/// Class 0xff: a device that fits no defined class.
 const PCI_CLASS: [u8; 3] = [0xff, 0, 0];
 const QUEUE_SIZE: u16 = 16;
 
@@ -34,7 +34,7 @@ impl VirtioDevice for Rng {
     }
 }
 
-/// Fills the driver's buffers, on the device thread.
+/// Worker that fills the driver's buffers on the device thread.
 #[derive(Debug)]
 pub struct RngWorker {
     memory: GuestRam,
@@ -42,7 +42,7 @@ pub struct RngWorker {
 }
 
 impl RngWorker {
-    /// A worker for a guest with this RAM.
+    /// Creates a worker for a guest with this RAM.
     pub fn new(memory: GuestRam) -> Self {
         Self {
             memory,
@@ -50,7 +50,7 @@ impl RngWorker {
         }
     }
 
-    /// Fills buffers, at most a queue full.
+    /// Fills buffers, at most as many as the queue's size.
     fn fill(&mut self) {
         let Some(queue) = &mut self.queue else {
             return;
@@ -75,7 +75,7 @@ impl VirtioWorker for RngWorker {
     }
 }
 
-/// Writes random bytes to one buffer and returns how many; 0 for a buffer that cannot be written.
+/// Writes random bytes to one buffer and returns their number; 0 if the buffer is not writable.
 fn fill_one(mut buffer: Writer<'_>) -> u32 {
     let mut bytes = [0; MAX_REQUEST];
     let room = buffer.available_bytes().min(MAX_REQUEST);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies in the queue: no panic, no hang, and no byte changes that no descriptor names.
+        /// Arbitrary queue contents cause no panic, no hang and no write outside the descriptors' buffers.
         #[test]
         fn hostile_queues_are_survived(
             table in proptest::collection::vec((0u64..RAM as u64 + 0x2_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 1..17),
@@ -175,7 +175,7 @@ mod tests {
         ) {
             const GUARD: std::ops::Range<u64> = 0x8000..0x9000;
             let (guest, mut worker) = fixture();
-            // Table and rings stay as the driver set them up.
+            // No descriptor covers the table or the rings.
             let table: Vec<Entry> = table
                 .into_iter()
                 .map(|(address, len, flags, next)| {

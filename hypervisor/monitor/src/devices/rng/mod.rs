@@ -1,8 +1,7 @@
-//! virtio-rng (virtio 1.2, section 5.4): random bytes from the host for the guest.
+//! Emulates virtio-rng (virtio 1.2, section 5.4): random bytes from the host for the guest.
 //!
-//! The driver offers buffers, the device fills them with `getrandom` of the host, at most
-//! [`MAX_REQUEST`] bytes for each. A guest's `virtio_rng` gives it `/dev/hwrng`, and its kernel feeds
-//! its own pool from there.
+//! The device fills each buffer with at most [`MAX_REQUEST`] bytes from the host's `getrandom`. In the
+//! guest, the `virtio_rng` driver provides `/dev/hwrng`, from which the kernel feeds its entropy pool.
 
 mod device;
 

@@ -1,4 +1,4 @@
-//! virtio: what a device is, the PCI transport that carries it, and the server of its queues.
+//! Implements virtio: device traits, the PCI transport, and the server of a device's queues.
 
 mod device;
 mod pci_transport;

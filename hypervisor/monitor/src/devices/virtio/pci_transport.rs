@@ -1,8 +1,8 @@
-//! The modern PCI transport (virtio 1.2, section 4.1), without the transitional interface.
+//! Implements the modern PCI transport (virtio 1.2, section 4.1), without the transitional interface.
 //!
-//! Everything lies in BAR 0, each structure on a page of its own. Notifications reach the device
-//! through ioeventfds at the BAR's first address; a guest that moves the BAR is served too, by
-//! exits.
+//! All structures lie in BAR 0, each on its own page. Notifications reach the device through
+//! ioeventfds at the BAR's initial address. After a guest moves the BAR, its notifications exit to the
+//! monitor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -19,7 +19,7 @@ use crate::bus::{BusDevice, Effect};
 use crate::devices::pci::{Bar, ConfigSpace, Identity, Msix, NO_VECTOR, PciFunction};
 use crate::ram::GuestRam;
 
-/// Bytes of the BAR.
+/// Size of the BAR in bytes.
 pub const BAR_SIZE: u32 = 0x8000;
 
 const COMMON: u64 = 0x0000;
@@ -29,7 +29,7 @@ const NOTIFY: u64 = 0x3000;
 const MSIX_TABLE: u64 = 0x4000;
 const MSIX_PENDING: u64 = 0x5000;
 const REGION: u64 = 0x1000;
-/// Bytes between the notification addresses of two queues.
+/// Distance in bytes between the notification addresses of two queues.
 const NOTIFY_MULTIPLIER: u32 = 4;
 
 const VENDOR: u16 = 0x1af4;
@@ -41,10 +41,10 @@ const STATUS_DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK.to_le_bytes()[0];
 const STATUS_FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK.to_le_bytes()[0];
 const STATUS_NEEDS_RESET: u8 = VIRTIO_CONFIG_S_NEEDS_RESET.to_le_bytes()[0];
 
-/// ISR status: a queue was used.
+/// Bit of the ISR status: a queue has used buffers.
 const ISR_QUEUE: u8 = 1;
 
-/// Interrupts through MSI-X vectors, and the ISR status.
+/// Interrupt that sets the ISR status and triggers an MSI-X vector.
 #[derive(Debug)]
 struct PciInterrupt {
     msix: Arc<Msix>,
@@ -78,7 +78,7 @@ pub struct VirtioPci {
 }
 
 impl VirtioPci {
-    /// Carries `device`, whose queues `server` serves, with its BAR at `address`.
+    /// Creates the PCI function of `device`, whose queues `server` serves, with its BAR at `address`.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         server: ServerHandle,
@@ -132,12 +132,12 @@ impl VirtioPci {
         }
     }
 
-    /// The guest physical address at which the driver notifies `queue`, for a BAR at `address`.
+    /// Returns the guest physical address at which the driver notifies `queue`, for a BAR at `address`.
     pub fn notify_address(address: u32, queue: u16) -> u64 {
         u64::from(address) + NOTIFY + u64::from(queue) * u64::from(NOTIFY_MULTIPLIER)
     }
 
-    /// The feature bits that the driver may choose from.
+    /// Returns the feature bits that are offered to the driver.
     fn features(&self) -> u64 {
         self.device.features() | 1 << VIRTIO_F_VERSION_1
     }
@@ -223,7 +223,7 @@ impl VirtioPci {
     }
 
     fn write_queue(&mut self, offset: u64, len: usize, value: u64) {
-        // A queue keeps its shape from DRIVER_OK to reset.
+        // The registers of a queue are read-only from DRIVER_OK to reset.
         let active = self.status & STATUS_DRIVER_OK != 0;
         let vector = self.checked_vector(low16(value));
         let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else {
@@ -267,7 +267,7 @@ impl VirtioPci {
         }
     }
 
-    /// Hands the queues to the worker; `false` if the driver set up something impossible.
+    /// Passes the queues to the worker; `false` if a queue is invalid or the worker's thread has ended.
     fn activate(&mut self) -> bool {
         let interrupt = Arc::new(PciInterrupt {
             msix: Arc::clone(&self.msix),
@@ -315,14 +315,14 @@ impl PciFunction for VirtioPci {
     }
 }
 
-/// Accesses to the BAR.
+/// Handles accesses to the BAR.
 impl BusDevice for VirtioPci {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let within = usize::try_from(offset % REGION).unwrap_or(0);
         match offset - offset % REGION {
             COMMON => self.read_common(offset, data),
-            // Reading the ISR status clears it.
+            // A read of the ISR status clears it.
             ISR if within == 0 => copy_out(&[self.isr.swap(0, Ordering::SeqCst)], 0, data),
             DEVICE => copy_out(self.device.config(), offset % REGION, data),
             MSIX_TABLE => self.msix.read_table(within, data),
@@ -349,7 +349,7 @@ impl BusDevice for VirtioPci {
     }
 }
 
-/// The body of a vendor capability (virtio 1.2, 4.1.4), after id and next pointer.
+/// Returns the body of a vendor capability (virtio 1.2, 4.1.4), after id and next pointer.
 fn region_capability(kind: u8, offset: u64) -> [u8; 14] {
     let mut body = [0; 14];
     body[0] = 16; // length of the whole capability
@@ -359,7 +359,7 @@ fn region_capability(kind: u8, offset: u64) -> [u8; 14] {
     body
 }
 
-/// Copies the bytes at `offset` of `registers`; those past the end stay as they are.
+/// Copies the bytes at `offset` of `registers` to `data`. Leaves bytes of `data` past the end unchanged.
 fn copy_out(registers: &[u8], offset: u64, data: &mut [u8]) {
     let Some(rest) = usize::try_from(offset)
         .ok()
@@ -421,7 +421,7 @@ mod tests {
 
     const CONFIG: [u8; 7] = [1, 2, 3, 4, 5, 6, 7];
 
-    /// Both halves of a device; remembers what is done to it.
+    /// Both halves of a device, which record the calls.
     #[derive(Debug, Clone)]
     struct Fake {
         record: Arc<Mutex<Record>>,
@@ -451,7 +451,7 @@ mod tests {
             lock(&self.record).active = queues;
         }
         fn queue_ready(&mut self, queue: usize, _: &mut EventOps<'_>) {
-            // A test that does not look has dropped the receiver.
+            // A test that ignores notifications has dropped the receiver.
             let _ = self.notified.send(queue);
         }
         fn stop(&mut self) {
@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    /// A transport, what happened to its device, and what the device's queues were notified of.
+    /// A transport, the record of its device's calls, and the queues' notifications.
     struct Fixture {
         transport: VirtioPci,
         record: Arc<Mutex<Record>>,
@@ -474,7 +474,7 @@ mod tests {
         fixture_on(DeviceThread::start("devices").expect("a thread"))
     }
 
-    /// The queue that a device was notified of next.
+    /// Returns the queue of the next notification.
     fn next(notified: &Receiver<usize>) -> usize {
         let patience = Duration::from_secs(60);
         notified.recv_timeout(patience).expect("a notification")
@@ -515,7 +515,7 @@ mod tests {
         data
     }
 
-    /// What Linux does from finding the device to using it, with the first queue at `first`.
+    /// Initialises the device as Linux does, with the first queue at `first`.
     fn initialise(transport: &mut VirtioPci, first: u32) {
         transport.write(0x14, &[0]);
         transport.write(0x14, &[3]);
@@ -563,7 +563,7 @@ mod tests {
         assert_eq!(lock(&fixture.record).stops, 1);
         write16(transport, 0x16, 0);
         assert_eq!(u16::from_le_bytes(read(transport, 0x18)), 64);
-        // A second driver finds a device as new.
+        // A second driver finds the device in its initial state.
         initialise(transport, 0x1_0000);
         assert_eq!(lock(&fixture.record).active.len(), 2);
     }
@@ -595,7 +595,7 @@ mod tests {
         let mut fixture = fixture();
         initialise(&mut fixture.transport, 0x1_0000);
         drop(fixture.thread);
-        // What finishes a device stops it, unless it says otherwise.
+        // The default `finish` stops the device.
         assert_eq!(lock(&fixture.record).stops, 1);
     }
 
@@ -617,7 +617,7 @@ mod tests {
         let mut fixture = fixture();
         let transport = &mut fixture.transport;
         initialise(transport, 0x1_0000);
-        // The start of a device looks at each queue once.
+        // Starting a device notifies each queue once.
         let notified = || next(&fixture.notified);
         let mut first = [notified(), notified()];
         first.sort_unstable();
@@ -642,7 +642,7 @@ mod tests {
         assert_eq!(seen, [0, 1]);
         write16(&mut second.transport, VirtioPci::notify_address(0, 0), 0);
         assert_eq!(next(&second.notified), 0);
-        // The thread ends the device that serves, and not again the one that was reset.
+        // The thread finishes only the active device, not the one that was reset.
         drop(second.thread);
         assert_eq!(lock(&first.record).stops, 1);
         assert_eq!(lock(&second.record).stops, 1);

@@ -1,4 +1,4 @@
-//! Virtqueues: what a driver says about one, and the queue that a device serves.
+//! Implements virtqueues: the registers that a driver writes, and the queue that a device serves.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,26 +9,26 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::devices::pci::NO_VECTOR;
 use crate::ram::GuestRam;
 
-/// How a device interrupts the guest.
+/// Interrupt of a device.
 pub trait Interrupt: Debug + Send + Sync {
-    /// A queue with this vector has used buffers.
+    /// Raises the interrupt of a queue with this vector, which has used buffers.
     fn queue_used(&self, vector: u16);
 }
 
-/// A queue that the driver has set up, with its notification and its interrupt.
+/// An enabled queue with its notification and its interrupt.
 #[derive(Debug)]
 pub struct ActiveQueue {
-    /// The queue; its rings lie in RAM.
+    /// The queue, whose rings lie in guest RAM.
     pub(super) queue: Queue,
     /// The MSI-X vector, or `NO_VECTOR`.
     pub(super) vector: u16,
     interrupt: Arc<dyn Interrupt>,
-    /// The eventfd that the driver's notifications ring.
+    /// Eventfd of the driver's notifications.
     kick: Arc<EventFd>,
 }
 
 impl ActiveQueue {
-    /// A queue that interrupts by `vector` of `interrupt` and is notified by `kick`.
+    /// Creates a queue that raises `vector` of `interrupt` and is notified by `kick`.
     pub fn new(
         queue: Queue,
         vector: u16,
@@ -43,23 +43,23 @@ impl ActiveQueue {
         }
     }
 
-    /// Number of buffers that the queue has room for.
+    /// Returns the size of the queue in buffers.
     pub fn size(&self) -> u16 {
         self.queue.size()
     }
 
-    /// The next buffer that the driver has made available.
+    /// Pops the next available buffer.
     pub fn pop<'m>(&mut self, memory: &'m GuestRam) -> Option<DescriptorChain<&'m GuestRam>> {
         self.queue.pop_descriptor_chain(memory)
     }
 
-    /// Makes the last buffer that was taken the next one again.
+    /// Undoes the last [`Self::pop`].
     pub fn undo_pop(&mut self) {
         self.queue.go_to_previous_position();
     }
 
-    /// Returns a buffer, of which `written` bytes were written, to the driver; `false` if the ring is
-    /// not usable.
+    /// Returns a buffer with `written` written bytes to the driver; `false` if the used ring is not
+    /// usable.
     pub fn add_used(&mut self, memory: &GuestRam, head: u16, written: u32) -> bool {
         self.queue
             .add_used(memory, head, written)
@@ -67,8 +67,8 @@ impl ActiveQueue {
             .is_ok()
     }
 
-    /// Serves the buffers that the driver has made available, at most a queue full, and returns them as used; `serve`
-    /// says how many bytes it wrote to each. Asks for another turn where there may be more.
+    /// Serves the available buffers, at most as many as the queue's size, and returns them as used. `serve` returns the
+    /// number of bytes that it wrote to a buffer. Requests another turn if more buffers may be available.
     pub fn serve(
         &mut self,
         memory: &GuestRam,
@@ -91,28 +91,28 @@ impl ActiveQueue {
         }
     }
 
-    /// Interrupts the driver, if it wants to hear of used buffers.
+    /// Interrupts the driver unless it suppresses interrupts.
     pub fn interrupt(&mut self, memory: &GuestRam) {
         if self.queue.needs_notification(memory).unwrap_or(true) {
             self.interrupt.queue_used(self.vector);
         }
     }
 
-    /// Asks for another turn at this queue, after the other devices of the thread had theirs.
+    /// Requests another turn at this queue, after those of the thread's other devices.
     pub fn again(&self) {
         ring(&self.kick);
     }
 }
 
-/// Rings an eventfd.
+/// Signals an eventfd.
 pub(super) fn ring(kick: &EventFd) {
-    // A full counter means that it is rung already.
+    // A full counter means that it is signalled already.
     if let Err(error) = kick.write(1) {
         tracing::debug!(%error, "a queue's eventfd is full");
     }
 }
 
-/// The registers of one queue, as the driver has written them.
+/// Registers of one queue, as written by the driver.
 #[derive(Debug, Clone)]
 pub(super) struct QueueSetup {
     pub max_size: u16,
@@ -125,7 +125,7 @@ pub(super) struct QueueSetup {
 }
 
 impl QueueSetup {
-    /// A queue after reset.
+    /// Returns the registers after reset.
     pub fn new(max_size: u16) -> Self {
         Self {
             max_size,
@@ -138,7 +138,7 @@ impl QueueSetup {
         }
     }
 
-    /// The queue, if the driver enabled one that lies in guest memory.
+    /// Builds the queue; `None` if it is not enabled or does not lie in guest memory.
     pub fn build(&self, memory: &GuestRam) -> Option<Queue> {
         if !self.enabled {
             return None;

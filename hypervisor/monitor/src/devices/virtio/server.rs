@@ -1,4 +1,4 @@
-//! A worker and its queues' notifications: what a device thread's event loop serves.
+//! Connects a worker and its queues' notifications to a device thread's event loop.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::device::VirtioWorker;
 use super::queue::{ActiveQueue, ring};
 use crate::device_thread::{DeviceThreadHandle, ThreadGone};
 
-/// A device's worker with the eventfds that notify its queues.
+/// A device's worker and its queues' eventfds, as a subscriber of the event loop.
 #[derive(Debug)]
 pub struct QueueServer {
     worker: Box<dyn VirtioWorker>,
@@ -18,12 +18,12 @@ pub struct QueueServer {
 }
 
 impl QueueServer {
-    /// Serves queues that `kicks` notify by `worker`.
+    /// Creates a server of `worker`, whose queues are notified by `kicks`.
     pub(crate) fn new(worker: Box<dyn VirtioWorker>, kicks: Vec<Arc<EventFd>>) -> Self {
         Self { worker, kicks }
     }
 
-    /// The driver is ready, and chose these feature bits: hands `queues` to the worker, and has each looked at.
+    /// Passes `queues` and the negotiated feature bits to the worker and notifies each queue.
     pub(crate) fn start(&mut self, queues: Vec<ActiveQueue>, features: u64) {
         self.worker.start(queues, features);
         for kick in &self.kicks {
@@ -31,12 +31,12 @@ impl QueueServer {
         }
     }
 
-    /// The driver reset the device.
+    /// Stops the worker after the driver reset the device.
     pub(crate) fn stop(&mut self) {
         self.worker.stop();
     }
 
-    /// The guest has ended.
+    /// Finishes the worker after the guest has ended.
     pub(crate) fn finish(&mut self) {
         self.worker.finish();
     }
@@ -48,7 +48,7 @@ impl MutEventSubscriber for QueueServer {
         let Some(queue) = self.kicks.iter().position(|kick| kick.as_raw_fd() == fd) else {
             return self.worker.descriptor_ready(events, ops);
         };
-        // An empty counter: the notification was taken with an earlier one.
+        // An empty counter means that an earlier read consumed the notification.
         if let Err(error) = self.kicks[queue].read() {
             tracing::trace!(%error, "a queue's eventfd was empty");
         }
@@ -66,7 +66,7 @@ impl MutEventSubscriber for QueueServer {
 
 #[derive(Debug)]
 enum State {
-    /// The driver has not started the device.
+    /// The device is not started.
     Idle(QueueServer),
     /// The server is on the device thread.
     Serving(SubscriberId),
@@ -74,7 +74,7 @@ enum State {
     Gone,
 }
 
-/// A device's way to its worker from the vCPU threads.
+/// Controls a device's worker from the vCPU threads.
 #[derive(Debug)]
 pub struct ServerHandle {
     thread: DeviceThreadHandle,
@@ -83,10 +83,10 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// A device that is to serve its queues by `worker` on `thread`.
+    /// Creates the handle of a device whose queues `worker` serves on `thread`.
     ///
     /// # Errors
-    /// No eventfds for `queues` queues can be had.
+    /// The eventfds of `queues` queues cannot be created.
     pub fn new(
         thread: DeviceThreadHandle,
         worker: Box<dyn VirtioWorker>,
@@ -103,7 +103,7 @@ impl ServerHandle {
         })
     }
 
-    /// The eventfds that notify the queues.
+    /// Returns the eventfds that notify the queues.
     pub fn kicks(&self) -> &[Arc<EventFd>] {
         &self.kicks
     }
@@ -115,19 +115,19 @@ impl ServerHandle {
         }
     }
 
-    /// Hands `queues` to the worker, on its thread, with the feature bits that the driver chose.
+    /// Passes `queues` and the negotiated feature bits to the worker and adds it to its thread.
     pub fn start(&mut self, queues: Vec<ActiveQueue>, features: u64) -> Result<(), ThreadGone> {
         self.stop();
         let State::Idle(mut server) = std::mem::replace(&mut self.state, State::Gone) else {
             return Err(ThreadGone);
         };
-        // Buffers that were made available before are looked at once the thread has the server.
+        // Each queue is notified, so that the thread processes earlier buffers once it has the server.
         server.start(queues, features);
         self.state = State::Serving(self.thread.add(server)?);
         Ok(())
     }
 
-    /// Takes the queues from the worker; when this returns it touches none any more.
+    /// Takes the queues from the worker, which does not access them once this returns.
     pub fn stop(&mut self) {
         if let State::Serving(id) = self.state {
             self.state = self.thread.remove(id).map_or(State::Gone, State::Idle);

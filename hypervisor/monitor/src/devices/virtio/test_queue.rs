@@ -1,4 +1,4 @@
-//! The driver's side of one queue, for the tests of devices.
+//! Implements the driver's side of one queue for device tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::ram::GuestRam;
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const RAM: usize = 2 << 20;
-/// Where buffers can lie: behind the queue's own structures and the tests' guard page.
+/// Start of the buffers, after the queue's own structures and the tests' guard page.
 pub const BUFFERS: u64 = 0x1_0000;
 const TABLE: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
@@ -35,7 +35,7 @@ impl Interrupt for Interrupts {
     }
 }
 
-/// A driver with RAM of its own and one queue.
+/// A driver with its own RAM and one queue.
 #[derive(Debug)]
 pub struct TestQueue {
     pub memory: GuestRam,
@@ -45,7 +45,7 @@ pub struct TestQueue {
 }
 
 impl TestQueue {
-    /// A queue of `size` buffers.
+    /// Creates a queue of `size` buffers.
     pub fn new(size: u16) -> Self {
         Self {
             memory: crate::ram::test_ram(RAM),
@@ -55,7 +55,7 @@ impl TestQueue {
         }
     }
 
-    /// The device's side.
+    /// Returns the device's side of the queue.
     pub fn active(&self) -> ActiveQueue {
         let mut queue = Queue::new(self.size).expect("a power of two");
         let at = GuestAddress;
@@ -71,7 +71,7 @@ impl TestQueue {
         ActiveQueue::new(queue, VECTOR, interrupt, Arc::clone(&self.kick))
     }
 
-    /// Fills the descriptor table and the ring of heads, and announces `available` of them.
+    /// Writes the descriptor table and the available ring, and sets the available index.
     pub fn offer(&self, table: &[Entry], heads: &[u16], available: u16) {
         for (slot, (address, len, flags, next)) in (0u64..).zip(table.iter().copied()) {
             let raw = RawDescriptor::from(Descriptor::new(address, len, flags, next));
@@ -103,12 +103,12 @@ impl TestQueue {
         bytes
     }
 
-    /// Buffers that came back so far.
+    /// Returns the number of used buffers so far.
     pub fn used(&self) -> u16 {
         self.memory.read_obj(GuestAddress(USED + 2)).expect("ram")
     }
 
-    /// Bytes that the device says it has written to each of them.
+    /// Returns the length of each used buffer: the bytes that the device wrote.
     pub fn lengths(&self) -> Vec<u32> {
         let slots = (0..self.used()).map(|index| u64::from(index % self.size));
         slots
@@ -123,7 +123,7 @@ impl TestQueue {
         self.interrupts.0.load(Ordering::Relaxed)
     }
 
-    /// Whether the queue was rung since the last look.
+    /// Returns whether the queue was notified since the last call.
     pub fn rung(&self) -> bool {
         self.kick.read().is_ok()
     }

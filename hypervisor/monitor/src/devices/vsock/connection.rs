@@ -1,4 +1,4 @@
-//! One connection: the host's socket on one side, credit-controlled packets on the other.
+//! Translates between the host's socket and the credit-controlled packets of one connection.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use super::packet::{Header, Op, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
-/// Bytes that a guest may send before the host has taken them.
+/// Bytes that a guest may send before the host's socket accepts them.
 pub const BUFFER: u32 = 64 << 10;
 
-/// The ports that name a connection.
+/// Port pair that identifies a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     /// The guest's port.
@@ -22,58 +22,58 @@ pub struct Key {
     pub host_port: u32,
 }
 
-/// What the event loop shall wait for on a connection's socket.
+/// Events for which the event loop waits on a connection's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interest {
-    /// Data from the host (a hang-up is always told).
+    /// Data from the host. A hang-up is always reported.
     pub read: bool,
     /// Room for data to the host.
     pub write: bool,
 }
 
-/// What happens to a connection after a step.
+/// State of a connection after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It lives.
+    /// The connection stays open.
     Lives,
-    /// It is gone and the guest must be told.
+    /// The connection is closed, and the guest must be sent a reset.
     Reset,
-    /// It is gone and the guest knows.
+    /// The connection is closed by the guest.
     Gone,
 }
 
-/// A connection that stands.
+/// An open connection.
 #[derive(Debug)]
 pub struct Connection {
     key: Key,
     stream: UnixStream,
     response_due: bool,
     credit_update_due: bool,
-    /// The guest was asked for credit, since there is something to read and none.
+    /// Whether a credit request was sent: the socket may have data, and the guest's credit is used up.
     credit_asked: bool,
     shutdown_due: u32,
     shutdown_sent: u32,
     guest_shutdown: u32,
-    /// The socket may have data; cleared when a read finds none.
+    /// Whether the socket may have data; cleared when a read would block.
     readable: bool,
-    /// The host closed its end.
+    /// Whether the host closed its end.
     hung_up: bool,
     end_of_file: bool,
-    /// Bytes from the guest on their way to the host: at most [`BUFFER`].
+    /// Bytes from the guest that the host's socket has not accepted yet, at most [`BUFFER`].
     outgoing: VecDeque<u8>,
     forwarded: Wrapping<u32>,
     forwarded_told: Wrapping<u32>,
     sent: Wrapping<u32>,
     peer_buffer: u32,
     peer_forwarded: Wrapping<u32>,
-    /// Whether the connection stands in the queue of those that have something to send.
+    /// Whether the connection is in the mux's queue of connections with a packet.
     pub queued: bool,
-    /// What the event loop waits for at the moment; `None` if the socket is not watched.
+    /// Events for which the event loop waits; `None` if the socket is not watched.
     pub watched: Option<Interest>,
 }
 
 impl Connection {
-    /// A connection that answers `request`.
+    /// Creates a connection that responds to `request`.
     pub fn new(key: Key, stream: UnixStream, request: &Header) -> Self {
         Self {
             key,
@@ -98,18 +98,18 @@ impl Connection {
         }
     }
 
-    /// The socket's descriptor, for the event loop.
+    /// Returns the socket's descriptor, for the event loop.
     pub fn fd(&self) -> RawFd {
         self.stream.as_raw_fd()
     }
 
-    /// A packet for this connection came from the guest.
+    /// Processes a packet of this connection from the guest.
     pub fn receive(&mut self, header: &Header, payload: &[u8]) -> Fate {
         let had_credit = self.credit() > 0;
         self.peer_buffer = header.buf_alloc.get();
         self.peer_forwarded = Wrapping(header.fwd_cnt.get());
         if !had_credit && self.credit() > 0 {
-            // Whether there is something to read shows when it is tried.
+            // The socket may have data, which only a read can show.
             self.readable = true;
             self.credit_asked = false;
         }
@@ -125,7 +125,7 @@ impl Connection {
                 Fate::Lives
             }
             Op::Reset => {
-                // What has arrived before is still delivered, as far as the socket takes it.
+                // Delivers the earlier data as far as the socket accepts it.
                 self.flush();
                 Fate::Gone
             }
@@ -142,14 +142,14 @@ impl Connection {
         self.flush()
     }
 
-    /// The event loop says that the socket is ready.
+    /// Handles an event of the socket.
     pub fn host_ready(&mut self, readable: bool, hung_up: bool) -> Fate {
         self.readable |= readable || hung_up;
         self.hung_up |= hung_up;
         self.flush()
     }
 
-    /// Hands what the guest sent to the socket, as far as it takes it.
+    /// Writes the guest's data to the socket as far as the socket accepts it.
     fn flush(&mut self) -> Fate {
         while !self.outgoing.is_empty() {
             let (front, _) = self.outgoing.as_slices();
@@ -160,7 +160,7 @@ impl Connection {
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // The host closed its end: nobody will read this.
+                // The host closed its end, so that the data cannot be delivered.
                 Err(_) => return Fate::Reset,
             }
         }
@@ -171,7 +171,7 @@ impl Connection {
             if self.guest_shutdown & SHUTDOWN_RECEIVE != 0 {
                 return Fate::Reset;
             }
-            // The host reads end of file; an error means that it is gone already.
+            // The host reads end of file. An error means that it has closed its end.
             if self.stream.shutdown(Shutdown::Write).is_err() {
                 self.hung_up = true;
             }
@@ -179,7 +179,7 @@ impl Connection {
         Fate::Lives
     }
 
-    /// The guest has ended: hands over what it sent before, waiting for the host until `deadline`.
+    /// Delivers the remaining data after the guest has ended, waiting for the host until `deadline`.
     pub fn finish(mut self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         if self.outgoing.is_empty() || left.is_zero() {
@@ -196,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that the guest can take.
+    /// Returns the number of bytes that the guest can receive.
     fn credit(&self) -> u32 {
         let in_flight = (self.sent - self.peer_forwarded).0;
         self.peer_buffer.saturating_sub(in_flight)
@@ -206,7 +206,7 @@ impl Connection {
         !self.end_of_file && self.guest_shutdown & SHUTDOWN_RECEIVE == 0
     }
 
-    /// Whether [`Self::produce`] may have a packet.
+    /// Returns whether [`Self::produce`] may return a packet.
     pub fn has_packet(&self) -> bool {
         self.response_due
             || self.shutdown_due & !self.shutdown_sent != 0
@@ -215,7 +215,9 @@ impl Connection {
             || self.hung_up && self.end_of_file && self.shutdown_sent != SHUTDOWN_BOTH
     }
 
-    /// The next packet for the guest; payload is written to `payload`, which is not empty.
+    /// Returns operation, flags and length of the next packet for the guest. Writes its payload to `payload`, which
+    /// must
+    /// not be empty.
     pub fn produce(&mut self, payload: &mut [u8]) -> Option<(Op, u32, usize)> {
         if self.response_due {
             self.response_due = false;
@@ -263,7 +265,7 @@ impl Connection {
         None
     }
 
-    /// The header of a packet that [`Self::produce`] made; it carries the current credit.
+    /// Returns the header of a packet that [`Self::produce`] returned, with the current credit.
     pub fn header(&mut self, guest_cid: u64, op: Op, flags: u32, len: usize) -> Header {
         self.forwarded_told = self.forwarded;
         Header {
@@ -273,7 +275,7 @@ impl Connection {
         }
     }
 
-    /// What to wait for; `None` if nothing that the socket says matters any more.
+    /// Returns the events to wait for; `None` after a hang-up, since no further event of the socket matters.
     pub fn interest(&self) -> Option<Interest> {
         (!self.hung_up).then(|| Interest {
             read: !self.readable && self.may_read() && self.credit() > 0,
@@ -292,7 +294,7 @@ mod tests {
         host_port: 2,
     };
 
-    /// A connection whose socket takes no more, and as much behind it as a guest may send.
+    /// Returns a connection whose socket and outgoing buffer are full, the host's end, and the bytes sent.
     fn full() -> (Connection, UnixStream, usize) {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         ours.set_nonblocking(true).expect("socket");

@@ -1,13 +1,13 @@
-//! The device as the transport sees it; the work is done on the device thread.
+//! Implements the vsock device's registers: features, queues and configuration space.
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 
 use crate::devices::virtio::VirtioDevice;
 
-/// "Simple communication controller", other.
+/// "Simple communication controller", subclass "other".
 const PCI_CLASS: [u8; 3] = [7, 0x80, 0];
 const QUEUE_SIZE: u16 = 128;
-/// Receive, transmit, events.
+/// Number of queues: receive, transmit, events.
 pub(super) const QUEUES: usize = 3;
 
 /// The vsock device.
@@ -18,7 +18,7 @@ pub struct Vsock {
 }
 
 impl Vsock {
-    /// The device of a guest with the context id `guest_cid`.
+    /// Creates the device of a guest with the context id `guest_cid`.
     pub fn new(guest_cid: u64) -> Self {
         Self {
             guest_cid: guest_cid.to_le_bytes(),

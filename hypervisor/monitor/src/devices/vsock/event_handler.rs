@@ -16,20 +16,20 @@ use super::packet::{HEADER_LEN, Header};
 use crate::devices::virtio::{ActiveQueue, VirtioWorker};
 use crate::ram::GuestRam;
 
-/// Payload bytes that one packet may carry, either way.
+/// Maximum payload bytes of one packet, in either direction.
 const MAX_PAYLOAD: usize = 64 << 10;
-/// How long the host may take to read what a guest sent before it ended.
+/// Time limit for the host to read the data that a guest sent before it ended.
 const LAST_BYTES: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Active {
     receive: ActiveQueue,
     transmit: ActiveQueue,
-    /// Nothing migrates or restarts, so that there are no events.
+    /// The event queue, which stays empty: VMs are neither migrated nor restored.
     _events: ActiveQueue,
 }
 
-/// The device's work. Lives on the device thread.
+/// Serves the vsock queues on the device thread.
 #[derive(Debug)]
 pub struct VsockWorker {
     memory: GuestRam,
@@ -37,12 +37,12 @@ pub struct VsockWorker {
     active: Option<Active>,
     keys: HashMap<RawFd, Key>,
     payload: Vec<u8>,
-    /// Packets wait in the transmit queue because of resets that the guest does not take.
+    /// Whether packets wait in the transmit queue because the guest provides no buffers for resets.
     transmit_waits: bool,
 }
 
 impl VsockWorker {
-    /// A worker without queues.
+    /// Creates a worker without queues.
     pub fn new(memory: GuestRam, mux: Mux) -> Self {
         Self {
             memory,
@@ -54,7 +54,7 @@ impl VsockWorker {
         }
     }
 
-    /// Takes the guest's packets, at most a queue full.
+    /// Processes the guest's packets, at most as many as the queue's size.
     fn transmit(&mut self) {
         let Some(active) = &mut self.active else {
             return;
@@ -87,7 +87,7 @@ impl VsockWorker {
         }
     }
 
-    /// Gives the guest its packets, at most a queue full.
+    /// Writes packets for the guest, at most as many as the queue's size.
     fn receive(&mut self) {
         let Some(active) = &mut self.active else {
             return;
@@ -114,7 +114,7 @@ impl VsockWorker {
                     };
                     write_packet(&mut writer, &header, &self.payload)
                 }
-                // A buffer that cannot hold a packet goes back empty.
+                // Returns a buffer that cannot hold a packet unused.
                 _ => 0,
             };
             used |= queue.add_used(&self.memory, head, written);
@@ -127,7 +127,7 @@ impl VsockWorker {
         }
     }
 
-    /// Applies changes to what the event manager watches.
+    /// Applies changes to the event manager's watches.
     fn apply(changes: Vec<WatchChange>, ops: &mut EventOps<'_>) {
         for change in changes {
             let result = match change {
@@ -138,7 +138,7 @@ impl VsockWorker {
                     ops.modify(Events::new_raw(fd, event_set(interest)))
                 }
                 WatchChange::Remove(fd) => ops.remove(Events::empty_raw(fd)),
-                // The connection is dropped, and its socket closed, after it is unwatched.
+                // Dropping the connection closes its socket, after its watch is removed.
                 WatchChange::Close(connection) if connection.watched.is_some() => {
                     ops.remove(Events::empty_raw(connection.fd()))
                 }
@@ -160,7 +160,7 @@ impl VsockWorker {
                 WatchChange::Remove(fd) => {
                     self.keys.remove(fd);
                 }
-                // Only a watched connection owns its entry.
+                // Only a watched connection has an entry.
                 WatchChange::Close(connection) if connection.watched.is_some() => {
                     self.keys.remove(&connection.fd());
                 }
@@ -205,10 +205,10 @@ impl VirtioWorker for VsockWorker {
         self.mux.clear();
     }
 
-    /// Delivers what the guest put into its transmit queue before it ended.
+    /// Delivers the packets that the guest put into its transmit queue before it ended.
     fn finish(&mut self) {
         let deadline = Instant::now() + LAST_BYTES;
-        // One round takes a queue full, and nobody refills it.
+        // One round processes a full queue, and the ended guest does not refill it.
         for _ in 0..2 {
             self.transmit();
             self.mux.forget_resets();
@@ -225,7 +225,7 @@ fn event_set(interest: Interest) -> EventSet {
     set
 }
 
-/// Copies one packet out of guest memory; `None` if the chain holds none.
+/// Copies one packet out of guest memory; `None` if the chain does not hold a whole packet.
 fn read_packet(
     memory: &GuestRam,
     chain: DescriptorChain<&GuestRam>,
@@ -240,7 +240,7 @@ fn read_packet(
     Some((header, len))
 }
 
-/// Writes a packet and returns its size; the writer has room for it.
+/// Writes a packet and returns its size, 0 on failure. The writer must have room for it.
 fn write_packet(writer: &mut Writer<'_>, header: &Header, payload: &[u8]) -> u32 {
     let len = usize::try_from(header.len.get()).unwrap_or(0);
     let written = writer
@@ -293,7 +293,7 @@ mod tests {
         QUEUE_ADDRESSES.map(|at| MockSplitQueue::create(memory, GuestAddress(at), SIZE))
     }
 
-    /// An worker that is active on queues whose vectors are 10, 11, 12; it accepts everything.
+    /// Returns a worker on active queues with the vectors 10, 11 and 12, which accepts every connection.
     fn worker(memory: &GuestRam) -> (VsockWorker, Arc<Log>, Arc<Mutex<Vec<UnixStream>>>) {
         let accepted = Arc::new(Mutex::new(Vec::new()));
         let streams = Arc::clone(&accepted);
@@ -335,14 +335,14 @@ mod tests {
         RawDescriptor::from(Descriptor::new(address, len, flags, next))
     }
 
-    /// Fills a part of the guest's buffers.
+    /// Writes to the guest's buffers.
     fn write(memory: &GuestRam, offset: u64, bytes: &[u8]) {
         memory
             .write_slice(bytes, GuestAddress(BUFFERS + offset))
             .expect("ram");
     }
 
-    /// Has the guest ask for a connection.
+    /// Sends the guest's request for a connection.
     fn request(memory: &GuestRam, transmit: &MockSplitQueue<'_, GuestRam>) {
         write(memory, 0, header(Op::Request, 0).as_bytes());
         transmit
@@ -358,7 +358,7 @@ mod tests {
         request(&memory, &transmit);
         worker.transmit();
         worker.receive();
-        // No receive buffer yet: the answer waits.
+        // The response waits for a receive buffer.
         assert_eq!(log.0.lock().expect("log")[..], [11]);
         assert_eq!(accepted.lock().expect("streams").len(), 1);
         receive
@@ -390,7 +390,7 @@ mod tests {
                     descriptor(BUFFERS + 100, 44, NEXT, 2),
                     descriptor(BUFFERS + 200, 3, NEXT, 3),
                     descriptor(BUFFERS + 203, 5, 0, 0),
-                    // Announces 8 bytes and brings none.
+                    // Header with a length of 8 and without payload.
                     descriptor(BUFFERS + 100, 44, 0, 0),
                 ],
                 0,
@@ -444,7 +444,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies in the queues: no panic and no hang.
+        /// Arbitrary queue contents cause neither a panic nor a hang.
         #[test]
         fn hostile_queues_are_survived(
             tables in proptest::collection::vec(

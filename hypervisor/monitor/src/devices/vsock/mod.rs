@@ -1,9 +1,9 @@
-//! virtio-vsock (virtio 1.2, section 5.10): stream connections from the guest to the host.
+//! Emulates virtio-vsock (virtio 1.2, section 5.10): stream connections from the guest to the host.
 //!
-//! The guest connects to CID 2; for each connection the host side of a socket pair is handed to
-//! the caller's [`VsockAcceptor`]. What a guest sends is copied out of its memory, then parsed,
-//! then acted on; no packet can make the device panic, wait or grow without bound:
-//! [`MAX_CONNECTIONS`] connections with [`BUFFER`] bytes each, and a bounded queue of resets.
+//! The guest connects to CID 2. For each connection the device passes one end of a socket pair to the
+//! caller's [`VsockAcceptor`]. Packets are copied out of guest memory before they are parsed. No packet
+//! makes the device panic, block or grow without bound: it has at most [`MAX_CONNECTIONS`] connections
+//! with [`BUFFER`] bytes each, and a bounded queue of resets.
 
 mod connection;
 mod device;
@@ -22,26 +22,26 @@ pub use packet::{HEADER_LEN, Header, Op};
 /// The host's context id.
 pub const HOST_CID: u64 = 2;
 
-/// A guest process wants to connect.
+/// A guest process's request to connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectRequest {
-    /// The host port it wants.
+    /// The requested host port.
     pub port: u32,
-    /// The guest's own port.
+    /// The guest's port.
     pub peer_port: u32,
 }
 
-/// The connection is not wanted; the guest sees ECONNRESET.
+/// The connection is refused; the guest's `connect` fails with ECONNRESET.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("nobody listens there")]
 pub struct Refused;
 
-/// Takes connections from a guest. Called on the device's thread, so it must not block.
+/// Accepts connections from a guest. Called on the device's thread, so it must not block.
 ///
-/// The stream ends (end of file) when the guest's socket is closed, by whatever way its process
-/// ends; closing the stream closes the guest's socket.
+/// The stream reaches end of file when the guest's socket is closed, however its process ends. Closing
+/// the stream closes the guest's socket.
 pub trait VsockAcceptor: Send {
-    /// Takes the host's end of a new connection, or refuses it.
+    /// Accepts the host's end of a new connection, or refuses it.
     fn accept(&mut self, request: ConnectRequest, stream: UnixStream) -> Result<(), Refused>;
 }
 

@@ -1,4 +1,4 @@
-//! All connections of a guest: takes its packets, and has packets for it.
+//! Multiplexes a guest's connections: dispatches its packets and produces packets for it.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -10,34 +10,34 @@ use super::connection::{Connection, Fate, Interest, Key};
 use super::packet::{Header, Op, TYPE_STREAM};
 use super::{ConnectRequest, HOST_CID, VsockAcceptor};
 
-/// Connections that a guest may have at a time.
+/// Maximum number of connections of a guest at a time.
 pub const MAX_CONNECTIONS: usize = 1024;
-/// Resets that may wait for room in the guest's receive queue before its packets have to wait.
+/// Maximum number of resets that wait for receive buffers before the guest's packets are held back.
 const MAX_WAITING_RESETS: usize = 256;
 
-/// A change of what the event loop watches.
+/// A change of the event loop's watches.
 #[derive(Debug)]
 pub enum WatchChange {
-    /// Watch a new socket.
+    /// Adds a watch of a socket.
     Add(RawFd, Key, Interest),
-    /// Wait for something else.
+    /// Changes the awaited events.
     Modify(RawFd, Interest),
-    /// Watch it no more.
+    /// Removes a watch.
     Remove(RawFd),
-    /// Watch it no more, then close it.
+    /// Removes the watch, if any, then closes the socket.
     Close(Connection),
 }
 
-/// The connections.
+/// All connections of a guest.
 pub struct Mux {
     guest_cid: u64,
     acceptor: Box<dyn VsockAcceptor>,
     connections: HashMap<Key, Connection>,
-    /// Connections that have something to send, each once.
+    /// Connections with a packet for the guest, each once.
     ready: VecDeque<Key>,
-    /// Resets for what is no connection.
+    /// Resets for the guest, which do not belong to an open connection.
     resets: VecDeque<Header>,
-    /// Connections touched since the last look at what to watch.
+    /// Connections changed since the last call of [`Self::watch_changes`].
     touched: Vec<Key>,
     closed: Vec<Connection>,
 }
@@ -53,7 +53,7 @@ impl fmt::Debug for Mux {
     }
 }
 
-/// A header from the host to the guest, without credit.
+/// Returns a header from the host to the guest, without credit.
 pub(super) fn header_to_guest(guest_cid: u64, key: Key, op: Op, flags: u32, len: usize) -> Header {
     Header {
         src_cid: HOST_CID.into(),
@@ -69,7 +69,7 @@ pub(super) fn header_to_guest(guest_cid: u64, key: Key, op: Op, flags: u32, len:
 }
 
 impl Mux {
-    /// No connections yet.
+    /// Creates a mux without connections.
     pub fn new(guest_cid: u64, acceptor: Box<dyn VsockAcceptor>) -> Self {
         Self {
             guest_cid,
@@ -82,23 +82,23 @@ impl Mux {
         }
     }
 
-    /// The guest's context id.
+    /// Returns the guest's context id.
     pub fn guest_cid(&self) -> u64 {
         self.guest_cid
     }
 
-    /// Connections that stand.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Whether a packet of the guest may be taken now; if not, it waits until the guest has made
-    /// room for the resets that it provoked.
+    /// Returns whether a packet of the guest may be processed now. If not, it waits until the guest
+    /// provides buffers for the resets that it caused.
     pub fn can_receive(&self) -> bool {
         self.resets.len() < MAX_WAITING_RESETS
     }
 
-    /// A packet from the guest.
+    /// Processes a packet from the guest.
     pub fn receive(&mut self, header: &Header, payload: &[u8]) {
         if header.dst_cid.get() != HOST_CID || header.src_cid.get() != self.guest_cid {
             return;
@@ -155,7 +155,7 @@ impl Mux {
         Some(Connection::new(key, ours, request))
     }
 
-    /// The event loop says that a socket is ready.
+    /// Handles an event of a connection's socket.
     pub fn host_ready(&mut self, key: Key, readable: bool, hung_up: bool) {
         if let Some(connection) = self.connections.get_mut(&key) {
             let fate = connection.host_ready(readable, hung_up);
@@ -163,7 +163,7 @@ impl Mux {
         }
     }
 
-    /// Acts on what a step did to a connection.
+    /// Applies the result of a step to a connection.
     fn settle(&mut self, key: Key, fate: Fate) {
         if fate == Fate::Lives {
             self.touched.push(key);
@@ -178,7 +178,7 @@ impl Mux {
         }
         if let Some(connection) = self.connections.remove(&key) {
             if connection.queued {
-                // Otherwise a guest that connects and resets would make the queue grow.
+                // Otherwise a guest that connects and resets repeatedly would make the queue grow.
                 self.ready.retain(|waiting| *waiting != key);
             }
             self.closed.push(connection);
@@ -193,13 +193,13 @@ impl Mux {
             .push_back(header_to_guest(self.guest_cid, key, Op::Reset, 0, 0));
     }
 
-    /// Whether [`Self::next_packet`] may have something.
+    /// Returns whether [`Self::next_packet`] may return a packet.
     pub fn has_packets(&self) -> bool {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// The next packet for the guest: its header, and its payload in `payload`, which is not
-    /// empty.
+    /// Returns the header of the next packet for the guest and writes its payload to `payload`, which
+    /// must not be empty.
     pub fn next_packet(&mut self, payload: &mut [u8]) -> Option<Header> {
         if let Some(reset) = self.resets.pop_front() {
             return Some(reset);
@@ -220,7 +220,7 @@ impl Mux {
         None
     }
 
-    /// What the event loop has to change since the last call.
+    /// Returns the changes of watches since the last call.
     pub fn watch_changes(&mut self) -> Vec<WatchChange> {
         let mut changes: Vec<_> = self.closed.drain(..).map(WatchChange::Close).collect();
         for key in self.touched.drain(..) {
@@ -240,8 +240,8 @@ impl Mux {
         changes
     }
 
-    /// The guest has ended: forgets what is for it and hands over what it sent, waiting for slow
-    /// hosts until `deadline`.
+    /// Ends all connections after the guest has ended: discards data for the guest and delivers the data
+    /// that it sent, waiting for slow hosts until `deadline`.
     pub fn finish(&mut self, deadline: Instant) {
         for (_, connection) in self.connections.drain() {
             connection.finish(deadline);
@@ -249,12 +249,12 @@ impl Mux {
         self.clear();
     }
 
-    /// Forgets resets: the guest has ended and takes none.
+    /// Discards resets, which an ended guest does not receive.
     pub fn forget_resets(&mut self) {
         self.resets.clear();
     }
 
-    /// Forgets everything, no socket being watched any more: the driver reset the device.
+    /// Drops all connections and packets after the driver reset the device. No socket is watched any more.
     pub fn clear(&mut self) {
         self.connections.clear();
         self.closed.clear();
@@ -280,7 +280,7 @@ mod tests {
         host_port: 9000,
     };
 
-    /// A mux whose accepted streams come out of the receiver; port 1 is refused.
+    /// Returns a mux and a receiver of its accepted streams. Port 1 is refused.
     fn mux() -> (Mux, Receiver<UnixStream>) {
         let (sender, receiver) = channel();
         let accept = move |request: ConnectRequest, stream| {
@@ -313,7 +313,7 @@ mod tests {
         Some((header.op(), header.flags.get(), payload[..len].to_vec()))
     }
 
-    /// A connection that stands, with this much room at the guest.
+    /// Returns an open connection whose guest has a buffer of `buf_alloc` bytes.
     fn connected(buf_alloc: u32) -> (Mux, UnixStream) {
         let (mut mux, streams) = mux();
         mux.receive(&packet(KEY, Op::Request, 0, buf_alloc), &[]);
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn a_guest_that_sends_more_than_there_is_room_for_is_reset() {
         let (mut mux, _stream) = connected(4096);
-        // Nobody reads: the socket's buffer fills, then ours.
+        // The host does not read: the socket's buffer fills, then the connection's.
         let chunk = vec![0; BUFFER as usize];
         let mut sent = 0;
         while mux.connections() == 1 {
@@ -489,7 +489,7 @@ mod tests {
         stream.write_all(b"12345").expect("room");
         ready(&mut mux);
         while next(&mut mux).is_some() {}
-        // Without room at the guest there is nothing to read for.
+        // Without credit of the guest the host's socket is not read.
         let changes = mux.watch_changes();
         assert!(
             matches!(changes[..], [WatchChange::Modify(same, Interest { read: false, .. })] if same == fd),
@@ -501,8 +501,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest sends, in whatever order the host acts: no panic, and everything stays
-        /// within its bounds.
+        /// Arbitrary packets of the guest and arbitrary actions of the host cause no panic and exceed no
+        /// limit.
         #[test]
         fn hostile_packets_stay_within_bounds(
             steps in proptest::collection::vec(
@@ -526,7 +526,7 @@ mod tests {
                     0 => { held.pop(); }
                     1 => if let Some(stream) = held.last_mut() {
                         stream.set_nonblocking(true).expect("socket");
-                        // A full socket is as good as one with room.
+                        // The result does not matter: the socket may be full.
                         let _ = stream.write(&[1; 100]).is_ok();
                     },
                     2 => mux.host_ready(key, true, word % 3 == 0),
@@ -538,7 +538,7 @@ mod tests {
                 prop_assert!(mux.resets.len() <= MAX_WAITING_RESETS + MAX_CONNECTIONS);
                 prop_assert!(mux.ready.len() <= mux.connections());
             }
-            // The guest can always drain what is for it.
+            // The guest can always drain its packets.
             let mut drained = 0;
             while next(&mut mux).is_some() {
                 drained += 1;

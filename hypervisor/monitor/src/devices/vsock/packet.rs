@@ -1,30 +1,30 @@
-//! The header of a vsock packet.
+//! Defines the header of a vsock packet.
 
 use zerocopy::byteorder::{LE, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a header.
 pub const HEADER_LEN: usize = 44;
-/// Stream sockets, the only type served.
+/// Socket type of streams, the only supported type.
 pub const TYPE_STREAM: u16 = 1;
-/// `SHUTDOWN`: the sender will receive no more.
+/// Flag of `SHUTDOWN`: the sender will receive no more.
 pub const SHUTDOWN_RECEIVE: u32 = 1;
-/// `SHUTDOWN`: the sender will send no more.
+/// Flag of `SHUTDOWN`: the sender will send no more.
 pub const SHUTDOWN_SEND: u32 = 2;
-/// Both directions.
+/// Flags of `SHUTDOWN` for both directions.
 pub const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
-/// A packet's header as it lies in guest memory (virtio 1.2, 5.10.6). Any bytes are a header.
+/// A packet's header as laid out in guest memory (virtio 1.2, 5.10.6). Any bytes are a valid header.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
-    /// Sender's context id.
+    /// Context id of the sender.
     pub src_cid: U64<LE>,
-    /// Receiver's context id.
+    /// Context id of the receiver.
     pub dst_cid: U64<LE>,
-    /// Sender's port.
+    /// Port of the sender.
     pub src_port: U32<LE>,
-    /// Receiver's port.
+    /// Port of the receiver.
     pub dst_port: U32<LE>,
     /// Bytes of payload.
     pub len: U32<LE>,
@@ -42,24 +42,24 @@ pub struct Header {
 
 const _: () = assert!(size_of::<Header>() == HEADER_LEN);
 
-/// What a packet asks for.
+/// Operation of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Connect.
+    /// Requests a connection.
     Request,
-    /// The connection stands.
+    /// Accepts a connection.
     Response,
-    /// There is no such connection (any more).
+    /// Reports that the connection does not exist, or no longer.
     Reset,
-    /// One or both directions end.
+    /// Ends one or both directions.
     Shutdown,
-    /// Payload.
+    /// Carries payload.
     Data,
-    /// The sender's buffer space.
+    /// Reports the sender's buffer space.
     CreditUpdate,
-    /// Tell me your buffer space.
+    /// Requests the receiver's buffer space.
     CreditRequest,
-    /// Not an operation.
+    /// A value that virtio does not define.
     Unknown(u16),
 }
 
@@ -94,7 +94,7 @@ impl From<Op> for u16 {
 }
 
 impl Header {
-    /// The operation.
+    /// Returns the operation.
     pub fn op(&self) -> Op {
         Op::from(self.op.get())
     }
