@@ -6,12 +6,12 @@ import pathlib
 import pytest
 
 SKIPPED = pathlib.Path(__file__).with_name("skipped.txt")
-# The package that numba-cuda puts in the place of Numba's own `numba.cuda`.
+# Package with which numba-cuda replaces Numba's own `numba.cuda`.
 PACKAGE = "numba_cuda"
 
 
 class Module(pytest.Module):
-    """A module of tests by the name under which the processes that tests start can import it too."""
+    """Test module with a name under which the child processes of tests can import it too."""
 
     def _getobj(self):
         parts = self.path.with_suffix("").parts
@@ -20,7 +20,7 @@ class Module(pytest.Module):
 
 
 def pytest_collect_directory(path, parent):
-    """Folders are folders: as packages they would be imported by another name."""
+    """Collects folders as plain folders; as packages they would be imported by another name."""
     return pytest.Dir.from_parent(parent, path=path)
 
 
@@ -30,12 +30,12 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 @pytest.fixture(scope="class")
 def initialize_from_pytest_config(request):
-    """What the tests' base class expects of that conftest.py."""
+    """Sets the attribute that the tests' base class expects from the missing conftest.py."""
     request.cls._dump_failed_filechecks = False
 
 
 def reasons():
-    """Why tests are skipped, by the end of their file's path or by `path::test`."""
+    """Returns the reasons of skipped tests, by the end of their file's path or by `path::test`."""
     found = {}
     for line in SKIPPED.read_text().splitlines():
         if line and not line.startswith("#"):

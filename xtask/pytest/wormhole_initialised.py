@@ -1,4 +1,4 @@
-"""Pytest plugin that initialises the driver: some tests ask for attributes of the device before any has done so."""
+"""Pytest plugin that initialises the driver, because some tests query device attributes before any test has done so."""
 
 import ctypes
 

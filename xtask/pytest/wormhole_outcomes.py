@@ -1,8 +1,8 @@
-"""Pytest plugin that tells what came of each test."""
+"""Pytest plugin that reports the outcome of each test."""
 
 import pathlib
 
-# What came of a test, the last one of what its parts tell.
+# Outcomes of a test, by rank: the last one that any of its parts reports counts.
 OUTCOMES = ["skipped", "passed", "failed"]
 
 
@@ -15,7 +15,7 @@ def pytest_configure(config):
 
 
 class Report:
-    """What came of each test, whatever the number of its subtests."""
+    """Collects one outcome for each test, however many subtests it has."""
 
     def __init__(self, path):
         self.path = path
@@ -43,7 +43,7 @@ class Report:
 
 
 def reason(report):
-    """In one line, why a test was skipped or failed."""
+    """Returns the reason why a test was skipped or failed, in one line."""
     if report.passed:
         return ""
     if hasattr(report, "wasxfail"):

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: builds what is measured in release form and runs it.
+//! `cargo xtask bench`: builds a benchmark with the release profile and runs it.
 
 use std::path::{Path, PathBuf};
 
@@ -65,7 +65,7 @@ pub fn bench(root: &Path, bench: &Bench) -> Result<(), Failure> {
     }
 }
 
-/// A benchmark, built.
+/// Builds a benchmark and returns its path.
 fn release(root: &Path, name: &str) -> Result<PathBuf, Failure> {
     cargo(root)
         .args(["build", "--release", "--package", "wormhole-benches"])
@@ -73,7 +73,7 @@ fn release(root: &Path, name: &str) -> Result<PathBuf, Failure> {
     Ok(root.join("target/release").join(name))
 }
 
-/// Builds the programs that run in a VM without a kernel; returns their folder.
+/// Builds the programs that run in a VM without a kernel and returns their folder.
 fn payloads(root: &Path) -> Result<PathBuf, Failure> {
     let target = root.join("target/payload");
     cargo(&root.join("hypervisor/payload"))

@@ -1,10 +1,10 @@
-//! Starting other programs and saying what failed.
+//! Runs other programs and reports their failures.
 
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// A step that failed, as a sentence.
+/// Error of a failed step, as a sentence.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -20,12 +20,12 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Tells the developer what happens now.
+/// Prints the current step to the developer.
 pub fn step(what: &str) {
     eprintln!("xtask: {what}");
 }
 
-/// A command that is run for its success.
+/// A command to run.
 #[derive(Debug)]
 pub struct Run(Command);
 
@@ -49,7 +49,7 @@ impl Run {
         self
     }
 
-    /// Runs it with the terminal as it is; anything but success is a failure.
+    /// Runs the command with inherited standard streams. Fails unless it exits with status 0.
     pub fn check(mut self) -> Result<(), Failure> {
         match self.0.status() {
             Ok(status) if status.success() => Ok(()),
@@ -58,7 +58,7 @@ impl Run {
         }
     }
 
-    /// Runs it and returns its status with its standard output.
+    /// Runs the command and returns its status and its standard output.
     pub fn output(mut self) -> Result<(ExitStatus, String), Failure> {
         let output = self.0.stderr(Stdio::inherit()).output();
         let output = output.map_err(|error| self.unstarted(&error))?;
@@ -68,13 +68,14 @@ impl Run {
         ))
     }
 
-    /// Runs it, copies its output through line by line, and returns the output with its success.
+    /// Runs the command, prints its output line by line, and returns its success and the output.
     pub fn tee(mut self) -> Result<(bool, String), Failure> {
         let (status, text) = self.tee_once()?;
         Ok((status.success(), text))
     }
 
-    /// As [`Run::tee`], for what can be run again; returns its status.
+    /// Runs the command as [`Run::tee`] does, but leaves it usable for another run. Returns the
+    /// status instead of the success.
     pub fn tee_once(&mut self) -> Result<(ExitStatus, String), Failure> {
         use std::io::{BufRead, BufReader};
         self.0.stdout(Stdio::piped());
@@ -98,7 +99,7 @@ impl Run {
     }
 }
 
-/// Installs Python packages, and none that they ask for, into a folder.
+/// Installs Python packages, without their dependencies, into a folder.
 pub fn pip(folder: &Path, packages: &[&str]) -> Result<(), Failure> {
     Run::new("python3")
         .args(["-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"])
@@ -108,12 +109,12 @@ pub fn pip(folder: &Path, packages: &[&str]) -> Result<(), Failure> {
         .check()
 }
 
-/// A size as people read it.
+/// Formats a size in megabytes, rounded up.
 pub fn megabytes(bytes: u64) -> String {
     format!("{} MB", bytes.div_ceil(1_000_000))
 }
 
-/// The cargo that runs this very command, in the project's root.
+/// Starts a command of the cargo that runs this xtask, in the given folder.
 pub fn cargo(root: &Path) -> Run {
     Run::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).dir(root)
 }

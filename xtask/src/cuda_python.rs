@@ -1,7 +1,7 @@
-//! `cargo xtask cuda-python`: the tests of NVIDIA's Python bindings, unmodified, over the CPU device.
+//! `cargo xtask cuda-python`: runs the unmodified tests of NVIDIA's Python bindings on the CPU device.
 //!
-//! They are in the packages of two versions, which go with CUDA 11.8 and 12.6: each with a runtime and a compiler of
-//! its own time.
+//! The packages of two versions hold tests: those for CUDA 11.8 and 12.6. Each is installed with the NVRTC that its
+//! requirements name.
 
 use std::fs;
 use std::path::Path;
@@ -14,9 +14,9 @@ use crate::stage;
 const LEAST: usize = 90;
 /// Seconds after which a test counts as failed.
 const TIMEOUT: u32 = 100;
-/// CUDA versions of the bindings, each with a list of packages.
+/// CUDA versions of the bindings. Each has a requirements file.
 const VERSIONS: [&str; 2] = ["11.8", "12.6"];
-/// Modules of tests. Each has a process of its own, since a test that fails leaves its context current.
+/// Test modules. Each runs in its own process, because a failing test leaves its context current.
 const MODULES: [&str; 6] = [
     "test_cuda",
     "test_cudart",
@@ -26,7 +26,7 @@ const MODULES: [&str; 6] = [
     "test_cython",
 ];
 
-/// Installs the bindings under `target/cuda-python`, runs their tests, and tells whether enough of them pass.
+/// Installs the bindings under `target/cuda-python`, runs their tests, and returns whether enough of them pass.
 pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
     let stage = stage::stage(root)?;
     let mut enough = true;
@@ -39,12 +39,12 @@ pub fn cuda_python(root: &Path) -> Result<bool, Failure> {
         let mut text = String::new();
         for module in MODULES {
             let report = folder.join("report.txt");
-            // What an earlier run left is not this one's.
+            // Removes the report of an earlier run.
             let _ = fs::remove_file(&report);
             step(&format!(
                 "running {module} of the bindings of CUDA {version}"
             ));
-            // Failed tests make pytest fail; the report says how many.
+            // pytest exits with an error if tests fail; the report holds their number.
             let (_, _) = Run::new(stage.wormhole())
                 .args(["run", "--placement", "process", "--device", "cpu"])
                 .args(["--quiet", "--"])

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the main job. CUDA programs in a real guest VM, verified.
+//! `cargo xtask demo`: runs CUDA programs in a guest VM and verifies their results.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::command::{Failure, Run, step};
 use crate::{programs, setup, stage, toolchain};
 
-/// What `wormhole run --json` says of a run, as far as the demo reports it.
+/// Fields of the summary of `wormhole run --json` that the demo reports.
 #[derive(Debug, Deserialize)]
 struct Summary {
     guest: String,
@@ -17,17 +17,17 @@ struct Summary {
     exit_accounts: Option<Vec<u64>>,
 }
 
-/// Seconds after which the guest counts as hung: many times what its programs take on an emulated host.
+/// Seconds after which the guest counts as hung: many times the duration of its programs on an emulated host.
 const PATIENCE: u32 = 150;
-/// Guests that are tried, on an emulated host that fails them.
+/// Most attempts to run the guest, because an emulated host sometimes fails it.
 const ATTEMPTS: u32 = 3;
 
 /// Launches during which VM exits are counted.
 const LAUNCHES: u32 = 102_400;
 
 impl Summary {
-    /// VM exits while [`LAUNCHES`] kernels were launched, and while the same thread spun on private memory
-    /// for as long: the accounts that `programs/exits/steady.cu` enters.
+    /// Returns the VM exits while [`LAUNCHES`] kernels were launched, and while the same thread spun on private memory
+    /// for as long. `programs/exits/steady.cu` enters these accounts.
     fn exits(&self) -> Option<(u64, u64)> {
         match self.exit_accounts.as_deref() {
             Some(&[_, launching, spinning, ..]) => Some((launching, spinning)),
@@ -36,7 +36,7 @@ impl Summary {
     }
 }
 
-/// Sets up, builds, boots a guest and runs the programs in it: these, or the standard set.
+/// Sets up, builds, boots a guest and runs the chosen programs in it, or the standard set. Returns whether all passed.
 pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     let start = Instant::now();
     setup::setup(root, false)?;
@@ -67,7 +67,7 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     }
     let mut run = run.args(["--", "/bin/sh", "-c", &script(&programs, &steady)]);
     let (mut status, mut output) = run.tee_once()?;
-    // A guest that ends early or not at all, with no program at fault: the emulated host does that now and then.
+    // Runs the guest again if it ended early or hung and no program failed: an emulated host causes that now and then.
     for _ in 1..ATTEMPTS {
         if status.success() || output.lines().any(|line| line.starts_with("FAIL")) {
             break;
@@ -104,7 +104,7 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     eprintln!(
         "xtask: {launching} VM exits in {LAUNCHES} launches, {spinning} while their thread spun for as long"
     );
-    // Below zero is noise.
+    // A negative difference is noise.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     let exits = launching.saturating_sub(spinning) as f64 / f64::from(LAUNCHES);
     if exits > MOST_EXITS {
@@ -119,13 +119,13 @@ pub fn demo(root: &Path, chosen: &[PathBuf]) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// VM exits per launch above which forwarding is not exitless, far above the noise of a loaded machine.
+/// VM exits per launch above which the demo fails. The limit lies far above the noise of a loaded machine.
 const MOST_EXITS: f64 = 0.05;
 
-/// What the program whose exits are counted says at its end.
+/// Last line of the program whose exits are counted.
 const STEADY: &str = "PASS steady";
 
-/// Runs every program, then counts exits; the status tells whether all of them succeeded.
+/// Builds the shell script that runs every program and then counts exits. Its status is 0 if all of them succeeded.
 fn script(programs: &[PathBuf], steady: &Path) -> String {
     let mut text = String::from("failed=0\n");
     for program in programs {
@@ -138,7 +138,7 @@ fn script(programs: &[PathBuf], steady: &Path) -> String {
     text
 }
 
-/// How many programs said that they passed, without the one whose exits are counted.
+/// Counts the programs that printed PASS, without the one whose exits are counted.
 fn passes(output: &str) -> usize {
     let lines = || output.lines().filter(|line| line.starts_with("PASS "));
     lines().count() - lines().filter(|line| *line == STEADY).count().min(1)

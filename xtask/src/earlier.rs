@@ -1,5 +1,5 @@
-//! What earlier releases of CUDA make of the demo's programs and of the PTX engine's kernels. Their nvcc comes from
-//! Debian, where PyPI has but parts of it.
+//! Builds the demo's programs and the PTX engine's kernels with earlier CUDA releases. Their nvcc comes from Debian,
+//! because PyPI has only parts of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +11,29 @@ use crate::toolchain::Toolkit;
 
 const PACKAGE: &str = "nvidia-cuda-toolkit";
 
-/// A release whose compiler builds the programs.
+/// A CUDA release whose compiler builds the programs.
 #[derive(Debug)]
 struct Release {
     version: &'static str,
-    /// The folder of its programs.
+    /// Folder of the programs built with it.
     folder: &'static str,
-    /// The part of Debian's archive that has it, and the release of Debian.
+    /// Source line of the Debian archive that holds it.
     source: &'static str,
     debian: &'static str,
-    /// Headers and the runtime library.
+    /// PyPI packages of the headers and the runtime library.
     wheels: [&'static str; 3],
-    /// The runtime library, as its programs name it.
+    /// Soname of the runtime library.
     runtime: &'static str,
-    /// What its nvcc is told beside the rest.
+    /// Additional flags for this release's nvcc.
     flags: &'static [&'static str],
-    /// Other runtimes for the same programs.
+    /// Other runtime versions for the same programs.
     others: &'static [Runtime],
 }
 
-/// A runtime library of the same name as that of a release.
+/// A runtime library with the same soname as a release's.
 #[derive(Debug)]
 struct Runtime {
-    /// The folder of the programs that have it beside them.
+    /// Folder that holds the library and copies of the programs.
     folder: &'static str,
     wheel: &'static str,
 }
@@ -70,16 +70,16 @@ const CUDA_11: Release = Release {
     wheels: [
         "nvidia-cuda-runtime-cu11==11.8.89",
         "nvidia-cuda-nvcc-cu11==11.8.89",
-        // The last whose headers take CUDA 11.
+        // The last version whose headers support CUDA 11.
         "nvidia-cuda-cccl-cu12==12.9.27",
     ],
     runtime: "libcudart.so.11.0",
-    // It knows no GCC after 11.
+    // This nvcc supports no GCC after 11.
     flags: &["-allow-unsupported-compiler"],
     others: &[],
 };
 
-/// Where the tools lie in the package, and where nvcc looks for them.
+/// Paths of the tools in the package, and the paths where nvcc looks for them.
 const TOOLS: [(&str, &str); 8] = [
     ("usr/lib/nvidia-cuda-toolkit/bin/nvcc", "bin/nvcc"),
     ("usr/lib/nvidia-cuda-toolkit/bin/cicc", "bin/cicc"),
@@ -97,21 +97,21 @@ const TOOLS: [(&str, &str); 8] = [
     ("usr/bin/ptxas", "bin/ptxas"),
 ];
 
-/// What tells nvcc of its surroundings.
+/// Start of `nvcc.profile`, which configures nvcc's search paths.
 const PROFILE: &str = "TOP = $(_HERE_)/..\n\
     NVVMIR_LIBRARY_DIR = $(TOP)/libdevice\n\
     PATH += $(_HERE_):\n";
 
-/// PTX alone, for a target that CUDA 13 has no more.
+/// Flags for PTX alone, for a target that CUDA 13 no longer supports.
 const CODE: [&str; 4] = ["-arch=compute_70", "-code=compute_70", "-cudadevrt", "none"];
 
 impl Release {
-    /// Where the toolkit is, and the other runtimes are.
+    /// Returns the folder of the toolkit and of the other runtimes.
     fn installed(&self, root: &Path) -> PathBuf {
         root.join("target").join(format!("{}-toolkit", self.folder))
     }
 
-    /// The toolkit below `root/target`; installs it when it is not there yet.
+    /// Returns the toolkit below `root/target`. Installs it first if it is missing or outdated.
     fn ensure(&self, root: &Path) -> Result<Toolkit, Failure> {
         let folder = self.installed(root);
         let toolkit = Toolkit::at(folder.clone());
@@ -137,7 +137,7 @@ impl Release {
         for (from, to) in TOOLS {
             place(&package.path().join(from), &folder.join(to))?;
         }
-        // Nothing needs the package any more.
+        // The package is no longer needed.
         drop(package);
         let downloads = folder.join("apt");
         fs::remove_dir_all(&downloads).map_err(|error| cannot("remove", &downloads, &error))?;
@@ -162,7 +162,7 @@ impl Release {
         Ok(toolkit)
     }
 
-    /// Builds the demo's programs below `root/target/programs`, where they are out of date, once for each runtime.
+    /// Builds the outdated programs of the demo below `root/target/programs`, once for each runtime.
     fn build_programs(&self, root: &Path) -> Result<(), Failure> {
         let toolkit = self.ensure(root)?;
         let programs = root.join("target/programs");
@@ -196,7 +196,7 @@ impl Release {
     }
 }
 
-/// A library of the runtime among installed packages.
+/// Returns the path of a runtime library among installed packages.
 fn library(wheels: &Path, name: &str) -> PathBuf {
     wheels.join("nvidia/cuda_runtime/lib").join(name)
 }
@@ -218,7 +218,7 @@ pub fn build_programs(root: &Path) -> Result<(), Failure> {
     CUDA_11.build_programs(root)
 }
 
-/// Compiles the kernels of the PTX engine's tests and says where the PTX is.
+/// Compiles the kernels of the PTX engine's tests and returns the folder of the PTX.
 pub fn build_kernels(root: &Path) -> Result<PathBuf, Failure> {
     let toolkit = CUDA_12.ensure(root)?;
     let output = root.join("target/programs/cuda12-kernels");

@@ -1,4 +1,4 @@
-//! Links for machines older than this one: zig, from PyPI, knows which symbols each release of glibc has.
+//! Links for older glibc versions with zig, from PyPI, which knows the symbols of each glibc release.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use crate::command::{Failure, Run, pip, step};
 
 const PACKAGES: [&str; 2] = ["ziglang==0.15.2", "cargo-zigbuild==0.24.0"];
 
-/// The oldest glibc that Rust's standard library takes. What goes into guests makes do with its symbols.
+/// Oldest glibc that Rust's standard library supports. Libraries for guests are linked against it.
 pub const OLDEST: &str = "2.17";
 
-/// The first glibc of a distribution still in use that has `memfd_create` and `getrandom`, which hosts need.
+/// Oldest glibc of a distribution still in use that has `memfd_create` and `getrandom`, which host programs need.
 pub const HOST: &str = "2.28";
 
-/// The installed linker.
+/// An installed linker.
 #[derive(Debug, Clone)]
 pub struct Linker {
     folder: PathBuf,
 }
 
-/// The linker in `root/target/linker`; installs it when it is not there yet.
+/// Returns the linker in `root/target/linker`. Installs it first if it is missing or outdated.
 pub fn ensure(root: &Path) -> Result<Linker, Failure> {
     let folder = root.join("target/linker");
     let installed = folder.join("installed");
@@ -35,14 +35,14 @@ pub fn ensure(root: &Path) -> Result<Linker, Failure> {
 }
 
 impl Linker {
-    /// `cargo build` for machines with this glibc.
+    /// Starts a `cargo build` for machines with this glibc.
     pub fn build(&self, root: &Path, glibc: &str) -> Run {
         Run::new(self.folder.join("bin/cargo-zigbuild"))
             .dir(root)
             .args(["zigbuild", "--target"])
             .args([format!("x86_64-unknown-linux-gnu.{glibc}")])
             .env("CARGO_ZIGBUILD_ZIG_PATH", self.folder.join("ziglang/zig"))
-            // Nothing is left in the user's own cache.
+            // Keeps all cache files out of the user's own cache folders.
             .env("CARGO_ZIGBUILD_CACHE_DIR", self.folder.join("cache"))
             .env("ZIG_GLOBAL_CACHE_DIR", self.folder.join("cache/zig"))
             .env("ZIG_LOCAL_CACHE_DIR", self.folder.join("cache/zig"))

@@ -1,4 +1,4 @@
-//! The developer's commands: `cargo xtask …`. CI runs the same.
+//! Developer commands: `cargo xtask …`. CI runs the same commands.
 
 mod bench;
 mod checks;
@@ -36,19 +36,19 @@ struct Command {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Install what Debian and PyPI have to give, and build programs and images.
+    /// Install packages from Debian and PyPI, and build programs and images.
     Setup {
-        /// Also what only the tests need.
+        /// Also install and build the parts that only the tests need.
         #[arg(long)]
         tests: bool,
     },
     /// Build Wormhole and lay it out in target/wormhole.
     Stage,
-    /// Run CUDA programs in a guest VM and verify them: these, or the standard set.
+    /// Run CUDA programs in a guest VM and verify their results: the given ones, or the standard set.
     Demo { programs: Vec<PathBuf> },
-    /// Make the images anew that tests of the PTX engine read.
+    /// Compile the images again that tests of the PTX engine read.
     Fixtures,
-    /// Run everything that must hold.
+    /// Run all checks and tests.
     Test,
     /// Check the rules between crates, and print the size of each.
     Structure,
@@ -58,23 +58,24 @@ enum Action {
     Paths,
     /// Check which glibc the staged installation needs.
     Glibc,
-    /// Run Numba's own CUDA tests over the CPU device.
+    /// Run Numba's own CUDA tests on the CPU device.
     Numba {
-        /// Only tests that match this, as of pytest's `-k`.
+        /// Run only tests that match this expression, as pytest's `-k` does.
         filter: Option<String>,
     },
-    /// Run the tests of NVIDIA's Python bindings over the CPU device.
+    /// Run the tests of NVIDIA's Python bindings on the CPU device.
     CudaPython,
-    /// Run NCCL between two processes over the CPU device.
+    /// Run NCCL between two processes on the CPU device.
     Nccl,
     /// Run programs in lanes under load, beside a heartbeat; look for wrong results, stalls and growing memory.
     Soak(soak::Options),
-    /// For each function of the driver API, find a test that notices when it does nothing.
+    /// For each function of the driver API, find a test that fails if the function does nothing.
     Mutants {
-        /// Only functions whose names contain this, also those that have a test; otherwise those that have none (any more).
+        /// Check all functions whose names contain this text. Without it, check the functions that have no test (any
+        /// more).
         filter: Option<String>,
     },
-    /// Measure, and print ratios of one run.
+    /// Run a benchmark and print the ratios of one run.
     #[command(subcommand)]
     Bench(bench::Bench),
 }

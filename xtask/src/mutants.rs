@@ -1,10 +1,10 @@
-//! `cargo xtask mutants`: for each function of the driver API that is served, a test that fails when the function
-//! returns success and does nothing.
+//! `cargo xtask mutants`: finds, for each served function of the driver API, a test that fails if the function returns
+//! success and does nothing.
 //!
-//! The tests are first run as they are, to see which functions each of them calls. Then, for each function, those
-//! that call it are run with the function doing nothing, until one fails that passes otherwise. What is found goes to
-//! `shared-ring/api/tested.txt`, function by function, so that a run that was broken off goes on where it was, and
-//! `docs/api-coverage.md` tells it.
+//! It first runs the tests unchanged and records the functions that each of them calls. Then, for each function, it
+//! runs the tests that call it with the function disabled, until one fails that passes otherwise. It writes each result
+//! to `shared-ring/api/tested.txt` at once, so that an interrupted run can be continued. `docs/api-coverage.md` lists
+//! the results.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,27 +17,27 @@ use crate::command::{Failure, Run, cargo, step};
 use crate::setup;
 use crate::stage::{self, Stage};
 
-/// Tests of the staged installation that say nothing about single functions, or that take the machine.
+/// Prefixes of tests that are not run: they test no single functions, or need the whole machine.
 const LEFT_OUT: [&str; 3] = ["guest::", "guest_kill::", "gpu::"];
-/// How much longer than as it is a test may take before it has failed.
+/// Factor by which a test may be slower than unchanged before it counts as failed.
 const SLOWER: u32 = 5;
-/// What a test may take at least.
+/// Least time limit of a test.
 const LEAST: Duration = Duration::from_secs(15);
-/// Tests that are tried last: they say least about what a function is for.
+/// Parts of the names of tests that are tried last, because they test least of a function's purpose.
 const LAST: [&str; 2] = ["bad_input", "before_it_is_initialised"];
-/// Tests at a time.
+/// Number of tests that run at the same time.
 const LANES: usize = 2;
 
-/// A test of libtest's kind.
+/// A libtest test.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Test {
-    /// As the coverage page calls it.
+    /// Name of the test on the coverage page.
     label: String,
     binary: PathBuf,
     name: String,
 }
 
-/// What a test did when nothing was wrong.
+/// Result of a test that ran unchanged and passed.
 #[derive(Clone, Debug)]
 struct Record {
     test: Test,
@@ -45,8 +45,8 @@ struct Record {
     calls: BTreeSet<String>,
 }
 
-/// Finds tests for the functions whose names contain `filter`, or for those that have none (any more); tells whether
-/// each has one.
+/// Finds tests for the functions whose names contain `filter`, or for those that have none (any more). Returns whether
+/// each of them has one.
 pub fn mutants(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
     let folder = root.join("target/mutants");
     let lanes = stages(root, &folder)?;
@@ -122,8 +122,8 @@ fn taken<'a>(next: &Mutex<impl Iterator<Item = &'a str>>) -> Option<&'a str> {
     locked(next).next()
 }
 
-/// One installation for each lane, with the library whose functions can be told to do nothing. Tests look for what a
-/// run left behind by its installation's folder, so lanes have one each.
+/// Creates one installation for each lane, with a library whose functions can be disabled. Tests look for leftovers of
+/// a run by its installation's folder, so each lane needs its own.
 fn stages(root: &Path, folder: &Path) -> Result<Vec<Stage>, Failure> {
     let stage = stage::stage(root)?;
     cargo(root)
@@ -154,7 +154,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(entries
         .flatten()
         .map(|entry| entry.path())
-        // The others are symbols.
+        // Folders hold symbols.
         .filter(|path| path.is_file())
         .collect())
 }
@@ -190,7 +190,7 @@ fn tests(root: &Path, folder: &Path) -> Result<Vec<Test>, Failure> {
     Ok(tests)
 }
 
-/// Names and paths of the test executables that cargo tells of.
+/// Returns the names and paths of the test executables in cargo's JSON messages.
 fn executables(messages: &str) -> Vec<(String, PathBuf)> {
     messages
         .lines()
@@ -203,7 +203,7 @@ fn executables(messages: &str) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Runs every test that is not recorded yet.
+/// Runs every test unchanged and records the functions that it calls.
 fn recorded(
     tests: &[Test],
     names: &[String],
@@ -241,7 +241,7 @@ fn recorded(
     Ok(records.into_inner().unwrap_or_default())
 }
 
-/// Runs a test as it is; `None` if it fails.
+/// Runs a test unchanged. Returns `None` if it fails.
 fn record(
     test: &Test,
     names: &[String],
@@ -267,13 +267,13 @@ fn record(
     Ok(passed.then_some(record))
 }
 
-/// What a test that is recorded says, beside the file of its calls.
+/// Path of the output of a recorded test, beside the file of its calls.
 fn said_to(calls: &Path) -> PathBuf {
     calls.with_extension("said")
 }
 
-/// The first test that fails when a function does nothing, and passes when it does what it does. The one that is known
-/// comes first, then quick ones.
+/// Returns the first test that fails with the function disabled and passes with it enabled. Tries the known test first,
+/// then quick ones.
 fn catcher<'a>(
     name: &str,
     known: Option<&str>,
@@ -303,7 +303,8 @@ fn catcher<'a>(
         .map(|record| &record.test)
 }
 
-/// Runs one test, whose output goes there; one that takes longer than `limit` has failed.
+/// Runs one test and returns whether it passed. A test that takes longer than `limit` has failed. Its standard output
+/// goes to `output`.
 fn passes(
     test: &Test,
     lane: &Stage,

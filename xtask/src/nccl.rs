@@ -1,5 +1,4 @@
-//! `cargo xtask nccl`: NCCL, unmodified, between two processes over the CPU device, on each way that it has from one to
-//! the other.
+//! `cargo xtask nccl`: runs unmodified NCCL between two processes on the CPU device, over each of its transports.
 
 use std::path::Path;
 
@@ -8,18 +7,18 @@ use crate::programs::{self, Link};
 use crate::pytest::{install, package};
 use crate::{stage, toolchain};
 
-/// Room for NCCL's module, which is 240 MB.
+/// Window size with room for NCCL's module of 240 MB.
 const WINDOW: &str = "4G";
 
-/// How NCCL gets from one rank to the other.
+/// A transport of NCCL between two ranks.
 #[derive(Debug)]
 struct Way {
     name: &'static str,
     device: &'static str,
-    /// The device of each rank.
+    /// Device of each rank.
     ranks: [&'static str; 2],
     settings: &'static [(&'static str, &'static str)],
-    /// What NCCL says when it goes this way.
+    /// Text in NCCL's log if it uses this transport.
     said: &'static str,
 }
 
@@ -54,8 +53,8 @@ const WAYS: [Way; 4] = [
     },
 ];
 
-/// Installs NCCL under `target/nccl`, has two ranks do all its operations on each way, and tells whether every element
-/// was as computed.
+/// Installs NCCL under `target/nccl`, runs all its operations between two ranks over each transport, and returns
+/// whether every element was correct.
 pub fn nccl(root: &Path) -> Result<bool, Failure> {
     let stage = stage::stage(root)?;
     let folder = root.join("target/nccl");

@@ -1,4 +1,4 @@
-//! `cargo xtask numba`: Numba's own CUDA tests, unmodified, over the CPU device.
+//! `cargo xtask numba`: runs Numba's own unmodified CUDA tests on the CPU device.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::stage;
 const LEAST: usize = 80;
 /// Seconds after which a test counts as failed.
 const TIMEOUT: u32 = 300;
-/// Room for the managed memory that one test takes: a tenth of the device's.
+/// Window size with room for the managed memory of one test, which allocates a tenth of the device's memory.
 const WINDOW: &str = "4G";
 const TESTS: &str = "numba.cuda.tests";
 
-/// Installs Numba under `target/numba`, runs its tests or those whose names match `filter`, and tells whether
-/// enough of them pass. What came of each is in `target/numba.txt`.
+/// Installs Numba under `target/numba`, runs its tests or those whose names match `filter`, and returns whether enough
+/// of them pass. Writes the outcome of each test to `target/numba.txt`.
 pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
     let stage = stage::stage(root)?;
     let source = root.join("xtask/numba");
@@ -28,7 +28,7 @@ pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
     )?;
 
     let report = root.join("target/numba.txt");
-    // What an earlier run left is not this one's.
+    // Removes the report of an earlier run.
     let _ = fs::remove_file(&report);
     let plugins = format!("{}:{}", source.display(), root.join(PLUGIN).display());
     step("running Numba's tests");
@@ -50,7 +50,7 @@ pub fn numba(root: &Path, filter: Option<&str>) -> Result<bool, Failure> {
     if let Some(filter) = filter {
         run = run.args(["-k", filter]);
     }
-    // Failed tests make pytest fail; the report says how many.
+    // pytest exits with an error if tests fail; the report holds their number.
     let (_, _) = run.tee()?;
     let text = fs::read_to_string(&report)
         .map_err(|error| Failure::new(format!("cannot read {}: {error}", report.display())))?;

@@ -1,4 +1,4 @@
-//! Builds the CUDA programs in `programs/`, each with the runtime linked in and as a shared library.
+//! Builds the CUDA programs in `programs/`, each with the static and with the shared CUDA runtime.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ const FOLDERS: [&str; 10] = [
 /// Folders below `programs/` whose sources are the translation units of one program, linked as device code.
 const UNITS: [&str; 1] = ["linked_units"];
 
-/// Programs that are built once more with a kernel that computes something else than it should: one whose
-/// result is far off, one that is off by one element, one that errs by millionths.
+/// Programs that are also built with a wrong kernel: one whose result is far off, one that is off by one element, one
+/// with an error of millionths.
 const BROKEN: [&str; 3] = ["vector_add", "prefix_scan", "black_scholes"];
 
-/// Programs that are built once more for per-thread default streams, of whose functions each has a name of its own.
+/// Programs that are also built for per-thread default streams, for which the API has separate function names.
 const PER_THREAD: [&str; 8] = [
     "api/contexts",
     "api/graph_nodes",
@@ -32,7 +32,7 @@ const PER_THREAD: [&str; 8] = [
     "memory/pools",
 ];
 
-/// How a program comes by the CUDA runtime.
+/// Linkage of the CUDA runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     Static,
@@ -40,7 +40,7 @@ pub enum Link {
 }
 
 impl Link {
-    /// nvcc's word for it and the name of the folder.
+    /// Returns nvcc's name for the linkage, which is also the folder's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Static => "static",
@@ -49,15 +49,15 @@ impl Link {
     }
 }
 
-/// A program that was built.
+/// A built program.
 #[derive(Debug, Clone)]
 pub struct Program {
     pub path: PathBuf,
-    /// Computes something and verifies it; the others provoke errors or order, or are measured.
+    /// Set if the program computes something and verifies it. The others provoke errors, test orders, or are measured.
     pub demo: bool,
 }
 
-/// Builds what is out of date into `root/target/programs/{static,shared}` and returns all programs.
+/// Builds outdated programs into `root/target/programs/{static,shared}` and returns all programs.
 pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     let sources = root.join("programs");
     let output = root.join("target/programs");
@@ -94,7 +94,7 @@ pub fn build(toolkit: &Toolkit, root: &Path) -> Result<Vec<Program>, Failure> {
     Ok(programs)
 }
 
-/// The demo's programs: the name and the sources of each.
+/// Returns name and sources of each of the demo's programs.
 pub fn demo(root: &Path) -> Result<Vec<(String, Vec<PathBuf>)>, Failure> {
     let folder = root.join("programs");
     let mut programs = Vec::new();
@@ -108,14 +108,14 @@ pub fn demo(root: &Path) -> Result<Vec<(String, Vec<PathBuf>)>, Failure> {
     Ok(programs)
 }
 
-/// Whether a file is older than one of those that it is made from.
+/// Returns true if a file is older than one of its sources.
 pub fn is_older(path: &Path, sources: &[PathBuf]) -> bool {
     sources
         .iter()
         .any(|source| modified(path) < modified(source))
 }
 
-/// Builds a program with both kinds of runtime where it is older than its sources.
+/// Builds a program with both linkages of the runtime if it is older than its sources.
 fn ensure(
     toolkit: &Toolkit,
     output: &Path,
@@ -137,12 +137,12 @@ fn ensure(
     Ok(paths)
 }
 
-/// Where the program lies during whose launches VM exits are counted.
+/// Returns the path of the program during whose launches VM exits are counted.
 pub fn steady(root: &Path) -> PathBuf {
     root.join("target/programs/static/steady")
 }
 
-/// Builds the programs that must be found out by their own verification.
+/// Builds the programs with wrong kernels, which their own verification must detect.
 fn build_broken(toolkit: &Toolkit, root: &Path) -> Result<(), Failure> {
     for name in BROKEN {
         let source = root.join("programs").join(name).with_extension("cu");
@@ -208,7 +208,7 @@ pub fn compile(
         .map_err(|error| Failure::new(format!("cannot place {}: {error}", path.display())))
 }
 
-/// The files of a folder whose names end like this, in the order of their names.
+/// Returns the files of a folder with this extension, ordered by name.
 pub fn files(folder: &Path, end: &str) -> Result<Vec<PathBuf>, Failure> {
     let entries = fs::read_dir(folder)
         .map_err(|error| Failure::new(format!("cannot list {}: {error}", folder.display())))?;
@@ -221,7 +221,7 @@ pub fn files(folder: &Path, end: &str) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// When a file was last written; a file that is not there is older than any other.
+/// Returns a file's modification time. A missing file is older than any other.
 fn modified(path: &Path) -> SystemTime {
     fs::metadata(path)
         .and_then(|data| data.modified())

@@ -1,4 +1,4 @@
-//! Other projects' Python tests: their environments, and what came of them.
+//! Python test suites of other projects: virtual environments and outcomes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 
 use crate::command::{Failure, Run, step};
 
-/// The folder of the plugin that reports, below the project's root.
+/// Folder of the reporting plugins, below the project's root.
 pub const PLUGIN: &str = "xtask/pytest";
 
-/// What came of the tests.
+/// Outcomes of a test suite.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcomes<'a> {
     pub passed: usize,
-    /// Tests and what was wrong.
+    /// Failed tests, each with its reason.
     pub failed: Vec<(&'a str, &'a str)>,
-    /// Why tests were skipped, and how many.
+    /// Number of skipped tests by reason.
     pub skipped: BTreeMap<&'a str, usize>,
 }
 
 impl<'a> Outcomes<'a> {
-    /// Reads a report: lines of outcome, test and reason.
+    /// Parses a report: lines of outcome, test and reason, separated by tabs.
     pub fn read(report: &'a str) -> Option<Self> {
         let mut outcomes = Self::default();
         for line in report.lines() {
@@ -36,14 +36,14 @@ impl<'a> Outcomes<'a> {
         Some(outcomes)
     }
 
-    /// Percent of the applicable tests that passed, rounded down.
+    /// Returns the percentage of the applicable tests that passed, rounded down.
     pub fn percent(&self) -> usize {
         (100 * self.passed)
             .checked_div(self.passed + self.failed.len())
             .unwrap_or(0)
     }
 
-    /// Prints the reasons, and the counts of the suite of this name.
+    /// Prints the reasons, and the counts under the suite's name.
     pub fn print(&self, name: &str) {
         for (reason, count) in &self.skipped {
             println!("skipped {count}: {reason}");
@@ -61,7 +61,7 @@ impl<'a> Outcomes<'a> {
     }
 }
 
-/// Makes the environment, unless it is there with these very packages.
+/// Creates the virtual environment unless it exists with exactly these packages.
 pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Failure> {
     let failed = |path: &Path, error: std::io::Error| {
         Failure::new(format!("cannot use {}: {error}", path.display()))
@@ -83,7 +83,7 @@ pub fn install(what: &str, requirements: &Path, folder: &Path) -> Result<(), Fai
     fs::write(&installed, wanted).map_err(|error| failed(&installed, error))
 }
 
-/// The folder of a package of an environment.
+/// Returns the folder of a package in a virtual environment.
 pub fn package(environment: &Path, name: &str) -> Result<PathBuf, Failure> {
     let libraries = environment.join("lib");
     let versions = fs::read_dir(&libraries)

@@ -1,4 +1,4 @@
-//! `cargo xtask bench programs`: how long the demo's programs take on the CPU device, on one processor and on all.
+//! `cargo xtask bench programs`: times the demo's programs on the CPU device, on one processor and on all.
 
 use std::path::Path;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::command::{Failure, Run, step};
 use crate::{programs, stage, toolchain};
 
-/// Programs and the sizes that they are given: long enough to be told from starting a process.
+/// Programs and their size arguments. The sizes make a run much longer than the start of a process.
 const SIZES: &[(&str, u32)] = &[
     ("bitonic_sort", 1 << 19),
     ("black_scholes", 2_000_000),
@@ -27,10 +27,10 @@ const SIZES: &[(&str, u32)] = &[
     ("transpose", 4000),
     ("vector_add", 8_000_000),
 ];
-/// Each is run so often, and the best counts: noise only adds.
+/// Number of runs of each program. The best one counts, because noise only adds time.
 const RUNS: usize = 3;
 
-/// Seconds from the program's start to its end, its own check of the results and the start of the backend in them.
+/// Seconds from the program's start to its end, including its check of the results and the start of the backend.
 #[derive(Debug, Serialize)]
 struct Row {
     program: &'static str,
@@ -45,7 +45,7 @@ struct Table {
     rows: Vec<Row>,
 }
 
-/// Measures, prints a table, and writes it to `json` if that is given.
+/// Times the programs, prints a table, and writes it to `json` if given.
 pub fn measure(root: &Path, json: Option<&Path>) -> Result<(), Failure> {
     programs::build(&toolchain::ensure(root)?, root)?;
     let stage = stage::stage(root)?;

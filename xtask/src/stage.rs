@@ -1,5 +1,5 @@
-//! Builds Wormhole and lays it out as it is installed: `target/wormhole/{bin,lib/wormhole}`. The images lie in
-//! `share/wormhole/images` beside them, where set-up builds them.
+//! Builds Wormhole and stages the installation in `target/wormhole/{bin,lib/wormhole}`. Set-up builds the images into
+//! `share/wormhole/images` beside them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -10,18 +10,18 @@ use crate::checks;
 use crate::command::{Failure, Run, cargo, megabytes, step};
 use crate::linker::{self, Linker};
 
-/// The only target there is; naming it makes cargo keep build scripts off the flags.
+/// The only supported target. With an explicit target cargo does not apply the flags to build scripts.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The profile of what is installed.
+/// Cargo profile of installed files.
 const PROFILE: [&str; 2] = ["--profile", "dist"];
 
-/// Packages that are linked alike.
+/// Packages with the same linkage.
 struct Build {
-    /// The glibc that they need; none for a program without libraries.
+    /// Version of glibc that they need; `None` for a static program.
     glibc: Option<&'static str>,
     packages: &'static [&'static str],
-    /// Built files, and their places in the installation.
+    /// Built files and their paths in the installation.
     parts: &'static [(&'static str, &'static str)],
 }
 
@@ -43,7 +43,7 @@ const BUILDS: [Build; 3] = [
             ("libnvidia_ml.so", "lib/wormhole/libnvidia-ml.so.1"),
         ],
     },
-    // The first process of an image has no libraries to load.
+    // The first process of an image is linked statically, because the image has no libraries.
     Build {
         glibc: None,
         packages: &["wormhole-init"],
@@ -51,7 +51,7 @@ const BUILDS: [Build; 3] = [
     },
 ];
 
-/// The folder of symbols beside each stripped file, in which debuggers and Rust's backtraces look.
+/// Folder of the symbols beside a stripped file. Debuggers and Rust's backtraces look there.
 const SYMBOLS: &str = ".debug";
 
 /// A staged installation.
@@ -66,7 +66,7 @@ impl Stage {
     }
 }
 
-/// The programs and libraries below `root/target/wormhole`, without their symbols.
+/// Returns the programs and libraries below `root/target/wormhole`, without their symbols.
 pub fn parts(root: &Path) -> impl Iterator<Item = PathBuf> {
     let prefix = prefix(root);
     BUILDS
@@ -75,7 +75,7 @@ pub fn parts(root: &Path) -> impl Iterator<Item = PathBuf> {
         .map(move |(_, destination)| prefix.join(destination))
 }
 
-/// The symbols of [`parts`].
+/// Returns the symbol files of [`parts`].
 pub fn symbols(root: &Path) -> impl Iterator<Item = PathBuf> {
     parts(root).map(|part| symbols_of(&part))
 }
@@ -84,7 +84,7 @@ fn prefix(root: &Path) -> PathBuf {
     root.join("target/wormhole")
 }
 
-/// Builds everything in the form in which it is installed and stages it under `root/target/wormhole`.
+/// Builds everything with the dist profile and stages it under `root/target/wormhole`.
 pub fn stage(root: &Path) -> Result<Stage, Failure> {
     let linker = linker::ensure(root)?;
     step("building wormhole, its backend and the frontend libraries");
@@ -95,7 +95,7 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
             place_stripped(&built.join(source), &prefix.join(destination))?;
         }
     }
-    // Some programs open the libraries by these names, under which a toolkit has libraries that only link.
+    // Some programs open the libraries by these names, which in a toolkit belong to stub libraries.
     for name in ["libcuda.so", "libnvidia-ml.so"] {
         let link = prefix.join("lib/wormhole").join(name);
         let target = format!("{name}.1");
@@ -122,9 +122,9 @@ pub fn stage(root: &Path) -> Result<Stage, Failure> {
 }
 
 impl Build {
-    /// Builds the packages; the result is the folder of the built files.
+    /// Builds the packages and returns the folder of the built files.
     fn run(&self, root: &Path, linker: &Linker) -> Result<PathBuf, Failure> {
-        // cargo builds everything anew when the linker changes, so that each has a folder of its own.
+        // cargo rebuilds everything when the linker changes, so each linker has its own target folder.
         let target = root
             .join("target/dist")
             .join(self.glibc.unwrap_or("static"));
@@ -144,8 +144,8 @@ impl Build {
     }
 }
 
-/// Flags that map this machine's folders to names, in the form of `CARGO_ENCODED_RUSTFLAGS`, and these. Of several that
-/// match a path the compiler takes the last.
+/// Returns the flags that replace this machine's folders by names, and `others`, encoded for `CARGO_ENCODED_RUSTFLAGS`.
+/// If several prefixes match a path, the compiler uses the last one.
 fn flags(root: &Path, others: &[OsString]) -> Result<OsString, Failure> {
     let (_, sysroot) = Run::new("rustc")
         .dir(root)
@@ -166,7 +166,7 @@ fn flags(root: &Path, others: &[OsString]) -> Result<OsString, Failure> {
     Ok(flags)
 }
 
-/// Where cargo keeps the sources of crates.
+/// Returns the folder in which cargo stores the sources of crates.
 pub fn cargo_home() -> PathBuf {
     std::env::var_os("CARGO_HOME").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
@@ -174,9 +174,10 @@ pub fn cargo_home() -> PathBuf {
     )
 }
 
-/// Flags of what links libgcc as it lies in the system. The linker would take an unwinder of its own, which must not
-/// meet the frames of libgcc's: glibc unwinds threads that end by `pthread_exit` or `pthread_cancel` with libgcc's.
-/// A new libgcc needs newer symbols of glibc than the linker offers; another machine's own libgcc does not.
+/// Returns the flags that link the system's libgcc_s. By default the linker adds its own unwinder, which must not be
+/// mixed with libgcc's: glibc unwinds threads that end by `pthread_exit` or `pthread_cancel` with libgcc's. This
+/// machine's libgcc may need newer glibc symbols than the linker offers, so undefined symbols in it are allowed;
+/// another machine uses its own libgcc.
 fn shared() -> Result<[OsString; 2], Failure> {
     const NAME: &str = "libgcc_s.so.1";
     let (_, path) = Run::new("cc")
@@ -192,7 +193,7 @@ fn shared() -> Result<[OsString; 2], Failure> {
     ])
 }
 
-/// Places a program or library without its symbols, and these beside it.
+/// Places a stripped program or library, and its symbols beside it.
 fn place_stripped(source: &Path, destination: &Path) -> Result<(), Failure> {
     let symbols = symbols_of(destination);
     if let Some(folder) = symbols.parent() {
@@ -204,7 +205,7 @@ fn place_stripped(source: &Path, destination: &Path) -> Result<(), Failure> {
         .args(["--only-keep-debug"])
         .args([source, &symbols])
         .check()?;
-    // By way of a rename, so that a running program keeps its file.
+    // Replaces the file by rename, so that a running program keeps the old one.
     let fresh = destination.with_extension("fresh");
     let mut link = OsString::from("--add-gnu-debuglink=");
     link.push(&symbols);
@@ -222,7 +223,7 @@ fn symbols_of(part: &Path) -> PathBuf {
     part.with_file_name(SYMBOLS).join(name)
 }
 
-/// Copies by way of a rename, so that a running program keeps its file.
+/// Copies a file and renames the copy to its destination, so that a running program keeps the old file.
 pub fn place(source: &Path, destination: &Path) -> Result<(), Failure> {
     let copy = || {
         if let Some(folder) = destination.parent() {

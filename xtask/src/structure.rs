@@ -1,6 +1,7 @@
-//! `cargo xtask structure`: the rules between crates, the size of each crate, and the layers of the guest's library.
+//! `cargo xtask structure`: checks the dependency rules between crates and the layers of the guest's library, and
+//! prints the size of each crate.
 //!
-//! Rules and numbers come from `cargo metadata` and from the sources; nothing is built.
+//! It reads `cargo metadata` and the sources, and builds nothing.
 
 mod layers;
 
@@ -13,7 +14,7 @@ use serde::Deserialize;
 use crate::command::{Failure, cargo};
 use crate::stage::TARGET;
 
-/// Code for devices: fat binaries, PTX, the driver, and everything that links them.
+/// Crates with code for devices: fat binaries, PTX, the driver, and all crates that link them.
 const DEVICE_CODE: &[&str] = &[
     "wormhole-cpu-device",
     "wormhole-cuda-device",
@@ -22,10 +23,10 @@ const DEVICE_CODE: &[&str] = &[
     "wormhole-worker",
 ];
 
-/// Crates that must not reach other crates, whatever lies between them. Build and development dependencies do not
-/// count: they are in no program.
+/// Crates that must not depend on other crates, directly or indirectly. Build and development dependencies do not
+/// count, because they are linked into no program.
 const RULES: &[(&str, &[&[&str]])] = &[
-    // Privileged, or the user's own command: no code that only workers need.
+    // Privileged programs and the user's command contain no code that only workers need.
     ("wormhole", &[DEVICE_CODE]),
     (
         "wormhole-link",
@@ -37,12 +38,12 @@ const RULES: &[(&str, &[&[&str]])] = &[
     ),
     ("wormhole-sandbox", &[DEVICE_CODE, &["wormhole-supervisor"]]),
     ("wormhole-supervisor", &[DEVICE_CODE]),
-    // Run the guest's work: nothing that starts or grants.
+    // The worker runs the guest's work. It contains no code that starts processes or grants resources.
     (
         "wormhole-worker",
         &[&["wormhole-sandbox", "wormhole-supervisor"]],
     ),
-    // Devices know nothing of sessions and of each other.
+    // Devices do not depend on sessions or on each other.
     (
         "wormhole-cpu-device",
         &[&["wormhole-cuda-device", "wormhole-link"]],
@@ -55,7 +56,7 @@ const RULES: &[(&str, &[&[&str]])] = &[
         "wormhole-ptx",
         &[&["wormhole-api", "wormhole-device", "wormhole-ring"]],
     ),
-    // Loaded into other people's programs.
+    // Libraries that are loaded into the users' programs.
     (
         "wormhole-guest",
         &[DEVICE_CODE, &["wormhole-link", "clap", "tracing"]],
@@ -66,10 +67,10 @@ const RULES: &[(&str, &[&[&str]])] = &[
     ),
 ];
 
-/// Files longer than this are listed: they are hard to review in one sitting.
+/// Lines above which a file is listed, because it is hard to review in one sitting.
 const LONG: usize = 500;
 
-/// What `cargo metadata` says, as far as it is needed.
+/// The used fields of the output of `cargo metadata`.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -103,14 +104,14 @@ struct Dependency {
 
 #[derive(Debug, Deserialize)]
 struct DependencyKind {
-    /// None: linked into what is built.
+    /// `None` for a normal dependency, which is linked into the program.
     kind: Option<String>,
 }
 
-/// The crates that each crate links directly, by name.
+/// Names of the crates that each crate links directly, by the crate's name.
 type Links = BTreeMap<String, BTreeSet<String>>;
 
-/// Prints what there is, and tells whether all rules hold.
+/// Prints sizes and rules, and returns whether all rules hold.
 pub fn structure(root: &Path) -> Result<bool, Failure> {
     let (status, text) = cargo(root)
         .args(["metadata", "--format-version", "1", "--locked"])
@@ -207,7 +208,7 @@ impl Metadata {
     }
 }
 
-/// A shortest chain of dependencies between two crates.
+/// Returns a shortest chain of dependencies between two crates.
 fn way(links: &Links, from: &str, to: &str) -> Option<Vec<String>> {
     let mut seen = BTreeSet::from([from.to_owned()]);
     let mut ways = vec![vec![from.to_owned()]];
@@ -229,7 +230,7 @@ fn way(links: &Links, from: &str, to: &str) -> Option<Vec<String>> {
     None
 }
 
-/// The size of a crate's `src`.
+/// Size of a crate's `src`.
 #[derive(Debug, Default)]
 struct Size {
     lines: usize,
@@ -254,7 +255,7 @@ impl Size {
     }
 }
 
-/// The Rust sources below a folder, with their text.
+/// Returns the Rust sources below a folder, with their text.
 fn sources(folder: &Path) -> Result<Vec<(PathBuf, String)>, Failure> {
     let unread = |path: &Path, error: &std::io::Error| {
         Failure::new(format!("cannot read {}: {error}", path.display()))
@@ -273,7 +274,7 @@ fn sources(folder: &Path) -> Result<Vec<(PathBuf, String)>, Failure> {
     Ok(found)
 }
 
-/// Unsafe blocks in a source: comments do not count, functions and implementations neither.
+/// Counts the unsafe blocks of a source. Comments, functions and implementations do not count.
 fn unsafe_blocks(text: &str) -> usize {
     text.lines()
         .map(|line| line.split("//").next().unwrap_or_default())

@@ -1,17 +1,17 @@
-//! Adds up what test runners report.
+//! Adds up the results of test runners.
 
-/// Tests that ran, by outcome.
+/// Number of tests by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
-    /// What failed, each with what it said.
+    /// Failed tests, each with its output.
     pub failures: Vec<String>,
 }
 
 impl Tally {
-    /// One step, `what`, that either holds or not.
+    /// Creates the tally of a single step, `what`, that passed or failed.
     pub fn of(what: &str, success: bool) -> Self {
         if success {
             Self {
@@ -27,8 +27,7 @@ impl Tally {
         }
     }
 
-    /// Sums libtest's closing lines; a runner that failed without a failed test counts as one failure, of
-    /// `what`.
+    /// Sums libtest's closing lines. A runner that fails without a failed test counts as one failure of `what`.
     pub fn of_libtest(what: &str, output: &str, success: bool) -> Self {
         let mut total = Self {
             failures: failures(output),
@@ -59,8 +58,8 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// What libtest prints of each failed test: a section that a line `---- NAME stdout ----` opens and the list
-/// of failed names, or the next section, ends.
+/// Returns libtest's output of each failed test: a section that a line `---- NAME stdout ----` opens and the list of
+/// failed names, or the next section, ends.
 fn failures(output: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     let mut open = false;
@@ -79,7 +78,7 @@ fn failures(output: &str) -> Vec<String> {
     sections
 }
 
-/// The number before `word` in `ok. 12 passed; 0 failed; …`.
+/// Returns the number before `word` in `ok. 12 passed; 0 failed; …`.
 fn count(line: &str, word: &str) -> u64 {
     line.split([';', '.'])
         .filter_map(|part| part.trim().strip_suffix(word))

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold.
+//! `cargo xtask test`: runs all checks and tests.
 
 use std::path::Path;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::{checks, earlier, setup, stage, structure};
 /// Seconds that each fuzz target runs on top of its corpus.
 const FUZZ_SECONDS: u32 = 5;
 
-/// The PTX engine's tests of kernels that nvcc compiled.
+/// Tests of the PTX engine with kernels compiled by nvcc.
 const KERNEL_TESTS: [&str; 6] = [
     "halves",
     "library",
@@ -20,7 +20,7 @@ const KERNEL_TESTS: [&str; 6] = [
     "textures",
 ];
 
-/// Runs all checks, prints the closing line, and tells whether all passed.
+/// Runs all checks and tests, prints the closing line, and returns whether all passed.
 pub fn test(root: &Path) -> Result<bool, Failure> {
     let start = Instant::now();
     setup::setup(root, true)?;
@@ -85,7 +85,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
         "xtask: {} tests were skipped: they need what this machine lacks",
         total.skipped
     );
-    // Last, so that the end of a long log tells what failed.
+    // Printed last, so that the failures stand at the end of a long log.
     for failure in &total.failures {
         eprintln!("xtask: FAILED: {}", failure.trim_end());
     }
@@ -93,7 +93,7 @@ pub fn test(root: &Path) -> Result<bool, Failure> {
     Ok(total.failed == 0)
 }
 
-/// What needs a nightly toolchain: miri and the fuzz targets.
+/// Runs the tests that need a nightly toolchain: miri and the fuzz targets.
 fn nightly(root: &Path) -> Result<Tally, Failure> {
     let mut total = Tally::default();
     total += suite(
@@ -123,7 +123,7 @@ fn nightly(root: &Path) -> Result<Tally, Failure> {
     Ok(total)
 }
 
-/// A package's unit tests under miri.
+/// Starts a package's unit tests under miri.
 fn miri(root: &Path, package: &str) -> Run {
     Run::new("cargo")
         .dir(root)
@@ -132,7 +132,7 @@ fn miri(root: &Path, package: &str) -> Run {
         .env("MIRIFLAGS", "-Zmiri-permissive-provenance")
 }
 
-/// The names of all fuzz targets, one for each corpus.
+/// Returns the names of all fuzz targets.
 fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
     let folder = root.join("fuzz/fuzz_targets");
     let entries = std::fs::read_dir(&folder)
@@ -151,20 +151,20 @@ fn fuzz_targets(root: &Path) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-/// A check of the project's own, by its complaints.
+/// Tallies one of the project's own checks, by its complaints.
 fn check(what: &str, complaints: &[String]) -> Tally {
     step(what);
     Tally::of(what, checks::holds(complaints))
 }
 
-/// A step that passes or fails as a whole.
+/// Runs a step that passes or fails as a whole.
 fn single(what: &str, run: Run) -> Result<Tally, Failure> {
     step(what);
     let (success, _) = run.tee()?;
     Ok(Tally::of(what, success))
 }
 
-/// A step that is a run of libtest.
+/// Runs a step whose output is libtest's.
 fn suite(what: &str, run: Run) -> Result<Tally, Failure> {
     step(what);
     let (success, output) = run.tee()?;

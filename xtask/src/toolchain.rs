@@ -1,11 +1,12 @@
-//! NVIDIA's compiler and runtime for the project's CUDA programs, from PyPI, without root.
+//! Installs NVIDIA's compiler and runtime for the project's CUDA programs, from PyPI and without
+//! root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::command::{Failure, Run, step};
 
-/// The packages that hold nvcc and all it needs, in versions that belong together.
+/// Packages of nvcc and its dependencies, in matching versions.
 const PACKAGES: [&str; 6] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
@@ -22,7 +23,7 @@ pub struct Toolkit {
 }
 
 impl Toolkit {
-    /// A toolkit whose `bin` and `lib` are in this folder.
+    /// Creates a toolkit whose `bin` and `lib` are in this folder.
     pub fn at(folder: PathBuf) -> Self {
         Self { folder }
     }
@@ -31,7 +32,8 @@ impl Toolkit {
         self.folder.join("bin/nvcc")
     }
 
-    /// Runtime libraries: `libcudart.so.13`, `libcudart_static.a`, `libnvrtc.so.13`.
+    /// Returns the folder of the runtime libraries: `libcudart.so.13`, `libcudart_static.a`,
+    /// `libnvrtc.so.13`.
     pub fn libraries(&self) -> PathBuf {
         self.folder.join("lib")
     }
@@ -41,7 +43,8 @@ impl Toolkit {
     }
 }
 
-/// The toolkit in `root/target/cuda-toolkit`; installs it when it is not there yet.
+/// Returns the toolkit in `root/target/cuda-toolkit`. Installs it first if it is missing or
+/// outdated.
 pub fn ensure(root: &Path) -> Result<Toolkit, Failure> {
     let folder = root.join("target/cuda-toolkit");
     let toolkit = Toolkit::at(folder.join("nvidia/cu13"));
@@ -68,7 +71,7 @@ pub fn ensure(root: &Path) -> Result<Toolkit, Failure> {
         .args([&folder])
         .args(PACKAGES)
         .check()?;
-    // The package lacks the name that the linker asks for.
+    // The package lacks the name under which the linker looks for the library.
     let link = toolkit.libraries().join("libcudart.so");
     if !link.exists() {
         std::os::unix::fs::symlink("libcudart.so.13", &link)

@@ -1,4 +1,4 @@
-//! The demo finds out a kernel that computes something else than it should.
+//! Checks that the demo detects a kernel with wrong results.
 
 use std::path::Path;
 use std::process::Command;

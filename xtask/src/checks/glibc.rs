@@ -1,4 +1,4 @@
-//! Which glibc the staged programs and libraries need.
+//! Checks the glibc version that the staged programs and libraries need.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use object::read::elf::{FileHeader, SectionHeader};
 use crate::command::Failure;
 use crate::stage;
 
-/// The newest glibc whose symbols may be needed: that of Debian 10 and of Red Hat's release 8.
+/// Newest glibc whose symbols are allowed: the one of Debian 10 and of Red Hat Enterprise Linux 8.
 const NEWEST: Version = (2, 28);
 
 type Version = (u32, u32);
 
-/// Complains of each staged file that an older glibc cannot load.
+/// Returns a complaint for each staged file that needs a newer glibc than [`NEWEST`].
 pub fn glibc(root: &Path) -> Result<Vec<String>, Failure> {
     let mut complaints = Vec::new();
     for part in stage::parts(root) {
@@ -35,7 +35,8 @@ pub fn glibc(root: &Path) -> Result<Vec<String>, Failure> {
     Ok(complaints)
 }
 
-/// The versions of symbols that an ELF file needs of its libraries, such as `GLIBC_2.17`; none of a static program.
+/// Returns the symbol versions that an ELF file needs from its libraries, such as `GLIBC_2.17`; none for a static
+/// program.
 fn needs(bytes: &[u8]) -> object::Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
@@ -56,7 +57,7 @@ fn needs(bytes: &[u8]) -> object::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The version of glibc that a version of symbols belongs to.
+/// Returns the glibc version of a symbol version.
 fn version(need: &str) -> Option<Version> {
     let mut numbers = need.strip_prefix("GLIBC_")?.split('.');
     let mut next = || numbers.next()?.parse().ok();

@@ -1,23 +1,24 @@
-//! The form of commits.
+//! Checks the form of commit messages.
 
 use std::path::Path;
 
 use super::git;
 use crate::command::{Failure, step};
 
-/// The last commit to which the form does not apply.
+/// Last commit to which the form does not apply.
 const BASE: &str = "754b4a38cf722cdef7a7eba1ee9cb8b93a210050";
 
-/// Columns of a subject.
+/// Most columns of a subject.
 const COLUMNS: usize = 72;
 
-/// Complains of each commit after [`BASE`] that the clone has and whose message lacks the form of CONTRIBUTING.md.
+/// Returns a complaint for each commit after [`BASE`] in the clone whose message does not have the form of
+/// CONTRIBUTING.md.
 pub fn history(root: &Path) -> Result<Vec<String>, Failure> {
     let Some(commits) = git(root, &["rev-list", "HEAD"])? else {
         step("skipping the form of commits: this is no git checkout");
         return Ok(Vec::new());
     };
-    // A shallow clone that does not reach back to the base has newer commits alone.
+    // A shallow clone that does not reach back to the base has only newer commits.
     let base = commits.lines().any(|commit| commit == BASE);
     let range = if base {
         format!("{BASE}..HEAD")
@@ -34,7 +35,7 @@ pub fn history(root: &Path) -> Result<Vec<String>, Failure> {
         .collect())
 }
 
-/// What a commit's message lacks.
+/// Returns the defect of a commit's message, if any.
 fn complaint(message: &str) -> Option<&'static str> {
     let mut lines = message.lines();
     let subject = lines.next().unwrap_or_default();

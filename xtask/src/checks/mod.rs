@@ -1,4 +1,4 @@
-//! What must hold of the repository and of the staged installation. Each check returns its complaints, a sentence each.
+//! Checks of the repository and of the staged installation. Each returns its complaints, one sentence each.
 
 mod glibc;
 mod history;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::command::{Failure, Run};
 
-/// Says each complaint, and whether there was none.
+/// Prints each complaint and returns true if there is none.
 pub fn holds(complaints: &[String]) -> bool {
     for complaint in complaints {
         eprintln!("xtask: {complaint}");
@@ -20,7 +20,8 @@ pub fn holds(complaints: &[String]) -> bool {
     complaints.is_empty()
 }
 
-/// What git says in the checkout, whoever owns that; none where there is no git or no checkout.
+/// Runs git in the checkout and returns its output, even if another user owns the checkout. Returns `None` if the
+/// folder is no git checkout.
 fn git(root: &Path, args: &[&str]) -> Result<Option<String>, Failure> {
     if !root.join(".git").exists() {
         return Ok(None);

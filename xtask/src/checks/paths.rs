@@ -1,4 +1,4 @@
-//! Paths of the machine on which something was made.
+//! Checks that no file names a path of the build machine.
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +8,19 @@ use super::git;
 use crate::command::{Failure, step};
 use crate::stage;
 
-/// Folders of users, which no file names for a reason of the project's.
+/// Folders of users, which project files have no reason to name.
 const USERS: [&str; 3] = ["/root/", "/home/", "/.cargo/registry/"];
 
-/// Paths that a file names for a reason, by the end of the file's path.
+/// Allowed paths, by the end of the path of the file that names them.
 const ALLOWED: [(&str, &str); 2] = [
-    // A process's root, as /proc shows it.
+    // The root of a process in /proc.
     ("tests/sandbox/attacks.rs", "/root/"),
-    // The folders above.
+    // The constants above.
     ("xtask/src/checks/paths.rs", ""),
 ];
 
-/// Complains of each path of this machine in the files of the repository and of the staged installation. Symbols are not
-/// looked at: those of the linker's own objects name the folder in which it ran.
+/// Returns a complaint for each path of this machine in the files of the repository and of the staged installation.
+/// Symbol files are not checked, because those of the linker's own objects name the folder in which it ran.
 pub fn paths(root: &Path) -> Result<Vec<String>, Failure> {
     let mut files: Vec<PathBuf> = match git(root, &["ls-files", "-z"])? {
         Some(list) => list
@@ -35,7 +35,7 @@ pub fn paths(root: &Path) -> Result<Vec<String>, Failure> {
     files.extend(stage::parts(root));
     let wanted = wanted(root);
     let mut complaints = Vec::new();
-    // Some tracked files may be removed and not yet committed.
+    // Tracked files may be missing if their removal is not committed yet.
     for file in files.iter().filter(|file| file.is_file()) {
         let bytes = std::fs::read(file)
             .map_err(|error| Failure::new(format!("cannot read {}: {error}", file.display())))?;
@@ -46,7 +46,7 @@ pub fn paths(root: &Path) -> Result<Vec<String>, Failure> {
     Ok(complaints)
 }
 
-/// The paths to look for.
+/// Returns the paths to look for.
 fn wanted(root: &Path) -> Vec<String> {
     let own = [
         Some(root.to_path_buf()),
@@ -56,7 +56,7 @@ fn wanted(root: &Path) -> Vec<String> {
     let own = own
         .into_iter()
         .flatten()
-        // The home of a user without one is `/`.
+        // A user without a home folder has `/`.
         .filter(|folder| folder.components().count() > 1)
         .map(|folder| format!("{}/", folder.display()));
     let mut wanted: Vec<String> = USERS.map(str::to_owned).into_iter().chain(own).collect();
@@ -65,7 +65,7 @@ fn wanted(root: &Path) -> Vec<String> {
     wanted
 }
 
-/// The wanted paths that these bytes hold.
+/// Returns the wanted paths that occur in these bytes.
 fn named<'a>(bytes: &[u8], wanted: &'a [String]) -> impl Iterator<Item = &'a str> {
     wanted
         .iter()

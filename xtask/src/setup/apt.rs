@@ -1,19 +1,19 @@
-//! Installs Debian packages, and removes none.
+//! Installs Debian packages without removing any.
 
 use std::path::Path;
 
 use super::host::{Plan, QEMU_PACKAGE, old_qemu, qemu_version};
 use crate::command::{Failure, Run, step};
 
-/// Where Debian 12 has QEMU 10.
+/// apt sources of Debian 12's backports, which have QEMU 10.
 const BACKPORTS: &str = "\
     deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main\n\
     deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main\n";
 
-/// Never removes a package: apt fails where it would have to.
+/// Arguments of an installation. With `--no-remove` apt fails if it would have to remove a package.
 const INSTALL: [&str; 4] = ["--yes", "--no-remove", "--no-install-recommends", "install"];
 
-/// Installs what the plan names.
+/// Installs the packages of the plan.
 pub fn install(plan: &Plan, root: &Path) -> Result<(), Failure> {
     if !plan.packages.is_empty() {
         let names = plan.packages.join(" ");
@@ -30,7 +30,7 @@ pub fn install(plan: &Plan, root: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Installs QEMU from Debian 12's backports. The system's list of sources stays as it is.
+/// Installs QEMU from Debian 12's backports. Does not change the system's list of sources.
 fn backported_qemu(root: &Path) -> Result<(), Failure> {
     let folder = root.join("target/apt");
     let lists = folder.join("lists");
@@ -74,8 +74,8 @@ fn backported_qemu(root: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// QEMU's system emulator and all packages of QEMU's source that are installed: of one version, they conflict with
-/// other versions.
+/// Returns QEMU's system emulator and all installed packages of QEMU's source package. They conflict with other
+/// versions of each other, so all are upgraded together.
 fn parts_of_qemu(listed: &str) -> Vec<&str> {
     let mut parts = vec![QEMU_PACKAGE];
     for line in listed.lines() {
@@ -88,9 +88,9 @@ fn parts_of_qemu(listed: &str) -> Vec<&str> {
     parts
 }
 
-/// `apt-get`, as root.
+/// Runs `apt-get` as root.
 fn apt_get(args: &[&str]) -> Result<(), Failure> {
-    // SAFETY: geteuid takes nothing and always succeeds.
+    // SAFETY: geteuid has no arguments and always succeeds.
     let run = if unsafe { libc::geteuid() } == 0 {
         Run::new("apt-get")
     } else {

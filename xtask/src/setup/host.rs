@@ -1,9 +1,9 @@
-//! What set-up needs of this machine, decided before anything is changed.
+//! Decides what set-up must install on this machine, before it changes anything.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Tools and files of Debian packages: the name to look for in PATH, or a whole path; and its package.
+/// Required tools and files: the name in PATH, or an absolute path, and its Debian package.
 const PACKAGES: [(&str, &str); 6] = [
     ("g++", "g++"),
     ("make", "make"),
@@ -22,40 +22,40 @@ const PIP: &str = "pip";
 /// Debian's package of QEMU.
 pub const QEMU_PACKAGE: &str = "qemu-system-x86";
 
-/// The first QEMU whose emulation of virtualization takes a loaded machine: of QEMU 7.2's, about one in
-/// twenty hangs or dies then.
+/// First QEMU whose emulation of virtualization is reliable on a loaded machine: with QEMU 7.2 about one run in twenty
+/// hangs or dies there.
 pub const QEMU: u32 = 10;
 
-/// The facts about a machine that decide what set-up does.
+/// Facts about a machine that decide what set-up does.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// The processor's architecture, as Rust names it.
     pub architecture: String,
     /// The text of `/etc/os-release`.
     pub os_release: String,
-    /// Entries of [`PACKAGES`], `apt-get`, `sudo` and `rustup` that are there.
+    /// Entries of [`PACKAGES`], `apt-get`, `sudo` and `rustup` that exist.
     pub found: Vec<String>,
-    /// Whether this process is root's.
+    /// Whether this process runs as root.
     pub root: bool,
-    /// The major version of QEMU, if it is there.
+    /// Major version of QEMU, if it is installed.
     pub qemu: Option<u32>,
-    /// Whether Rust's nightly toolchain has miri, and cargo-fuzz is there.
+    /// Whether Rust's nightly toolchain with miri, and cargo-fuzz, are installed.
     pub nightly: bool,
 }
 
-/// What is to be installed by apt.
+/// Packages to install with apt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Packages of the system's own sources.
+    /// Packages from the system's own sources.
     pub packages: Vec<&'static str>,
     /// Whether QEMU comes from Debian 12's backports.
     pub backports: bool,
-    /// Facts that the user should hear of.
+    /// Warning for the user.
     pub note: Option<String>,
 }
 
 impl Facts {
-    /// Looks at this machine.
+    /// Collects the facts of this machine.
     pub fn of_this_machine() -> Self {
         let names = PACKAGES.iter().map(|&(name, _)| name);
         let found = names
@@ -74,8 +74,8 @@ impl Facts {
         }
     }
 
-    /// Decides what to install for the demo, and for the tests with `tests`; or says in a sentence what the user has
-    /// to do first.
+    /// Decides what to install for the demo, and with `tests` for the tests. Fails with a sentence that says what the
+    /// user must do first.
     pub fn plan(&self, tests: bool) -> Result<Plan, String> {
         if self.architecture != "x86_64" {
             return Err(format!(
@@ -125,11 +125,11 @@ impl Facts {
             packages: packages.map(|&(_, package)| package).collect(),
             ..Plan::default()
         };
-        // An old QEMU works as well, where nobody can install a newer one.
+        // Keeps an old QEMU if the user cannot install packages.
         let newer = self
             .qemu
             .is_none_or(|version| version < QEMU && self.may_install());
-        // Two sources of QEMU would install it twice.
+        // QEMU comes from one source only, backports or the system's own.
         if newer && self.is_bookworm() {
             plan.backports = true;
         } else if self.qemu.is_none() {
@@ -150,7 +150,7 @@ impl Facts {
         self.is_like("debian") && self.field("VERSION_CODENAME") == Some("bookworm")
     }
 
-    /// Whether this is the named distribution or made from it.
+    /// Returns true if this is the named distribution or derived from it.
     fn is_like(&self, name: &str) -> bool {
         [self.field("ID"), self.field("ID_LIKE")]
             .into_iter()
@@ -159,7 +159,7 @@ impl Facts {
             .any(|word| word == name)
     }
 
-    /// A field of os-release(5).
+    /// Returns a field of os-release(5).
     fn field(&self, name: &str) -> Option<&str> {
         self.os_release.lines().find_map(|line| {
             let value = line.strip_prefix(name)?.strip_prefix('=')?;
@@ -168,14 +168,14 @@ impl Facts {
     }
 }
 
-/// Says what an old QEMU means.
+/// Returns the warning about an old QEMU.
 pub fn old_qemu(version: u32) -> String {
     format!(
         "QEMU {version} is older than {QEMU}: where KVM cannot run Linux guests, about one run in twenty fails under load and is worth repeating"
     )
 }
 
-/// Whether a tool is in PATH, or a file at its place.
+/// Returns true if a tool is in PATH, or if the file at an absolute path exists.
 fn is_there(name: &str) -> bool {
     if name == PIP {
         return succeeds("python3", &["-m", "pip", "--version"]);
@@ -187,7 +187,7 @@ fn is_there(name: &str) -> bool {
         .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()))
 }
 
-/// The major version of QEMU, if it is there and says one.
+/// Returns the major version of QEMU, if it is installed and prints one.
 pub fn qemu_version() -> Option<u32> {
     let output = Command::new("qemu-system-x86_64")
         .arg("--version")
@@ -198,12 +198,12 @@ pub fn qemu_version() -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-/// Whether the nightly toolchain is there, with miri.
+/// Returns true if the nightly toolchain is installed with miri.
 pub fn has_miri() -> bool {
     succeeds("cargo", &["+nightly", "miri", "--version"])
 }
 
-/// Whether cargo-fuzz is there.
+/// Returns true if cargo-fuzz is installed.
 pub fn has_cargo_fuzz() -> bool {
     succeeds("cargo", &["fuzz", "--version"])
 }
@@ -211,7 +211,7 @@ pub fn has_cargo_fuzz() -> bool {
 fn succeeds(program: &str, args: &[&str]) -> bool {
     Command::new(program)
         .args(args)
-        // The toolchain that runs this command must not be asked in the place of the named one.
+        // Without this, rustup would use the toolchain that runs this command instead of the named one.
         .env_remove("RUSTUP_TOOLCHAIN")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -229,7 +229,7 @@ mod tests {
     const NOBLE: &str = "ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble\n";
     const FEDORA: &str = "ID=fedora\nVERSION_ID=42\n";
 
-    /// A machine with apt and root, without anything else.
+    /// Returns a machine with only apt and root.
     fn bare(os_release: &str) -> Facts {
         Facts {
             architecture: "x86_64".into(),
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// A machine with everything that the demo needs.
+    /// Returns a machine with everything that the demo needs.
     fn furnished(os_release: &str) -> Facts {
         let mut facts = bare(os_release);
         facts.found = PACKAGES.map(|(name, _)| name.to_owned()).to_vec();

@@ -1,5 +1,5 @@
-//! `cargo xtask setup`: everything that comes from elsewhere. Debian's packages, NVIDIA's compiler, Rust's
-//! nightly tools, the kernels of the images. Each part is looked at first, so that a second run does nothing.
+//! `cargo xtask setup`: installs Debian packages, NVIDIA's compiler and Rust's nightly tools, and builds programs and
+//! images. Each step first checks whether it is done, so that a second run changes nothing.
 
 mod apt;
 mod host;
@@ -16,7 +16,7 @@ use crate::command::{Failure, Run, megabytes, step};
 use crate::{earlier, linker, programs, toolchain};
 use host::Facts;
 
-/// The fuzzers' runner.
+/// Package of the runner of fuzz targets.
 const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 
 /// Folders below `target` that set-up fills.
@@ -33,11 +33,11 @@ const FOLDERS: [&str; 7] = [
 /// A builder of one kind of image.
 type Build = fn(&BuildOptions<'_>) -> Result<Image, ImageError>;
 
-/// Installs, downloads and builds what the demo and `wormhole run` need and is not there yet; with `tests`, also what
-/// only the tests need. Says at the end how long that took and what it takes.
+/// Installs, downloads and builds missing parts that the demo and `wormhole run` need; with `tests`, also those that
+/// only the tests need. Prints the duration and the disk space at the end.
 pub fn setup(root: &Path, tests: bool) -> Result<(), Failure> {
     let start = Instant::now();
-    // Nothing is changed on a machine on which the rest cannot work.
+    // Fails before any change on a machine on which the rest cannot work.
     let plan = Facts::of_this_machine().plan(tests).map_err(Failure::new)?;
     apt::install(&plan, root)?;
     linker::ensure(root)?;
@@ -90,7 +90,7 @@ fn build_images(root: &Path, wanted: &[(Build, Kernel)]) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The folder of images in which the staged `wormhole run` looks: `$WORMHOLE_IMAGES`, or the installation's.
+/// Returns the folder in which the staged `wormhole run` looks for images: `$WORMHOLE_IMAGES`, or the installation's.
 pub fn images(root: &Path) -> PathBuf {
     std::env::var_os("WORMHOLE_IMAGES")
         .filter(|folder| !folder.is_empty())
@@ -100,7 +100,7 @@ pub fn images(root: &Path) -> PathBuf {
         )
 }
 
-/// What the ring's tests under miri and the fuzz targets need.
+/// Installs the tools for the tests under miri and for the fuzz targets.
 fn nightly() -> Result<(), Failure> {
     if !host::has_miri() {
         step("installing Rust's nightly toolchain with miri");
@@ -118,7 +118,7 @@ fn nightly() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The bytes of all files below a folder; what cannot be read counts as nothing.
+/// Returns the bytes of all files below a folder. Unreadable files count as 0.
 fn bytes_below(folder: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return 0;
@@ -136,7 +136,7 @@ fn bytes_below(folder: &Path) -> u64 {
         .sum()
 }
 
-/// An error and its causes as one sentence.
+/// Formats an error and its causes as one sentence.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

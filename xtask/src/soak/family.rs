@@ -1,4 +1,4 @@
-//! The processes that a run consists of, as `/proc` shows them.
+//! Process tree of a run, read from `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,19 +13,20 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::judge::Thread;
 
-/// How the name of a supervisor's process begins.
+/// Start of the name of a supervisor's process.
 pub const SUPERVISOR: &str = "wormhole-super";
 
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The children that somebody here waits for. What else becomes a child of this process has lost its parent.
+/// Children of this process that a thread waits for. Other children of this process are orphans: their parent has
+/// ended.
 #[derive(Debug, Default)]
 pub struct Spawned(Mutex<BTreeSet<i32>>);
 
 impl Spawned {
-    /// Starts a child that its caller waits for, by [`Spawned::wait`].
+    /// Starts a child. The caller waits for it with [`Spawned::wait`].
     pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
         let mut own = locked(&self.0);
         let child = command.spawn()?;
@@ -44,7 +45,7 @@ impl Spawned {
         self.wait(&mut child)
     }
 
-    /// Reaps children that nobody waits for and that have ended.
+    /// Reaps orphans that have ended.
     pub fn reap_orphans(&self, table: &Table) {
         let own = locked(&self.0);
         for process in table.children(own_number()) {
@@ -62,36 +63,36 @@ impl Spawned {
     }
 }
 
-/// A child's process number.
+/// Returns a child's process id.
 pub fn number(child: &Child) -> i32 {
     child.id().cast_signed()
 }
 
-/// This process's number.
+/// Returns this process's id.
 pub fn own_number() -> i32 {
     std::process::id().cast_signed()
 }
 
-/// A process at one moment.
+/// Snapshot of a process.
 #[derive(Clone, Debug)]
 pub struct Process {
     pub pid: i32,
     pub parent: i32,
     pub name: String,
     pub state: char,
-    /// Ticks from the system's start to its own. With the number it names a process for good.
+    /// Start time in clock ticks since boot. Together with the process id it identifies a process uniquely.
     pub started: u64,
-    /// Pages of memory that it has.
+    /// Resident pages.
     pages: u64,
 }
 
 impl Process {
-    /// Reads `/proc/PID/stat` (proc_pid_stat(5)).
+    /// Parses `/proc/PID/stat` (proc_pid_stat(5)).
     fn parse(stat: &str) -> Option<Self> {
         let (head, tail) = stat.rsplit_once(") ")?;
         let (pid, name) = head.split_once(" (")?;
         let fields: Vec<&str> = tail.split_whitespace().collect();
-        // The third field of the file is the first of these.
+        // `fields` begins with the third field of the file.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             pid: pid.parse().ok()?,
@@ -103,7 +104,7 @@ impl Process {
         })
     }
 
-    /// KiB of memory that it has.
+    /// Returns the resident memory in KiB.
     pub fn resident(&self) -> u64 {
         self.pages * 4
     }
@@ -112,7 +113,7 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// Its threads by number.
+    /// Returns the process's threads by thread id.
     pub fn threads(&self) -> impl Iterator<Item = (i32, Thread)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid));
         tasks.into_iter().flatten().flatten().filter_map(|task| {
@@ -131,7 +132,7 @@ impl Process {
         })
     }
 
-    /// Inodes of the anonymous files with this name that it has mapped.
+    /// Returns the inodes of the memfds with this name that the process has mapped.
     pub fn mapped(&self, name: &str) -> BTreeSet<u64> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
         let suffix = format!("/memfd:{name} (deleted)");
@@ -141,7 +142,7 @@ impl Process {
             .collect()
     }
 
-    /// Paths of the anonymous files with this name that it has open, by inode.
+    /// Returns the paths of the memfds with this name that the process has open, by inode.
     pub fn open(&self, name: &str) -> BTreeMap<u64, PathBuf> {
         let target = format!("/memfd:{name} (deleted)");
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid));
@@ -154,7 +155,7 @@ impl Process {
             .collect()
     }
 
-    /// What each of its threads is doing, for people to read.
+    /// Describes the state of each of the process's threads, for people to read.
     pub fn describe(&self) -> String {
         let mut text = format!("{} {} ({})\n", self.pid, self.name, self.state);
         let tasks = format!("/proc/{}/task", self.pid);
@@ -176,7 +177,7 @@ impl Process {
     }
 }
 
-/// All processes at one moment.
+/// Snapshot of all processes.
 #[derive(Debug)]
 pub struct Table(BTreeMap<i32, Process>);
 
@@ -200,7 +201,7 @@ impl Table {
             .filter(move |process| process.parent == parent)
     }
 
-    /// A process and what descends from it.
+    /// Returns a process and all its descendants.
     pub fn family(&self, root: i32) -> Vec<&Process> {
         let mut family: Vec<&Process> = self.get(root).into_iter().collect();
         let mut next = 0;

@@ -1,10 +1,10 @@
-//! The heartbeat: threads that do next to nothing at a fixed period, and note when they could not.
+//! Heartbeat: threads that do a small action at a fixed period, and record when it was late.
 //!
-//! A lane that stands while every beat goes on waits for Wormhole. A beat that stands as well says that the
-//! machine does: its processors, its file system, or its making of processes. Each processor has two: one with the
-//! priority that the lanes have, and one before which no other thread comes. Where the second goes on and the first
-//! does not, the machine has not paused: it had others to serve. With `sched_autogroup` (sched(7)) that concerns all
-//! that one session has started at the same time, as a pause does.
+//! If a lane stands while every beat continues, the lane waits for Wormhole. If a beat stands as well, the machine
+//! does: its processors, its file system, or its creation of processes. Each processor has two beats: one with the
+//! priority of the lanes, and one with a real-time priority. If the second continues and the first does not, the
+//! machine has not paused but executed other threads. With `sched_autogroup` (sched(7)) that affects all processes of
+//! one session at the same time, as a pause does.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,21 +21,21 @@ use super::family::{Spawned, locked};
 use crate::command::Failure;
 
 const PERIOD: Duration = Duration::from_millis(100);
-/// The same of the beat that starts a process.
+/// Period of the beat that starts a process.
 const PROCESS_PERIOD: Duration = Duration::from_secs(1);
-/// A beat that comes later than this is noted.
+/// Delay above which a beat is recorded as late.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What a beat does.
+/// Kind of a beat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Sleeps, on this processor, and executes when its turn comes.
+    /// Sleeps on this processor and executes when it is scheduled.
     Processor(usize),
-    /// The same, and executes at once.
+    /// Sleeps on this processor and executes at once, with real-time priority.
     Urgent(usize),
     /// Writes a file and removes it.
     File,
-    /// Starts a process in namespaces of its own, as a supervisor does.
+    /// Starts a process in new namespaces, as a supervisor does.
     Process,
 }
 
@@ -50,20 +50,20 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// Two beats that lay further apart than they should.
+/// An interval between two beats that was too long.
 #[derive(Clone, Copy, Debug)]
 pub struct Gap {
     pub kind: Kind,
     pub begin: Instant,
-    /// By CLOCK_MONOTONIC, which does not count the time of a suspended system.
+    /// Length by CLOCK_MONOTONIC, which excludes time in which the system was suspended.
     pub length: Duration,
-    /// By CLOCK_BOOTTIME, which does.
+    /// Length by CLOCK_BOOTTIME, which includes it.
     pub with_suspension: Duration,
-    /// Time that the hypervisor gave to others, of the processor or of all.
+    /// Time stolen by the hypervisor, of the processor or of all processors.
     pub stolen: Duration,
 }
 
-/// The beats and what they noted.
+/// The beats and their recorded gaps.
 #[derive(Debug)]
 pub struct Heartbeat {
     gaps: Arc<Mutex<Vec<Gap>>>,
@@ -72,7 +72,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts a beat for each processor, one for the file system of `folder`, and one for processes.
+    /// Starts two beats for each processor, one for the file system of `folder`, and one for processes.
     pub fn start(folder: &Path, spawned: &Arc<Spawned>) -> Result<Self, Failure> {
         let processors = sched_getaffinity(None)
             .map_err(|error| Failure::new(format!("cannot tell the processors: {error}")))?;
@@ -104,8 +104,8 @@ impl Heartbeat {
         })
     }
 
-    /// For how much of the interval one beat of the machine, a processor's or the file's, was missing. That of processes
-    /// is not counted: starting them is a part of what Wormhole does.
+    /// Returns for how much of the interval a beat was missing: the largest value of the processors' and the file's
+    /// beats. The beat of processes does not count, because Wormhole itself starts processes.
     pub fn missing(&self, begin: Instant, end: Instant) -> Duration {
         let mut by_kind: BTreeMap<Kind, Duration> = BTreeMap::new();
         for gap in locked(&self.gaps).iter() {
@@ -117,7 +117,7 @@ impl Heartbeat {
         by_kind.into_values().max().unwrap_or_default()
     }
 
-    /// The gaps that began since the last call's.
+    /// Returns the gaps recorded since the last call with this `seen`.
     pub fn since(&self, seen: &mut usize) -> Vec<Gap> {
         let gaps = locked(&self.gaps);
         let fresh = gaps[*seen..].to_vec();
@@ -125,7 +125,7 @@ impl Heartbeat {
         fresh
     }
 
-    /// The longest gap of each kind, for the closing line.
+    /// Returns the longest gap of each kind, for the closing line.
     pub fn longest(&self) -> String {
         let gaps = locked(&self.gaps);
         let of = |name: &str, wanted: fn(Kind) -> bool| {
@@ -229,7 +229,7 @@ impl Beat {
     }
 }
 
-/// Has this thread executed before every thread that is not as urgent.
+/// Sets SCHED_FIFO for this thread, so that it runs before all threads without a real-time priority.
 fn become_urgent() -> std::io::Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: a live local structure; 0 is the calling thread.
@@ -245,7 +245,7 @@ struct Now {
     stolen: Duration,
 }
 
-/// What a clock that counts from the start of something says.
+/// Converts a time that a clock counts from its start.
 pub fn duration(time: Timespec) -> Duration {
     Duration::new(
         time.tv_sec.try_into().unwrap_or(0),
@@ -253,8 +253,8 @@ pub fn duration(time: Timespec) -> Duration {
     )
 }
 
-/// The eighth number of a processor's line in `/proc/stat`: hundredths of a second that the hypervisor gave to others
-/// (proc_stat(5)).
+/// Reads the steal time of a processor, or of all: the eighth number of its line in `/proc/stat`, in hundredths of a
+/// second (proc_stat(5)).
 fn stolen(processor: Option<usize>) -> Duration {
     let name = processor.map_or_else(|| "cpu".to_owned(), |number| format!("cpu{number}"));
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();

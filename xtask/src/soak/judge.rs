@@ -1,56 +1,58 @@
-//! Tells a stall from a lane that is slow and from one whose threads get no processor.
+//! Distinguishes a stalled lane from a slow one and from one whose threads get no processor.
 //!
 //! A lane *moves* between two looks if
 //! - a counter of its workers or supervisor has changed (messages taken, requests, registrar's tasks, fence values),
 //! - a thread of its processes has started or ended, or
-//! - its threads executed a part of the time that an eager thread got. A thread that polls is not counted: one whose
-//!   turns on a processor are short and few. A wait in the frontend and the CPU device's watcher poll every millisecond.
+//! - its threads executed for at least a part of the time that a busy thread got. A polling thread does not count: its
+//!   turns on a processor are short and few. Waits in the frontend and the CPU device's watcher poll every millisecond.
 //!
 //! A lane that does not move is *starved* if one of its threads, or one of the processes that serve it, was ready to
 //! execute and waited for a processor: for the whole interval, or for half of it in turns of at least [`LONG_WAIT`]. A
-//! thread that polls gets its turn, finds nothing and sleeps, so it does not count here either unless the machine lets it
-//! look less than about ten times a second.
+//! polling thread gets its turn, finds nothing and sleeps, so it does not count here either unless the machine
+//! schedules it less than about ten times a second.
 //!
-//! Otherwise the lane *stands*: nothing of it is ready to execute, and nothing has happened. That is Wormhole's.
+//! Otherwise the lane *stands*: none of its threads is ready to execute, and nothing has happened. Wormhole is the
+//! cause.
 //!
-//! A livelock executes, so it counts as movement here; the limit on a run's time finds it.
+//! A livelock executes, so it counts as movement here; the time limit of a run finds it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A lane moves that executes at least this part of the time that an eager thread does.
+/// Divisor: a lane moves if it executes at least this part of the time of a busy thread.
 const PART: u32 = 20;
-/// The least execution that counts.
+/// Least execution time that counts as movement.
 const LEAST: Duration = Duration::from_millis(20);
-/// A thread polls if its turns on a processor are shorter than this on average,
+/// A thread polls if its turns on a processor are shorter than this on average
 const SHORT_TURN: Duration = Duration::from_micros(200);
-/// and if it has no more of them in a second.
+/// and if it has at most this many turns in a second.
 const FEW_TURNS: u32 = 1500;
-/// A thread is starved that waits this long for each turn on average.
+/// Average wait for a turn from which a thread counts as starved.
 const LONG_WAIT: Duration = Duration::from_millis(100);
 
-/// A thread, by `/proc/PID/task/TID/stat` and `schedstat` (sched-stats.rst of the kernel's documentation).
+/// State of a thread, from `/proc/PID/task/TID/stat` and `schedstat` (sched-stats.rst of the kernel's documentation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thread {
     pub state: char,
     pub executed: Duration,
-    /// Time on a run queue before its turns. The kernel adds a wait when the turn comes.
+    /// Time on run queues. The kernel adds a wait when the thread gets its turn.
     pub waited: Duration,
     /// Turns on a processor.
     pub turns: u64,
 }
 
-/// A lane at one moment.
+/// Snapshot of a lane.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub at: Instant,
-    /// Threads of the lane's own processes, by number.
+    /// Threads of the lane's own processes, by thread id.
     pub own: BTreeMap<i32, Thread>,
-    /// Threads that serve other lanes as well: they may be starved, and their movement is not this lane's.
+    /// Threads of processes that serve other lanes as well. They can make the lane starved, but their movement does not
+    /// count for it.
     pub serving: BTreeMap<i32, Thread>,
-    /// A digest of all counters.
+    /// Digest of all counters.
     pub counters: u64,
-    /// Execution of a thread that always wants to execute.
+    /// Execution time of a busy thread.
     pub eager: Duration,
 }
 
@@ -63,7 +65,7 @@ pub enum Rest {
 }
 
 impl Look {
-    /// Execution since an earlier look, without that of threads that poll.
+    /// Returns the execution time since an earlier look, without that of polling threads.
     fn executed_since(&self, before: &Self) -> Duration {
         let interval = self.at.duration_since(before.at);
         let threads = self.own.iter().map(|(number, now)| {
@@ -85,7 +87,7 @@ impl Look {
         threads.sum()
     }
 
-    /// Whether the lane has moved since an earlier look.
+    /// Returns true if the lane has moved since an earlier look.
     fn has_moved_since(&self, before: &Self) -> bool {
         let executed = self.executed_since(before);
         self.counters != before.counters
@@ -93,7 +95,7 @@ impl Look {
             || (executed >= LEAST && executed * PART >= self.eager.saturating_sub(before.eager))
     }
 
-    /// A thread that has been ready since an earlier look and got no processor.
+    /// Returns a thread that was starved since an earlier look, if any.
     fn starved_since(&self, before: &Self) -> Option<i32> {
         let interval = self.at.duration_since(before.at);
         let starved = |then: &Thread, now: &Thread| {
@@ -121,7 +123,7 @@ impl Look {
 pub struct Pause {
     pub begin: Instant,
     pub end: Instant,
-    /// The parts of it in which the lane stood.
+    /// Parts of the interval in which the lane stood.
     pub stands: Vec<(Instant, Instant)>,
 }
 
@@ -130,7 +132,7 @@ impl Pause {
         self.end.duration_since(self.begin)
     }
 
-    /// How long the lane stood, less the time in which the machine did, by `missing`.
+    /// Returns for how long the lane stood, less the time in which `missing` says that the machine did.
     pub fn stood(&self, missing: impl Fn(Instant, Instant) -> Duration) -> Duration {
         let parts = self.stands.iter().map(|&(begin, end)| {
             end.duration_since(begin)
@@ -140,10 +142,10 @@ impl Pause {
     }
 }
 
-/// Looks at one lane during one run.
+/// Judges one lane during one run.
 #[derive(Clone, Debug)]
 pub struct Judge {
-    /// The look at which the lane moved last.
+    /// The look at which the lane last moved.
     moved: Look,
     last: Look,
     pause: Pause,
@@ -162,7 +164,7 @@ impl Judge {
         }
     }
 
-    /// Takes a further look: the pause that is over if the lane has moved.
+    /// Adds a look. Returns the pause that has ended if the lane has moved.
     pub fn look(&mut self, look: Look) -> Option<Pause> {
         let moved = look.has_moved_since(&self.last) || look.has_moved_since(&self.moved);
         if moved {
@@ -185,18 +187,18 @@ impl Judge {
             .map_or(Rest::Stands, Rest::Starved)
     }
 
-    /// The pause so far.
+    /// Returns the current pause.
     pub fn pause(&self) -> &Pause {
         &self.pause
     }
 
-    /// The pause at the end of the run.
+    /// Returns the pause at the end of the run.
     pub fn end(mut self, at: Instant) -> Pause {
         self.pause.end = at;
         self.pause
     }
 
-    /// Execution since the lane moved last: its own, polls left out, and an eager thread's.
+    /// Returns the execution times since the lane last moved: its own without polls, and a busy thread's.
     pub fn executed(&self) -> (Duration, Duration) {
         (
             self.last.executed_since(&self.moved),
@@ -217,8 +219,8 @@ mod tests {
         turns: 1000,
     };
 
-    /// A lane of one program, one worker and a supervisor that others use, looked at for ten seconds under load.
-    /// `step` changes it between two looks.
+    /// Judges a lane of one program, one worker and a shared supervisor for ten seconds under load, and returns the
+    /// longest stand. `step` changes the lane between two looks.
     fn stood(step: impl Fn(u32, &mut Look)) -> Duration {
         let start = Instant::now();
         let mut look = Look {
@@ -264,7 +266,7 @@ mod tests {
         let (executed, waited) = (Duration::from_micros(40), Duration::from_millis(1));
         let polls = |look: &mut Look| turns(thread(look, 10), 240, executed, waited);
         assert_eq!(stood(|_, look| polls(look)), LOOK * 20);
-        // On a machine with much to do its turns come late.
+        // On a loaded machine its turns come late.
         let waited = Duration::from_millis(30);
         let polls = |look: &mut Look| turns(thread(look, 10), 16, executed, waited);
         assert_eq!(stood(|_, look| polls(look)), LOOK * 20);
@@ -287,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_takes_messages_slowly_moves() {
-        // Two threads hand one thing to each other: short turns, and a long wait for each.
+        // Two threads wake each other in turn: short turns with a long wait before each.
         let hands_over = |number, look: &mut Look| {
             let waited = Duration::from_millis(40);
             turns(thread(look, 10), 5, Duration::from_micros(50), waited);
@@ -318,7 +320,7 @@ mod tests {
     fn a_lane_with_a_thread_that_gets_no_processor_is_starved() {
         let ready = |_, look: &mut Look| thread(look, 20).state = 'R';
         assert!(stood(ready) <= LOOK);
-        // Or its supervisor's thread.
+        // A thread of its supervisor.
         let ready = |_, look: &mut Look| look.serving.get_mut(&30).unwrap().state = 'R';
         assert!(stood(ready) <= LOOK);
         // A thread that gets a short turn three times in a second.

@@ -1,4 +1,4 @@
-//! A lane: runs one program after the other, and looks at how each ended.
+//! Lane: runs one program after the other and checks how each ended.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use super::family::{SUPERVISOR, Spawned, Table, locked, number};
 use super::shared::SharedBackend;
 use crate::command::Failure;
 
-/// The program that ends only when somebody ends it.
+/// Name of the program that runs until it is killed.
 pub const ENDLESS: &str = "spin";
-/// One run in so many is ended from outside.
+/// One of this many runs is killed from outside.
 const ENDED: u64 = 5;
-/// A run that takes longer has failed, and is ended.
+/// Time limit of a run. A longer run is killed and counts as failed.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-/// How long what a run consisted of may take to be gone after its end.
+/// Time within which all processes of a run must have ended after it.
 const LEAVING: Duration = Duration::from_secs(30);
-/// How long a run goes on that was to end with its worker, before its program is killed as well.
+/// Time for which a run may survive the kill of its victim before its program is killed as well.
 const SURVIVING: Duration = Duration::from_secs(2);
 
 /// A program that verifies its own results.
@@ -30,7 +30,7 @@ pub struct Program {
     pub name: String,
 }
 
-/// Whose end ends a run, by the name of its process.
+/// Process whose kill ends a run.
 #[derive(Clone, Copy, Debug)]
 enum Victim {
     Program(Signal),
@@ -56,26 +56,26 @@ impl Victim {
     }
 }
 
-/// What a lane does at the moment.
+/// The current run of a lane.
 #[derive(Clone, Debug)]
 pub struct Current {
-    /// The process that it waits for.
+    /// Process id of the child that the lane waits for.
     pub child: i32,
     pub what: String,
-    /// It ends by itself and verifies its results.
+    /// Whether the program ends by itself and verifies its results.
     pub verifies: bool,
     pub since: Instant,
 }
 
-/// A run that is over.
+/// Result of a run.
 struct Ended {
-    /// Its exit status, if no signal ended it.
+    /// Exit status, unless a signal ended the process.
     status: Option<i32>,
-    /// The processes that it consisted of when it was ended, by number and start.
+    /// Processes of the run when its victim was killed, by process id and start time.
     members: Vec<(i32, u64)>,
 }
 
-/// What a lane has done.
+/// Results of a lane.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub verified: u64,
@@ -84,7 +84,7 @@ pub struct Tally {
     pub longest: Duration,
 }
 
-/// Everything that lanes have in common.
+/// State that all lanes share.
 #[derive(Debug)]
 pub struct Soak {
     pub wormhole: PathBuf,
@@ -99,7 +99,7 @@ pub struct Soak {
 #[derive(Debug)]
 pub struct Lane {
     pub number: usize,
-    /// Its programs use this backend; otherwise each run has its own.
+    /// Shared backend of the lane's programs; `None` if each run has its own.
     pub backend: Option<Arc<SharedBackend>>,
     pub current: Mutex<Option<Current>>,
     pub tally: Mutex<Tally>,
@@ -115,14 +115,14 @@ impl Lane {
         }
     }
 
-    /// Where the output of its runs goes.
+    /// Returns the path of the output of the lane's runs.
     pub fn log(&self, soak: &Soak) -> PathBuf {
         soak.folder.join(format!("lane-{}.log", self.number))
     }
 
-    /// Runs programs until the time is over.
+    /// Runs programs until the soak's end.
     pub fn serve(&self, soak: &Soak) {
-        // The same programs in the same order each time, others in each lane.
+        // Seeded by the lane's number, so that each soak runs the same programs in the same order.
         let mut dice = Dice(self.number as u64);
         while Instant::now() < soak.end {
             let outcome = if dice.below(ENDED) == 0 {
@@ -140,7 +140,7 @@ impl Lane {
                     locked(&self.tally).wrong.len()
                 );
                 let _ = fs::copy(self.log(soak), soak.folder.join(kept));
-                // One that cannot even be started fails at once.
+                // A program that cannot be started fails at once, so the loop waits.
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
@@ -161,7 +161,7 @@ impl Lane {
     }
 
     fn end_one(&self, soak: &Soak, dice: &mut Dice) -> Result<(), Failure> {
-        // A backend that others use has to live on.
+        // A shared backend must survive, so only the program is killed.
         let choice = if self.backend.is_some() {
             2
         } else {
@@ -179,7 +179,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Runs a program to its end: its status, and the processes that it consisted of.
+    /// Runs a program to its end, and kills `victim` on the way if there is one.
     fn run(
         &self,
         soak: &Soak,
@@ -240,7 +240,8 @@ impl Lane {
             {
                 members = self.members(root);
                 self.kill(root, &[who]);
-                // A worker that was not the program's, or a program that was not there yet.
+                // The victim may not have existed yet, or may have been another program's worker;
+                // then the program is killed later.
                 let again = after.max(since.elapsed()) + SURVIVING;
                 victim = Some((Victim::Program(Signal::KILL), again));
             }
@@ -287,7 +288,7 @@ impl Lane {
         }
     }
 
-    /// Waits until nothing is left of a run that was ended.
+    /// Waits until all processes of a killed run have ended.
     fn leaves(&self, mut seen: Vec<(i32, u64)>, what: &str) -> Result<(), Failure> {
         let since = Instant::now();
         while !seen.is_empty() {
@@ -307,7 +308,7 @@ impl Lane {
     }
 }
 
-/// Numbers that look like chance (splitmix64).
+/// Pseudo-random numbers (splitmix64).
 #[derive(Debug)]
 struct Dice(u64);
 

@@ -1,4 +1,4 @@
-//! The processes of a lane, and a look at them for the judge.
+//! Finds the processes of a lane and takes snapshots of them for the judge.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -9,24 +9,25 @@ use std::time::{Duration, Instant};
 use super::family::{Process, SUPERVISOR, Table};
 use super::judge::{Look, Thread};
 
-/// The anonymous file behind a session's memory, which its program and its worker map.
+/// Name of the memfd of a session's memory, which its program and its worker map.
 const SESSION_FILE: &str = "wormhole-session";
-/// The anonymous file in which a worker counts, and which the supervisor holds.
+/// Name of the memfd of a worker's counters, which the supervisor has open.
 const COUNTERS_FILE: &str = "wormhole-counters";
-/// The name of a worker's process.
+/// Name of a worker's process.
 pub const WORKER: &str = "worker";
 
-/// The processes that work for a lane at the moment.
+/// The processes that currently work for a lane.
 #[derive(Debug)]
 pub struct Members<'t> {
-    /// Those that work for no other lane.
+    /// Processes that work for no other lane.
     pub own: Vec<&'t Process>,
-    /// Those that do.
+    /// Processes that work for other lanes as well.
     pub serving: Vec<&'t Process>,
 }
 
 impl<'t> Members<'t> {
-    /// The members of a lane that waits for `child`, with the shared backend of this launcher or with one of its own.
+    /// Finds the members of a lane that waits for `child`, with the shared backend of `launcher` or with its own
+    /// backend.
     pub fn of(table: &'t Table, child: i32, launcher: Option<i32>) -> Self {
         let mut own = table.family(child);
         let Some(launcher) = launcher else {
@@ -50,12 +51,12 @@ impl<'t> Members<'t> {
         Self { own, serving }
     }
 
-    /// All of them.
+    /// Returns all members.
     pub fn all(&self) -> impl Iterator<Item = &'t Process> {
         self.own.iter().chain(&self.serving).copied()
     }
 
-    /// The supervisors. A spawner has the name of the supervisor that is its parent.
+    /// Returns the supervisors. A spawner, which is a supervisor's child with the same name, is none.
     pub fn supervisors(&self) -> impl Iterator<Item = &'t Process> {
         let named = |process: &&Process| process.name.starts_with(SUPERVISOR);
         let all: Vec<i32> = self
@@ -84,7 +85,7 @@ impl<'t> Members<'t> {
         }
     }
 
-    /// A digest of what the lane's workers have counted and are doing.
+    /// Returns a digest of the counter pages of the lane's workers.
     fn counters(&self) -> u64 {
         let workers = self.own.iter().filter(|process| process.name == WORKER);
         let own: std::collections::BTreeSet<u64> = workers
@@ -103,7 +104,7 @@ impl<'t> Members<'t> {
         digest.finish()
     }
 
-    /// Processes that are stopped, for people to read.
+    /// Describes the stopped processes, for people to read.
     pub fn stopped(&self) -> String {
         let stopped = self.all().filter(|process| process.state == 'T');
         stopped

@@ -1,13 +1,14 @@
-//! What the processes that live as long as the soak hold: it must not grow with the runs.
+//! Memory and descriptors of the processes that live as long as the soak; they must not grow with
+//! the runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::family::Table;
 
-/// KiB by which a process may grow however long it runs.
+/// KiB by which a process may grow over the whole soak.
 const ALLOWED: u64 = 1 << 10;
-/// Descriptors more than at first, for sessions that are ending.
+/// Number of descriptors by which a process may grow, for sessions that are ending.
 const ALLOWED_DESCRIPTORS: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,11 +17,11 @@ struct Sample {
     descriptors: usize,
 }
 
-/// Samples of the shared launcher and everything below it, by process.
+/// Samples of the shared launcher and its descendants, by process.
 #[derive(Debug, Default)]
 pub struct Memory {
     samples: BTreeMap<(i32, String), Vec<Sample>>,
-    /// How often samples were taken.
+    /// Number of samplings.
     taken: usize,
 }
 
@@ -36,7 +37,7 @@ impl Memory {
         }
     }
 
-    /// The processes that have been there nearly all the time, each with its samples.
+    /// Returns the processes that lived nearly all the time, each with its samples.
     fn lasting(&self) -> impl Iterator<Item = (String, &[Sample])> {
         let lasting = self
             .samples
@@ -45,7 +46,8 @@ impl Memory {
         lasting.map(|((pid, name), samples)| (format!("{name} {pid}"), samples.as_slice()))
     }
 
-    /// The medians of the first and the last third, after the first sample, which shows no session.
+    /// Returns the medians of the first and the last third. The first sample is left out, because
+    /// no session exists then.
     fn medians(samples: &[Sample]) -> (Sample, Sample) {
         let warm = &samples[1.min(samples.len())..];
         let third = warm.len().div_ceil(3);
@@ -68,7 +70,7 @@ impl Memory {
         (median(&warm[..third]), median(&warm[warm.len() - third..]))
     }
 
-    /// What grew more than it may.
+    /// Returns a sentence for each value that grew more than allowed.
     pub fn growth(&self) -> Vec<String> {
         let mut grown = Vec::new();
         for (name, samples) in self.lasting() {

@@ -1,7 +1,7 @@
-//! `cargo xtask soak`: lanes of programs under load for as long as asked, beside a heartbeat that tells a pause of the
-//! machine from a stall of Wormhole.
+//! `cargo xtask soak`: runs lanes of programs under load for a given time, beside a heartbeat that distinguishes a
+//! pause of the machine from a stall of Wormhole.
 //!
-//! [`judge`] tells a stall from a lane that is slow or gets no processor.
+//! [`judge`] distinguishes a stalled lane from one that is slow or gets no processor.
 
 mod family;
 mod heartbeat;
@@ -34,30 +34,30 @@ use crate::{programs, stage};
 
 #[derive(Debug, Args)]
 pub struct Options {
-    /// How long programs are started.
+    /// Minutes for which programs are started.
     #[arg(long, default_value_t = 60)]
     minutes: u64,
-    /// Programs that run at the same time.
+    /// Number of programs that run at the same time.
     #[arg(long, default_value_t = 4)]
     lanes: usize,
-    /// The staged installation; built anew without it.
+    /// Staged installation. Without it, the installation is built first.
     #[arg(long)]
     stage: Option<PathBuf>,
-    /// Stops a process of this kind for 8 s, and passes only if that is found to be a stall: a test of the judge. A
-    /// worker is one of the shared backend, a supervisor that of a lane.
+    /// Tests the judge: stops a process of this kind for 8 s, and passes only if the judge reports a stall. The worker
+    /// belongs to the shared backend, the supervisor to a lane.
     #[arg(long)]
     stop: Option<stop::Kind>,
 }
 
-/// A lane that stands longer than this while the machine does not is a stall.
+/// Time above which a standing lane counts as stalled, without the time in which the machine stood.
 const STALL: Duration = Duration::from_secs(5);
-/// How long the lanes run before a process is stopped on purpose.
+/// Time for which the lanes run before a process is stopped on purpose.
 const WARM: Duration = Duration::from_secs(10);
-/// Threads that always want to execute.
+/// Number of busy threads.
 const BUSY: u32 = 2;
-/// The folders below target/programs from which programs are taken.
+/// Folders below `target/programs` that hold the programs.
 const LINKS: [&str; 3] = ["static", "shared", "per-thread"];
-/// Programs that verify themselves and are run by lanes.
+/// Programs of the lanes. They verify their own results.
 const PROGRAMS: [&str; 36] = [
     "batches",
     "bitonic_sort",
@@ -97,10 +97,10 @@ const PROGRAMS: [&str; 36] = [
     "virtual_memory",
 ];
 
-/// Threads that always want to execute: the load, and the measure of what an eager thread gets.
+/// Busy threads: they are the load, and the measure of the time that a busy thread gets.
 #[derive(Debug, Default)]
 struct Load {
-    /// Nanoseconds that they have executed, together.
+    /// Total execution time of these threads in nanoseconds.
     executed: AtomicU64,
     stop: AtomicBool,
 }
@@ -121,13 +121,13 @@ impl Load {
         }
     }
 
-    /// How long one of them has executed.
+    /// Returns the average execution time of one busy thread.
     fn share(&self) -> Duration {
         Duration::from_nanos(self.executed.load(Ordering::Relaxed)) / BUSY
     }
 }
 
-/// Runs the lanes, prints the closing line, and tells whether all went well.
+/// Runs the lanes, prints the closing line, and returns whether the soak passed.
 pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
     let prefix = match &options.stage {
         Some(prefix) => prefix.clone(),
@@ -135,7 +135,7 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
     };
     let start = Instant::now();
     let soak = Arc::new(prepare(root, &prefix, start, options)?);
-    // Whoever loses its parent becomes a child of this process, so that all that runs belong to is below it.
+    // Orphans become children of this process, so that all processes of the runs are its descendants.
     set_child_subreaper(rustix::process::Pid::from_raw(family::own_number()))
         .map_err(|error| Failure::new(format!("orphans would be lost: {error}")))?;
     let heartbeat = Heartbeat::start(&soak.folder, &soak.spawned)?;
@@ -224,7 +224,7 @@ pub fn soak(root: &Path, options: &Options) -> Result<bool, Failure> {
     Ok(passed)
 }
 
-/// Finds what is to run, in a folder that holds nothing yet.
+/// Finds the programs to run and creates an empty folder for the soak.
 fn prepare(root: &Path, prefix: &Path, start: Instant, options: &Options) -> Result<Soak, Failure> {
     let built = root.join("target/programs");
     let mut found = Vec::new();

@@ -1,4 +1,5 @@
-//! One backend for several lanes: a launcher whose program hands out its environment and waits.
+//! One backend for several lanes: a launcher whose program writes its environment to a file and
+//! waits.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,10 +13,10 @@ use std::sync::{Arc, Mutex};
 use super::family::{Spawned, locked, number};
 use crate::command::Failure;
 
-/// Room for the sessions of several lanes, and for those that are ending.
+/// Window size with room for the sessions of several lanes, and for those that are ending.
 const WINDOW: &str = "1G";
 
-/// A launcher, its supervisor, and the way to them.
+/// A launcher with its supervisor, and the environment to reach them.
 #[derive(Debug)]
 pub struct SharedBackend {
     spawned: Arc<Spawned>,
@@ -78,17 +79,17 @@ impl SharedBackend {
         })
     }
 
-    /// What a program of this backend's has in its environment.
+    /// Returns the environment of programs that use this backend.
     pub fn environment(&self) -> &BTreeMap<OsString, OsString> {
         &self.environment
     }
 
-    /// Where its launcher and its supervisor write.
+    /// Returns the path of the log of the launcher and the supervisor.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Lets it end: whether it ended well.
+    /// Ends the backend and returns whether it exited with status 0.
     pub fn finish(&self) -> Result<bool, Failure> {
         let Some((mut child, input)) = locked(&self.child).take() else {
             return Ok(true);

@@ -1,4 +1,4 @@
-//! A stall on purpose: stops a process of a lane for a while, and demands that the judge finds it.
+//! Deliberate stall: stops a process of a lane for a while and requires that the judge reports it.
 
 use std::time::{Duration, Instant};
 
@@ -8,17 +8,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::lane::Current;
 use super::members::{Members, WORKER};
 
-/// How long the process is stopped.
+/// Time for which the process is stopped.
 const STOPPED: Duration = Duration::from_secs(8);
 
-/// The kind of process that is stopped.
+/// Kind of process to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     Worker,
     Supervisor,
 }
 
-/// A process that is to be stopped once, is stopped, or was.
+/// State of a deliberate stall: pending, stopped, or continued.
 #[derive(Debug)]
 pub struct Stop {
     kind: Kind,
@@ -29,7 +29,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Stops a process of this lane from then on.
+    /// Plans to stop a process of this lane, not before this time.
     pub fn new(kind: Kind, lane: usize, not_before: Instant) -> Self {
         Self {
             kind,
@@ -40,7 +40,7 @@ impl Stop {
         }
     }
 
-    /// Called at every look at a lane.
+    /// Stops or continues the process if it is time. Called at every look at a lane.
     pub fn look(&mut self, lane: usize, current: &Current, members: &Members<'_>) {
         let now = Instant::now();
         if let Some((pid, _, since)) = &self.stopped {
@@ -50,11 +50,11 @@ impl Stop {
             }
             return;
         }
-        // An endless program may be ended while its worker is stopped.
+        // An endless program may be killed while its worker is stopped.
         if lane != self.lane || now < self.not_before || !current.verifies {
             return;
         }
-        // Only a session that is there has a worker that others wait for.
+        // Without a worker of its own the lane has no session that a stopped process could stall.
         if !members.own.iter().any(|process| process.name == WORKER) {
             return;
         }
@@ -70,7 +70,7 @@ impl Stop {
         }
     }
 
-    /// An error unless a stall was found and its line names the stopped process.
+    /// Returns an error unless a stall was reported whose line names the stopped process.
     pub fn missed(self, stalls: &[String]) -> Option<String> {
         let Some((_, said, _)) = self.stopped else {
             return Some("no process was there to be stopped".to_owned());

@@ -1,4 +1,4 @@
-//! Looks at lanes and memory from outside, and takes a dump of a lane that stands.
+//! Watches lanes and memory from outside, and takes a dump of a lane that stands.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,28 +19,28 @@ use super::stop::Stop;
 use super::{Load, STALL};
 use crate::command::step;
 
-/// How often everything is looked at.
+/// Interval between two looks.
 pub const INTERVAL: Duration = Duration::from_millis(500);
-/// Between two samples of memory.
+/// Interval between two samples of memory.
 const SAMPLE: Duration = Duration::from_secs(10);
-/// How long a process may have no parent.
+/// Time for which a process may be an orphan.
 const ORPHANED: Duration = Duration::from_secs(60);
-/// How long a supervisor and its workers may take to write a dump.
+/// Time within which a supervisor and its workers must write a dump.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// A lane's run, as it has been seen so far.
+/// Observations of a lane's current run.
 #[derive(Clone, Debug)]
 struct Seen {
     child: i32,
     judge: Judge,
-    /// Length of the supervisor's log when it was asked the first time during the pause. A second dump says what has not
-    /// moved since.
+    /// Length of the supervisor's log at the first request for a dump during the pause. A second dump shows what has
+    /// not moved since.
     asked: Option<usize>,
-    /// The line about a pause that is too long.
+    /// Line about a pause that is too long.
     dumped: Option<String>,
 }
 
-/// A pause of a lane that is over.
+/// A pause of a lane that has ended.
 #[derive(Clone, Debug)]
 struct Ended {
     pause: Pause,
@@ -48,13 +48,13 @@ struct Ended {
 }
 
 impl Ended {
-    /// How long the lane stood while the machine did not.
+    /// Returns for how long the lane stood while the machine did not.
     fn stood(&self, heartbeat: &Heartbeat) -> Duration {
         self.pause.stood(|begin, end| heartbeat.missing(begin, end))
     }
 }
 
-/// Has the supervisors of a lane write to their logs what everything waits for.
+/// Sends SIGUSR1 to the supervisors of a lane, which makes them dump all waits to their logs.
 fn ask(members: &Members<'_>) {
     for process in members.supervisors() {
         if let Some(pid) = Pid::from_raw(process.pid) {
@@ -63,7 +63,7 @@ fn ask(members: &Members<'_>) {
     }
 }
 
-/// The end of a log from this byte, once nothing has been added to it for a moment.
+/// Returns the end of a log from byte `from`, once the log has stopped growing or [`ANSWER`] has passed.
 fn settled(log: &Path, from: usize) -> String {
     let deadline = Instant::now() + ANSWER;
     let mut length = 0;
@@ -90,12 +90,12 @@ pub struct Watch<'a> {
     pauses: Vec<Ended>,
     memory: Memory,
     next_sample: Instant,
-    /// Since when processes have been seen without a parent.
+    /// Orphans by process id and start time, each with the time of its first sighting.
     orphans: BTreeMap<(i32, u64), Instant>,
     gaps_seen: usize,
     dumps: usize,
     wrong: Vec<String>,
-    /// The process that is to be stopped, if this is a test of the judge.
+    /// The process to stop, if this is a test of the judge.
     stop: Option<Stop>,
 }
 
@@ -211,13 +211,13 @@ impl<'a> Watch<'a> {
         let from = seen.asked.unwrap_or(0);
         step(&text);
         ask(&members);
-        // Taken before the supervisors are read: it takes a while.
+        // Described before the supervisors' logs are read, because those take a while.
         let processes: String = members.all().map(Process::describe).collect();
         let said = settled(&log, from);
         self.dump(&format!("{text}\n{said}\n{processes}"));
     }
 
-    /// The lane moves again, or its run is over.
+    /// Records the end of a pause: the lane moves again, or its run has ended.
     fn end_pause(&mut self, index: usize, pause: Pause, dumped: Option<String>) {
         if dumped.is_some() {
             let length = pause.length().as_secs_f64();
@@ -237,7 +237,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Looks for processes of runs that have outlived their run for long.
+    /// Looks for processes that have long outlived their run.
     fn look_for_orphans(&mut self, table: &Table) {
         let now = Instant::now();
         let orphans: Vec<&Process> = table
@@ -264,12 +264,12 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// What went wrong, once all lanes have ended.
+    /// Returns all errors, after all lanes have ended.
     pub fn finish(&mut self) -> Vec<String> {
         self.memory.sample(&Table::read(), self.backend.launcher);
         let mut wrong = std::mem::take(&mut self.wrong);
         wrong.extend(self.memory.growth());
-        // Not before: a beat that was missing as well may be noted after the lane goes on.
+        // Computed only here, because a missing beat may be recorded after the lane continues.
         let stalls: Vec<String> = self
             .pauses
             .iter()
@@ -289,26 +289,26 @@ impl<'a> Watch<'a> {
         wrong
     }
 
-    /// The longest time that any lane stood while the machine did not.
+    /// Returns the longest time for which any lane stood while the machine did not.
     pub fn longest_stand(&self) -> Duration {
         let stood = self.pauses.iter().map(|ended| ended.stood(self.heartbeat));
         stood.max().unwrap_or_default()
     }
 
-    /// The longest pause of any lane, whoever had the processors.
+    /// Returns the longest pause of any lane, whatever its cause.
     pub fn longest_pause(&self) -> Duration {
         let lengths = self.pauses.iter().map(|ended| ended.pause.length());
         lengths.max().unwrap_or_default()
     }
 
-    /// Pauses as long as a stall in which the lane stood for less: it was starved, or the machine paused.
+    /// Counts the pauses longer than [`STALL`] in which the lane stood for less: it was starved, or the machine paused.
     pub fn starved(&self) -> usize {
         let starved =
             |ended: &&Ended| ended.pause.length() > STALL && ended.stood(self.heartbeat) <= STALL;
         self.pauses.iter().filter(starved).count()
     }
 
-    /// What became of the memory, for the closing line.
+    /// Formats the growth of memory, for the closing line.
     pub fn memory(&self) -> String {
         self.memory.to_string()
     }

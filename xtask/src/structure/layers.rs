@@ -1,4 +1,4 @@
-//! The layers of the guest's library, a part of `cargo xtask structure`.
+//! Checks the layers of the guest's library, as a part of `cargo xtask structure`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::sources;
 use crate::command::Failure;
 
-/// The modules of each layer, from the top. A module uses its own layer and those below it.
+/// Modules of each layer, from the top. A module may use its own layer and those below it.
 const LAYERS: &[(&str, &[&str])] = &[
     (
         "exports",
@@ -32,9 +32,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Upward uses that are left: a file, and the module that it uses. Each kind of work asks for itself whether its stream
-/// is captured, and then calls the graph's capture. A stream calls its context's events and the output of kernels when
-/// it waits. No use may be added, and one that has gone must leave the list.
+/// Known upward uses: a file, and the module that it uses. Each kind of work checks whether its stream is captured, and
+/// then calls the graph's capture. A stream that waits calls its context's events and the output of kernels. No use may
+/// be added, and a removed use must leave the list.
 const UPWARD: &[(&str, &str)] = &[
     ("memory/mod.rs", "graph"),
     ("memory/pool.rs", "graph"),
@@ -46,10 +46,10 @@ const UPWARD: &[(&str, &str)] = &[
     ("work/stream_memory.rs", "graph"),
 ];
 
-/// Where the sources lie.
+/// Folder of the sources.
 const FOLDER: &str = "guest-lib/src";
 
-/// Prints the layers, and tells whether nothing uses a layer above its own.
+/// Prints the layers and returns whether no module uses a layer above its own, except for [`UPWARD`].
 pub fn layers(root: &Path) -> Result<bool, Failure> {
     let folder = root.join(FOLDER);
     let mut complaints = Vec::new();
@@ -94,7 +94,7 @@ pub fn layers(root: &Path) -> Result<bool, Failure> {
     Ok(complaints.is_empty())
 }
 
-/// What is wrong with the upward uses that there are, beside those that are known.
+/// Compares the found upward uses with the known ones and returns a complaint for each difference.
 fn compare(found: &BTreeSet<(String, String)>, known: &[(&str, &str)]) -> Vec<String> {
     let is_known = |(file, used): &&(String, String)| !known.contains(&(file, used));
     let added = found
@@ -108,14 +108,14 @@ fn compare(found: &BTreeSet<(String, String)>, known: &[(&str, &str)]) -> Vec<St
     added.chain(gone).collect()
 }
 
-/// The number of a module's layer, from the top.
+/// Returns the number of a module's layer, from the top.
 fn layer(module: &str) -> Option<usize> {
     LAYERS
         .iter()
         .position(|(_, modules)| modules.contains(&module))
 }
 
-/// The modules of the crate that a source names, but in comments and in its tests.
+/// Returns the modules of the crate that a source names outside comments and tests.
 fn uses(text: &str) -> BTreeSet<String> {
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
     let code: Vec<&str> = text
@@ -133,14 +133,14 @@ fn uses(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The identifier at the beginning of a text.
+/// Returns the identifier at the beginning of a text.
 fn head(text: &str) -> Option<String> {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
     let name = &text[..end.unwrap_or(text.len())];
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// The identifiers at the beginning of each path of a group, up to its closing brace.
+/// Returns the first identifier of each path of a group, up to its closing brace.
 fn heads(group: &str) -> Vec<String> {
     let (mut depth, mut start, mut found) = (0, 0, Vec::new());
     for (at, c) in group.char_indices() {
