@@ -10,8 +10,11 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use goblin::elf::Elf;
-use goblin::elf::header::{EM_X86_64, ET_DYN, ET_EXEC};
+use object::Endianness;
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_STRSZ, DT_STRTAB};
+use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_LOAD};
+use object::read::StringTable;
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 
 use crate::error::{ImageError, io};
 
@@ -146,15 +149,19 @@ impl Object {
             path: path.to_owned(),
             reason: reason.to_owned(),
         };
-        let elf = Elf::parse(&bytes).map_err(|error| bad(&error.to_string()))?;
-        if !elf.is_64 || elf.header.e_machine != EM_X86_64 {
+        let elf = Dynamic::parse(&bytes).map_err(|error| bad(&error.to_string()))?;
+        if elf.machine != EM_X86_64 {
             return Err(bad("it is not for x86-64"));
         }
-        if !matches!(elf.header.e_type, ET_DYN | ET_EXEC) {
+        if !matches!(elf.kind, ET_DYN | ET_EXEC) {
             return Err(bad("it is neither a program nor a library"));
         }
         let origin = path.parent().unwrap_or(Path::new("/"));
-        let folders = |lists: &[&str]| {
+        let strings = |tag| {
+            let found = elf.strings(tag);
+            found.ok_or_else(|| bad("its dynamic section names strings that it lacks"))
+        };
+        let folders = |lists: Vec<String>| {
             lists
                 .iter()
                 .flat_map(|list| list.split(':'))
@@ -168,19 +175,81 @@ impl Object {
                 })
                 .collect::<Vec<PathBuf>>()
         };
-        let runpath = folders(&elf.runpaths);
+        let runpath = folders(strings(DT_RUNPATH)?);
         Ok(Self {
             path: path.to_owned(),
-            interpreter: elf.interpreter.map(PathBuf::from),
-            needed: elf.libraries.iter().map(|&name| name.to_owned()).collect(),
+            interpreter: elf.interpreter.map(|path| OsStr::from_bytes(path).into()),
+            needed: strings(DT_NEEDED)?,
             // An RPATH counts only without a RUNPATH.
             rpath: if runpath.is_empty() {
-                folders(&elf.rpaths)
+                folders(strings(DT_RPATH)?)
             } else {
                 Vec::new()
             },
             runpath,
         })
+    }
+}
+
+/// The parts of an ELF file that the dynamic loader reads.
+struct Dynamic<'data> {
+    machine: u16,
+    kind: u16,
+    interpreter: Option<&'data [u8]>,
+    /// Tags and values of the dynamic section.
+    entries: Vec<(u64, u64)>,
+    strings: StringTable<'data>,
+}
+
+impl<'data> Dynamic<'data> {
+    fn parse(bytes: &'data [u8]) -> object::Result<Self> {
+        let header = FileHeader64::<Endianness>::parse(bytes)?;
+        let endian = header.endian()?;
+        // The loader goes by segments, and so do files whose sections have been stripped.
+        let segments = header.program_headers(endian, bytes)?;
+        let (mut interpreter, mut entries) = (None, Vec::new());
+        for segment in segments {
+            interpreter = interpreter.or(segment.interpreter(endian, bytes)?);
+            let found = segment.dynamic(endian, bytes)?.unwrap_or_default();
+            let found = found
+                .iter()
+                .map(|entry| (entry.d_tag(endian), entry.d_val(endian)));
+            entries.extend(found);
+        }
+        let value = |tag: u32| {
+            let found = entries.iter().find(|entry| entry.0 == u64::from(tag));
+            found.map(|entry| entry.1)
+        };
+        let strings = value(DT_STRTAB).zip(value(DT_STRSZ));
+        let strings = strings.and_then(|(address, size)| {
+            let mut loaded = segments
+                .iter()
+                .filter(|segment| segment.p_type(endian) == PT_LOAD);
+            loaded.find_map(|segment| segment.data_range(endian, bytes, address, size).ok()?)
+        });
+        let strings = strings.unwrap_or_default();
+        let end = u64::try_from(strings.len()).unwrap_or(u64::MAX);
+        Ok(Self {
+            machine: header.e_machine(endian),
+            kind: header.e_type(endian),
+            interpreter,
+            strings: StringTable::new(strings, 0, end),
+            entries,
+        })
+    }
+
+    /// The strings of all entries with this tag; none if one of them lies outside the table of strings.
+    fn strings(&self, tag: u32) -> Option<Vec<String>> {
+        let values = self
+            .entries
+            .iter()
+            .filter(|entry| entry.0 == u64::from(tag));
+        values
+            .map(|entry| {
+                let name = self.strings.get(u32::try_from(entry.1).ok()?).ok()?;
+                Some(String::from_utf8_lossy(name).into_owned())
+            })
+            .collect()
     }
 }
 

@@ -5,7 +5,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use goblin::elf::Elf;
+use object::Endianness;
+use object::elf::FileHeader64;
+use object::read::elf::{FileHeader, SectionHeader};
 
 use crate::error::{ImageError, io};
 
@@ -142,12 +144,11 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
 
 /// The names in the `depends=` entry of a module's `.modinfo` section.
 fn dependencies(data: &[u8]) -> Option<Vec<String>> {
-    let elf = Elf::parse(data).ok()?;
-    let section = elf
-        .section_headers
-        .iter()
-        .find(|section| elf.shdr_strtab.get_at(section.sh_name) == Some(".modinfo"))?;
-    let info = data.get(section.file_range()?)?;
+    let header = FileHeader64::<Endianness>::parse(data).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, data).ok()?;
+    let (_, section) = sections.section_by_name(endian, b".modinfo")?;
+    let info = section.data(endian, data).ok()?;
     let names = info
         .split(|&byte| byte == 0)
         .find_map(|entry| entry.strip_prefix(b"depends="))?;

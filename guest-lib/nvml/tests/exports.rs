@@ -4,19 +4,19 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use goblin::elf::Elf;
-use goblin::elf::sym::STB_GLOBAL;
+use object::elf::{DT_SONAME, FileHeader64};
+use object::read::elf::{Dyn, ElfFile};
+use object::{Endianness, Object, ObjectSymbol};
 
 #[test]
 fn the_library_exports_the_names_of_the_table_and_no_others() {
     let bytes = std::fs::read(support::library()).expect("the library is built with its tests");
-    let image = Elf::parse(&bytes).expect("a shared library");
-    assert_eq!(image.soname, Some("libnvidia-ml.so.1"));
+    let image = ElfFile::<FileHeader64<Endianness>>::parse(&*bytes).expect("a shared library");
+    assert_eq!(soname(&image, &bytes), Some(&b"libnvidia-ml.so.1"[..]));
     let found: BTreeSet<&str> = image
-        .dynsyms
-        .iter()
-        .filter(|symbol| symbol.st_bind() == STB_GLOBAL && !symbol.is_import())
-        .filter_map(|symbol| image.dynstrtab.get_at(symbol.st_name))
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_global() && !symbol.is_weak() && symbol.is_definition())
+        .filter_map(|symbol| symbol.name().ok())
         .collect();
     let table = support::table();
     let wanted: BTreeSet<&str> = table
@@ -35,4 +35,18 @@ fn the_library_exports_the_names_of_the_table_and_no_others() {
         missing.is_empty() && extra.is_empty(),
         "missing {missing:?}, extra {extra:?}"
     );
+}
+
+/// The name by which programs ask for the library.
+fn soname<'data>(
+    image: &ElfFile<'data, FileHeader64<Endianness>>,
+    bytes: &'data [u8],
+) -> Option<&'data [u8]> {
+    let (endian, sections) = (image.endian(), image.elf_section_table());
+    let (entries, link) = sections.dynamic(endian, bytes).ok()??;
+    let strings = sections.strings(endian, bytes, link).ok()?;
+    let mut names = entries
+        .iter()
+        .filter(|entry| entry.d_tag(endian) == u64::from(DT_SONAME));
+    names.next()?.string(endian, strings).ok()
 }
