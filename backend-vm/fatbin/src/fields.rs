@@ -1,4 +1,4 @@
-//! Little-endian fields of images.
+//! Reads little-endian fields of images.
 
 fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
@@ -16,7 +16,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes_at(bytes, at).map(u64::from_le_bytes)
 }
 
-/// A 64-bit offset or length as an index.
+/// Reads a 64-bit offset or length as an index.
 pub fn usize_at(bytes: &[u8], at: usize) -> Option<usize> {
     u64_at(bytes, at)?.try_into().ok()
 }

@@ -1,4 +1,5 @@
-//! Fatbins in what `nvcc` makes for the host's linker: object files, and archives of them.
+//! Finds fatbins in the files that `nvcc` writes for the host's linker: object files and archives
+//! of them.
 
 use object::Endianness;
 use object::elf::{EM_CUDA, FileHeader64};
@@ -7,12 +8,12 @@ use object::read::elf::{FileHeader, SectionHeader};
 
 use crate::{FatbinError, fatbins, is_fatbin};
 
-/// Sections with fatbins: of plain compilations, and of relocatable ones.
+/// Names of the sections that hold fatbins: in plain compilations, and in relocatable ones.
 const SECTIONS: [&[u8]; 2] = [b".nv_fatbin", b"__nv_relfatbin"];
-/// Most members of an archive that are looked at.
+/// Maximum number of members read from an archive.
 const MAX_MEMBERS: usize = 4096;
 
-/// Why an object file or an archive cannot be read.
+/// Error in reading an object file or an archive.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     #[error("{what}")]
@@ -29,10 +30,10 @@ pub enum HostError {
     Fatbin(#[from] FatbinError),
 }
 
-/// The device code of an object file.
+/// Device code of an object file.
 #[derive(Debug)]
 pub enum Content<'a> {
-    /// The file is machine code for a GPU itself.
+    /// Machine code for a GPU: the file itself.
     Cubin(&'a [u8]),
     Fatbins(Vec<&'a [u8]>),
 }
@@ -40,7 +41,7 @@ pub enum Content<'a> {
 /// Finds the device code in an object file.
 ///
 /// # Errors
-/// The file is damaged, or has none.
+/// The file is damaged, or has no device code.
 pub fn of_object(data: &[u8]) -> Result<Content<'_>, HostError> {
     if is_fatbin(data) {
         return Ok(Content::Fatbins(fatbins(data)?));
@@ -69,15 +70,15 @@ pub fn of_object(data: &[u8]) -> Result<Content<'_>, HostError> {
 /// A member of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Its file name.
+    /// File name of the member.
     pub name: &'a [u8],
     pub data: &'a [u8],
 }
 
-/// The members of an archive.
+/// Returns the members of an archive.
 ///
 /// # Errors
-/// It is damaged, or has too many.
+/// The archive is damaged, or has more members than the limit.
 pub fn members(data: &[u8]) -> Result<Vec<Member<'_>>, HostError> {
     let bad = |source| HostError::Damaged {
         what: "the archive is damaged",

@@ -1,11 +1,11 @@
-//! Fat binaries ("fatbins"): headers, entries and their compression.
+//! Reads fat binaries ("fatbins"): headers, entries and their compression.
 //!
-//! The layout is what `nvcc` 11 to 13 write, found by looking at their output. A fatbin is a header of
-//! 16 bytes (magic, version, its own size, the size of what follows) and entries, each with a header and
-//! a payload. Several may follow one another: in the sections of an object file, and in the image of a
-//! relocatable link, whose first fatbin is linked and whose others are what it was linked of.
+//! The layout is that of `nvcc` 11 to 13, found by reading their output. A fatbin is a header of 16 bytes (magic,
+//! version, size of the header, size of the entries) and entries, each with a header and a payload. Several fatbins
+//! may follow one another: in the sections of an object file, and in the image of a relocatable link, which holds
+//! the linked fatbin first and the inputs of the link after it.
 //!
-//! Images come from a guest: every length is checked, and what is decompressed is bounded. There is no
+//! Images come from a guest: every length is checked, and the size of decompressed data is bounded. There is no
 //! unsafe code.
 
 pub mod fields;
@@ -23,15 +23,15 @@ const KIND_ELF: u16 = 2;
 const FLAG_LZ4: u64 = 0x2000;
 /// The payload is a Zstandard frame.
 const FLAG_ZSTD: u64 = 0x8000;
-/// Made for an architecture with its specific features, as `sm_90a`.
+/// Entry flag: built for one architecture with its specific features, as `sm_90a`.
 const FLAG_SPECIFIC: u64 = 0x10_0000;
-/// Made for a family of architectures, as `sm_100f`.
+/// Entry flag: built for a family of architectures, as `sm_100f`.
 const FLAG_FAMILY: u64 = 0x20_0000;
 
-/// Most entries that are looked at.
+/// Maximum number of fatbins in an image, and of entries.
 const MAX_ENTRIES: usize = 4096;
 
-/// Why a fatbin, or an entry of it, cannot be read.
+/// Error in reading a fatbin or one of its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FatbinError {
     #[error("the fatbin's headers are damaged")]
@@ -44,7 +44,7 @@ pub enum FatbinError {
     Compression(&'static str),
 }
 
-/// One entry.
+/// Entry of a fatbin.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     kind: u16,
@@ -55,15 +55,15 @@ pub struct Entry<'a> {
     bytes: u64,
 }
 
-/// Whether the bytes begin like a fatbin.
+/// Returns whether the bytes begin with the magic number of a fatbin.
 pub fn is_fatbin(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// The bytes of the fatbin that an image begins with.
+/// Returns the size in bytes of the fatbin that an image begins with.
 ///
 /// # Errors
-/// It is cut off, or its header is damaged.
+/// The fatbin is cut off, or its header is damaged.
 pub fn extent(image: &[u8]) -> Result<usize, FatbinError> {
     body(image)
         .map(|(_, end)| end)
@@ -71,7 +71,7 @@ pub fn extent(image: &[u8]) -> Result<usize, FatbinError> {
         .ok_or(FatbinError::Headers)
 }
 
-/// The fatbins of an image, which follow one another at aligned offsets.
+/// Returns the fatbins of an image, which follow one another at aligned offsets.
 ///
 /// # Errors
 /// Headers that do not fit the image, or too many fatbins.
@@ -90,7 +90,7 @@ pub fn fatbins(image: &[u8]) -> Result<Vec<&[u8]>, FatbinError> {
     Ok(list)
 }
 
-/// All entries of an image's fatbins.
+/// Returns all entries of an image's fatbins.
 ///
 /// # Errors
 /// Headers that do not fit the image, or too many entries.
@@ -118,7 +118,7 @@ fn within_limit(count: usize) -> Result<(), FatbinError> {
     Err(FatbinError::Entries { found, limit })
 }
 
-/// Where the entries after a header start and end.
+/// Returns the offsets at which the entries after a header start and end.
 fn body(header: &[u8]) -> Option<(usize, usize)> {
     let start = usize::from(u16_at(header, 6)?);
     let end = start.checked_add(usize_at(header, 8)?)?;
@@ -153,24 +153,24 @@ fn entry(bytes: &[u8]) -> Option<(Entry<'_>, usize)> {
 }
 
 impl<'a> Entry<'a> {
-    /// PTX text.
+    /// Returns whether the entry is PTX text.
     pub fn is_ptx(&self) -> bool {
         self.kind == KIND_PTX
     }
 
-    /// An ELF image of machine code.
+    /// Returns whether the entry is an ELF image of machine code.
     pub fn is_elf(&self) -> bool {
         self.kind == KIND_ELF
     }
 
-    /// The compute capability that it was made for: 90 for 9.0.
+    /// Returns the compute capability that the entry was built for: 90 for 9.0.
     pub fn architecture(&self) -> u32 {
         self.architecture
     }
 
-    /// Whether a device of compute capability `arch` (90 for 9.0) runs it. Machine code runs on later devices of its
-    /// major version, PTX on all later ones; code for a family stays in its major version, and code with
-    /// architecture-specific features runs on that architecture alone (CUDA C++ Programming Guide, "Compute
+    /// Returns whether a device of compute capability `arch` (90 for 9.0) runs the entry. Machine code runs on later
+    /// devices of its major version, PTX on all later ones; code for a family stays in its major version, and code
+    /// with architecture-specific features runs on that architecture alone (CUDA C++ Programming Guide, "Compute
     /// Capabilities").
     pub fn runs_on(&self, arch: u32) -> bool {
         let made_for = self.architecture;
@@ -181,22 +181,24 @@ impl<'a> Entry<'a> {
         made_for <= arch && (!of_major || made_for / 10 == arch / 10)
     }
 
-    /// Of two entries that run, the better one: by architecture, then by how much of it the code may use.
+    /// Returns the key by which the best of the entries that run is chosen: the architecture, then whether the code
+    /// uses features of that architecture, then those of its family.
     pub fn preference(&self) -> impl Ord + use<> {
         let specific = self.flags & FLAG_SPECIFIC != 0;
         let family = self.flags & FLAG_FAMILY != 0;
         (self.architecture, specific, family)
     }
 
-    /// Bytes of the payload once it is decompressed, as the entry says; [`unpack`](Self::unpack) checks it.
+    /// Returns the size in bytes of the decompressed payload, as the entry states it; [`unpack`](Self::unpack)
+    /// checks it.
     pub fn unpacked_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The payload, decompressed.
+    /// Returns the payload, decompressed.
     ///
     /// # Errors
-    /// It is larger than `limit`, or does not decompress.
+    /// The payload is larger than `limit`, or does not decompress.
     pub fn unpack(&self, limit: usize) -> Result<Cow<'a, [u8]>, FatbinError> {
         let size = match usize::try_from(self.bytes) {
             Ok(size) if size <= limit => size,
