@@ -1,20 +1,20 @@
-//! What can go wrong with an image, a kernel or a launch.
+//! Errors of images, kernels and launches.
 
 use crate::link::LinkError;
 use crate::parse::ParseError;
 
-/// Why an image cannot be loaded.
+/// Error in loading an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// Neither PTX nor a fatbin nor an ELF file (CUDA error 200).
+    /// The image is neither PTX nor a fatbin nor an ELF file (CUDA error 200).
     #[error("the image is neither PTX text nor a fatbin: {0}")]
     InvalidImage(String),
-    /// Kernels in machine code only, none as PTX (CUDA error 209).
+    /// The image has kernels in machine code only, none as PTX (CUDA error 209).
     #[error(
         "the image holds its kernels as machine code for {arch} only, and no PTX: build it with PTX (-gencode arch=compute_XX,code=compute_XX)"
     )]
     NoKernelImage {
-        /// The architectures in it, for the message.
+        /// Architectures in the image, for the message.
         arch: String,
     },
     /// The PTX is malformed (CUDA error 218).
@@ -23,49 +23,50 @@ pub enum LoadError {
     /// The PTX is newer than this engine (CUDA error 222).
     #[error("{0}")]
     UnsupportedVersion(ParseError),
-    /// A limit of the engine (CUDA error 2).
+    /// A limit of the engine is exceeded (CUDA error 2).
     #[error("{what} is {found} bytes long, more than the limit of {limit}")]
     TooLarge {
-        /// What is too large.
+        /// Name of the quantity.
         what: &'static str,
-        /// Its size.
+        /// Its size in bytes.
         found: u64,
         /// The limit.
         limit: u64,
     },
-    /// A variable's initialiser names what the module does not define (CUDA error 218).
+    /// A variable's initialiser names a symbol that the module does not define (CUDA error 218).
     #[error(
         "line {line}: the initialiser of `{variable}` names `{symbol}`, which this module does not define"
     )]
     UnknownSymbol {
         /// The variable.
         variable: String,
-        /// What it names.
+        /// Undefined symbol.
         symbol: String,
-        /// Where.
+        /// Line of the variable's declaration.
         line: u32,
     },
-    /// Two definitions of one name (CUDA error 218).
+    /// One name has two definitions (CUDA error 218).
     #[error("line {line}: `{name}` is defined twice")]
     Duplicate {
         /// The name.
         name: String,
-        /// Where the second one stands.
+        /// Line of the second definition.
         line: u32,
     },
-    /// No object file or library with a fatbin (CUDA error 999).
+    /// The input is no object file or library with a fatbin (CUDA error 999).
     #[error("{0}")]
     InvalidObject(String),
-    /// Code for a compiler that this device does not have (CUDA error 221).
+    /// The input is code for a compiler that this device lacks (CUDA error 221).
     #[error("the input is NVVM code, of which this device has no compiler")]
     Intermediate,
-    /// The image's parts do not fit together (CUDA error 300, or what the part that is wrong gives).
+    /// The image's parts cannot be linked (CUDA error 300, or the error of the part that is
+    /// invalid).
     #[error(transparent)]
     Link(#[from] LinkError),
 }
 
 impl LoadError {
-    /// The `CUresult` that the driver API gives for it.
+    /// Returns the driver API's `CUresult` for the error.
     #[must_use]
     pub fn cuda_code(&self) -> u32 {
         match self {
@@ -91,13 +92,13 @@ impl From<ParseError> for LoadError {
     }
 }
 
-/// Why a kernel of a loaded module cannot be had.
+/// Error in decoding a kernel of a loaded module.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// The module has no kernel of that name (CUDA error 500).
     #[error("the module has no kernel `{0}`")]
     NotFound(String),
-    /// It needs an instruction that this device lacks (CUDA error 801).
+    /// The kernel needs an instruction that this device lacks (CUDA error 801).
     #[error(
         "kernel `{kernel}`: instruction `{instruction}` is not supported by the CPU device (line {line})"
     )]
@@ -106,7 +107,7 @@ pub enum KernelError {
         kernel: String,
         /// The instruction with its modifiers.
         instruction: String,
-        /// Where.
+        /// Line of the PTX.
         line: u32,
     },
     /// An operand does not fit its instruction (CUDA error 218).
@@ -116,12 +117,12 @@ pub enum KernelError {
         kernel: String,
         /// The instruction or declaration.
         instruction: String,
-        /// What is wrong.
+        /// Reason.
         reason: String,
-        /// Where.
+        /// Line of the PTX.
         line: u32,
     },
-    /// It calls a function that neither the module nor the device defines (CUDA error 801).
+    /// The kernel calls a function that neither the module nor the device defines (CUDA error 801).
     #[error(
         "kernel `{kernel}`: function `{function}` is not defined in the module and not provided by the CPU device (line {line})"
     )]
@@ -130,17 +131,17 @@ pub enum KernelError {
         kernel: String,
         /// The function.
         function: String,
-        /// Where.
+        /// Line of the PTX.
         line: u32,
     },
-    /// A limit of the engine (CUDA error 701).
+    /// A limit of the engine is exceeded (CUDA error 701).
     #[error("kernel `{kernel}`: {what} is {found}, more than the limit of {limit}")]
     TooLarge {
         /// The kernel.
         kernel: String,
-        /// What is too large.
+        /// Name of the quantity.
         what: &'static str,
-        /// How large it is.
+        /// Its value.
         found: u64,
         /// The limit.
         limit: u64,
@@ -148,7 +149,7 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// The `CUresult` that the driver API gives for it.
+    /// Returns the driver API's `CUresult` for the error.
     #[must_use]
     pub fn cuda_code(&self) -> u32 {
         match self {
@@ -160,10 +161,10 @@ impl KernelError {
     }
 }
 
-/// What a thread did that ended the launch.
+/// Kind of fault that ended a launch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
-    /// An access outside every allocation (CUDA error 700).
+    /// An access lies outside every allocation (CUDA error 700).
     #[error("illegal {} of {bytes} bytes at {address:#x}", if *.write { "write" } else { "read" })]
     IllegalAddress {
         /// The address.
@@ -173,7 +174,7 @@ pub enum FaultKind {
         /// Whether it was a write.
         write: bool,
     },
-    /// An access that is not aligned to its size (CUDA error 716).
+    /// An access is not aligned to its size (CUDA error 716).
     #[error("misaligned access of {bytes} bytes at {address:#x}")]
     Misaligned {
         /// The address.
@@ -181,19 +182,19 @@ pub enum FaultKind {
         /// Bytes of the access.
         bytes: u32,
     },
-    /// An access to a space in which the instruction cannot work (CUDA error 717).
+    /// An access is to a space that the instruction cannot use (CUDA error 717).
     #[error("address {address:#x} lies in a state space that the instruction cannot use")]
     AddressSpace {
         /// The address.
         address: u64,
     },
-    /// A handle of no texture or surface object (CUDA error 700).
+    /// A handle names no texture or surface object that the instruction can use (CUDA error 700).
     #[error("{handle:#x} is the handle of no object, or of none that the instruction can use")]
     InvalidObject {
         /// The handle.
         handle: u64,
     },
-    /// A handle of no condition of the graph that runs the kernel (CUDA error 700).
+    /// A handle names no condition of the graph that runs the kernel (CUDA error 700).
     #[error("{handle:#x} is the handle of no condition of the graph")]
     InvalidCondition {
         /// The handle.
@@ -205,40 +206,40 @@ pub enum FaultKind {
     /// The thread's stack is exhausted (CUDA error 719).
     #[error("stack overflow")]
     StackOverflow,
-    /// A call of something that is no function (CUDA error 718).
+    /// A call's address is no function (CUDA error 718).
     #[error("call of {address:#x}, which is no function")]
     InvalidPc {
         /// The address.
         address: u64,
     },
-    /// An operand that the instruction cannot have (CUDA error 715).
+    /// An operand is one that the instruction does not permit (CUDA error 715).
     #[error("illegal instruction: {0}")]
     IllegalInstruction(&'static str),
-    /// A failed assertion, whose text has gone to the output (CUDA error 710).
+    /// An assertion failed; its text is in the output (CUDA error 710).
     #[error("assertion failed")]
     Assert,
     /// Every thread of a block waits for another one (CUDA error 702).
     #[error("every thread of the block waits at a barrier that cannot complete")]
     Deadlock,
-    /// The launch needs more than the engine gives (CUDA error 701).
+    /// The launch needs more resources than the engine has (CUDA error 701).
     #[error("the launch needs {what}, which is more than there is")]
     OutOfResources {
-        /// What it needs.
+        /// Resource that the launch needs.
         what: &'static str,
     },
     /// The launch's configuration or parameters are wrong (CUDA error 1).
     #[error("invalid launch: {0}")]
     InvalidLaunch(&'static str),
-    /// Cancelled from outside (CUDA error 719).
+    /// The caller cancelled the launch (CUDA error 719).
     #[error("cancelled")]
     Cancelled,
 }
 
-/// The end of a launch by a fault, and where it happened.
+/// Fault that ended a launch, and its location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("kernel `{kernel}`, line {line}, block {block:?}, thread {thread:?}: {kind}")]
 pub struct Fault {
-    /// What happened.
+    /// Kind of the fault.
     pub kind: FaultKind,
     /// The kernel.
     pub kernel: String,
@@ -246,12 +247,12 @@ pub struct Fault {
     pub line: u32,
     /// The block.
     pub block: [u32; 3],
-    /// The thread, the lowest of those concerned.
+    /// The thread; the lowest one if the fault concerns several.
     pub thread: [u32; 3],
 }
 
 impl Fault {
-    /// The `CUresult` that the driver API gives for it.
+    /// Returns the driver API's `CUresult` for the fault.
     #[must_use]
     pub fn cuda_code(&self) -> u32 {
         match self.kind {

@@ -1,19 +1,18 @@
-//! PTX on the CPU: loader, decoder, interpreter.
+//! Runs PTX on the CPU: loader, decoder, interpreter.
 //!
-//! [`Module::load`] takes what a program hands to the driver and finds the PTX in
-//! it; [`Module::link`] makes a [`Program`] once the module's variables have
-//! addresses; [`Program::kernel`] decodes a [`Kernel`]; [`launch`] runs it.
-//! Streams, events and allocation are the caller's.
+//! [`Module::load`] finds the PTX in an image that a program passes to the driver; [`Module::link`]
+//! makes a [`Program`] once the module's variables have addresses; [`Program::kernel`] decodes a
+//! [`Kernel`]; [`launch`] runs it. Streams, events and allocation are left to the caller.
 //!
 //! # Invariants
 //!
-//! - Images come from a guest that means harm. Loading and decoding are total:
-//!   no panic, no unsafe code, and every size is bounded ([`limits`]).
-//! - What is not supported fails the one kernel that needs it, by name, when the
-//!   kernel is asked for.
-//! - A launch touches no memory but the regions that [`GlobalMemory`] grants, and
-//!   those by atomic operations only.
-//! - Every thread of a block makes progress, whatever the others of its warp do.
+//! - Images come from a hostile guest. Loading and decoding are total: no panic, no unsafe code,
+//!   and every size is bounded ([`limits`]).
+//! - An unsupported feature fails only the kernels that need it, by name, when such a kernel is
+//!   requested.
+//! - A launch accesses no memory but the regions that [`GlobalMemory`] grants, and those by atomic
+//!   operations only.
+//! - Every thread of a block makes progress, regardless of the other threads of its warp.
 
 mod alu;
 mod decode;

@@ -10,17 +10,17 @@ use crate::limits::MAX_BLOCK_THREADS;
 use crate::parse::ast::{Ast, Function, InitValue, Linkage, Reference, Space, Tuning, Type};
 use crate::parse::{ParseError, parse_body, parse_function, parse_module};
 
-/// A scalar of a variable's initialiser, ready for its address to be known.
+/// Scalar of a variable's initialiser, before addresses are assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Initial {
     Bits(u64),
-    /// The address of a variable of the module, plus bytes.
+    /// Address of a variable of the module, plus bytes.
     Variable(usize, i64),
-    /// The address of a function.
+    /// Address of a function.
     Function(u32),
 }
 
-/// A variable of a module that lives in device memory.
+/// Variable of a module that is allocated in device memory.
 #[derive(Debug, Clone)]
 pub struct ModuleVariable {
     name: String,
@@ -34,39 +34,40 @@ pub struct ModuleVariable {
 }
 
 impl ModuleVariable {
-    /// Its name, mangled as in the PTX.
+    /// Returns the name, mangled as in the PTX.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
-    /// Its alignment in bytes, a power of two.
+    /// Returns the alignment in bytes, a power of two.
     #[must_use]
     pub fn align(&self) -> u64 {
         self.align
     }
-    /// Whether it is a `.const` variable.
+    /// Returns whether it is a `.const` variable.
     #[must_use]
     pub fn is_constant(&self) -> bool {
         self.constant
     }
-    /// Whether it is a `__managed__` variable.
+    /// Returns whether it is a `__managed__` variable.
     #[must_use]
     pub fn is_managed(&self) -> bool {
         self.managed
     }
-    /// What it refers to, if it is a reference: its value is the handle of the object that is bound to it.
+    /// Returns the kind of reference, if it is one: its value is the handle of the object that is bound to
+    /// it.
     #[must_use]
     pub fn reference(&self) -> Option<Reference> {
         self.reference
     }
 }
 
-/// A function of a module: where its text is.
+/// Function of a module: the range of its text.
 #[derive(Debug, Clone)]
 struct FunctionItem {
     name: String,
@@ -76,7 +77,7 @@ struct FunctionItem {
     line: u32,
 }
 
-/// A module as loaded: parsed and checked, its variables not yet placed.
+/// Loaded module: parsed and checked, its variables without addresses.
 #[derive(Debug)]
 pub struct Module {
     text: Arc<str>,
@@ -90,16 +91,16 @@ pub struct Module {
     prints: bool,
 }
 
-/// What a loaded image without kernels stands for.
+/// PTX of a loaded image that has no kernels.
 const EMPTY: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
 
 impl Module {
-    /// Loads what `cuModuleLoadData` and `cuLibraryLoadData` receive: PTX text (with or without a
-    /// NUL at its end), a fatbin, or an ELF file.
+    /// Loads an image as `cuModuleLoadData` and `cuLibraryLoadData` do: PTX text (with or without a NUL at
+    /// its end), a fatbin, or an ELF file.
     ///
     /// # Errors
     ///
-    /// [`LoadError`]; its `cuda_code` is what the driver API returns.
+    /// [`LoadError`]; its `cuda_code` is the driver API's result.
     pub fn load(image: &[u8]) -> Result<Self, LoadError> {
         match find_ptx(image)? {
             Found::Ptx(text) => Self::from_ptx(&text),
@@ -156,7 +157,7 @@ impl Module {
                     self.functions.push(item);
                     defined.push(function.body.is_some());
                 }
-                // A definition takes the place of declarations before it.
+                // A definition replaces the declarations before it.
                 Some(index) if function.body.is_some() => {
                     if defined[index] {
                         return Err(LoadError::Duplicate {
@@ -263,31 +264,31 @@ impl Module {
         })
     }
 
-    /// The variables that need device memory before [`Module::link`].
+    /// Returns the variables that need device memory before [`Module::link`].
     #[must_use]
     pub fn variables(&self) -> &[ModuleVariable] {
         &self.variables
     }
 
-    /// `.version` of the PTX: major and minor.
+    /// Returns `.version` of the PTX: major and minor.
     #[must_use]
     pub fn ptx_version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// `.target` of the PTX.
+    /// Returns `.target` of the PTX.
     #[must_use]
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// Whether any kernel may print or assert, so that synchronizations have output to fetch.
+    /// Returns whether any kernel may print or assert, so that a synchronization must fetch output.
     #[must_use]
     pub fn may_print(&self) -> bool {
         self.prints
     }
 
-    /// The names of its kernels, in the order of the PTX.
+    /// Returns the names of the kernels, in the order of the PTX.
     pub fn kernel_names(&self) -> impl Iterator<Item = &str> {
         self.functions
             .iter()
@@ -295,11 +296,11 @@ impl Module {
             .map(|function| function.name.as_str())
     }
 
-    /// Places the variables: `addresses[i]` is the device address of `variables()[i]`.
+    /// Assigns addresses to the variables: `addresses[i]` is the device address of `variables()[i]`.
     ///
     /// # Panics
     ///
-    /// If there are not as many addresses as variables.
+    /// Panics if the number of addresses is not that of the variables.
     #[must_use]
     pub fn link(self, addresses: Vec<u64>) -> Program {
         assert_eq!(
@@ -316,7 +317,7 @@ impl Module {
     }
 }
 
-/// A module whose variables have addresses: kernels can be had from it.
+/// Module whose variables have addresses. Its kernels can be decoded.
 #[derive(Debug)]
 pub struct Program {
     module: Module,
@@ -325,24 +326,24 @@ pub struct Program {
     lowered: decode::Cache,
 }
 
-/// Longest piece of initial values that is written at once.
+/// Maximum bytes of initial values written at once.
 const CHUNK: usize = 64 << 10;
 
 impl Program {
-    /// The module.
+    /// Returns the module.
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.module
     }
 
-    /// The address and size of the variable `name`.
+    /// Returns the address and the size of the variable `name`.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<(u64, u64)> {
         let &index = self.module.variable_names.get(name)?;
         Some((self.addresses[index], self.module.variables[index].size))
     }
 
-    /// The address of the reference `name`, if it is one of this kind and has room for a handle.
+    /// Returns the address of the reference `name`, if it is one of this kind and has room for a handle.
     #[must_use]
     pub fn reference(&self, name: &str, kind: Reference) -> Option<u64> {
         let &index = self.module.variable_names.get(name)?;
@@ -351,8 +352,8 @@ impl Program {
         is_wanted.then_some(self.addresses[index])
     }
 
-    /// Calls `write(offset, bytes)` for every stretch of the variable `index` that its initialiser
-    /// sets. What is not written is zero; whoever allocated the memory sees to that.
+    /// Calls `write(offset, bytes)` for every range of the variable `index` that its initialiser sets. All
+    /// other bytes are zero: the caller must have zeroed the memory.
     pub fn write_initial(&self, index: usize, mut write: impl FnMut(u64, &[u8])) {
         let Some(variable) = self.module.variables.get(index) else {
             return;
@@ -383,11 +384,11 @@ impl Program {
         }
     }
 
-    /// The kernel `name`, decoded when it is first asked for.
+    /// Returns the kernel `name`, decoded on first request.
     ///
     /// # Errors
     ///
-    /// [`KernelError`] if there is none, or if it needs what this device lacks.
+    /// [`KernelError`] if there is none, or if it needs a feature that this device lacks.
     pub fn kernel(&self, name: &str) -> Result<Arc<Kernel>, KernelError> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kernels.get(name) {
@@ -455,7 +456,7 @@ impl Source for Program {
     }
 }
 
-/// A kernel, ready to be launched.
+/// Decoded kernel, ready to be launched.
 #[derive(Debug)]
 pub struct Kernel {
     name: String,
@@ -466,37 +467,37 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Its name, mangled as in the PTX.
+    /// Returns the name, mangled as in the PTX.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// Its parameters: where each lies in the parameter buffer, and its size.
+    /// Returns the parameters: the offset of each in the parameter buffer, and its size.
     #[must_use]
     pub fn params(&self) -> &[ParamLayout] {
         &self.code.params
     }
-    /// The size of the parameter buffer in bytes.
+    /// Returns the size of the parameter buffer in bytes.
     #[must_use]
     pub fn param_bytes(&self) -> u32 {
         self.code.param_bytes
     }
-    /// Static shared memory of a block in bytes.
+    /// Returns the bytes of static shared memory of a block.
     #[must_use]
     pub fn shared_bytes(&self) -> u32 {
         self.code.shared_bytes
     }
-    /// Local memory of a thread in bytes, without that of the functions it calls.
+    /// Returns the bytes of local memory of a thread, without that of the functions it calls.
     #[must_use]
     pub fn local_bytes(&self) -> u32 {
         self.code.functions[0].code.local_bytes
     }
-    /// `.const` memory of its module in bytes.
+    /// Returns the bytes of `.const` memory of its module.
     #[must_use]
     pub fn constant_bytes(&self) -> u64 {
         self.constant_bytes
     }
-    /// An estimate of the registers that a thread needs on a GPU.
+    /// Returns an estimate of the registers that a thread needs on a GPU.
     #[must_use]
     pub fn register_estimate(&self) -> u32 {
         let entry = &self.code.functions[0].code;
@@ -504,7 +505,7 @@ impl Kernel {
         let constants = u32::try_from(constants).unwrap_or(u32::MAX);
         entry.rows.saturating_sub(constants).clamp(8, 255)
     }
-    /// Most threads that a block may have, by `.maxntid` and `.reqntid`.
+    /// Returns the maximum number of threads of a block, by `.maxntid` and `.reqntid`.
     #[must_use]
     pub fn max_threads_per_block(&self) -> u32 {
         let extents = self.tuning.required_threads.or(self.tuning.max_threads);
@@ -517,37 +518,37 @@ impl Kernel {
             product(extents).clamp(1, MAX_BLOCK_THREADS)
         })
     }
-    /// The block that `.reqntid` demands.
+    /// Returns the block that `.reqntid` demands.
     #[must_use]
     pub fn required_block(&self) -> Option<[u32; 3]> {
         self.tuning.required_threads
     }
-    /// The cluster that `.reqnctapercluster` demands.
+    /// Returns the cluster that `.reqnctapercluster` demands.
     #[must_use]
     pub fn required_cluster(&self) -> Option<[u32; 3]> {
         self.tuning.required_cluster
     }
-    /// `.version` of its PTX: major and minor.
+    /// Returns `.version` of its PTX: major and minor.
     #[must_use]
     pub fn ptx_version(&self) -> (u32, u32) {
         self.version
     }
-    /// Whether it or a function it calls may print.
+    /// Returns whether it or a function it calls may print.
     #[must_use]
     pub fn uses_printf(&self) -> bool {
         self.code.uses_printf
     }
-    /// Whether it or a function it calls may assert.
+    /// Returns whether it or a function it calls may assert.
     #[must_use]
     pub fn uses_assert(&self) -> bool {
         self.code.uses_assert
     }
-    /// Whether it or a function it calls may use the device's heap.
+    /// Returns whether it or a function it calls may use the device's heap.
     #[must_use]
     pub fn uses_heap(&self) -> bool {
         self.code.uses_heap
     }
-    /// Whether it or a function it calls asks for its cluster, of which it sees its own block alone.
+    /// Returns whether it or a function it calls reads its cluster, which contains its own block only.
     #[must_use]
     pub fn uses_cluster(&self) -> bool {
         self.code.uses_cluster
@@ -577,7 +578,7 @@ mod tests {
         assert_eq!(["first", "second", "wide"].map(shared), [4, 4, 68]);
     }
 
-    /// However large they are said to be: a kernel has the variables that it declares, each for itself.
+    /// A kernel has the variables that it declares, each separately and with its declared size.
     #[test]
     fn shared_variables_of_one_name_are_told_apart() {
         let head = ".version 8.7\n.target sm_90\n.address_size 64\n";

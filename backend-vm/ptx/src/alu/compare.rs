@@ -36,7 +36,7 @@ macro_rules! floats {
         })
     };
 }
-/// The second lane of a pair.
+/// Upper lane of a pair.
 #[derive(Clone, Copy)]
 struct Upper<T>(T);
 
@@ -51,8 +51,8 @@ impl<T: Slot> Slot for Upper<T> {
     }
 }
 
-/// The comparison `name` of operands of type `ty`, which is of the lower lane of a pair or,
-/// if asked for, of the `upper` one.
+/// Returns the comparison `name` of operands of type `ty`. For a pair it compares the lower lanes,
+/// or the upper ones if `upper`.
 pub(crate) fn find(name: &str, ty: Type, ftz: bool, upper: bool) -> Option<Compare> {
     match ty {
         Type::F16x2 if upper && ftz => {
@@ -68,7 +68,7 @@ pub(crate) fn find(name: &str, ty: Type, ftz: bool, upper: bool) -> Option<Compa
         Type::Bf16 | Type::Bf16x2 => floats!(name, Bf16, |x: Bf16| x.wide()),
         Type::B16 | Type::B32 | Type::B64 if !matches!(name, "eq" | "ne") => None,
         _ => {
-            // The unsigned names of an ordering apply to unsigned types only.
+            // The unsigned names of an ordering become its general name: the type decides.
             let name = match name {
                 "lo" => "lt",
                 "ls" => "le",
@@ -89,7 +89,7 @@ pub(crate) fn find(name: &str, ty: Type, ftz: bool, upper: bool) -> Option<Compa
     }
 }
 
-/// `testp`, a test of one operand.
+/// Returns the handler of `testp`, a test of one operand.
 pub(crate) fn property(name: &str, ty: Type) -> Option<Compare> {
     macro_rules! on {
         ($t:ty) => {
@@ -112,7 +112,7 @@ pub(crate) fn property(name: &str, ty: Type) -> Option<Compare> {
     }
 }
 
-/// The selector of `slct`: whether its third operand is not negative.
+/// Returns the selector of `slct`, which tests that the third operand is not negative.
 pub(crate) fn not_negative(ty: Type, ftz: bool) -> Option<Compare> {
     match ty {
         Type::S32 => Some(test!(i32, |a, _| a >= 0)),

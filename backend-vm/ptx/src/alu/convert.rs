@@ -17,7 +17,7 @@ use crate::parse::ast::Type;
 /// Modifiers of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Style {
-    /// How to round.
+    /// Rounding mode.
     pub rounding: Rounding,
     /// Whether a float is rounded to an integer (`.rni` and its kin).
     pub integral: bool,
@@ -27,12 +27,12 @@ pub(crate) struct Style {
     pub saturate: bool,
     /// Whether negative results, the negative zero among them, are positive zeros.
     pub relu: bool,
-    /// Whether what overflows becomes the greatest finite value.
+    /// Whether an overflow becomes the greatest finite value.
     pub finite: bool,
 }
 
 impl Style {
-    /// As one word, for the last of a handler's operands.
+    /// Encodes the style in one word, a handler's last operand.
     pub(crate) fn encode(self) -> u32 {
         let rounding = match self.rounding {
             Rounding::Nearest => 0,
@@ -72,7 +72,8 @@ fn is_float(ty: Type) -> bool {
     matches!(ty, Type::F16 | Type::Bf16 | Type::F32 | Type::F64)
 }
 
-/// The conversion from `from` to `to`. The handler finds its style, encoded, in its last operand.
+/// Returns the conversion from `from` to `to`. The handler reads its style, encoded, from its last
+/// operand.
 pub(crate) fn find(to: Type, from: Type, style: Style) -> Option<Alu> {
     match (is_float(to), is_float(from)) {
         _ if style.finite && !(is_float(to) && is_float(from)) => None,
@@ -112,7 +113,7 @@ macro_rules! styled {
     }};
 }
 
-/// A floating-point type, through the doubles that hold all its values.
+/// Floating-point type, converted through doubles, which hold all its values.
 trait Float: Slot {
     fn wide(self, style: Style) -> f64;
     fn narrow(value: f64, style: Style) -> Self;
@@ -170,7 +171,7 @@ impl Float for Bf16 {
     }
 }
 
-/// Clamps to [0, 1] if the style says so; a NaN becomes zero.
+/// Clamps to [0, 1] if the style saturates; a NaN becomes zero.
 fn unit(x: f64, style: Style) -> f64 {
     match style.saturate {
         true if x > 0.0 => x.min(1.0),
@@ -188,8 +189,8 @@ fn integral(x: f64, rounding: Rounding) -> f64 {
     }
 }
 
-/// Rounds an integer to a double so that one more rounding gives the right result:
-/// what 53 bits cannot hold sets the last bit.
+/// Rounds an integer to a double, to odd: if 53 bits cannot hold it, the last bit is set, so that
+/// one further rounding gives the right result.
 fn odd(value: i128) -> f64 {
     let nearest = value as f64;
     let rest = value - nearest as i128;
@@ -230,8 +231,8 @@ fn to_float(to: Type, from: Type, style: Style) -> Option<Alu> {
 }
 
 fn from_float(to: Type, from: Type, style: Style) -> Option<Alu> {
-    // Out of range values clamp; a NaN becomes zero, except that conversions from
-    // double or to 64 bits give the most significant bit alone.
+    // Out-of-range values clamp. A NaN becomes zero, or the most significant bit alone if the
+    // source is a double or the result has 64 bits.
     macro_rules! cast {
         ($d:ty, $wide:expr) => {
             |a, style: Style| {
@@ -312,7 +313,8 @@ fn floats(to: Type, from: Type, style: Style) -> Option<Alu> {
     })
 }
 
-/// `cvt.rn.f16x2.f32 d, a, b`: `a` into the high half, `b` into the low one.
+/// Returns the handler of `cvt.rn.f16x2.f32 d, a, b`: `a` goes into the high half, `b` into the low
+/// one.
 pub(crate) fn pack_halves(to: Type, style: Style) -> Option<Alu> {
     if style.integral
         || style.saturate

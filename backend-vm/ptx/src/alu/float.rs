@@ -1,4 +1,4 @@
-//! Single and double precision (PTX ISA 9.7.3), and what the 16-bit types share with them.
+//! Single and double precision (PTX ISA 9.7.3), and the functions that dispatch to the 16-bit types.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "rounding to a narrower type is what is meant"
@@ -12,7 +12,7 @@ use crate::parse::ast::Type;
 /// Modifiers of a floating-point instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Style {
-    /// How to round.
+    /// Rounding mode.
     pub rounding: Rounding,
     /// Whether subnormal operands and results are zeros.
     pub ftz: bool,
@@ -20,16 +20,16 @@ pub(crate) struct Style {
     pub saturate: bool,
 }
 
-/// The NaN that single precision instructions return.
+/// NaN that single-precision instructions return.
 const NAN32: f32 = f32::from_bits(0x7fff_ffff);
 
-/// Every NaN as the one that single precision instructions return.
+/// Replaces every NaN by the one that single-precision instructions return.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
     if x.is_nan() { NAN32 } else { x }
 }
 
-/// A subnormal as a zero of its sign.
+/// Replaces a subnormal by a zero of its sign.
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE {
@@ -58,27 +58,27 @@ fn output<const FTZ: bool, const SAT: bool>(x: f32) -> f32 {
     finish::<SAT>(if FTZ { flush(x) } else { x })
 }
 
-/// A result that, if `tiny`, is flushed: it was below the normal numbers before it was rounded to
-/// one of their exponents.
+/// Finishes a result. If `FTZ`, a `tiny` result becomes a zero of its sign: one that was below the
+/// normal numbers before rounding, even if rounding carried it to a normal exponent.
 #[inline(always)]
 fn unless_tiny<const FTZ: bool, const SAT: bool>(x: f32, tiny: bool) -> f32 {
     finish::<SAT>(if FTZ && tiny { 0.0_f32.copysign(x) } else { x })
 }
 
-/// What brings results next to the subnormal ones to where nothing is subnormal. An operand that it
-/// makes infinite has no such result.
+/// Factor (2^32) that moves results near the subnormal range into the normal range. An operand that
+/// overflows when multiplied by it has no result near that range.
 const SCALE: f32 = 4_294_967_296.0;
 
-/// Whether a result computed from operands times [`SCALE`] is tiny.
+/// Returns whether a result computed from operands times [`SCALE`] is tiny.
 #[inline(always)]
 fn is_tiny(scaled: f32) -> bool {
     scaled.abs() < f32::MIN_POSITIVE * SCALE
 }
 
-/// Whether the quotient of two numbers that are not subnormal is tiny; never that of NaNs.
+/// Returns whether the quotient of two numbers that are not subnormal is tiny; false for NaNs.
 #[inline(always)]
 fn quotient_is_tiny(a: f32, b: f32) -> bool {
-    // Exact where it matters: for `b` below one only a zero is less.
+    // Exact where it matters: for `b` below one, only a zero is less than the product.
     a.abs() < b.abs() * f32::MIN_POSITIVE
 }
 
@@ -91,12 +91,13 @@ fn finish<const SAT: bool>(x: f32) -> f32 {
     canonical(x)
 }
 
-/// `add`, `sub`, `mul`, `div` in single precision.
+/// Returns the handler of `add`, `sub`, `mul` or `div` in single precision.
 fn binary32(name: &str, style: Style) -> Option<Alu> {
-    // Whether a result is tiny, given the operands, it and the operation.
+    // These functions return whether a result is tiny, from the operands, the result and the
+    // operation.
     #[inline(always)]
     fn sum(_: f32, _: f32, x: f32, _: impl Fn(f32, f32) -> f32) -> bool {
-        // A sum that is subnormal is exact.
+        // A subnormal sum is exact.
         x.abs() < f32::MIN_POSITIVE
     }
     #[inline(always)]
@@ -143,7 +144,8 @@ fn binary32(name: &str, style: Style) -> Option<Alu> {
     })
 }
 
-/// `div.approx.f32`: the product with the divisor's reciprocal, which for one beyond 2^126 is a zero.
+/// Returns the handler of `div.approx.f32`, a product with the divisor's reciprocal. The reciprocal
+/// of a divisor beyond 2^126 is a zero.
 pub(crate) fn approximate_quotient(ftz: bool) -> Alu {
     #[inline(always)]
     fn one<const FTZ: bool>(a: f32, b: f32) -> f32 {
@@ -186,7 +188,7 @@ fn binary64(name: &str, style: Style) -> Option<Alu> {
     })
 }
 
-/// `add`, `sub`, `mul` and `div`.
+/// Returns the handler of `add`, `sub`, `mul` or `div`.
 pub(crate) fn binary(name: &str, ty: Type, style: Style) -> Option<Alu> {
     match ty {
         Type::F32 => binary32(name, style),
@@ -195,7 +197,7 @@ pub(crate) fn binary(name: &str, ty: Type, style: Style) -> Option<Alu> {
     }
 }
 
-/// `fma` and `mad`; `relu` clamps negative results to zero (16-bit types).
+/// Returns the handler of `fma` and `mad`; `relu` clamps negative results to zero (16-bit types).
 pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
     #[inline(always)]
     fn one<const FTZ: bool, const SAT: bool>(
@@ -246,7 +248,8 @@ fn greatest(a: f64, b: f64) -> f64 {
     if first { a } else { b }
 }
 
-/// `min` and `max`, where `nan` passes NaNs on and `xorsign` takes magnitudes and the product's sign.
+/// Returns the handler of `min` or `max`. `nan` passes NaNs on; `xorsign` compares magnitudes and
+/// applies the product's sign.
 pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool) -> Option<Alu> {
     #[inline(always)]
     fn single<const MAX: bool, const FTZ: bool, const NAN: bool, const XOR: bool>(
@@ -284,7 +287,7 @@ pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool)
     }
 }
 
-/// `neg` and `abs`.
+/// Returns the handler of `neg` or `abs`.
 pub(crate) fn sign(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
     Some(match (name, ty) {
         ("neg", Type::F32) => by_flags!(ftz, F => alu1!(f32 => f32, |a| -input::<F>(a))),
@@ -295,7 +298,7 @@ pub(crate) fn sign(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
     })
 }
 
-/// `copysign`: the magnitude of the second operand with the sign of the first.
+/// Returns the handler of `copysign`: the magnitude of the second operand with the sign of the first.
 pub(crate) fn copy_sign(ty: Type) -> Option<Alu> {
     Some(match ty {
         Type::F32 => alu2!(f32, f32 => f32, |a, b| b.copysign(a)),
@@ -304,16 +307,17 @@ pub(crate) fn copy_sign(ty: Type) -> Option<Alu> {
     })
 }
 
-/// A square root. Which NaN the host's is may be lost, so that it is named here.
+/// Computes a square root. Rust guarantees no particular NaN for the host's `sqrt`, so [`NAN32`] is
+/// returned explicitly.
 #[inline(always)]
 fn root(x: f32) -> f32 {
     if x >= 0.0 { x.sqrt() } else { NAN32 }
 }
 
-/// `rcp`, `sqrt`, `rsqrt`, `sin`, `cos`, `lg2`, `ex2` and `tanh`.
+/// Returns the handler of `rcp`, `sqrt`, `rsqrt`, `sin`, `cos`, `lg2`, `ex2` or `tanh`.
 ///
-/// The approximate forms are computed to within half a unit in the last place,
-/// which is inside every error bound that PTX gives for them.
+/// The approximate forms are computed to within half a unit in the last place, which meets every
+/// error bound that PTX states for them.
 pub(crate) fn function(name: &str, ty: Type, style: Style) -> Option<Alu> {
     let ftz = style.ftz;
     macro_rules! nearest {

@@ -1,4 +1,4 @@
-//! Half precision and bfloat16: values are computed wider and rounded once.
+//! Half precision and bfloat16: values are computed in a wider format and rounded once.
 #![expect(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
@@ -9,7 +9,7 @@
 
 use super::Slot;
 
-/// How to round.
+/// Rounding mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// To the nearest, ties to even.
@@ -22,15 +22,15 @@ pub(crate) enum Rounding {
     Up,
 }
 
-/// An IEEE half.
+/// IEEE half-precision number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct F16(pub u16);
 
-/// A bfloat16.
+/// Bfloat16 number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bf16(pub u16);
 
-/// A pair of 16-bit floats, the first in the low half.
+/// Pair of 16-bit floats, the first in the low half.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pair<T>(pub T, pub T);
 
@@ -67,25 +67,25 @@ impl<T: Slot> Slot for Pair<T> {
     }
 }
 
-/// A 16-bit float.
+/// 16-bit float.
 pub(crate) trait Short: Slot + PartialEq {
-    /// The canonical NaN.
+    /// Canonical NaN.
     const NAN: Self;
-    /// The bits of its exponent.
+    /// Mask of the exponent.
     const EXPONENT: u16;
-    /// The bits of the least positive number that is not subnormal: the lowest of the exponent's.
+    /// Bits of the least positive normal number: the lowest bit of the exponent.
     const LEAST_NORMAL: u16 = Self::EXPONENT & Self::EXPONENT.wrapping_neg();
-    /// Its value, exactly.
+    /// Converts to single precision, exactly.
     fn wide(self) -> f32;
-    /// The nearest value.
+    /// Rounds to the nearest value.
     fn nearest(value: f32) -> Self;
-    /// The value to which `value` rounds.
+    /// Rounds `value` in the given mode.
     fn narrow(value: f64, rounding: Rounding) -> Self;
-    /// Its bits.
+    /// Returns the bits.
     fn bits(self) -> u16;
-    /// From bits.
+    /// Makes a value from its bits.
     fn of(bits: u16) -> Self;
-    /// A subnormal as a zero of its sign.
+    /// Replaces a subnormal by a zero of its sign.
     #[inline(always)]
     fn flush(self) -> Self {
         if self.bits() & Self::EXPONENT == 0 {
@@ -96,8 +96,8 @@ pub(crate) trait Short: Slot + PartialEq {
     }
 }
 
-/// Rounds a double to odd: what a single cannot hold sets its last bit, so that one more rounding
-/// to a narrower type gives what a single one would.
+/// Rounds a double to a single, to odd: if a single cannot hold the value, the last bit is set. A
+/// further rounding to a narrower type then gives the same result as rounding the double once.
 #[inline(always)]
 pub(crate) fn to_odd(value: f64) -> f32 {
     let near = value as f32;
@@ -112,8 +112,8 @@ pub(crate) fn to_odd(value: f64) -> f32 {
     }
 }
 
-/// The code, without its sign, to which the magnitude of a finite double rounds in a format with
-/// `mantissa` explicit bits. It goes on beyond the greatest finite one.
+/// Returns the code, without its sign, to which the magnitude of a finite double rounds in a format
+/// with `mantissa` explicit bits. The codes continue beyond the greatest finite one.
 pub(crate) fn magnitude(value: f64, mantissa: u32, bias: i32, rounding: Rounding) -> u64 {
     let bits = value.to_bits();
     if value == 0.0 {
@@ -150,7 +150,7 @@ pub(crate) fn magnitude(value: f64, mantissa: u32, bias: i32, rounding: Rounding
     ((field << mantissa) as u64).saturating_add(kept + u64::from(away))
 }
 
-/// Rounds a double to a float of 16 bits.
+/// Rounds a double to a 16-bit float.
 fn narrow(value: f64, mantissa: u32, exponent_bits: u32, rounding: Rounding) -> u16 {
     if value.is_nan() {
         return 0x7fff;
@@ -190,7 +190,7 @@ impl Short for F16 {
         let bits = value.to_bits();
         let (sign, a) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
         let normal = (a.wrapping_add(0xfff + (a >> 13 & 1)) >> 13).wrapping_sub(112 << 10);
-        // The last place of a single next to a half is that of the subnormals.
+        // Adding 0.5 aligns the last place of the single with that of a half's subnormals (2^-24).
         let subnormal = (f32::from_bits(a) + 0.5)
             .to_bits()
             .wrapping_sub(0x3f00_0000);
@@ -249,7 +249,7 @@ impl Short for Bf16 {
 mod tests {
     use super::*;
 
-    /// The value of a half by its definition.
+    /// Computes the value of a half from the definition of the format.
     fn by_definition(bits: u16) -> f64 {
         let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
         let fraction = f64::from(bits & 0x3ff) / 1024.0;
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn both_ways_to_the_nearest_agree() {
-        // Every 251st single, which meets ties, subnormals, overflow and NaNs.
+        // Every 251st single: these include ties, subnormals, overflow and NaNs.
         for bits in (0..=u32::MAX).step_by(251) {
             let value = f32::from_bits(bits);
             let wide = f64::from(value);
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn rounding_to_odd_keeps_what_a_second_rounding_needs() {
-        // A tie of bfloat16 and a little more: rounded twice to the nearest, it would go down.
+        // A tie of bfloat16 and a little more: rounding twice to the nearest would round it down.
         let above = 1.0 + 2.0_f64.powi(-8) + 2.0_f64.powi(-40);
         assert_eq!(Bf16::nearest(to_odd(above)).0, 0x3f81);
         assert_eq!(Bf16::nearest(to_odd(-above)).0, 0xbf81);

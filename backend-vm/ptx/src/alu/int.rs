@@ -11,18 +11,18 @@
 use super::{Alu, alu1, alu2, alu3, alu4, by_bits, by_int};
 use crate::parse::ast::Type;
 
-/// Which half of a product is wanted.
+/// Part of a product that an instruction stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The low half.
     Low,
     /// The high half.
     High,
-    /// All of it, in a register twice as wide.
+    /// The whole product, in a register twice as wide.
     Wide,
 }
 
-/// One-operand instructions without modifiers.
+/// Returns the handler of a one-operand instruction without modifiers.
 pub(crate) fn unary(name: &str, ty: Type) -> Option<Alu> {
     match name {
         "neg" => by_int!(ty, T => alu1!(T => T, |a| a.wrapping_neg())),
@@ -42,7 +42,8 @@ pub(crate) fn unary(name: &str, ty: Type) -> Option<Alu> {
     }
 }
 
-/// `bfind`: the position of the most significant bit that differs from the sign.
+/// Returns the handler of `bfind`: the position of the most significant bit that differs from the
+/// sign.
 pub(crate) fn find_bit(ty: Type, shift_amount: bool) -> Option<Alu> {
     macro_rules! find {
         ($u:ty, $s:ty, $signed:expr, $shift:expr) => {
@@ -65,7 +66,7 @@ pub(crate) fn find_bit(ty: Type, shift_amount: bool) -> Option<Alu> {
     })
 }
 
-/// Two-operand instructions without modifiers.
+/// Returns the handler of a two-operand instruction without modifiers.
 pub(crate) fn binary(name: &str, ty: Type) -> Option<Alu> {
     match name {
         "add" => by_int!(ty, T => alu2!(T, T => T, |a, b| a.wrapping_add(b))),
@@ -89,7 +90,7 @@ pub(crate) fn binary(name: &str, ty: Type) -> Option<Alu> {
     }
 }
 
-/// `add.sat.s32`, `sub.sat.s32`, and `min`/`max` with `.relu`.
+/// Returns the handler of `add.sat.s32`, `sub.sat.s32`, and `min` or `max` with `.relu`.
 pub(crate) fn saturating(name: &str, relu: bool) -> Option<Alu> {
     match (name, relu) {
         ("add", false) => Some(alu2!(i32, i32 => i32, |a, b| a.saturating_add(b))),
@@ -100,7 +101,7 @@ pub(crate) fn saturating(name: &str, relu: bool) -> Option<Alu> {
     }
 }
 
-/// `add`, `min` and `max` on two 16-bit lanes.
+/// Returns the handler of `add`, `min` or `max` on two 16-bit lanes.
 pub(crate) fn packed(name: &str, ty: &str, relu: bool) -> Option<Alu> {
     macro_rules! pair {
         ($t:ty, $f:expr) => {
@@ -124,7 +125,7 @@ pub(crate) fn packed(name: &str, ty: &str, relu: bool) -> Option<Alu> {
     })
 }
 
-/// `mul`.
+/// Returns the handler of `mul`.
 pub(crate) fn multiply(part: Part, ty: Type) -> Option<Alu> {
     match (part, ty) {
         (Part::Low, _) => by_int!(ty, T => alu2!(T, T => T, |a, b| a.wrapping_mul(b))),
@@ -155,7 +156,7 @@ pub(crate) fn multiply(part: Part, ty: Type) -> Option<Alu> {
     }
 }
 
-/// `mad`.
+/// Returns the handler of `mad`.
 pub(crate) fn multiply_add(part: Part, ty: Type, saturate: bool) -> Option<Alu> {
     if saturate {
         return (part == Part::High && ty == Type::S32).then(
@@ -209,7 +210,7 @@ fn signed24(a: u32) -> i64 {
     i64::from((a << 8) as i32 >> 8)
 }
 
-/// `mul24` and `mad24` (the third operand is a zero row for `mul24`).
+/// Returns the handler of `mul24` and `mad24` (the third operand is a zero row for `mul24`).
 pub(crate) fn multiply_add24(part: Part, ty: Type, saturate: bool) -> Option<Alu> {
     Some(match (part, ty) {
         (Part::High, Type::S32) if saturate => {
@@ -232,12 +233,12 @@ pub(crate) fn multiply_add24(part: Part, ty: Type, saturate: bool) -> Option<Alu
     })
 }
 
-/// `sad`.
+/// Returns the handler of `sad`.
 pub(crate) fn sum_of_differences(ty: Type) -> Option<Alu> {
     by_int!(ty, T => alu3!(T, T, T => T, |a, b, c| c.wrapping_add(if a < b { b.wrapping_sub(a) } else { a.wrapping_sub(b) })))
 }
 
-/// `bfe`.
+/// Returns the handler of `bfe`.
 pub(crate) fn extract(ty: Type) -> Option<Alu> {
     fn field(value: u64, bits: u32, signed: bool, pos: u32, len: u32) -> u64 {
         let (pos, len) = (pos & 0xff, len & 0xff);
@@ -264,7 +265,7 @@ pub(crate) fn extract(ty: Type) -> Option<Alu> {
     })
 }
 
-/// `bfi`: inserts the first operand into the second.
+/// Returns the handler of `bfi`, which inserts the first operand into the second.
 pub(crate) fn insert(ty: Type) -> Option<Alu> {
     fn put(a: u64, b: u64, bits: u32, pos: u32, len: u32) -> u64 {
         let (pos, len) = (pos & 0xff, len & 0xff);
@@ -284,7 +285,7 @@ pub(crate) fn insert(ty: Type) -> Option<Alu> {
     }
 }
 
-/// `bmsk` and `szext`.
+/// Returns the handler of `bmsk` or `szext`.
 pub(crate) fn mask_or_extend(name: &str, wrap: bool, ty: Type) -> Option<Alu> {
     fn ones(pos: u32, len: u32) -> u32 {
         let above = if len >= 32 { u32::MAX } else { (1 << len) - 1 };
@@ -315,7 +316,7 @@ pub(crate) fn mask_or_extend(name: &str, wrap: bool, ty: Type) -> Option<Alu> {
     })
 }
 
-/// `shf`: a funnel shift of the pair `(b, a)`.
+/// Returns the handler of `shf`, a funnel shift of the pair `(b, a)`.
 pub(crate) fn funnel(left: bool, wrap: bool) -> Alu {
     fn pair(a: u32, b: u32) -> u64 {
         u64::from(b) << 32 | u64::from(a)
@@ -332,7 +333,8 @@ pub(crate) fn funnel(left: bool, wrap: bool) -> Alu {
     }
 }
 
-/// `lop3`: any function of three bits, given as its truth table in the fourth operand.
+/// Returns the handler of `lop3`: any function of three bits, given as its truth table in the
+/// fourth operand.
 pub(crate) fn logic3() -> Alu {
     alu4!(u32, u32, u32, u32 => u32, |a, b, c, table| {
         let mut out = 0;
@@ -346,7 +348,7 @@ pub(crate) fn logic3() -> Alu {
     })
 }
 
-/// `prmt` in its default mode and its six special ones.
+/// Returns the handler of `prmt` in its default mode or one of its six special ones.
 pub(crate) fn permute(mode: Option<&str>) -> Option<Alu> {
     fn pick(pair: u64, selector: u32) -> u32 {
         let byte = (pair >> (8 * (selector & 7))) as u8;
@@ -393,7 +395,7 @@ pub(crate) fn permute(mode: Option<&str>) -> Option<Alu> {
     })
 }
 
-/// `dp4a` and `dp2a`: sums of products of bytes.
+/// Returns the handler of `dp4a` or `dp2a`: sums of products of bytes.
 pub(crate) fn dot(name: &str, high: bool, a_signed: bool, b_signed: bool) -> Option<Alu> {
     fn byte(value: u32, index: u32, signed: bool) -> i32 {
         let byte = (value >> (8 * index)) as u8;
@@ -442,7 +444,7 @@ pub(crate) fn dot(name: &str, high: bool, a_signed: bool, b_signed: bool) -> Opt
     })
 }
 
-/// `fns`: the position of the n-th set bit from a base.
+/// Returns the handler of `fns`: the position of the n-th set bit from a base.
 pub(crate) fn nth_set() -> Alu {
     fn find(mask: u32, base: u32, offset: i32) -> u32 {
         if base >= 32 {

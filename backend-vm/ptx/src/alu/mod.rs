@@ -1,9 +1,8 @@
-//! What single lanes compute, applied to the 32 lanes of a warp.
+//! Lane-wise operations, applied to the 32 lanes of a warp.
 //!
-//! A handler takes the rows of a frame, a mask of active lanes and the indices
-//! of its operands. All lanes are computed, the active ones are stored: the
-//! loops have no branches and the compiler turns them into vector code. Each
-//! handler exists twice, for any x86-64 and for AVX2 with FMA.
+//! A handler receives the rows of a frame, a mask of active lanes and the indices of its operands.
+//! It computes all lanes and stores the active ones: the loops have no branches, so the compiler
+//! vectorizes them. A vectorized handler exists twice, for any x86-64 and for AVX2 with FMA.
 
 pub(crate) mod compare;
 pub(crate) mod convert;
@@ -15,23 +14,23 @@ pub(crate) mod round;
 pub(crate) mod short;
 pub(crate) mod video;
 
-/// Threads of a warp.
+/// Number of threads of a warp.
 pub(crate) const LANES: usize = 32;
 
 /// One register of the 32 lanes.
 pub(crate) type Row = [u64; LANES];
 
-/// Indices of rows: the destination first, then the sources. A handler that takes fewer
-/// may use the last one for modifiers.
+/// Indices of rows: the destination first, then the sources. A handler with fewer sources may use
+/// the last index for modifiers.
 pub(crate) type Ops = [u32; 5];
 
-/// Computes a row from others.
+/// Handler that computes a row from others.
 pub(crate) type Alu = fn(&mut [Row], u32, &Ops);
 
-/// Compares two rows: the mask of lanes in which the comparison holds.
+/// Handler that compares two rows and returns the mask of lanes in which the comparison holds.
 pub(crate) type Compare = fn(&[Row], u32, u32) -> u32;
 
-/// A type that a register slot can hold.
+/// Type that a register slot can hold.
 pub(crate) trait Slot: Copy {
     /// Reads the low bits of a slot.
     fn get(slot: u64) -> Self;
@@ -99,17 +98,17 @@ pub(crate) fn commit(row: &mut Row, out: &Row, mask: u32) {
     }
 }
 
-/// Lanes that are computed together: as many as stay in vector registers on their way, since
-/// a row that is stored in one width and loaded in another stalls the processor.
+/// Number of lanes computed together. As many as fit in vector registers, since a row stored in one
+/// width and loaded in another stalls the processor.
 const CHUNK: usize = 8;
 
-/// The lanes of a chunk of a row.
+/// Returns the lanes of a chunk of a row.
 #[inline(always)]
 fn lanes(rows: &[Row], reg: u32, chunk: usize) -> &[u64; CHUNK] {
     &rows[reg as usize].as_chunks::<CHUNK>().0[chunk]
 }
 
-/// Computes a row chunk by chunk: `f` is given the chunk's number and a lane of it.
+/// Computes a row chunk by chunk: `f` maps the rows and the chunk's number to the chunk's lanes.
 #[inline(always)]
 fn by_chunks(rows: &mut [Row], mask: u32, dest: u32, f: impl Fn(&[Row], usize) -> [u64; CHUNK]) {
     for chunk in 0..LANES / CHUNK {
@@ -201,8 +200,8 @@ pub(crate) fn four<A: Slot, B: Slot, C: Slot, D: Slot, R: Slot>(
     });
 }
 
-/// Applies a function to both 16-bit halves of every lane, first to all lower ones: a loop for each
-/// is what the compiler turns into vector code.
+/// Applies a function to both 16-bit halves of every lane, first to all lower ones: the compiler
+/// vectorizes one loop for each half.
 #[inline(always)]
 fn halves(f: impl Fn(usize, u32) -> u64) -> [u64; CHUNK] {
     let (mut low, mut high) = ([0; CHUNK], [0; CHUNK]);
@@ -218,7 +217,7 @@ fn halves(f: impl Fn(usize, u32) -> u64) -> [u64; CHUNK] {
     high
 }
 
-/// Two types of 16 bits in every lane, of which `f` takes one.
+/// Applies `f` to each of the two 16-bit values of every lane.
 #[inline(always)]
 pub(crate) fn one_pair<T: Slot>(rows: &mut [Row], mask: u32, ops: &Ops, f: impl Fn(T) -> T) {
     by_chunks(rows, mask, ops[0], |rows, chunk| {
@@ -266,7 +265,7 @@ pub(crate) fn compare_rows<A: Slot>(rows: &[Row], a: u32, b: u32, f: impl Fn(A, 
     mask
 }
 
-/// Whether the AVX2 copies of the handlers may run here.
+/// Returns whether the AVX2 copies of the handlers may run on this machine.
 pub(crate) fn has_wide() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -309,7 +308,7 @@ macro_rules! alu2 { ($a:ty, $b:ty => $r:ty, $f:expr) => { $crate::alu::handler!(
 macro_rules! alu3 { ($a:ty, $b:ty, $c:ty => $r:ty, $f:expr) => { $crate::alu::handler!(three<$a, $b, $c, $r>, $f) }; }
 macro_rules! alu4 { ($a:ty, $b:ty, $c:ty, $d:ty => $r:ty, $f:expr) => { $crate::alu::handler!(four<$a, $b, $c, $d, $r>, $f) }; }
 
-/// A handler in one copy, for what does not gain from vector code.
+/// Makes a handler in one copy, for operations that do not gain from vector code.
 macro_rules! plain {
     ($loop:ident < $($ty:ty),+ >, $f:expr) => {{
         let plain: $crate::alu::Alu = |rows, mask, ops| $crate::alu::$loop::<$($ty),+>(rows, mask, ops, $f);
@@ -350,7 +349,7 @@ macro_rules! by_int {
         }
     }};
 }
-/// The same with the 8-bit types.
+/// As `by_int`, with the 8-bit types.
 macro_rules! by_int8 {
     ($ty:expr, $t:ident => $e:expr) => {{
         use $crate::parse::ast::Type;

@@ -9,15 +9,15 @@ use super::half::{F16, Pair, Rounding, Short, magnitude};
 use super::{Alu, alu1, alu2, alu3, plain};
 use crate::parse::ast::Type;
 
-/// An 8-bit float.
+/// 8-bit float.
 trait Byte {
-    /// Explicit bits of its significand.
+    /// Explicit bits of the significand.
     const MANTISSA: u32;
-    /// Bias of its exponent.
+    /// Bias of the exponent.
     const BIAS: i32;
-    /// The code of the greatest finite magnitude.
+    /// Code of the greatest finite magnitude.
     const GREATEST: u8;
-    /// The code of an infinity, if there is one.
+    /// Code of an infinity, if the format has one.
     const INFINITY: Option<u8>;
 }
 
@@ -40,7 +40,7 @@ impl Byte for E5m2 {
     const INFINITY: Option<u8> = Some(0x7c);
 }
 
-/// The nearest value, or the greatest finite one.
+/// Returns the code of the nearest finite value; a NaN stays one.
 fn to_byte<B: Byte>(value: f32, relu: bool) -> u8 {
     if value.is_nan() {
         return 0x7f;
@@ -56,7 +56,7 @@ fn to_byte<B: Byte>(value: f32, relu: bool) -> u8 {
     code.min(u64::from(B::GREATEST)) as u8 | sign
 }
 
-/// The value of a code: every one is a half, too.
+/// Returns the value of a code, which a half can hold, too.
 fn of_byte<B: Byte>(code: u8) -> f32 {
     let (sign, code) = (code & 0x80, code & 0x7f);
     let value = if Some(code) == B::INFINITY {
@@ -110,8 +110,9 @@ fn halves_of_bytes<B: Byte>(relu: bool) -> Alu {
     }
 }
 
-/// `cvt` of two values to or from a pair of 8-bit floats, always to the nearest finite value.
-/// Its first source goes into, or comes from, the high half.
+/// Returns the handler of `cvt` of two values to or from a pair of 8-bit floats, always to the
+/// nearest finite value. The first source goes into the high half of the pair, the first result
+/// comes from it.
 pub(crate) fn pair_of_bytes(to: Type, from: Type, relu: bool) -> Option<Alu> {
     Some(match (to, from) {
         (Type::E4m3x2, Type::F32) => bytes_of_singles::<E4m3>(relu),
@@ -124,7 +125,7 @@ pub(crate) fn pair_of_bytes(to: Type, from: Type, relu: bool) -> Option<Alu> {
     })
 }
 
-/// The value of an 8-bit float of type `.e4m3` or, if not, `.e5m2`.
+/// Returns the value of an 8-bit float of type `.e4m3`, or `.e5m2` if `e4m3` is false.
 pub(crate) fn byte_value(e4m3: bool, code: u8) -> f32 {
     if e4m3 {
         of_byte::<E4m3>(code)
@@ -133,7 +134,7 @@ pub(crate) fn byte_value(e4m3: bool, code: u8) -> f32 {
     }
 }
 
-/// How a single becomes a `.tf32`.
+/// Rounding of a single to `.tf32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToTf32 {
     Nearest,
@@ -142,9 +143,9 @@ pub(crate) enum ToTf32 {
     Zero,
 }
 
-/// `cvt.tf32.f32`: a single of which 10 bits of the significand are left.
+/// Returns the handler of `cvt.tf32.f32`, which rounds a single to 10 explicit bits of significand.
 pub(crate) fn tf32(rounding: ToTf32, relu: bool, finite: bool) -> Alu {
-    /// Bits that are lost.
+    /// Bits of the significand that `.tf32` lacks.
     const LOST: u32 = 0x1fff;
     #[inline(always)]
     fn narrow(x: f32, bias: impl Fn(u32) -> u32) -> f32 {
@@ -183,8 +184,8 @@ pub(crate) fn tf32(rounding: ToTf32, relu: bool, finite: bool) -> Alu {
     }
 }
 
-/// `cvt.pack.sat`: two integers, clamped to `bits` bits, the first above the second. If there is
-/// room, the third operand's low bits lie above both.
+/// Returns the handler of `cvt.pack.sat`: two integers, clamped to `bits` bits, the first above the
+/// second. If there is room, the third operand's low bits lie above both.
 pub(crate) fn pack(bits: u32, signed: bool) -> Option<Alu> {
     #[inline(always)]
     fn clamp(a: i32, bits: u32, signed: bool) -> u32 {
@@ -224,7 +225,7 @@ pub(crate) fn pack(bits: u32, signed: bool) -> Option<Alu> {
 mod tests {
     use super::*;
 
-    /// The value of a code by the definition of its format.
+    /// Computes the value of a code from the definition of its format.
     fn by_definition(code: u8, mantissa: i32, bias: i32) -> f64 {
         let (exponent, fraction) = (
             i32::from(code & 0x7f) >> mantissa,

@@ -1,11 +1,11 @@
-//! Directed rounding of single and double precision arithmetic.
+//! Arithmetic with directed rounding, in single and double precision.
 //!
-//! The processor rounds: an operation runs with its rounding mode set in MXCSR,
-//! inside one block of assembly that puts the old mode back before it ends.
+//! The processor rounds: an operation runs with its rounding mode set in MXCSR, inside one block of
+//! assembly that restores the old mode before it ends.
 
 use super::half::Rounding;
 
-/// The arithmetic operations that round.
+/// Arithmetic operation that rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Add,
@@ -15,7 +15,7 @@ pub(crate) enum Operation {
     Sqrt,
 }
 
-/// MXCSR with every exception masked and the rounding mode set.
+/// Returns the MXCSR value that masks every exception and sets the rounding mode.
 fn control(rounding: Rounding) -> u32 {
     0x1f80
         | match rounding {
@@ -81,7 +81,8 @@ pub(crate) fn narrow(value: f64, rounding: Rounding) -> f32 {
     f32::from_bits(bits)
 }
 
-/// The step from the nearest result `r` to the directed one, given the sign of what rounding took away.
+/// Moves the nearest result `r` to the directed one. `error` is the exact result minus `r`; only its
+/// sign counts.
 fn toward(rounding: Rounding, r: f64, error: f64) -> f64 {
     match rounding {
         Rounding::Up if error > 0.0 => r.next_up(),
@@ -92,14 +93,14 @@ fn toward(rounding: Rounding, r: f64, error: f64) -> f64 {
     }
 }
 
-/// `a + b`, rounded to odd: what the result cannot hold sets its last bit.
+/// Computes `a + b`, rounded to odd: if a double cannot hold the sum, the last bit is set.
 #[inline(always)]
 pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let t = sum - a;
     let error = (a - (sum - t)) + (b - t);
     let bits = sum.to_bits();
-    // The sum of an infinity has a NaN for its error.
+    // The error of an infinite sum is a NaN.
     if error == 0.0 || error.is_nan() || bits & 1 == 1 {
         sum
     } else if (error > 0.0) == (sum > 0.0) {
@@ -109,7 +110,7 @@ pub(crate) fn sum_to_odd(a: f64, b: f64) -> f64 {
     }
 }
 
-/// `a * b + c` in single precision, rounded once.
+/// Computes `a * b + c` in single precision, rounded once.
 pub(crate) fn fma_single(rounding: Rounding, a: f32, b: f32, c: f32) -> f32 {
     // The product of two singles is exact in double precision; the sum is rounded to
     // odd, so that rounding it again to a single gives what one rounding would.
@@ -131,7 +132,7 @@ pub(crate) fn fma_single(rounding: Rounding, a: f32, b: f32, c: f32) -> f32 {
     narrow(sum, rounding)
 }
 
-/// The same by one instruction.
+/// Computes `a * b + c` in double precision by one FMA instruction.
 ///
 /// # Safety
 ///
@@ -157,7 +158,7 @@ unsafe fn fma_by_processor(rounding: Rounding, a: f64, b: f64, c: f64) -> f64 {
     value
 }
 
-/// `a * b + c` in double precision, rounded once.
+/// Computes `a * b + c` in double precision, rounded once.
 pub(crate) fn fma_double(rounding: Rounding, a: f64, b: f64, c: f64) -> f64 {
     if rounding != Rounding::Nearest && std::arch::is_x86_feature_detected!("fma") {
         // SAFETY: the processor has the instruction.
@@ -167,7 +168,7 @@ pub(crate) fn fma_double(rounding: Rounding, a: f64, b: f64, c: f64) -> f64 {
     if rounding == Rounding::Nearest || !nearest.is_finite() {
         return nearest;
     }
-    // What the nearest result misses, from the exact product and an exact sum.
+    // The error of the nearest result, from the exact product and an exact sum.
     let product = a * b;
     let low = a.mul_add(b, -product);
     let sum = product + c;

@@ -1,7 +1,7 @@
 //! Half precision and bfloat16 arithmetic, single and in pairs (PTX ISA 9.7.4 and 9.7.5).
 //!
-//! Sums and products are computed in single precision, whose 24 bits are enough
-//! for a second rounding to do no harm; fused ones are rounded to odd first.
+//! Sums and products are computed in single precision, whose 24 bits make a second rounding
+//! harmless; fused operations are rounded to odd first.
 
 use super::float::Style;
 use super::half::{Bf16, F16, Short, to_odd};
@@ -34,13 +34,13 @@ macro_rules! by_short {
     };
 }
 
-/// An operand, as a single.
+/// Converts an operand to single precision.
 #[inline(always)]
 fn input<T: Short, const FTZ: bool>(x: T) -> f32 {
     if FTZ { x.flush().wide() } else { x.wide() }
 }
 
-/// A result, rounded and finished by the modifiers.
+/// Rounds a result and applies the modifiers.
 #[inline(always)]
 fn output<T: Short, const FTZ: bool, const SAT: bool, const RELU: bool>(value: f32) -> T {
     // A NaN saturates to zero, but passes `.relu`.
@@ -51,7 +51,7 @@ fn output<T: Short, const FTZ: bool, const SAT: bool, const RELU: bool>(value: f
     } else {
         value
     };
-    // What is flushed is what is subnormal before it is rounded.
+    // A result is flushed if it is subnormal before rounding.
     if FTZ && value.abs() < T::of(T::LEAST_NORMAL).wide() {
         T::of(T::nearest(value).bits() & 0x8000)
     } else {
@@ -59,7 +59,7 @@ fn output<T: Short, const FTZ: bool, const SAT: bool, const RELU: bool>(value: f
     }
 }
 
-/// `add`, `sub` and `mul`.
+/// Returns the handler of `add`, `sub` or `mul`.
 pub(crate) fn binary(name: &str, ty: Type, style: Style) -> Option<Alu> {
     macro_rules! on {
         ($op:tt) => {
@@ -85,7 +85,7 @@ fn fuse<T: Short, const FTZ: bool>(a: T, b: T, c: T) -> f32 {
     to_odd(sum_to_odd(f64::from(a) * f64::from(b), f64::from(c)))
 }
 
-/// `fma`.
+/// Returns the handler of `fma`.
 pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
     if relu && style.saturate {
         return None;
@@ -97,7 +97,8 @@ pub(crate) fn fused(ty: Type, style: Style, relu: bool) -> Option<Alu> {
     )
 }
 
-/// `min` and `max`: `nan` passes NaNs on, `xorsign` takes magnitudes and the product's sign.
+/// Returns the handler of `min` or `max`. `nan` passes NaNs on; `xorsign` compares magnitudes and
+/// applies the product's sign.
 pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool) -> Option<Alu> {
     #[inline(always)]
     fn one<T: Short, const MAX: bool, const FTZ: bool, const NAN: bool, const XOR: bool>(
@@ -127,7 +128,7 @@ pub(crate) fn extreme(name: &str, ty: Type, ftz: bool, nan: bool, xorsign: bool)
     )
 }
 
-/// `neg` and `abs`.
+/// Returns the handler of `neg` or `abs`.
 pub(crate) fn sign(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
     macro_rules! on {
         ($f:expr) => {
@@ -143,7 +144,7 @@ pub(crate) fn sign(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
     })
 }
 
-/// `ex2` and `tanh`.
+/// Returns the handler of `ex2` or `tanh`.
 pub(crate) fn function(name: &str, ty: Type, ftz: bool) -> Option<Alu> {
     macro_rules! on {
         ($f:expr) => {

@@ -1,5 +1,5 @@
-//! Video instructions: on parts of registers, and on two or four of them at once
-//! (PTX ISA 9.7.17 and 9.7.18).
+//! Video instructions: operations on parts of registers, on one, two or four at once (PTX ISA
+//! 9.7.17 and 9.7.18).
 #![expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -8,7 +8,7 @@
 
 use super::Alu;
 
-/// What is computed of two parts.
+/// Operation on two parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -45,11 +45,11 @@ const OPERATIONS: [Operation; 14] = [
     Operation::GreaterOrEqual,
 ];
 
-/// What becomes of a result and the third source.
+/// Secondary operation, which combines the result with the third source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Merge {
-    /// The result takes its place in the third source.
+    /// Inserts the result into the third source.
     Insert,
     Add,
     Min,
@@ -58,7 +58,7 @@ pub(crate) enum Merge {
 
 const MERGES: [Merge; 4] = [Merge::Insert, Merge::Add, Merge::Min, Merge::Max];
 
-/// A part of a register.
+/// Part of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
     pub bits: u32,
@@ -66,10 +66,10 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// All of a register.
+    /// Whole register.
     pub(crate) const WHOLE: Self = Self { bits: 32, shift: 0 };
 
-    /// `b0` to `b3`, `h0` and `h1`
+    /// Parses `b0` to `b3`, `h0` and `h1`.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let (bits, shift) = match name {
             "b0" => (8, 0),
@@ -83,7 +83,7 @@ impl Part {
         Some(Self { bits, shift })
     }
 
-    /// As five bits.
+    /// Encodes the part in five bits.
     fn encode(self) -> u32 {
         ((self.bits / 16) << 3) | (self.shift / 8)
     }
@@ -125,7 +125,7 @@ impl Part {
     }
 }
 
-/// Everything that a video instruction's opcode and selectors say.
+/// Decoded opcode and selectors of a video instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Video {
     pub operation: Operation,
@@ -138,12 +138,12 @@ pub(crate) struct Video {
     pub saturate: bool,
     /// Whether shifts wrap around instead of stopping at 32.
     pub wrap: bool,
-    /// Parts of a register that are computed alike, as logarithm.
+    /// Base-2 logarithm of the number of parts computed alike.
     pub lanes: u32,
 }
 
 impl Video {
-    /// As one word, for the last of a handler's operands.
+    /// Encodes the instruction in one word, a handler's last operand.
     pub(crate) fn encode(self) -> u32 {
         let flag = |set: bool, bit: u32| u32::from(set) << bit;
         self.operation as u32
@@ -226,7 +226,7 @@ impl Video {
     }
 }
 
-/// Everything that a `vmad` says: a product of two parts, plus the third source, scaled.
+/// Decoded `vmad`: a product of two parts, plus the third source, shifted right by `scale`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Multiply {
     pub a: Part,
@@ -237,15 +237,15 @@ pub(crate) struct Multiply {
     pub negate_product: bool,
     /// Whether the third source is negated.
     pub negate_sum: bool,
-    /// Whether one more is added.
+    /// Whether 1 is added to the sum (`.po`).
     pub plus_one: bool,
     pub saturate: bool,
-    /// Bits of the sum that are dropped.
+    /// Number of low bits of the sum that are dropped.
     pub scale: u32,
 }
 
 impl Multiply {
-    /// As one word, for the last of a handler's operands.
+    /// Encodes the instruction in one word, a handler's last operand.
     pub(crate) fn encode(self) -> u32 {
         let flag = |set: bool, bit: u32| u32::from(set) << bit;
         self.a.encode()
@@ -294,7 +294,7 @@ impl Multiply {
     }
 }
 
-/// The handler of `vmad`, which finds its [`Multiply`], encoded, in its last operand.
+/// Returns the handler of `vmad`, which reads its [`Multiply`], encoded, from its last operand.
 pub(crate) fn multiplier() -> Alu {
     |rows, mask, ops| {
         let multiply = Multiply::decode(ops[4]);
@@ -302,7 +302,8 @@ pub(crate) fn multiplier() -> Alu {
     }
 }
 
-/// The handler of all others, which finds its [`Video`], encoded, in its last operand.
+/// Returns the handler of all other video instructions, which reads its [`Video`], encoded, from
+/// its last operand.
 pub(crate) fn handler() -> Alu {
     |rows, mask, ops| {
         let video = Video::decode(ops[4]);

@@ -1,4 +1,4 @@
-//! Arithmetic, logic and moves.
+//! Lowers arithmetic, logic and moves.
 
 use super::function::Lowering;
 use super::insn::{Carry, CarryOp, Logic, Op, TRUE};
@@ -149,7 +149,8 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(true)
     }
 
-    /// `mov.b128`: both halves, by way of rows of their own, since source and destination may overlap.
+    /// Lowers `mov.b128`. Both halves go through temporary rows, since source and destination may
+    /// overlap.
     fn move_wide(&mut self, dest: &Operand<'a>, source: &Operand<'a>) -> Result<bool, Reject> {
         let f = int::unary("mov", Type::B64).ok_or(Reject::Unsupported)?;
         let sources = match source {
@@ -270,7 +271,7 @@ impl<'a> Lowering<'a, '_, '_> {
         operands: &[Operand<'a>],
     ) -> Result<bool, Reject> {
         let ftz = m.take("ftz");
-        // `.noftz` and `.full` permit what exact results satisfy too.
+        // Exact results satisfy `.noftz` and `.full` too.
         m.take("noftz");
         let approximate = name == "div" && m.take("approx");
         if name == "div" {

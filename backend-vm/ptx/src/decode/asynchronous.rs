@@ -1,7 +1,7 @@
-//! Asynchronous copies and the barriers that tell when they are complete.
+//! Lowers asynchronous copies and the `mbarrier`s that track their completion.
 //!
-//! Copies are made at once, which every wait for them permits: groups are empty
-//! when they are waited for, and barriers learn of the bytes with the copy.
+//! A copy completes when it is executed, which every wait permits: a copy group is empty when a
+//! thread waits for it, and a barrier counts the bytes during the copy.
 
 use super::arith::exactly;
 use super::function::Lowering;
@@ -50,7 +50,8 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(true)
     }
 
-    /// Groups of bulk copies end at once.
+    /// Emits an operation on a copy group; none for bulk copies, which complete when they are
+    /// executed.
     fn group(&mut self, bulk: bool, group: CopyGroup) {
         self.emit(if bulk {
             Op::Nothing
@@ -59,7 +60,8 @@ impl<'a> Lowering<'a, '_, '_> {
         });
     }
 
-    /// An address in shared memory: by its modifiers or, without, a generic one.
+    /// Lowers an address in shared memory. The address is generic unless its symbol or the
+    /// modifiers name the space.
     fn shared_place(&mut self, space: bool, operand: &Operand<'a>) -> Result<Place, Reject> {
         let address = self.address(operand)?;
         let space = match address.space {
@@ -78,7 +80,7 @@ impl<'a> Lowering<'a, '_, '_> {
         m.take("shared") || m.take("shared::cta") || m.take("shared::cluster")
     }
 
-    /// `cp.async.ca` and `cp.async.cg`.
+    /// Lowers `cp.async.ca` and `cp.async.cg`.
     fn copy(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<(), Reject> {
         let hint = m.take("L2::cache_hint");
         m.ignore(advisory);
@@ -116,7 +118,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(())
     }
 
-    /// `cp.async.bulk` of bytes, not of tensors.
+    /// Lowers `cp.async.bulk` of bytes, not of tensors.
     fn bulk_copy(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<(), Reject> {
         let hint = m.take("L2::cache_hint");
         if m.take("prefetch") {
@@ -172,7 +174,8 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(())
     }
 
-    /// `cp.async.mbarrier.arrive`: without `.noinc` it first makes the barrier expect the arrival.
+    /// Lowers `cp.async.mbarrier.arrive`. Without `.noinc` the barrier first expects one more
+    /// arrival.
     fn arrive_when_copied(
         &mut self,
         m: &mut Modifiers<'a>,
@@ -250,7 +253,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let operand = match (action, rest) {
             (MbarrierAction::Invalidate, []) => self.constant(0)?,
             (MbarrierAction::Arrive | MbarrierAction::Drop, []) => self.constant(1)?,
-            // What is left of a `try_wait` is how long it may take.
+            // The remaining operand of a `try_wait` is its time limit.
             (MbarrierAction::Test { suspends: true, .. }, [operand, _]) | (_, [operand]) => {
                 let ty = if waits && !parity {
                     Type::B64
@@ -277,7 +280,8 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(())
     }
 
-    /// The arrivals that a phase lacked when its state was taken.
+    /// Lowers `mbarrier.pending_count`: the number of arrivals that a phase lacked when its state
+    /// was read.
     fn pending_count(&mut self, operands: &[Operand<'a>]) -> Result<(), Reject> {
         exactly::<2>(operands)?;
         let a = self.source(&operands[1], Type::B64)?;

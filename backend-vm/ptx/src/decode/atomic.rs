@@ -1,4 +1,4 @@
-//! `atom` and `red`.
+//! Lowers `atom` and `red`.
 
 use super::function::Lowering;
 use super::insn::{AddressSpace, Atomic, AtomicOp, Op, Place, Reg, Short, ShortOp};
@@ -24,7 +24,7 @@ fn short(name: &str, ty: Type) -> Option<AtomicOp> {
     Some(AtomicOp::Short(Short { op, bfloat, pair }))
 }
 
-/// The operation `name` on one element of type `ty`.
+/// Returns the operation `name` on one element of type `ty`.
 pub(super) fn operation(name: &str, ty: Type) -> Option<AtomicOp> {
     let bits = matches!(ty, Type::B32 | Type::B64);
     let any = bits || matches!(ty, Type::U32 | Type::S32 | Type::U64 | Type::S64);
@@ -60,11 +60,11 @@ impl<'a> Lowering<'a, '_, '_> {
     ) -> Result<bool, Reject> {
         let returns = match name {
             "atom" => true,
-            // Those that complete asynchronously signal a barrier.
+            // `red.async` also signals a barrier: it is not supported.
             "red" if !m.take("async") => false,
             _ => return Ok(false),
         };
-        // Before or after the operation.
+        // The type stands before or after the operation.
         let ty = m.take_map(Type::named).ok_or(Reject::Unsupported)?;
         let space = self.space(m);
         Self::order(m);

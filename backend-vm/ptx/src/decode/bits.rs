@@ -1,4 +1,4 @@
-//! Integer instructions on bits, bytes and 24-bit numbers.
+//! Lowers integer instructions on bits, bytes and 24-bit numbers.
 
 use super::function::Lowering;
 use super::insn::{Logic, Op, Test};
@@ -9,7 +9,7 @@ use crate::alu::int::{self, Part};
 use crate::parse::ast::{Operand, Type};
 
 impl<'a> Lowering<'a, '_, '_> {
-    /// Integer instructions beyond the basic ones.
+    /// Lowers the instruction if it is one of this module's.
     pub(super) fn bits(
         &mut self,
         name: &str,
@@ -96,7 +96,8 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// `lop3`, perhaps with a predicate that tells whether the result, which may be unwanted, is not 0.
+    /// Lowers `lop3`, with an optional predicate that states whether the result is not 0. The result
+    /// itself may be `_`.
     fn logic3(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<bool, Reject> {
         if m.ty()? != Type::B32 {
             return Err(Reject::Unsupported);

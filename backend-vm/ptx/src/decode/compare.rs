@@ -1,4 +1,4 @@
-//! Comparison and selection.
+//! Lowers comparison and selection.
 
 use super::arith::exactly;
 use super::function::Lowering;
@@ -8,7 +8,7 @@ use super::{Reject, malformed};
 use crate::alu::{compare, int};
 use crate::parse::ast::{Operand, Type};
 
-/// The bits of a true `set` of a type, for one 16-bit lane of a pair.
+/// Returns the bits of a true `set` of type `ty`, for one 16-bit lane if `pair`.
 fn set_value(ty: Type, pair: bool) -> Option<u64> {
     Some(match ty {
         Type::F16x2 if pair => 0x3c00,
@@ -25,7 +25,7 @@ fn set_value(ty: Type, pair: bool) -> Option<u64> {
 }
 
 impl<'a> Lowering<'a, '_, '_> {
-    /// `set`, `setp`, `selp`, `slct` and `testp`.
+    /// Lowers `set`, `setp`, `selp`, `slct` and `testp`.
     pub(super) fn comparison(
         &mut self,
         name: &str,
@@ -159,7 +159,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// `set` of both lanes of a pair.
+    /// Lowers `set` on both lanes of a pair.
     fn set_pair(&mut self, low: Test, high: Test, d: Reg, value: u64) -> Result<(), Reject> {
         let (a, b) = (self.temporary()?, self.temporary()?);
         self.emit(Op::Set {
@@ -213,7 +213,8 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.emit(Op::SetPredicate { test, d, q });
             }
             (Operand::Pair(p, q), Some(high)) => {
-                // Into a predicate of its own first: the other test may read the destination.
+                // The first result goes into a temporary predicate: the other test may read the
+                // destination.
                 let first = self.scratch_pred()?;
                 self.emit(Op::SetPredicate {
                     test: Box::new(low),

@@ -1,4 +1,4 @@
-//! Branches, calls and the ends of threads.
+//! Lowers branches, calls and the ends of threads.
 
 use super::function::{Lowering, Symbol};
 use super::insn::{Builtin, Call, Callee, Op, Param, Slot};
@@ -6,12 +6,12 @@ use super::modifiers::Modifiers;
 use super::{Reject, malformed};
 use crate::parse::ast::{Operand, Signature, Type, Variable};
 
-/// Whether the device itself has a function `name`.
+/// Returns whether the device runtime provides the function `name`.
 pub(crate) fn is_provided(name: &str) -> bool {
     builtin(name).is_some()
 }
 
-/// The device runtime's function `name`.
+/// Returns the device runtime's function `name`.
 fn builtin(name: &str) -> Option<Builtin> {
     match name {
         "vprintf" => Some(Builtin::Vprintf),

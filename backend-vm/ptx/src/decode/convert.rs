@@ -1,4 +1,4 @@
-//! Conversion.
+//! Lowers conversions.
 
 use super::Reject;
 use super::function::Lowering;
@@ -13,7 +13,7 @@ fn is_pair_of_bytes(ty: Type) -> bool {
 }
 
 impl<'a> Lowering<'a, '_, '_> {
-    /// `cvt`.
+    /// Lowers `cvt`.
     pub(super) fn convert(
         &mut self,
         m: &mut Modifiers<'a>,
@@ -81,7 +81,7 @@ impl<'a> Lowering<'a, '_, '_> {
         )
     }
 
-    /// `cvt.pack.sat.u8.s32.b32 d, a, b, c` and its kin.
+    /// Lowers `cvt.pack.sat.u8.s32.b32 d, a, b, c` and its kin.
     fn convert_and_pack(
         &mut self,
         m: &mut Modifiers<'a>,

@@ -1,15 +1,15 @@
-//! Where the lanes of a warp hold the elements of matrices.
+//! Positions of matrix elements in the registers of a warp's lanes.
 //!
-//! It is worked out once, when a kernel is decoded: fragments come with a table of positions.
-//! Those of `mma` are the documented ones. Those of `wmma`, which programs cannot know, lie lane
-//! after lane.
+//! A table of positions is computed once for each kind of fragment, when a kernel is decoded.
+//! Fragments of `mma` have the documented layout. Those of `wmma`, whose layout PTX leaves open,
+//! store elements lane after lane.
 
 use std::sync::Arc;
 
 use super::insn::Element;
 use crate::alu::LANES;
 
-/// Rows, columns, and the extent that is summed over.
+/// Shape of a product: rows, columns, and the number of terms summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub m: u32,
@@ -18,7 +18,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// `m16n8k16`
+    /// Parses a shape such as `m16n8k16`.
     pub(super) fn named(name: &str) -> Option<Self> {
         let (m, rest) = name.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
@@ -34,7 +34,7 @@ impl Shape {
         })
     }
 
-    /// The shape in units of the element: bits are taken by the word.
+    /// Returns the shape in units of the element: a word of 32 bits, for single bits.
     pub(super) fn units(self, element: Element) -> Self {
         let words = if element == Element::B1 { 32 } else { 1 };
         Self {
@@ -64,12 +64,12 @@ impl Element {
         })
     }
 
-    /// Elements in a register.
+    /// Returns the number of elements in a register.
     pub(super) fn packed(self) -> u32 {
         32_u32.checked_div(self.bits()).unwrap_or(1).max(1)
     }
 
-    /// Whether elements of this type are multiplied and summed up to an accumulator's.
+    /// Returns whether products of elements of this type may accumulate in type `sum`.
     pub(super) fn sums_to(self, sum: Self) -> bool {
         match self {
             Self::F16 | Self::E4m3 | Self::E5m2 => matches!(sum, Self::F16 | Self::F32),
@@ -80,7 +80,8 @@ impl Element {
         }
     }
 
-    /// Whether it may be multiplied by another type: integers and bytes may differ in kind.
+    /// Returns whether elements may be multiplied by those of `other`: integers may differ in sign,
+    /// bytes in format.
     pub(super) fn multiplies(self, other: Self) -> bool {
         let kind = |element: Self| match element {
             Self::U8 => Self::S8,
@@ -92,7 +93,7 @@ impl Element {
     }
 }
 
-/// The matrix of a product that a fragment belongs to.
+/// Matrix of a product that a fragment belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Role {
     A,
@@ -101,7 +102,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// Rows and columns of the matrix.
+    /// Returns the number of rows and columns of the matrix.
     pub(super) fn extents(self, shape: Shape) -> (u32, u32) {
         match self {
             Self::A => (shape.m, shape.k),
@@ -111,7 +112,8 @@ impl Role {
     }
 }
 
-/// The row and column of an element of an `mma` fragment: element `index` of register `reg`.
+/// Returns the row and column of an element of an `mma` fragment: element `index` of register
+/// `reg`.
 fn mma_position(
     role: Role,
     shape: Shape,
@@ -136,7 +138,8 @@ fn mma_position(
     }
 }
 
-/// The same for `mma.m8n8k4` on halves, which is four products, each by two groups of four lanes.
+/// Returns the row and column for `mma.m8n8k4` on halves, which is four products, each by two
+/// groups of four lanes.
 fn quad_position(role: Role, row_major: bool, wide: bool, lane: u32, index: u32) -> (u32, u32) {
     let (inner, upper) = (lane % 4, if lane < 16 { 0 } else { 4 });
     match (role, row_major) {
@@ -152,17 +155,17 @@ fn quad_position(role: Role, row_major: bool, wide: bool, lane: u32, index: u32)
     }
 }
 
-/// How the fragments of a product are laid out.
+/// Layout of the fragments of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Layout {
     Wmma,
     Mma,
-    /// With whether A and B lie by rows.
+    /// `mma.m8n8k4` on halves, and whether A and B are row-major.
     Quads(bool, bool),
 }
 
 impl Layout {
-    /// Products in one instruction.
+    /// Returns the number of products in one instruction.
     pub(super) fn blocks(self) -> u32 {
         if matches!(self, Self::Quads(..)) {
             4
@@ -172,21 +175,21 @@ impl Layout {
     }
 }
 
-/// What decides where the elements of a fragment lie.
+/// Parameters that determine the positions of a fragment's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FragmentKind {
     pub(super) role: Role,
-    /// In units of the element.
+    /// Shape in units of the element.
     pub(super) shape: Shape,
     pub(super) element: Element,
     pub(super) layout: Layout,
-    /// Registers of a lane.
+    /// Number of registers of a lane.
     pub(super) count: u32,
 }
 
 impl FragmentKind {
-    /// Where the elements lie in their matrix, row by row: by register, by their place in the
-    /// register, by lane.
+    /// Returns the index of each element in its matrix, row by row. The table is ordered by
+    /// register, by position in the register, by lane.
     pub(super) fn positions(self) -> Arc<[u16]> {
         let packed = self.element.packed();
         let (rows, columns) = self.role.extents(self.shape);
@@ -226,7 +229,7 @@ impl FragmentKind {
 mod tests {
     use super::*;
 
-    /// Every element of a matrix is held by exactly one lane of an `mma` fragment.
+    /// Checks that exactly one lane of an `mma` fragment holds each element of a matrix.
     #[test]
     fn fragments_of_mma_cover_their_matrices() {
         let shapes = [

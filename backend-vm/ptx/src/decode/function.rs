@@ -1,4 +1,4 @@
-//! Lowering of one function: scopes, rows, labels and the dispatch by opcode.
+//! Lowers one function: scopes, rows, labels and the dispatch by opcode.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use crate::limits::{MAX_LOCAL_BYTES, MAX_ROWS};
 use crate::parse::ast::{Instruction, Signature, Space, Statement, Type, Variable};
 use crate::parse::parse_body;
 
-/// What a name stands for inside a function.
+/// Meaning of a name inside a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Symbol {
     Register(Reg),
-    /// A register of 128 bits: its low half, which the high one follows.
+    /// 128-bit register: the row of its low half. The high half is in the next row.
     Wide(Reg),
     Predicate(Pred),
     Global(u64),
     Shared(u32),
     DynamicShared,
-    /// An offset in the frame's local memory.
+    /// Offset in the frame's local memory.
     Frame(u32),
     KernelParam(u32),
     Function(u32),
@@ -34,7 +34,7 @@ struct Range<'a> {
     kind: RegisterKind,
 }
 
-/// What holds a register's value.
+/// Storage of a register's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RegisterKind {
     Row,
@@ -62,14 +62,14 @@ struct Scope<'a> {
     local_bytes: u32,
 }
 
-/// The state of lowering one function.
+/// State of lowering one function.
 pub(crate) struct Lowering<'a, 'l, 's> {
     pub linker: &'l mut Linker<'s>,
     pub needs: Needs,
     module_index: u32,
     pub entry: bool,
     scopes: Vec<Scope<'a>>,
-    /// The scope around each scope.
+    /// Enclosing scope of each scope, by number.
     parents: Vec<u32>,
     labels: HashMap<(u32, &'a str), usize>,
     label_pcs: Vec<Option<Pc>>,
@@ -81,7 +81,7 @@ pub(crate) struct Lowering<'a, 'l, 's> {
     line: u32,
 }
 
-/// Why lowering failed: the reason, the instruction and its line.
+/// Failure of lowering: the reason, the instruction and its line.
 pub(crate) type Failure = (Reject, String, u32);
 
 /// Lowers the function for the kernel.
@@ -162,7 +162,7 @@ impl<'a> Lowering<'a, '_, '_> {
                 }
                 Statement::Close => {
                     if let Some(scope) = self.scopes.pop() {
-                        // What the scope declared is gone; its memory may be used again.
+                        // Later scopes may reuse the local memory of this one.
                         self.local_bytes = scope.local_bytes;
                     }
                 }
@@ -257,7 +257,7 @@ impl<'a> Lowering<'a, '_, '_> {
         u32::try_from(self.code.instructions.len()).unwrap_or(u32::MAX)
     }
 
-    /// The number of a label, as seen from the current scope.
+    /// Returns the number of a label, as seen from the current scope.
     pub(crate) fn label(&self, name: &str) -> Result<Pc, Reject> {
         let mut scope = self.scope_id();
         loop {
@@ -271,7 +271,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// The names of a `.branchtargets` or `.calltargets` list.
+    /// Returns the names of a `.branchtargets` or `.calltargets` list.
     pub(crate) fn list(&self, name: &str) -> Option<Vec<&'a str>> {
         self.scopes
             .iter()
@@ -280,7 +280,7 @@ impl<'a> Lowering<'a, '_, '_> {
             .cloned()
     }
 
-    /// A `.callprototype`.
+    /// Returns a `.callprototype`.
     pub(crate) fn prototype(&self, name: &str) -> Option<Signature<'a>> {
         self.scopes
             .iter()
@@ -371,7 +371,7 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.bind(variable.name, Symbol::Frame(at));
             }
             Space::Shared => {
-                // A name may be declared again, in another scope.
+                // A name may be declared again in another scope.
                 let unique = format!("{}#{}", variable.name, self.needs.shared.len());
                 let at = self.shared(self.module_index, &unique, bytes, variable.align)?;
                 self.bind(variable.name, Symbol::Shared(at));
@@ -381,7 +381,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(())
     }
 
-    /// The place of a shared variable.
+    /// Reserves a shared variable's memory, if it has none yet, and returns its offset.
     fn shared(&mut self, scope: u32, name: &str, bytes: u64, align: u32) -> Result<u32, Reject> {
         let offset = self.linker.shared.place(scope, name, bytes, align)?;
         self.needs.shared.push(SharedUse {
@@ -406,7 +406,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// A row of its own.
+    /// Allocates a row.
     pub(crate) fn temporary(&mut self) -> Result<Reg, Reject> {
         let reg = self.code.rows;
         if reg as usize >= MAX_ROWS {
@@ -421,7 +421,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(reg)
     }
 
-    /// A predicate of its own.
+    /// Allocates a predicate.
     pub(crate) fn scratch_pred(&mut self) -> Result<Pred, Reject> {
         let pred = self.code.preds;
         if pred as usize >= MAX_ROWS {
@@ -436,7 +436,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(pred)
     }
 
-    /// The row of a constant.
+    /// Returns the row of a constant, and allocates it on first use.
     pub(crate) fn constant(&mut self, bits: u64) -> Result<Reg, Reject> {
         if let Some(&reg) = self.constants.get(&bits) {
             return Ok(reg);
@@ -447,7 +447,8 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(reg)
     }
 
-    /// The row of an address in dynamic shared memory, which is known when the kernel is complete.
+    /// Returns the row of an address in dynamic shared memory. Its value is known when the kernel
+    /// is complete.
     pub(crate) fn dynamic_shared(&mut self, offset: i64) -> Result<Reg, Reject> {
         if let Some(&reg) = self.dynamic.get(&offset) {
             return Ok(reg);
@@ -474,7 +475,7 @@ impl<'a> Lowering<'a, '_, '_> {
         });
     }
 
-    /// What a name stands for.
+    /// Returns the meaning of a name in the current scope.
     pub(crate) fn lookup(&mut self, name: &'a str) -> Result<Option<Symbol>, Reject> {
         let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         let (prefix, number) = name.split_at(name.len() - digits);

@@ -1,4 +1,4 @@
-//! Products of matrices that the lanes of a warp hold together (PTX ISA 9.7.14).
+//! Lowers products of matrices that are distributed over the lanes of a warp (PTX ISA 9.7.14).
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::alu::half::Rounding;
 use crate::limits::MAX_MATRIX_ELEMENTS;
 use crate::parse::ast::{Operand, Type};
 
-/// The words of a matrix instruction's opcode.
+/// Decoded modifiers of a matrix instruction.
 #[derive(Debug, Default)]
 struct Words {
     shape: Option<Shape>,
     elements: Vec<Element>,
-    /// Whether a matrix lies by rows, in the order of the opcode.
+    /// Whether each matrix is row-major, in the order of the opcode.
     rows: Vec<bool>,
     saturate: bool,
     bits: Option<BitProduct>,
@@ -88,7 +88,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(true)
     }
 
-    /// Makes the lanes of the warp meet: `.aligned` promises that all of them come.
+    /// Emits a barrier of the whole warp: `.aligned` promises that all lanes arrive.
     fn join(&mut self) -> Result<(), Reject> {
         let members = self.constant(u64::from(u32::MAX))?;
         self.emit(Op::Collective(Box::new(CollectiveArgs {
@@ -117,7 +117,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let layout = if quads {
             Layout::Quads(a_rows, b_rows)
         } else {
-            // At most four steps along `k`: what the hardware has.
+            // The hardware has at most four steps along `k`.
             let steps = shape.units(a).k / (4 * a.packed());
             let whole = shape.units(a).k % (4 * a.packed()) == 0 && (1..=4).contains(&steps);
             if !(a_rows && !b_rows && matches!(shape.m, 8 | 16) && shape.n == 8 && whole) {
@@ -137,7 +137,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let shape = words.shape.ok_or(Reject::Unsupported)?;
         let types = match words.elements[..] {
             [d, a, b, c] => [d, a, b, c],
-            // Products of halves name their sums only.
+            // A product of halves names only the types of its sums.
             [d, c] => [d, Element::F16, Element::F16, c],
             _ => return Err(Reject::Unsupported),
         };
@@ -179,7 +179,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }))
     }
 
-    /// The registers of a vector operand.
+    /// Returns the registers of a vector operand.
     fn vector(
         &mut self,
         operand: &Operand<'a>,
@@ -201,7 +201,7 @@ impl<'a> Lowering<'a, '_, '_> {
             .collect()
     }
 
-    /// A fragment and where its elements lie in its matrix, row by row.
+    /// Lowers a fragment and computes the positions of its elements in the matrix, row by row.
     fn fragment(
         &mut self,
         role: Role,
@@ -250,7 +250,7 @@ impl<'a> Lowering<'a, '_, '_> {
         })
     }
 
-    /// What `wmma.load` and `wmma.store` have in common.
+    /// Lowers `wmma.load` and `wmma.store`.
     fn wmma_access(
         &mut self,
         m: &mut Modifiers<'a>,
@@ -284,7 +284,7 @@ impl<'a> Lowering<'a, '_, '_> {
         };
         let stride = match stride {
             Some(stride) => self.source(stride, Type::U32)?,
-            // Strides count elements, of which a word of bits has 32.
+            // Strides count elements; a word of single bits has 32.
             None => {
                 let extent = if by_rows { columns } else { rows };
                 let unit = if element == Element::B1 { 32 } else { 1 };
@@ -325,7 +325,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// `ldmatrix` and `stmatrix`: one, two or four matrices of 8 by 8 elements of 16 bits.
+    /// Lowers `ldmatrix` and `stmatrix`: one, two or four matrices of 8 by 8 elements of 16 bits.
     fn tiles(
         &mut self,
         load: bool,

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics, address conversion and fences.
+//! Lowers loads, stores, atomics, address conversion and fences.
 
 use super::arith::exactly;
 use super::function::Lowering;
@@ -8,7 +8,7 @@ use super::{Reject, malformed};
 use crate::alu::int;
 use crate::parse::ast::{Operand, Type};
 
-/// Modifiers that only advise caches, or name what every access here is anyway.
+/// Returns whether a modifier only advises caches, or names a property of every access on this device.
 pub(super) fn advisory(part: &str) -> bool {
     matches!(
         part,
@@ -81,7 +81,8 @@ impl<'a> Lowering<'a, '_, '_> {
                 self.emit(Op::Allocate { d, bytes, align });
                 Ok(true)
             }
-            // The memory of an `alloca` lasts until its function returns.
+            // `alloca` memory is freed when its function returns, so `stacksave` and `stackrestore` save
+            // and restore nothing.
             "stacksave" => {
                 m.ty()?;
                 exactly::<1>(operands)?;
@@ -100,12 +101,13 @@ impl<'a> Lowering<'a, '_, '_> {
                 Ok(true)
             }
             "membar" | "fence" => {
-                // Without `.sc` or `.acq_rel`, and for proxies: the strongest.
+                // Every fence is the strongest one: without `.sc` or `.acq_rel`, and for proxies, too.
                 while m.first().is_some() {}
                 self.emit(Op::Fence);
                 Ok(true)
             }
-            // To wait for the grids that this one depends on is nothing: they are complete when it begins.
+            // `griddepcontrol.wait` does nothing: the grids that this one depends on are complete when it
+            // begins.
             "griddepcontrol" if m.take("launch_dependents") => {
                 self.emit(Op::LaunchDependents);
                 Ok(true)
@@ -120,7 +122,8 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// What concerns other blocks of the cluster, of which there are none, or caches.
+    /// Lowers `mapa`, `getctarank` and `createpolicy`. A cluster has one block, and caches are not
+    /// modelled.
     fn address_of_cluster(
         &mut self,
         name: &str,
@@ -130,7 +133,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let ty = m.ty()?;
         self.needs.cluster |= name != "createpolicy";
         let a = match (name, operands) {
-            // The address that another block has for a variable of shared memory: the same.
+            // A variable of shared memory has the same address in every block.
             ("mapa", [_, a, rank]) => {
                 self.source(rank, Type::U32)?;
                 self.source(a, ty)?
@@ -161,7 +164,7 @@ impl<'a> Lowering<'a, '_, '_> {
             "global" | "const" => Some(AddressSpace::Global),
             "shared" | "shared::cta" | "shared::cluster" => Some(AddressSpace::Shared),
             "local" => Some(AddressSpace::Local),
-            // A function's parameters lie in its frame.
+            // Parameters of a function are in its frame.
             "param" if !entry => Some(AddressSpace::Local),
             "param::func" => Some(AddressSpace::Local),
             "param" | "param::entry" => Some(AddressSpace::Param),
@@ -246,7 +249,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(true)
     }
 
-    /// `cvta`: a window's addresses differ from offsets in its space by the window's base.
+    /// Lowers `cvta`: a generic address is the offset in its space plus the base of the space's window.
     fn convert_address(
         &mut self,
         m: &mut Modifiers<'a>,

@@ -1,7 +1,7 @@
-//! From syntax to decoded code, one kernel with everything it calls at a time.
+//! Lowers the syntax tree to decoded code, one kernel with every function that it calls at a time.
 //!
-//! An instruction that the engine lacks is refused here, by name, and with it
-//! the kernel; the rest of the module stays usable.
+//! An instruction that the engine lacks fails its kernel, with an error that names it; the rest of
+//! the module remains usable.
 
 mod arith;
 mod asynchronous;
@@ -33,16 +33,16 @@ pub(crate) use control::is_provided;
 use fragment::FragmentKind;
 use insn::{FunctionCode, Insn, Pc};
 
-/// Why a function cannot be lowered; the kernel's name and the line are added later.
+/// Error in lowering a function; the kernel's name and the line are added later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reject {
-    /// The engine lacks it.
+    /// The engine lacks the instruction.
     Unsupported,
-    /// It is wrong.
+    /// The instruction or declaration is malformed.
     Malformed(String),
-    /// It calls what nobody defines.
+    /// The function called is defined neither in the module nor by the device runtime.
     UnknownFunction(String),
-    /// It exceeds a limit.
+    /// A limit of the engine is exceeded.
     TooLarge {
         what: &'static str,
         found: u64,
@@ -50,12 +50,12 @@ pub(crate) enum Reject {
     },
 }
 
-/// Fails as malformed.
+/// Returns [`Reject::Malformed`].
 pub(crate) fn malformed<T>(reason: impl Into<String>) -> Result<T, Reject> {
     Err(Reject::Malformed(reason.into()))
 }
 
-/// What a name of module scope stands for.
+/// Meaning of a name of module scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModuleSymbol {
     /// Device memory at an address.
@@ -66,71 +66,72 @@ pub(crate) enum ModuleSymbol {
         align: u32,
         dynamic: bool,
     },
-    /// A function, by its index in the module.
+    /// Index of a function in the module.
     Function(u32),
 }
 
-/// What the decoder sees of a module.
+/// Module, as the decoder reads it.
 pub(crate) trait Source {
-    /// The symbol of a name.
+    /// Returns the symbol of a name.
     fn symbol(&self, name: &str) -> Option<ModuleSymbol>;
-    /// The definition (or, without one, the declaration) of a function.
+    /// Returns the definition (or, without one, the declaration) of a function.
     fn function(&self, index: u32) -> Option<Function<'_>>;
-    /// Where the `.const` variables lie: first address and length.
+    /// Returns the ranges of the `.const` variables: first address and length.
     fn constant_ranges(&self) -> Vec<(u64, u64)>;
-    /// How many functions there are.
+    /// Returns the number of functions.
     fn function_count(&self) -> u32;
 }
 
-/// A parameter of a kernel, as it lies in the parameter buffer.
+/// Location of a kernel's parameter in the parameter buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParamLayout {
     /// Bytes from the start of the buffer.
     pub offset: u32,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u32,
 }
 
-/// A function of a kernel.
+/// Function of a kernel, with its place in the kernel's code.
 #[derive(Debug)]
 pub(crate) struct Placed {
-    /// Where its instructions begin among those of the kernel.
+    /// Index of its first instruction in the kernel.
     pub start: Pc,
     pub code: Arc<FunctionCode>,
 }
 
-/// A kernel, ready to run.
+/// Decoded kernel, ready to run.
 #[derive(Debug, Default)]
 pub(crate) struct KernelCode {
-    /// The kernel itself is the first.
+    /// Functions of the kernel; the kernel itself is the first.
     pub functions: Vec<Placed>,
-    /// From a function's index in the module to its index here.
+    /// Index in `functions` of each function of the module.
     by_module_index: Vec<Option<u32>>,
-    /// How many instructions all of them have.
+    /// Number of instructions of all functions.
     instructions: usize,
     pub params: Vec<ParamLayout>,
     pub param_bytes: u32,
-    /// Static shared memory.
+    /// Bytes of static shared memory.
     pub shared_bytes: u32,
-    /// Where dynamic shared memory begins.
+    /// Offset of dynamic shared memory.
     pub dynamic_shared: u32,
-    /// Where the module's `.const` variables lie, if the kernel asks.
+    /// Ranges of the module's `.const` variables, if the kernel tests addresses for them.
     pub constant_ranges: Vec<(u64, u64)>,
     pub uses_printf: bool,
     pub uses_assert: bool,
     pub uses_heap: bool,
-    /// Whether it asks which block of its cluster it is, or for the others.
+    /// Whether the kernel reads its block's position in the cluster, or addresses other blocks of
+    /// it.
     pub uses_cluster: bool,
 }
 
 impl KernelCode {
-    /// The index here of a function, by its index in the module.
+    /// Returns the index in `functions` of the module's function `module_index`.
     pub(crate) fn local_index(&self, module_index: u32) -> Option<u32> {
         let known = self.by_module_index.get(module_index as usize);
         known.copied().flatten()
     }
 
-    /// The instruction at a place of the kernel.
+    /// Returns the instruction at `pc` of the kernel.
     pub(crate) fn at(&self, pc: Pc) -> Option<&Insn> {
         let index = self
             .functions
@@ -139,14 +140,14 @@ impl KernelCode {
         function.at(pc - function.start)
     }
 
-    /// Adds the next function.
+    /// Appends a function.
     fn push(&mut self, code: Arc<FunctionCode>) {
         let start = Pc::try_from(self.instructions).unwrap_or(Pc::MAX);
         self.instructions += code.instructions.len();
         self.functions.push(Placed { start, code });
     }
 
-    /// Takes over what a function needs of its kernel.
+    /// Adds the needs of a function to those of the kernel.
     fn merge(&mut self, needs: &Needs, source: &dyn Source) {
         self.uses_printf |= needs.printf;
         self.uses_assert |= needs.assert;
@@ -159,13 +160,13 @@ impl KernelCode {
 }
 
 impl Placed {
-    /// The instruction at a place of the function.
+    /// Returns the instruction at `pc` of the function.
     pub(crate) fn at(&self, pc: Pc) -> Option<&Insn> {
         self.code.instructions.get(pc as usize)
     }
 }
 
-/// What a function needs of the kernel that it is in.
+/// Features of the kernel that a function of it uses.
 #[derive(Debug, Default)]
 pub(crate) struct Needs {
     pub printf: bool,
@@ -173,16 +174,16 @@ pub(crate) struct Needs {
     pub heap: bool,
     pub cluster: bool,
     pub constant_ranges: bool,
-    /// It calls functions by their addresses, or takes these.
+    /// Whether it calls functions by their addresses, or takes addresses of functions.
     pub indirect: bool,
-    /// The functions that it calls, by their indices in the module.
+    /// Functions that it calls, by their indices in the module.
     pub functions: Vec<u32>,
-    /// The shared variables that it names.
+    /// Shared variables that it names.
     pub shared: Vec<SharedUse>,
     pub dynamic_align: u32,
 }
 
-/// A shared variable and where it was when a function that names it was lowered.
+/// Shared variable, and its offset when a function that names it was lowered.
 #[derive(Debug)]
 pub(crate) struct SharedUse {
     scope: u32,
@@ -192,17 +193,18 @@ pub(crate) struct SharedUse {
     offset: u32,
 }
 
-/// A function that was lowered, and for whom.
+/// Lowered function, and its needs.
 #[derive(Debug)]
 pub(crate) struct Lowered {
     pub code: Arc<FunctionCode>,
     pub needs: Needs,
 }
 
-/// For how many layouts of shared memory a function is kept: most modules have one or two.
+/// Maximum number of layouts of shared memory for which a function is cached: most modules have one
+/// or two.
 const VARIANTS: usize = 8;
 
-/// Functions of a module that were lowered for one of its kernels and serve others.
+/// Cache of a module's functions, lowered for one of its kernels and reused for others.
 #[derive(Debug, Default)]
 pub(crate) struct Cache(Mutex<HashMap<u32, Vec<Arc<Lowered>>>>);
 
@@ -211,7 +213,8 @@ impl Cache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A function whose shared variables lie where this kernel has or will have them.
+    /// Finds a function whose shared variables have the offsets that this kernel assigned or would
+    /// assign.
     fn find(&self, module_index: u32, shared: &SharedLayout) -> Option<Arc<Lowered>> {
         let known = self.lock();
         let mut fitting = known.get(&module_index)?.iter();
@@ -229,26 +232,26 @@ impl Cache {
     }
 }
 
-/// The shared memory of a kernel while it is laid out.
+/// Shared memory of a kernel while it is laid out.
 #[derive(Debug, Default)]
 pub(crate) struct SharedLayout {
-    /// By the variable's scope and name.
+    /// Offset of each variable, by scope and name.
     offsets: HashMap<u32, HashMap<String, u32>>,
     pub bytes: u32,
     pub dynamic_align: u32,
 }
 
-/// The function index that stands for module scope in [`SharedLayout`].
+/// Function index that stands for module scope in [`SharedLayout`].
 const MODULE_SCOPE: u32 = u32::MAX;
 
-/// Where a variable begins and ends that is placed behind so many bytes.
+/// Returns the start and the end of a variable placed after the first `taken` bytes.
 fn behind(taken: u64, bytes: u64, align: u32) -> (u64, u64) {
     let start = taken.next_multiple_of(u64::from(align));
     (start, start.saturating_add(bytes))
 }
 
 impl SharedLayout {
-    /// Whether variables are, or would be, placed as they were.
+    /// Returns whether the variables have, or would get, the offsets that they had.
     fn fits(&self, uses: &[SharedUse]) -> bool {
         let mut trial = u64::from(self.bytes);
         uses.iter().all(|wanted| {
@@ -268,7 +271,7 @@ impl SharedLayout {
         self.offsets.get(&scope)?.get(name).copied()
     }
 
-    /// The offset of a variable, which is placed when it is first used.
+    /// Returns the offset of a variable, and places it on first use.
     pub(crate) fn place(
         &mut self,
         scope: u32,
@@ -297,7 +300,7 @@ impl SharedLayout {
     }
 }
 
-/// What the functions of one kernel share while they are lowered.
+/// State shared by the functions of one kernel while they are lowered.
 pub(crate) struct Linker<'s> {
     pub source: &'s dyn Source,
     pub out: KernelCode,
@@ -305,12 +308,12 @@ pub(crate) struct Linker<'s> {
     /// Module indices of the functions still to be lowered, in the order of their local indices.
     queue: Vec<u32>,
     indirect: bool,
-    /// Where the elements of matrix fragments lie, as far as it was worked out.
+    /// Positions of the elements of matrix fragments, as far as they were computed.
     pub positions: HashMap<FragmentKind, Arc<[u16]>>,
 }
 
 impl Linker<'_> {
-    /// A function, as it was lowered for another kernel if it fits this one.
+    /// Lowers a function, or reuses one that was lowered for another kernel and fits this one.
     fn lower(&mut self, module_index: u32, cache: &Cache) -> Result<(), function::Failure> {
         let is_kernel = self.out.functions.is_empty();
         let known = match is_kernel {
@@ -346,7 +349,7 @@ impl Linker<'_> {
         Ok(())
     }
 
-    /// The local index of a function, which is queued when it is first named.
+    /// Returns the local index of a function, and queues it on first use.
     fn local_index(&mut self, module_index: u32) -> u32 {
         let slot = module_index as usize;
         if self.out.by_module_index.len() <= slot {
@@ -362,7 +365,7 @@ impl Linker<'_> {
     }
 }
 
-/// The layout of a parameter list.
+/// Returns the layout of a parameter list, and its size in bytes.
 fn layout(params: &[Variable<'_>]) -> Option<(Vec<ParamLayout>, u32)> {
     let mut at = 0_u32;
     let mut list = Vec::with_capacity(params.len());
@@ -431,7 +434,7 @@ pub(crate) fn decode(
     };
     linker.local_index(index);
     let mut next = 0;
-    // Functions that only an indirect call may reach are tolerated if they cannot be lowered.
+    // A function that only an indirect call can reach may fail to be lowered.
     let mut required = usize::MAX;
     loop {
         while let Some(&module_index) = linker.queue.get(next) {

@@ -1,10 +1,10 @@
-//! The dotted parts of an opcode.
+//! Modifiers: the dotted parts of an opcode.
 
 use super::Reject;
 use crate::alu::half::Rounding;
 use crate::parse::ast::Type;
 
-/// The modifiers of one instruction, struck off as they are understood.
+/// Modifiers of one instruction. Decoding removes each one that it has interpreted.
 #[derive(Debug)]
 pub(crate) struct Modifiers<'a> {
     parts: Vec<Option<&'a str>>,
@@ -23,7 +23,7 @@ impl<'a> Modifiers<'a> {
         )
     }
 
-    /// Strikes off `name`; whether it was there.
+    /// Removes `name`, and returns whether it was present.
     pub(crate) fn take(&mut self, name: &str) -> bool {
         match self.parts.iter_mut().find(|part| **part == Some(name)) {
             Some(part) => {
@@ -34,7 +34,7 @@ impl<'a> Modifiers<'a> {
         }
     }
 
-    /// Strikes off the first modifier that `accept` maps to something.
+    /// Removes the first modifier that `accept` maps to a value, and returns the value.
     pub(crate) fn take_map<T>(&mut self, accept: impl Fn(&'a str) -> Option<T>) -> Option<T> {
         for part in &mut self.parts {
             if let Some(value) = part.and_then(&accept) {
@@ -45,12 +45,12 @@ impl<'a> Modifiers<'a> {
         None
     }
 
-    /// Strikes off the first modifier that is left.
+    /// Removes the first remaining modifier.
     pub(crate) fn first(&mut self) -> Option<&'a str> {
         self.parts.iter_mut().find_map(Option::take)
     }
 
-    /// Strikes off every modifier that `ignore` accepts.
+    /// Removes every modifier that `ignore` accepts.
     pub(crate) fn ignore(&mut self, ignore: impl Fn(&str) -> bool) {
         for part in &mut self.parts {
             if part.is_some_and(&ignore) {
@@ -59,7 +59,7 @@ impl<'a> Modifiers<'a> {
         }
     }
 
-    /// Strikes off the last modifier, which must be a type.
+    /// Removes the last modifier, which must be a type.
     pub(crate) fn ty(&mut self) -> Result<Type, Reject> {
         let part = self
             .parts
@@ -72,7 +72,7 @@ impl<'a> Modifiers<'a> {
         Ok(ty)
     }
 
-    /// Strikes off the length of a vector.
+    /// Removes the length of a vector.
     pub(crate) fn vector(&mut self) -> Option<usize> {
         self.take_map(|part| match part {
             "v2" => Some(2),
@@ -82,7 +82,7 @@ impl<'a> Modifiers<'a> {
         })
     }
 
-    /// Strikes off a rounding mode of arithmetic.
+    /// Removes a rounding mode of arithmetic.
     pub(crate) fn rounding(&mut self) -> Option<Rounding> {
         self.take_map(|part| match part {
             "rn" => Some(Rounding::Nearest),
@@ -93,7 +93,7 @@ impl<'a> Modifiers<'a> {
         })
     }
 
-    /// Strikes off a rounding mode to integers.
+    /// Removes a rounding mode to integers.
     pub(crate) fn integral_rounding(&mut self) -> Option<Rounding> {
         self.take_map(|part| match part {
             "rni" => Some(Rounding::Nearest),
@@ -104,7 +104,7 @@ impl<'a> Modifiers<'a> {
         })
     }
 
-    /// Fails if anything was not understood.
+    /// Fails if any modifier remains.
     pub(crate) fn finish(&self) -> Result<(), Reject> {
         if self.parts.iter().any(Option::is_some) {
             Err(Reject::Unsupported)

@@ -1,7 +1,7 @@
-//! `multimem`: accesses to multicast objects.
+//! Lowers `multimem`: accesses to multicast objects.
 //!
-//! The device has none, so that no address is one of theirs: a kernel may hold such instructions, for where there are
-//! some, and faults when it executes one.
+//! The device has no multicast objects, so no address belongs to one. A kernel may contain such instructions, for
+//! devices that have some; it faults when it executes one.
 
 use super::function::Lowering;
 use super::insn::Op;
@@ -9,15 +9,15 @@ use super::modifiers::Modifiers;
 use super::{Reject, malformed};
 use crate::parse::ast::{Operand, Type};
 
-/// Why it cannot be executed.
+/// Message of the fault.
 const NO_OBJECT: &str = "multimem at an address that is no multicast object's";
 
-/// Whether elements of a type can be stored.
+/// Returns whether elements of a type can be stored.
 fn is_stored(ty: Type) -> bool {
     reduced("add", ty) == Some(true) || matches!(ty, Type::B32 | Type::B64)
 }
 
-/// Whether elements of a type can be reduced by an operation, if it is one.
+/// Returns whether elements of a type can be reduced by `operation`; `None` if that is no operation.
 fn reduced(operation: &str, ty: Type) -> Option<bool> {
     let integer = matches!(ty, Type::U32 | Type::S32 | Type::U64 | Type::S64);
     let small = matches!(ty, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2);

@@ -1,20 +1,20 @@
-//! Operands to rows, predicates and addresses.
+//! Resolves operands to rows, predicates and addresses.
 
 use super::function::{Lowering, Symbol};
 use super::insn::{AddressSpace, Base, Op, Pred, PredSource, Reg, Slot};
 use super::{Reject, malformed, special};
 use crate::parse::ast::{Operand, Type};
 
-/// An address operand, resolved.
+/// Resolved address operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// The space that the symbol lies in, if the address names one.
+    /// Space of the symbol, if the address names one.
     pub space: Option<AddressSpace>,
     pub base: Base,
     pub offset: i64,
 }
 
-/// The bits of a literal as a value of type `ty`.
+/// Returns the bits of a literal as a value of type `ty`.
 fn literal(operand: &Operand<'_>, ty: Type) -> Option<u64> {
     #[expect(
         clippy::cast_possible_truncation,
@@ -33,7 +33,7 @@ fn literal(operand: &Operand<'_>, ty: Type) -> Option<u64> {
 }
 
 impl<'a> Lowering<'a, '_, '_> {
-    /// The row of a source operand of type `ty`.
+    /// Returns the row of a source operand of type `ty`.
     pub(crate) fn source(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Reg, Reject> {
         if let Some(bits) = literal(operand, ty) {
             return self.constant(bits);
@@ -90,7 +90,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// The low row of a register of 128 bits, which the high one follows.
+    /// Returns the low row of a 128-bit register; the high row is the next one.
     pub(crate) fn wide(&mut self, operand: &Operand<'a>) -> Result<Reg, Reject> {
         if let Operand::Name(name) = operand
             && let Some(Symbol::Wide(low)) = self.lookup(name)?
@@ -100,7 +100,7 @@ impl<'a> Lowering<'a, '_, '_> {
         malformed("an operand is not a register of 128 bits")
     }
 
-    /// The row of a destination operand; `_` is a row that nobody reads.
+    /// Returns the row of a destination operand. `_` gets a row that is never read.
     pub(crate) fn dest(&mut self, operand: &Operand<'a>) -> Result<Reg, Reject> {
         match operand {
             Operand::Name("_") => self.temporary(),
@@ -112,7 +112,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// A destination that is allowed to be `_`.
+    /// Returns the row of a destination operand, `None` for `_`.
     pub(crate) fn optional_dest(&mut self, operand: &Operand<'a>) -> Result<Option<Reg>, Reject> {
         if *operand == Operand::Name("_") {
             Ok(None)
@@ -121,7 +121,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// The predicate of a destination name.
+    /// Returns the predicate of a destination name, `None` for `_`.
     pub(crate) fn dest_pred(&mut self, name: &'a str) -> Result<Option<Pred>, Reject> {
         if name == "_" {
             return Ok(None);
@@ -132,7 +132,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// A predicate that must be there.
+    /// Returns the predicate of a destination operand. `_` gets a predicate that is never read.
     pub(crate) fn one_dest_pred(&mut self, operand: &Operand<'a>) -> Result<Pred, Reject> {
         let Operand::Name(name) = operand else {
             return malformed("the destination is not a predicate");
@@ -143,7 +143,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// A source predicate, perhaps negated; integers are constants.
+    /// Returns a source predicate, possibly negated. An integer is a constant predicate.
     pub(crate) fn source_pred(&mut self, operand: &Operand<'a>) -> Result<PredSource, Reject> {
         let (name, negated) = match operand {
             Operand::Name(name) => (*name, false),
@@ -169,7 +169,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// An address operand.
+    /// Resolves an address operand.
     pub(crate) fn address(&mut self, operand: &Operand<'a>) -> Result<Address, Reject> {
         let (name, offset) = match operand {
             Operand::Address(Some(name), offset) => (*name, *offset),
@@ -214,7 +214,7 @@ impl<'a> Lowering<'a, '_, '_> {
         })
     }
 
-    /// Where a parameter of a call lies.
+    /// Returns the location of a call's parameter.
     pub(crate) fn call_slot(&mut self, operand: &Operand<'a>, ty: Type) -> Result<Slot, Reject> {
         if let Operand::Name(name) = operand {
             match self.lookup(name)? {

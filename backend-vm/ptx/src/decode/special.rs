@@ -1,13 +1,14 @@
-//! Special registers by name (PTX ISA 10).
+//! Finds special registers by name (PTX ISA 10).
 
 use super::insn::Special;
 
-/// Whether a special register tells of a block's cluster, which is the block alone here.
+/// Returns whether a special register describes the block's cluster, which has one block on this
+/// device.
 pub(crate) fn is_of_clusters(name: &str) -> bool {
     name.contains("cluster")
 }
 
-/// The special register `name` (with its `%`).
+/// Returns the special register `name` (with its `%`).
 pub(crate) fn find(name: &str) -> Option<Special> {
     fn axis(suffix: &str) -> Option<u8> {
         match suffix {
@@ -27,7 +28,7 @@ pub(crate) fn find(name: &str) -> Option<Special> {
         return Some(match family {
             "tid" => Special::Tid(axis),
             "ntid" => Special::Ntid(axis),
-            // A launch without clusters counts as clusters of one block each.
+            // A launch without clusters counts as one with clusters of one block each.
             "ctaid" | "clusterid" => Special::Ctaid(axis),
             "nctaid" | "nclusterid" => Special::Nctaid(axis),
             "cluster_ctaid" => Special::Constant(0),
@@ -62,7 +63,7 @@ pub(crate) fn find(name: &str) -> Option<Special> {
         | "reserved_smem_offset_cap"
         | "reserved_smem_offset_0"
         | "reserved_smem_offset_1" => Special::Constant(0),
-        // Performance monitors that nobody has set up.
+        // Performance monitors, which are never set up, read 0.
         "pm0" | "pm1" | "pm2" | "pm3" | "pm4" | "pm5" | "pm6" | "pm7" | "pm0_64" | "pm1_64"
         | "pm2_64" | "pm3_64" | "pm4_64" | "pm5_64" | "pm6_64" | "pm7_64" => Special::Constant(0),
         _ => {

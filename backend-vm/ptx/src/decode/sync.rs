@@ -1,4 +1,4 @@
-//! Barriers and operations of the lanes of a warp with one another.
+//! Lowers barriers and collective operations of a warp's lanes.
 
 use super::arith::exactly;
 use super::function::Lowering;
@@ -54,7 +54,7 @@ impl<'a> Lowering<'a, '_, '_> {
         }
     }
 
-    /// `barrier.cluster`: every cluster is one block here.
+    /// Lowers `barrier.cluster`: every cluster is one block on this device.
     fn cluster_barrier(
         &mut self,
         m: &mut Modifiers<'a>,
@@ -224,7 +224,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let members = if synchronous {
             self.source(&rest[inputs], Type::U32)?
         } else {
-            // The forms of PTX 6.3 and before take the lanes that happen to be together.
+            // The forms of PTX 6.3 and before have no member mask: the active lanes take part.
             let d = self.temporary()?;
             self.emit(Op::ActiveMask { d });
             d

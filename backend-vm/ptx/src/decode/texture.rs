@@ -1,4 +1,4 @@
-//! Textures and surfaces (PTX ISA 9.7.10 and 9.7.11).
+//! Lowers accesses to textures and surfaces (PTX ISA 9.7.10 and 9.7.11).
 
 use super::atomic::operation;
 use super::function::Lowering;
@@ -11,7 +11,7 @@ use super::modifiers::Modifiers;
 use super::{Reject, malformed};
 use crate::parse::ast::{Operand, Type};
 
-/// A geometry, and whether it is an array of them.
+/// Removes a geometry from the modifiers. Returns it and whether it is an array.
 fn geometry(m: &mut Modifiers<'_>) -> Option<(Geometry, bool)> {
     m.take_map(|part| {
         Some(match part {
@@ -27,7 +27,7 @@ fn geometry(m: &mut Modifiers<'_>) -> Option<(Geometry, bool)> {
     })
 }
 
-/// The layer and the coordinates of an access.
+/// Layer and coordinates of an access.
 type Coordinates = (Option<Reg>, Box<[Reg]>);
 
 impl<'a> Lowering<'a, '_, '_> {
@@ -53,7 +53,8 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(true)
     }
 
-    /// The row of an object's handle, which may be a variable's or a parameter's value.
+    /// Returns the row of an object's handle, which is loaded if it is in a variable or a
+    /// parameter.
     fn handle(&mut self, operand: &Operand<'a>) -> Result<Reg, Reject> {
         let address = self.address(operand)?;
         if let (Base::Row(reg), 0) = (address.base, address.offset) {
@@ -82,7 +83,7 @@ impl<'a> Lowering<'a, '_, '_> {
             .collect()
     }
 
-    /// The handle, the layer and the coordinates of `[object, {layer, x, y, z}]`.
+    /// Returns the handle, the layer and the coordinates of `[object, {layer, x, y, z}]`.
     fn object(
         &mut self,
         operand: &Operand<'a>,
@@ -92,7 +93,7 @@ impl<'a> Lowering<'a, '_, '_> {
         let Operand::List(list) = operand else {
             return malformed("an operand is not an object with coordinates");
         };
-        // A third one is a sampler, which only the independent texturing mode has.
+        // A third element is a sampler, which only the independent texturing mode has.
         let [object, coordinates] = &list[..] else {
             return Err(Reject::Unsupported);
         };
@@ -103,7 +104,7 @@ impl<'a> Lowering<'a, '_, '_> {
             return malformed("coordinates are missing");
         }
         let layer = layered.then(|| rows.remove(0));
-        // What pads a vector to four elements means nothing.
+        // Elements that pad the vector to four have no meaning.
         rows.truncate(wanted);
         Ok((handle, (layer, rows.into())))
     }
@@ -143,7 +144,7 @@ impl<'a> Lowering<'a, '_, '_> {
             [x, y] if grad => {
                 Detail::Gradients([self.rows(x, Type::F32)?, self.rows(y, Type::F32)?])
             }
-            // Offsets and depth comparison.
+            // Offsets and depth comparison are not supported.
             _ => return Err(Reject::Unsupported),
         };
         let (dest, resident) = match dest {
@@ -194,7 +195,7 @@ impl<'a> Lowering<'a, '_, '_> {
         m: &mut Modifiers<'a>,
         operands: &[Operand<'a>],
     ) -> Result<(), Reject> {
-        // The formatted forms convert; these move bits.
+        // The formatted forms convert and are not supported; these move bits.
         if !m.take("b") {
             return Err(Reject::Unsupported);
         }
@@ -249,7 +250,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(())
     }
 
-    /// `sured.b`
+    /// Lowers `sured.b`.
     fn reduction(&mut self, m: &mut Modifiers<'a>, operands: &[Operand<'a>]) -> Result<(), Reject> {
         if !m.take("b") {
             return Err(Reject::Unsupported);

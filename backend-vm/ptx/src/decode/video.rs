@@ -1,4 +1,4 @@
-//! Video instructions.
+//! Lowers video instructions.
 
 use super::function::Lowering;
 use super::insn::Op;
@@ -7,7 +7,8 @@ use super::{Reject, malformed};
 use crate::alu::video::{self, Merge, Multiply, Operation, Part, Video};
 use crate::parse::ast::{Operand, Type};
 
-/// An instruction's operation, unless it compares, and the logarithm of its parts.
+/// Returns an instruction's operation, unless it compares, and the base-2 logarithm of its number
+/// of parts.
 fn named(name: &str) -> Option<(Option<Operation>, u32)> {
     let (stem, lanes) = match name.strip_suffix('2') {
         Some(stem) => (stem, 1),
@@ -49,7 +50,7 @@ impl<'a> Lowering<'a, '_, '_> {
             operation,
             Some(Operation::ShiftLeft | Operation::ShiftRight)
         );
-        // Types come first; `.min` and the like last.
+        // Types come first; `.min` and similar modifiers last.
         let mut ty = || match m.take_map(Type::named) {
             Some(Type::U32) => Ok(false),
             Some(Type::S32) => Ok(true),
@@ -131,7 +132,7 @@ impl<'a> Lowering<'a, '_, '_> {
         Ok(true)
     }
 
-    /// `vmad`.
+    /// Lowers `vmad`.
     fn multiply_parts(
         &mut self,
         m: &mut Modifiers<'a>,
@@ -181,7 +182,7 @@ impl<'a> Lowering<'a, '_, '_> {
     }
 }
 
-/// An operand without its sign, and whether it has one.
+/// Returns an operand without its sign, and whether it had one.
 fn negated<'a>(operand: &Operand<'a>) -> (Operand<'a>, bool) {
     match operand {
         Operand::Negative(name) => (Operand::Name(name), true),
@@ -189,7 +190,7 @@ fn negated<'a>(operand: &Operand<'a>) -> (Operand<'a>, bool) {
     }
 }
 
-/// An operand without its selector, and the selected part.
+/// Returns an operand without its selector, and the selected part.
 fn select<'a>(operand: &Operand<'a>) -> (Operand<'a>, Option<Part>) {
     if let Operand::Name(name) = operand
         && let Some((register, part)) = name.rsplit_once('.')

@@ -1,8 +1,8 @@
 //! Atomic read-modify-write operations (PTX ISA 9.7.13.3).
 //!
-//! On global memory they are the host's atomic operations, sequentially
-//! consistent, so that blocks on other threads and the guest's CPU see them as
-//! such. Shared and local memory belong to one thread of the host.
+//! Operations on global memory are the host's atomic operations, sequentially consistent, so that
+//! blocks on other threads and the guest's CPU see them as atomic. Only one host thread accesses
+//! shared and local memory.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -15,16 +15,16 @@ use crate::alu::half::{Bf16, F16, Short};
 use crate::decode::insn::{self as decode, Atomic, AtomicOp, ShortOp};
 use crate::error::FaultKind;
 
-/// A width of atomic operations.
+/// Width of atomic operations.
 trait Cell: Slot + Eq {
-    /// Replaces the value by `f` of it; the old value.
+    /// Replaces the value by `f` of it, and returns the old value.
     ///
     /// # Safety
     ///
     /// `at` is valid for reads and writes and aligned, and only accessed atomically meanwhile.
     unsafe fn update(at: *mut u8, f: impl Fn(Self) -> Self) -> Self;
-    /// The same for an operation on `a` and `b`, which the processor may have an instruction for;
-    /// otherwise it is `f`.
+    /// Applies `op` with operands `a` and `b`, and returns the old value: by the processor's
+    /// instruction for `op` if it has one, otherwise by `f`.
     ///
     /// # Safety
     ///
@@ -95,7 +95,8 @@ fn combine_short<T: Short>(op: ShortOp, old: u16, a: u16) -> u16 {
     }
 }
 
-/// One of two values, the other if that is a NaN, and the canonical one if both are.
+/// Returns `old` if `first`, else `a`; the other one if that is a NaN, and the canonical NaN if both
+/// are.
 fn extreme<T: Short>(first: bool, old: u16, a: u16) -> u16 {
     match (T::of(old).wide().is_nan(), T::of(a).wide().is_nan()) {
         (true, true) => T::NAN.bits(),
@@ -124,7 +125,7 @@ fn combine_shorts(kind: decode::Short, old: u32, a: u32) -> u32 {
     }
 }
 
-/// The new value for an old one, on slots of 2, 4 or 8 bytes.
+/// Returns the new value for an old one, on slots of 2, 4 or 8 bytes.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "a slot is read by its low bits"
@@ -179,7 +180,8 @@ fn apply(op: AtomicOp, size: u32, old: u64, a: u64, b: u64) -> u64 {
     }
 }
 
-/// Executes the operation for the lanes of `mask`, one after another; whether any changed memory.
+/// Executes the operation for the lanes of `mask`, one after another, and returns whether any changed
+/// memory.
 pub(super) fn execute(
     spaces: &mut Spaces<'_, '_>,
     frame: &mut Frame,
@@ -211,7 +213,7 @@ pub(super) unsafe fn reduce(at: *mut u8, op: AtomicOp, size: u32, value: u64) {
     }
 }
 
-/// What a lane operates on.
+/// Resolves the memory that a lane operates on.
 fn target<'m>(
     spaces: &'m mut Spaces<'_, '_>,
     atomic: &Atomic,
@@ -230,7 +232,7 @@ fn target<'m>(
     target.map_err(|kind| lane_fault(kind, lane))
 }
 
-/// `exch` and `cas` on 16 bytes.
+/// Executes `exch` and `cas` on 16 bytes.
 fn execute_wide(
     spaces: &mut Spaces<'_, '_>,
     frame: &mut Frame,
@@ -275,7 +277,8 @@ fn execute_wide(
     Ok(changed)
 }
 
-/// Replaces 16 bytes of global memory by `f` of them; the old ones, unless the processor cannot.
+/// Replaces 16 bytes of global memory by `f` of them. Returns the old ones, `None` if the processor
+/// lacks `cmpxchg16b`.
 ///
 /// # Safety
 ///
@@ -295,7 +298,7 @@ unsafe fn update_wide(at: *mut u8, f: impl Fn(u128) -> u128) -> Option<u128> {
     }
 }
 
-/// Stores `new` if `old` is found; what is found.
+/// Stores `new` if the memory holds `old`, and returns the value found.
 ///
 /// # Safety
 ///
@@ -303,8 +306,8 @@ unsafe fn update_wide(at: *mut u8, f: impl Fn(u128) -> u128) -> Option<u128> {
 #[expect(clippy::cast_possible_truncation, reason = "the halves of the values")]
 unsafe fn exchange_wide(at: *mut u8, old: u128, new: u128) -> u128 {
     let (mut low, mut high) = (old as u64, (old >> 64) as u64);
-    // SAFETY: reads and writes the 16 bytes that the caller vouches for. The register that the
-    // instruction wants for the new low half is the compiler's own, and gets its value back.
+    // SAFETY: reads and writes the 16 bytes that the caller vouches for. The compiler reserves `rbx`,
+    // in which the instruction expects the low half of the new value; the assembly restores it.
     unsafe {
         std::arch::asm!(
             "xchg {new_low}, rbx",
@@ -331,13 +334,13 @@ fn execute_as<T: Cell>(
     let addresses = atomic.place.addresses(frame);
     let (op, size) = (atomic.op, atomic.size);
     for lane in Lanes(mask) {
-        // Through the type, so that bits beyond the width play no part.
+        // `T` drops the bits beyond the width.
         let a = T::get(frame.rows[atomic.a as usize][lane]).put();
         let b = T::get(frame.rows[atomic.b as usize][lane]).put();
         let f = |old: T| T::get(apply(op, size, old.put(), a, b));
         let target = target(spaces, atomic, lane, addresses[lane])?;
         let old = match target {
-            // On global memory, singles are added without subnormals (PTX ISA 9.7.13.5).
+            // On global memory, additions of singles flush subnormals (PTX ISA 9.7.13.5).
             Target::Global(at) if op == AtomicOp::AddF32 => {
                 let sum = |old: T| {
                     let single = |bits: u64| flush(f32::get(bits));

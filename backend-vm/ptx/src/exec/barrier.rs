@@ -1,15 +1,15 @@
-//! The sixteen barriers of a block, and that of its cluster (PTX ISA 9.7.13.1).
+//! The sixteen barriers of a block, and the one of its cluster (PTX ISA 9.7.13.1).
 
 use crate::error::FaultKind;
 
-/// Barriers of a block that kernels name.
+/// Number of barriers that kernels can name.
 const NAMED: usize = 16;
-/// The barrier of the cluster, which is the block alone.
+/// Index of the cluster's barrier. A cluster is one block.
 pub(super) const CLUSTER: usize = NAMED;
-/// All of them.
+/// Number of all barriers.
 pub(super) const COUNT: usize = NAMED + 1;
 
-/// What a reduction at a barrier came to.
+/// Result of a reduction at a barrier.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Reduction {
     pub count: u32,
@@ -20,16 +20,16 @@ pub(super) struct Reduction {
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
     arrived: u32,
-    /// Threads that must arrive; all of the block if absent.
+    /// Number of threads that must arrive; all of the block if absent.
     expected: Option<u32>,
-    /// Threads that arrived, as opposed to places they filled.
+    /// Number of threads that arrived. `arrived` is higher if a partial warp counted as a full one.
     threads: u32,
     holds: u32,
     generation: u32,
     result: Reduction,
 }
 
-/// The barriers of a block and the threads that may still come to them.
+/// Barriers of a block, and the number of threads that may still arrive.
 #[derive(Debug)]
 pub(super) struct Barriers {
     states: [State; COUNT],
@@ -44,7 +44,7 @@ impl Barriers {
         }
     }
 
-    /// Threads of the block that have not ended.
+    /// Returns the number of threads of the block that have not ended.
     pub(super) fn live(&self) -> u32 {
         self.live
     }
@@ -57,8 +57,9 @@ impl Barriers {
         self.states[id].result
     }
 
-    /// Threads arrive, `holds` of them with a predicate that holds; `whole` if they are all of their
-    /// warp that is left, which then counts as a full warp. Returns the use of the barrier they wait for.
+    /// Counts the arrival of `threads` threads, `holds` of them with a true predicate. If `whole`, they
+    /// are all living threads of their warp, and count as a full warp. Returns the barrier's index and
+    /// its generation, which changes when the barrier completes.
     pub(super) fn arrive(
         &mut self,
         id: u64,
@@ -80,7 +81,8 @@ impl Barriers {
         Ok((index, generation))
     }
 
-    /// Threads arrive at the barrier of the cluster. Returns which use of it that is.
+    /// Counts the arrival of threads at the cluster's barrier. Returns its generation, which changes when
+    /// it completes.
     pub(super) fn arrive_at_cluster(&mut self, threads: u32) -> u32 {
         self.count(CLUSTER, None, threads, 0, false)
     }
@@ -107,7 +109,7 @@ impl Barriers {
         generation
     }
 
-    /// Threads end, which may be what the others have waited for.
+    /// Counts threads that end, which may complete the barriers at which others wait.
     pub(super) fn leave(&mut self, threads: u32) {
         self.live = self.live.saturating_sub(threads);
         for index in 0..COUNT {

@@ -1,4 +1,4 @@
-//! A block: its warps take turns on one thread of the host.
+//! Runs a block: its warps take turns on one host thread.
 
 use super::barrier::Barriers;
 use super::check::Checker;
@@ -8,21 +8,21 @@ use super::special::now;
 use super::warp::{Context, Turn, Warp};
 use crate::error::{Fault, FaultKind};
 
-/// Instructions of a warp's turn.
+/// Number of instructions of a warp's turn.
 const TURN: u64 = 16_384;
 
-/// What became of a block's turn.
+/// Result of a block's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It could go on.
+    /// The block can run on.
     Ready,
-    /// All its threads that do not wait sleep until a time.
+    /// All threads that do not wait are asleep, the first of them until this time.
     Asleep(u64),
-    /// All its threads have ended.
+    /// All threads have ended.
     Done,
 }
 
-/// The state of a block that has begun and not ended.
+/// State of a block that has begun and not ended.
 #[derive(Debug)]
 pub(super) struct Block {
     index: [u32; 3],
@@ -34,7 +34,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// A block at the beginning of the kernel.
+    /// Makes a block at the beginning of the kernel.
     pub(super) fn new(launch: &Launch<'_>, number: u64) -> Result<Self, FaultKind> {
         let warps = (0..launch.warps()).map(|warp| Warp::new(launch, warp, launch.lanes(warp)));
         Ok(Self {
@@ -59,7 +59,7 @@ impl Block {
         Ok(())
     }
 
-    /// Gives each warp turns until `rounds` rounds have passed or nothing can run.
+    /// Runs every warp in turn until `rounds` rounds have passed or none can run.
     pub(super) fn run(
         &mut self,
         launch: &Launch<'_>,
@@ -118,7 +118,7 @@ impl Block {
     }
 }
 
-/// The checker of a block, if the launch is checked.
+/// Returns the checker of a block, if the launch is checked.
 fn checker(launch: &Launch<'_>) -> Option<Box<Checker>> {
     launch.config.check.then(|| Box::new(Checker::new(launch)))
 }

@@ -1,4 +1,4 @@
-//! Functions that the device's runtime provides to kernels.
+//! Functions that the device runtime provides to kernels.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use super::warp::{Context, Warp};
 use crate::decode::insn::{AddressSpace, Builtin, Call, Param, Slot};
 use crate::error::FaultKind;
 
-/// Longest string that is read from a kernel's memory.
+/// Maximum length of a string that is read from a kernel's memory.
 const MAX_TEXT: usize = 64 << 10;
 
 /// Reads a NUL-terminated string at a generic address.
@@ -31,7 +31,7 @@ pub(super) fn text(
 }
 
 impl Warp {
-    /// The value of an argument that is at most 8 bytes long.
+    /// Returns the value of an argument of at most 8 bytes.
     fn argument(&self, frame: FrameId, param: &Param, lane: usize) -> u64 {
         let frame = self.frames.get(frame);
         match param.slot {

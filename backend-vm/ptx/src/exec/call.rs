@@ -1,4 +1,4 @@
-//! Calls and returns: frames are made and left, parameters copied between them.
+//! Calls and returns: creates and leaves frames, and copies parameters between them.
 
 use super::memory::{LaneFault, Lanes};
 use super::step::{first, lane_fault};
@@ -9,7 +9,8 @@ use crate::decode::insn::{Call, Callee, Op, Param, Pc, Slot};
 use crate::error::FaultKind;
 
 impl Warp {
-    /// Calls a function; whether the group is gone from here.
+    /// Calls a function. Returns whether the group has moved into it; a builtin has already
+    /// returned.
     pub(super) fn call(
         &mut self,
         cx: &mut Context<'_, '_>,

@@ -1,8 +1,8 @@
-//! Operations of the lanes of a warp with one another (PTX ISA 9.7.9.6, 9.7.13).
+//! Collective operations of a warp's lanes (PTX ISA 9.7.9.6, 9.7.13).
 //!
-//! A lane waits until every lane of its member mask that still lives has come to
-//! the same operation with the same mask. Usually they come together, as one
-//! group; if not, the groups wait for each other and are served at once.
+//! A lane waits until every living lane of its member mask has reached the same operation with the
+//! same mask. Usually they arrive together, as one group; otherwise the groups wait for each other
+//! and are served together.
 
 use super::frame::Frame;
 use super::memory::Lanes;
@@ -11,7 +11,7 @@ use super::warp::{Context, Group, Wait, Warp};
 use crate::alu::{LANES, Row, commit};
 use crate::decode::insn::{Collective, CollectiveArgs, Op, Pc};
 
-/// What the lanes bring.
+/// Inputs of the lanes.
 #[derive(Debug, Clone, Copy)]
 struct Inputs<'r> {
     a: &'r Row,
@@ -21,7 +21,7 @@ struct Inputs<'r> {
 }
 
 impl<'r> Inputs<'r> {
-    /// The inputs of lanes in one frame.
+    /// Returns the inputs of lanes in one frame.
     fn of(frame: &'r Frame, args: &CollectiveArgs) -> Self {
         let row = |reg: u32| &frame.rows[reg as usize];
         Self {
@@ -33,7 +33,7 @@ impl<'r> Inputs<'r> {
     }
 }
 
-/// The inputs of lanes in several frames, put together.
+/// Inputs of lanes in several frames, combined.
 #[derive(Debug, Default)]
 struct Gathered {
     a: Row,
@@ -70,8 +70,8 @@ fn scatter(frame: &mut Frame, args: &CollectiveArgs, out: &Row, holds: u32, mask
     }
 }
 
-/// A shuffle in all lanes, with the lane to read and whether it is in bounds given by `from`
-/// (own lane, distance, upper bound, lower bound, segment).
+/// Shuffles all lanes. `from` maps own lane, distance, upper bound, lower bound and segment to the
+/// lane to read and whether it is in bounds.
 #[inline(always)]
 fn shuffle(
     inputs: &Inputs<'_>,
@@ -93,7 +93,7 @@ fn shuffle(
     (out, holds)
 }
 
-/// The operation itself, for lanes that share a member mask.
+/// Computes the operation for lanes that share a member mask.
 fn compute(kind: Collective, inputs: &Inputs<'_>, lanes: u32) -> (Row, u32) {
     let mut out = [0; LANES];
     let uniform =
@@ -167,7 +167,7 @@ fn compute(kind: Collective, inputs: &Inputs<'_>, lanes: u32) -> (Row, u32) {
     }
 }
 
-/// Whether lanes at the two operations wait for each other.
+/// Returns whether lanes at the two operations wait for each other.
 fn pair(a: &CollectiveArgs, b: &CollectiveArgs) -> bool {
     a.kind == b.kind
 }
@@ -180,8 +180,9 @@ impl Warp {
         }
     }
 
-    /// Lanes `mask` of `group` come to a collective operation. Returns whether they could do it at
-    /// once; otherwise they, and the lanes `rest` that skip it, are back among the groups.
+    /// Executes a collective operation for the lanes `mask` of `group` if all its members are
+    /// there, and returns whether it did. Otherwise these lanes, and the lanes `rest` that skip it,
+    /// return to the list of groups.
     pub(super) fn collective(
         &mut self,
         args: &CollectiveArgs,
@@ -243,7 +244,8 @@ impl Warp {
         false
     }
 
-    /// Serves waiting groups whose members have all come or ended; whether any was served.
+    /// Serves waiting groups whose members have all arrived or ended, and returns whether it served
+    /// any.
     pub(super) fn resolve_collectives(&mut self, cx: &mut Context<'_, '_>) -> bool {
         for first in 0..self.groups.len() {
             let Wait::Collective { members } = self.groups[first].wait else {

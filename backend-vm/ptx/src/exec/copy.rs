@@ -8,7 +8,7 @@ use super::step::{lane_fault, pred, word};
 use crate::decode::insn::{BulkCopy, Copy, CopyGroup, Place};
 use crate::error::FaultKind;
 
-/// The unit of bulk copies: their addresses and sizes are multiples of it.
+/// Unit of bulk copies: their addresses and sizes are multiples of it.
 const BULK: u32 = 16;
 
 /// Executes a `cp.async`.
@@ -142,7 +142,7 @@ pub(super) fn execute_bulk(
     Ok(())
 }
 
-/// Tells the checker, if there is one, of groups of copies.
+/// Reports operations on groups of copies to the checker, if there is one.
 pub(super) fn watch_group(checker: Option<&mut Checker>, group: CopyGroup, warp: u32, mask: u32) {
     let Some(checker) = checker else { return };
     for lane in Lanes(mask) {

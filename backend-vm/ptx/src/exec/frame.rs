@@ -8,23 +8,23 @@ use crate::limits::{MAX_BLOCK_ROW_BYTES, MAX_CALL_DEPTH, MAX_LOCAL_BYTES};
 /// Index of a frame in its warp.
 pub(super) type FrameId = u32;
 
-/// The frame to which the kernel itself would return.
+/// Parent of the kernel's own frame.
 pub(super) const NO_FRAME: FrameId = u32::MAX;
 
-/// One activation of a function, shared by the lanes that called it together.
+/// Activation of a function, shared by the lanes that called it together.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub function: u32,
     pub rows: Vec<Row>,
     pub preds: Vec<u32>,
-    /// The carry flag of each lane.
+    /// Carry flag of each lane.
     pub carry: u32,
-    /// Where its part of local memory begins.
+    /// Start of the frame's part of local memory.
     pub local_base: u32,
-    /// Bytes that `alloca` took beyond the function's own.
+    /// Bytes that `alloca` allocated, beyond the function's own.
     pub allocated: u32,
     pub parent: FrameId,
-    /// The call that made it, in its parent.
+    /// Program counter of the call in the parent.
     pub call_pc: u32,
     /// Lanes that have not returned.
     pub lanes: u32,
@@ -32,7 +32,8 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Takes `bytes` of local memory beyond the `own` bytes of the function: first and last address.
+    /// Allocates `bytes` of local memory beyond the `own` bytes of the function. Returns the start
+    /// and the end.
     pub(super) fn allocate(
         &mut self,
         own: u32,
@@ -54,7 +55,7 @@ impl Frame {
     }
 }
 
-/// Frames of a warp; those that are no longer used wait to be used again.
+/// Frames of a warp. Frames that their lanes have left are reused.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     list: Vec<Frame>,
@@ -63,7 +64,7 @@ pub(super) struct Frames {
     row_bytes: usize,
 }
 
-/// Most bytes of rows of one warp.
+/// Maximum bytes of rows of one warp.
 const MAX_WARP_ROW_BYTES: usize = MAX_BLOCK_ROW_BYTES / 32;
 
 impl Frames {
@@ -75,7 +76,7 @@ impl Frames {
         &mut self.list[id as usize]
     }
 
-    /// Both frames of a call.
+    /// Returns both frames of a call.
     pub(super) fn pair(&mut self, a: FrameId, b: FrameId) -> (&mut Frame, &mut Frame) {
         let (a, b) = (a as usize, b as usize);
         if a < b {
@@ -87,7 +88,8 @@ impl Frames {
         }
     }
 
-    /// Makes a frame for `lanes` of a function, by its index and where dynamic shared memory begins.
+    /// Adds a frame for `lanes`. The function is its index, its code and the offset of dynamic
+    /// shared memory.
     pub(super) fn push(
         &mut self,
         (function, code, dynamic_shared): (u32, &FunctionCode, u32),
@@ -104,7 +106,7 @@ impl Frames {
         if depth > MAX_CALL_DEPTH {
             return Err(FaultKind::StackOverflow);
         }
-        // The constants of a frame that ran the same function are still in their rows.
+        // A frame that ran the same function still has the constants in its rows.
         if let Some(at) = self
             .idle
             .iter()
@@ -164,7 +166,7 @@ impl Frames {
     }
 }
 
-/// Local memory of the lanes of a warp: each has a stretch of its own.
+/// Local memory of the lanes of a warp, one range for each.
 #[derive(Debug, Default)]
 pub(super) struct Local {
     bytes: Vec<u8>,
@@ -172,7 +174,7 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// Makes room for `wanted` bytes in every lane.
+    /// Grows the memory of every lane to at least `wanted` bytes.
     pub(super) fn reserve(&mut self, wanted: u32) -> Result<(), FaultKind> {
         if wanted <= self.stride {
             return Ok(());
@@ -195,21 +197,21 @@ impl Local {
         Ok(())
     }
 
-    /// The bytes of one lane from `address` on.
+    /// Returns `bytes` bytes of one lane, starting at `address`.
     #[inline]
     pub(super) fn slice(&self, lane: usize, address: u64, bytes: u32) -> Option<&[u8]> {
         let start = self.start(lane, address, bytes)?;
         self.bytes.get(start..start + bytes as usize)
     }
 
-    /// The same, to write.
+    /// Returns `bytes` bytes of one lane for writing, starting at `address`.
     #[inline]
     pub(super) fn slice_mut(&mut self, lane: usize, address: u64, bytes: u32) -> Option<&mut [u8]> {
         let start = self.start(lane, address, bytes)?;
         self.bytes.get_mut(start..start + bytes as usize)
     }
 
-    /// Copies within one lane's memory; out of bounds, nothing.
+    /// Copies within one lane's memory. Does nothing if a range is out of bounds.
     pub(super) fn copy(&mut self, lane: usize, from: u64, to: u64, bytes: u32) {
         if let (Some(from), Some(to)) = (self.start(lane, from, bytes), self.start(lane, to, bytes))
         {

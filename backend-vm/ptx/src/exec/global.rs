@@ -1,11 +1,9 @@
 //! Global memory: translation of addresses, and access by atomic operations.
 //!
-//! Global memory is memory of this process that the guest's CPU and other blocks
-//! may access at the same time. Every access to it is therefore an atomic
-//! operation of the access's size, of at most eight bytes, relaxed unless the
-//! instruction says more: on the hosts' processors that is an ordinary load or
-//! store, and a race between a guest's own threads stays the guest's affair. No
-//! reference to it is ever made.
+//! Global memory is memory of this process that the guest's CPU and other blocks may access at the same time. Every
+//! access is therefore an atomic operation of the access's size, at most eight bytes, relaxed unless the instruction
+//! requires more. On the hosts' processors that is an ordinary load or store, and a race between a guest's own threads
+//! remains the guest's concern. The engine never creates a reference to this memory.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -14,7 +12,7 @@ use super::{GlobalMemory, LOWEST_GLOBAL, Region};
 use crate::alu::{Row, Slot};
 use crate::error::FaultKind;
 
-/// An element that is loaded and stored at once.
+/// Element that one operation loads or stores.
 pub(super) trait Word: Slot {
     const BYTES: u32;
     /// Reads global memory.
@@ -29,9 +27,9 @@ pub(super) trait Word: Slot {
     ///
     /// `at` is valid for writes and aligned, and not accessed otherwise than atomically meanwhile.
     unsafe fn write(self, at: *mut u8);
-    /// From little-endian bytes.
+    /// Converts from little-endian bytes.
     fn of(bytes: &[u8]) -> Self;
-    /// To little-endian bytes.
+    /// Converts to little-endian bytes.
     fn store(self, bytes: &mut [u8]);
 }
 
@@ -67,8 +65,8 @@ word! {
     u32, AtomicU32, u32; i32, AtomicU32, u32; u64, AtomicU64, u64;
 }
 
-/// Bytes of a vector that are read and written at once: eight, or all of a smaller one, as on GPUs. Programs rely on it
-/// that send words to other processors each with a flag beside it.
+/// Returns how many bytes of a vector one operation reads or writes: eight, or all of a smaller vector, as on GPUs.
+/// Programs that send words to other processors with a flag beside each word rely on it.
 const fn at_once(bytes: usize) -> usize {
     if bytes < size_of::<u64>() {
         bytes
@@ -77,7 +75,7 @@ const fn at_once(bytes: usize) -> usize {
     }
 }
 
-/// Reads a vector; `put` takes each element by its index.
+/// Reads a vector, and passes the index and value of each element to `put`.
 ///
 /// # Safety
 ///
@@ -110,7 +108,7 @@ pub(super) unsafe fn read_vector<T: Word>(
     }
 }
 
-/// Writes a vector of the elements that `get` gives.
+/// Writes a vector of the elements that `get` returns.
 ///
 /// # Safety
 ///
@@ -140,16 +138,16 @@ pub(super) unsafe fn write_vector<T: Word>(at: *mut u8, count: usize, get: impl 
     }
 }
 
-/// Regions that are remembered.
+/// Number of regions that are cached.
 const RECENT: usize = 4;
 
-/// Global memory with the regions that were used last.
+/// Global memory, with the most recently used regions.
 pub(super) struct Global<'a> {
     memory: &'a dyn GlobalMemory,
     recent: [Region; RECENT],
     latest: usize,
     next: usize,
-    /// Texture and surface objects that were used last.
+    /// Most recently used texture and surface objects.
     pub objects: Recent,
 }
 
@@ -164,13 +162,13 @@ impl<'a> Global<'a> {
         }
     }
 
-    /// The region that was found last.
+    /// Returns the region that was found last.
     #[inline]
     pub(super) fn latest(&self) -> Region {
         self.recent[self.latest]
     }
 
-    /// The host's pointer to `bytes` bytes at an aligned address.
+    /// Translates an aligned address to the host's pointer to `bytes` bytes.
     #[inline]
     pub(super) fn translate(
         &mut self,
@@ -216,7 +214,7 @@ impl<'a> Global<'a> {
     }
 }
 
-/// The host's pointer to the region's start if every lane's element is aligned and inside it.
+/// Returns the host's pointer to the region's start if every lane's element is aligned and inside it.
 #[inline]
 pub(super) fn all_within(
     region: &Region,
@@ -233,7 +231,7 @@ pub(super) fn all_within(
     (bad == 0).then_some(region.host)
 }
 
-/// The host's pointer to aligned bytes of a region.
+/// Returns the host's pointer to bytes of a region if they are aligned and inside it.
 #[inline]
 pub(super) fn within(region: &Region, address: u64, bytes: u32, write: bool) -> Option<*mut u8> {
     let offset = address.wrapping_sub(region.start);

@@ -1,9 +1,9 @@
-//! The heap of `malloc` and `free` in kernels.
+//! Heap of `malloc` and `free` in kernels.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Blocks are multiples of this, and so are their addresses.
+/// Granularity of blocks: their sizes and addresses are multiples of it.
 const GRAIN: u64 = 16;
 
 #[derive(Debug)]
@@ -14,18 +14,18 @@ struct Blocks {
     used: BTreeMap<u64, u64>,
 }
 
-/// Hands out parts of one range of device memory.
+/// Allocator of one range of device memory.
 ///
-/// What it knows is kept apart from the memory, so that a kernel that writes out
-/// of bounds cannot harm it. The range must be a region of the launch's
-/// [`crate::GlobalMemory`], and stays one region whatever is freed.
+/// Its bookkeeping is outside that memory, so that a kernel that writes out of bounds cannot
+/// corrupt it. The range must be a region of the launch's [`crate::GlobalMemory`], and remains one
+/// region whatever is freed.
 #[derive(Debug)]
 pub struct DeviceHeap {
     blocks: Mutex<Blocks>,
 }
 
 impl DeviceHeap {
-    /// A heap of the `bytes` bytes from the device address `start` on.
+    /// Makes a heap of the `bytes` bytes at the device address `start`.
     #[must_use]
     pub fn new(start: u64, bytes: u64) -> Self {
         let aligned = start.next_multiple_of(GRAIN);
@@ -43,7 +43,8 @@ impl DeviceHeap {
         }
     }
 
-    /// The address of `bytes` new bytes, aligned to 16; `None` if there is no room or `bytes` is 0.
+    /// Allocates `bytes` bytes, aligned to 16, and returns their address; `None` if there is no
+    /// room or `bytes` is 0.
     pub fn malloc(&self, bytes: u64) -> Option<u64> {
         let bytes = bytes
             .checked_next_multiple_of(GRAIN)
@@ -62,7 +63,7 @@ impl DeviceHeap {
         Some(start)
     }
 
-    /// Gives back what `malloc` returned; whether it had.
+    /// Frees a block that `malloc` returned. Returns false if `address` is no such block.
     pub fn free(&self, address: u64) -> bool {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut bytes) = blocks.used.remove(&address) else {

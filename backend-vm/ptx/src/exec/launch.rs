@@ -1,4 +1,4 @@
-//! A launch: checks, and the blocks of the grid over the host's threads.
+//! Launches a kernel: checks the configuration, and distributes the blocks of the grid over host threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,50 +18,51 @@ use crate::limits::{
 };
 use crate::module::Kernel;
 
-/// Rounds of turns that a block gets before another may.
+/// Number of rounds of turns that a block runs before another may.
 const ROUNDS: u32 = 16;
-/// Blocks that one thread of the host keeps begun at the same time, unless the launch is cooperative.
+/// Maximum number of blocks in progress on one host thread, unless the launch is cooperative.
 const RESIDENT: usize = 32;
-/// Most bytes that those blocks may take.
+/// Maximum bytes that those blocks may use.
 const RESIDENT_BYTES: usize = 256 << 20;
-/// Most bytes that the blocks of a cooperative launch may take.
+/// Maximum bytes that the blocks of a cooperative launch may use.
 const COOPERATIVE_BYTES: u64 = 8 << 30;
-/// Work that is shorter than this is not worth another thread.
+/// Duration of work below which another thread is not worth starting.
 const ALONE: Duration = Duration::from_micros(40);
-/// Longest sleep before cancellation is looked at again.
+/// Longest sleep between two checks for cancellation.
 const NAP: Duration = Duration::from_micros(500);
 
-/// What all blocks of a launch share.
+/// State shared by all blocks of a launch.
 pub(super) struct Launch<'a> {
     pub code: &'a KernelCode,
     pub name: &'a str,
     pub config: LaunchConfig<'a>,
     pub output: &'a dyn Output,
-    /// Shared memory of a block, static and dynamic.
+    /// Bytes of shared memory of a block, static and dynamic.
     pub shared_bytes: usize,
-    /// Blocks that one thread of the host begins before it ends one.
+    /// Number of blocks that one host thread begins before it ends one.
     resident: usize,
     stop: AtomicBool,
-    /// Blocks of the grid: all, those that have begun, and those that have triggered the launch of dependents.
+    /// Numbers of blocks of the grid: all, those begun, and those that have triggered the launch of
+    /// dependents.
     blocks: u64,
     begun: AtomicU64,
     triggered: AtomicU64,
-    /// What the checker found.
+    /// Findings of the checker.
     pub findings: Findings,
 }
 
 impl Launch<'_> {
-    /// Threads of a block.
+    /// Returns the number of threads of a block.
     pub(super) fn threads(&self) -> u32 {
         self.config.block.iter().product()
     }
 
-    /// Warps of a block.
+    /// Returns the number of warps of a block.
     pub(super) fn warps(&self) -> u32 {
         self.threads().div_ceil(32)
     }
 
-    /// The lanes of a warp that have a thread.
+    /// Returns the mask of a warp's lanes that have a thread.
     pub(super) fn lanes(&self, warp: u32) -> u32 {
         let threads = self.threads() - warp * 32;
         if threads >= 32 {
@@ -71,14 +72,14 @@ impl Launch<'_> {
         }
     }
 
-    /// The index of a block of the grid, by its number.
+    /// Returns the index of a block of the grid, by its number.
     pub(super) fn block_index(&self, number: u64) -> [u32; 3] {
         let [x, y, _] = self.config.grid.map(u64::from);
         let index = [number % x, number / x % y, number / (x * y)];
         index.map(|axis| u32::try_from(axis).unwrap_or(u32::MAX))
     }
 
-    /// The index of a thread of a block, by its number.
+    /// Returns the index of a thread of a block, by its number.
     pub(super) fn thread_index(&self, number: u32) -> [u32; 3] {
         let [x, y, _] = self.config.block;
         [number % x, number / x % y, number / (x * y)]
@@ -100,12 +101,12 @@ impl Launch<'_> {
         }
     }
 
-    /// Counts one more block. Who hears of the last one sees what all of them did before.
+    /// Counts one more block. Returns true for the last one, ordered after the effects of all blocks.
     fn is_last(&self, count: &AtomicU64) -> bool {
         count.fetch_add(1, Ordering::AcqRel) + 1 == self.blocks
     }
 
-    /// Whether the launch is to end early.
+    /// Returns whether the launch is to end early.
     pub(super) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
             || self
@@ -115,7 +116,7 @@ impl Launch<'_> {
     }
 }
 
-/// The blocks that nobody has begun, and the first fault.
+/// Blocks that have not begun, and the first fault.
 struct Queue {
     next: AtomicU64,
     blocks: u64,
@@ -124,7 +125,7 @@ struct Queue {
 
 impl Queue {
     fn take(&self) -> Option<u64> {
-        // Saturation is no matter: the count of blocks is below 2^63, and takers are few.
+        // The counter cannot overflow: there are fewer than 2^63 blocks, and few threads that take them.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         (number < self.blocks).then_some(number)
     }
@@ -250,7 +251,8 @@ pub fn launch(
                     let help = || work(&launch, &queue, memory, workers, &mut || {});
                     let started = thread::Builder::new().spawn_scoped(scope, help);
                     if started.is_err() {
-                        // The blocks of a cooperative launch meet, so each needs its thread.
+                        // The blocks of a cooperative launch wait for each other, so each worker needs its
+                        // thread.
                         if config.cooperative {
                             let what = "more threads than the system has left";
                             queue.fail(&launch, fault(FaultKind::OutOfResources { what }));
@@ -289,7 +291,7 @@ fn work(
     } else {
         launch.resident
     };
-    // Blocks that had a turn since one was begun or ended: when all had, another may begin.
+    // Number of turns since a block was begun or ended. When every block has had one, another may begin.
     let mut turns = 0;
     let mut wake: Option<u64> = None;
     loop {

@@ -1,4 +1,4 @@
-//! Matrices that the lanes of a warp hold together.
+//! Operations on matrices that are distributed over the lanes of a warp.
 #![expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -18,12 +18,12 @@ use crate::decode::insn::{
 use crate::error::FaultKind;
 use crate::limits::MAX_MATRIX_ELEMENTS;
 
-/// The value of an element of a floating-point type.
+/// Returns the value of an element of a floating-point type.
 fn float(element: Element, bits: u64) -> f64 {
     match element {
         Element::F16 => f64::from(F16::get(bits).wide()),
         Element::Bf16 => f64::from(Bf16::get(bits).wide()),
-        // What a significand of 10 bits cannot hold plays no part.
+        // Bits beyond a significand of 10 bits are ignored.
         Element::Tf32 => f64::from(f32::from_bits(bits as u32 & !0x1fff)),
         Element::F32 => f64::from(f32::from_bits(bits as u32)),
         Element::E4m3 => f64::from(byte_value(true, bits as u8)),
@@ -32,7 +32,7 @@ fn float(element: Element, bits: u64) -> f64 {
     }
 }
 
-/// The bits of a sum, rounded to its type.
+/// Rounds a sum to its type, and returns the bits.
 fn rounded(element: Element, value: f64) -> u64 {
     match element {
         Element::F16 => F16::narrow(value, Rounding::Nearest).put(),
@@ -42,7 +42,7 @@ fn rounded(element: Element, value: f64) -> u64 {
     }
 }
 
-/// The value of an element of an integer type.
+/// Returns the value of an element of an integer type.
 fn integer(element: Element, bits: u64) -> i64 {
     match element {
         Element::S8 => i64::from(bits as i8),
@@ -54,7 +54,8 @@ fn integer(element: Element, bits: u64) -> i64 {
 }
 
 impl Fragment {
-    /// The elements of each register, with the register and how far its bits are shifted.
+    /// Returns, for every element of every register, the register, the shift of the element's bits,
+    /// and the positions in all lanes.
     fn pieces(&self) -> impl Iterator<Item = (Reg, u32, &[u16; LANES])> {
         let packed = self.positions.len() / LANES / self.regs.len().max(1);
         let (positions, _) = self.positions.as_chunks::<LANES>();
@@ -64,7 +65,7 @@ impl Fragment {
         })
     }
 
-    /// The matrix that the lanes hold.
+    /// Gathers the matrix from the lanes' registers.
     fn gather<T: Copy>(&self, frame: &Frame, zero: T, value: impl Fn(u64) -> T) -> Vec<T> {
         let mut matrix = vec![zero; MAX_MATRIX_ELEMENTS as usize];
         for (reg, shift, positions) in self.pieces() {
@@ -75,20 +76,20 @@ impl Fragment {
         matrix
     }
 
-    /// Gives the lanes of `mask` their elements of a matrix.
+    /// Stores the elements of a matrix in the registers of the lanes of `mask`.
     fn scatter(&self, frame: &mut Frame, mask: u32, bits: impl Fn(usize) -> u64) {
         for (reg, shift, positions) in self.pieces() {
             let row = &mut frame.rows[reg as usize];
             for lane in Lanes(mask) {
                 let value = bits(usize::from(positions[lane])) << shift;
-                // The first element of a register clears the others'.
+                // The first element of a register clears the bits of the others.
                 row[lane] = value | if shift == 0 { 0 } else { row[lane] };
             }
         }
     }
 }
 
-/// Sums up the products of a row's and a column's elements for every element of the result.
+/// Adds the products of a row's and a column's elements to every element of the result.
 fn products<T: Copy>(
     op: &Multiply,
     (a, b): (&[T], &[T]),
@@ -164,7 +165,7 @@ fn multiply(frame: &mut Frame, op: &Multiply, mask: u32) {
     }
 }
 
-/// Reads or writes one element, whose place is counted in elements.
+/// Reads or writes one element; `index` counts elements.
 fn element_access(
     spaces: &mut Spaces<'_, '_>,
     (space, lane): (AddressSpace, usize),
@@ -192,7 +193,7 @@ fn element_access(
     }
 }
 
-/// Where a fragment's matrix lies in memory.
+/// Location of a fragment's matrix in memory.
 struct Memory {
     columns: u32,
     place: Place,
@@ -210,7 +211,7 @@ fn access(
     let starts = memory.place.addresses(frame);
     let strides = frame.rows[memory.stride as usize];
     let bits = fragment.element.bits();
-    // Strides of single bits come in bits, but are counted in words.
+    // Strides of single bits are given in bits; an element is a word of 32.
     let unit = if fragment.element == Element::B1 {
         32
     } else {
@@ -239,10 +240,10 @@ fn access(
     Ok(())
 }
 
-/// Rows, columns and matrices of `ldmatrix`.
+/// Number of rows and of columns of the matrices of `ldmatrix`.
 const SIDE: usize = 8;
 
-/// The two elements of an 8 by 8 matrix that a lane holds, as row and column.
+/// Returns the row and the column of the two elements of an 8 by 8 matrix that a lane holds.
 fn held(lane: usize, transposed: bool) -> [(usize, usize); 2] {
     let (outer, inner) = (lane / 4, lane % 4 * 2);
     [inner, inner + 1].map(|inner| {

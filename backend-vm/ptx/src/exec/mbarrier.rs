@@ -1,7 +1,7 @@
 //! Barriers in shared memory (PTX ISA 9.7.13.15).
 //!
-//! An `mbarrier` is one word: the parity of its phase, the arrivals that every
-//! phase needs, those that this phase lacks, and the bytes it still expects.
+//! An `mbarrier` is one word: the parity of its phase, the number of arrivals that every phase
+//! needs, the number that this phase lacks, and the bytes that it still expects.
 
 use super::frame::Frame;
 use super::memory::{LaneFault, Lanes, Spaces, Target};
@@ -13,11 +13,11 @@ use crate::error::FaultKind;
 /// Bits of a count of arrivals.
 const COUNT_BITS: u32 = 20;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
-/// Where the bytes begin, and the phase.
+/// Bit offsets of the byte count and of the phase.
 const BYTES_AT: u32 = 2 * COUNT_BITS;
 const PHASE_AT: u32 = 63;
 
-/// The parts of the word.
+/// Fields of the word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct State {
     phase: u64,
@@ -32,7 +32,7 @@ impl State {
             phase: word >> PHASE_AT,
             expected: word & COUNT,
             pending: word >> COUNT_BITS & COUNT,
-            // The bytes have a sign: copies may be complete before anybody expects them.
+            // The byte count is signed: copies may complete before a thread expects their bytes.
             bytes: (word << 1).cast_signed() >> (BYTES_AT + 1),
         }
     }
@@ -55,12 +55,12 @@ impl State {
     }
 }
 
-/// The handler of `mbarrier.pending_count`.
+/// Returns the handler of `mbarrier.pending_count`.
 pub(crate) fn pending_count() -> Alu {
     alu1!(u64 => u32, |state| (state >> COUNT_BITS & COUNT) as u32)
 }
 
-/// Replaces the word at an address; the old one.
+/// Replaces the word at an address, and returns the old one.
 fn update(
     spaces: &mut Spaces<'_, '_>,
     place: &Place,
@@ -80,7 +80,7 @@ fn update(
     }
 }
 
-/// Counts bytes that have arrived.
+/// Subtracts bytes that have arrived from those expected.
 pub(super) fn complete_bytes(
     spaces: &mut Spaces<'_, '_>,
     place: &Place,
@@ -97,8 +97,8 @@ pub(super) fn complete_bytes(
     .map(|_| ())
 }
 
-/// Executes an operation for the lanes of `mask`, one after another. Returns those that are to
-/// wait a while because the phase they wait for is not complete.
+/// Executes an operation for the lanes of `mask`, one after another. Returns the lanes that are to
+/// wait a while because their phase is not complete.
 pub(super) fn execute(
     spaces: &mut Spaces<'_, '_>,
     frame: &mut Frame,

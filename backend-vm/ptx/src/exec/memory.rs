@@ -11,14 +11,14 @@ use crate::decode::insn::{self, Access, AddressSpace, Base};
 use crate::error::FaultKind;
 use crate::limits::{MAX_LOCAL_BYTES, MAX_SHARED_BYTES};
 
-/// A fault and the lane that caused it.
+/// Fault, and the lane that caused it.
 #[derive(Debug)]
 pub(super) struct LaneFault {
     pub kind: FaultKind,
     pub lane: u32,
 }
 
-/// The lanes of a mask, from the lowest.
+/// Iterator over the lanes of a mask, from the lowest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lanes(pub u32);
 
@@ -36,17 +36,17 @@ impl Iterator for Lanes {
     }
 }
 
-/// The memories that the lanes of a warp see.
+/// Memory spaces of a warp's lanes.
 pub(super) struct Spaces<'w, 'a> {
     pub global: &'w mut Global<'a>,
     pub shared: &'w mut [u8],
     pub local: &'w mut Local,
     pub params: &'w [u8],
-    /// Whom accesses are told, if anybody.
+    /// Checker to which accesses are reported, if the launch is checked.
     pub watch: Option<Watch<'w>>,
 }
 
-/// An address, resolved to a space.
+/// Address, resolved to a space.
 enum Place {
     Global(*mut u8),
     Shared(usize),
@@ -108,7 +108,7 @@ impl Spaces<'_, '_> {
         }
     }
 
-    /// Reads one element; for code off the fast path.
+    /// Reads one element, off the fast path.
     pub(super) fn read<T: Word>(
         &mut self,
         space: AddressSpace,
@@ -129,7 +129,7 @@ impl Spaces<'_, '_> {
         })
     }
 
-    /// The pointer for an atomic operation on global memory, or the place elsewhere.
+    /// Returns the pointer for an atomic operation on global memory, or the bytes of other memory.
     pub(super) fn atomic_target(
         &mut self,
         space: AddressSpace,
@@ -147,7 +147,7 @@ impl Spaces<'_, '_> {
         })
     }
 
-    /// Writes one element; for code off the fast path.
+    /// Writes one element, off the fast path.
     pub(super) fn write<T: Word>(
         &mut self,
         space: AddressSpace,
@@ -184,7 +184,7 @@ impl Spaces<'_, '_> {
     ) -> Result<(), LaneFault> {
         if self.watch.is_some() {
             self.watch_access(frame, access, mask, Kind::Read);
-            // The elements of this load are told of.
+            // The elements of this load are reported; `read` must not report them again.
             self.watch = None;
         }
         match (access.size, access.signed) {
@@ -253,7 +253,7 @@ impl Spaces<'_, '_> {
         }
     }
 
-    /// Loads one element of one lane, wherever it is.
+    /// Loads one element of one lane from any memory.
     #[cold]
     fn load_slowly<T: Word>(
         &mut self,
@@ -265,7 +265,7 @@ impl Spaces<'_, '_> {
         value.map(T::put).map_err(|kind| lane_fault(kind, lane))
     }
 
-    /// Loads vectors, and elements of the rarer spaces.
+    /// Loads vectors, and elements of the less frequent spaces.
     fn load_pieces<T: Word>(
         &mut self,
         frame: &mut Frame,
@@ -296,7 +296,7 @@ impl Spaces<'_, '_> {
         Ok(())
     }
 
-    /// Loads a parameter at a constant offset: one value for all lanes.
+    /// Loads a parameter at a constant offset: all lanes load the same value.
     fn load_param<T: Word>(
         &mut self,
         frame: &mut Frame,
@@ -394,7 +394,7 @@ impl Spaces<'_, '_> {
     }
 }
 
-/// How far an address that is inside a region is from its start.
+/// Returns the offset in a region of an address inside it.
 #[inline]
 #[expect(
     clippy::cast_possible_truncation,
@@ -404,7 +404,7 @@ fn offset_in(region: &Region, address: u64) -> usize {
     (address - region.start) as usize
 }
 
-/// The bytes of shared memory at an aligned address, if they are there.
+/// Returns the bytes of shared memory at an aligned address, if they are inside it.
 #[inline]
 fn shared_slice(shared: &[u8], address: u64, bytes: u32) -> Option<&[u8]> {
     let address = usize::try_from(address & u64::from(u32::MAX)).ok()?;
@@ -422,15 +422,15 @@ fn lane_fault(kind: FaultKind, lane: usize) -> LaneFault {
     }
 }
 
-/// Where an atomic operation works.
+/// Memory on which an atomic operation works.
 pub(super) enum Target<'m> {
-    /// Global memory, shared with everybody.
+    /// Global memory, which other threads and processes may access.
     Global(*mut u8),
-    /// Memory that only this thread of the host touches.
+    /// Memory that only this host thread accesses.
     Private(&'m mut [u8]),
 }
 
-/// The space of a generic address, and the offset in it.
+/// Returns the space of a generic address, and the offset in it.
 pub(super) fn resolve(address: u64) -> (AddressSpace, u64) {
     let inside = |base: u64, bytes: u64| address.wrapping_sub(base) < bytes;
     if inside(SHARED_WINDOW, u64::from(MAX_SHARED_BYTES)) {
@@ -444,7 +444,7 @@ pub(super) fn resolve(address: u64) -> (AddressSpace, u64) {
     }
 }
 
-/// The addresses of all lanes.
+/// Returns the addresses of all lanes.
 #[inline]
 pub(super) fn addresses(frame: &Frame, base: Base, offset: i64) -> Row {
     let offset = offset.cast_unsigned();
@@ -462,7 +462,7 @@ pub(super) fn addresses(frame: &Frame, base: Base, offset: i64) -> Row {
 }
 
 impl insn::Place {
-    /// The addresses of all lanes.
+    /// Returns the addresses of all lanes.
     pub(super) fn addresses(&self, frame: &Frame) -> Row {
         addresses(frame, self.base, self.offset)
     }

@@ -1,13 +1,13 @@
-//! Formatted output of kernels, by C's rules (CUDA C++ Programming Guide, Formatted Output).
+//! Formats the output of kernels, by C's rules (CUDA C++ Programming Guide, Formatted Output).
 
 use super::builtin::text;
 use super::memory::Spaces;
 use crate::decode::insn::AddressSpace;
 use crate::error::FaultKind;
 
-/// Longest text that one call prints.
+/// Maximum bytes of text that one call prints.
 const MAX_OUTPUT: usize = 1 << 20;
-/// Widest field that is honoured.
+/// Maximum width of a field; wider ones are narrowed to it.
 const MAX_WIDTH: usize = 4096;
 
 #[derive(Debug, Default, Clone)]
@@ -23,7 +23,7 @@ struct Spec {
     bytes: u32,
 }
 
-/// Reads arguments from the buffer that `vprintf` gets.
+/// Reader of the arguments in the buffer that `vprintf` receives.
 struct Arguments<'s, 'w, 'a> {
     spaces: &'s mut Spaces<'w, 'a>,
     lane: usize,
@@ -52,7 +52,8 @@ impl Arguments<'_, '_, '_> {
     }
 }
 
-/// Formats the text at `format` with the arguments at `list`; returns it and the number of arguments.
+/// Formats the text at `format` with the arguments at `list`. Returns the text and the number of
+/// arguments.
 pub(super) fn format(
     spaces: &mut Spaces<'_, '_>,
     lane: usize,
@@ -82,7 +83,7 @@ pub(super) fn format(
             Some(b'%') => out.push(b'%'),
             Some(conversion) => {
                 if !convert(&mut out, &spec, conversion, &mut arguments)? {
-                    // An unknown conversion is printed as it stands.
+                    // An unknown conversion is printed unchanged.
                     out.push(b'%');
                     out.extend_from_slice(&start[..start.len() - rest.len()]);
                 }
@@ -271,7 +272,7 @@ fn sign(spec: &Spec, negative: bool) -> &'static str {
     }
 }
 
-/// Prints an integer: a precision is a least number of digits.
+/// Prints an integer. The precision is the minimum number of digits.
 fn number(out: &mut Vec<u8>, spec: &Spec, sign: &str, prefix: &str, digits: &str) {
     let wanted = spec.precision.unwrap_or(1);
     let digits = if digits == "0" && wanted == 0 {

@@ -7,14 +7,14 @@ use super::launch::Launch;
 use crate::alu::{LANES, Row};
 use crate::decode::insn::Special;
 
-/// Nanoseconds on the clock behind `%clock64`, since the process first asked.
+/// Returns the nanoseconds of the clock behind `%clock64`, since the process first read it.
 pub(super) fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     let start = START.get_or_init(Instant::now);
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Nanoseconds of the wall clock, for `%globaltimer`.
+/// Returns the nanoseconds of the wall clock, for `%globaltimer`.
 fn wall() -> u64 {
     let elapsed = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -22,7 +22,7 @@ fn wall() -> u64 {
     u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The value of a special register in all lanes of a warp.
+/// Returns the value of a special register in all lanes of a warp.
 pub(super) fn read(special: Special, launch: &Launch<'_>, block: [u32; 3], warp: u32) -> Row {
     let per_lane = |f: &dyn Fn(u32) -> u32| -> Row {
         let mut row = [0; LANES];

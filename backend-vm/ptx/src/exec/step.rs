@@ -1,4 +1,4 @@
-//! The loop that executes decoded instructions for one group of lanes.
+//! Executes decoded instructions for one group of lanes.
 
 use super::atomic;
 use super::barrier::CLUSTER;
@@ -16,15 +16,15 @@ use crate::decode::insn::{
 };
 use crate::error::{Fault, FaultKind};
 
-/// What a load of memory that others change counts for: if it is one of a loop that waits for
-/// them, they are to have their turn soon.
+/// Number of instructions for which a strong load counts: it may be part of a loop that waits for
+/// others, which must then run soon.
 const POLL: u64 = 128;
-/// The same for an atomic operation that changed nothing.
+/// Number of instructions for which an atomic operation counts that changed nothing.
 const FUTILE: u64 = 1024;
-/// Nanoseconds that an `mbarrier.try_wait` lets others have before it gives up.
+/// Nanoseconds for which an `mbarrier.try_wait` suspends its lanes before it gives up.
 const SUSPENSION: u64 = 2000;
 
-/// The mask of a predicate operand.
+/// Returns the mask of a predicate operand.
 #[inline]
 pub(super) fn pred(frame: &Frame, source: PredSource) -> u32 {
     let mask = frame.preds[source.pred as usize];
@@ -45,7 +45,7 @@ fn combine(logic: Logic, a: u32, b: u32) -> u32 {
     }
 }
 
-/// The result of a test, and of its complement.
+/// Returns the result of a test, and of its complement.
 fn test(frame: &Frame, test: &Test) -> (u32, u32) {
     let holds = (test.compare)(&frame.rows, test.a, test.b);
     match test.combine {
@@ -57,7 +57,7 @@ fn test(frame: &Frame, test: &Test) -> (u32, u32) {
     }
 }
 
-/// The value of a lane's 32-bit register.
+/// Returns the value of a lane's 32-bit register.
 #[inline]
 pub(super) fn word(row: &[u64; LANES], lane: usize) -> u32 {
     #[expect(
@@ -69,8 +69,8 @@ pub(super) fn word(row: &[u64; LANES], lane: usize) -> u32 {
 }
 
 impl Warp {
-    /// Runs `group` until the warp has executed `limit` instructions, the group comes to `stop`
-    /// (where another one is) or it parts, waits or ends.
+    /// Runs `group` until the warp has executed `limit` instructions, the group reaches `stop` (the
+    /// place of another group), or it splits, waits or ends.
     pub(super) fn step(
         &mut self,
         cx: &mut Context<'_, '_>,
@@ -94,7 +94,7 @@ impl Warp {
                 pc += 1;
                 continue;
             }
-            // Where it is: for a fault in its function, for the checker in the kernel.
+            // Location: in its function for a fault, in the kernel for the checker.
             let (place, at) = ((group.frame, pc), (self.index, start + pc));
             match &insn.op {
                 Op::Alu { f, ops } => f(&mut frame.rows, mask, ops),
@@ -345,7 +345,7 @@ impl Warp {
                 Op::Sleep { nanoseconds } => {
                     let row = &frame.rows[*nanoseconds as usize];
                     let longest = Lanes(mask).map(|lane| word(row, lane)).max().unwrap_or(0);
-                    // What the hardware would do too: never longer than a millisecond at a time.
+                    // As on hardware, never longer than a millisecond at a time.
                     let until = special::now() + u64::from(longest.min(1_000_000));
                     self.part(&group, pc, mask, Wait::Sleep { until });
                     return Ok(());
@@ -415,7 +415,7 @@ impl Warp {
         Ok(())
     }
 
-    /// Parts a group: the lanes of `mask` wait at `pc`, the others go on behind it.
+    /// Splits a group: the lanes of `mask` wait at `pc`, the others continue after it.
     fn part(&mut self, group: &Group, pc: Pc, mask: u32, wait: Wait) {
         let ran = self.count;
         self.push(Group {
@@ -433,7 +433,7 @@ impl Warp {
         });
     }
 
-    /// Comes to a barrier; what to wait for, unless nothing.
+    /// Arrives at a barrier. Returns the wait that follows, `None` if the lanes continue.
     fn arrive(
         &mut self,
         cx: &mut Context<'_, '_>,

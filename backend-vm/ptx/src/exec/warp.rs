@@ -1,4 +1,4 @@
-//! A warp: its frames, and the groups into which its lanes have parted.
+//! Runs a warp: its frames, and the groups into which its lanes have diverged.
 
 use super::barrier::Barriers;
 use super::check::{Checker, Watch};
@@ -11,62 +11,62 @@ use crate::decode::Placed;
 use crate::decode::insn::{BarrierKind, Op, Pc};
 use crate::error::{Fault, FaultKind};
 
-/// Instructions that a group may execute while others that could run wait.
+/// Number of instructions that a group may execute while other ready ones wait.
 const PATIENCE: u64 = 4096;
 
-/// What a group waits for.
+/// Condition for which a group waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Nothing: it can run.
+    /// None: the group can run.
     Ready,
-    /// A barrier of the block, and which use of it.
+    /// Completion of a barrier of the block, whose generation then changes.
     Barrier { id: usize, generation: u32 },
-    /// The other lanes of a collective operation.
+    /// Arrival of the other lanes of a collective operation.
     Collective { members: u32 },
-    /// A time, on [`super::special::now`]'s clock.
+    /// Time on the clock of [`super::special::now`].
     Sleep { until: u64 },
 }
 
 /// Lanes at one place in one frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Group {
-    /// In the function of its frame.
+    /// Program counter in the frame's function.
     pub pc: Pc,
     pub mask: u32,
     pub frame: FrameId,
     pub wait: Wait,
-    /// When it last ran, on the warp's count of instructions.
+    /// The warp's count of instructions when the group last ran.
     pub ran: u64,
 }
 
-/// What became of a warp's turn.
+/// Result of a warp's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// It could go on.
+    /// The warp can run on.
     Ready,
-    /// It sleeps until a time.
+    /// The warp sleeps until a time.
     Asleep(u64),
-    /// It waits for others.
+    /// The warp waits for others.
     Blocked,
-    /// All its threads have ended.
+    /// All threads have ended.
     Done,
 }
 
-/// What a warp sees while it runs.
+/// Launch, memory and block that a warp uses while it runs.
 pub(super) struct Context<'w, 'a> {
     pub launch: &'w Launch<'w>,
     pub global: &'w mut Global<'a>,
     pub shared: &'w mut [u8],
     pub barriers: &'w mut Barriers,
     pub checker: Option<&'w mut Checker>,
-    /// The block's index in each dimension.
+    /// Index of the block in each dimension.
     pub block: [u32; 3],
     /// Whether the block has triggered the launch of dependents.
     pub triggered: &'w mut bool,
 }
 
 impl Context<'_, '_> {
-    /// The block triggers, as far as it is concerned, the launch of dependents.
+    /// Records that the block permits the launch of dependents.
     pub(super) fn trigger(&mut self) {
         if !std::mem::replace(self.triggered, true) {
             self.launch.block_triggered();
@@ -74,7 +74,7 @@ impl Context<'_, '_> {
     }
 }
 
-/// The state of a warp.
+/// State of a warp.
 #[derive(Debug)]
 pub(super) struct Warp {
     pub index: u32,
@@ -83,14 +83,14 @@ pub(super) struct Warp {
     pub local: Local,
     /// Lanes that have not ended.
     pub alive: u32,
-    /// Instructions executed, of which those that may wait for others count for many.
+    /// Number of instructions executed. One that may be part of a polling loop counts as many.
     pub count: u64,
-    /// The use of the cluster's barrier at which each lane has arrived.
+    /// Generation of the cluster's barrier at which each lane has arrived.
     pub cluster: [u32; LANES],
 }
 
 impl Warp {
-    /// A warp at the beginning of the kernel.
+    /// Makes a warp at the beginning of the kernel.
     pub(super) fn new(launch: &Launch<'_>, index: u32, alive: u32) -> Result<Self, FaultKind> {
         let kernel = launch.code;
         let entry = &*kernel.functions[0].code;
@@ -117,7 +117,7 @@ impl Warp {
         Ok(warp)
     }
 
-    /// Begins the kernel anew, for another block.
+    /// Restarts the kernel for another block.
     pub(super) fn restart(&mut self, launch: &Launch<'_>, alive: u32) -> Result<(), FaultKind> {
         let kernel = launch.code;
         let entry = &*kernel.functions[0].code;
@@ -137,7 +137,7 @@ impl Warp {
         Ok(())
     }
 
-    /// The spaces that the lanes of this warp see.
+    /// Returns the memory spaces of this warp's lanes.
     pub(super) fn spaces<'w, 'a>(
         local: &'w mut Local,
         cx: &'w mut Context<'_, 'a>,
@@ -181,7 +181,8 @@ impl Warp {
         })
     }
 
-    /// How long a group may run: a count of instructions, and the place of the next group ahead of it.
+    /// Returns how long a group may run: a count of instructions, and the place of the next group
+    /// ahead of it.
     fn bounds(&self, group: &Group, forced: bool, end: u64) -> (u64, Pc) {
         if self.groups.is_empty() {
             return (end, Pc::MAX);
@@ -208,7 +209,7 @@ impl Warp {
         wakes.min().map_or(Turn::Blocked, Turn::Asleep)
     }
 
-    /// Chooses the group that runs next, and whether it does because it has waited too long.
+    /// Chooses the group that runs next, and returns whether it does because it has waited too long.
     fn pick(&mut self, cx: &mut Context<'_, '_>) -> Option<(usize, bool)> {
         if let [group] = &self.groups[..]
             && group.wait == Wait::Ready
@@ -225,7 +226,8 @@ impl Warp {
                 .enumerate()
                 .filter(|(_, group)| group.wait == Wait::Ready)
             {
-                // The deepest call first, so that callers meet again; then whoever is furthest behind.
+                // The deepest call first, so that callers reconverge; then the group that is furthest
+                // behind.
                 let key = (u32::MAX - self.frames.get(group.frame).depth, group.pc);
                 if best.is_none_or(|(_, found)| key < found) {
                     best = Some((index, key));
@@ -248,7 +250,7 @@ impl Warp {
         }
     }
 
-    /// Makes groups ready whose wait is over.
+    /// Makes groups ready whose wait has ended.
     fn wake(&mut self, cx: &mut Context<'_, '_>) {
         let mut now = None;
         for index in 0..self.groups.len() {
@@ -273,7 +275,7 @@ impl Warp {
                 self.groups[index].pc += 1;
             }
         }
-        // Groups that meet become one.
+        // Groups at the same place merge.
         let mut index = 0;
         while index < self.groups.len() {
             let group = self.groups[index];
@@ -314,17 +316,17 @@ impl Warp {
         }
     }
 
-    /// The function of a frame.
+    /// Returns the function of a frame.
     pub(super) fn function<'c>(&self, cx: &Context<'c, '_>, frame: FrameId) -> &'c Placed {
         &cx.launch.code.functions[self.frames.get(frame).function as usize]
     }
 
-    /// What a group executes next.
+    /// Returns the operation that a group executes next.
     pub(super) fn operation<'c>(&self, cx: &Context<'c, '_>, group: &Group) -> Option<&'c Op> {
         Some(&self.function(cx, group.frame).at(group.pc)?.op)
     }
 
-    /// Adds a group, joining one at the same place.
+    /// Adds a group, or merges it into one at the same place.
     pub(super) fn push(&mut self, group: Group) {
         if group.mask == 0 {
             return;
@@ -341,7 +343,7 @@ impl Warp {
         self.groups.push(group);
     }
 
-    /// Ends lanes: they leave their frames, and whoever waits for them waits no longer.
+    /// Ends lanes: they leave their frames, and barriers no longer wait for them.
     pub(super) fn end_lanes(&mut self, cx: &mut Context<'_, '_>, frame: FrameId, mask: u32) {
         self.alive &= !mask;
         let mut id = frame;
@@ -353,7 +355,7 @@ impl Warp {
         cx.barriers.leave(mask.count_ones());
     }
 
-    /// The fault of a lane.
+    /// Makes the fault of a lane.
     #[cold]
     pub(super) fn fault(
         &self,

@@ -1,14 +1,14 @@
-//! As much of ELF as tells whether a cubin holds kernels.
+//! Reads enough of ELF to find whether a cubin holds kernels.
 
 use wormhole_fatbin::fields::{u16_at, u32_at, usize_at};
 
-/// Whether the bytes begin like an ELF file.
+/// Returns whether the bytes begin with the magic number of ELF.
 pub(super) fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// Whether a 64-bit little-endian ELF file has a section of code, `.text.<kernel>`.
-/// `None` if its headers make no sense.
+/// Returns whether a 64-bit little-endian ELF file has a section of code, `.text.<kernel>`; `None`
+/// if its headers are invalid.
 pub(super) fn has_kernels(bytes: &[u8]) -> Option<bool> {
     if bytes.get(4..6)? != [2, 1] {
         return None;

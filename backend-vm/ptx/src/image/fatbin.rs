@@ -1,4 +1,4 @@
-//! The PTX among a fatbin's entries.
+//! Finds the PTX among a fatbin's entries.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,8 @@ use crate::error::LoadError;
 use crate::limits::MAX_PTX_BYTES;
 use crate::link::{Input, link};
 
-/// Finds the PTX of an image. What was linked into machine code only is linked again, of its inputs' PTX.
+/// Finds the PTX of an image. If the linked fatbin has no PTX, the PTX of the link's inputs is linked
+/// again.
 pub(super) fn find(image: &[u8]) -> Result<Found<'_>, LoadError> {
     let fatbins = fatbins(image)?;
     let Some((first, inputs)) = fatbins.split_first() else {
@@ -36,7 +37,7 @@ pub(super) fn find(image: &[u8]) -> Result<Found<'_>, LoadError> {
     Ok(Found::Ptx(Cow::Owned(link(&inputs)?)))
 }
 
-/// The PTX of each fatbin that has some.
+/// Returns the PTX of each fatbin that has some.
 pub(super) fn texts<'a>(fatbins: &[&'a [u8]]) -> Result<Vec<Cow<'a, str>>, LoadError> {
     let mut texts = Vec::new();
     let mut bytes = 0;
@@ -56,7 +57,7 @@ pub(super) fn texts<'a>(fatbins: &[&'a [u8]]) -> Result<Vec<Cow<'a, str>>, LoadE
     Ok(texts)
 }
 
-/// Finds the PTX for the newest architecture that this device counts as.
+/// Finds the PTX for the newest architecture that this device supports.
 fn find_in_one(fatbin: &[u8]) -> Result<Found<'_>, LoadError> {
     let entries = entries(fatbin)?;
     let ptx = entries.iter().filter(|entry| entry.is_ptx());

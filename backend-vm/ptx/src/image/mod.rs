@@ -1,8 +1,7 @@
-//! PTX in what a program hands to the driver to load.
+//! Finds the PTX in an image that a program passes to the driver to load.
 //!
-//! An image is PTX text, a fatbin (several may follow one another) or an ELF
-//! file of machine code. It comes from a guest: every length is checked, and
-//! what is decompressed is bounded.
+//! An image is PTX text, a fatbin (several may follow one another) or an ELF file of machine code.
+//! It comes from a guest: every length is checked, and the size of decompressed data is bounded.
 
 mod elf;
 mod fatbin;
@@ -15,15 +14,15 @@ use std::borrow::Cow;
 use crate::error::LoadError;
 use crate::limits::MAX_PTX_BYTES;
 
-/// The newest architecture whose PTX is chosen from a fatbin: compute capability 9.0.
+/// Newest architecture whose PTX is chosen from a fatbin: compute capability 9.0.
 pub const ARCHITECTURE: u32 = 90;
 
-/// What an image holds for this device.
+/// Content of an image for this device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found<'a> {
     /// PTX text.
     Ptx(Cow<'a, str>),
-    /// No kernels at all: a fatbin that every executable carries beside its own.
+    /// No kernels: every executable carries such a fatbin beside its own.
     Empty,
 }
 

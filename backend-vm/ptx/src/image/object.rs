@@ -1,4 +1,5 @@
-//! PTX in what nvcc makes for the host's linker: object files and archives of them.
+//! Finds the PTX in the files that `nvcc` writes for the host's linker: object files and archives
+//! of them.
 
 use std::borrow::Cow;
 
@@ -22,10 +23,10 @@ impl From<HostError> for LoadError {
     }
 }
 
-/// The PTX texts in an object file: those of its fatbins, if it is the host's.
+/// Returns the PTX texts in an object file; for an object file of the host, those of its fatbins.
 ///
 /// # Errors
-/// It is damaged, or has kernels as machine code only.
+/// The file is damaged, or has kernels as machine code only.
 pub fn of_object(data: &[u8]) -> Result<Vec<Cow<'_, str>>, LoadError> {
     match host::of_object(data)? {
         Content::Cubin(image) => Ok(match find_ptx(image)? {
@@ -36,26 +37,26 @@ pub fn of_object(data: &[u8]) -> Result<Vec<Cow<'_, str>>, LoadError> {
     }
 }
 
-/// A member of an archive that holds PTX.
+/// Member of an archive, with its PTX.
 #[derive(Debug)]
 pub struct Member<'a> {
-    /// Its file name.
+    /// File name of the member.
     pub name: String,
-    /// PTX.
+    /// PTX texts.
     pub texts: Vec<Cow<'a, str>>,
 }
 
-/// The members of an archive.
+/// Returns the members of an archive.
 ///
 /// # Errors
-/// It is damaged, or a member is.
+/// The archive or a member is damaged.
 pub fn members(data: &[u8]) -> Result<Vec<Member<'_>>, LoadError> {
     let mut members = Vec::new();
     for member in host::members(data)? {
         let content = member.data;
         let texts = if elf::is_elf(content) || wormhole_fatbin::is_fatbin(content) {
             match of_object(content) {
-                // What it would have given is missing only if somebody wants it.
+                // The definitions of such a member are missing only if the link needs them.
                 Err(LoadError::NoKernelImage { .. } | LoadError::InvalidObject(_)) => Vec::new(),
                 texts => texts?,
             }

@@ -1,14 +1,15 @@
-//! Functions that one text declares otherwise than another defines them.
+//! Writes bridges to functions that one text declares with another signature than their definition has.
 //!
-//! Machine code does not say what a function takes and gives, so the link of such texts works: what nobody
-//! passes is undefined, here zero, and what nobody takes is lost. PTX does say it; the text that declares
-//! calls a bridge, which is as declared and calls the function as it is defined.
+//! Machine code does not state a function's parameters and results, so natively such texts link: a parameter that is
+//! not passed is undefined (here zero), and one that the function does not declare is lost. PTX states them: the text
+//! with the other declaration calls a bridge, which has the declared signature and calls the function by the defined
+//! one.
 
 use std::fmt::Write as _;
 
 use crate::parse::ast::{Signature, Variable};
 
-/// Bytes of each parameter that is a scalar.
+/// Returns the size in bytes of each variable; `None` unless all are scalars.
 fn scalars(variables: &[Variable<'_>]) -> Option<Vec<u64>> {
     let bytes = |variable: &Variable<'_>| {
         let bytes = variable.bytes()?;
@@ -17,8 +18,8 @@ fn scalars(variables: &[Variable<'_>]) -> Option<Vec<u64>> {
     variables.iter().map(bytes).collect()
 }
 
-/// The function `bridge`, which is as `declared` and calls `name`, which is as `defined`; `None` if both are alike, or if
-/// they have parameters that are no scalars.
+/// Returns the text of the function `bridge`, which has the signature `declared` and calls `name`, which has the
+/// signature `defined`. Returns `None` if both are alike, or if a parameter or a result is no scalar.
 pub(super) fn bridge(
     bridge: &str,
     name: &str,
@@ -61,7 +62,7 @@ fn declare(out: &mut String, letter: char, bytes: &[u64]) {
     }
 }
 
-/// Fills the second parameters from the first, as far as there are any.
+/// Writes a value to each variable of `to`: that of the same index in `from`, or zero if there is none.
 fn pass(out: &mut String, from: (char, &[u64]), to: (char, &[u64])) {
     for (index, bytes) in to.1.iter().enumerate() {
         let value = match from.1.get(index) {

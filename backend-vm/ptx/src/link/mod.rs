@@ -1,9 +1,8 @@
-//! Links PTX: several texts become one (PTX ISA 9.0, "Linking Directives").
+//! Links PTX: merges several texts into one (PTX ISA 9.0, "Linking Directives").
 //!
-//! A text is taken apart into its declarations and put together again with those of the others. Of a
-//! symbol that several texts define, one definition stays: a `.visible` one, else the largest `.common`
-//! one, else the first `.weak` one. What is local to its text keeps apart from what has the same name
-//! elsewhere, by a new name.
+//! Each text is split into its declarations, and those of all texts are written to one. If several texts
+//! define a symbol, one definition stays: a `.visible` one, else the largest `.common` one, else the first
+//! `.weak` one. A symbol that is local to its text gets a new name if another has the same.
 
 mod bridge;
 mod part;
@@ -15,66 +14,66 @@ use crate::parse::ParseError;
 use crate::parse::ast::{Item, ItemKind, Linkage};
 use part::{Part, Symbol};
 
-/// A text that goes into a link.
+/// Text that goes into a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Input<'a> {
-    /// What messages call it.
+    /// Name of the text in messages.
     pub name: &'a str,
     /// PTX.
     pub text: &'a str,
-    /// Whether it belongs to a library: it takes part only if it defines what is missing otherwise.
+    /// Whether it belongs to a library: it is linked only if it defines a symbol that is missing otherwise.
     pub of_library: bool,
 }
 
-/// What every link finds where nobody else defines it.
+/// Functions that every link can use unless another text defines them.
 const DEVICE_RUNTIME: Input<'_> = Input {
     name: "the device runtime",
     text: include_str!("device_runtime.ptx"),
     of_library: true,
 };
 
-/// Why texts cannot be linked.
+/// Error in linking texts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// A text is no PTX.
+    /// A text is not valid PTX.
     #[error("{input}: {error}")]
     Text {
         /// The text.
         input: String,
-        /// What is wrong with it.
+        /// Error in parsing it.
         error: ParseError,
     },
-    /// Nobody defines it.
+    /// No text defines the symbol.
     #[error("Undefined reference to '{symbol}' in '{input}'")]
     Undefined {
         /// The symbol.
         symbol: String,
-        /// Where it is used.
+        /// Text that uses it.
         input: String,
     },
-    /// Two texts define it.
+    /// Two texts define the symbol.
     #[error("Multiple definition of '{symbol}' in '{input}', first defined in '{first}'")]
     Duplicate {
         /// The symbol.
         symbol: String,
-        /// Where it is defined once more.
+        /// Text of the second definition.
         input: String,
-        /// Where it was defined before.
+        /// Text of the first definition.
         first: String,
     },
-    /// A function in one text, a variable in another.
+    /// The symbol is a function in one text, a variable in another.
     #[error("'{symbol}' in '{input}' is not of the kind that '{definer}' defines")]
     Kind {
         /// The symbol.
         symbol: String,
-        /// Where it is used.
+        /// Text that uses it.
         input: String,
-        /// Where it is defined.
+        /// Text that defines it.
         definer: String,
     },
 }
 
-/// Whether `inputs` can go into one link, whatever is missing yet.
+/// Checks that `inputs` can be linked; definitions may still be missing.
 ///
 /// # Errors
 /// [`LinkError`].
@@ -102,7 +101,7 @@ pub fn link(inputs: &[Input<'_>]) -> Result<String, LinkError> {
     write(&parts, &definers)
 }
 
-/// The texts that take part, in their order.
+/// Returns the texts that take part, in their order.
 fn needed(parts: Vec<Part<'_>>) -> Vec<Part<'_>> {
     let mut offers: HashMap<&str, usize> = HashMap::new();
     for (index, part) in parts.iter().enumerate() {
@@ -111,7 +110,7 @@ fn needed(parts: Vec<Part<'_>>) -> Vec<Part<'_>> {
             .iter()
             .filter(|(_, symbol)| symbol.is_offered());
         for (name, _) in defined {
-            // A definition that takes part anyway comes before one in a library.
+            // A definition in a text that takes part anyway precedes one in a library.
             let known = offers.entry(name).or_insert(index);
             if parts[*known].of_library && !part.of_library {
                 *known = index;
@@ -136,7 +135,7 @@ fn needed(parts: Vec<Part<'_>>) -> Vec<Part<'_>> {
     parts
 }
 
-/// Which text's declaration of each symbol stays.
+/// Returns, for each symbol, the index of the text whose declaration stays.
 fn definers<'a>(parts: &[Part<'a>]) -> Result<HashMap<&'a str, usize>, LinkError> {
     let mut definers: HashMap<&str, usize> = HashMap::new();
     for (index, part) in parts.iter().enumerate() {
@@ -165,7 +164,7 @@ fn definers<'a>(parts: &[Part<'a>]) -> Result<HashMap<&'a str, usize>, LinkError
     Ok(definers)
 }
 
-/// Everything that is used is defined, as what it is used as.
+/// Checks that every used symbol is defined, and as the kind that it is used as.
 fn check(parts: &[Part<'_>], definers: &HashMap<&str, usize>) -> Result<(), LinkError> {
     for part in parts {
         for name in part.wanted() {
@@ -194,7 +193,7 @@ fn check(parts: &[Part<'_>], definers: &HashMap<&str, usize>) -> Result<(), Link
     Ok(())
 }
 
-/// Names of the link that nobody has yet.
+/// Generator of names that are not in use in the link.
 #[derive(Default)]
 struct Names {
     taken: HashSet<String>,
@@ -202,7 +201,7 @@ struct Names {
 }
 
 impl Names {
-    /// A name like this one that neither the link nor `part` has.
+    /// Returns a name similar to this one that neither the link nor `part` uses.
     fn fresh(&mut self, name: &str, part: &Part<'_>) -> String {
         loop {
             self.number += 1;
@@ -214,8 +213,8 @@ impl Names {
     }
 }
 
-/// Gives local symbols new names where their names are taken, and functions that are declared otherwise than
-/// they are defined their bridges' names.
+/// Assigns new names to local symbols whose names are in use, and the names of bridges to functions whose
+/// declaration differs from their definition.
 fn rename(parts: &mut [Part<'_>]) {
     let mut names = Names::default();
     let mut defined = HashMap::new();
@@ -303,7 +302,7 @@ fn write(parts: &[Part<'_>], definers: &HashMap<&str, usize>) -> Result<String, 
     Ok(out)
 }
 
-/// 90 of `sm_90a`.
+/// Returns the architecture's number: 90 for `sm_90a`.
 fn architecture(target: &str) -> u32 {
     let digits = target.trim_start_matches(|c: char| !c.is_ascii_digit());
     let digits = digits.trim_end_matches(|c: char| !c.is_ascii_digit());

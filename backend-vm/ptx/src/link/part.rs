@@ -1,4 +1,4 @@
-//! One text of a link: its symbols, and what it uses.
+//! One text of a link: its symbols, and the symbols that it uses.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,16 +7,16 @@ use super::{Input, LinkError};
 use crate::parse::ast::{Ast, Linkage, Space};
 use crate::parse::{Lexer, ParseError, Token, parse_body, parse_module};
 
-/// A name of module scope in one text.
+/// Name of module scope in one text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Symbol {
     pub function: bool,
-    /// The widest of its declarations; [`Linkage::Extern`] if it is only declared.
+    /// Widest linkage of its declarations; [`Linkage::Extern`] if it is only declared.
     pub linkage: Linkage,
     pub defined: bool,
-    /// Dynamic shared memory: everybody declares it, nobody defines it.
+    /// Whether it is dynamic shared memory: every text declares it, none defines it.
     dynamic: bool,
-    /// Of a variable.
+    /// Size of a variable.
     bytes: u64,
     align: u32,
     declarations: u32,
@@ -27,7 +27,7 @@ impl Symbol {
         self.linkage == Linkage::Local
     }
 
-    /// Whether other texts may use its definition.
+    /// Returns whether other texts may use its definition.
     pub fn is_offered(&self) -> bool {
         self.defined && !self.is_local()
     }
@@ -36,7 +36,7 @@ impl Symbol {
         self.defined && self.linkage == Linkage::Visible
     }
 
-    /// The greatest stays; of equal ones the first.
+    /// Returns the precedence of the declaration: the greatest stays, of equal ones the first.
     pub fn rank(&self) -> (u8, u64) {
         match self.linkage {
             _ if self.dynamic => (0, u64::from(self.align)),
@@ -48,7 +48,7 @@ impl Symbol {
     }
 }
 
-/// How far a symbol is seen by its declarations: the widest wins.
+/// Returns the rank of a linkage's visibility: the widest linkage of several declarations counts.
 fn width(linkage: Linkage) -> u8 {
     match linkage {
         Linkage::Extern => 0,
@@ -59,7 +59,7 @@ fn width(linkage: Linkage) -> u8 {
     }
 }
 
-/// A text, taken apart.
+/// Text of a link, split into its declarations.
 #[derive(Debug)]
 pub(super) struct Part<'a> {
     pub name: &'a str,
@@ -67,13 +67,13 @@ pub(super) struct Part<'a> {
     pub of_library: bool,
     pub ast: Ast<'a>,
     pub symbols: HashMap<&'a str, Symbol>,
-    /// The names of the symbols as they come.
+    /// Names of the symbols, in the order of the text.
     pub order: Vec<&'a str>,
-    /// How often each word stands in the declarations.
+    /// Number of occurrences of each word in the declarations.
     pub words: HashMap<&'a str, u32>,
-    /// New names of symbols.
+    /// New names of symbols that are renamed.
     pub renamed: HashMap<&'a str, String>,
-    /// Functions that go with it under some of these.
+    /// Text of the bridges, whose names are among these.
     pub bridges: String,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Part<'a> {
             if let Some(body) = function.body {
                 parse_body(body)?;
             }
-            // A kernel is looked up by its name, whatever is said of it.
+            // Programs look kernels up by name, whatever their linkage.
             let linkage = match function.linkage {
                 Linkage::Local if function.entry => Linkage::Visible,
                 linkage => linkage,
@@ -171,7 +171,7 @@ impl<'a> Part<'a> {
         Ok(())
     }
 
-    /// The symbols that it uses and others must define.
+    /// Returns the symbols that the text uses and other texts must define.
     pub fn wanted(&self) -> impl Iterator<Item = &'a str> {
         self.order.iter().copied().filter(|name| {
             let symbol = &self.symbols[name];
@@ -180,7 +180,7 @@ impl<'a> Part<'a> {
         })
     }
 
-    /// Appends a stretch of the text, with the new names.
+    /// Appends a range of the text, with the new names.
     pub fn copy(&self, span: &Range<usize>, out: &mut String) -> Result<(), LinkError> {
         let text = self.text.get(span.clone()).unwrap_or("");
         if self.renamed.is_empty() {
@@ -204,7 +204,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Calls `found` for every word and its place, but for those of debug information.
+/// Calls `found` for every word and its place, except for words of debug information.
 fn each_word<'a>(
     text: &'a str,
     mut found: impl FnMut(&'a str, Range<usize>),

@@ -1,8 +1,8 @@
-//! What the parser makes of a module. Everything borrows from the text.
+//! Syntax tree of a module. All text is borrowed.
 
 use std::ops::Range;
 
-/// The type of a variable or of an instruction.
+/// Type of a variable or of an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Type {
     /// A predicate.
@@ -37,24 +37,24 @@ pub enum Type {
     F16,
     /// Two halves.
     F16x2,
-    /// The upper half of a single.
+    /// Upper half of a single.
     Bf16,
-    /// Two of those.
+    /// Two upper halves of singles.
     Bf16x2,
     /// Single precision.
     F32,
     /// Double precision.
     F64,
-    /// A single with the significand of a half.
+    /// Single with the significand of a half.
     Tf32,
-    /// Two floats of 4 bits of exponent and 3 of significand.
+    /// Two floats with 4 bits of exponent and 3 of significand.
     E4m3x2,
-    /// Two floats of 5 bits of exponent and 2 of significand.
+    /// Two floats with 5 bits of exponent and 2 of significand.
     E5m2x2,
 }
 
 impl Type {
-    /// The type that `name` (without its dot) names.
+    /// Returns the type of the name `name`, without its dot.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
@@ -85,7 +85,7 @@ impl Type {
         })
     }
 
-    /// Its size in memory, in bytes.
+    /// Returns the size in memory, in bytes.
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
@@ -99,14 +99,14 @@ impl Type {
         }
     }
 
-    /// Whether it is a signed integer.
+    /// Returns whether it is a signed integer.
     #[must_use]
     pub fn is_signed(self) -> bool {
         matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
     }
 }
 
-/// A state space in which variables live.
+/// State space of variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Space {
     /// Registers.
@@ -123,23 +123,23 @@ pub enum Space {
     Param,
 }
 
-/// How a symbol may be seen from other modules.
+/// Visibility of a symbol in other modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Linkage {
-    /// Only here.
+    /// Visible in this module only.
     #[default]
     Local,
-    /// Defined here, seen elsewhere.
+    /// Defined here, visible in other modules.
     Visible,
-    /// Defined elsewhere.
+    /// Defined in another module.
     Extern,
-    /// Defined here unless elsewhere too.
+    /// Defined here, unless another module's definition takes precedence.
     Weak,
-    /// Defined here and perhaps elsewhere, once in the end.
+    /// Defined here and perhaps in other modules, as one variable after linking.
     Common,
 }
 
-/// A scalar of an initialiser.
+/// Scalar of an initialiser.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum InitValue<'a> {
     /// An integer.
@@ -148,27 +148,27 @@ pub enum InitValue<'a> {
     F32(u32),
     /// Double-precision bits.
     F64(u64),
-    /// The address of a symbol plus an offset; `generic` if as a generic address.
+    /// Address of a symbol plus an offset.
     Symbol {
         /// The symbol.
         name: &'a str,
-        /// Bytes beyond it.
+        /// Bytes beyond the symbol.
         offset: i64,
-        /// Whether `generic(…)` was written.
+        /// Whether the address is generic (`generic(…)`).
         generic: bool,
     },
 }
 
-/// A scalar of an initialiser and the element it belongs to.
+/// Scalar of an initialiser, and the element it initialises.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InitItem<'a> {
     /// Index of the element, counted over all dimensions and vector lanes.
     pub index: u64,
-    /// Its value.
+    /// Value of the element.
     pub value: InitValue<'a>,
 }
 
-/// What an opaque variable refers to (PTX ISA 5.3): an object that is bound to it.
+/// Kind of object to which an opaque variable refers (PTX ISA 5.3) when one is bound to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reference {
     /// `.texref`
@@ -179,12 +179,12 @@ pub enum Reference {
     Sampler,
 }
 
-/// A variable: name, type and shape.
+/// Variable: name, type and shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Variable<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// Where it lives.
+    /// State space.
     pub space: Space,
     /// Type of one scalar.
     pub ty: Type,
@@ -192,26 +192,26 @@ pub struct Variable<'a> {
     pub vector: u32,
     /// Alignment in bytes, a power of two.
     pub align: u32,
-    /// Elements (over all dimensions); 1 for a scalar, 0 if unsized (`[]`).
+    /// Number of elements over all dimensions: 1 for a scalar, 0 if unsized (`[]`).
     pub count: u64,
-    /// Its initialiser.
+    /// Initialiser.
     pub init: Vec<InitItem<'a>>,
     /// Visibility.
     pub linkage: Linkage,
     /// Whether `.attribute(.managed)` was written.
     pub managed: bool,
-    /// What it refers to, if it is a reference.
+    /// Kind of reference, if it is one.
     pub reference: Option<Reference>,
     /// `Some(n)` for `%r<n>`: registers `%r0` to `%r(n-1)`.
     pub range: Option<u32>,
-    /// From its name to the end of its initialiser, in bytes of the text.
+    /// Range from its name to the end of its initialiser, in bytes of the text.
     pub span: Range<usize>,
-    /// The line of its declaration.
+    /// Line of the declaration.
     pub line: u32,
 }
 
 impl Variable<'_> {
-    /// Its size in bytes; 0 if unsized. `None` if it does not fit 64 bits.
+    /// Returns the size in bytes, 0 if unsized; `None` if it does not fit 64 bits.
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
         self.count
@@ -219,12 +219,12 @@ impl Variable<'_> {
     }
 }
 
-/// An operand of an instruction.
+/// Operand of an instruction.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operand<'a> {
-    /// A register, variable, label, function or special register.
+    /// Register, variable, label, function or special register.
     Name(&'a str),
-    /// A symbol's address plus bytes.
+    /// Address of a symbol plus bytes.
     Offset(&'a str, i64),
     /// An integer.
     Int(u64),
@@ -246,20 +246,20 @@ pub enum Operand<'a> {
     List(Vec<Operand<'a>>),
 }
 
-/// An instruction.
+/// Instruction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instruction<'a> {
-    /// `@p` or `@!p`: the predicate and whether it is negated.
+    /// Guard `@p` or `@!p`: the predicate, and whether it is negated.
     pub guard: Option<(&'a str, bool)>,
-    /// The opcode with its modifiers.
+    /// Opcode with its modifiers.
     pub opcode: &'a str,
-    /// Its operands.
+    /// Operands.
     pub operands: Vec<Operand<'a>>,
-    /// Its line.
+    /// Line of the text.
     pub line: u32,
 }
 
-/// A piece of a function's body.
+/// Statement of a function's body.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Statement<'a> {
     /// An instruction.
@@ -280,7 +280,7 @@ pub enum Statement<'a> {
     Prototype(&'a str, Signature<'a>),
 }
 
-/// What a function takes and returns.
+/// Return parameters and parameters of a function.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Signature<'a> {
     /// Return parameters.
@@ -306,63 +306,63 @@ pub struct Tuning {
     pub max_cluster_rank: Option<u32>,
     /// `.explicitcluster`
     pub explicit_cluster: bool,
-    /// `.blocksareclusters`: a grid is counted in clusters.
+    /// `.blocksareclusters`: the grid's extents count clusters.
     pub blocks_are_clusters: bool,
 }
 
-/// A function or kernel.
+/// Function or kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Function<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
     /// Whether it is a kernel.
     pub entry: bool,
     /// Visibility.
     pub linkage: Linkage,
-    /// What it takes and returns.
+    /// Return parameters and parameters.
     pub signature: Signature<'a>,
     /// Performance directives.
     pub tuning: Tuning,
-    /// The body from its opening to its closing brace, absent in a declaration.
+    /// Body from its opening to its closing brace, absent in a declaration.
     pub body: Option<Body<'a>>,
-    /// Where its declaration begins in the module, after `.entry` or `.func`, in bytes.
+    /// Offset in the module at which its declaration begins, after `.entry` or `.func`, in bytes.
     pub start: usize,
-    /// Where it ends.
+    /// Offset at which it ends.
     pub end: usize,
-    /// The line on which it begins.
+    /// Line on which it begins.
     pub line: u32,
 }
 
-/// The text of a function's body.
+/// Text of a function's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Body<'a> {
-    /// From `{` to `}`.
+    /// Text from `{` to `}`.
     pub text: &'a str,
-    /// The line of the `{`.
+    /// Line of the `{`.
     pub line: u32,
 }
 
-/// A declaration of module scope.
+/// Declaration of module scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
-    /// What it declares.
+    /// Kind of the declaration.
     pub kind: ItemKind,
-    /// The whole of it, in bytes of the text.
+    /// Range of the whole declaration, in bytes of the text.
     pub span: Range<usize>,
 }
 
-/// What a declaration of module scope declares: indices into the lists of [`Ast`].
+/// Kind of a declaration of module scope, with its index in the lists of [`Ast`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ItemKind {
     /// A function.
     Function(usize),
     /// The variables of one statement.
     Variables(Range<usize>),
-    /// A second name.
+    /// A second name of a function.
     Alias(usize),
 }
 
-/// A whole module.
+/// Whole module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ast<'a> {
     /// `.version`, major and minor.
@@ -377,6 +377,6 @@ pub struct Ast<'a> {
     pub functions: Vec<Function<'a>>,
     /// Second names of functions: `.alias second, first;`
     pub aliases: Vec<(&'a str, &'a str)>,
-    /// All of these, in the order of the text.
+    /// All of these declarations, in the order of the text.
     pub items: Vec<Item>,
 }

@@ -1,4 +1,4 @@
-//! The inside of a function: declarations, labels and instructions.
+//! Parses the body of a function: declarations, labels and instructions.
 
 use super::ast::{Body, Instruction, Operand, Signature, Space, Statement, Variable};
 use super::lexer::{Lexer, Token};
@@ -182,7 +182,7 @@ fn operand<'a>(lexer: &mut Lexer<'a>, depth: usize) -> Result<Operand<'a>, Parse
             }
             lexer.expect(b'}')?;
             let vector = Operand::Vector(list);
-            // A texture fetch may say besides whether the texels are in memory.
+            // A texture fetch may have a second destination: whether the texels are in memory.
             if lexer.accept(b'|')? {
                 let second = Operand::Name(lexer.word("a second destination")?);
                 return Ok(Operand::List(vec![vector, second]));

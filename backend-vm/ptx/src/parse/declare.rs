@@ -1,11 +1,11 @@
-//! Declarations of variables: names, shapes and initialisers.
+//! Parses declarations of variables: names, shapes and initialisers.
 
 use super::ast::{InitItem, InitValue, Reference, Space, Type, Variable};
 use super::lexer::{Lexer, Token};
 use super::{ParseError, skip_attribute};
 use crate::limits::{MAX_INITIALISER_BYTES, MAX_NESTING, MAX_VARIABLE_BYTES};
 
-/// What stands before the names of a declaration.
+/// Part of a declaration before its names.
 #[derive(Clone, Copy)]
 struct Shape {
     ty: Type,
@@ -63,7 +63,7 @@ fn shape(lexer: &mut Lexer<'_>) -> Result<Shape, ParseError> {
         };
         match word {
             ".attribute" => {
-                // The attributes that change what a variable is: only `.managed`.
+                // `.managed` is the only attribute that changes the kind of a variable.
                 let mut probe = lexer.clone();
                 probe.next()?;
                 probe.accept(b'(')?;
@@ -85,7 +85,7 @@ fn shape(lexer: &mut Lexer<'_>) -> Result<Shape, ParseError> {
             ".v8" => vector = 8,
             // A sampler, texture or surface reference is an opaque 64-bit handle.
             ".texref" | ".samplerref" | ".surfref" => {
-                // Its value is the device's, which a program could write if it were in managed memory.
+                // Managed memory would let a program write the value, which belongs to the device.
                 if managed {
                     let found = Token::Word(word);
                     return Err(lexer.unexpected("a type that can be managed", found));

@@ -5,26 +5,26 @@
 
 use super::ParseError;
 
-/// One token of PTX, borrowed from the text.
+/// Token of PTX, borrowed from the text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Token<'a> {
-    /// An identifier, a directive or a dotted opcode.
+    /// Identifier, directive or dotted opcode.
     Word(&'a str),
-    /// An integer literal, as its 64 bits.
+    /// Integer literal, as its 64 bits.
     Int(u64),
-    /// A single-precision literal (`0f…`), as its bits.
+    /// Single-precision literal (`0f…`), as its bits.
     F32(u32),
-    /// A double-precision literal (`0d…` or decimal), as its bits.
+    /// Double-precision literal (`0d…` or decimal), as its bits.
     F64(u64),
-    /// A quoted string, without its quotes.
+    /// Quoted string, without its quotes.
     Text(&'a str),
     /// Any other character.
     Punct(u8),
-    /// The end of the text.
+    /// End of the text.
     End,
 }
 
-/// Reads tokens one after another, with one token of lookahead.
+/// Lexer with one token of lookahead.
 #[derive(Debug, Clone)]
 pub struct Lexer<'a> {
     text: &'a str,
@@ -38,7 +38,7 @@ fn is_word_start(c: u8) -> bool {
     is_word(c) && !c.is_ascii_digit()
 }
 
-/// Modules are megabytes of words.
+/// Table of the characters of a word. A table, for speed: modules contain megabytes of words.
 const WORD: [bool; 256] = {
     let mut table = [false; 256];
     let mut c = 0_u8;
@@ -66,25 +66,25 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The line of the token that was read last.
+    /// Returns the line of the token that was read last.
     #[must_use]
     pub fn line(&self) -> u32 {
         self.line
     }
 
-    /// Where the next token begins, after blanks, in bytes.
+    /// Returns the offset of the next token, after blanks, in bytes.
     pub fn position(&mut self) -> Result<usize, ParseError> {
         self.peek()?;
         Ok(self.at)
     }
 
-    /// The text from `start` to the end of the token that was read last.
+    /// Returns the text from `start` to the end of the token that was read last.
     #[must_use]
     pub fn since(&self, start: usize) -> &'a str {
         self.text.get(start..self.at).unwrap_or("")
     }
 
-    /// Reads the text from the next token on to its end.
+    /// Reads the text from the next token to its end.
     pub fn rest(&mut self) -> Result<&'a str, ParseError> {
         let start = self.position()?;
         self.peeked = None;
@@ -92,19 +92,19 @@ impl<'a> Lexer<'a> {
         Ok(self.since(start))
     }
 
-    /// The line of the next token, once it was peeked at.
+    /// Returns the line of the next token, once it was peeked at.
     #[must_use]
     pub fn upcoming_line(&self) -> u32 {
         self.peeked.map_or(self.scan_line, |peeked| peeked.2)
     }
 
-    /// Where the token that was read last ends.
+    /// Returns the offset of the end of the token that was read last.
     #[must_use]
     pub fn end(&self) -> usize {
         self.at
     }
 
-    /// The next token, without reading it.
+    /// Returns the next token, without reading it.
     pub fn peek(&mut self) -> Result<Token<'a>, ParseError> {
         if self.peeked.is_none() {
             self.skip_blanks()?;
@@ -127,7 +127,7 @@ impl<'a> Lexer<'a> {
         self.scan()
     }
 
-    /// Reads the next token if it is the punctuation `c`.
+    /// Reads the next token if it is the punctuation `c`, and returns whether it was.
     pub fn accept(&mut self, c: u8) -> Result<bool, ParseError> {
         let found = self.peek()? == Token::Punct(c);
         if found {
@@ -144,7 +144,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Reads a word, or fails naming `what` was wanted.
+    /// Reads a word, or fails with `what` as the expected token.
     pub fn word(&mut self, what: &str) -> Result<&'a str, ParseError> {
         match self.next()? {
             Token::Word(word) => Ok(word),
@@ -152,7 +152,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Reads an unsigned integer, or fails naming `what` was wanted.
+    /// Reads an integer, or fails with `what` as the expected token.
     pub fn int(&mut self, what: &str) -> Result<u64, ParseError> {
         let negative = self.accept(b'-')?;
         match self.next()? {
@@ -162,7 +162,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The error that `wanted` was not found.
+    /// Returns the error that `wanted` was expected.
     pub fn unexpected(&self, wanted: &str, found: Token<'_>) -> ParseError {
         let found = match found {
             Token::Word(word) => format!("`{}`", word.chars().take(64).collect::<String>()),

@@ -1,8 +1,8 @@
-//! PTX text to a syntax tree (PTX ISA 9.0, chapters 4, 5, 7 and 11).
+//! Parses PTX text to a syntax tree (PTX ISA 9.0, chapters 4, 5, 7 and 11).
 //!
-//! Total over hostile text: every nesting, count and size is bounded, and what
-//! is not understood is an error with its line. Whether an *instruction* is
-//! known is not decided here; that is the decoder's, kernel by kernel.
+//! The parser is total over hostile text: every nesting, count and size is bounded, and unknown syntax is an
+//! error with its line. The parser accepts any *instruction*; the decoder decides, kernel by kernel, whether
+//! it is known.
 
 pub mod ast;
 mod body;
@@ -14,41 +14,41 @@ pub(crate) use lexer::{Lexer, Token};
 
 pub use body::parse_body;
 
-/// Why text is not a PTX module.
+/// Error in parsing PTX.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Another token was wanted.
+    /// Another token was expected.
     #[error("line {line}: expected {wanted}, found {found}")]
     Unexpected {
-        /// Where.
+        /// Line of the text.
         line: u32,
-        /// What would have been right.
+        /// Expected token.
         wanted: String,
-        /// What stands there.
+        /// Token found.
         found: String,
     },
     /// A comment without its end.
     #[error("line {line}: the comment that begins here never ends")]
     OpenComment {
-        /// Where.
+        /// Line on which it begins.
         line: u32,
     },
     /// A string without its end.
     #[error("line {line}: the string that begins here never ends")]
     OpenString {
-        /// Where.
+        /// Line on which it begins.
         line: u32,
     },
     /// A brace without its end.
     #[error("line {line}: the block that begins here never ends")]
     OpenBlock {
-        /// Where.
+        /// Line on which it begins.
         line: u32,
     },
-    /// A character that PTX does not have.
+    /// A character has no meaning in PTX.
     #[error("line {line}: byte {byte:#04x} has no meaning in PTX")]
     BadCharacter {
-        /// Where.
+        /// Line of the text.
         line: u32,
         /// The byte.
         byte: u8,
@@ -56,17 +56,17 @@ pub enum ParseError {
     /// A malformed or too large number.
     #[error("line {line}: `{text}` is not a number")]
     BadNumber {
-        /// Where.
+        /// Line of the text.
         line: u32,
         /// The number.
         text: String,
     },
-    /// A limit of the engine.
+    /// A limit of the engine is exceeded.
     #[error("line {line}: {what} exceeds the limit of {limit}")]
     TooMuch {
-        /// Where.
+        /// Line of the text.
         line: u32,
-        /// Of what there is too much.
+        /// Name of the quantity.
         what: &'static str,
         /// The limit.
         limit: u64,
@@ -79,18 +79,18 @@ pub enum ParseError {
         /// Minor version.
         minor: u32,
     },
-    /// Not a 64-bit module.
+    /// The module is not a 64-bit one.
     #[error("`.address_size {size}` is not supported, only 64")]
     AddressSize {
-        /// What it says.
+        /// Declared address size.
         size: u64,
     },
 }
 
-/// The newest PTX version that is accepted.
+/// Newest PTX version that is accepted.
 pub const NEWEST_VERSION: (u32, u32) = (9, 0);
 
-/// Parses a whole module. Bodies are delimited, and checked by [`parse_body`].
+/// Parses a whole module. Bodies are only delimited; [`parse_body`] checks them.
 pub fn parse_module(text: &str) -> Result<Ast<'_>, ParseError> {
     let mut lexer = Lexer::new(text, 1);
     let mut ast = header(&mut lexer)?;
@@ -379,7 +379,7 @@ fn skip_section(lexer: &mut Lexer<'_>) -> Result<(), ParseError> {
     }
 }
 
-/// A body whose `{` is next and which the text ends with.
+/// Reads a body that begins with the next token, `{`, and ends with the text.
 fn remaining<'a>(lexer: &mut Lexer<'a>) -> Result<Body<'a>, ParseError> {
     lexer.peek()?;
     let line = lexer.upcoming_line();
@@ -387,7 +387,7 @@ fn remaining<'a>(lexer: &mut Lexer<'a>) -> Result<Body<'a>, ParseError> {
     Ok(Body { text, line })
 }
 
-/// Finds the end of a body whose `{` is next.
+/// Reads a body that begins with the next token, `{`, and finds its end.
 fn delimit<'a>(lexer: &mut Lexer<'a>) -> Result<Body<'a>, ParseError> {
     let start = lexer.position()?;
     lexer.expect(b'{')?;

@@ -1,40 +1,41 @@
-//! Copies, and the barriers that tell when they are complete.
+//! Asynchronous copies, and the barriers that track their completion.
 
 use super::{Place, Pred, PredSource, Reg};
 
-/// A copy from global to shared memory.
+/// Copy from global to shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Copy {
     pub dest: Place,
     pub source: Place,
-    /// 4, 8 or 16.
+    /// Size of the copy: 4, 8 or 16 bytes.
     pub bytes: u32,
-    /// Bytes to read; the rest is zeros.
+    /// Number of bytes to read; the rest of the destination is filled with zeros.
     pub source_bytes: Option<Reg>,
-    /// Where it holds, nothing is read.
+    /// Predicate that, where it holds, replaces the source by zeros.
     pub ignore: Option<PredSource>,
 }
 
-/// A copy of any size between global and shared memory.
+/// Copy of any size between global and shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BulkCopy {
     pub dest: Place,
     pub source: Place,
     pub bytes: Reg,
-    /// The barrier that learns of the bytes.
+    /// Barrier that counts the copied bytes.
     pub barrier: Option<Place>,
 }
 
-/// What is said of groups of copies. They are made at once: only the checker has groups.
+/// Operation on groups of copies. Copies complete when they are executed: only the checker tracks
+/// groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyGroup {
-    /// Those since the last group are one.
+    /// Makes a group of the copies since the last group.
     Commit,
-    /// Waits for all groups but so many, or for all copies.
+    /// Waits for all groups but the latest `but`, or for all copies.
     Wait { but: Option<u32> },
 }
 
-/// What an `mbarrier` instruction does.
+/// Operation of an `mbarrier` instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MbarrierAction {
     Init,
@@ -45,22 +46,22 @@ pub(crate) enum MbarrierAction {
     ArriveExpectingBytes,
     Drop,
     DropExpectingBytes,
-    /// Whether a phase, given by its state or its parity, is complete.
+    /// Tests whether a phase, given by its state or its parity, is complete.
     Test {
         parity: bool,
         suspends: bool,
     },
 }
 
-/// An operation on an `mbarrier`.
+/// Operation on an `mbarrier`, with its operands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MbarrierArgs {
     pub action: MbarrierAction,
     pub place: Place,
-    /// Where the state before an arrival goes.
+    /// Destination of the state before an arrival.
     pub dest: Option<Reg>,
-    /// Where the answer of a test goes.
+    /// Destination of a test's result.
     pub dest_pred: Option<Pred>,
-    /// A count of arrivals or bytes, a state or a parity.
+    /// Count of arrivals or bytes, a state or a parity.
     pub operand: Reg,
 }

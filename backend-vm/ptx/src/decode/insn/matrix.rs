@@ -1,11 +1,11 @@
-//! Matrices that the lanes of a warp hold together.
+//! Instructions on matrices that are distributed over the lanes of a warp.
 
 use std::sync::Arc;
 
 use super::{Place, Reg};
 use crate::alu::half::Rounding;
 
-/// The type of a matrix's elements.
+/// Type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
     F16,
@@ -20,12 +20,12 @@ pub(crate) enum Element {
     U8,
     S4,
     U4,
-    /// Single bits, which are taken 32 at a time.
+    /// Single bits, in words of 32.
     B1,
 }
 
 impl Element {
-    /// Bits of one element in registers and memory.
+    /// Returns the bits of one element in registers and memory.
     pub(crate) fn bits(self) -> u32 {
         match self {
             Self::S4 | Self::U4 => 4,
@@ -37,17 +37,17 @@ impl Element {
     }
 }
 
-/// What the lanes of a warp hold of a matrix.
+/// Registers in which the lanes of a warp hold a matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fragment {
     pub element: Element,
     pub regs: Box<[Reg]>,
-    /// Where an element lies in the matrix, row by row: by register, by its place in the
+    /// Index of each element in the matrix, row by row; ordered by register, by position in the
     /// register, by lane.
     pub positions: Arc<[u16]>,
 }
 
-/// How bits are multiplied.
+/// Operation that multiplies single bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BitProduct {
     Xor,
@@ -61,7 +61,7 @@ pub(crate) struct Multiply {
     pub columns: u32,
     /// Columns of `a` and rows of `b`.
     pub inner: u32,
-    /// Products in one instruction.
+    /// Number of products in one instruction.
     pub blocks: u32,
     pub a: Fragment,
     pub b: Fragment,
@@ -70,22 +70,22 @@ pub(crate) struct Multiply {
     /// Whether integer sums are clamped.
     pub saturate: bool,
     pub bits: Option<BitProduct>,
-    /// Of sums in double precision.
+    /// Rounding of sums in double precision.
     pub rounding: Rounding,
 }
 
-/// Matrices of 8 by 8 elements of 16 bits, whose rows lie anywhere.
+/// Access to matrices of 8 by 8 elements of 16 bits, whose rows lie anywhere in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tiles {
     pub load: bool,
-    /// One for each matrix.
+    /// Registers, one for each matrix.
     pub regs: Box<[Reg]>,
-    /// Lane `8 i + j` has the address of row `j` of matrix `i`.
+    /// Addresses: that of lane `8 i + j` is the address of row `j` of matrix `i`.
     pub place: Place,
     pub transposed: bool,
 }
 
-/// An operation on matrices that the lanes of a warp hold together.
+/// Operation on matrices that are distributed over the lanes of a warp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Matrix {
     Multiply(Multiply),
@@ -93,10 +93,10 @@ pub(crate) enum Matrix {
     Access {
         store: bool,
         fragment: Fragment,
-        /// Of the matrix.
+        /// Number of columns of the matrix.
         columns: u32,
         place: Place,
-        /// From one row, or column, to the next, in elements.
+        /// Distance from one row, or column, to the next, in elements.
         stride: Reg,
         by_rows: bool,
     },

@@ -1,8 +1,8 @@
-//! The decoded form: flat code whose operands are indices.
+//! Decoded form of a kernel: flat code whose operands are indices.
 //!
-//! A kernel and everything it calls is one array of instructions. Registers,
-//! constants and temporaries of a function are rows of its frame; predicates
-//! are masks of lanes. Executing needs no lookup by name and allocates nothing.
+//! A kernel and every function that it calls form one array of instructions. Registers, constants and
+//! temporaries of a function are rows of its frame; predicates are masks of lanes. Execution needs no
+//! lookup by name and allocates nothing.
 
 mod asynchronous;
 mod matrix;
@@ -23,20 +23,20 @@ pub(crate) type Pred = u32;
 /// Index of an instruction.
 pub(crate) type Pc = u32;
 
-/// A predicate as an operand.
+/// Predicate operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PredSource {
     pub pred: Pred,
     pub negated: bool,
 }
 
-/// Predicate 0 of every frame is true in all lanes.
+/// Predicate operand that is true: predicate 0 of every frame is set in all lanes.
 pub(crate) const TRUE: PredSource = PredSource {
     pred: 0,
     negated: false,
 };
 
-/// How two predicates become one.
+/// Operation that combines two predicates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Logic {
     And,
@@ -44,10 +44,10 @@ pub(crate) enum Logic {
     Xor,
 }
 
-/// Where an address points.
+/// State space of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum AddressSpace {
-    /// Any, told apart by the address.
+    /// Any space: the address tells which.
     Generic,
     /// Device memory, constants included.
     Global,
@@ -59,18 +59,18 @@ pub(crate) enum AddressSpace {
     Param,
 }
 
-/// Where the address of an access comes from.
+/// Base of an access's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Base {
     /// A register.
     Row(Reg),
-    /// Nowhere: the offset is the address.
+    /// None: the offset is the address.
     Absolute,
     /// The frame's part of local memory.
     Frame,
 }
 
-/// An address operand in its space.
+/// Address operand in its space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub space: AddressSpace,
@@ -78,16 +78,16 @@ pub(crate) struct Place {
     pub offset: i64,
 }
 
-/// Ordering of an access or fence against others.
+/// Memory ordering of an access or fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Order {
-    /// Whether others are expected to change what is accessed.
+    /// Whether the access is strong: others may change the memory at the same time.
     pub strong: bool,
     pub acquire: bool,
     pub release: bool,
 }
 
-/// A load or store of one or more elements.
+/// Load or store of one or more elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Access {
     pub space: AddressSpace,
@@ -95,14 +95,14 @@ pub(crate) struct Access {
     pub offset: i64,
     /// Bytes of one element: 1, 2, 4 or 8.
     pub size: u32,
-    /// Whether a loaded element extends its sign.
+    /// Whether a loaded element is sign-extended.
     pub signed: bool,
     /// Destinations or sources, one per element.
     pub regs: Box<[Reg]>,
     pub order: Order,
 }
 
-/// What an atomic operation does.
+/// Operation of an atomic instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtomicOp {
     And,
@@ -113,7 +113,7 @@ pub(crate) enum AtomicOp {
     Add,
     AddF32,
     AddF64,
-    /// On one or two 16-bit floats.
+    /// Operation on one or two 16-bit floats.
     Short(Short),
     Increment,
     Decrement,
@@ -123,7 +123,7 @@ pub(crate) enum AtomicOp {
     MaxSigned,
 }
 
-/// An operation of atomics on 16-bit floats.
+/// Operation of an atomic instruction on 16-bit floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShortOp {
     Add,
@@ -131,32 +131,32 @@ pub(crate) enum ShortOp {
     Max,
 }
 
-/// An atomic operation on 16-bit floats.
+/// Atomic operation on 16-bit floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Short {
     pub op: ShortOp,
-    /// Bfloat16, as opposed to half precision.
+    /// Whether the format is bfloat16 instead of half precision.
     pub bfloat: bool,
-    /// Two of them.
+    /// Whether the operands are pairs.
     pub pair: bool,
 }
 
-/// An atomic read-modify-write.
+/// Atomic read-modify-write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Atomic {
     pub op: AtomicOp,
     pub place: Place,
-    /// 2, 4, 8 or 16; operands of 16 bytes are two rows each.
+    /// Bytes of the operation: 2, 4, 8 or 16. Operands of 16 bytes are two rows each.
     pub size: u32,
-    /// What the address must be a multiple of.
+    /// Alignment of the address in bytes.
     pub align: u32,
-    /// Where the old value goes, unless nobody wants it.
+    /// Destination of the old value, if it is used.
     pub dest: Option<Reg>,
     pub a: Reg,
     pub b: Reg,
 }
 
-/// A read-only register that the hardware provides.
+/// Special register: read-only, provided by the hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
     Tid(u8),
@@ -184,11 +184,11 @@ pub(crate) enum Special {
     TotalShared,
     /// `%envreg1` or, if set, `%envreg2`: the high or low half of the address of the grid's workspace.
     EnvReg(bool),
-    /// A value that never changes.
+    /// Constant value.
     Constant(u64),
 }
 
-/// An operation of the lanes of a warp with one another.
+/// Collective operation of a warp's lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Collective {
     ShuffleUp,
@@ -213,7 +213,7 @@ pub(crate) enum Collective {
     WarpBarrier,
 }
 
-/// The operands of a collective operation.
+/// Operands of a collective operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CollectiveArgs {
     pub kind: Collective,
@@ -226,32 +226,32 @@ pub(crate) struct CollectiveArgs {
     pub members: Reg,
 }
 
-/// What a thread does at a barrier of its block.
+/// Action of a thread at a barrier of its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BarrierKind {
-    /// Waits.
+    /// Waits for the other threads.
     Sync,
-    /// Counts and goes on.
+    /// Arrives and continues.
     Arrive,
-    /// Waits and gets the number of threads whose predicate holds.
+    /// Waits, and returns the number of threads whose predicate is true.
     Count(Reg),
-    /// Waits and learns whether the predicate holds in all.
+    /// Waits, and returns whether the predicate is true in all threads.
     All(Pred),
-    /// Waits and learns whether the predicate holds in any.
+    /// Waits, and returns whether the predicate is true in any thread.
     Any(Pred),
 }
 
-/// A barrier of the block.
+/// Operation on a barrier of the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Barrier {
     pub kind: BarrierKind,
     pub id: Reg,
-    /// Threads that take part; all if absent.
+    /// Number of threads that take part; all if absent.
     pub count: Option<Reg>,
     pub source: PredSource,
 }
 
-/// Functions that the device's runtime provides.
+/// Function that the device runtime provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Builtin {
     Vprintf,
@@ -261,7 +261,7 @@ pub(crate) enum Builtin {
     SetConditional,
 }
 
-/// Where the caller has, or wants, a parameter.
+/// Location of a parameter in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Slot {
     /// In a register.
@@ -270,23 +270,23 @@ pub(crate) enum Slot {
     Memory(u32),
 }
 
-/// A parameter at a call or of a function.
+/// Parameter of a call or of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Param {
     pub slot: Slot,
     pub bytes: u32,
 }
 
-/// Whom a call calls.
+/// Callee of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Callee {
-    /// By its index in the module.
+    /// Index of the function in the module.
     Function(u32),
     Indirect(Reg),
     Builtin(Builtin),
 }
 
-/// A call.
+/// Function call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Call {
     pub callee: Callee,
@@ -294,7 +294,7 @@ pub(crate) struct Call {
     pub returns: Box<[Param]>,
 }
 
-/// Which half of a carry chain an instruction is.
+/// Operation of a carry-chain instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CarryOp {
     Add,
@@ -317,7 +317,7 @@ pub(crate) struct Carry {
     pub c: Reg,
 }
 
-/// A comparison whose result may be combined with a predicate.
+/// Comparison whose result may be combined with a predicate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Test {
     pub compare: Compare,
@@ -326,7 +326,7 @@ pub(crate) struct Test {
     pub combine: Option<(Logic, PredSource)>,
 }
 
-/// What an instruction does.
+/// Operation of an instruction.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     /// Computes rows from rows.
@@ -334,20 +334,20 @@ pub(crate) enum Op {
         f: Alu,
         ops: Ops,
     },
-    /// `setp`: the predicate `d` and perhaps its complement `q`.
+    /// `setp`: sets the predicate `d`, and its complement `q` if present.
     SetPredicate {
         test: Box<Test>,
         d: Pred,
         q: Option<Pred>,
     },
-    /// A plain `setp`.
+    /// `setp` without a combined predicate or a complement.
     Compare {
         compare: Compare,
         d: Pred,
         a: Reg,
         b: Reg,
     },
-    /// `set`: `value` where the test holds, 0 elsewhere.
+    /// `set`: stores `value` where the test holds, 0 elsewhere.
     Set {
         test: Box<Test>,
         d: Reg,
@@ -384,7 +384,7 @@ pub(crate) enum Op {
         d: Reg,
         special: Special,
     },
-    /// The offset in local memory of a variable of this frame.
+    /// Computes the offset in local memory of a variable of this frame.
     FrameAddress {
         d: Reg,
         offset: u32,
@@ -394,7 +394,7 @@ pub(crate) enum Op {
         d: Pred,
         a: Reg,
         space: AddressSpace,
-        /// Whether `.const` variables are meant, or what is not one of them.
+        /// For the global space: whether to test for `.const` variables, or for all other addresses.
         constant: bool,
     },
     Carry(Box<Carry>),
@@ -423,7 +423,7 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
-    /// What this device cannot execute, and why.
+    /// Instruction that this device cannot execute, with the reason.
     Illegal(&'static str),
     Sleep {
         nanoseconds: Reg,
@@ -437,25 +437,26 @@ pub(crate) enum Op {
     Sample(Box<SampleArgs>),
     Surface(Box<SurfaceArgs>),
     Query(Box<QueryArgs>),
-    /// `alloca`: memory of the frame until it ends.
+    /// `alloca`: allocates memory of the frame, freed when the frame ends.
     Allocate {
         d: Reg,
         bytes: Reg,
         align: u32,
     },
-    /// The end of a function without `ret`.
+    /// End of a function without `ret`.
     FallOff,
-    /// `prefetch`, `discard` and others without effect here.
+    /// `prefetch`, `discard` and other instructions without effect on this device.
     Nothing,
-    /// As far as the block is concerned, grids that depend on this one may be launched.
+    /// `griddepcontrol.launch_dependents`: this block permits the launch of dependent grids.
     LaunchDependents,
-    /// Groups of `cp.async`.
+    /// Operation on groups of `cp.async`.
     CopyGroup(CopyGroup),
-    /// Copies so far arrive at an `mbarrier` when they are done, which they are.
+    /// `cp.async.mbarrier.arrive`: the thread's copies arrive at an `mbarrier`. All earlier ones are
+    /// complete.
     CopiesArrive(Box<Place>),
 }
 
-/// A decoded instruction.
+/// Decoded instruction.
 #[derive(Debug, Clone)]
 pub(crate) struct Insn {
     pub op: Op,
@@ -463,23 +464,23 @@ pub(crate) struct Insn {
     pub line: u32,
 }
 
-/// A decoded function, which the kernels that call it share.
+/// Decoded function, shared by the kernels that call it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FunctionCode {
-    /// Targets of its branches count from the first.
+    /// Instructions. Branch targets are indices into this list.
     pub instructions: Vec<Insn>,
-    /// Rows of its frame.
+    /// Number of rows of the frame.
     pub rows: u32,
-    /// Predicates of its frame.
+    /// Number of predicates of the frame.
     pub preds: u32,
-    /// Rows that hold constants, with their values.
+    /// Rows of constants, with their values.
     pub constants: Vec<(Reg, u64)>,
-    /// Rows that hold addresses in dynamic shared memory, with what is added to where it begins.
+    /// Rows of addresses in dynamic shared memory, with their offsets from its start.
     pub dynamic: Vec<(Reg, u64)>,
-    /// Bytes of local memory of its frame, a multiple of 16.
+    /// Bytes of the frame's local memory, a multiple of 16.
     pub local_bytes: u32,
-    /// Where it expects its parameters.
+    /// Locations of the parameters in the frame.
     pub params: Vec<Param>,
-    /// Where it leaves its results.
+    /// Locations of the results in the frame.
     pub returns: Vec<Param>,
 }

@@ -1,8 +1,8 @@
-//! Textures and surfaces.
+//! Instructions on textures and surfaces.
 
 use super::{AtomicOp, Pred, Reg};
 
-/// The shape of an image.
+/// Geometry of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Geometry {
     OneD,
@@ -12,7 +12,7 @@ pub(crate) enum Geometry {
 }
 
 impl Geometry {
-    /// Dimensions of what a fetch reads from: a cube's faces are flat.
+    /// Returns the number of dimensions that a fetch reads from: 2 for a face of a cube.
     pub(crate) fn dimensions(self) -> usize {
         match self {
             Self::OneD => 1,
@@ -21,7 +21,7 @@ impl Geometry {
         }
     }
 
-    /// Coordinates of an access.
+    /// Returns the number of coordinates of an access.
     pub(crate) fn coordinates(self) -> usize {
         match self {
             Self::Cube => 3,
@@ -30,23 +30,23 @@ impl Geometry {
     }
 }
 
-/// Which level of detail a fetch is from.
+/// Level of detail of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// The finest.
+    /// Finest level.
     Base,
     Level(Reg),
-    /// That which suits the steps between neighbours, in two directions.
+    /// Level that fits the coordinates' steps between neighbours, in two directions.
     Gradients([Box<[Reg]>; 2]),
 }
 
-/// What a fetch gives for a channel.
+/// Type of a fetched channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TexelType {
-    /// An integer or a single.
+    /// Integer or single.
     Word,
     Half,
-    /// Two channels.
+    /// Pair of channels.
     HalfPair,
 }
 
@@ -61,24 +61,24 @@ pub(crate) struct SampleArgs {
     pub layer: Option<Reg>,
     pub coordinates: Box<[Reg]>,
     pub detail: Detail,
-    /// The channel of four texels that is wanted, instead of one texel's channels.
+    /// Channel to fetch from four texels, instead of all channels of one texel.
     pub gather: Option<usize>,
     pub dests: Box<[Option<Reg>]>,
-    /// Learns that the texels are in memory.
+    /// Destination predicate: whether the texels are in memory.
     pub resident: Option<Pred>,
 }
 
-/// What an access beyond a surface does.
+/// Behaviour of an access outside a surface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Boundary {
-    /// Takes the nearest element.
+    /// Accesses the nearest element.
     Clamp,
     /// Reads 0 and writes nothing.
     Zero,
     Trap,
 }
 
-/// What an access of a surface does.
+/// Operation of a surface access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SurfaceAction {
     Load,
@@ -100,7 +100,7 @@ pub(crate) struct SurfaceArgs {
     pub regs: Box<[Reg]>,
 }
 
-/// What is asked of an object.
+/// Attribute that a query reads from an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Query {
     Width,

@@ -1,9 +1,9 @@
-//! Vector clocks: what a thread knows of the others.
+//! Vector clocks: the latest time of every thread that another thread is ordered after.
 
-/// Threads of a part.
+/// Number of threads of a part.
 const PART: usize = 32;
 
-/// For each thread the latest of its times that is known. Parts of which nothing is known are absent.
+/// Latest known time of each thread. A part without known times is absent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Clock(Vec<Option<Box<[u32; PART]>>>);
 
@@ -25,7 +25,7 @@ impl Clock {
         part[at % PART] = time;
     }
 
-    /// Learns what another knows.
+    /// Joins another clock: keeps the later of both times for each thread.
     pub fn join(&mut self, other: &Self) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), None);

@@ -1,14 +1,14 @@
-//! The checker: races between threads of a block in shared memory, and reads of what nobody has written.
+//! Checker: finds races between threads of a block in shared memory, and reads of unwritten shared memory.
 //!
-//! Two accesses of a byte by different threads are a race if one of them writes, they are not both atomic, and
-//! nothing orders them. What orders: barriers of the block, with and without counts, among the threads that come
-//! to them; operations of a warp's lanes with one another, among their members; `mbarrier`s and atomic operations,
-//! from one on an address to a later one on the same, in shared memory or any other; volatile and other strong
-//! loads and stores, which count as atomic. An asynchronous copy is made by a thread of its own, which the
-//! thread that asked for it meets again when it waits for it. Two writes of the same value are no race.
+//! Two accesses of a byte by different threads are a race if one of them writes, they are not both atomic, and no
+//! synchronization orders them. These order accesses: barriers of the block, with and without counts, among the
+//! threads that arrive at them; collective operations of a warp, among the member lanes; `mbarrier`s and atomic
+//! operations, from one on an address to a later one on the same, in shared memory or any other; volatile and other
+//! strong loads and stores, which count as atomic. An asynchronous copy is an access by a separate actor, which the
+//! thread that started the copy joins when it waits for it. Two writes of the same value are no race.
 //!
-//! Threads know of each other by vector clocks. When all threads of a block have come to a barrier everything
-//! before is behind everybody, and the block is checked as if it began there.
+//! Vector clocks track the order between threads. When all threads of a block have arrived at a barrier, all
+//! accesses before it are ordered before all accesses after it, and the check of the block starts anew.
 
 mod clock;
 mod watch;
@@ -26,17 +26,17 @@ use super::memory::Lanes;
 use crate::alu::LANES;
 use crate::decode::insn::Pc;
 
-/// Findings of one launch that are told.
+/// Maximum number of findings reported for one launch.
 const MOST_FINDINGS: usize = 32;
-/// Bytes that are watched as one.
+/// Bytes of the unit in which memory is tracked.
 const WORD: usize = 4;
-/// Addresses of atomic operations that a block's threads are told apart by. The others count as one, so that a race
-/// may stay hidden behind one of them, and none is told that is not there.
+/// Maximum number of addresses of atomic operations that the checker tells apart in a block. All others share one
+/// clock, which may hide a race but never reports a false one.
 const MOST_OBJECTS: usize = 1 << 14;
-/// Groups of copies of one thread that are told apart; the oldest of more count as one.
+/// Maximum number of copy groups tracked separately for one thread; the oldest ones beyond it are merged.
 const MOST_GROUPS: usize = 256;
 
-/// What an access does.
+/// Kind of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Kind {
     Read,
@@ -52,84 +52,84 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Where an access is made.
+/// Location of an access: instruction and thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Site {
     pub pc: Pc,
     pub thread: u32,
 }
 
-/// An access that later ones are compared with.
+/// Recorded access, with which later ones are compared.
 #[derive(Debug, Clone, Copy)]
 struct Access {
     site: Site,
-    /// The thread that makes it by the clocks: the thread's own number, or that of its asynchronous copies.
+    /// Actor in the clocks: the thread's own number, or that of its asynchronous copies.
     actor: u32,
     time: u32,
-    /// Bytes of the word.
+    /// Mask of the bytes of the word.
     bytes: u8,
     atomic: bool,
-    /// What it wrote.
+    /// Value written.
     value: u32,
 }
 
 #[derive(Debug, Default)]
 struct Word {
-    /// The stretch between barriers of the whole block in which the accesses were made.
+    /// Number of the stretch between barriers of the whole block in which the accesses were made.
     stretch: u32,
-    /// Bytes that were written since the block began.
+    /// Mask of the bytes written since the block began.
     written: u8,
     writes: Vec<Access>,
     reads: Vec<Access>,
 }
 
-/// A barrier of the block.
+/// Clocks at a barrier of the block.
 #[derive(Debug, Default)]
 struct Meeting {
-    /// The use of it that is under way.
+    /// Generation in progress.
     generation: u32,
-    /// What those who came to it knew.
+    /// Joined clocks of the threads that have arrived.
     coming: Clock,
     waiting: u32,
-    /// What those who wait learn.
+    /// Clock that waiting threads join when they continue.
     known: Clock,
 }
 
-/// An access to be checked.
+/// Access to be checked.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     pub site: Site,
     pub kind: Kind,
     pub atomic: bool,
-    /// Made by the thread's asynchronous copies.
+    /// Whether the thread's asynchronous copies make the access.
     pub asynchronous: bool,
 }
 
-/// What is known of one block.
+/// State of the checker for one block.
 #[derive(Debug)]
 pub(super) struct Checker {
     threads: u32,
     stretch: u32,
     words: Vec<Word>,
-    /// What each thread knows, and, behind all threads, its copies' times.
+    /// Clock of each thread, with entries for all threads and, after them, for all threads' copies.
     clocks: Vec<Clock>,
-    /// The time of each thread, and of its copies.
+    /// Current time of each thread, then of each thread's copies.
     times: Vec<u32>,
-    /// Copies of each thread that were not waited for: their times by group, the last group still open.
+    /// Times of each thread's copies that it has not waited for, by group; the last group is open.
     copies: Vec<Vec<u32>>,
     meetings: Vec<Meeting>,
-    /// What was known at the last atomic operation on an address.
+    /// Clock of each address at its last atomic operation.
     objects: HashMap<u64, Clock>,
-    /// What was known at those on any other.
+    /// Clock that all other addresses share.
     others: Clock,
 }
 
-/// What was found in a launch, so that nothing is told twice.
+/// Findings reported in a launch, so that each is reported once.
 #[derive(Debug, Default)]
 pub(super) struct Findings(Mutex<HashSet<[(Pc, Kind); 2]>>);
 
 impl Findings {
-    /// Whether two accesses are new as a race, in any order, and to be told.
+    /// Records a race between two accesses, in any order. Returns whether it is new and to be reported.
     fn is_new(&self, a: (Pc, Kind), b: (Pc, Kind)) -> bool {
         let found = [a.min(b), a.max(b)];
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,12 +137,12 @@ impl Findings {
     }
 }
 
-/// The program counter that stands for no access.
+/// Program counter that stands for no access.
 const NOWHERE: Pc = Pc::MAX;
 
 impl Checker {
     pub fn new(launch: &Launch<'_>) -> Self {
-        // Products of matrices access for all lanes, also those that have no thread.
+        // Products of matrices access memory for all lanes, including those without a thread.
         let threads = launch.warps() * 32;
         let mut checker = Self {
             threads,
@@ -163,7 +163,7 @@ impl Checker {
         checker
     }
 
-    /// Forgets everything that is behind all threads.
+    /// Starts a new stretch, and drops all state that is ordered before it.
     fn begin_stretch(&mut self) {
         self.stretch += 1;
         self.times.fill(1);
@@ -188,7 +188,7 @@ impl Checker {
         self.clocks[thread as usize].set(thread, *time);
     }
 
-    /// An access to shared memory of `value.len()` bytes; of loads the values mean nothing.
+    /// Checks an access of `value.len()` bytes to shared memory. The values of a load are ignored.
     pub fn access(
         &mut self,
         launch: &Launch<'_>,
@@ -276,7 +276,8 @@ impl Checker {
             Kind::Write => 0,
         };
         if kind == Kind::Write {
-            // Who races with the earlier access races with this one too, unless only this one is atomic.
+            // A later access that races with an earlier one also races with this one, unless only this one is
+            // atomic.
             let stays = |other: &Access| {
                 other.bytes & !access.bytes != 0 || (access.atomic && !other.atomic)
             };
@@ -302,7 +303,7 @@ impl Checker {
                 .retain(|other| seen.insert((other.actor, other.bytes, other.atomic)));
             word.reads.reverse();
         }
-        // Each is told once.
+        // Counts the bytes as written, so that a read of unwritten bytes is reported once.
         word.written |= access.bytes;
         if let Some((other_kind, other)) = found {
             race(launch, block, index, (kind, access), (other_kind, other));
@@ -311,7 +312,7 @@ impl Checker {
         }
     }
 
-    /// An atomic operation on an address has learnt what was known there, and tells what its thread knows.
+    /// Records an atomic operation on an address: an acquire joins the address's clock, a release joins into it.
     pub fn synchronize(&mut self, thread: u32, address: u64, acquires: bool, releases: bool) {
         let object = object(&mut self.objects, &mut self.others, address);
         let clock = &mut self.clocks[thread as usize];
@@ -324,7 +325,7 @@ impl Checker {
         }
     }
 
-    /// What a thread's copies so far have done becomes known at an address.
+    /// Records that a thread's copies so far are ordered before later operations on an address.
     pub fn copies_arrive(&mut self, thread: u32, address: u64) {
         let actor = self.threads + thread;
         let time = self.times[actor as usize];
@@ -332,7 +333,7 @@ impl Checker {
         self.synchronize(thread, address, false, true);
     }
 
-    /// A thread closes a group of copies.
+    /// Closes a thread's open group of copies.
     pub fn commit_copies(&mut self, thread: u32) {
         let groups = &mut self.copies[thread as usize];
         groups.push(0);
@@ -342,7 +343,8 @@ impl Checker {
         }
     }
 
-    /// A thread has waited for its copies, but for those of the latest groups and, with some, the open one.
+    /// Records that a thread has waited for its copies: all of them, or with `but` all except those of the latest
+    /// `but` groups and the open one.
     pub fn wait_for_copies(&mut self, thread: u32, but: Option<u32>) {
         let groups = &mut self.copies[thread as usize];
         let left = but.map_or(0, |but| but as usize + 1);
@@ -358,7 +360,7 @@ impl Checker {
         }
     }
 
-    /// Lanes of a warp have met, each with those of its own set.
+    /// Joins the clocks of a warp's lanes that have met, each with those of its own set.
     pub fn meet(&mut self, warp: u32, lanes: u32, members: impl Fn(usize) -> u32) {
         let mut left = lanes;
         while left != 0 {
@@ -378,7 +380,7 @@ impl Checker {
         }
     }
 
-    /// Threads come to a barrier, of which they may wait for the others.
+    /// Records that threads arrive at a barrier, and whether they wait there.
     pub fn arrive(&mut self, id: usize, warp: u32, lanes: u32, waits: bool) {
         for lane in Lanes(lanes) {
             let thread = warp * 32 + u32::try_from(lane).unwrap_or(0);
@@ -390,7 +392,7 @@ impl Checker {
         }
     }
 
-    /// Looks whether a use of a barrier has ended.
+    /// Ends the use of a barrier that has completed.
     pub fn settle(&mut self, id: usize, barriers: &Barriers) {
         let meeting = &mut self.meetings[id];
         if meeting.generation == barriers.generation(id) {
@@ -406,7 +408,7 @@ impl Checker {
         }
     }
 
-    /// Threads that waited at a barrier go on.
+    /// Joins a barrier's clock into those of threads that waited there.
     pub fn leave(&mut self, id: usize, warp: u32, lanes: u32) {
         for lane in Lanes(lanes) {
             let thread = warp * 32 + u32::try_from(lane).unwrap_or(0);
@@ -415,7 +417,7 @@ impl Checker {
     }
 }
 
-/// What was known at the last atomic operation on an address.
+/// Returns the clock of the last atomic operation on an address.
 fn object<'c>(
     objects: &'c mut HashMap<u64, Clock>,
     others: &'c mut Clock,

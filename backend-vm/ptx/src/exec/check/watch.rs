@@ -1,4 +1,4 @@
-//! What the checker sees of memory accesses.
+//! Reports memory accesses to the checker.
 
 use super::{Checker, Kind, Site, Step};
 use crate::decode::insn::{Access, AddressSpace, Base, MbarrierAction, Pc};
@@ -7,17 +7,17 @@ use crate::exec::frame::Frame;
 use crate::exec::launch::Launch;
 use crate::exec::memory::{Lanes, Spaces, addresses, resolve};
 
-/// Most bytes of one access.
+/// Maximum bytes of one access.
 const MOST_BYTES: usize = 32;
 
-/// The checker of a block, and the instruction whose accesses it is told.
+/// Checker of a block, and the instruction whose accesses it checks.
 pub(in crate::exec) struct Watch<'w> {
     pub checker: &'w mut Checker,
     pub launch: &'w Launch<'w>,
     pub block: [u32; 3],
     pub warp: u32,
     pub pc: Pc,
-    /// Whether what is written is written by the threads' asynchronous copies.
+    /// Whether the threads' asynchronous copies make the writes.
     pub asynchronous: bool,
 }
 
@@ -42,7 +42,7 @@ impl Watch<'_> {
     }
 }
 
-/// The space of an address and where it lies there.
+/// Returns the space of an address, and the offset in it.
 fn located(space: AddressSpace, address: u64) -> (AddressSpace, u64) {
     match space {
         AddressSpace::Generic => resolve(address),
@@ -51,7 +51,7 @@ fn located(space: AddressSpace, address: u64) -> (AddressSpace, u64) {
     }
 }
 
-/// The address by which atomic operations on one place know it.
+/// Returns the address under which the checker records atomic operations on a location.
 fn object(space: AddressSpace, address: u64) -> u64 {
     match located(space, address) {
         (AddressSpace::Shared, at) => SHARED_WINDOW + at,
@@ -60,7 +60,7 @@ fn object(space: AddressSpace, address: u64) -> u64 {
 }
 
 impl Spaces<'_, '_> {
-    /// Tells of a load or a store.
+    /// Reports a load or a store.
     #[cold]
     pub(in crate::exec) fn watch_access(
         &mut self,
@@ -100,7 +100,7 @@ impl Spaces<'_, '_> {
         }
     }
 
-    /// Tells of one element that is read or written off the fast path.
+    /// Reports the read or write of one element off the fast path.
     #[cold]
     pub(in crate::exec) fn watch_element(
         &mut self,
@@ -115,7 +115,7 @@ impl Spaces<'_, '_> {
         }
     }
 
-    /// Tells of an atomic operation.
+    /// Reports an atomic operation.
     #[cold]
     pub(in crate::exec) fn watch_atomic(
         &mut self,
@@ -139,7 +139,8 @@ impl Spaces<'_, '_> {
             .synchronize(thread, object(space, address), false, true);
     }
 
-    /// Tells of an operation on an `mbarrier`, before it is done; of a test, whether its phase was complete.
+    /// Reports an operation on an `mbarrier` before it is executed. `complete` is whether a test found its
+    /// phase complete.
     #[cold]
     pub(in crate::exec) fn watch_mbarrier(
         &mut self,
@@ -170,7 +171,7 @@ impl Spaces<'_, '_> {
         }
     }
 
-    /// Tells that the copies of a thread arrive at an `mbarrier` when they are done.
+    /// Reports that the copies of a thread arrive at an `mbarrier`.
     #[cold]
     pub(in crate::exec) fn watch_copies(&mut self, lane: usize, space: AddressSpace, address: u64) {
         let Some(watch) = &mut self.watch else { return };

@@ -1,4 +1,4 @@
-//! Cubes: which face a direction meets, and where; and what lies beyond a face's edges.
+//! Cubes: the face and the position that a direction meets, and the texels beyond a face's edges.
 #![expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -6,10 +6,10 @@
     reason = "places on a face become indices inside it"
 )]
 
-/// Faces of a cube.
+/// Number of faces of a cube.
 pub(super) const FACES: u32 = 6;
 
-/// The face of a cube in a direction, and the place on it from 0 to 1.
+/// Returns the face of a cube in a direction, and the position on it from 0 to 1.
 pub(super) fn face([x, y, z]: [f32; 3]) -> (u32, [f32; 3]) {
     let (face, major, s, t) = if [x, y, z] == [0.0; 3] {
         (0, 0.0, 0.0, 0.0)
@@ -36,7 +36,7 @@ pub(super) fn face([x, y, z]: [f32; 3]) -> (u32, [f32; 3]) {
     )
 }
 
-/// The direction of a place on a face, both coordinates from -1 to 1.
+/// Returns the direction of a position on a face, both coordinates from -1 to 1.
 fn direction(face: u32, s: f32, t: f32) -> [f32; 3] {
     match face {
         0 => [1.0, -t, -s],
@@ -48,15 +48,16 @@ fn direction(face: u32, s: f32, t: f32) -> [f32; 3] {
     }
 }
 
-/// Texels that stand for one, in equal parts: their layers and places.
+/// Texels that represent one, in equal parts: their layers and positions.
 #[derive(Debug)]
 pub(super) struct Shares {
     pub texels: [(u32, [u32; 2]); 3],
     pub count: u32,
 }
 
-/// What stands for a texel on a face or next to it, of a cube with edges of `extent` texels. Beyond an edge it is
-/// the texel of the face there; at a corner there is none, and the three around it count alike.
+/// Returns the texels that represent a position on a face or next to it, of a cube with edges of `extent` texels.
+/// Beyond an edge it is the texel of the adjacent face; at a corner there is none, and the three around it count
+/// equally.
 pub(super) fn neighbours(layer: u32, [x, y]: [i64; 2], extent: u32) -> Shares {
     let last = i64::from(extent) - 1;
     let inside = |at: i64| (0..=last).contains(&at);

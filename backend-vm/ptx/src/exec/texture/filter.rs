@@ -9,10 +9,10 @@ use super::texel::{Texel, linear_colour};
 use super::{ChannelType, Texture};
 use crate::alu::half::{F16, Short};
 
-/// Parts of the distance between two texels that filtering tells apart, and parts in which it weighs texels.
+/// Number of steps that filtering resolves between two texels, and denominator of the texels' weights.
 pub(super) const WEIGHTS: u32 = 256;
 
-/// The texel before a position in each dimension, and how far behind it the position lies.
+/// Returns the texel before a position in each dimension, and the distance of the position from it in steps.
 pub(super) fn footprint(at: [f64; 3], dimensions: usize) -> ([i64; 3], [u32; 3]) {
     let parts = |x: f64| ((x - 0.5) * f64::from(WEIGHTS) + 0.5).floor() as i64;
     let mut place = [0; 3];
@@ -26,11 +26,11 @@ pub(super) fn footprint(at: [f64; 3], dimensions: usize) -> ([i64; 3], [u32; 3])
     )
 }
 
-/// How much each texel around a position counts, `total` in all. Bit 0 of an index is the texel behind it in x,
-/// bit 1 in y, bit 2 in z.
+/// Returns the weight of each texel around a position, `total` in all. Bit 0 of an index selects the next texel
+/// in x, bit 1 in y, bit 2 in z.
 ///
-/// The weights of an H200, found by filtering images of a single texel: whole parts, divided along z, then x,
-/// then y, each time rounding the part of one side; the other side gets the rest.
+/// The weights are those of an H200, measured by filtering images of a single texel: whole parts, divided along
+/// z, then x, then y. Each division rounds the part of one side; the other side gets the rest.
 pub(super) fn weights([x, y, z]: [u32; 3], total: u32) -> [u32; 8] {
     let part = |weight: u32, of: u32| (weight * of + WEIGHTS / 2) / WEIGHTS;
     let behind = part(total, z);
@@ -45,7 +45,7 @@ pub(super) fn weights([x, y, z]: [u32; 3], total: u32) -> [u32; 8] {
     weights
 }
 
-/// A weighted sum of texels, exact until it is finished.
+/// Weighted sum of texels, exact until it is finished.
 #[derive(Debug, Default)]
 pub(super) struct Sum([f64; 4]);
 
@@ -64,7 +64,7 @@ impl Sum {
         }
     }
 
-    /// The result. An H200 filters integers in 16 bits, halves and colours to their own precision.
+    /// Returns the result. An H200 filters integers in 16 bits, halves and colours to their own precision.
     pub fn finish(self, texture: &Texture) -> Texel {
         let channel_type = texture.image.channel;
         let mut channel = 0;
@@ -88,7 +88,7 @@ impl Sum {
 }
 
 impl Texture {
-    /// What fetches that give halves make of a texel of singles.
+    /// Converts a texel of singles for fetches that return halves.
     pub(super) fn halves(&self, texel: Texel) -> Texel {
         texel.map(|bits| {
             let value = f32::from_bits(bits);
@@ -102,7 +102,7 @@ impl Texture {
     }
 }
 
-/// The nearest value in half precision; of two the greater one, as an H200's texture units have it.
+/// Rounds to half precision; a tie goes to the greater magnitude, as in an H200's texture units.
 fn rounded_half(value: f32) -> F16 {
     if value.is_finite() {
         F16::nearest(f32::from_bits(value.to_bits() + 1))
@@ -111,7 +111,7 @@ fn rounded_half(value: f32) -> F16 {
     }
 }
 
-/// An integer that stands for a part of one, in 16 bits: the bits repeat.
+/// Widens an integer that represents a fraction to 16 bits: the bits repeat.
 fn widened(channel: ChannelType, value: i32) -> i32 {
     match channel {
         ChannelType::Unsigned8 => value << 8 | value,

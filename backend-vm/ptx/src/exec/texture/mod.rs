@@ -1,4 +1,4 @@
-//! Texture and surface objects, as whoever launches a kernel provides them.
+//! Texture and surface objects, which the caller of a launch provides.
 //!
 //! Images are device memory like any other: rows of texels, slices of rows.
 
@@ -21,7 +21,7 @@ use super::step::{lane_fault, word};
 use crate::decode::insn::{Query, QueryArgs};
 use crate::error::FaultKind;
 
-/// The type of a texel's channels.
+/// Type of a texel's channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChannelType {
     /// An unsigned byte.
@@ -43,7 +43,7 @@ pub enum ChannelType {
 }
 
 impl ChannelType {
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(self) -> u32 {
         match self {
@@ -54,12 +54,12 @@ impl ChannelType {
     }
 }
 
-/// One level of an image's detail, or the image if it has but one.
+/// Level of detail of an image, or the image if it has only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Level {
-    /// The device address of its first texel, a multiple of a texel's size.
+    /// Device address of the first texel, a multiple of a texel's size.
     pub address: u64,
-    /// Texels of a row, rows of a slice, slices; 1 in dimensions that it lacks.
+    /// Texels of a row, rows of a slice, slices; 1 in dimensions that the level lacks.
     pub extent: [u32; 3],
     /// Bytes from one row to the next, a multiple of a texel's size.
     pub row_pitch: u64,
@@ -70,30 +70,30 @@ pub struct Level {
 /// Texels in device memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// The type of its channels.
+    /// Type of the channels.
     pub channel: ChannelType,
-    /// Channels of a texel: 1, 2 or 4.
+    /// Number of channels of a texel: 1, 2 or 4.
     pub channels: u32,
-    /// How many dimensions a layer or a face has.
+    /// Number of dimensions of a layer or a face.
     pub dimensions: u32,
-    /// Layers, faces of cubes counted as such; 1 if it is not layered.
+    /// Number of layers, with each face of a cube counted; 1 if the image is not layered.
     pub layers: u32,
-    /// Whether it is layered, and whether it is made of cubes.
+    /// Whether the image is layered, and whether it consists of cubes.
     pub layered: bool,
     pub cubes: bool,
-    /// Its levels of detail, the finest first; at least one.
+    /// Levels of detail, the finest first; at least one.
     pub levels: Vec<Level>,
 }
 
 impl Image {
-    /// The size of a texel in bytes.
+    /// Returns the size of a texel in bytes.
     #[must_use]
     pub fn texel_bytes(&self) -> u32 {
         self.channel.bytes() * self.channels
     }
 }
 
-/// What a coordinate outside an image stands for.
+/// Meaning of a coordinate outside an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressMode {
     /// The image repeats; normalized coordinates only, otherwise as `Clamp`.
@@ -106,12 +106,12 @@ pub enum AddressMode {
     Border,
 }
 
-/// A texture object.
+/// Texture object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Texture {
-    /// Its texels.
+    /// Image that holds the texels.
     pub image: Image,
-    /// The addressing mode of each dimension.
+    /// Addressing mode of each dimension.
     pub address_modes: [AddressMode; 3],
     /// Whether results are interpolated between texels.
     pub linear: bool,
@@ -123,25 +123,25 @@ pub struct Texture {
     pub as_floats: bool,
     /// Whether unsigned bytes hold colours with the sRGB curve, which reading undoes.
     pub srgb: bool,
-    /// Whether filtering a cube goes on beyond the edges of its faces.
+    /// Whether filtering a cube continues beyond the edges of its faces.
     pub seamless: bool,
     /// The border's channels, as bits.
     pub border: [u32; 4],
-    /// What is added to levels of detail.
+    /// Bias added to levels of detail.
     pub level_bias: f32,
-    /// The least and the greatest level of detail.
+    /// Minimum and maximum level of detail.
     pub level_clamp: [f32; 2],
 }
 
-/// The texture and surface objects that kernels name by handle.
+/// Lookup of the texture and surface objects that kernels name by handle.
 pub trait Objects: std::fmt::Debug + Sync {
-    /// The texture object of a handle.
+    /// Returns the texture object of a handle.
     fn texture(&self, handle: u64) -> Option<Arc<Texture>>;
-    /// The image of a surface object's handle.
+    /// Returns the image of a surface object's handle.
     fn surface(&self, handle: u64) -> Option<Arc<Image>>;
 }
 
-/// The objects that were used last.
+/// Most recently used objects.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     texture: Option<(u64, Arc<Texture>)>,
@@ -149,7 +149,8 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Does what is to be done for each lane, with the objects beside the memory that they lie in.
+    /// Calls `each` for every lane of `mask`, with the objects borrowed apart from the memory that
+    /// contains them.
     fn beside(
         global: &mut Global<'_>,
         mask: u32,
@@ -184,7 +185,7 @@ impl Recent {
     }
 }
 
-/// The object of a handle: what is kept, or else what is found and kept from now on.
+/// Returns the object of a handle: the cached one, or one that `find` returns, which is then cached.
 fn kept<T>(
     place: &mut Option<(u64, Arc<T>)>,
     handle: u64,
@@ -202,7 +203,7 @@ fn kept<T>(
         .ok_or(FaultKind::InvalidObject { handle })
 }
 
-/// Whether an image has what the code here relies on.
+/// Returns whether an image has the properties that this code relies on.
 fn is_sound(image: &Image) -> bool {
     let extents = image.levels.iter().flat_map(|level| level.extent);
     matches!(image.channels, 1 | 2 | 4)
@@ -248,7 +249,7 @@ pub(super) fn query(
     Ok(())
 }
 
-/// What `.height` says. Of layers of lines it is how many there are.
+/// Returns the value of a `.height` query: for layers of lines, the number of layers.
 fn height(image: &Image, extent: [u32; 3], surface: bool) -> u32 {
     match (image.dimensions, image.layered) {
         (1, true) => image.layers,
@@ -257,7 +258,7 @@ fn height(image: &Image, extent: [u32; 3], surface: bool) -> u32 {
     }
 }
 
-/// What `.depth` says. Of layers it is how many there are: of a surface, faces count as such.
+/// Returns the value of a `.depth` query: for layers, their number. A surface counts each face as one.
 fn depth(image: &Image, extent: [u32; 3], surface: bool) -> u32 {
     match image.dimensions {
         3 => extent[2],

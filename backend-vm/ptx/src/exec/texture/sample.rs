@@ -17,28 +17,28 @@ use crate::exec::launch::Launch;
 use crate::exec::memory::{LaneFault, Lanes};
 use crate::exec::step::word;
 
-/// Parts of the whole that normalized coordinates tell apart.
+/// Number of steps to which normalized coordinates are resolved.
 const NORMALIZED_PARTS: f64 = 2_097_152.0;
 
-/// What kind of image a fetch takes the texture for.
+/// Kind of image that a fetch expects of the texture.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     dimensions: usize,
     cube: bool,
 }
 
-/// Where in its dimensions a texel is wanted.
+/// Position of a texel.
 #[derive(Debug, Clone, Copy, Default)]
 struct Position {
-    /// In texels.
+    /// Coordinates in texels.
     at: [f64; 3],
-    /// The layer, or face of a cube.
+    /// Layer, or face of a cube.
     layer: u32,
 }
 
 impl Texture {
-    /// Where a coordinate lies in texels. An H200 brings a normalized one inside, cuts it to a whole number of
-    /// parts, and scales it.
+    /// Converts a coordinate to texels. An H200 moves a normalized one inside, truncates it to a whole number
+    /// of steps, and scales it.
     fn placed(&self, dimension: usize, x: f32, extent: u32, normalized: bool) -> f64 {
         let mode = match self.address_modes[dimension] {
             AddressMode::Wrap | AddressMode::Mirror if !normalized => AddressMode::Clamp,
@@ -58,7 +58,7 @@ impl Texture {
         at
     }
 
-    /// The place for filtering: where two texels in a row are the same, it is the middle of the first.
+    /// Returns the position for filtering. Where both texels are the same, it is the middle of the first.
     fn settled(&self, dimension: usize, at: f64, extent: u32) -> f64 {
         let extent = f64::from(extent);
         match self.address_modes[dimension] {
@@ -75,7 +75,7 @@ impl Texture {
         }
     }
 
-    /// The index inside the image for one outside; `None` stands for the border.
+    /// Maps an index outside the image to one inside; `None` stands for the border.
     fn inside(&self, dimension: usize, index: i64, extent: u32) -> Option<u32> {
         let (extent, last) = (i64::from(extent), i64::from(extent) - 1);
         let inside = match self.address_modes[dimension] {
@@ -90,7 +90,7 @@ impl Texture {
         Some(inside as u32)
     }
 
-    /// A texel of a level, as it is stored.
+    /// Reads a texel of a level, as it is stored.
     fn texel(
         &self,
         global: &mut Global<'_>,
@@ -112,7 +112,7 @@ impl Texture {
         texel::read(global, &self.image, level, place)
     }
 
-    /// The texel in which a position lies.
+    /// Reads the texel in which a position lies.
     fn closest(
         &self,
         global: &mut Global<'_>,
@@ -129,7 +129,7 @@ impl Texture {
         self.texel(global, level, shape, index, position.layer)
     }
 
-    /// Adds what a level gives at a position, as its texels count there: `total` in all.
+    /// Adds a level's filtered value at a position to `sum`, with weights that add up to `total`.
     fn gather_weighted(
         &self,
         global: &mut Global<'_>,
@@ -173,7 +173,7 @@ impl Texture {
         Ok(())
     }
 
-    /// A fetch from one level, without any filter.
+    /// Fetches from one level, without any filter.
     fn nearest(
         &self,
         global: &mut Global<'_>,
@@ -185,7 +185,7 @@ impl Texture {
         Ok(self.finish(texel))
     }
 
-    /// One channel of the four texels around a position.
+    /// Fetches one channel of the four texels around a position.
     fn gather(
         &self,
         global: &mut Global<'_>,
@@ -204,7 +204,8 @@ impl Texture {
         Ok(out)
     }
 
-    /// The levels to fetch from, and how much the second counts. Without a detail it is 0 and has no bias.
+    /// Returns the levels to fetch from, and the weight of the second. Without a detail the level is 0, and no
+    /// bias is added.
     fn levels(&self, detail: Option<f32>) -> (&Level, Option<(&Level, u32)>) {
         let levels = &self.image.levels;
         let last = (levels.len() - 1) as f32;
@@ -226,7 +227,7 @@ impl Texture {
     }
 }
 
-/// The level of detail at which neighbours in a grid are a texel apart.
+/// Returns the level of detail at which neighbours in a grid are a texel apart.
 fn detail_of(gradients: &[[f32; 3]; 2], level: &Level, normalized: bool) -> f32 {
     let length = |gradient: &[f32; 3]| {
         let scaled = gradient.iter().zip(level.extent).map(|(step, extent)| {
@@ -241,7 +242,7 @@ fn detail_of(gradients: &[[f32; 3]; 2], level: &Level, normalized: bool) -> f32 
     length(&gradients[0]).max(length(&gradients[1])).log2()
 }
 
-/// The coordinates of a lane.
+/// Returns the coordinates of a lane.
 fn coordinates(frame: &Frame, regs: &[u32], lane: usize) -> [u32; 3] {
     let mut out = [0; 3];
     for (value, &reg) in out.iter_mut().zip(regs) {
@@ -259,7 +260,7 @@ fn one(
 ) -> Result<Texel, FaultKind> {
     let geometry = args.geometry;
     let shape = Shape {
-        // A line is the only row of a plane, on whose edge the position lies.
+        // A line is sampled as a plane of one row, with the position on the row's edge.
         dimensions: match (geometry, args.layer) {
             (Geometry::OneD, None) => 2,
             _ => geometry.dimensions(),
@@ -272,7 +273,7 @@ fn one(
     let bits = coordinates(frame, &args.coordinates, lane);
     let base = &texture.image.levels[0];
     if args.integers {
-        // No filtering, no addressing modes: what lies outside is 0.
+        // No filtering and no addressing modes: a fetch outside returns 0.
         let level = match args.detail {
             Detail::Level(reg) => word(&frame.rows[reg as usize], lane) as usize,
             _ => 0,

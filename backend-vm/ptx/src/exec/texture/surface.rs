@@ -10,7 +10,7 @@ use crate::exec::launch::Launch;
 use crate::exec::memory::LaneFault;
 use crate::exec::step::word;
 
-/// The address of a lane's element, `None` if the access is to be left out.
+/// Returns the address of a lane's element, `None` if the access is skipped.
 fn address(
     frame: &Frame,
     image: &Image,

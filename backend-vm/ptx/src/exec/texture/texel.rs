@@ -1,4 +1,4 @@
-//! Texels: how they are stored, and what fetches make of them.
+//! Texels: storage formats, and conversion to the values that fetches return.
 #![expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -10,7 +10,7 @@ use crate::alu::half::{F16, Short};
 use crate::error::FaultKind;
 use crate::exec::global::{Global, Word};
 
-/// A texel's channels, extended to words: integers, or bits of singles.
+/// Channels of a texel, extended to words: integers, or bits of singles.
 pub(super) type Texel = [u32; 4];
 
 /// Reads a texel that lies inside its level.
@@ -47,7 +47,7 @@ pub(super) fn read(
     Ok(texel)
 }
 
-/// The sRGB curve, undone, in eight significant bits, as an H200 has it.
+/// Inverts the sRGB curve to eight significant bits, as an H200 does.
 pub(super) fn linear_colour(x: f32) -> f32 {
     let exact = if x <= 0.040_45 {
         x / 12.92
@@ -58,7 +58,7 @@ pub(super) fn linear_colour(x: f32) -> f32 {
 }
 
 impl Texture {
-    /// Whether fetches give floats.
+    /// Returns whether fetches return floats.
     pub(super) fn gives_floats(&self) -> bool {
         match self.image.channel {
             ChannelType::Single | ChannelType::Half => true,
@@ -67,7 +67,7 @@ impl Texture {
         }
     }
 
-    /// What integers are divided by where they are read as floats.
+    /// Returns the divisor of integers that are read as floats.
     pub(super) fn unit(&self) -> Option<f32> {
         self.gives_floats().then_some(match self.image.channel {
             ChannelType::Unsigned8 => 255.0,
@@ -78,7 +78,7 @@ impl Texture {
         })
     }
 
-    /// The border's colour, as texels of this type would hold it.
+    /// Returns the border's colour in the form in which texels of this type would hold it.
     pub(super) fn edge(&self) -> Texel {
         let mut texel = [0; 4];
         let channels = self.image.channels as usize;
@@ -102,14 +102,15 @@ impl Texture {
         texel
     }
 
-    /// Whether a channel holds a colour with the sRGB curve. The last of several channels is the opacity.
+    /// Returns whether a channel holds a colour with the sRGB curve. The last of several channels is the
+    /// opacity.
     pub(super) fn is_curved(&self, channel: usize) -> bool {
         let channels = self.image.channels as usize;
         let opacity = channels > 1 && channel == channels - 1;
         self.srgb && !opacity && self.unit() == Some(255.0)
     }
 
-    /// A texel as fetches give it: integers as they are, or as floats.
+    /// Converts a texel to the value that a fetch returns: integers unchanged, or floats.
     pub(super) fn finish(&self, mut texel: Texel) -> Texel {
         if let Some(scale) = self.unit() {
             for (channel, value) in texel.iter_mut().enumerate() {
