@@ -1,7 +1,8 @@
-//! What calls with wrong arguments return, beside what the native driver returned.
+//! Compares the results of calls with wrong arguments with those of the native driver.
 //!
-//! `native.txt` is what `bad_input` printed beside the driver of an H200 (580, CUDA 13.0). Where that ended the process, any
-//! error will do. `docs/bad-input.md` has a row for each other case whose answer is another one here, under the reason.
+//! `native.txt` is the output of `bad_input` on the driver of an H200 (580, CUDA 13.0). Where a call ended the process
+//! there, any error is accepted. `docs/bad-input.md` has a row for each other case with a different answer here, under
+//! its reason.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +13,7 @@ use crate::harness::{Finished, alone, finish, program, wormhole};
 const NATIVE: &str = include_str!("bad_input/native.txt");
 const PAGE: &str = include_str!("../../../docs/bad-input.md");
 
-/// Answers by their case, which is a function and what was wrong.
+/// Answers by case: the function and the wrong argument.
 type Answers<'a> = BTreeMap<(&'a str, &'a str), &'a str>;
 
 fn answers(text: &str) -> Answers<'_> {
@@ -25,7 +26,7 @@ fn answers(text: &str) -> Answers<'_> {
         .collect()
 }
 
-/// The rows of the page: case, native answer, answer here.
+/// Returns the rows of the page: case, native answer, answer here.
 fn rows(page: &str) -> BTreeMap<(&str, &str), (&str, &str)> {
     let rows = page.lines().filter(|line| line.starts_with("| cu"));
     rows.map(|row| {
@@ -44,7 +45,7 @@ fn ends_the_process(answer: &str) -> bool {
         .any(|word| answer.starts_with(word))
 }
 
-/// Rows that the page lacks, and what else is wrong.
+/// Returns the rows that the page lacks, and all other complaints.
 fn complaints(native: &Answers<'_>, here: &Answers<'_>, page: &str) -> String {
     let mut out = String::new();
     let mut rows = rows(page);
@@ -71,7 +72,7 @@ fn complaints(native: &Answers<'_>, here: &Answers<'_>, page: &str) -> String {
     out
 }
 
-/// The program's file of calls.
+/// Returns the content of the program's file of calls.
 fn calls() -> String {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared-ring/api"));
     let table = wormhole_idl::load(folder).expect("the table");
@@ -79,7 +80,7 @@ fn calls() -> String {
     wormhole_idl::calls(&table, &called)
 }
 
-/// Tries the functions in a run of this program with this file of calls.
+/// Tests all functions: `run` executes the given program with the given file of calls.
 pub fn is_answered_as_natively(run: impl FnOnce(&Path, &Path) -> Finished) {
     let calls = calls();
     let place = tempfile::tempdir().expect("a folder");

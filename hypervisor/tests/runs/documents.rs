@@ -1,4 +1,4 @@
-//! Runs the commands of README and of the pages in `docs`, as they stand there.
+//! Runs the commands of README and of the pages in `docs` unchanged.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ use std::process::{Command, Stdio};
 use crate::harness::{PATIENCE, alone, end_by, eventually, finish_at, program, stage};
 use rustix::process::Signal;
 
-/// The root of the sources.
+/// Returns the root of the sources.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The lines of all shell blocks, without their remarks.
+/// Returns the lines of all shell blocks, without their comments.
 fn commands() -> BTreeSet<String> {
     let pages = fs::read_dir(root().join("docs")).expect("the folder of pages");
     let pages = pages.flatten().map(|entry| entry.path());
@@ -32,7 +32,7 @@ fn commands() -> BTreeSet<String> {
     found
 }
 
-/// A folder like a user's: an installation, a program, and the files that the pages name.
+/// Creates a folder like a user's, with an installation, a program, and the files that the pages name.
 fn users_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
@@ -48,7 +48,8 @@ fn users_folder() -> tempfile::TempDir {
     folder
 }
 
-/// A command of a page, to be executed in this folder. It has no quotes, and at most a file for its standard input.
+/// Parses a command of a page for execution in this folder. The command has no quotes and at most one redirection, of
+/// standard input.
 fn parse(line: &str, folder: &Path) -> Command {
     let (words, input) = line.split_once(" < ").unwrap_or((line, "/dev/null"));
     let mut words = words.split_whitespace();
@@ -101,7 +102,7 @@ fn the_supervisor_serves_by_the_command_of_its_page() {
         end_by(&mut supervisor, Signal::TERM);
         return;
     }
-    // As the page says: nothing would limit the tenants.
+    // Without a cgroup the supervisor refuses to start, as the page says.
     let refused = supervisor.wait_with_output().expect("it has ended");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
@@ -113,7 +114,7 @@ fn the_pages_name_commands_that_there_are() {
     for line in commands() {
         let mut words = line.split_whitespace();
         let known = match words.next() {
-            // The gate itself executes those that set up, stage and test.
+            // `cargo xtask test` itself executes those that set up, stage and test.
             Some("cargo") => fs::read_to_string(root().join("xtask/src/main.rs"))
                 .expect("the source")
                 .contains(&variant(words.nth(1).expect("a command of xtask"))),
@@ -138,7 +139,7 @@ fn the_pages_name_commands_that_there_are() {
     }
 }
 
-/// The name that xtask's source has for a command: `cuda-python` is `CudaPython`.
+/// Returns the enum variant of a command in xtask's source: `CudaPython` for `cuda-python`.
 fn variant(command: &str) -> String {
     command
         .split('-')

@@ -1,4 +1,4 @@
-//! Programs are executed as execve(2) does, and the cause is named where they are not.
+//! Tests that programs are executed as execve(2) does, and that a failure names its cause.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::harness::{Finished, PATIENCE, alone, eventually, finish, leftovers, program, wormhole};
 
-/// Runs a program that is not to be executed at this placement: one sentence, and this status.
+/// Asserts that a program is not executed at this placement: one sentence on standard error, and this status.
 fn is_not_executed(placement: &str, program: &OsStr, status: i32, words: &str) {
     let run = finish(
         wormhole(&["run", "--placement", placement, "--"])
@@ -34,7 +34,7 @@ fn executable(path: &Path, content: &[u8]) {
     fs::set_permissions(path, Permissions::from_mode(0o755)).expect("it is ours");
 }
 
-/// A copy of the shell for a processor of another architecture.
+/// Returns a copy of the shell whose ELF header names another architecture.
 fn foreign() -> Vec<u8> {
     let mut program = fs::read("/bin/sh").expect("every machine has a shell");
     // EM_AARCH64 in e_machine.
@@ -122,7 +122,7 @@ fn a_script_is_called_by_the_path_that_was_given() {
     assert_eq!(run.stdout, "./link\n", "{}", run.stderr);
 }
 
-/// A run whose standard error is this file.
+/// Runs a command with this file as its standard error and returns the exit status.
 fn with_stderr(file: fs::File, command: &mut Command) -> Option<i32> {
     let status = command.stdout(Stdio::null()).stderr(file).status();
     status.expect("it starts").code()
@@ -148,7 +148,7 @@ fn a_standard_error_that_takes_nothing_does_not_change_the_status() {
     assert_eq!(with_stderr(full(), &mut wrong), Some(2));
 }
 
-/// `wormhole run` by a shell that has set a limit on the size of files.
+/// Creates a command that runs `wormhole run` under `ulimit -f`.
 fn limited(limit: &str, script: &str) -> Command {
     let mut shell = Command::new("bash");
     let run = wormhole(&["run", "--placement", "process", "--window", "64M", "--"]);
@@ -171,7 +171,7 @@ fn a_limit_on_the_size_of_files_is_named_and_does_not_change_the_status() {
         "{}",
         run.stderr
     );
-    // The files of window and device fit, and the standard error is as large already as it may become.
+    // The files of window and device fit, and standard error already has the largest allowed size.
     let limit = 256 << 30;
     let file = tempfile::tempfile().expect("a file");
     file.set_len(limit).expect("it is sparse");
@@ -183,11 +183,11 @@ fn a_limit_on_the_size_of_files_is_named_and_does_not_change_the_status() {
     let blocks = (limit >> 10).to_string();
     let run = |script| with_stderr(stderr(), &mut limited(&blocks, script));
     assert_eq!(run("exit 4"), Some(4));
-    // The signal's default action is the program's again.
+    // The program has the signal's default action again.
     assert_eq!(run("echo >&2; exit 4"), Some(128 + libc::SIGXFSZ));
 }
 
-/// Another user could listen at an address that can be guessed.
+/// Another user could listen on a guessed address.
 #[test]
 fn the_address_of_a_run_cannot_be_guessed() {
     let _alone = alone();
@@ -221,7 +221,7 @@ fn the_address_of_a_run_cannot_be_guessed() {
 fn a_dead_backend_is_said_counted_and_no_success() {
     let _alone = alone();
     let json = tempfile::NamedTempFile::new().expect("a file");
-    // The program does not look at what its device said.
+    // The program ignores its device's errors.
     let kills = "kill -9 $(pgrep -P $(ps -o ppid= -p $PPID) -x wormhole-superv); exit $0";
     for (status, expected) in [(0, 69), (7, 7)] {
         let run = finish(

@@ -1,4 +1,4 @@
-//! The same programs on the native driver and through Wormhole, on a machine with an NVIDIA GPU.
+//! Runs the same programs on the native driver and through Wormhole, on a machine with an NVIDIA GPU.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn forwarded(link: &str, name: &str) -> Finished {
     )
 }
 
-/// What the program itself wrote on standard error.
+/// Returns the program's own lines on standard error.
 fn own_stderr(run: &Finished) -> String {
     run.stderr
         .lines()
@@ -28,7 +28,7 @@ fn own_stderr(run: &Finished) -> String {
         .collect()
 }
 
-/// Output, error text and exit status are what the native driver gives.
+/// Asserts that output, error text and exit status equal those on the native driver.
 fn equals_native(link: &str, name: &str) {
     let _alone = alone();
     let (expected, got) = (native(link, name), forwarded(link, name));
@@ -94,7 +94,7 @@ fn eight_waiting_threads_are_released_soon_after_a_fault_is_detected() {
     are_released_after_detection("cuda:0");
 }
 
-/// The device's memory is one for all processes here, so that what a killed one held is seen to come back.
+/// All processes share the GPU's memory, so the test sees that a killed process's memory is freed.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_killed_process_gives_its_device_memory_back() {
@@ -124,7 +124,7 @@ fn a_killed_process_gives_its_device_memory_back() {
     }
 }
 
-/// Each party is killed in the middle of a run, and the device's memory is as before.
+/// Kills each party in the middle of a run. Used device memory then returns to its earlier value.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn kills_leave_no_device_memory_behind() {
@@ -144,7 +144,7 @@ fn kills_leave_no_device_memory_behind() {
     }
 }
 
-/// MiB of device memory in use, as the native driver counts them.
+/// Returns the MiB of device memory in use, as nvidia-smi counts them.
 fn used_memory() -> u64 {
     let run = finish(
         Command::new("nvidia-smi")

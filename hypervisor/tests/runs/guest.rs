@@ -1,4 +1,4 @@
-//! Programs in real guest VMs: on this machine's KVM where it runs Linux, on the emulated host otherwise.
+//! Runs programs in guest VMs: on this machine's KVM if it can run Linux, on the emulated host otherwise.
 
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -18,19 +18,19 @@ macro_rules! names {
     ($($name:ident)*) => { [$(stringify!($name)),*] };
 }
 
-/// The demo's programs.
+/// Programs of the demo.
 const PROGRAMS: &[&str] = &demo_programs!(names);
 
-/// Programs that are also built with a default stream for each thread.
+/// Programs that are also built for per-thread default streams.
 const PER_THREAD: &[&str] = &per_thread_programs!(names);
 
-/// The folders of programs that check the driver API with one device: each says `PASS` and its name.
+/// Folders of programs that check the driver API with one device. Each prints `PASS` and its name.
 const SUITES: [&str; 3] = ["api", "memory", "nvml"];
 
-/// The other folders of programs.
+/// Other folders of programs.
 const OTHERS: [&str; 6] = ["devices", "exits", "faults", "input", "lives", "order"];
 
-/// What tests here and in `guest_kill` start of these by name, beside [`FAULTS`].
+/// Programs of [`OTHERS`] that tests here and in `guest_kill` start by name, beside [`FAULTS`].
 const BY_NAME: [&str; 10] = [
     "bad_input",
     "eight_waiters",
@@ -44,7 +44,7 @@ const BY_NAME: [&str; 10] = [
     "steady",
 ];
 
-/// Programs that no guest runs.
+/// Programs that no guest runs, each with the reason.
 const NOT_IN_A_GUEST: [(&str, &str); 3] = [
     (
         "registered",
@@ -70,10 +70,11 @@ fn in_guest(kernel: &str, programs: &[PathBuf], script: &str, more: &[&str]) -> 
     finish(command.args(["--", "/bin/sh", "-c", script]))
 }
 
-/// A program by its name, and the runtime that it was built with.
+/// A program: the runtime that it was built with, and its name.
 type Built = (&'static str, String);
 
-/// Runs programs one after another in a guest, behind a script that may be empty; each says `PASS` and its name.
+/// Runs programs one after another in a guest, after a script that may be empty, and asserts that each prints `PASS`
+/// and its name.
 fn all_pass(kernel: &str, programs: &[Built], script: &str, more: &[&str]) -> Finished {
     let mut taken = Vec::new();
     let mut script = script.to_owned();
@@ -85,7 +86,7 @@ fn all_pass(kernel: &str, programs: &[Built], script: &str, more: &[&str]) -> Fi
         ));
         taken.push(path);
     }
-    // What programs load by themselves.
+    // Programs of `shared` load this library.
     taken.push(program("shared", "libcudart.so.13"));
     let run = in_guest(kernel, &taken, &script, more);
     assert!(
@@ -113,7 +114,7 @@ fn all_pass(kernel: &str, programs: &[Built], script: &str, more: &[&str]) -> Fi
     run
 }
 
-/// Each of these programs as it was built for each of these runtimes.
+/// Returns each of these programs as built for each of these runtimes.
 fn built(links: &[&'static str], names: &[&str]) -> Vec<Built> {
     links
         .iter()
@@ -131,12 +132,12 @@ fn the_demo_passes(kernel: &str) {
         "another kernel than {kernel}: {}",
         run.stdout
     );
-    // What the backend says of the guest's processes.
+    // Each program is one session in the backend's summary.
     let sessions = format!("{} sessions", programs.len());
     assert!(run.stderr.contains(&sessions), "{}", run.stderr);
 }
 
-/// The names of the programs in a folder of sources, in order.
+/// Returns the names of the programs in a folder of sources, in order.
 fn sources(folder: &str) -> Vec<String> {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../programs")).join(folder);
     let mut found: Vec<String> = std::fs::read_dir(path)
@@ -180,7 +181,7 @@ fn programs_pass_on_linux_6_1() {
 fn programs_pass_on_linux_6_12() {
     the_demo_passes("6.12");
 }
-/// Compiled by CUDA 11.8 and 12.4, the latter also with the runtimes of 12.1 and 12.9.
+/// The programs are compiled by CUDA 11.8 and 12.4, the latter also with the runtimes of 12.1 and 12.9.
 #[test]
 fn programs_of_earlier_releases_pass_in_a_guest() {
     let _alone = alone();
@@ -189,7 +190,7 @@ fn programs_of_earlier_releases_pass_in_a_guest() {
     all_pass("6.12", &programs, "", &[]);
 }
 
-/// The programs of the suites, each with the runtimes that its tests at `process` placement take.
+/// Returns the programs of the suites, each with the runtimes of its tests at `process` placement.
 fn suites() -> Vec<Built> {
     let mut found = built(&["static"], &["lives"]);
     for folder in SUITES {
@@ -212,7 +213,7 @@ fn the_suites_pass_in_a_guest() {
     all_pass("6.1", &suites(), "", &[]);
 }
 
-/// Faults, kernels that err, and what threads wait for and hand to each other.
+/// Covers faults, wrong kernels, waiting threads, and threads that pass a counter to each other.
 #[test]
 fn programs_in_a_guest_say_what_they_say_elsewhere() {
     let _alone = alone();
@@ -258,7 +259,7 @@ fn programs_in_a_guest_say_what_they_say_elsewhere() {
     assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
 }
 
-/// More than two thousand cases, most in a process of its own.
+/// Covers more than two thousand cases, most in a process of their own.
 #[test]
 fn bad_input_in_a_guest_is_answered_as_natively() {
     let _alone = alone();
@@ -273,8 +274,8 @@ fn bad_input_in_a_guest_is_answered_as_natively() {
     });
 }
 
-/// Root of the guest overwrites its session while it is served, sends garbage on control streams, and overwrites the whole
-/// window in the end. The sessions beside it compute, and the run ends in order.
+/// Root in the guest overwrites its session while the worker serves it, sends garbage on control streams, and finally
+/// overwrites the whole window. Neighbouring sessions compute correctly, and the run ends normally.
 #[test]
 fn an_attacker_in_a_guest_harms_its_own_session_and_not_the_host() {
     const NEIGHBOURS: [&str; 3] = ["vector_add", "reduction", "prefix_scan"];
@@ -294,7 +295,7 @@ fn an_attacker_in_a_guest_harms_its_own_session_and_not_the_host() {
             "{hostile} {way} & {first} & {second} & {third}; wait\n"
         ));
     }
-    // What reads the bootstrap after that is refused.
+    // Programs that read the bootstrap after that are refused.
     script.push_str(&format!("{hostile} window 4\n{first}; echo then $?\n"));
     let run = in_guest("6.1", &taken, &script, &[]);
     assert!(run.status.success(), "{}\n{}", run.stdout, run.stderr);
@@ -317,7 +318,7 @@ fn an_attacker_in_a_guest_harms_its_own_session_and_not_the_host() {
     }
 }
 
-/// Those that are for several devices, also where they see some only, and those that are for one.
+/// Runs a program for several devices, also with only some of them visible, and programs for one device.
 #[test]
 fn a_guest_sees_all_devices_of_its_tenant() {
     let _alone = alone();
@@ -363,7 +364,7 @@ fn the_checker_tells_a_guests_program_of_its_races() {
     }
 }
 
-/// What launching adds to a guest's exits: less than one in twenty, where a call that trapped would add one.
+/// Asserts that a launch adds less than 1/20 VM exit. A call that trapped would add one.
 #[test]
 fn launches_of_a_guest_make_no_exits() {
     const LAUNCHES: u64 = 20_480;
@@ -471,12 +472,12 @@ fn a_guests_program_has_the_input_and_the_variables_of_its_caller() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let input = folder.path().join("input");
-    // More than fits any buffer on the way.
+    // The input is larger than any buffer on the way.
     let bytes: Vec<u8> = (0u32..1 << 19).flat_map(u32::to_le_bytes).collect();
     std::fs::write(&input, bytes).expect("room");
     let sum = finish(Command::new("sha256sum").arg(&input)).stdout;
     let sum = sum.split(' ').next().expect("a sum");
-    // Each attempt opens the input anew. Options behind the program are the program's.
+    // The shell opens the input again for each attempt. Options behind the program belong to the program.
     let mut command = Command::new("/bin/sh");
     let run = finish(
         command
@@ -561,7 +562,7 @@ fn a_guest_that_panics_says_so() {
 #[test]
 fn a_window_that_the_kernel_took_as_memory_is_refused_by_name() {
     let _alone = alone();
-    // The same folder of images, but for what stands at the guest's place.
+    // A folder of images with another image in place of the guest's.
     let folder = tempfile::tempdir().expect("a folder");
     for (name, image) in [
         ("guest-6.12", format!("{}-6.12", wormhole_images::TAKEN)),
@@ -588,9 +589,9 @@ fn a_window_that_the_kernel_took_as_memory_is_refused_by_name() {
     }
 }
 
-/// A program in a small guest that takes memory until there is none left.
+/// Runs a program in a small guest that allocates memory until none is left.
 fn out_of_memory(before: &str) -> Finished {
-    // It keeps its input until the end of a line, which never comes.
+    // tail(1) buffers its input up to the end of a line, which never comes.
     let hungry = PathBuf::from("/usr/bin/tail");
     let script = format!("{before}{} /dev/zero", hungry.display());
     let more = ["--memory", "256M", "--window", "32M"];
@@ -620,7 +621,7 @@ fn a_program_killed_for_want_of_guest_memory_says_so() {
 #[test]
 fn a_guest_that_dies_for_want_of_memory_says_so() {
     let _alone = alone();
-    // Otherwise the kernel kills the program, and dies only if that does not help.
+    // Without this setting the kernel kills the program, and panics only if that does not help.
     let run = out_of_memory("echo 1 > /proc/sys/vm/panic_on_oom; ");
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert!(
@@ -643,13 +644,13 @@ fn a_guest_that_hangs_is_stopped() {
     );
 }
 
-/// Waits for a line of a guest's program while the run goes on.
+/// Returns true if the program has printed this line to the file.
 fn said(file: &std::path::Path, line: &str) -> bool {
     let text = std::fs::read_to_string(file).expect("it is there");
     text.lines().any(|said| said == line)
 }
 
-/// Also that no end of the launcher leaves a file behind, as the emulated host's first file system once was.
+/// Also asserts that no end of the launcher leaves a file behind. The emulated host's first file system was once left.
 #[test]
 fn signals_reach_a_guests_program_and_nothing_is_left_in_the_temporary_folder() {
     const SCRIPT: &str = "trap 'echo USR1' USR1; trap 'echo INT' INT; trap 'echo TERM; exit 9' TERM
@@ -688,7 +689,7 @@ fn signals_reach_a_guests_program_and_nothing_is_left_in_the_temporary_folder() 
     }
     assert_eq!(run.wait().expect("it ends").code(), Some(9));
 
-    // A program that does not end.
+    // A program that ignores SIGTERM.
     let stubborn = SCRIPT.replace("; exit 9", "");
     let mut run = start(&["--grace", "1"], &stubborn);
     send(&run, libc::SIGTERM);

@@ -1,5 +1,5 @@
-//! `kill -9` of the monitor, the supervisor and the worker while a program runs in a guest VM, on the
-//! emulated host: no hang, nothing left, and an error for whoever is left to receive it.
+//! Kills the monitor, the supervisor and the worker with SIGKILL while a program runs in a guest VM on the emulated
+//! host. The run must not hang or leave processes behind, and surviving parties get an error.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use wormhole_images::{EmulatedHost, Ending, HostRun, Image, Kernel, host_overlay
 
 use crate::harness::{FAILED_EMULATION, alone, for_emulation, images, program, stage};
 
-/// What the scripts use beside the shell.
+/// Tools that the script uses beside the shell.
 const TOOLS: [&str; 6] = [
     "/bin/cat",
     "/bin/grep",
@@ -18,8 +18,8 @@ const TOOLS: [&str; 6] = [
     "/usr/bin/tr",
 ];
 
-/// Starts a program that never ends in a guest, kills a party once the program runs, and says how the run
-/// ended and what it printed.
+/// Script that starts an endless program in a guest, kills a party once the program runs, and prints the run's status
+/// and output.
 const SCRIPT: &str = r#"
 mkdir -p /usr/lib/lib
 ln -s /usr/lib/wormhole /usr/lib/lib/wormhole
@@ -67,7 +67,7 @@ done
 echo "nothing is left"
 "#;
 
-/// What the script said of the kill of `party`.
+/// Runs the script for `party` and returns its output.
 fn kill(party: &str) -> String {
     let _alone = alone();
     let images = images();

@@ -1,4 +1,4 @@
-//! Runs the staged `wormhole` as a user would.
+//! Harness that runs the staged `wormhole` as a user would.
 //!
 //! `cargo xtask test` stages an installation and builds the programs, then names both in the environment.
 
@@ -15,25 +15,26 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long any one run may take before it counts as hung.
+/// Time after which a run at `process` placement counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The same in a guest: less than after which `wormhole` gives a guest up.
+/// Time after which a run in a guest counts as hung. It is shorter than the time after which `wormhole` gives a guest
+/// up.
 const GUEST_PATIENCE: Duration = Duration::from_secs(590);
 
-/// The staged installation.
+/// Returns the folder of the staged installation.
 pub fn stage() -> PathBuf {
     from_environment("WORMHOLE_STAGE")
 }
 
-/// A built program: `link` is `static` or `shared`, or an earlier release such as `cuda12`.
+/// Returns the path of a built program. `link` is `static` or `shared`, or an earlier release such as `cuda12`.
 pub fn program(link: &str, name: &str) -> PathBuf {
     let path = from_environment("WORMHOLE_PROGRAMS").join(link).join(name);
     assert!(path.is_file(), "{} is not built", path.display());
     path
 }
 
-/// Hands the names of the demo's programs to a macro. Each is built with the static and the shared runtime.
+/// Passes the names of the demo's programs to a macro. Each is built with the static and the shared runtime.
 macro_rules! demo_programs {
     ($to:ident) => {
         $to! {
@@ -45,7 +46,7 @@ macro_rules! demo_programs {
 }
 pub(crate) use demo_programs;
 
-/// Hands on the names of the programs that are built once more with a default stream for each thread.
+/// Passes the names of the programs that are also built for per-thread default streams to a macro.
 macro_rules! per_thread_programs {
     ($to:ident) => {
         $to! {
@@ -55,7 +56,7 @@ macro_rules! per_thread_programs {
 }
 pub(crate) use per_thread_programs;
 
-/// The folder of images.
+/// Returns the folder of images.
 pub fn images() -> PathBuf {
     from_environment("WORMHOLE_IMAGES")
 }
@@ -66,8 +67,8 @@ fn from_environment(key: &str) -> PathBuf {
         .into()
 }
 
-/// Gives a command the dispositions of signals that it has by default: who started the tests may ignore some, as nohup(1)
-/// and a shell's background do.
+/// Sets the default signal dispositions for a command. The parent of the tests may ignore some signals, as nohup(1) and
+/// a shell's background jobs do.
 pub fn with_own_signals(command: &mut Command) -> &mut Command {
     // SAFETY: signal is safe between fork and exec; no handler is installed.
     unsafe {
@@ -87,7 +88,7 @@ pub fn with_own_signals(command: &mut Command) -> &mut Command {
     }
 }
 
-/// What a finished run left.
+/// Result of a finished run.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
@@ -95,27 +96,27 @@ pub struct Finished {
     pub stderr: String,
 }
 
-/// Runs go one at a time: each has every processor, and what one leaves behind is told from another's.
+/// Serialises runs, so that each has all processors and its leftovers are not mistaken for another run's.
 pub fn alone() -> MutexGuard<'static, ()> {
     static RUN: Mutex<()> = Mutex::new(());
     RUN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `wormhole` with these arguments.
+/// Creates a command of `wormhole` with these arguments.
 pub fn wormhole(args: &[&str]) -> Command {
     let mut command = Command::new(stage().join("bin/wormhole"));
     command.args(args).stdin(Stdio::null());
     command
 }
 
-/// Runs a command to its end; a run that outlasts its patience fails the test. When the emulated host fails, or hangs
-/// with the guest in it, another one is taken.
+/// Runs a command to its end. A run that takes too long fails the test. If the emulated host fails, or hangs with its
+/// guest, the run is repeated.
 pub fn finish(command: &mut Command) -> Finished {
     let in_guest = command.get_args().any(|argument| argument == "host");
     finish_at(command, in_guest)
 }
 
-/// As [`finish`], told whether the program runs in a guest.
+/// Runs a command as [`finish`] does; `in_guest` says whether the program runs in a guest.
 pub fn finish_at(command: &mut Command, in_guest: bool) -> Finished {
     let patience = if in_guest { GUEST_PATIENCE } else { PATIENCE };
     for_emulation(|| {
@@ -138,10 +139,10 @@ pub fn finish_at(command: &mut Command, in_guest: bool) -> Finished {
 
 /// `wormhole`'s exit status for a failure of the emulated host.
 pub const FAILED_EMULATION: u8 = 75;
-/// How often the emulated host may fail one test.
+/// Number of failures of the emulated host that fail a test.
 const EMULATIONS: u32 = 3;
 
-/// Makes attempts until the emulated host does not fail. Each failure is told at once, beside what the test prints.
+/// Repeats an attempt until the emulated host does not fail. Prints each failure at once, uncaptured by the test.
 pub fn for_emulation<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
     for _ in 1..EMULATIONS {
         match attempt() {
@@ -155,7 +156,7 @@ pub fn for_emulation<T>(mut attempt: impl FnMut() -> Result<T, String>) -> T {
     attempt().unwrap_or_else(|said| panic!("the emulated host failed {EMULATIONS} times: {said}"))
 }
 
-/// Waits for a child whose output is piped; fails with what it said if it takes longer than this.
+/// Waits for a child whose output is piped. If it takes longer than `patience`, fails with its standard error.
 fn wait(mut child: Ended, start: Instant, patience: Duration) -> Result<Finished, String> {
     let stdout = drain(child.0.stdout.take());
     let stderr = drain(child.0.stderr.take());
@@ -164,7 +165,7 @@ fn wait(mut child: Ended, start: Instant, patience: Duration) -> Result<Finished
             break status;
         }
         if start.elapsed() > patience {
-            // Everything a run consists of ends with the launcher.
+            // All processes of a run end with the launcher.
             drop(child);
             let text = stderr.join().expect("its output was read");
             return Err(format!(
@@ -191,7 +192,7 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<St
     })
 }
 
-/// Processes of the backend: what a run must not leave behind.
+/// Returns the running processes of the backend, which a run must not leave behind.
 pub fn leftovers() -> Vec<PathBuf> {
     let parts = stage().join("lib/wormhole");
     processes()
@@ -199,12 +200,12 @@ pub fn leftovers() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Running programs of this name.
+/// Returns the running programs of this name.
 pub fn running(name: &str) -> Vec<PathBuf> {
     processes().filter(|path| path.ends_with(name)).collect()
 }
 
-/// What the processes of this system were started from.
+/// Returns the files that the processes of this system were started from.
 fn processes() -> impl Iterator<Item = PathBuf> {
     fs::read_dir("/proc")
         .expect("proc is mounted")
@@ -212,8 +213,8 @@ fn processes() -> impl Iterator<Item = PathBuf> {
         .filter_map(|entry| started_from(entry.file_name().to_str()?.parse().ok()?))
 }
 
-/// The file that a process says it was started from. Its executable would tell less: a confined worker's
-/// is named by a path that is its own.
+/// Returns the first word of a process's command line. `/proc/PID/exe` is no alternative: a confined worker has its own
+/// mount namespace, in which its executable has another path.
 fn started_from(pid: u32) -> Option<PathBuf> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let first = line
@@ -223,7 +224,7 @@ fn started_from(pid: u32) -> Option<PathBuf> {
     Some(OsStr::from_bytes(first).into())
 }
 
-/// Waits until a condition holds; says what was awaited if it never does.
+/// Waits until a condition holds. Panics with `what` if it does not hold in time.
 pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -235,7 +236,7 @@ pub fn eventually(what: &str, within: Duration, mut holds: impl FnMut() -> bool)
     }
 }
 
-/// A copy of the staged programs and libraries at a place that every user can read.
+/// Copies the staged programs and libraries to a folder that every user can read.
 pub fn published_stage() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
@@ -243,7 +244,7 @@ pub fn published_stage() -> tempfile::TempDir {
         let to = folder.path().join(part);
         fs::create_dir_all(&to).expect("a folder");
         let entries = fs::read_dir(stage().join(part)).expect("it is staged");
-        // The others are symbols.
+        // Folders hold symbols.
         for file in entries.flatten().filter(|entry| entry.path().is_file()) {
             fs::copy(file.path(), to.join(file.file_name())).expect("a copy");
         }
@@ -251,7 +252,8 @@ pub fn published_stage() -> tempfile::TempDir {
     folder
 }
 
-/// Sends a launcher the signal until it has ended: the second SIGTERM, and those after it, kill what the first does not.
+/// Sends a launcher the signal until it has ended. From the second SIGTERM on, the launcher kills programs that the
+/// first one did not end.
 pub fn end_by(launcher: &mut Child, signal: Signal) {
     let pid = Pid::from_child(launcher);
     eventually("the launcher's end", PATIENCE, || {
@@ -261,7 +263,7 @@ pub fn end_by(launcher: &mut Child, signal: Signal) {
     launcher.wait().expect("it is a child");
 }
 
-/// A run that is under way, and the processes it consists of.
+/// A running `wormhole` with its processes.
 #[derive(Debug)]
 pub struct Underway {
     child: Ended,
@@ -271,7 +273,7 @@ pub struct Underway {
 }
 
 impl Underway {
-    /// Starts a run whose program prints a line once it is in the middle of its work.
+    /// Starts a run whose program prints a line when it is in the middle of its work.
     pub fn start(command: &mut Command) -> Self {
         use std::io::{BufRead, BufReader};
         let start = Instant::now();
@@ -300,14 +302,14 @@ impl Underway {
         }
     }
 
-    /// Waits until the program said its first line.
+    /// Waits until the program has printed its first line, and returns it.
     pub fn working(&self) -> String {
         self.first_line
             .recv_timeout(PATIENCE)
             .expect("the program says that it is at work")
     }
 
-    /// The process number of `wormhole`.
+    /// Returns the process id of `wormhole`.
     pub fn id(&self) -> u32 {
         self.child.0.id()
     }
@@ -334,7 +336,7 @@ impl Underway {
         }
     }
 
-    /// Waits for the end of the run.
+    /// Waits for the end of the run and returns its result.
     pub fn finish(self) -> Finished {
         let finished = wait(self.child, self.start, PATIENCE);
         let mut finished = finished.unwrap_or_else(|hung| panic!("{hung}"));
@@ -343,7 +345,7 @@ impl Underway {
     }
 }
 
-/// A child that does not outlive the test that started it.
+/// A child process, killed on drop so that it does not outlive its test.
 #[derive(Debug)]
 struct Ended(Child);
 
@@ -355,7 +357,7 @@ impl Drop for Ended {
     }
 }
 
-/// A process and all that descend from it.
+/// Returns a process and all its descendants.
 pub fn descendants(root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;

@@ -1,5 +1,5 @@
-//! File systems that never answer, as a network file system whose server is gone: a run that waits for one can be ended,
-//! and holds up no other.
+//! Tests runs on file systems that never answer, like a network file system whose server is gone: a waiting run can be
+//! ended, and delays no other run.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -13,9 +13,9 @@ use rustix::process::Signal;
 
 use crate::harness::{PATIENCE, alone, descendants, end_by, eventually, finish, program, wormhole};
 
-/// A FUSE mount whose daemon says that it is there and then reads nothing more. It is gone with its value.
+/// A FUSE mount whose daemon answers FUSE_INIT and then reads no further request. It is unmounted on drop.
 struct HungMount {
-    /// The daemon's side. Its last close ends all waiting.
+    /// The daemon's descriptor of /dev/fuse. Its last close ends all waits.
     device: Option<File>,
     folder: tempfile::TempDir,
 }
@@ -61,7 +61,7 @@ impl HungMount {
         self.folder.path().join(name)
     }
 
-    /// Whether a process waits for an answer. Its request is not read, so the kernel lets it be killed.
+    /// Returns true if a process waits for an answer. Its request stays unread, so the process can be killed.
     fn is_waited_for(&self) -> bool {
         let device = self.device.as_ref().expect("it is open");
         let mut polled = libc::pollfd {
@@ -78,7 +78,7 @@ impl Drop for HungMount {
     fn drop(&mut self) {
         drop(self.device.take());
         let place = self.place();
-        // SAFETY: a C string that outlives the call. It fails if nothing is mounted there.
+        // SAFETY: a C string that outlives the call. The call fails if nothing is mounted there.
         unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) };
     }
 }
@@ -97,7 +97,7 @@ fn answer_init(device: &mut File) -> io::Result<()> {
     let mut answer = Vec::new();
     answer.extend(u32::try_from(HEADER + INIT_OUT).unwrap_or(0).to_ne_bytes());
     answer.extend(0i32.to_ne_bytes());
-    // The request's number, after its length and its kind.
+    // The request's `unique` field, which follows `len` and `opcode`.
     answer.extend(&request[8..16]);
     answer.extend(VERSION.iter().flat_map(|number| number.to_ne_bytes()));
     answer.resize(HEADER + INIT_OUT, 0);
@@ -147,7 +147,7 @@ fn a_run_that_waits_for_a_hung_file_system_ends_when_asked_and_its_neighbour_com
             eventually("the request's end", PATIENCE, || !mount.is_waited_for());
         }
     }
-    // At this placement a run has no files of its own.
+    // At `process` placement a run creates no temporary files.
     let unhurt = finish(in_process(&[], None, &computes).env("TMPDIR", mount.path("")));
     assert!(unhurt.stdout.contains("PASS"), "{}", unhurt.stderr);
 }

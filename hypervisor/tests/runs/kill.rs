@@ -1,4 +1,5 @@
-//! `kill -9` of each party in the middle of a run: no hang, no leak, and an error for whoever is left.
+//! Kills each party with SIGKILL in the middle of a run. The run must not hang or leave processes behind, and surviving
+//! parties get an error.
 
 use crate::harness::{
     PATIENCE, Underway, alone, eventually, leftovers, program, running, wormhole,
@@ -19,7 +20,7 @@ fn nothing_is_left() {
     });
 }
 
-/// The program's synchronize returned with this error.
+/// Asserts that the program's cudaDeviceSynchronize returned this error.
 fn assert_error(stdout: &str, error: &str) {
     let said = stdout
         .lines()

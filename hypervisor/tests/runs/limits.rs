@@ -1,4 +1,4 @@
-//! Limits of the system: each is named, and nothing hangs or goes on with a wrong result.
+//! Tests runs under limits of the system: each is named in an error, and no run hangs or continues with a wrong result.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,17 +12,17 @@ use crate::harness::{
     Finished, PATIENCE, alone, end_by, eventually, finish, program, published_stage, wormhole,
 };
 
-/// A user with no processes, for which limits of processes count from 0.
+/// User id without processes, so that its RLIMIT_NPROC counts only the test's.
 const USER: u32 = 54_321;
 
-/// The stage and a program at a place that every user can read.
+/// Copies the stage and a program to a folder that every user can read.
 fn published(name: &str) -> tempfile::TempDir {
     let folder = published_stage();
     fs::copy(program("static", name), folder.path().join(name)).expect("a copy");
     folder
 }
 
-/// `wormhole run` at `process` placement by [`USER`], who may have so many processes and threads.
+/// Creates a command of `wormhole run` at `process` placement as [`USER`], with `tasks` as its RLIMIT_NPROC.
 fn limited(published: &Path, tasks: u64, command: &[&str]) -> Command {
     let mut run = Command::new(published.join("bin/wormhole"));
     run.args(["run", "--placement", "process", "--"])
@@ -41,7 +41,7 @@ fn limited(published: &Path, tasks: u64, command: &[&str]) -> Command {
     run
 }
 
-/// From none at all to enough, the program computes or a sentence names the limit.
+/// For each limit from too few to enough tasks, the program computes or a sentence names the limit.
 #[test]
 fn a_limit_of_processes_is_named_wherever_it_is_reached() {
     if !geteuid().is_root() {
@@ -71,7 +71,7 @@ fn a_limit_of_processes_is_named_wherever_it_is_reached() {
     assert!(passed > 0, "40 are enough");
 }
 
-/// `wormhole run` of nothing by a shell that has set a limit.
+/// Runs `wormhole run -- /bin/true` in a shell with this `ulimit`.
 fn under(limit: &str) -> Finished {
     let inner = wormhole(&["run", "--placement", "process", "--", "/bin/true"]);
     let mut shell = Command::new("bash");
@@ -86,7 +86,7 @@ fn under(limit: &str) -> Finished {
 #[test]
 fn a_supervisor_that_ends_at_its_start_is_explained_once() {
     let _alone = alone();
-    // Enough for the launcher.
+    // Each limit suffices for the launcher.
     for files in ["12", "20", "40", "100"] {
         let run = under(&format!("-n {files}"));
         assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
@@ -108,7 +108,7 @@ fn a_limit_of_memory_is_named_where_a_thread_has_no_stack() {
     assert!(run.stderr.contains("RLIMIT_DATA"), "{}", run.stderr);
 }
 
-/// The processes and threads of a user.
+/// Returns the number of processes and threads of a user.
 fn tasks_of(user: u32) -> usize {
     let processes = fs::read_dir("/proc").expect("it is mounted").flatten();
     let own = processes.filter(|entry| entry.metadata().is_ok_and(|data| data.uid() == user));
@@ -116,7 +116,7 @@ fn tasks_of(user: u32) -> usize {
         .sum()
 }
 
-/// Each of the program's processes makes more, some of which use CUDA. The limit of its user is all that bounds it.
+/// Each process of the program forks more, some of which use CUDA. Only its user's RLIMIT_NPROC bounds them.
 #[test]
 fn a_fork_bomb_ends_with_its_launcher_and_its_neighbour_computes() {
     const TASKS: u64 = 60;

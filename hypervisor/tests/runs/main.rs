@@ -1,5 +1,5 @@
-//! The staged `wormhole`, run as a user runs it: at `process` placement, in guest VMs, on a GPU, with
-//! every party killed in the middle of a run, and where it has to refuse.
+//! Tests of the staged `wormhole`, run as a user runs it: at `process` placement, in guest VMs, on a GPU, with each
+//! party killed in the middle of a run, and in cases that it must refuse.
 
 mod bad_input;
 mod documents;

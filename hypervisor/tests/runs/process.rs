@@ -1,4 +1,4 @@
-//! Programs at `process` placement, on the CPU device.
+//! Runs programs at `process` placement on the CPU device.
 
 use crate::harness::{
     Finished, PATIENCE, alone, demo_programs, eventually, finish, leftovers, per_thread_programs,
@@ -6,17 +6,17 @@ use crate::harness::{
 };
 use crate::waiters::are_released_after_detection;
 
-/// Runs one program and checks that it verified its own results and left nothing behind.
+/// Runs one program and asserts that it verified its own results and left no process behind.
 fn passes(link: &str, name: &str) -> Finished {
     passes_on("cpu", link, name)
 }
 
-/// The same on these devices.
+/// Like [`passes`], on these devices.
 fn passes_on(devices: &str, link: &str, name: &str) -> Finished {
     passes_with(devices, None, link, name)
 }
 
-/// The same where the program sees these of them only.
+/// Like [`passes_on`], with only the devices `visible` in CUDA_VISIBLE_DEVICES.
 fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) -> Finished {
     let _alone = alone();
     let path = program(link, name);
@@ -41,10 +41,10 @@ fn passes_with(devices: &str, visible: Option<&str>, link: &str, name: &str) -> 
     run
 }
 
-/// Programs that call what the runtime of CUDA 12.1 lacks.
+/// Programs that call functions which the runtime of CUDA 12.1 lacks.
 pub const AFTER_12_1: [&str; 1] = ["graphs"];
 
-/// Programs that CUDA 12.4 compiled, with an earlier and a later runtime.
+/// Runs a program compiled by CUDA 12.4 with an earlier and a later runtime.
 fn passes_with_other_runtimes(name: &str) {
     if !AFTER_12_1.contains(&name) {
         passes("cuda12.1", name);
@@ -90,7 +90,7 @@ fn managed_variables_are_reached_by_both_sides() {
 
 macro_rules! programs_pass_per_thread {
     ($($name:ident)*) => {
-        /// With a default stream for each thread, whose functions have names of their own.
+        /// Programs built for per-thread default streams, for which the API has separate function names.
         mod per_thread {$(
             #[test]
             fn $name() {
@@ -229,11 +229,11 @@ fn boxes_are_copied_between_all_kinds_of_memory() {
 fn several_devices_reach_each_other() {
     passes_on("cpu:2", "static", "peers");
     passes_on("cpu:3", "shared", "peers");
-    // The last is passed over, and the first is the second.
+    // The last device is invisible, and the first two are exchanged.
     passes_with("cpu:3", Some("1,0"), "static", "peers");
 }
 
-/// A program that was written for one device finds its own among several.
+/// A program written for one device runs on one of several.
 #[test]
 fn programs_for_one_device_run_on_one_of_several() {
     for name in ["vector_add", "pools", "virtual_memory", "contexts"] {
@@ -241,7 +241,7 @@ fn programs_for_one_device_run_on_one_of_several() {
     }
 }
 
-/// Runs a program under the checker of the CPU device; what that said.
+/// Runs a program under the checker of the CPU device and returns the checker's lines.
 fn checked(name: &str) -> Vec<String> {
     let _alone = alone();
     let path = program("static", name);
@@ -295,7 +295,7 @@ macro_rules! programs_are_clean {
 
 demo_programs!(programs_are_clean);
 
-/// As Python's bindings for CUDA do, with a toolkit's folder in the user's own path.
+/// Opens the driver as Python's bindings for CUDA do, with a toolkit's folder in the user's LD_LIBRARY_PATH.
 #[test]
 fn the_driver_is_opened_by_either_of_its_names() {
     let _alone = alone();
@@ -381,7 +381,7 @@ fn a_program_ended_by_a_signal_reports_it_as_a_shell_does() {
     );
 }
 
-/// Programs that are built once more with a kernel that errs.
+/// Programs that are also built with a wrong kernel.
 pub const BROKEN: [&str; 3] = ["vector_add", "prefix_scan", "black_scholes"];
 
 #[test]
@@ -407,8 +407,8 @@ fn a_neighbours_memory_is_free_within_a_second_of_its_kill() {
     assert!(run.stdout.contains("PASS neighbour"), "{}", run.stdout);
 }
 
-/// Each case is as natively: forks before and after the first call, other programs, threads, two runtimes, and every
-/// order of ends.
+/// Covers forks before and after the first call, execve, threads, two runtimes, and every order of ends. Each case
+/// behaves as natively.
 #[test]
 fn processes_fork_and_end_in_every_order() {
     passes("static", "lives");
@@ -449,11 +449,11 @@ fn the_default_window_has_room_for_as_many_sessions_as_a_tenant_may_have() {
         "{}",
         run.stderr
     );
-    // Copies have fewer staging buffers than they would like, which is no failure to speak of.
+    // Copies get fewer staging buffers than they ask for, which is no failure and is not logged.
     assert!(!run.stderr.contains("has no room"), "{}", run.stderr);
 }
 
-/// A window that page-locked memory has filled.
+/// Runs a program that fills the window with page-locked memory.
 #[test]
 fn memory_is_copied_when_page_locked_memory_has_filled_the_window() {
     for link in ["static", "shared"] {
@@ -481,7 +481,7 @@ fn eight_waiting_threads_are_released_soon_after_a_fault_is_detected() {
     are_released_after_detection("cpu");
 }
 
-/// Programs with faults, asserts and printf, and lines that a GPU printed for them.
+/// Programs with faults, asserts and printf, and lines of their output on a GPU.
 pub const FAULTS: [(&str, &[&str]); 5] = [
     (
         "trap",

@@ -1,4 +1,4 @@
-//! Runs that cannot start: one sentence that says why, exit status 2, and nothing left behind.
+//! Tests runs that cannot start: one sentence with the reason, exit status 2, and no leftovers.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -14,20 +14,20 @@ use crate::harness::{
     PATIENCE, alone, eventually, finish, images, leftovers, published_stage, stage, wormhole,
 };
 
-/// Nobody's user and group.
+/// User and group id of `nobody`.
 const NOBODY: u32 = 65534;
 
-/// `wormhole run` with these arguments refuses, and what it says holds `expected`.
+/// Asserts that `wormhole run` with these arguments refuses with a sentence that contains `expected`.
 fn refuses(args: &[&str], expected: &str) {
     let mut command = wormhole(&["run"]);
     refused(command.args(args), expected);
 }
 
-/// As [`refuses`], for a command that lacks the program and where to leave the summary.
+/// Like [`refuses`], for a command that lacks only the program and `--json`.
 fn refused(command: &mut Command, expected: &str) {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
-    // Whoever runs the command may write the summary.
+    // The command may run as another user, which must be able to write the summary.
     fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("it is ours");
     let json = folder.path().join("summary.json");
     let before = shared_memory();
@@ -39,7 +39,7 @@ fn refused(command: &mut Command, expected: &str) {
     );
     assert_eq!(run.status.code(), Some(2), "{}", run.stderr);
     assert_eq!(run.stdout, "");
-    // The supervisor's log is apart from what the command says.
+    // Lines of the supervisor's log do not count.
     let said: Vec<&str> = run
         .stderr
         .lines()
@@ -65,7 +65,7 @@ fn shared_memory() -> BTreeSet<OsString> {
         .collect()
 }
 
-/// A folder of images with these of the built ones.
+/// Creates a folder of images with links to these built ones.
 fn some_images(names: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for name in names {
@@ -74,7 +74,7 @@ fn some_images(names: &[&str]) -> tempfile::TempDir {
     folder
 }
 
-/// Takes a file out of one of the images of [`some_images`], which becomes an image of its own.
+/// Removes a file from one of the images of [`some_images`]; the image becomes a folder of links.
 fn without(folder: &Path, image: &str, file: &str) {
     let place = folder.join(image);
     fs::remove_file(&place).expect("it is a link");
@@ -88,13 +88,13 @@ fn without(folder: &Path, image: &str, file: &str) {
     }
 }
 
-/// `wormhole run` as a user who may do nothing; none where the tests' own user cannot become another.
+/// Creates a command of `wormhole run` as user `nobody`. Returns `None` if the tests do not run as root.
 fn as_nobody(args: &[&str]) -> Option<(tempfile::TempDir, Command)> {
     if !geteuid().is_root() {
         eprintln!("skipped: only root can become another user");
         return None;
     }
-    // The way to the installation may be closed to others.
+    // Other users may not be able to reach the staged installation.
     let folder = published_stage();
     let mut command = Command::new(folder.path().join("bin/wormhole"));
     command
@@ -188,7 +188,7 @@ fn an_image_without_its_kernel_is_named() {
             "{} is damaged: vmlinuz is missing",
             folder.path().join(image).display()
         );
-        // This machine's KVM, if it has none that runs Linux, is no part of the sentence.
+        // The sentence does not mention a KVM of this machine that cannot run Linux.
         for host in ["emulated", "auto"] {
             refused(
                 wormhole(&["run", "--host", host]).env("WORMHOLE_IMAGES", folder.path()),
@@ -237,7 +237,7 @@ fn options_of_guests_are_refused_where_there_is_none() {
 
 #[test]
 fn guests_that_cannot_be_are_refused_before_anything_starts() {
-    // Nothing is looked for where there is no image.
+    // An empty folder of images.
     let nowhere = tempfile::tempdir().expect("a folder");
     for (option, value, words) in [
         ("--cpus", "0", "'--cpus <CPUS>'"),

@@ -1,4 +1,4 @@
-//! Signals to the launcher are the program's, and nothing that the program started outlives the launcher.
+//! Tests that the launcher forwards signals to the program, and that no process of the program outlives the launcher.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,7 +14,7 @@ use crate::harness::{
     with_own_signals, wormhole,
 };
 
-/// Says which signals it gets, and ends by SIGTERM with status 5.
+/// Script that prints the signals it receives, and exits with status 5 on SIGTERM.
 const TELLS: &str = r#"
 for signal in HUP INT QUIT USR1 USR2; do trap "echo $signal" $signal; done
 trap 'echo TERM; exit 5' TERM
@@ -22,10 +22,10 @@ echo ready
 while :; do sleep 0.02; done
 "#;
 
-/// A second request to end comes at least so long after the first.
+/// Time from the first request to end to the second.
 const REPETITION: Duration = Duration::from_millis(600);
 
-/// Ignores what asks it to end.
+/// Script that ignores all requests to end.
 const STUBBORN: &str = "trap '' HUP INT QUIT TERM; echo ready; while :; do sleep 0.02; done";
 
 fn in_process(options: &[&str], script: &str) -> Command {
@@ -40,7 +40,7 @@ fn send(process: u32, signal: libc::c_int) {
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
 
-/// A launcher of its own process group, and its output line by line.
+/// A launcher in its own process group, with its output line by line.
 struct Told {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -64,7 +64,7 @@ impl Told {
         assert_eq!(said, format!("{line}\n"));
     }
 
-    /// The exit status, and what was said last on both streams.
+    /// Waits for the end and returns the exit status and the rest of both streams.
     fn ends(mut self) -> (Option<i32>, String, String) {
         let (mut out, mut err) = (String::new(), String::new());
         self.lines.read_to_string(&mut out).expect("it can be read");
@@ -112,7 +112,7 @@ fn a_signal_to_the_process_group_reaches_the_program_once() {
     }
     // SAFETY: as above.
     assert_eq!(unsafe { libc::kill(-group, libc::SIGTERM) }, 0);
-    // The shell says on its standard error that its `sleep` was signalled as well.
+    // The shell reports on its standard error that its `sleep` was signalled as well.
     let (status, said, _) = run.ends();
     assert_eq!((status, said.as_str()), (Some(5), "TERM\n"));
 }
@@ -153,7 +153,7 @@ fn a_second_request_kills_a_stubborn_program() {
     let mut run = Told::start(&mut in_process(&[], STUBBORN));
     run.says("ready");
     send(run.child.id(), libc::SIGINT);
-    // Within less, a repetition is the same request.
+    // A repetition after a shorter time counts as the same request.
     std::thread::sleep(REPETITION);
     send(run.child.id(), libc::SIGINT);
     let (status, _, said) = run.ends();
@@ -164,7 +164,7 @@ fn a_second_request_kills_a_stubborn_program() {
     );
 }
 
-/// As timeout(1) does it: to the launcher, and then to the group.
+/// timeout(1) signals the launcher and then the process group.
 #[test]
 fn a_program_under_timeout_has_its_time_to_end() {
     let _alone = alone();
@@ -196,7 +196,8 @@ fn a_launcher_under_nohup_leaves_the_program_alone() {
     assert_eq!(run.ends().0, Some(5));
 }
 
-/// As a daemon starts commands that waits for none of them. Ended children are then collected by the kernel.
+/// The parent ignores SIGCHLD, like a daemon that waits for none of its commands. The kernel then reaps its ended
+/// children.
 #[test]
 fn a_launcher_whose_parent_ignores_its_children_ends_with_the_program() {
     let _alone = alone();
@@ -215,7 +216,7 @@ fn a_launcher_whose_parent_ignores_its_children_ends_with_the_program() {
     };
     let run = finish(&mut ignoring(&["sh", "-c", "exit 7"]));
     assert_eq!((run.status.code(), run.stderr.as_str()), (Some(7), ""));
-    // The supervisor's own children are collected as well.
+    // The supervisor's own children are reaped as well.
     let run = Underway::start(&mut ignoring(&[spin.to_str().expect("text")]));
     run.working();
     send(run.id(), libc::SIGKILL);
@@ -240,7 +241,7 @@ fn is_there(process: u32) -> bool {
 fn nothing_that_the_program_started_outlives_a_killed_launcher() {
     let _alone = alone();
     let spin = program("static", "spin");
-    // A child, an orphan in a session of its own, a stopped one, and one that works on the device.
+    // A child, an orphan in a session of its own, a stopped process, and one that uses the device.
     let script = format!(
         "sleep 600 & (setsid sleep 600 &) ; (setsid sh -c 'kill -STOP $$' &) ; {} & wait",
         spin.display()
@@ -291,14 +292,14 @@ fn processes_that_go_on_forking_do_not_outlive_a_killed_launcher() {
     send(group, libc::SIGKILL);
     eventually("the end of the group", PATIENCE, || {
         let number = i32::try_from(group).expect("a process number");
-        // SAFETY: kill takes no pointers; signal 0 only looks. The launcher itself is not collected yet.
+        // SAFETY: kill takes no pointers; signal 0 only checks. The launcher itself is not reaped yet.
         assert!(unsafe { libc::kill(-number, 0) } == 0 || !is_there(group));
         members(group) == 0
     });
     drop(run.ends());
 }
 
-/// Living processes of a group.
+/// Returns the number of living processes of a group.
 fn members(group: u32) -> usize {
     let listed = finish(Command::new("ps").args(["-eo", "pgid=,stat="]));
     let alive = |line: &&str| {
@@ -309,7 +310,7 @@ fn members(group: u32) -> usize {
     listed.stdout.lines().filter(alive).count()
 }
 
-/// A terminal with a shell that has job control, and a run in its foreground.
+/// A pseudo-terminal with a shell that has job control, and a run in its foreground.
 struct Terminal {
     keyboard: File,
     screen: BufReader<File>,
@@ -333,7 +334,7 @@ impl Terminal {
                     .expect("it opens"),
             )
         };
-        // Keys that signal would discard what the program has written meanwhile.
+        // Without `noflsh`, keys that signal would discard unread output of the program.
         let script = format!("stty noflsh; {script}");
         let mut command = Command::new("bash");
         command
@@ -364,7 +365,7 @@ impl Terminal {
         self.keyboard.write_all(&[key]).expect("a key");
     }
 
-    /// Reads lines up to one that ends so; the ones before.
+    /// Reads lines up to one with this end and returns the lines before it.
     fn until(&mut self, end: &str) -> Vec<String> {
         let mut before = Vec::new();
         loop {
@@ -397,7 +398,7 @@ fn a_key_of_the_terminal_reaches_the_program_once() {
         assert_eq!(before, Vec::<String>::new());
     }
     terminal.press(0x1c);
-    // The shell says that its `sleep` quit as well.
+    // The shell reports that its `sleep` quit as well.
     terminal.until("QUIT");
     assert_eq!(terminal.until("status 6"), Vec::<String>::new());
     terminal.shell.wait().expect("it ends");
@@ -422,7 +423,7 @@ fn a_run_is_stopped_and_continued_as_a_job() {
     terminal.shell.wait().expect("it ends");
 }
 
-/// The command for a shell.
+/// Quotes the command for a shell.
 fn shell_words(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())

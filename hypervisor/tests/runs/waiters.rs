@@ -1,8 +1,8 @@
-//! How soon threads that wait are released once the worker has found their context dead.
+//! Measures how soon waiting threads are released after the worker has found their context dead.
 //!
-//! The worker publishes the error in the session's status word. The test looks at that very word from outside,
-//! in the session's file that the supervisor holds, so that the time of the last look that found nothing is before the
-//! error was published, and what is measured from there is never too short.
+//! The worker publishes the error in the session's status word. The test polls that word from outside, in the session
+//! file that the supervisor holds. The last poll that found 0 began before the error was published, so a time measured
+//! from there is never too short.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,20 +15,20 @@ use wormhole_ring::layout::{SEGMENT_BYTES, session};
 
 use crate::harness::{PATIENCE, Underway, descendants, program, wormhole};
 
-/// The segment of a window's first session: the first behind the bootstrap's.
+/// Segment of a window's first session: the first one behind the bootstrap's.
 const SESSION_SEGMENT: u64 = 1;
 
-/// The project's promise.
+/// Promised limit.
 const LIMIT: Duration = Duration::from_millis(100);
 
-/// Eight threads wait for one fault, and all of them return soon after its detection.
+/// Asserts that eight threads that wait for one fault all return soon after its detection.
 pub fn are_released_after_detection(device: &str) {
     let after = released(device);
     assert_eq!(after.len(), 8, "{after:?}");
     assert!(after.iter().all(|after| *after <= LIMIT), "{after:?}");
 }
 
-/// How long after the detection each thread returned with the fault's error.
+/// Returns, for each thread, the time from the detection to its return with the fault's error.
 fn released(device: &str) -> Vec<Duration> {
     let mut run = Underway::start(
         wormhole(&["run", "--placement", "process", "--device", device, "--"])
@@ -71,7 +71,7 @@ fn released(device: &str) -> Vec<Duration> {
         .collect()
 }
 
-/// The file of the one session of a run: its supervisor and its worker hold it.
+/// Opens the file of a run's only session, which its supervisor and its worker hold.
 fn session_file(pid: u32) -> File {
     descendants(pid)
         .into_iter()
@@ -86,7 +86,7 @@ fn session_file(pid: u32) -> File {
         .expect("somebody has the session's file")
 }
 
-/// Looks at the status word until there is an error; the time before the last look that found none.
+/// Polls the status word until it holds an error. Returns the time before the last poll that found none.
 fn last_look_before_the_error(memory: &File, looked: impl Fn()) -> Duration {
     let word = SESSION_SEGMENT * SEGMENT_BYTES as u64 + session::STATUS as u64;
     let start = now();
@@ -107,7 +107,7 @@ fn last_look_before_the_error(memory: &File, looked: impl Fn()) -> Duration {
     }
 }
 
-/// The clock that programs read as well.
+/// Reads CLOCK_MONOTONIC, which the program reads as well.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("it is not negative")
 }
