@@ -1,4 +1,4 @@
-//! Command lines, whose mistakes are told in one sentence.
+//! Parses command lines and reports mistakes in one sentence.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -9,17 +9,17 @@ use clap::error::ErrorKind;
 /// Exit status after a mistake in the arguments.
 pub const USAGE: u8 = 2;
 
-/// The arguments of this process. Help and version are printed where they are asked for.
+/// Parses the arguments of this process. Prints help or version if requested.
 ///
 /// # Errors
-/// The status to end with: the mistake, or the help, was printed.
+/// The arguments are wrong. The mistake was printed; the error is the status to exit with.
 pub fn parse<A: Parser>(program: &str) -> Result<A, ExitCode> {
     A::try_parse().map_err(|error| {
         let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
         if !error.use_stderr() || is_help {
             error.exit();
         }
-        // Where nobody reads it, the status says it.
+        // If standard error cannot be written, the exit status still reports the mistake.
         let _ = writeln!(
             std::io::stderr(),
             "{program}: {}",
@@ -29,7 +29,7 @@ pub fn parse<A: Parser>(program: &str) -> Result<A, ExitCode> {
     })
 }
 
-/// Joins the paragraphs of a message: the mistake and perhaps a tip. The usage stays out.
+/// Joins the paragraphs of a clap message, the mistake and perhaps a tip, without the usage.
 fn sentence(text: &str) -> String {
     let paragraphs: Vec<String> = text
         .trim_start_matches("error: ")

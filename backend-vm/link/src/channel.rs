@@ -1,8 +1,8 @@
-//! Control messages and descriptors over sockets.
+//! Sends and receives control messages and file descriptors over sockets.
 //!
-//! [`Incoming`] assembles messages from a byte stream without ever holding more than one message's worth
-//! of bytes and a few descriptors, whatever the other side sends. [`Outgoing`] keeps what a slow reader
-//! has not taken yet, up to a limit. Neither waits.
+//! [`Incoming`] assembles messages from a byte stream. It never buffers more bytes than one message can have and a few
+//! descriptors, whatever the other side sends. [`Outgoing`] queues messages for a slow reader, up to a limit. Neither
+//! waits.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,14 +12,14 @@ use wormhole_ring::control::{
     ControlError, HEADER_BYTES, Header, MAX_CONTROL_BODY, MAX_FRAME, Message,
 };
 
-/// Descriptors that may wait for the messages they came with.
+/// Most received descriptors that wait for their messages.
 const MAX_DESCRIPTORS: usize = 8;
-/// Descriptors that can come with one read: `SCM_MAX_FD` of Linux.
+/// Most descriptors that one `recvmsg` can receive: Linux's `SCM_MAX_FD`.
 pub const MAX_RECEIVED: usize = 253;
-/// Messages that may wait for a slow reader.
+/// Most messages queued for a slow reader.
 const MAX_QUEUED: usize = 256;
 
-/// Why a stream cannot be used any longer.
+/// Errors after which a stream is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     #[error("the stream ended")]
@@ -36,17 +36,18 @@ pub enum ChannelError {
     Socket(#[source] io::Error),
 }
 
-/// The reading side of a stream.
+/// Reading side of a stream.
 #[derive(Debug)]
 pub struct Incoming {
     bytes: Vec<u8>,
-    /// None where one came and this process had no room for it. What came with it in the same read is lost as well.
+    /// Received descriptors. `None` stands for descriptors that the kernel dropped (MSG_CTRUNC), because this process
+    /// had no free descriptor.
     descriptors: VecDeque<Option<OwnedFd>>,
-    /// The descriptor that was asked for last was lost.
+    /// Set if the descriptor requested last was lost.
     lost: bool,
-    /// Bytes at the front that belong to a message that was handed out.
+    /// Bytes at the front that belong to the message taken last.
     consumed: usize,
-    /// Descriptors that may wait. More end the stream, and stay here until somebody closes them.
+    /// Most waiting descriptors. More of them end the stream, and stay here until the owner closes them.
     most: usize,
     ended: bool,
 }
@@ -67,10 +68,10 @@ impl Incoming {
         }
     }
 
-    /// Reads once what the socket has, if anything.
+    /// Reads once from the socket, if it has data.
     ///
     /// # Errors
-    /// The socket failed, or more descriptors came than may wait; they stay here.
+    /// The socket failed, or more descriptors arrived than may wait; they stay here.
     pub fn fill(&mut self, socket: &impl AsRawFd) -> Result<(), ChannelError> {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
@@ -88,7 +89,7 @@ impl Incoming {
             Ok(count) => self.bytes.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // The other side closed with bytes unread: an end like any other.
+            // The other side closed with unread bytes, which is an end like any other.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.ended = true,
             Err(error) => return Err(ChannelError::Socket(error)),
         }
@@ -98,10 +99,10 @@ impl Incoming {
         Ok(())
     }
 
-    /// The next complete message, if there is one.
+    /// Takes the next complete message, if there is one.
     ///
     /// # Errors
-    /// What is there is no message, or the stream has ended.
+    /// The bytes are no message, or the stream has ended.
     pub fn take(&mut self) -> Result<Option<Message<'_>>, ChannelError> {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
@@ -123,7 +124,7 @@ impl Incoming {
         Ok(Some(Message::decode(header.kind, body)?))
     }
 
-    /// Takes what follows and is the same, byte for byte, as the message that was taken last.
+    /// Skips the following messages that equal the message taken last, byte for byte.
     pub fn skip_repeats(&mut self) {
         let length = self.consumed;
         let next = |at: usize| self.bytes.get(at..at + length);
@@ -134,29 +135,29 @@ impl Incoming {
         self.consumed = end;
     }
 
-    /// The descriptor that came with a message, in the order in which they were sent.
+    /// Takes the next received descriptor, in the order of sending.
     pub fn descriptor(&mut self) -> Option<OwnedFd> {
         let next = self.descriptors.pop_front();
         self.lost = matches!(next, Some(None));
         next.flatten()
     }
 
-    /// Whether the descriptor that was asked for last was sent, and this process had no room for it.
+    /// Returns true if the descriptor requested last was sent but dropped, because this process had no free descriptor.
     pub fn was_lost(&self) -> bool {
         self.lost
     }
 
-    /// The descriptors that no message took.
+    /// Returns the descriptors that no message took.
     pub fn into_descriptors(self) -> impl Iterator<Item = OwnedFd> {
         self.descriptors.into_iter().flatten()
     }
 }
 
-/// The writing side of a stream.
+/// Writing side of a stream.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     queue: VecDeque<Frame>,
-    /// Descriptors that were written since the reader had read everything.
+    /// Descriptors written since the socket's buffer was last seen empty.
     unread: usize,
 }
 
@@ -168,10 +169,10 @@ struct Frame {
 }
 
 impl Outgoing {
-    /// Queues a message with the descriptors that go with it, and writes what the socket takes.
+    /// Queues a message with its descriptors, and writes as much as the socket accepts.
     ///
     /// # Errors
-    /// The message cannot be encoded, the reader takes nothing, or the socket failed.
+    /// The message cannot be encoded, the queue is full, or the socket failed.
     pub fn send(
         &mut self,
         socket: &impl AsRawFd,
@@ -189,7 +190,7 @@ impl Outgoing {
         self.flush(socket)
     }
 
-    /// Writes what the socket takes.
+    /// Writes as much of the queue as the socket accepts.
     ///
     /// # Errors
     /// The socket failed.
@@ -202,7 +203,7 @@ impl Outgoing {
             ) {
                 Ok(count) => {
                     frame.written += count;
-                    // They went with the first byte.
+                    // The descriptors were sent with the first byte.
                     self.unread += frame.descriptors.len();
                     frame.descriptors.clear();
                     if frame.written == frame.bytes.len() {
@@ -225,12 +226,12 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The descriptors that no reader took.
+    /// Returns the descriptors that were not sent.
     pub fn into_descriptors(self) -> impl Iterator<Item = OwnedFd> {
         self.queue.into_iter().flat_map(|frame| frame.descriptors)
     }
 
-    /// Descriptors that the reader may not have taken yet, here or in the socket.
+    /// Returns the number of descriptors that the reader may not have received yet, in the queue or in the socket.
     pub fn underway(&mut self, socket: &impl AsRawFd) -> usize {
         let mut bytes: libc::c_int = 0;
         // SAFETY: an open descriptor, and an integer that the kernel fills.
@@ -241,12 +242,12 @@ impl Outgoing {
         self.unread + self.unsent()
     }
 
-    /// Those of them that are here.
+    /// Returns the number of descriptors in the queue.
     pub fn unsent(&self) -> usize {
         self.queue.iter().map(|frame| frame.descriptors.len()).sum()
     }
 
-    /// Whether something waits for the reader.
+    /// Returns true if messages are queued.
     pub fn is_waiting(&self) -> bool {
         !self.queue.is_empty()
     }
@@ -260,7 +261,7 @@ pub fn wait_readable(socket: &impl AsRawFd) -> io::Result<()> {
     wait(socket, libc::POLLIN)
 }
 
-/// Waits until the socket takes bytes, or has ended.
+/// Waits until the socket can be written, or has ended.
 ///
 /// # Errors
 /// As `poll`.
@@ -286,15 +287,15 @@ fn wait(socket: &impl AsRawFd, events: libc::c_short) -> io::Result<()> {
     }
 }
 
-/// Room for the control data of [`MAX_RECEIVED`] descriptors: what finds no room the kernel closes at once, and waits for
-/// that. Before them comes what the socket's options ask for. Whoever sent the socket and kept a copy may set these: the
-/// sender's credentials, its label and a descriptor of its process.
+/// Bytes of control data for [`MAX_RECEIVED`] descriptors. With less room the kernel would close the others during the
+/// call, and wait for that. Data requested by socket options precedes them: the sender's credentials, its security
+/// label and its pidfd. A process that sent us the socket and kept a copy may set these options.
 const CONTROL_BYTES: usize = 4096;
-// A header of 16 bytes, and the descriptors rounded up to 8. A label has 256 bytes at most where there is one.
+// A header has 16 bytes, and the descriptors are rounded up to 8. A security label has at most 256 bytes.
 const _: () =
     assert!(1024 + 16 + (MAX_RECEIVED * size_of::<RawFd>()).next_multiple_of(8) <= CONTROL_BYTES);
 
-/// The sender's process as a descriptor (`SO_PASSPIDFD`), of Linux's `socket.h`.
+/// Control message with the sender's pidfd (`SO_PASSPIDFD`), from Linux's `socket.h`.
 const SCM_PIDFD: libc::c_int = 4;
 
 #[repr(C, align(8))]
@@ -320,8 +321,8 @@ fn receive(
     // SAFETY: the header points at live local buffers of the lengths it says.
     let count = unsafe { libc::recvmsg(socket, &raw mut message, flags) };
     let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
-    // SAFETY: the kernel filled the control buffer; the macros stay inside the length it set. Each
-    // descriptor it lists was made for this process and belongs to nobody else.
+    // SAFETY: the kernel filled the control buffer; the macros stay inside the length it set. Each descriptor it lists
+    // was created for this process and has no other owner.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
@@ -335,12 +336,12 @@ fn receive(
                 let length = (*header).cmsg_len.saturating_sub(empty) / size_of::<RawFd>();
                 for index in 0..length {
                     let number = data.add(index).read_unaligned();
-                    // Where no process can be named there is the number of an error.
+                    // Without a pidfd the kernel writes a negative error number.
                     if kind == SCM_PIDFD && number < 0 {
                         continue;
                     }
                     let descriptor = OwnedFd::from_raw_fd(number);
-                    // That of a process is nobody's wish, and is closed here.
+                    // A pidfd was not requested and is closed here.
                     if kind == libc::SCM_RIGHTS {
                         descriptors.push_back(Some(descriptor));
                     }
@@ -433,7 +434,7 @@ mod tests {
             assert_eq!(incoming.take().unwrap(), Some(expected));
             incoming.skip_repeats();
         }
-        // Of the last one a byte is missing.
+        // The last message lacks a byte.
         assert_eq!(incoming.take().unwrap(), None);
     }
 
@@ -483,7 +484,7 @@ mod tests {
             assert!(incoming.fill(&far).is_err());
             assert_eq!(incoming.into_descriptors().count(), MAX_RECEIVED);
         }
-        // Other tests of this process open some meanwhile.
+        // Other tests of this process may open some meanwhile.
         assert!(count() < before + 32, "{before} before, {} after", count());
     }
 

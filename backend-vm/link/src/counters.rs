@@ -1,10 +1,10 @@
-//! What a worker counts, in a page that outlives it, and behind it the page of its progress.
+//! Counters of a worker, in a shared page that outlives it; the page of its progress follows.
 //!
-//! The supervisor makes the pages and hands them to the worker at assignment; the worker writes them, with relaxed
-//! stores, all but one word ([`CountersFile::set_neighbours`]). The supervisor copies them out when the worker is gone
-//! and takes what it finds for numbers that a hostile worker may have written. While the worker lives the supervisor writes
-//! by a mapping and never by `pwrite`: a write of the worker's to the same file has the file locked, for as long as the
-//! memory that it writes from lets it wait.
+//! The supervisor creates the pages and sends their file to the worker at assignment. The worker writes them with
+//! relaxed stores, except for one word ([`CountersFile::set_neighbours`]). The supervisor copies them out when the
+//! worker is gone; a hostile worker may have written any numbers. While the worker lives, the supervisor writes through
+//! a mapping and never with `pwrite`: a `write` of the worker to the same file holds the inode's lock for as long as a
+//! page fault on its source buffer makes it wait.
 
 use std::fs::File;
 use std::io;
@@ -19,47 +19,47 @@ use crate::{device, memory};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
-/// Bytes of the file: the counts, and behind them what the worker does at the moment.
+/// Bytes of the file: the page of counts, and behind it the page of progress.
 const FILE_BYTES: usize = 2 * PAGE_BYTES;
 const _: () = assert!(progress::WORDS * 8 == PAGE_BYTES);
-/// The word that the supervisor writes: whether other tenants use the devices as well.
+/// Word that the supervisor writes: 1 if other tenants use the devices as well.
 const NEIGHBOURS: usize = 32;
-/// Words before the counts by message.
+/// First word of the counts by message.
 const FIRST_MESSAGE: usize = 64;
-/// The words that say how many bytes of each device's memory the process holds.
+/// First of the words with the bytes of each device's memory that the process has allocated.
 const DEVICE_MEMORY: usize = PAGE_BYTES / 8 - device::MOST;
-/// Messages that are counted one by one.
+/// Number of message ids that are counted individually.
 pub const MESSAGES: usize = DEVICE_MEMORY - FIRST_MESSAGE;
 
-/// A number that a worker keeps. The discriminant is its word in the page.
+/// Counters of a worker. The discriminant is the word in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Counter {
-    /// Records that nobody waited for.
+    /// Records without an answer.
     Records = 0,
     /// Records that were answered.
     Requests = 1,
-    /// Fences handed to the device.
+    /// Fences submitted to the device.
     Fences = 2,
     BytesToDevice = 3,
     BytesToHost = 4,
     BytesOnDevice = 5,
     /// Calls that the device or a check refused.
     Failures = 7,
-    /// Handles that named nothing of the session.
+    /// Handles that name no object of the session.
     InvalidHandles = 8,
-    /// Addresses outside everything the session holds.
+    /// Addresses outside the session's memory.
     InvalidAddresses = 9,
-    /// Times the executor went to sleep.
+    /// Number of times that the executor went to sleep.
     Parks = 10,
-    /// Ring entries that no producer writes, by what is wrong with them.
+    /// Ring entries that no correct producer writes, by violation (until `RingTail`).
     RingCommit = 16,
     RingLap = 17,
     RingOverrun = 18,
     RingBody = 19,
     RingSlot = 20,
     RingTail = 21,
-    /// Records that do not decode, by what is wrong with them.
+    /// Records that do not decode, by error (until `ExcludedValue`).
     UnknownMessage = 22,
     ShortBody = 23,
     LongBody = 24,
@@ -67,16 +67,16 @@ pub enum Counter {
     CountAboveBody = 26,
     HandleType = 27,
     ExcludedValue = 28,
-    /// A slot was used again before its answer.
+    /// Requests whose slot still had an unanswered request.
     SlotBusy = 29,
-    /// A request came without a slot for its answer.
+    /// Requests without a slot for the answer.
     NoSlot = 30,
-    /// A message is for a device that is not there.
+    /// Messages for a device that does not exist.
     NoDevice = 31,
 }
 
 impl Counter {
-    /// The reasons for which something a guest wrote is refused, and what a report calls them.
+    /// Reasons for which a guest's record is refused, with their names in a report.
     pub const REFUSALS: &[(Self, &str)] = &[
         (Self::InvalidHandles, "handle names nothing"),
         (Self::InvalidAddresses, "range outside the session"),
@@ -110,7 +110,7 @@ impl Counts {
         self.words.get(counter as usize).copied().unwrap_or(0)
     }
 
-    /// How often each message was executed: id and count, those that occurred.
+    /// Returns id and count of each message that was executed.
     pub fn messages(&self) -> impl Iterator<Item = (u16, u64)> {
         (0u16..)
             .zip(
@@ -124,16 +124,16 @@ impl Counts {
     }
 }
 
-/// The supervisor's side: the file behind the page.
+/// The supervisor's side: the file of the pages.
 #[derive(Debug)]
 pub struct CountersFile {
     file: File,
-    /// Its first page.
+    /// Mapping of the file's first page.
     page: Mapping,
 }
 
 impl CountersFile {
-    /// A fresh page, all zero, of a size that nobody can change.
+    /// Creates a memfd with zeroed pages and seals its size.
     ///
     /// # Errors
     /// The kernel has no memory or no descriptor for it.
@@ -149,14 +149,14 @@ impl CountersFile {
         &self.file
     }
 
-    /// How many bytes of a device's memory the worker says its process holds; the devices are those of the tenant, by
-    /// number.
+    /// Returns the bytes of a device's memory that the worker claims its process has allocated. `device` is the number
+    /// among the tenant's devices.
     pub fn device_memory(&self, device: usize) -> u64 {
         let word = DEVICE_MEMORY + device.min(device::MOST - 1);
         self.word(word).load(Ordering::Relaxed)
     }
 
-    /// Says to the worker whether other tenants use its devices as well.
+    /// Sets whether other tenants use the worker's devices as well.
     pub fn set_neighbours(&self, has_neighbours: bool) {
         let word = self.word(NEIGHBOURS);
         word.store(u64::from(has_neighbours), Ordering::Relaxed);
@@ -164,18 +164,18 @@ impl CountersFile {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index < PAGE_BYTES / 8);
-        // SAFETY: inside the page, which is mapped as long as this lives, of a file that cannot shrink.
+        // SAFETY: inside the page, which is mapped as long as `self` lives, of a file that cannot shrink.
         unsafe { &*self.page.base().cast::<AtomicU64>().add(index) }
     }
 
-    /// What the worker has counted so far.
+    /// Reads the current counts.
     pub fn read(&self) -> Counts {
         Counts {
             words: self.page(0),
         }
     }
 
-    /// What the worker does at the moment.
+    /// Reads the worker's current progress and counts.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             words: self.page(PAGE_BYTES as u64),
@@ -200,7 +200,7 @@ pub struct Counters {
     progress: Progress,
 }
 
-// SAFETY: the page is reached through atomics only.
+// SAFETY: the page is accessed through atomics only.
 unsafe impl Send for Counters {}
 // SAFETY: as above.
 unsafe impl Sync for Counters {}
@@ -209,7 +209,7 @@ impl Counters {
     /// Maps the page that the supervisor sent. It stays mapped until the process ends.
     ///
     /// # Errors
-    /// The descriptor is no page that can be mapped.
+    /// The descriptor cannot be mapped.
     pub fn map(fd: &OwnedFd) -> io::Result<Self> {
         let page = memory::map_shared(fd, 0, FILE_BYTES)?.cast();
         // SAFETY: the second of the two pages, which stay mapped.
@@ -217,13 +217,13 @@ impl Counters {
         Ok(Self { page, progress })
     }
 
-    /// Where the worker's threads say what they do.
+    /// Returns the page in which the worker's threads note their progress.
     #[inline]
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Adds `amount`. A plain load and store: there is one writer.
+    /// Adds `amount`, with a plain load and store, because there is only one writer.
     #[inline]
     pub fn add(&self, counter: Counter, amount: u64) {
         self.add_word(counter as usize, amount);
@@ -238,7 +238,7 @@ impl Counters {
         }
     }
 
-    /// How many bytes of a device's memory the process holds by now.
+    /// Sets the bytes of a device's memory that the process has allocated.
     pub fn set_device_memory(&self, device: usize, bytes: u64) {
         if device < device::MOST {
             self.word(DEVICE_MEMORY + device)
@@ -246,7 +246,7 @@ impl Counters {
         }
     }
 
-    /// Whether other tenants use the devices as well, as the supervisor said last.
+    /// Returns true if other tenants use the devices as well, as last set by the supervisor.
     pub fn has_neighbours(&self) -> bool {
         self.word(NEIGHBOURS).load(Ordering::Relaxed) != 0
     }
@@ -301,14 +301,14 @@ mod tests {
         );
     }
 
-    /// A page whose first use waits until the descriptor that comes with it is closed (userfaultfd(2)). None where the
-    /// kernel does not let this process have one.
+    /// Maps a page whose first access blocks until the returned descriptor is closed (userfaultfd(2)). Returns `None`
+    /// if the kernel refuses a userfaultfd.
     fn page_that_waits() -> Option<(NonNull<u8>, OwnedFd)> {
         use std::os::fd::{AsRawFd, FromRawFd};
         const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
         const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-        // SAFETY: no fixed address; system calls on integers, and on complete local structures: the version, and the range
-        // with what is to wait, a use of a page that is missing.
+        // SAFETY: no fixed address; system calls on integers, and on complete local structures: the API version, and
+        // the range registered for missing pages.
         unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

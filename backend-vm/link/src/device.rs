@@ -1,39 +1,39 @@
-//! Which devices a backend serves.
+//! Parses and formats the choice of devices that a backend serves.
 
 use std::fmt;
 use std::str::FromStr;
 
 use wormhole_ring::layout::MOST_DEVICES;
 
-/// What workers execute on.
+/// Devices that workers execute on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
-    /// PTX on the CPU.
+    /// CPU devices, which execute PTX.
     Cpu {
-        /// So many devices: from 1 to [`MOST`].
+        /// Number of devices, from 1 to [`MOST`].
         count: u8,
         /// Whether kernels are checked for races and uninitialised shared memory.
         check: bool,
     },
-    /// Devices of the NVIDIA driver, by their numbers, each once: from 1 to [`MOST`], in the order in which programs
-    /// see them.
+    /// Ordinals of devices of the NVIDIA driver, without repetition, from 1 to [`MOST`] of them, in the order in which
+    /// programs see them.
     Cuda(Vec<u32>),
 }
 
-/// What a worker executes on decides which system calls it needs.
+/// Kind of device, which decides the system calls that a worker needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// PTX on the CPU: memory, threads and its own descriptors.
+    /// CPU device: memory, threads and the worker's own descriptors.
     Cpu,
-    /// The NVIDIA driver: also `ioctl` on its device files, memory policy and a cache directory.
+    /// NVIDIA driver: also `ioctl` on its device files, memory policy and a cache directory.
     Cuda,
 }
 
-/// The most devices of a tenant.
+/// Most devices of a tenant.
 pub const MOST: usize = MOST_DEVICES;
 
 impl DeviceChoice {
-    /// The system calls that a worker on this device needs.
+    /// Returns the profile of system calls that a worker on this device needs.
     pub fn profile(&self) -> Profile {
         match self {
             Self::Cpu { .. } => Profile::Cpu,
@@ -63,7 +63,7 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A text that names no device.
+/// Error of a text that names no device.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "\"{0}\" is no device: say cpu, cpu:N for N devices of the CPU, either with ,check to have kernels checked, or \

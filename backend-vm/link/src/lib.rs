@@ -1,9 +1,9 @@
-//! What the launcher, the supervisor and its workers share.
+//! Code that the launcher, the supervisor and its workers share.
 //!
-//! The supervisor accepts tenants' windows and guest processes' control streams, grants sessions, starts and
-//! reaps workers; a worker executes one guest process's calls. They speak over a [`channel`], agree on a
-//! [`device`], and count in pages that both map ([`counters`], [`progress`]). No code for any device is in here:
-//! the launcher and the supervisor are built without it.
+//! The supervisor accepts tenants' windows and guest processes' control streams, grants sessions, starts and reaps
+//! workers; a worker executes one guest process's calls. They exchange messages over a [`channel`], agree on a
+//! [`device`], and count in pages that both map ([`counters`], [`progress`]). This crate contains no code for any
+//! device, because the launcher and the supervisor are built without it.
 
 pub mod arguments;
 pub mod channel;
@@ -15,8 +15,8 @@ pub mod progress;
 pub mod report;
 pub mod tasks;
 
-/// Text for a terminal or a log: control characters that would move the cursor or change the terminal's state are dots.
-/// Line ends and tabs stay.
+/// Replaces control characters, which could move the cursor or change the terminal's state, by dots. Line ends and tabs
+/// stay.
 pub fn harmless(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c,
@@ -26,13 +26,13 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// An error and its causes, in one line.
+/// Formats an error and its causes in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        // Errors that pass their cause through say the same thing twice.
+        // A transparent error has the text of its cause.
         if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);

@@ -1,16 +1,16 @@
-//! Mappings and anonymous files.
+//! Mappings and memfds.
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// An anonymous file that can be sealed and that is closed on `exec`.
+/// Creates a memfd that can be sealed and is closed on `exec`.
 ///
 /// # Errors
 /// As `memfd_create`.
 pub fn anonymous_file(name: &CStr) -> io::Result<OwnedFd> {
-    // SAFETY: a C string; the result is a fresh descriptor or an error.
+    // SAFETY: a C string; the result is a new descriptor or an error.
     unsafe {
         let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         if fd < 0 {
@@ -20,7 +20,7 @@ pub fn anonymous_file(name: &CStr) -> io::Result<OwnedFd> {
     }
 }
 
-/// Fixes the size of an anonymous file for good.
+/// Seals the size of a memfd.
 ///
 /// # Errors
 /// As `F_ADD_SEALS`.
@@ -33,7 +33,7 @@ pub fn seal_size(file: &impl AsRawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The seals of a file; an error for what is not an anonymous file.
+/// Returns the seals of a memfd. Fails for other files.
 ///
 /// # Errors
 /// As `F_GET_SEALS`.
@@ -46,7 +46,7 @@ pub fn seals(file: &impl AsRawFd) -> io::Result<i32> {
     Ok(seals)
 }
 
-/// Maps a part of a file, shared, at an address the kernel chooses.
+/// Maps a part of a file, shared, at an address chosen by the kernel.
 ///
 /// # Errors
 /// As `mmap`.
@@ -70,15 +70,14 @@ pub fn map_shared(file: &impl AsRawFd, offset: u64, bytes: usize) -> io::Result<
     NonNull::new(result.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
-/// Copies mapped memory that a guest may be writing at the same time.
+/// Copies out of mapped memory that a guest may be writing at the same time.
 ///
 /// # Safety
 /// `address..address + bytes` stays mapped and readable during the call.
 pub unsafe fn copy_out(address: u64, bytes: usize) -> Vec<u8> {
     let mut copy = Vec::with_capacity(bytes);
-    // SAFETY: the source is readable by the caller's promise, the destination has this capacity. The
-    // copy instruction is opaque to the compiler, so a source that changes meanwhile yields some bytes
-    // or others, never a second fetch.
+    // SAFETY: the source is readable by the caller's promise, the destination has this capacity. The copy instruction
+    // is opaque to the compiler, so a source that changes meanwhile yields old or new bytes, but is never read twice.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -97,8 +96,8 @@ pub unsafe fn copy_out(address: u64, bytes: usize) -> Vec<u8> {
 /// # Safety
 /// `address..address + data.len()` stays mapped and writable during the call, and none of it is `data`.
 pub unsafe fn copy_in(address: u64, data: &[u8]) {
-    // SAFETY: the destination is writable by the caller's promise. The copy instruction is opaque to the
-    // compiler, which learns of no reference to what the guest may touch.
+    // SAFETY: the destination is writable by the caller's promise. The copy instruction is opaque to the compiler, so
+    // no reference to memory that the guest may access exists.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -110,14 +109,14 @@ pub unsafe fn copy_in(address: u64, data: &[u8]) {
     }
 }
 
-/// A mapping of one range of a file, undone on drop.
+/// A shared mapping of one range of a file, unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: a range of addresses; who reads or writes there synchronises by other means.
+// SAFETY: a range of addresses; code that accesses the memory synchronises by other means.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -143,8 +142,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; whoever made something from the base promised to
-        // drop it first.
+        // SAFETY: mapped in `new` with this length; the users of the base promised to be dropped first.
         unsafe {
             libc::munmap(self.base.as_ptr().cast(), self.bytes);
         }

@@ -1,8 +1,8 @@
-//! What a worker does at the moment, in the page behind its counts.
+//! Current progress of a worker, in the page behind its counts.
 //!
-//! Threads of the worker write it with relaxed stores, each its own words. Only the supervisor reads it, when it is
-//! asked who waits for whom, and takes what it finds for numbers that a hostile worker may have written. There is no
-//! clock in it: two looks tell what has not moved between them.
+//! Threads of the worker write it with relaxed stores, each its own words. Only the supervisor reads it, for a dump of
+//! all waits; a hostile worker may have written any numbers. It holds no clock: the comparison of two snapshots shows
+//! what has not moved between them.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -16,30 +16,31 @@ use crate::counters::{Counter, Counts};
 /// Words of the page.
 pub const WORDS: usize = 512;
 
-/// The message that the executor executes, and 1; 0 between messages.
+/// Id of the message that the executor executes, plus 1; 0 between messages.
 const EXECUTING: usize = 0;
 /// 1 while the executor sleeps.
 const PARKED: usize = 1;
-/// Tasks that the registrar was handed, and those that it has done.
+/// Number of tasks submitted to the registrar, and of tasks that it has done.
 const TASKS: usize = 16;
 const TASKS_DONE: usize = 17;
-/// Four words: the number of streams whose fence the watcher awaits; the first one's fence, awaited and present value.
+/// Four words: the number of streams whose fence the watcher awaits, and the first one's fence, awaited value and
+/// current value.
 const FENCES: usize = 32;
-/// The requests by their answer slots: the message, and above [`STAGE`] how far it is; 0 without a request.
+/// Requests by answer slot: the message's id, and from bit [`STAGE`] on its stage; 0 without a request.
 const REQUESTS: usize = 64;
 const STAGE: u32 = 32;
 
 const _: () = assert!(REQUESTS + SLOTS <= WORDS);
 
-/// How far a request is.
+/// Stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
     /// The executor has taken it from the ring.
     Taken = 1,
-    /// Its job's thread is at it.
+    /// A thread executes its job.
     Running = 2,
-    /// The job is done, and the executor has not answered yet.
+    /// The job is done, but not answered yet.
     Done = 3,
 }
 
@@ -49,7 +50,7 @@ pub struct Progress {
     page: NonNull<AtomicU64>,
 }
 
-// SAFETY: the page is reached through atomics only.
+// SAFETY: the page is accessed through atomics only.
 unsafe impl Send for Progress {}
 // SAFETY: as above.
 unsafe impl Sync for Progress {}
@@ -62,7 +63,7 @@ impl Progress {
         Self { page }
     }
 
-    /// The executor begins with a message, which may have a slot for its answer.
+    /// Notes that the executor begins a message, which may have a slot for its answer.
     #[inline]
     pub fn begin(&self, message: u16, slot: Option<SlotIndex>) {
         self.set(EXECUTING, u64::from(message) + 1);
@@ -71,41 +72,42 @@ impl Progress {
         }
     }
 
-    /// The executor has done with the message.
+    /// Notes that the executor has finished the message.
     #[inline]
     pub fn end(&self) {
         self.set(EXECUTING, 0);
     }
 
-    /// The request of a slot has its answer.
+    /// Notes that the request of a slot is answered.
     #[inline]
     pub fn answered(&self, slot: SlotIndex) {
         self.set(REQUESTS + usize::from(slot.get()), 0);
     }
 
-    /// The job of a slot's request is this far: for the job's thread.
+    /// Sets the stage of a slot's request. Called by the job's thread.
     pub fn job(&self, slot: SlotIndex, stage: Stage) {
         let word = self.word(REQUESTS + usize::from(slot.get()));
         let message = word.load(Ordering::Relaxed) & ((1 << STAGE) - 1);
         word.store(u64::from(stage as u8) << STAGE | message, Ordering::Relaxed);
     }
 
-    /// The executor goes to sleep, or has woken up.
+    /// Notes whether the executor sleeps.
     pub fn park(&self, parked: bool) {
         self.set(PARKED, parked.into());
     }
 
-    /// The registrar was handed a task. By any thread.
+    /// Counts a task submitted to the registrar. Any thread may call it.
     pub fn add_task(&self) {
         self.word(TASKS).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The registrar has done a task.
+    /// Counts a task that the registrar has done.
     pub fn end_task(&self) {
         self.word(TASKS_DONE).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sets the number of streams whose fence is not written yet. `first` is a fence, its awaited and its present value.
+    /// Sets the number of streams whose fence is not written yet. `first` is a fence with its awaited and its current
+    /// value.
     pub fn await_fences(&self, streams: usize, first: Option<(u32, u64, u64)>) {
         let (fence, wanted, value) = first.unwrap_or_default();
         let words = [streams as u64, fence.into(), wanted, value];
@@ -133,7 +135,7 @@ impl Progress {
     }
 }
 
-/// A copy of the page and of the counts before it, for people to read.
+/// A copy of the page and of the counts, for people to read.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub words: Vec<u64>,
@@ -145,13 +147,13 @@ impl Snapshot {
         self.words.get(index).copied().unwrap_or(0)
     }
 
-    /// Messages taken from the ring.
+    /// Returns the number of messages taken from the ring.
     pub fn taken(&self) -> u64 {
         let records = self.counts.get(Counter::Records);
         records.wrapping_add(self.counts.get(Counter::Requests))
     }
 
-    /// Whether everything that moves when the worker does something stands where it stood in `before`.
+    /// Returns true if the worker has made no progress since `before`.
     pub fn is_as(&self, before: &Self) -> bool {
         self.words == before.words && self.taken() == before.taken()
     }
@@ -199,7 +201,7 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// A message's name, as far as this build's table knows it.
+/// Returns a message's name, or its id if this build's table does not contain it.
 fn name(id: u64) -> String {
     let known = wormhole_api::MESSAGES
         .iter()
@@ -214,7 +216,7 @@ mod tests {
     use super::*;
     use crate::counters::{Counters, CountersFile};
 
-    /// A page as its worker and its supervisor have it.
+    /// Creates a page with its supervisor's and its worker's side.
     fn page() -> (CountersFile, Counters) {
         let file = CountersFile::create().unwrap();
         let fd = OwnedFd::from(file.file().try_clone().unwrap());

@@ -1,4 +1,4 @@
-//! What is told of a session when it has ended.
+//! Report of a session that has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counter, Counts};
 
-/// A session's summary, as it goes to the launcher.
+/// Summary of a session, as sent to the launcher.
 ///
-/// The numbers are the worker's own, and `local_calls` the guest's: a hostile one may have written
-/// anything there. Nothing is decided by them.
+/// The worker wrote the numbers, and the guest wrote `local_calls`; hostile ones may have written anything. No decision
+/// depends on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionReport {
-    /// The session's number and generation, as `index.generation`.
+    /// Index and generation of the session, as `index.generation`.
     pub session: String,
-    /// The worker's process number in the supervisor's PID namespace.
+    /// Process id of the worker in the supervisor's PID namespace.
     pub worker: i32,
-    /// Messages that nobody waited for.
+    /// Messages without an answer.
     pub records: u64,
     /// Messages that were answered.
     pub requests: u64,
-    /// Fences handed to the device.
+    /// Fences submitted to the device.
     pub fences: u64,
-    /// Calls that the guest says it answered by itself.
+    /// Calls that the guest claims to have answered by itself.
     pub local_calls: u64,
-    /// How often each message was executed, by name.
+    /// Number of executions of each message, by name.
     pub messages: BTreeMap<String, u64>,
-    /// How often each class of message was executed: record, request, blocking.
+    /// Number of executions of each class of message: record, request, blocking.
     pub classes: BTreeMap<String, u64>,
     /// Bytes from the guest to the device.
     pub bytes_in: u64,
@@ -36,20 +36,20 @@ pub struct SessionReport {
     pub bytes_on_device: u64,
     /// Calls that were refused or failed.
     pub failures: u64,
-    /// Handles that named nothing.
+    /// Handles that name no object.
     pub invalid_handles: u64,
-    /// Ranges outside everything the session held.
+    /// Ranges outside the session's memory.
     pub invalid_addresses: u64,
-    /// How often something the guest wrote was refused, by reason; those that occurred.
+    /// Number of refusals of the guest's records, by reason; only reasons that occurred.
     pub refusals: BTreeMap<String, u64>,
-    /// How often the worker's executor went to sleep.
+    /// Number of times that the worker's executor went to sleep.
     pub parks: u64,
-    /// Why the session ended, in a sentence.
+    /// Cause of the session's end, as a sentence.
     pub end: String,
 }
 
 impl SessionReport {
-    /// The report of `counts`; messages that this build's table does not know go by their number.
+    /// Creates the report of `counts`. Messages that this build's table does not contain are named by their id.
     pub fn new(
         session: String,
         worker: i32,
@@ -133,15 +133,14 @@ impl SessionReport {
     }
 }
 
-/// Reports that are kept in full, the newest ones.
+/// Number of the newest reports that are stored in full.
 pub const KEPT: usize = 64;
 
-/// The reports of a tenant's sessions, in memory that does not grow with their number: the newest [`KEPT`] in full, and
-/// the sums of the earlier ones.
+/// Reports of a tenant's sessions, in bounded memory: the newest [`KEPT`] in full, and the sums of the earlier ones.
 #[derive(Clone, Debug, Default)]
 pub struct SessionReports {
     kept: VecDeque<SessionReport>,
-    /// The number of earlier sessions, and their sums.
+    /// Number of earlier sessions, and the sums of their reports.
     earlier: Option<(u64, SessionReport)>,
 }
 
@@ -157,8 +156,8 @@ impl SessionReports {
         }
     }
 
-    /// The number of sessions, and one report for each of them; that of the earlier ones, if there are any, comes first
-    /// and holds their sums.
+    /// Returns the number of sessions and the reports. If there are earlier sessions, the first report holds their
+    /// sums.
     pub fn into_parts(self) -> (u64, Vec<SessionReport>) {
         let kept = self.kept.len() as u64;
         let (earlier, sums) = match self.earlier {

@@ -1,14 +1,15 @@
-//! Threads and processes that the system refuses, by the limit that is reached.
+//! Names the limit that is reached when the system refuses a thread or a process.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::thread::JoinHandle;
 
-/// The limits that clone(2) and pthread_create(3) answer with `EAGAIN`, as a sentence's end.
+/// Limits for which clone(2) and pthread_create(3) fail with `EAGAIN`. Displays as the end of a
+/// sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLimit {
-    /// Whether this process may have so much memory and no more: a thread's stack counts.
+    /// Whether this process has a limit on memory, which includes the stacks of threads.
     memory_is_limited: bool,
 }
 
@@ -43,7 +44,7 @@ impl fmt::Display for TaskLimit {
 
 impl Error for TaskLimit {}
 
-/// The error of a thread or a process that could not be made, with its cause named.
+/// Replaces `EAGAIN` from the creation of a thread or a process by an error that names the limits.
 #[must_use]
 pub fn named(error: io::Error) -> io::Error {
     match error.raw_os_error() {
@@ -55,7 +56,7 @@ pub fn named(error: io::Error) -> io::Error {
 /// Starts a thread with this name.
 ///
 /// # Errors
-/// The system refuses it; the limit that is reached is [`named`].
+/// The system refuses the thread; the error is [`named`].
 pub fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
