@@ -1,22 +1,22 @@
-//! Calls that a filter should deny, for tests: each is made in a process of its own, since a denied call ends it.
+//! System calls that a filter should deny, for tests. Each is made in its own process, because a denied call ends the
+//! process.
 //!
-//! A test that calls [`all_are_denied`] is started again for each call, and then makes it where its filter holds: it
-//! calls [`attempt`] there if [`asked`] says so.
+//! [`all_are_denied`] starts the calling test again for each call. In that process [`asked`] returns the call, and the
+//! test makes it with [`attempt`] on a thread with the filter.
 
 use std::env;
 use std::process::Command;
 
 use crate::DENIED;
 
-/// Names the call to a test that is to make it.
+/// Environment variable with the call that a test process must make.
 const VARIABLE: &str = "WORMHOLE_ATTEMPT";
-/// Exit status of a process whose call was made, or failed in another way than by its filter.
+/// Exit status of a process whose call was not denied by the filter.
 const MADE: i32 = 3;
 
-/// What code would begin with that an attacker has brought into a process. The arguments are such that a call that is
-/// made harms nobody.
+/// Returns the calls with which injected code would begin. Their arguments are harmless if a call is made after all.
 fn attempts() -> [(&'static str, [i64; 6]); 11] {
-    /// The address of no string, at which the kernel would look only once it makes the call.
+    /// An invalid address, which the kernel would read only if it makes the call.
     const NOWHERE: i64 = 8;
     const KVM_CREATE_VM: i64 = 0xae01;
     let fork = i64::from(libc::SIGCHLD);
@@ -40,30 +40,30 @@ fn attempts() -> [(&'static str, [i64; 6]); 11] {
     ]
 }
 
-/// The call that this process is to make.
+/// Returns the call that this process must make.
 pub fn asked() -> Option<String> {
     env::var(VARIABLE).ok()
 }
 
-/// Makes the call, and ends the process if that comes back.
+/// Makes the call, and ends the process if the call returns.
 ///
 /// # Panics
-/// There is no such call.
+/// The list has no such call.
 pub fn attempt(call: &str) -> ! {
     let found = attempts().into_iter().find(|(name, _)| *name == call);
     let (_, [number, a, b, c, d, e]) = found.expect("a call of the list");
-    // SAFETY: no argument is an address of this process's; the process ends.
+    // SAFETY: no argument is an address in this process; the process ends.
     unsafe {
         libc::syscall(number, a, b, c, d, e);
         libc::_exit(MADE)
     }
 }
 
-/// Asserts that each call ends the process in which `test`, a test of this program by its full name, makes it on
+/// Asserts that each call ends the process in which `test`, the full name of a test of this program, makes it on
 /// `thread`, with a line that names both.
 ///
 /// # Panics
-/// One is made, or another thread or call is named.
+/// A call is made, or the line names another thread or call.
 pub fn all_are_denied(test: &str, thread: &str) {
     for (call, [number, ..]) in attempts() {
         let ended = Command::new(env::current_exe().expect("this program"))

@@ -1,4 +1,4 @@
-//! Lists of system calls, and filters made of them.
+//! Lists of system calls, and seccomp filters compiled from them.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +7,27 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-/// Why there is no filter.
+/// Errors of compiling and of installing a filter.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// The list is no program that the kernel could take.
+    /// The list cannot be compiled to a BPF program.
     #[error("the system call filter does not compile")]
     Compile(#[from] BackendError),
-    /// The kernel has no filters, or another thread has one that this one does not have.
+    /// The kernel lacks seccomp filters, or another thread has a filter that this one lacks.
     #[error("the kernel does not take the system call filter")]
     Install(#[from] seccompiler::Error),
 }
 
-/// What happens to a call that is on no list.
+/// Action for a call that is on no list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// It fails with this error number.
+    /// The call fails with this error number.
     Fails(i32),
-    /// SIGSYS comes in its place: see [`crate::report_denied_calls`].
+    /// The thread gets SIGSYS instead: see [`crate::report_denied_calls`].
     Signal,
 }
 
-/// What `pthread_create` asks of `clone`.
+/// Flags with which `pthread_create` calls `clone`.
 const THREAD_FLAGS: u64 = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
 const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
@@ -37,10 +37,11 @@ const NAMESPACE_FLAGS: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP) as u64;
 
-/// System calls by number, each with rules on its arguments: one of them must hold. No rules: any arguments.
+/// System calls by number, each with rules on its arguments, of which at least one must hold. An empty list allows any
+/// arguments.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// The system calls that a thread may make.
+/// List of the system calls that a thread may make.
 #[derive(Clone, Debug, Default)]
 pub struct Calls {
     allowed: Rules,
@@ -48,12 +49,12 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// These calls with any arguments.
+    /// Creates a list that allows these calls with any arguments.
     pub fn any(calls: &[i64]) -> Self {
         Self::default().and(calls)
     }
 
-    /// And these calls with any arguments.
+    /// Also allows these calls with any arguments.
     #[must_use]
     pub fn and(mut self, calls: &[i64]) -> Self {
         for &call in calls {
@@ -62,14 +63,14 @@ impl Calls {
         self
     }
 
-    /// And this call, where one of `rules` holds.
+    /// Also allows this call if one of `rules` holds.
     #[must_use]
     pub fn and_where(mut self, call: i64, rules: Vec<SeccompRule>) -> Self {
         add(&mut self.allowed, call, rules);
         self
     }
 
-    /// And new threads of this process, in no new namespace.
+    /// Also allows new threads of this process, in no new namespace.
     ///
     /// # Errors
     /// Never.
@@ -81,7 +82,7 @@ impl Calls {
             .without(&[libc::SYS_clone3]))
     }
 
-    /// And all calls of another list.
+    /// Also allows all calls of another list, and adds its absent calls.
     #[must_use]
     pub fn and_all(mut self, other: Self) -> Self {
         for (call, rules) in other.allowed {
@@ -93,7 +94,7 @@ impl Calls {
         self
     }
 
-    /// These calls fail as on a system without them, for libraries that have another way then.
+    /// Makes these calls fail with ENOSYS, for libraries that then use another call.
     #[must_use]
     pub fn without(mut self, calls: &[i64]) -> Self {
         for &call in calls {
@@ -102,14 +103,14 @@ impl Calls {
         self
     }
 
-    /// This call fails as on a system without it, where one of `rules` holds.
+    /// Makes this call fail with ENOSYS if one of `rules` holds.
     #[must_use]
     pub fn without_where(mut self, call: i64, rules: Vec<SeccompRule>) -> Self {
         add(&mut self.absent, call, rules);
         self
     }
 
-    /// Makes the filter.
+    /// Compiles the filter.
     ///
     /// # Errors
     /// The list is too long for the kernel, or empty.
@@ -118,7 +119,7 @@ impl Calls {
         let mut programs = Vec::new();
         if !self.absent.is_empty() {
             for &call in self.absent.keys() {
-                // The filter of absent calls answers; the list does not get to deny them.
+                // The filter of absent calls answers them, so the list must not deny them.
                 self.allowed.entry(call).or_default();
             }
             let missing = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
@@ -131,13 +132,13 @@ impl Calls {
             Denial::Signal => SeccompAction::Trap,
         };
         let allowed = SeccompFilter::new(self.allowed, denied, SeccompAction::Allow, architecture)?;
-        // The list of what is allowed comes last: nothing can be installed after it.
+        // The list of allowed calls comes last, because it denies the installation of further filters.
         programs.push(allowed.try_into()?);
         Ok(Filter(programs))
     }
 }
 
-/// Adds a call's rules to those that are there. Without rules it stays, or becomes, a call with any arguments.
+/// Adds a call's rules to the existing ones. If either list of rules is empty, the call is allowed with any arguments.
 fn add(to: &mut Rules, call: i64, rules: Vec<SeccompRule>) {
     match to.get_mut(&call) {
         Some(there) if there.is_empty() || rules.is_empty() => there.clear(),
@@ -148,16 +149,16 @@ fn add(to: &mut Rules, call: i64, rules: Vec<SeccompRule>) {
     }
 }
 
-/// Programs of the kernel's filter, in the order in which they are installed. Each must agree for a call to happen.
+/// BPF programs of a seccomp filter, in the order of installation. A call is made only if all of them allow it.
 #[derive(Clone, Debug)]
 pub struct Filter(Vec<BpfProgram>);
 
 impl Filter {
-    /// Leaves this thread, and those that it starts, the calls of the list. Allocates nothing, so that a process that
-    /// was just cloned may call it. The thread gains no privileges by execve(2) any more.
+    /// Restricts this thread, and those that it starts, to the calls of the list. Allocates nothing, so that a process
+    /// may call it right after clone(2). Sets no_new_privs.
     ///
     /// # Errors
-    /// The kernel has no filters.
+    /// The kernel lacks seccomp filters.
     pub fn install(&self) -> Result<(), FilterError> {
         for program in &self.0 {
             seccompiler::apply_filter(program)?;
@@ -165,10 +166,10 @@ impl Filter {
         Ok(())
     }
 
-    /// Leaves all threads of this process the calls of the list.
+    /// Restricts all threads of this process to the calls of the list.
     ///
     /// # Errors
-    /// The kernel has no filters, or a thread has one that this thread does not have.
+    /// The kernel lacks seccomp filters, or a thread has a filter that this thread lacks.
     pub fn install_on_all_threads(&self) -> Result<(), FilterError> {
         for program in &self.0 {
             seccompiler::apply_filter_all_threads(program)?;
@@ -177,18 +178,18 @@ impl Filter {
     }
 }
 
-/// The argument's lower half is `value`.
+/// Creates a rule that the argument's lower half equals `value`.
 ///
 /// # Errors
-/// There is no such argument.
+/// The argument's number is too large.
 pub fn equals(argument: u8, value: u64) -> Result<SeccompRule, FilterError> {
     all_equal(&[(argument, value)])
 }
 
-/// The lower half of each of these arguments is the value beside it.
+/// Creates a rule that the lower half of each of these arguments equals the value beside it.
 ///
 /// # Errors
-/// There is no such argument.
+/// The argument's number is too large.
 pub fn all_equal(arguments: &[(u8, u64)]) -> Result<SeccompRule, FilterError> {
     let conditions = arguments
         .iter()
@@ -199,19 +200,19 @@ pub fn all_equal(arguments: &[(u8, u64)]) -> Result<SeccompRule, FilterError> {
     Ok(SeccompRule::new(conditions)?)
 }
 
-/// Of the argument's bits `bits` those of `value` are set and the others are not.
+/// Creates a rule that the argument, masked with `bits`, equals `value`.
 ///
 /// # Errors
-/// There is no such argument.
+/// The argument's number is too large.
 pub fn masked(argument: u8, bits: u64, value: u64) -> Result<SeccompRule, FilterError> {
     let kind = SeccompCmpOp::MaskedEq(bits);
     rule(argument, SeccompCmpArgLen::Qword, kind, value)
 }
 
-/// The argument's lower half is not greater than `value`.
+/// Creates a rule that the argument's lower half is at most `value`.
 ///
 /// # Errors
-/// There is no such argument.
+/// The argument's number is too large.
 pub fn at_most(argument: u8, value: u64) -> Result<SeccompRule, FilterError> {
     rule(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Le, value)
 }

@@ -1,9 +1,9 @@
-//! The rights of root.
+//! Drops Linux capabilities.
 
 use std::io;
 
-/// Gives up all capabilities of this thread and of those that it starts, for good: programs that they could execute
-/// have none either.
+/// Drops all capabilities of this thread and of those that it starts, irreversibly: programs that they execute have
+/// none either.
 ///
 /// # Errors
 /// As prctl(2) and capset(2).
@@ -17,7 +17,7 @@ pub fn drop_capabilities() -> io::Result<()> {
     let none = [0u32; 6];
     // SAFETY: system calls on integers and on complete local structures.
     unsafe {
-        // An ordinary user may not, and has none. Numbers beyond the last capability are refused.
+        // Errors are ignored: without CAP_SETPCAP the call fails, and numbers beyond the last capability are invalid.
         for capability in 0..64 {
             libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
         }

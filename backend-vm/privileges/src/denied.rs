@@ -1,24 +1,24 @@
-//! The report of a call that a filter denies.
+//! Reports system calls that a filter denies.
 
 use std::io;
 
 use syscalls::Sysno;
 
-/// Exit status after a denied call: as a shell's for SIGSYS.
+/// Exit status after a denied call, equal to a shell's for SIGSYS.
 pub const DENIED: i32 = 128 + libc::SIGSYS;
 
-/// `siginfo_t` of SIGSYS (sigaction(2)), as far as it is read.
+/// Used fields of the `siginfo_t` of SIGSYS (sigaction(2)).
 #[repr(C)]
 struct DeniedCall {
     signal: [i32; 3],
-    /// Where the call was made.
+    /// Address of the calling instruction.
     address: u64,
     number: i32,
     architecture: u32,
 }
 
-/// From now on a call that a filter answers with SIGSYS ends this process: a line on standard error names the call and
-/// the thread, and the exit status is [`DENIED`]. The list is wrong then, or the thread is not the program's any more.
+/// Installs a handler of SIGSYS that ends this process: a line on standard error names the call and the thread, and the
+/// exit status is [`DENIED`]. Such a call means that the list is wrong, or that an attacker controls the thread.
 ///
 /// # Errors
 /// As sigaction(2).
@@ -39,7 +39,7 @@ extern "C" fn denied(_: i32, call: *const DeniedCall, _: *const libc::c_void) {
     // SAFETY: the kernel passes the structure of this signal.
     let number = unsafe { (*call).number };
     let mut thread = [0u8; 16];
-    // SAFETY: the kernel writes at most 16 bytes, the last a zero. A filter may refuse: the name stays empty.
+    // SAFETY: the kernel writes at most 16 bytes, the last a zero. If a filter refuses the call, the name stays empty.
     unsafe { libc::prctl(libc::PR_GET_NAME, thread.as_mut_ptr()) };
     let end = thread.iter().position(|byte| *byte == 0);
     let mut line = Line::default();
@@ -60,7 +60,7 @@ extern "C" fn denied(_: i32, call: *const DeniedCall, _: *const libc::c_void) {
     }
 }
 
-/// Text in memory of its own: a signal handler allocates nothing.
+/// Text in a fixed buffer, because a signal handler must not allocate.
 struct Line {
     bytes: [u8; 192],
     length: usize,
@@ -76,7 +76,7 @@ impl Default for Line {
 }
 
 impl Line {
-    /// Adds text, as far as there is room.
+    /// Appends text, cut off at the end of the buffer.
     fn add(&mut self, text: &[u8]) {
         for (byte, value) in self.bytes[self.length..].iter_mut().zip(text) {
             *byte = *value;

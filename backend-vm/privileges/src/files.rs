@@ -1,21 +1,22 @@
-//! The file system, by Landlock (landlock(7)).
+//! Drops access to the file system with Landlock (landlock(7)).
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError,
 };
 
-/// Why the file system stays within reach.
+/// Error of [`leave_file_system`].
 #[derive(Debug, thiserror::Error)]
 #[error("the kernel does not take the rules of the file system")]
 pub struct FilesError(#[from] RulesetError);
 
-/// Takes from this thread, and from those that it starts, every file that is not open yet, and every TCP port. Without
-/// effect on a kernel without Landlock: this is a second lock behind a [`crate::Filter`] that lets no path through.
+/// Denies this thread, and those that it starts, access to all files that are not open yet and to all TCP ports. Has no
+/// effect on a kernel without Landlock: it is a second barrier behind a [`crate::Filter`] that allows no call with a
+/// path.
 ///
 /// # Errors
-/// The kernel has Landlock and refuses.
+/// The kernel has Landlock but refuses the rules.
 pub fn leave_file_system() -> Result<(), FilesError> {
-    // No rules: nothing of what is handled is allowed. What the kernel cannot handle stays as it is.
+    // Without rules all handled accesses are denied. Accesses that the kernel cannot handle stay allowed.
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(ABI::V5))?
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Whether the kernel has Landlock: landlock_create_ruleset(2) for its version.
+    /// Returns true if the kernel has Landlock, by landlock_create_ruleset(2) for its version.
     fn kernel_has_landlock() -> bool {
         const VERSION: libc::c_long = 1;
         // SAFETY: no structure, and a flag.
@@ -70,7 +71,7 @@ mod tests {
             left.join().unwrap(),
             ("kept".to_owned(), Err(denied), Err(denied), Err(denied))
         );
-        // Other threads are as before.
+        // Other threads are not restricted.
         assert_eq!(fs::read_to_string(&text).unwrap(), "kept");
     }
 }

@@ -1,12 +1,13 @@
-//! What a process or a thread gives up before it reads what a stranger wrote: capabilities, the file system, and the
+//! Drops privileges of a process or a thread before it reads untrusted input: capabilities, the file system, and the
 //! system calls that it does not need.
 //!
-//! - [`drop_capabilities`] is for a thread and the threads that it starts.
-//! - [`leave_file_system`] is too (Landlock), where the kernel has it.
-//! - [`Calls`] lists system calls. [`Calls::compile`] makes a [`Filter`] of the list, for a thread or for all threads.
-//! - [`report_denied_calls`] names the call and the thread when a [`Filter`] ends the process.
+//! - [`drop_capabilities`] applies to a thread and the threads that it starts.
+//! - [`leave_file_system`] applies to the same threads, by Landlock, if the kernel has it.
+//! - [`Calls`] lists system calls. [`Calls::compile`] compiles the list to a seccomp [`Filter`], for a thread or for
+//!   all threads.
+//! - [`report_denied_calls`] prints the call and the thread when a [`Filter`] ends the process.
 //!
-//! All of it is for good. None of it grants anything: a thread that gave up more before keeps less.
+//! All of it is irreversible. None of it grants a privilege that a thread has dropped before.
 
 #[cfg(feature = "attempts")]
 pub mod attempts;
