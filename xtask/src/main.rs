@@ -58,6 +58,8 @@ enum Action {
     Paths,
     /// Check which glibc the staged installation needs.
     Glibc,
+    /// Look for comments that make their reader guess.
+    Prose,
     /// Run Numba's own CUDA tests on the CPU device.
     Numba {
         /// Run only tests that match this expression, as pytest's `-k` does.
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Action::History => checks::history(&root).map(|found| checks::holds(&found)),
         Action::Paths => checks::paths(&root).map(|found| checks::holds(&found)),
         Action::Glibc => checks::glibc(&root).map(|found| checks::holds(&found)),
+        Action::Prose => checks::prose(&root).map(|found| checks::holds(&found)),
         Action::Numba { filter } => numba::numba(&root, filter.as_deref()),
         Action::CudaPython => cuda_python::cuda_python(&root),
         Action::Nccl => nccl::nccl(&root),

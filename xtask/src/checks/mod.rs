@@ -3,10 +3,12 @@
 mod glibc;
 mod history;
 mod paths;
+mod prose;
 
 pub use glibc::glibc;
 pub use history::history;
 pub use paths::paths;
+pub use prose::prose;
 
 use std::path::Path;
 

@@ -1,0 +1,106 @@
+//! Comments that begin with a riddle.
+
+use std::path::Path;
+
+use super::git;
+use crate::command::{Failure, step};
+
+/// Words that a documentation comment does not begin with: a verb, or the name of the thing, says more.
+const FIRST: [&str; 9] = [
+    "It", "Nobody", "Of", "That", "Those", "What", "Whatever", "Who", "Whoever",
+];
+
+/// Words that no comment holds.
+const ANYWHERE: [&str; 4] = ["hears of", "nobody's", "no one's", "that which"];
+
+/// Folders and files whose comments are still to be rewritten. None may be added.
+const LEFT: [&str; 7] = [
+    "backend-vm/",
+    "benches/",
+    "fuzz/",
+    "guest-lib/",
+    "hypervisor/",
+    "images/",
+    "shared-ring/",
+];
+
+/// Complains of each comment in the sources that makes its reader guess.
+pub fn prose(root: &Path) -> Result<Vec<String>, Failure> {
+    let Some(files) = git(root, &["ls-files", "*.rs"])? else {
+        step("skipping the comments: this is no git checkout");
+        return Ok(Vec::new());
+    };
+    let mut complaints = Vec::new();
+    for name in files.lines().filter(|name| !is_left(name)) {
+        // A tracked file may be removed and not yet committed.
+        let Ok(text) = std::fs::read_to_string(root.join(name)) else {
+            continue;
+        };
+        let found = riddles(&text);
+        complaints
+            .extend(found.map(|(line, words)| format!("{name}:{line}: comment with {words}")));
+    }
+    Ok(complaints)
+}
+
+fn is_left(name: &str) -> bool {
+    LEFT.iter().any(|left| name.starts_with(left))
+}
+
+/// The comments' lines that hold a word they should not, by number, and the word.
+fn riddles(text: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut in_comment = false;
+    text.lines().enumerate().filter_map(move |(at, line)| {
+        let comment = comment(line);
+        let begins = comment.is_some_and(|(is_doc, _)| is_doc) && !in_comment;
+        in_comment = comment.is_some_and(|(is_doc, _)| is_doc);
+        let (_, words) = comment?;
+        let first = words.split(|c: char| !c.is_alphanumeric()).next();
+        let first = first.filter(|first| begins && FIRST.contains(first));
+        let found = first.map(|first| format!("\"{first}\" at its beginning"));
+        let found = found.or_else(|| {
+            let held = ANYWHERE.iter().find(|held| words.contains(*held));
+            held.map(|held| format!("\"{held}\""))
+        });
+        found.map(|found| (at + 1, found))
+    })
+}
+
+/// Whether a line's comment documents, and the comment's words; none where the line is no comment.
+fn comment(line: &str) -> Option<(bool, &str)> {
+    let line = line.trim_start();
+    let rest = line.strip_prefix("//")?;
+    let doc = rest.strip_prefix('/').or_else(|| rest.strip_prefix('!'));
+    Some((doc.is_some(), doc.unwrap_or(rest).trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<(usize, String)> {
+        riddles(text).collect()
+    }
+
+    #[test]
+    fn a_comment_begins_with_a_verb_or_a_name() {
+        let text = "/// Returns the ring.\n/// What follows a first line is free.\nfn ring() {}\n\n// What here.\n";
+        assert_eq!(found(text), []);
+    }
+
+    #[test]
+    fn a_comment_that_begins_with_a_pronoun_is_found() {
+        for word in FIRST {
+            let text = format!("struct S {{\n    /// {word} is left.\n    left: u8,\n}}\n");
+            let words = format!("\"{word}\" at its beginning");
+            assert_eq!(found(&text), [(2, words)]);
+        }
+        assert_eq!(found("//! What is here.\n").len(), 1);
+    }
+
+    #[test]
+    fn words_that_hide_their_subject_are_found_anywhere() {
+        let text = "/// The window.\n/// A page is nobody's then.\n";
+        assert_eq!(found(text), [(2, "\"nobody's\"".to_owned())]);
+    }
+}
