@@ -1,5 +1,5 @@
-//! Links the programs without a C runtime, at fixed addresses, each segment on 2 MiB pages of its
-//! own so that the monitor can give each its own permissions.
+//! Links the payloads without a C runtime, at fixed addresses, with each segment on its own 2 MiB
+//! pages so that the monitor can set the permissions of each segment.
 
 fn main() {
     for argument in [

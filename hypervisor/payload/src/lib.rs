@@ -1,10 +1,10 @@
-//! What a payload needs: an entry point, its parameter block, and a way to end.
+//! Runtime of payloads: entry point, parameter block, access to the window, and exit.
 //!
 //! The monitor enters a payload at its ELF entry point in long mode at privilege level 3, with
-//! RDI = address of this vCPU's parameter block (a page of 512 words that the host reads and
-//! writes too) and RSI = number of the vCPU. There is no kernel: no system calls, no allocator, no
-//! AVX. A payload ends by writing its status to a port; an exception ends it with an error that
-//! tells where it was.
+//! RDI = address of this vCPU's parameter block (a page of 512 words shared with the host) and
+//! RSI = number of the vCPU. There is no kernel: no system calls, no allocator, no AVX. A payload
+//! ends by writing its status to a port. An exception ends it with an error that contains the
+//! registers.
 #![no_std]
 
 use core::arch::asm;
@@ -13,74 +13,75 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::memory::SessionMemory;
 
-/// The port that takes the exit status (`wormhole_monitor::EXIT_STATUS_PORT`).
+/// Port of the exit status (`wormhole_monitor::EXIT_STATUS_PORT`).
 const EXIT_STATUS_PORT: u16 = 0xf4;
 
-/// Words in a parameter block.
+/// Number of words in a parameter block.
 pub const PARAMETERS: usize = 512;
 
-/// The parameter block: words that payload and host share.
+/// The parameter block: words shared by payload and host.
 #[derive(Debug, Clone, Copy)]
 pub struct Parameters(&'static [AtomicU64; PARAMETERS]);
 
 impl Parameters {
-    /// The block at `address`.
+    /// Returns the block at `address`.
     ///
     /// # Safety
-    /// `address` is what the monitor passed in RDI.
+    /// `address` must be the value that the monitor passed in RDI.
     pub unsafe fn at(address: u64) -> Self {
-        // SAFETY: the monitor maps a page there for as long as the payload runs, and it is only
-        // accessed as atomic words.
+        // SAFETY: the monitor maps a page at `address` for as long as the payload runs, and the page is
+        // only accessed as atomic words.
         Self(unsafe { &*(address as *const [AtomicU64; PARAMETERS]) })
     }
 
-    /// Reads a word; SYNC POINT with the host's store.
+    /// Loads a word; SYNC POINT with the host's store.
     pub fn load(self, index: usize) -> u64 {
         self.0[index].load(Ordering::Acquire)
     }
 
-    /// Writes a word; SYNC POINT with the host's load.
+    /// Stores a word; SYNC POINT with the host's load.
     pub fn store(self, index: usize, value: u64) {
         self.0[index].store(value, Ordering::Release);
     }
 }
 
-/// The word at `address`, shared with somebody else.
+/// Returns the word at `address`, which the host may access concurrently.
 ///
 /// # Safety
-/// The host named `address` as that of a mapped, aligned word in the window.
+/// `address` must be a host-provided address of a mapped, aligned word in the window.
 pub unsafe fn shared_word(address: u64) -> &'static AtomicU64 {
-    // SAFETY: see above; the window stays mapped for as long as the payload runs.
+    // SAFETY: the caller guarantees the address; the window stays mapped for as long as the payload runs.
     unsafe { &*(address as *const AtomicU64) }
 }
 
-/// The session segment at `address`; a payload that is given none cannot go on.
+/// Returns the session segment at `address`. Exits with [`NO_SESSION_STATUS`] if it is invalid.
 ///
 /// # Safety
-/// The host named `address` as that of a session segment, mapped for as long as the payload runs.
+/// `address` must be a host-provided address of a session segment, mapped for as long as the payload
+/// runs.
 pub unsafe fn session(address: u64) -> SessionMemory {
     let base = address as *mut u8;
-    // SAFETY: see above.
+    // SAFETY: the caller guarantees it.
     match unsafe { SessionMemory::new(base, SEGMENT_BYTES) } {
         Ok(session) => session,
         Err(_) => exit(NO_SESSION_STATUS),
     }
 }
 
-/// Ends this vCPU's program.
+/// Ends the payload on this vCPU.
 pub fn exit(status: u32) -> ! {
     loop {
-        // SAFETY: the monitor runs payloads with an I/O privilege level that allows ports, and ends
-        // the vCPU at this write.
+        // SAFETY: the monitor runs payloads with an I/O privilege level that allows port access, and
+        // this write ends the vCPU.
         unsafe {
             asm!("out dx, eax", in("dx") EXIT_STATUS_PORT, in("eax") status, options(nomem, nostack));
         }
     }
 }
 
-/// The processor's time stamp counter.
+/// Returns the processor's time stamp counter.
 pub fn timestamp() -> u64 {
-    // SAFETY: reading the counter has no effect; the monitor leaves it readable in user mode.
+    // SAFETY: RDTSC has no side effects; the monitor leaves CR4.TSD clear.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -103,12 +104,12 @@ macro_rules! entry {
     };
 }
 
-/// The precompiled `core` names its unwinder although nothing here unwinds.
+/// Personality function that the precompiled `core` references. Payloads never unwind.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
-/// The status of a payload whose session segment is not one.
+/// Exit status of a payload whose session segment is invalid.
 pub const NO_SESSION_STATUS: u32 = 0xbad;
 
-/// The status of a payload that panicked.
+/// Exit status of a payload that panicked.
 pub const PANIC_STATUS: u32 = 0xdead;

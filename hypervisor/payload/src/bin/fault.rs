@@ -1,6 +1,6 @@
-//! Runs into the exception that word 0 names, to show that the monitor tells it: 0 reads address
-//! 0x1000 less than nothing that is mapped, 1 executes an undefined instruction, 2 writes to code,
-//! 3 executes data, 4 writes to the address in word 1.
+//! Raises the exception that word 0 selects, so that a test can check the monitor's report: 0 reads
+//! an unmapped address, 1 executes an undefined instruction, 2 writes to code, 3 executes data,
+//! 4 writes to the address in word 1.
 #![no_std]
 #![no_main]
 
@@ -20,7 +20,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         3 => (&raw const DATA).addr() as u64,
         _ => parameters.load(1),
     };
-    // SAFETY: none of these returns: each raises an exception, which ends the payload.
+    // SAFETY: each of these raises an exception, which ends the payload, so that none returns.
     unsafe {
         match fault {
             0 => asm!("mov rax, [{}]", in(reg) target, out("rax") _),

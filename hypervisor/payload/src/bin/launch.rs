@@ -1,17 +1,17 @@
 //! Launches a kernel through the ring and waits on a fence that the device writes.
 //!
-//! | word | who writes | meaning |
+//! | word | writer | meaning |
 //! |---|---|---|
 //! | 0 | host | address of the session segment |
-//! | 1 | host | the function's handle, as on the wire |
-//! | 2 | host | the stream's handle, as on the wire |
+//! | 1 | host | handle of the function, in wire format |
+//! | 2 | host | handle of the stream, in wire format |
 //! | 3 | host | number of the fence |
-//! | 4 | host | the value that the fence has |
-//! | 5 | host | launches to make |
-//! | 6 | host | the kernel's one parameter, 8 bytes |
+//! | 4 | host | current value of the fence |
+//! | 5 | host | number of launches |
+//! | 6 | host | the kernel's only parameter, 8 bytes |
 //! | 7 | host | address of one word per launch for its duration in time stamps |
 //! | 8 | payload | launches whose fence was written |
-//! | 9 | payload | how often the consumer was parked, so that the host must ring for it |
+//! | 9 | payload | times that the consumer was parked, so that the host must ring the doorbell |
 #![no_std]
 #![no_main]
 
@@ -26,7 +26,7 @@ use wormhole_ring::status::Status;
 entry!(main);
 
 fn main(parameters: Parameters, _vcpu: u64) -> u32 {
-    // SAFETY: the host named a session segment that it mapped for this payload.
+    // SAFETY: the host passed a session segment that it mapped for this payload.
     let (producer, fences, status) = unsafe {
         let session = session(parameters.load(0));
         (
@@ -73,7 +73,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
         if !matches!((launched, fenced), (Ok(Ok(())), Ok(Ok(())))) {
             return 3;
         }
-        // Only looked at: the host's own request finds it parked too, and rings.
+        // Does not clear the parked word, so that the host's own request rings the doorbell.
         if producer.consumer_parked() {
             rings += 1;
             parameters.store(9, rings);
@@ -84,7 +84,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
             }
             core::hint::spin_loop();
         }
-        // SAFETY: the host gave room for one word per launch there.
+        // SAFETY: the host reserved one word per launch at this address.
         let sample = unsafe { shared_word(parameters.load(7) + 8 * (round - 1)) };
         sample.store(timestamp() - start, Ordering::Relaxed);
         parameters.store(8, round);

@@ -1,13 +1,13 @@
-//! Ping-pong on two words of the window with a thread of the host: the bare round trip.
+//! Plays ping-pong on two words of the window with a host thread: the minimal round trip.
 //!
-//! | word | who writes | meaning |
+//! | word | writer | meaning |
 //! |---|---|---|
 //! | 0 | host | address of the word that the payload writes |
-//! | 1 | host | address of the word that the host answers in |
-//! | 2 | host | rounds |
+//! | 1 | host | address of the word that the host writes in response |
+//! | 2 | host | number of rounds |
 //! | 3 | host | address of one word per round for its duration in time stamps; 0: do not record |
-//! | 4 | payload | rounds made |
-//! | 5 | payload | time stamps that passed in all |
+//! | 4 | payload | completed rounds |
+//! | 5 | payload | total duration in time stamps |
 #![no_std]
 #![no_main]
 
@@ -18,7 +18,7 @@ use wormhole_payload::{Parameters, entry, shared_word, timestamp};
 entry!(main);
 
 fn main(parameters: Parameters, _vcpu: u64) -> u32 {
-    // SAFETY: the host names mapped words of the window.
+    // SAFETY: the host passed addresses of mapped words in the window.
     let (ping, pong) = unsafe {
         (
             shared_word(parameters.load(0)),
@@ -37,7 +37,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
             core::hint::spin_loop();
         }
         if record != 0 {
-            // SAFETY: the host gave room for one word per round there.
+            // SAFETY: the host reserved one word per round at this address.
             let slot = unsafe { shared_word(record + 8 * (round - 1)) };
             slot.store(timestamp() - start, Ordering::Relaxed);
         }

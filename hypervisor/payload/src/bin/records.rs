@@ -1,16 +1,17 @@
-//! Records over the ring, back to back: what a forwarded call that nobody waits for costs its caller.
+//! Pushes records into the ring back to back and times them: the cost of an asynchronous forwarded call
+//! to its caller.
 //!
 //! Bursts are timed one by one. The consumer leaves a backlog in the ring, so that every timed record is
-//! written while there are others to read.
+//! written while the ring holds others.
 //!
-//! | word | who writes | meaning |
+//! | word | writer | meaning |
 //! |---|---|---|
 //! | 0 | host | address of the session segment |
-//! | 1 | host | bursts |
-//! | 2 | host | records in a burst |
+//! | 1 | host | number of bursts |
+//! | 2 | host | number of records in a burst |
 //! | 3 | host | address of one word per burst for its duration in time stamps |
 //! | 4 | payload | records written |
-//! | 5 | payload | bursts before which the ring had run empty |
+//! | 5 | payload | bursts that began with an empty ring |
 #![no_std]
 #![no_main]
 
@@ -23,7 +24,7 @@ use wormhole_ring::ring::{Producer, PushError, RecordHead};
 entry!(main);
 
 fn main(parameters: Parameters, _vcpu: u64) -> u32 {
-    // SAFETY: the host named a session segment that it mapped for this payload alone.
+    // SAFETY: the host passed a session segment that it mapped for this payload alone.
     let producer = unsafe { Producer::new(session(parameters.load(0))) };
     let bursts = parameters.load(1);
     let length = parameters.load(2);
@@ -57,7 +58,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
                 return 1;
             }
         }
-        // SAFETY: the host gave room for one word per burst there.
+        // SAFETY: the host reserved one word per burst at this address.
         let sample = unsafe { shared_word(samples + 8 * burst) };
         sample.store(timestamp() - start, Ordering::Relaxed);
         written += length;

@@ -1,12 +1,12 @@
-//! Requests over the ring, one at a time: the round trip of a forwarded call.
+//! Sends requests over the ring one at a time and times them: the round trip of a forwarded call.
 //!
-//! | word | who writes | meaning |
+//! | word | writer | meaning |
 //! |---|---|---|
 //! | 0 | host | address of the session segment |
-//! | 1 | host | requests to make |
+//! | 1 | host | number of requests |
 //! | 2 | host | address of one word per request for its duration in time stamps; 0: do not record |
-//! | 3 | payload | requests answered |
-//! | 4 | payload | time stamps that passed in all |
+//! | 3 | payload | completed requests |
+//! | 4 | payload | total duration in time stamps |
 #![no_std]
 #![no_main]
 
@@ -19,11 +19,11 @@ use wormhole_ring::slot::{AnswerSlots, SlotIndex};
 
 entry!(main);
 
-/// The payload is the only thread of its session.
+/// Answer slot. The payload is the only thread of its session.
 const SLOT: u16 = 0;
 
 fn main(parameters: Parameters, _vcpu: u64) -> u32 {
-    // SAFETY: the host named a session segment that it mapped for this payload alone.
+    // SAFETY: the host passed a session segment that it mapped for this payload alone.
     let (producer, slots) = unsafe {
         let session = session(parameters.load(0));
         (Producer::new(session.clone()), AnswerSlots::new(session))
@@ -44,7 +44,7 @@ fn main(parameters: Parameters, _vcpu: u64) -> u32 {
             core::hint::spin_loop();
         }
         if record != 0 {
-            // SAFETY: the host gave room for one word per request there.
+            // SAFETY: the host reserved one word per request at this address.
             let sample = unsafe { shared_word(record + 8 * (sequence - 1)) };
             sample.store(timestamp() - start, Ordering::Relaxed);
         }
