@@ -1,7 +1,7 @@
-//! What the benchmarks share: a window of their own, payload runs, and figures with their conditions.
+//! Shared parts of the benchmarks: windows, payload runs, and results with their conditions.
 //!
-//! A benchmark prints ratios of things measured in one run, with the machine and the versions, since
-//! absolute times move between runs.
+//! A benchmark prints ratios of values measured in one run, with the machine and the versions, since
+//! absolute times vary between runs.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ pub mod machine;
 pub mod payload;
 pub mod samples;
 
-/// Says why a benchmark failed, cause by cause.
+/// Prints the error with which a benchmark failed and its causes.
 pub fn failure(benchmark: &str, error: &dyn Error) -> ExitCode {
     let mut cause = Some(error);
     while let Some(error) = cause {

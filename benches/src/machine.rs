@@ -1,10 +1,10 @@
-//! The machine a benchmark ran on.
+//! Describes the machine of a benchmark and calibrates its time stamp counter.
 
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// What a figure depends on.
+/// Machine and versions on which results depend.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
     pub processor: String,
@@ -37,9 +37,9 @@ impl Machine {
     }
 }
 
-/// Nanoseconds of one step of the time stamp counter, measured against the system's clock.
+/// Measures the period of the time stamp counter in nanoseconds against the system's clock.
 pub fn timestamp_period() -> f64 {
-    // SAFETY: reading the counter has no effect.
+    // SAFETY: RDTSC has no side effects.
     let stamp = || unsafe { core::arch::x86_64::_rdtsc() };
     let (clock, begin) = (Instant::now(), stamp());
     while clock.elapsed() < Duration::from_millis(50) {

@@ -1,4 +1,4 @@
-//! Runs a payload in a VM on one processor, beside a thread of this process on another.
+//! Runs a payload in a VM on one processor, and a host thread on another.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use wormhole_monitor::{DisabledExits, ExitReason, VmError};
 use wormhole_ring::layout::{SEGMENT_BYTES, WINDOW_BASE};
 use wormhole_ring::memory::{MemoryError, SessionMemory};
 
-/// Why a measurement could not be made.
+/// Error from a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error("cannot read the payload {path}: build it with `cargo xtask bench`")]
@@ -52,7 +52,7 @@ pub enum BenchError {
     Missing(&'static str),
 }
 
-/// A window that payloads see at [`WINDOW_BASE`] and this process where the kernel put it.
+/// A window, mapped at [`WINDOW_BASE`] in payloads and at an address of the kernel's choice in this process.
 #[derive(Debug)]
 pub struct Window {
     file: File,
@@ -60,7 +60,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// A fresh window.
+    /// Creates a window.
     pub fn new(segments: usize) -> Result<Self, BenchError> {
         let file: File = memfd_create(
             "wormhole-bench",
@@ -72,7 +72,7 @@ impl Window {
         Self::of(file)
     }
 
-    /// The window that this file is.
+    /// Maps a window file.
     pub fn of(file: File) -> Result<Self, BenchError> {
         let bytes = file.metadata().map_err(BenchError::File)?.len();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -87,7 +87,7 @@ impl Window {
         self.region.size()
     }
 
-    /// `count` words from `offset` on.
+    /// Returns `count` words from `offset` on.
     pub fn words(&self, offset: usize, count: u64) -> Vec<u64> {
         let count = usize::try_from(count).unwrap_or(0);
         (0..count)
@@ -95,10 +95,10 @@ impl Window {
             .collect()
     }
 
-    /// The session in segment `index`.
+    /// Returns the session in segment `index`.
     pub fn session(&self, index: usize) -> Result<SessionMemory, BenchError> {
-        // SAFETY: the region holds that segment for as long as this window lives, which outlives the
-        // runs in which the session is used.
+        // SAFETY: the region maps that segment for as long as this window lives, and the window outlives
+        // the runs that use the session.
         Ok(unsafe {
             SessionMemory::new(
                 self.region.as_ptr().add(index * SEGMENT_BYTES),
@@ -107,10 +107,10 @@ impl Window {
         }?)
     }
 
-    /// The word at `offset`, as this process sees it.
+    /// Returns the word at `offset` in this process's mapping.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset < self.region.size());
-        // SAFETY: inside the mapping, aligned, and only reached as an atomic word from here.
+        // SAFETY: inside the mapping, aligned, and accessed only as an atomic word in this process.
         unsafe { AtomicU64::from_ptr(self.region.as_ptr().add(offset).cast()) }
     }
 
@@ -119,12 +119,12 @@ impl Window {
     }
 }
 
-/// The payload's address of `offset` in the window.
+/// Returns the payload's address of `offset` in the window.
 pub fn guest_address(offset: usize) -> u64 {
     WINDOW_BASE + offset as u64
 }
 
-/// What the host's side of a run works with.
+/// State of a run for the host's thread.
 #[derive(Debug)]
 pub struct Beside {
     pub parameters: ParameterBlock,
@@ -133,12 +133,12 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// VM exits of the payload so far.
+    /// Returns the payload's VM exits so far.
     pub fn exits(&self) -> Result<u64, BenchError> {
         Ok(self.stats.read()?.vcpu_sum("exits"))
     }
 
-    /// An error once the payload has ended, so that nothing is to be expected of it any more.
+    /// Returns an error once the payload has ended, so that loops that wait for it stop.
     pub fn goes_on(&self) -> Result<(), BenchError> {
         if self.ended.load(Ordering::Acquire) {
             return Err(BenchError::Ended);
@@ -147,7 +147,7 @@ impl Beside {
     }
 }
 
-/// Runs a payload on processor 0 and `host` on processor 1, and returns what `host` returned.
+/// Runs a payload on processor 0 and `host` on processor 1, and returns the result of `host`.
 pub fn run<T: Send>(
     folder: &Path,
     name: &'static str,
@@ -203,7 +203,7 @@ pub fn run<T: Send>(
     })
 }
 
-/// Keeps the calling thread, and those it starts, on one processor.
+/// Pins the calling thread, and the threads that it starts, to one processor.
 fn pin(processor: usize) -> Result<(), BenchError> {
     let mut set = CpuSet::new();
     set.set(processor);

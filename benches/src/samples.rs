@@ -1,8 +1,8 @@
-//! Sorted durations.
+//! Summarises durations as quantiles.
 
 use serde::Serialize;
 
-/// Durations in nanoseconds, as their median and 99th percentile.
+/// Median and 99th percentile of durations in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Quantiles {
     pub median_ns: f64,
@@ -11,7 +11,8 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of time stamp differences, each divided over `parts`.
+    /// Computes the quantiles of time stamp differences. `period` is the nanoseconds of one step, and each difference
+    /// covers `parts` operations.
     pub fn of(mut stamps: Vec<u64>, period: f64, parts: f64) -> Self {
         stamps.sort_unstable();
         let at = |hundredths: usize| {

@@ -1,8 +1,9 @@
-//! A payload in a VM launches kernels through the window and waits on fences that the device writes.
+//! Measures kernel launches of a payload in a VM, which waits on fences that the device writes.
 //!
-//! This program is an ordinary CUDA driver program and is run by `wormhole run --placement process`. It
-//! loads a kernel, launches it once, then lends its session to a payload in a VM, which launches it again
-//! and again without any help: no system call, no exit. The kernel counts, and the count is checked.
+//! This program is an ordinary CUDA driver program, started with `wormhole run --placement process`. It
+//! loads a kernel and launches it once. Then a payload in a VM uses the program's session to launch the
+//! kernel repeatedly without a system call or a VM exit. The kernel increments a counter, which is checked
+//! at the end.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fs::File;
@@ -19,9 +20,9 @@ use wormhole_benches::payload::{BenchError, Window, guest_address, run};
 use wormhole_benches::samples::Quantiles;
 use wormhole_ring::layout::{FENCES, HANDLE_BASE, SEGMENT_BYTES, WINDOW_BASE};
 
-/// Launches by the payload.
+/// Number of launches by the payload.
 const LAUNCHES: u64 = 50_000;
-/// Launches before exits are counted: the ring has been touched all around by then, whose first touches
+/// Launches before exits are counted. By then each page of the ring has been accessed once; first accesses
 /// are page faults.
 const WARM: u64 = 10_000;
 
@@ -47,7 +48,7 @@ struct Options {
     payloads: PathBuf,
 }
 
-/// Why the payload could not launch.
+/// Error from preparing or measuring launches.
 #[derive(Debug, thiserror::Error)]
 enum LaunchError {
     #[error(
@@ -76,10 +77,10 @@ fn main() -> ExitCode {
 fn measure(options: &Options) -> Result<(), LaunchError> {
     let kernel = Kernel::prepare()?;
     let window = window()?;
-    // The session that this process was granted is the first of its window.
+    // The session of this process is the first of its window.
     let session = SEGMENT_BYTES;
     let fence = FENCES as u64 - 1;
-    // Samples go to the file's last segment, which is granted to nobody.
+    // Samples go to the file's last segment, which no session uses.
     let samples = window.bytes() - SEGMENT_BYTES;
     let parameters = vec![
         guest_address(session),
@@ -103,7 +104,7 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
                         .wake_backend()
                         .map_err(|_| BenchError::Missing("backend"))?;
                 }
-                // Not to take a processor from the backend.
+                // Leaves the processor to the backend.
                 std::thread::sleep(Duration::from_micros(200));
             }
             beside.exits()
@@ -131,7 +132,7 @@ fn measure(options: &Options) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// The session's file, which the frontend has mapped, as a window.
+/// Opens the session's file, which the guest library has mapped, as a window.
 fn window() -> Result<Window, LaunchError> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let range = maps
@@ -153,12 +154,12 @@ fn window() -> Result<Window, LaunchError> {
     Ok(Window::of(file)?)
 }
 
-/// Calls a function of the driver library; anything but `CUDA_SUCCESS` is an error that names it.
+/// Calls a function of the driver library. Returns an error with its name unless it returns `CUDA_SUCCESS`.
 macro_rules! cuda {
     ($library:expr, $name:ident($($argument:expr => $type:ty),*)) => {{
         let symbol = concat!(stringify!($name), "\0").as_bytes();
-        // SAFETY: the types are those of the function's C declaration (CUDA driver API), and every
-        // pointer is that of a live variable of the type that the function reads or writes.
+        // SAFETY: the types match the function's C declaration (CUDA driver API), and every pointer
+        // refers to a live variable of the type that the function reads or writes.
         let result = unsafe {
             let function = $library.get::<unsafe extern "C" fn($($type),*) -> u32>(symbol)?;
             function($($argument),*)
@@ -169,11 +170,11 @@ macro_rules! cuda {
     }};
 }
 
-/// The kernel, loaded and launched once, so that further launches need no answer.
+/// The kernel, loaded and launched once, so that further launches need no response.
 #[derive(Debug)]
 struct Kernel {
     library: Library,
-    /// The values of the handles, which nobody follows.
+    /// Values of the handles. They are never dereferenced.
     context: usize,
     function: usize,
     stream: usize,
@@ -219,7 +220,7 @@ impl Kernel {
         })
     }
 
-    /// Rings the doorbell, which a payload has none of: a request does so where the backend is parked.
+    /// Sends a request, which rings the doorbell if the backend is parked. A payload cannot ring it.
     fn wake_backend(&self) -> Result<(), LaunchError> {
         let (mut free, mut total) = (0usize, 0usize);
         cuda!(self.library, cuCtxSetCurrent(self.context => usize));
@@ -227,7 +228,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// How often the kernel ran.
+    /// Reads the counter: the number of times that the kernel ran.
     fn counted(&self) -> Result<u64, LaunchError> {
         let mut counted = 0u64;
         cuda!(self.library, cuMemcpyDtoH_v2(

@@ -1,8 +1,8 @@
-//! The exitless path, measured: a payload in a VM drives the ring against a process of the host.
+//! Measures the exitless path: a payload in a VM is the producer of a ring, a host thread its consumer.
 //!
-//! - round trip of a request, against a bare ping-pong on two words between the same processors;
+//! - round trip of a request, compared with a ping-pong on two words between the same processors;
 //! - cost of a record to its caller while the consumer reads and the ring is not empty;
-//! - VM exits per call over a long run, less those of a control run of the same length that spins on
+//! - VM exits per call over a long run, minus those of a control run of the same duration that spins on
 //!   private memory.
 
 use std::path::PathBuf;
@@ -20,19 +20,19 @@ use wormhole_ring::layout::SEGMENT_BYTES;
 use wormhole_ring::ring::{Consumer, RecordBuf};
 use wormhole_ring::slot::AnswerSlots;
 
-/// Round trips that are timed one by one.
+/// Number of round trips, timed one by one.
 const ROUNDS: u64 = 200_000;
-/// Calls over which exits are counted.
+/// Number of calls of the exit measurement, the first [`WARM`] included.
 const CALLS: u64 = 1_000_000;
-/// Calls before exits are counted: the ring has been touched all around by then, whose first touches are
-/// page faults.
+/// Calls before exits are counted. By then each page of the ring has been accessed once; first accesses
+/// are page faults.
 const WARM: u64 = 40_000;
 const BURSTS: u64 = 10_000;
 const BURST: u64 = 100;
-/// Records that the consumer leaves in the ring.
+/// Number of records that the consumer leaves in the ring.
 const BACKLOG: u64 = 1_000;
 
-/// The window's segments: the bootstrap's, the session's, and the samples'.
+/// Segment of the session. Segment 0 holds the bootstrap structure; samples begin at segment 2.
 const SESSION: usize = 1;
 const SAMPLES: usize = 2 * SEGMENT_BYTES;
 const SEGMENTS: usize = 4;
@@ -52,12 +52,12 @@ struct Figures {
     machine: Machine,
     ping_pong: Quantiles,
     round_trip: Quantiles,
-    /// Medians: ring over ping-pong. To reach: at most 1.5.
+    /// Median of the ring divided by that of the ping-pong. Target: at most 1.5.
     round_trip_ratio: f64,
-    /// One record, as the mean of a burst; median and 99th percentile over bursts. To reach: at most
-    /// 60 ns.
+    /// Time of one record, as the mean of a burst; median and 99th percentile over bursts. Target: at
+    /// most 60 ns.
     record: Quantiles,
-    /// Bursts that began with an empty ring, of all.
+    /// Number of bursts that began with an empty ring.
     record_bursts_on_empty_ring: u64,
     exits: Exits,
 }
@@ -68,7 +68,7 @@ struct Exits {
     seconds: f64,
     run: u64,
     control: u64,
-    /// (run − control) / calls. To reach: 0.
+    /// (run − control) / calls. Target: 0.
     per_call: f64,
 }
 
@@ -139,7 +139,7 @@ fn print(figures: &Figures) {
 
 fn ping_pong(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
     let window = Window::new(SEGMENTS)?;
-    // The same distance between the words as between a record and its answer slot: lines of their own.
+    // Places the words in separate cache lines, as a record and its answer slot.
     let (ping, pong) = (SEGMENT_BYTES, SEGMENT_BYTES + 4096);
     let parameters = vec![
         guest_address(ping),
@@ -186,7 +186,7 @@ fn round_trip(options: &Options, period: f64) -> Result<Quantiles, BenchError> {
     Ok(Quantiles::of(window.words(SAMPLES, ROUNDS), period, 1.0))
 }
 
-/// Takes `count` requests and answers each; calls `at` when [`WARM`] and when all are answered.
+/// Answers `count` requests. Calls `at` after the first [`WARM`] answers and after the last one.
 fn answer(
     window: &Window,
     count: u64,
@@ -194,7 +194,7 @@ fn answer(
     mut at: impl FnMut(u64) -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
     let session = window.session(SESSION)?;
-    // SAFETY: this thread is the only consumer, and the only one that answers.
+    // SAFETY: this thread is the only consumer and the only writer of answer slots.
     let (mut consumer, slots) =
         unsafe { (Consumer::new(session.clone()), AnswerSlots::new(session)) };
     let mut buffer = RecordBuf::new();
@@ -240,7 +240,8 @@ fn records(options: &Options, period: f64) -> Result<(Quantiles, u64), BenchErro
                 if taken + BACKLOG < total {
                     beside.goes_on()?;
                 }
-                // Everything but the backlog; all of it once the payload has written its last record.
+                // Takes all records except the backlog, and the backlog too once the payload has written its last
+                // record.
                 let written = beside.parameters.load(4).unwrap_or(0);
                 let left = if written == total { 0 } else { BACKLOG };
                 while taken + left < written {
@@ -281,7 +282,7 @@ fn exits(options: &Options) -> Result<Exits, BenchError> {
         },
     )?;
     let control = run(&options.payloads, "spin", vec![0, 0], &window, |beside| {
-        // As long as the warm part of the run; this thread spins as it does there.
+        // Same duration as the measured part of the run. This thread spins as it does there.
         let exits_until = |end: Instant| {
             while Instant::now() < end {
                 beside.goes_on()?;

@@ -1,5 +1,5 @@
-//! The hostile tenants, each a process that attacks until it is killed, and the control beside which they are measured:
-//! a process that takes the processors and leaves the supervisor alone.
+//! Implements the hostile tenants, each a process that attacks until it is killed, and the control: a process that
+//! occupies the processors and does not use the supervisor.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
@@ -17,25 +17,25 @@ use wormhole_backend_tests::backend::Tenant;
 use wormhole_backend_tests::guest::{Control, Reply};
 use wormhole_ring::control::{ArenaRequest, Attach, Message, Stream};
 
-/// The user of hostile tenants where the benchmark is run by root: `nobody` on Debian.
+/// User id of hostile tenants if root runs the benchmark: `nobody` on Debian.
 pub const HOSTILE_USER: u32 = 65534;
-/// Segments of a hostile tenant's window.
+/// Number of segments of a hostile tenant's window.
 const SEGMENTS: u64 = 64;
-/// Sockets that are being closed at a time; the oldest is let go of for the next.
+/// Maximum number of lingering sockets at a time. Each new one replaces the oldest.
 const LINGERING: usize = 16;
-/// Sessions that ring, each so often in one write.
+/// Number of sessions that ring. Each writes [`RINGS`] doorbells at once.
 const RINGING: usize = 4;
 const RINGS: usize = 300;
-/// Hellos at a time.
+/// Number of concurrent hellos.
 const HELLOS: usize = 8;
-/// Arena requests of a session, which are written without waiting for answers.
+/// Number of arena requests of a session, written without waiting for responses.
 const ARENA_REQUESTS: u32 = 20_000;
-/// Events that are shared at a time, each by a request on an answer slot of its own.
+/// Number of events shared at a time, each by a request with its own answer slot.
 const SHARES: u16 = 64;
-/// Connections at a time; the oldest is let go of for the next.
+/// Maximum number of connections at a time. Each new one replaces the oldest.
 const CONNECTIONS: usize = 256;
 
-/// One way to attack.
+/// Kind of attack.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Attack {
     Processors,
@@ -47,7 +47,7 @@ pub enum Attack {
     Connections,
 }
 
-/// Why an attack was not made.
+/// Error from running an attack.
 #[derive(Debug, thiserror::Error)]
 pub enum Lost {
     #[error("the attack \"{attack}\" cannot be started")]
@@ -65,12 +65,12 @@ pub enum Lost {
     },
 }
 
-/// Whether the benchmark may become other users.
+/// Returns whether the benchmark can switch to another user.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Counts an attack's steps for the parent, which reads a line now and then.
+/// Counts an attack's steps and periodically writes the count to the parent, one line each.
 struct Steps {
     count: u64,
     told: Option<Instant>,
@@ -91,7 +91,7 @@ impl Steps {
 }
 
 impl Attack {
-    /// The control comes first.
+    /// All attacks, the control first.
     pub const ALL: [Self; 7] = [
         Self::Processors,
         Self::Descriptors,
@@ -114,7 +114,7 @@ impl Attack {
         }
     }
 
-    /// Attacks until the process ends, as another user where it may be one.
+    /// Attacks until the process ends, as [`HOSTILE_USER`] if root runs it.
     pub fn play(self, socket: &Path) -> ! {
         if is_root() {
             rustix::thread::set_thread_uid(Uid::from_raw(HOSTILE_USER)).expect("another user");
@@ -143,7 +143,7 @@ impl Attack {
     }
 }
 
-/// Keeps every processor busy with nothing.
+/// Spins on every processor.
 fn processors(steps: &mut Steps) -> ! {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     for _ in 1..threads {
@@ -161,7 +161,7 @@ fn processors(steps: &mut Steps) -> ! {
     }
 }
 
-/// Sends sockets that take an hour to close, as control streams and with messages on control streams.
+/// Sends sockets whose close takes an hour: attached to messages on control streams, and as new control streams.
 fn descriptors(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     let mut far = VecDeque::new();
     loop {
@@ -184,13 +184,14 @@ fn descriptors(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     }
 }
 
-/// Closes a copy of what lingers. If the supervisor was faster it is the last one, and this waits until the other end is
-/// gone.
+/// Closes the sender's copy of a lingering socket on a thread. If the supervisor has closed its copy already, this is
+/// the
+/// last one, and the close blocks until the other end is closed.
 fn close_aside(descriptor: OwnedFd) {
     std::thread::spawn(|| drop(descriptor));
 }
 
-/// Rings as fast as the streams take it.
+/// Writes doorbells as fast as the streams accept them.
 fn doorbells(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     let mut guests: Vec<_> = (0..RINGING).map(|_| tenant.connect().open()).collect();
     let frames = Message::Doorbell.to_vec().expect("a frame").repeat(RINGS);
@@ -202,7 +203,7 @@ fn doorbells(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     }
 }
 
-/// Begins sessions and leaves them when they are granted or refused.
+/// Starts sessions and drops each when it is granted or refused.
 fn hellos(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     loop {
         let mut guests: Vec<Control> = (0..HELLOS).map(|_| tenant.connect()).collect();
@@ -214,12 +215,12 @@ fn hellos(tenant: &mut Tenant, steps: &mut Steps) -> ! {
             steps.add(1);
         }
         drop(guests);
-        // A launcher that leaves reports unread is cut off.
+        // The supervisor disconnects a launcher that does not read its reports.
         while tenant.ready_report().is_some() {}
     }
 }
 
-/// Asks for all the arena there is and more, over and over.
+/// Requests more than the whole arena, repeatedly.
 fn arena(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     let request = |id| Message::ArenaRequest(ArenaRequest { id, segments: 1 });
     let frames: Vec<u8> = (0..ARENA_REQUESTS)
@@ -241,12 +242,12 @@ fn arena(tenant: &mut Tenant, steps: &mut Steps) -> ! {
             }
         });
         drop(guest);
-        // Until then it holds the arena.
+        // The session holds its arena segments until the report.
         tenant.report();
     }
 }
 
-/// Shares events and destroys them, many at a time.
+/// Shares and destroys events, many at a time.
 fn shares(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     let mut guest = tenant.connect().open();
     loop {
@@ -274,7 +275,7 @@ fn shares(tenant: &mut Tenant, steps: &mut Steps) -> ! {
     }
 }
 
-/// Connects and says nothing.
+/// Connects without sending anything.
 fn connections(socket: &Path, steps: &mut Steps) -> ! {
     let mut connections = VecDeque::new();
     loop {
@@ -286,7 +287,7 @@ fn connections(socket: &Path, steps: &mut Steps) -> ! {
     }
 }
 
-/// A process that attacks.
+/// A process that runs an attack.
 pub struct Attacker {
     attack: &'static str,
     child: Child,
@@ -318,7 +319,7 @@ impl Attacker {
         })
     }
 
-    /// Waits for its first step.
+    /// Waits for the attack's first step.
     pub fn wait_until_under_way(&mut self) -> Result<(), Lost> {
         let mut line = String::new();
         match self.output.read_line(&mut line) {
@@ -340,7 +341,7 @@ impl Attacker {
         }
     }
 
-    /// Kills it, if it still attacks: its steps.
+    /// Kills the process and returns its number of steps. Returns an error if it ended before.
     pub fn end(mut self) -> Result<u64, Lost> {
         if !matches!(self.child.try_wait(), Ok(None)) {
             return Err(self.ended());

@@ -1,9 +1,11 @@
-//! A tenant's operations beside hostile tenants of the same supervisor, against the same operations alone.
+//! Measures a tenant's operations during attacks by another tenant of the same supervisor, compared with the same
+//! operations alone.
 //!
-//! This process is the launcher and the guests of the victim. Each attack is a process of its own, a second tenant,
-//! which is killed when its slice is over. Slices alone and slices beside an attack take turns. An attack takes processors
-//! as well, and so does the control, which takes all of them and leaves the supervisor alone: what an attack costs beyond
-//! that is the supervisor's part.
+//! This process is the victim's launcher and its guests. Each attack runs in a separate process, a second tenant, which
+//! is
+//! killed at the end of its slice. Slices without and with an attack alternate. An attack also uses processor time. The
+//! control occupies all processors without using the supervisor, so the cost of an attack beyond that of the control is
+//! caused in the supervisor.
 
 mod attacks;
 mod victim;
@@ -19,9 +21,9 @@ use wormhole_benches::machine::Machine;
 use crate::attacks::{Attack, Attacker, Lost, is_root};
 use crate::victim::{Figures, Samples, Victim};
 
-/// Slices of each attack, and as many alone before them.
+/// Number of slices of each attack. A slice without an attack precedes each.
 const ROUNDS: usize = 4;
-/// How long a slice is: with the control and six attacks 56 s are measured.
+/// Duration of a slice. With the control and six attacks, 56 s are measured.
 const SLICE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Parser)]
@@ -34,11 +36,11 @@ struct Options {
     socket: Option<PathBuf>,
 }
 
-/// What one attack did, and how the victim fared.
+/// Results of one attack: its steps and the victim's samples.
 #[derive(Debug)]
 struct Row {
     attack: Attack,
-    /// Steps of the attack, and seconds that they took.
+    /// Number of the attack's steps. `seconds` is their duration.
     steps: u64,
     seconds: f64,
     samples: Samples,
@@ -95,7 +97,7 @@ fn measure() -> Result<(), Lost> {
     Ok(())
 }
 
-/// The victim's figures: alone in microseconds, beside each attack also as ratios to alone.
+/// Prints the victim's results: alone in microseconds, during each attack also as ratios to the results alone.
 fn print(alone: &Figures, rows: &[Row]) {
     println!(
         "p50 / p99 in µs (as multiples: p50 and p99 of those alone, p99 of that beside the control)"
@@ -123,7 +125,7 @@ fn print(alone: &Figures, rows: &[Row]) {
     }
 }
 
-/// Processes that were ready to run in the last minute, on average, as Linux says.
+/// Returns Linux's load average of the last minute.
 fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().unwrap_or_default().to_owned()

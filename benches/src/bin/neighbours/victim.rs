@@ -1,4 +1,4 @@
-//! The victim: a tenant whose guest calls, begins sessions and asks for arena.
+//! Implements the victim: a tenant whose guest makes calls, starts sessions and requests arena segments.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -14,12 +14,13 @@ use wormhole_ring::control::{Attach, Message};
 
 use crate::attacks::{HOSTILE_USER, is_root};
 
-/// Segments of the victim's window.
+/// Number of segments of the victim's window.
 const SEGMENTS: u64 = 64;
-/// Descriptors that the supervisor may have beside those it has alone: those of workers that start and end.
+/// Maximum number of the supervisor's additional descriptors when it serves the victim alone again. Workers that start
+/// and end use them.
 const PASSING: usize = 32;
 
-/// One of the victim's operations, again and again: nanoseconds, and how often it was refused.
+/// Durations in nanoseconds of one of the victim's operations, and the number of its refusals.
 #[derive(Debug, Default)]
 struct Operation {
     took: Vec<u64>,
@@ -35,14 +36,14 @@ impl Operation {
     }
 }
 
-/// The victim did not get what it asked for.
+/// The supervisor refused a request of the victim.
 struct Refused;
 
-/// The victim's operations in order: the answer to a doorbell, hello to grant, an arena request.
+/// Samples of the victim's operations, in order: doorbell to response, hello to grant, arena request.
 #[derive(Debug, Default)]
 pub struct Samples([Operation; 3]);
 
-/// The same as quantiles.
+/// Quantiles of [`Samples`].
 #[derive(Debug)]
 pub struct Figures([Quantiles; 3]);
 
@@ -51,7 +52,7 @@ impl Samples {
         Figures([0, 1, 2].map(|index| Quantiles::of(self.0[index].took.clone(), 1.0, 1.0)))
     }
 
-    /// Which operations were refused and how often, if any was.
+    /// Returns the refused operations and their numbers; `None` if none was refused.
     pub fn refusals(&self) -> Option<String> {
         let names = ["doorbells", "hellos", "arena requests"];
         let refused = self.0.iter().zip(names).filter(|(one, _)| one.refused > 0);
@@ -66,7 +67,8 @@ impl Samples {
 }
 
 impl Figures {
-    /// One line of the table. Where others are given: p50 and p99 against alone, and p99 against the control.
+    /// Formats one line of the table. With `alone`, adds the ratios of p50 and p99 to it; with `control`, the ratio of
+    /// p99.
     pub fn line(&self, alone: Option<&Self>, control: Option<&Self>) -> String {
         let cell = |index: usize| {
             let own = self.0[index];
@@ -84,12 +86,12 @@ impl Figures {
     }
 }
 
-/// A supervisor that listens, and its first tenant.
+/// A listening supervisor and its first tenant.
 pub struct Victim {
     backend: Backend,
     guest: Guest,
     socket: PathBuf,
-    /// Descriptors of the supervisor while it serves the victim alone.
+    /// Number of the supervisor's descriptors while it serves the victim alone.
     descriptors: usize,
     next_request: u32,
     _folder: tempfile::TempDir,
@@ -122,18 +124,18 @@ impl Victim {
             next_request: 0,
             _folder: folder,
         };
-        // First touches of everything are not measured.
+        // Warms up: first accesses are not measured.
         victim.run(Duration::from_millis(500), &mut Samples::default());
         victim.descriptors = victim.held();
         victim
     }
 
-    /// Where other tenants attach.
+    /// Returns the socket to which other tenants attach.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Does each operation in turn for a while.
+    /// Runs the operations in turn for the duration of a slice.
     pub fn run(&mut self, slice: Duration, samples: &mut Samples) {
         let end = Instant::now() + slice;
         while Instant::now() < end {
@@ -143,7 +145,7 @@ impl Victim {
         }
     }
 
-    /// From a request, which finds the worker parked and rings, to its answer.
+    /// Measures the time from a request, which rings the parked worker's doorbell, to the response.
     fn doorbell(&mut self) -> Duration {
         let producer = &self.guest.producer;
         wait_until(|| producer.consumer_parked(), || "a parked worker".into());
@@ -154,7 +156,7 @@ impl Victim {
         took
     }
 
-    /// From a request for a segment of arena to its grant.
+    /// Measures the time from a request for an arena segment to its grant.
     fn arena(&mut self) -> Result<Duration, Refused> {
         self.next_request += 1;
         let start = Instant::now();
@@ -171,7 +173,7 @@ impl Victim {
         }
     }
 
-    /// From hello on a new control stream to the grant; then the session ends.
+    /// Measures the time from hello on a new control stream to the grant, then ends the session.
     fn hello(&mut self) -> Result<Duration, Refused> {
         let mut control = self.backend.connect();
         let start = Instant::now();
@@ -184,13 +186,13 @@ impl Victim {
                 self.backend.report();
                 Ok(took)
             }
-            // Or the stream is closed without a word.
+            // The supervisor may also close the stream without a reply.
             Reply::Refused(..) | Reply::Ended => Err(Refused),
             other => panic!("the victim says hello and gets {other:?}"),
         }
     }
 
-    /// Waits until the supervisor has forgotten the other tenants.
+    /// Waits until the supervisor has closed the other tenants' descriptors.
     pub fn wait_until_alone(&self) {
         let most = self.descriptors + PASSING;
         wait_until(
@@ -199,7 +201,7 @@ impl Victim {
         );
     }
 
-    /// Descriptors that the supervisor holds.
+    /// Returns the number of the supervisor's open descriptors.
     fn held(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.backend.child.id());
         std::fs::read_dir(folder).map_or(0, Iterator::count)
