@@ -1,4 +1,4 @@
-//! Where the backend is, from the environment.
+//! Connects to the backend whose address the environment contains.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 
 use wormhole_ring::control::VSOCK_PORT;
 
-/// Why there is no stream to the backend.
+/// Error from connecting to the backend.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error("WORMHOLE_CONTROL is not set and this machine has no /dev/vsock: no backend is known")]
@@ -23,7 +23,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// What to do about it.
+    /// Returns a hint for the user.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -38,7 +38,7 @@ impl ConnectError {
     }
 }
 
-/// Where the backend is.
+/// Address of the backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Address {
     Path(String),
@@ -47,7 +47,7 @@ enum Address {
 }
 
 impl Address {
-    /// From `WORMHOLE_CONTROL`; without it the host of this VM, where there is one.
+    /// Parses the value of `WORMHOLE_CONTROL`. Without a value, returns the address of the host if this is a VM.
     fn from_environment(value: Option<&str>, in_vm: bool) -> Result<Self, ConnectError> {
         let Some(text) = value else {
             let host = Self::Vsock {
@@ -79,7 +79,7 @@ impl Address {
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
-        // Each attempt has a socket of its own.
+        // Each attempt uses a new socket.
         uninterrupted(|| match self {
             Self::Path(path) => UnixStream::connect(path),
             Self::Abstract(name) => {
@@ -91,7 +91,7 @@ impl Address {
 }
 
 impl Address {
-    /// The user who listens at a Unix address. A VM's host has none.
+    /// Returns the user id of the listener at a Unix address (`SO_PEERCRED`); `None` for vsock.
     fn listener(&self, stream: &UnixStream) -> io::Result<Option<libc::uid_t>> {
         if matches!(self, Self::Vsock { .. }) {
             return Ok(None);
@@ -102,7 +102,7 @@ impl Address {
             gid: 0,
         };
         let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or_default();
-        // SAFETY: the option's value is a ucred (unix(7)) of the given length, which the call writes.
+        // SAFETY: the call writes the option's value, a ucred (unix(7)) of the given length.
         let done = unsafe {
             libc::getsockopt(
                 stream.as_raw_fd(),
@@ -120,10 +120,10 @@ impl Address {
     }
 }
 
-/// Does a call again as long as signals of the program's interrupt it.
+/// Repeats a call while it fails with EINTR.
 ///
 /// # Errors
-/// As the call, but for an interruption.
+/// Any error of the call except EINTR.
 pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -133,10 +133,10 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
     }
 }
 
-/// A stream to the backend that the environment names.
+/// Connects to the backend whose address is in `WORMHOLE_CONTROL`, or to the host of this VM.
 ///
 /// # Errors
-/// No backend is known, or it cannot be reached.
+/// No backend is configured, it cannot be reached, or its listener belongs to an untrusted user.
 pub fn connect() -> Result<UnixStream, ConnectError> {
     let value = std::env::var("WORMHOLE_CONTROL").ok();
     let in_vm = std::path::Path::new("/dev/vsock").exists();
@@ -153,7 +153,7 @@ pub fn connect() -> Result<UnixStream, ConnectError> {
         address: name(),
         source,
     })?;
-    // SAFETY: takes no pointers and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     let own = unsafe { libc::geteuid() };
     match listener {
         Some(user) if !is_trusted(user, own) => Err(ConnectError::Stranger {
@@ -164,22 +164,23 @@ pub fn connect() -> Result<UnixStream, ConnectError> {
     }
 }
 
-/// Whether a backend of this user may serve a process of the user `own`: another user's would see its memory.
+/// Returns whether a backend of `user` may serve a process of the user `own`. The backend of any other user would have
+/// access to the process's memory.
 fn is_trusted(user: libc::uid_t, own: libc::uid_t) -> bool {
     user == own || user == 0
 }
 
-/// A vsock stream. Its reads, writes and shutdown are those of any stream socket, so the standard
-/// library's stream type carries it.
+/// Connects a vsock stream. Reads, writes and shutdown are the same as for any stream socket, so
+/// [`UnixStream`] can wrap it.
 fn connect_vsock(cid: u32, port: u32) -> io::Result<UnixStream> {
-    // SAFETY: plain system call.
+    // SAFETY: the call takes integers only.
     let socket = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and has no other owner.
+    // SAFETY: the descriptor was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: all zeroes is a valid address.
+    // SAFETY: all zeroes is a valid sockaddr_vm.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
     address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
     address.svm_cid = cid;
@@ -236,7 +237,7 @@ mod tests {
         let listener = UnixListener::bind_addr(&address).unwrap();
         let address = Address::Abstract(name);
         let stream = address.connect().unwrap();
-        // SAFETY: takes no pointers and cannot fail.
+        // SAFETY: the call takes no arguments and cannot fail.
         let own = unsafe { libc::geteuid() };
         assert_eq!(address.listener(&stream).unwrap(), Some(own));
         drop(listener);
@@ -250,10 +251,10 @@ mod tests {
         SIGNALS.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Interrupts a thread again and again, in calls that are not begun anew.
+    /// Interrupts a thread repeatedly. Its calls fail with EINTR, since the handler has no SA_RESTART.
     fn interrupt<T>(thread: &JoinHandle<T>) {
         const SIGNAL: libc::c_int = libc::SIGUSR1;
-        // SAFETY: all zeroes is an action without flags; the handler only counts.
+        // SAFETY: all zeroes is an action without flags; the handler only increments a counter.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = count as *const () as usize;
@@ -274,7 +275,7 @@ mod tests {
         let name = format!("wormhole-signal-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let listener = UnixListener::bind_addr(&address).unwrap();
-        // SAFETY: plain system call. One connection has room, the next waits.
+        // SAFETY: the call takes integers only. The queue has room for one connection; the next one waits.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
         let first = UnixStream::connect_addr(&address).unwrap();
         let waiting = std::thread::spawn(move || Address::Abstract(name).connect());

@@ -1,4 +1,4 @@
-//! What the libraries of a guest have in common: how they find the backend, and where they say what is wrong.
+//! Shared parts of the guest libraries: connecting to the backend, and logging.
 
 mod address;
 pub mod log;

@@ -1,11 +1,11 @@
-//! Messages on standard error, at the level that `WORMHOLE_LOG` names.
+//! Logs to standard error at the level in `WORMHOLE_LOG`.
 
 use std::fmt::Arguments;
 use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// How much is said. `trace` prints every call.
+/// Level of a message. `Trace` includes every call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
@@ -17,7 +17,7 @@ pub enum Level {
     Trace = 6,
 }
 
-/// The level in force; zero until the environment has been read.
+/// Current level; zero until the environment has been read.
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 
 impl Level {
@@ -34,7 +34,7 @@ impl Level {
     }
 }
 
-/// Whether a message of this level is printed.
+/// Returns whether a message of this level is printed.
 #[must_use]
 #[inline]
 pub fn enabled(level: Level) -> bool {
@@ -61,15 +61,15 @@ fn read_environment() -> u8 {
     LEVEL.load(Ordering::Relaxed)
 }
 
-/// Hears of every error, whatever the level.
+/// Function that receives every error, regardless of the level.
 static LISTENER: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Has every error told to a function as well; the first one that asks.
+/// Registers a function that receives every error. Only the first registration takes effect.
 pub fn to(listener: fn(&str)) {
     let _ = LISTENER.set(listener);
 }
 
-/// Prints one line if the level is on. A closed standard error is no reason to fail.
+/// Prints one line if the level is enabled. Ignores a closed standard error.
 pub fn write(level: Level, message: Arguments<'_>) {
     if level == Level::Error
         && let Some(listener) = LISTENER.get()
@@ -86,7 +86,7 @@ pub fn write(level: Level, message: Arguments<'_>) {
 macro_rules! __error {
     ($($argument:tt)*) => { $crate::log::write($crate::log::Level::Error, format_args!($($argument)*)) };
 }
-/// The same, once in a process for each place that says it: a program may run into one cause again and again.
+/// Logs an error once per process and call site, since a program may cause the same error repeatedly.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __error_once {
