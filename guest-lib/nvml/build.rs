@@ -1,4 +1,4 @@
-//! Generates the C exports from the table of NVML, and names the library as programs look for it.
+//! Generates the C exports from NVML's table, and sets the library's soname.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("exports.rs"), wormhole_idl::nvml_exports(&table))?;
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
-    // A handler of forks points into the library.
+    // The pthread_atfork handler points into the library, so that it must never be unloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The stream on which the supervisor is asked.
+//! Queries the supervisor over a control stream.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
@@ -11,12 +11,12 @@ use wormhole_ring::control::{ControlError, HEADER_BYTES, Header, MAX_FRAME, Mess
 
 use crate::error::NvmlError;
 
-/// How long the supervisor may take to answer. A device that is not ready yet is waited for.
+/// Timeout of an answer. It includes the time until the device is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of facts that one answer may have.
+/// Maximum bytes of facts in one answer.
 const LONGEST: usize = 1 << 20;
 
-/// Why nothing is known.
+/// Error from querying the supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub enum BackendError {
 }
 
 impl BackendError {
-    /// What the program gets of a backend that worked before.
+    /// Returns the NVML error for a failure after initialization.
     pub fn code(&self) -> NvmlError {
         match self {
             Self::Stream(error) if error.kind() == io::ErrorKind::WouldBlock => NvmlError::TIMEOUT,
@@ -50,12 +50,12 @@ impl BackendError {
     }
 }
 
-/// An answer.
+/// Answer of the supervisor.
 #[derive(Debug)]
 pub struct Answer {
-    /// How many devices the tenant has.
+    /// Number of the tenant's devices.
     pub devices: u32,
-    /// What there is to know of the one that was asked about; nothing if it does not exist.
+    /// Facts about the requested device; empty if it does not exist.
     pub facts: String,
 }
 
@@ -77,7 +77,7 @@ impl Connection {
         self.stream.as_raw_fd()
     }
 
-    /// Asks about a device.
+    /// Queries the facts about a device.
     pub fn ask(&mut self, device: u32) -> Result<Answer, BackendError> {
         let mut frame = [0; MAX_FRAME];
         let length = Message::Observe(Observe {
@@ -98,11 +98,11 @@ impl Connection {
         Ok(answer)
     }
 
-    /// Writes a frame. A backend that is gone must not end the program with a signal.
+    /// Writes a frame. MSG_NOSIGNAL prevents that a disconnected backend kills the program with SIGPIPE.
     fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let sent = uninterrupted(|| {
-                // SAFETY: an open socket, and bytes that outlive the call.
+                // SAFETY: the socket is open, and the bytes outlive the call.
                 let sent = unsafe {
                     libc::send(
                         self.stream.as_raw_fd(),
@@ -118,7 +118,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads one part of an answer; whether more follows.
+    /// Reads one part of an answer. Returns whether more parts follow.
     fn receive(&mut self, asked: u32, answer: &mut Answer) -> Result<bool, BackendError> {
         let mut header = [0; HEADER_BYTES];
         self.stream.read_exact(&mut header)?;

@@ -1,4 +1,4 @@
-//! What calls return.
+//! Defines the error codes of calls.
 
 use nvml_wrapper_sys::bindings::*;
 

@@ -1,4 +1,4 @@
-//! The C functions, generated from the table.
+//! Includes the C functions that the build script generates from the table.
 
 #![allow(
     non_snake_case,

@@ -1,4 +1,4 @@
-//! Functions that pass on what the host's NVML says, or a constant.
+//! Implements functions that return a value of the host's NVML, or a constant.
 
 use std::ffi::c_void;
 
@@ -9,13 +9,14 @@ use wormhole_ring::control::facts;
 use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
 
-/// The most integers that a call gives.
+/// Maximum number of integers in the outputs of a call.
 const WORDS: usize = 8;
 
-/// Passes on what the host's NVML gave for these selectors; without one, `otherwise`.
+/// Writes the answer of the host's NVML for these selectors to `outputs`. If there is no successful answer, writes
+/// `otherwise`, or fails if that is `None`.
 ///
 /// # Safety
-/// Each of `outputs` is null or has room for what the function's output is made of.
+/// Each of `outputs` is null or has room for the words of the function's output.
 pub unsafe fn passed_on(
     function: &HostFunction,
     device: nvmlDevice_t,
@@ -44,12 +45,12 @@ pub unsafe fn passed_on(
         (Some(Err(code)), None) => return Err(NvmlError(code)),
         (None, None) => return Err(NvmlError::NOT_SUPPORTED),
     }
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { fill(function.outputs, outputs, numbers) };
     Ok(())
 }
 
-/// Answers with constants, for any device.
+/// Writes constants to `outputs`, for any device.
 ///
 /// # Safety
 /// As [`passed_on`].
@@ -63,12 +64,12 @@ pub unsafe fn fixed(
     if outputs.iter().any(|output| output.is_null()) {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { fill(words, outputs, values) };
     Ok(())
 }
 
-/// Writes integers to outputs that are made of `words`.
+/// Writes integers to outputs with the layout `words`.
 ///
 /// # Safety
 /// Each output has room for its words.
@@ -79,7 +80,7 @@ unsafe fn fill(words: &[&[Word]], outputs: &[*mut c_void], numbers: &[u64]) {
         for word in *words {
             let number = numbers.next().unwrap_or(0);
             let bytes = number.to_le_bytes();
-            // SAFETY: inside the output, says the caller; the bytes are those of a little-endian integer.
+            // SAFETY: inside the output, as the caller guarantees; the bytes are those of a little-endian integer.
             unsafe {
                 output
                     .cast::<u8>()

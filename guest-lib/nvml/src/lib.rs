@@ -1,20 +1,20 @@
-//! The NVIDIA Management Library of guests: `libnvidia-ml.so.1` where there is no GPU and no driver.
+//! NVIDIA Management Library for guests: `libnvidia-ml.so.1` on a machine without a GPU and driver.
 //!
-//! A program sees what its tenant has: the devices that `libcuda.so.1` shows, the memory that the tenant's processes
-//! hold of them, and those processes. Of the host's device it sees what the host's NVML says of the whole (its
-//! temperature, its clocks, its load), and changes nothing.
+//! A program sees its tenant's resources: the devices that `libcuda.so.1` enumerates, the device memory that the
+//! tenant's
+//! processes have allocated, and those processes. It also reads the values that the host's NVML reports for the whole
+//! device (temperature, clocks, utilization), and cannot change any of them.
 //!
-//! The first `nvmlInit` opens a control stream of its own to the backend, on which the supervisor answers; no worker is
-//! started and no window mapped. The last `nvmlShutdown` closes it.
+//! The first `nvmlInit` opens a separate control stream to the backend, which the supervisor serves without starting a
+//! worker or mapping a window. The last `nvmlShutdown` closes it.
 //!
-//! The C functions are generated from `shared-ring/api/nvml.idl`, where each is declared with what becomes of it.
+//! The C functions are generated from `shared-ring/api/nvml.idl`, which declares each with its implementation class.
 //!
 //! Invariants:
-//! - Every call of a process that has not initialized the library is `NVML_ERROR_UNINITIALIZED`, but for those that
-//!   need no device.
-//! - What nobody can tell is `NVML_ERROR_NOT_SUPPORTED`, never a made-up number.
+//! - Before `nvmlInit` every call returns `NVML_ERROR_UNINITIALIZED`, except calls that need no device.
+//! - Unavailable values are `NVML_ERROR_NOT_SUPPORTED`, never invented numbers.
 //! - A forked child never writes to the stream of its parent.
-//! - A backend that does not answer is an error after some seconds, not a hang.
+//! - An unresponsive backend causes an error after a timeout, not a hang.
 
 mod backend;
 mod calls;

@@ -1,5 +1,6 @@
-//! The state of the library in this process: how often it was initialized, the stream to the backend, and what was
-//! last known of each device.
+//! Manages the library's state in this process: the initialization count, the stream to the backend, and the latest
+//! view
+//! of each device.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,31 +13,31 @@ use crate::backend::{BackendError, Connection};
 use crate::error::{NvmlError, Result};
 use crate::view::View;
 
-/// How long what changes by itself is taken for true.
+/// Maximum age of a view for values that change by themselves.
 const RECENT: Duration = Duration::from_millis(20);
-/// Devices that have handles.
+/// Maximum number of devices.
 const DEVICES: usize = 64;
 
-/// A device's handle is the address of its place here.
+/// Bytes whose addresses are the devices' handles.
 static HANDLES: [u8; DEVICES] = [0; DEVICES];
 
-/// How old a view may be.
+/// Maximum age of a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
-    /// For what never changes.
+    /// Any view, for values that never change.
     Any,
-    /// For what changes by itself.
+    /// A view that is at most `RECENT` old, for values that change by themselves.
     Recent,
-    /// For what the program changes, and looks whether it did.
+    /// A new view, for values that the program changes and then verifies.
     Now,
 }
 
-/// The state of one process.
+/// State of one process.
 #[derive(Debug)]
 pub struct Library {
-    /// A forked child has a state of its own.
+    /// Process that created the state. A forked child creates its own.
     pid: u32,
-    /// `nvmlInit` less `nvmlShutdown`.
+    /// Number of `nvmlInit` calls minus `nvmlShutdown` calls.
     initialized: AtomicU32,
     inner: Mutex<Inner>,
 }
@@ -46,18 +47,18 @@ struct Inner {
     connection: Option<Connection>,
     devices: u32,
     views: Vec<Option<Arc<View>>>,
-    /// Why it could not be initialized the last time, which is said once.
+    /// Error of the last failed initialization, so that it is logged only once.
     said: String,
 }
 
 static CURRENT: AtomicPtr<Library> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The state of this very process. A forked child finds its parent's and takes the count over, and nothing else: the
-/// parent may have been in the middle of anything.
+/// Returns the state of this process. A forked child copies only the initialization count of its parent's state, which
+/// may be inconsistent: another thread of the parent may have been changing it during the fork.
 pub fn library() -> &'static Library {
     loop {
         let found = CURRENT.load(Ordering::Acquire);
-        // SAFETY: null, or what was leaked below.
+        // SAFETY: null, or a pointer to a state that was leaked below.
         let known = unsafe { found.as_ref() };
         let pid = std::process::id();
         if let Some(library) = known
@@ -73,20 +74,22 @@ pub fn library() -> &'static Library {
         }));
         let exchanged = CURRENT.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire);
         if exchanged.is_err() {
-            // SAFETY: made above, and known to nobody.
+            // SAFETY: created above and never shared.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
 }
 
-/// The stream's descriptor, -1 without one. A forked child has no use for it.
+/// Descriptor of the stream, -1 without one. A forked child closes it.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-/// Closed as the child begins: later the number may be of a file of its own.
+/// Closes the stream's descriptor at the start of a forked child. Later the child may have reused the number for
+/// another
+/// file.
 extern "C" fn close_in_child() {
     let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
     if descriptor >= 0 {
-        // SAFETY: the descriptor is this library's, and the child never uses it.
+        // SAFETY: this library owns the descriptor, and the child never uses it.
         unsafe { libc::close(descriptor) };
     }
 }
@@ -96,7 +99,7 @@ impl Library {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an `nvmlInit`; the first connects.
+    /// Counts an `nvmlInit`; the first one connects.
     pub fn initialize(&self) -> Result {
         let mut inner = self.inner();
         if self.initialized.load(Ordering::Relaxed) == 0
@@ -117,7 +120,7 @@ impl Library {
         Ok(())
     }
 
-    /// Takes an `nvmlInit` back; the last disconnects.
+    /// Counts an `nvmlShutdown`; the last one disconnects.
     pub fn shut_down(&self) -> Result {
         let mut inner = self.inner();
         match self.initialized.load(Ordering::Relaxed) {
@@ -135,7 +138,7 @@ impl Library {
         inner.views.clear();
     }
 
-    /// `NVML_ERROR_UNINITIALIZED` before the first `nvmlInit` and after the last `nvmlShutdown`.
+    /// Returns `NVML_ERROR_UNINITIALIZED` before the first `nvmlInit` and after the last `nvmlShutdown`.
     pub fn check(&self) -> Result<&Self> {
         if self.initialized.load(Ordering::Relaxed) == 0 {
             return Err(NvmlError::UNINITIALIZED);
@@ -143,13 +146,13 @@ impl Library {
         Ok(self)
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub fn devices(&self) -> Result<u32> {
         self.view(0, Age::Any)?;
         Ok(self.inner().devices)
     }
 
-    /// What is known of a device.
+    /// Returns a view of a device that is at most as old as `age`.
     pub fn view(&self, device: u32, age: Age) -> Result<Arc<View>> {
         self.check()?;
         let mut inner = self.inner();
@@ -159,7 +162,7 @@ impl Library {
         {
             return Ok(view);
         }
-        // A backend that was started anew is asked on a new stream.
+        // Retries on a new stream, since the backend may have been restarted.
         let asked = self.refresh(&mut inner, device).or_else(|_| {
             Self::disconnect(&mut inner);
             self.refresh(&mut inner, device)
@@ -179,11 +182,11 @@ impl Library {
         let connection = match &mut inner.connection {
             Some(connection) => connection,
             none => {
-                // No `Once`, for which a child would wait that was forked in the middle of it.
+                // Not a `Once`: a child that is forked during its initialization would wait forever.
                 static IS_HANDLED: AtomicBool = AtomicBool::new(false);
                 if !IS_HANDLED.swap(true, Ordering::Relaxed) {
                     // SAFETY: the handler is a function of this library, which is never unloaded (it is linked with
-                    // `nodelete`), and calls only what is safe where it runs.
+                    // `nodelete`), and calls only async-signal-safe functions.
                     unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
                 }
                 let connection = Connection::open()?;
@@ -206,7 +209,7 @@ impl Library {
         Ok(view)
     }
 
-    /// The handle of a device that exists.
+    /// Returns the handle of an existing device.
     pub fn handle(&self, device: u32) -> Result<nvmlDevice_t> {
         if device >= self.devices()? {
             return Err(NvmlError::INVALID_ARGUMENT);
@@ -217,7 +220,7 @@ impl Library {
         Ok(std::ptr::from_ref(place).cast_mut().cast())
     }
 
-    /// The number of the device with this handle.
+    /// Returns the number of the device with this handle.
     pub fn device(&self, handle: nvmlDevice_t) -> Result<u32> {
         self.check()?;
         let first = HANDLES.as_ptr() as usize;

@@ -1,4 +1,4 @@
-//! What every export does besides its call: tracing, and saying what is not supported.
+//! Wraps every export: traces calls, and answers functions that are not supported.
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 use wormhole_api::nvml::{Class, FUNCTIONS};
@@ -7,7 +7,7 @@ use wormhole_connect::log::{self, Level};
 use crate::error::{NvmlError, Result};
 use crate::library::library;
 
-/// The code of a call of the function with this index in the table.
+/// Runs a call of the function with this index in the table, traces it, and returns its code.
 pub fn answer(index: usize, call: impl FnOnce() -> Result) -> nvmlReturn_t {
     let code = call().map_or_else(|error| error.0, |()| 0);
     log::write(
@@ -17,12 +17,12 @@ pub fn answer(index: usize, call: impl FnOnce() -> Result) -> nvmlReturn_t {
     code
 }
 
-/// A function that is not served.
+/// Answers a function that is not supported.
 pub fn unsupported(index: usize) -> nvmlReturn_t {
     not_served(index, NvmlError::NOT_SUPPORTED)
 }
 
-/// A function that would change what is not the tenant's.
+/// Answers a function that would change state outside the tenant.
 pub fn refused(index: usize) -> nvmlReturn_t {
     not_served(index, NvmlError::NO_PERMISSION)
 }

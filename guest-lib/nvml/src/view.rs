@@ -1,4 +1,4 @@
-//! One device as its tenant sees it.
+//! Reads the facts about one of a tenant's devices.
 
 use std::time::Instant;
 
@@ -15,30 +15,30 @@ pub mod attribute {
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
 }
 
-/// A process of the tenant.
+/// A process of the tenant and the bytes of its device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
     pub pid: u32,
     pub bytes: u64,
 }
 
-/// What a tenant's memory is made of, bytes.
+/// Memory of a device from the tenant's view, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub total: u64,
-    /// Held by the tenant's own processes.
+    /// Allocated by the tenant's processes.
     pub used: u64,
     pub free: u64,
 }
 
-/// What was known of a device at a time.
+/// Facts about a device at one moment.
 #[derive(Debug)]
 pub struct View {
     facts: String,
     pub taken: Instant,
 }
 
-/// Where a device is.
+/// PCI address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub domain: u32,
@@ -70,7 +70,7 @@ impl View {
         })
     }
 
-    /// What the host's NVML gave for the call with this number of a function.
+    /// Returns the answer of the host's NVML to the call with this number of a function.
     pub fn host(&self, function: &str, call: u32) -> Option<&str> {
         let answers = facts::all(&self.facts).find_map(|(name, value)| {
             (name.strip_prefix(facts::HOST)? == function).then_some(value)
@@ -78,26 +78,28 @@ impl View {
         answers.split(' ').nth(usize::try_from(call).ok()?)
     }
 
-    /// The fact of this kind with this number.
+    /// Returns the fact with this prefix and number.
     fn numbered(&self, prefix: &str, number: u32) -> Option<&str> {
         let wanted = number.to_string();
         facts::all(&self.facts)
             .find_map(|(name, value)| (name.strip_prefix(prefix)? == wanted).then_some(value))
     }
 
-    /// What it gave for the call with this number of a field.
+    /// Returns the answer of the host's NVML to the call with this number of a field.
     pub fn field(&self, id: u32, call: u32) -> Option<&str> {
         let answers = self.numbered(facts::FIELD, id)?;
         answers.split(' ').nth(usize::try_from(call).ok()?)
     }
 
-    /// Where the NVLink with this number leads.
+    /// Returns the remote end of the NVLink with this number.
     pub fn link(&self, number: u32) -> Option<Link> {
         let mut links = self.text(facts::LINKS)?.split(' ');
         Link::parse(links.nth(usize::try_from(number).ok()?)?)
     }
 
-    /// What the host's NVML says with this `nvmlGpuP2PCapsIndex_t` of the device and another one of the tenant's.
+    /// Returns the P2P status that the host's NVML reports for this `nvmlGpuP2PCapsIndex_t` between the device and
+    /// another
+    /// device of the tenant.
     pub fn p2p(&self, index: u32, other: u32) -> Option<u32> {
         let statuses = self.numbered(facts::P2P, index)?;
         let status = statuses.split(' ').nth(usize::try_from(other).ok()?)?;
@@ -106,7 +108,7 @@ impl View {
         u32::try_from(number[0]).ok()
     }
 
-    /// Whether the device reaches the memory of another one of the tenant's, by its number.
+    /// Returns whether the device can access the memory of the tenant's device with this number.
     pub fn reaches(&self, other: u32) -> bool {
         let peers = self.text(facts::PEERS).unwrap_or_default();
         peers.split(' ').any(|number| number.parse() == Ok(other))
@@ -125,7 +127,7 @@ impl View {
         })
     }
 
-    /// What the host has left may be less than what the tenant has not used.
+    /// Returns the tenant's memory. The host's free memory may be less than the tenant's unused memory.
     pub fn memory(&self) -> Option<Memory> {
         let total = self.number(facts::TOTAL_MEMORY)?;
         let used = self.number(facts::USED_MEMORY)?.min(total);
@@ -137,7 +139,7 @@ impl View {
         })
     }
 
-    /// The tenant's processes, by rising number.
+    /// Returns the tenant's processes by ascending process id.
     pub fn processes(&self) -> Vec<Process> {
         let mut processes: Vec<Process> = facts::all(&self.facts)
             .filter(|(name, _)| *name == facts::PROCESS)
@@ -155,7 +157,7 @@ impl View {
 }
 
 impl Place {
-    /// `domain:bus:device.function` or without the domain, in hexadecimal.
+    /// Parses `domain:bus:device.function` in hexadecimal; the domain is optional.
     pub fn parse(text: &str) -> Option<Self> {
         let (bus, function) = text.rsplit_once('.')?;
         let mut parts = bus.rsplit(':');

@@ -1,4 +1,4 @@
-//! The library that programs load: its names are those of the table, and of the native library.
+//! Checks the names that the shared library exports against the table and the native library.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The library as a program uses it, over a backend that answers with known facts.
+//! Uses the library as a program does, with a backend that answers with known facts.
 
 mod support;
 
@@ -32,7 +32,8 @@ const TIMEOUT: nvmlReturn_t = 10;
 const MISMATCH: nvmlReturn_t = 25;
 
 type Device = nvmlDevice_t;
-/// Six registers hold the arguments of any function here; who takes fewer looks at no more.
+/// Signature for calls by name. Six registers hold the arguments of every function here; one with fewer parameters
+/// ignores the rest.
 type Any = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> nvmlReturn_t;
 
 static LIBRARY: LazyLock<Library> =
@@ -40,7 +41,7 @@ static LIBRARY: LazyLock<Library> =
     LazyLock::new(|| unsafe { Library::new(support::library()) }.expect("it loads"));
 static BACKEND: LazyLock<Backend> = LazyLock::new(|| Backend::start(FACTS));
 
-/// The library has one state, so tests take turns.
+/// Serializes the tests, since the library has one state per process.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,13 +52,13 @@ fn alone() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Calls a function that takes these registers.
+/// Calls a function with these arguments.
 fn call<const N: usize>(name: &str, arguments: [u64; N]) -> nvmlReturn_t {
     let function: Any = support::function(&LIBRARY, name);
     let mut all = [0; 6];
     all[..N].copy_from_slice(&arguments);
     let [a, b, c, d, e, f] = all;
-    // SAFETY: the tests pass what the functions take.
+    // SAFETY: the tests pass valid arguments.
     unsafe { function(a, b, c, d, e, f) }
 }
 
@@ -65,7 +66,7 @@ fn address<T>(value: &mut T) -> u64 {
     std::ptr::from_mut(value) as u64
 }
 
-/// Initializes the library: the handle of the first device.
+/// Initializes the library and returns the handle of the first device.
 fn device() -> u64 {
     assert_eq!(call("nvmlInit_v2", []), OK);
     let mut device: Device = null_mut();
@@ -76,7 +77,7 @@ fn device() -> u64 {
     device as u64
 }
 
-/// What a function of a device writes into one integer.
+/// Returns the integer that a function writes for a device.
 fn number(name: &str, device: u64) -> Result<u32, nvmlReturn_t> {
     let mut number = 0xdead_beef_u32;
     match call(name, [device, address(&mut number)]) {
@@ -143,7 +144,7 @@ fn every_function_answers_whatever_it_is_given() {
         };
         assert_eq!(call(name, [device, 0, 0, 0, 0, 0]), expected, "{name}");
     }
-    // With room for whatever it writes, and with none of the versions that it knows.
+    // Buffers with room for any output, whose version fields have no known version.
     let mut room = [[0u64; 512]; 5];
     for function in rest().filter(|function| function.name != "nvmlShutdown") {
         let first = match function.name {
@@ -252,11 +253,11 @@ fn nvidia_smi_finds_its_table() {
     let id = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4;
     let (code, table) = ask(id);
     assert_eq!(code, OK);
-    // SAFETY: a table says its size in its first word; the others are addresses of functions.
+    // SAFETY: the first word of a table is its size in bytes; the others are function addresses.
     let words = unsafe { std::slice::from_raw_parts(table, *table / 8) };
     assert_eq!(words.len(), 270);
     let call_slot = |slot: usize, arguments: [u64; 3]| {
-        // SAFETY: as above; the functions take what is passed, or less.
+        // SAFETY: as above; the functions take these arguments, or fewer.
         unsafe {
             let function: extern "C" fn(u64, u64, u64) -> nvmlReturn_t =
                 std::mem::transmute(words[slot] as *const ());
@@ -320,7 +321,7 @@ fn a_device_is_found_by_its_names() {
         call(by_structure, [address(&mut binary), address(&mut found)]),
         MISMATCH
     );
-    // One more device, and the handle of it.
+    // A second device and its handle.
     BACKEND.devices.store(2, Ordering::Relaxed);
     assert_eq!(call("nvmlShutdown", []), OK);
     assert_eq!(call("nvmlInit_v2", []), OK);
@@ -436,7 +437,7 @@ fn what_the_host_says_is_passed_on_with_its_errors() {
     let device = device();
     assert_eq!(number("nvmlDeviceGetPowerUsage", device), Ok(125_874));
     assert_eq!(number("nvmlDeviceGetFanSpeed", device), Err(NOT_SUPPORTED));
-    // Nobody said anything of these.
+    // The facts do not contain these.
     assert_eq!(
         number("nvmlDeviceGetPersistenceMode", device),
         Err(NOT_SUPPORTED)
@@ -503,7 +504,7 @@ fn what_the_host_says_is_passed_on_with_its_errors() {
         MISMATCH
     );
 
-    // SAFETY: integers and a union of numbers, for which zeroes are values.
+    // SAFETY: integers and a union of numbers, for which zeroes are valid.
     let mut fields: [nvmlFieldValue_t; 3] = unsafe { std::mem::zeroed() };
     (fields[0].fieldId, fields[1].fieldId, fields[2].fieldId) = (83, 90, 9999);
     assert_eq!(
@@ -513,7 +514,7 @@ fn what_the_host_says_is_passed_on_with_its_errors() {
         ),
         OK
     );
-    // SAFETY: the type says which of them it is.
+    // SAFETY: every field of the union is a plain number.
     let value = unsafe { fields[0].value.ullVal };
     assert_eq!(
         (fields[0].nvmlReturn, fields[0].valueType, value),
@@ -525,8 +526,8 @@ fn what_the_host_says_is_passed_on_with_its_errors() {
     );
 }
 
-/// Two devices, of which the first has a link to a switch, one to the other device, one to neither, and one that its
-/// host's NVML does not tell of. A link more is beyond what NVML knows.
+/// Sets up two devices. The first has a link to a switch, a link to the other device, an inactive link, and a link for
+/// which the host's NVML fails. There are no further links.
 fn linked() -> [u64; 2] {
     let more = "links=switch 1 - !3\nfield.165=1,1 1,1 1,1 !3\nfield.164=1,26562 1,26563 1,26564 !3\n\
         host.nvmlDeviceGetNvLinkVersion=7 7 7 !3\np2p.2=!2 0\np2p.3=!2 4\npeers=1\n";
@@ -571,7 +572,7 @@ fn links_lead_to_switches_and_to_devices_of_the_tenant() {
         "nvmlDeviceGetNvLinkRemotePciInfo",
         "nvmlDeviceGetNvLinkRemotePciInfo_v2",
     ];
-    // A switch has a place that is none.
+    // A switch has an invalid PCI address.
     let switch = remote(later, 0).unwrap();
     assert_eq!(&switch[..16], b"FFFFFFF:FF:FF.0\0");
     assert_eq!(&switch[36..53], b"FFFFFFFF:FF:FF.0\0");
@@ -594,7 +595,7 @@ fn links_lead_to_switches_and_to_devices_of_the_tenant() {
         }
         assert_eq!(call(name, [device, 0, 0]), INVALID);
     }
-    // Without a word of links there are none.
+    // Without facts about links there are none.
     BACKEND.say(FACTS);
     call("nvmlShutdown", []);
     let device = self::device();
@@ -608,12 +609,12 @@ fn fields_of_links_are_told_link_by_link() {
     let _alone = alone();
     let [device, _] = linked();
     let field = |id, scope| {
-        // SAFETY: integers and a union of numbers, for which zeroes are values.
+        // SAFETY: integers and a union of numbers, for which zeroes are valid.
         let mut field: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
         (field.fieldId, field.scopeId) = (id, scope);
         let arguments = [device, 1, address(&mut field)];
         assert_eq!(call("nvmlDeviceGetFieldValues", arguments), OK);
-        // SAFETY: the type says that it is this one.
+        // SAFETY: every field of the union is a plain number.
         let value = unsafe { field.value.uiVal };
         match field.nvmlReturn {
             OK => Ok((field.valueType, value)),
@@ -625,7 +626,7 @@ fn fields_of_links_are_told_link_by_link() {
     assert_eq!(state[..3], [Ok((1, 1)), Ok((1, 1)), Ok((1, 0))]);
     assert_eq!(speed[..2], [Ok((1, 26562)), Ok((1, 26563))]);
     assert_eq!((&state[3..], &speed[3..]), (&beyond[..], &beyond[..]));
-    // What is the device's is told whatever the scope, which NCCL does not set.
+    // A field of the device ignores the scope, which NCCL does not set.
     assert_eq!(field(83, 0xdead_beef), Ok((3, 7_545_974)));
 }
 
@@ -638,7 +639,7 @@ fn devices_are_joined_as_the_host_says_if_they_reach_each_other() {
         let arguments = [device, other, index, address(&mut status)];
         (call("nvmlDeviceGetP2PStatus", arguments), status)
     };
-    // Reads, writes, NVLink, atomic operations, PCI, any.
+    // Read, write, NVLink, atomics, PCI, unknown.
     let all = |device, other| [0, 1, 2, 3, 4, 5].map(|index| status(device, other, index));
     let (yes, no) = ((OK, 0), (OK, 5));
     assert_eq!(all(first, second), [yes, yes, yes, (OK, 4), no, yes]);
@@ -733,7 +734,7 @@ fn a_forked_child_asks_on_a_stream_of_its_own() {
     let _alone = alone();
     let device = device();
     let streams = BACKEND.streams.load(Ordering::Relaxed);
-    // Looked up before: the child calls nothing but the library.
+    // Looked up before the fork, so that the child calls only the library.
     let power: unsafe extern "C" fn(Device, *mut u32) -> nvmlReturn_t =
         support::function(&LIBRARY, "nvmlDeviceGetPowerUsage");
     let shut_down: unsafe extern "C" fn() -> nvmlReturn_t =
@@ -763,15 +764,15 @@ fn a_forked_child_asks_on_a_stream_of_its_own() {
     assert_eq!(call("nvmlShutdown", []), OK);
 }
 
-/// The descriptor of the library's stream: the one that is connected to the test's backend.
+/// Returns the descriptor of the library's stream, which is connected to the test's backend.
 fn stream() -> i32 {
     let name = format!("wormhole-nvml-test-{}", std::process::id());
     (3..1024)
         .find(|&descriptor| {
-            // SAFETY: an address is plain numbers.
+            // SAFETY: zeroes are a valid sockaddr_un.
             let mut peer: libc::sockaddr_un = unsafe { std::mem::zeroed() };
             let mut bytes = libc::socklen_t::try_from(size_of_val(&peer)).unwrap();
-            // SAFETY: the place and its size outlive the call, which notices what is no socket.
+            // SAFETY: the address and its size outlive the call, which fails for a descriptor that is not a socket.
             let found =
                 unsafe { libc::getpeername(descriptor, (&raw mut peer).cast(), &raw mut bytes) };
             let path: Vec<u8> = peer
@@ -819,7 +820,7 @@ fn a_forked_child_loses_the_stream_and_no_file_of_its_own() {
 fn errors_have_words() {
     let words: unsafe extern "C" fn(nvmlReturn_t) -> *const c_char =
         support::function(&LIBRARY, "nvmlErrorString");
-    // SAFETY: what is returned is a string that is never freed.
+    // SAFETY: the function returns a static string.
     let words = unsafe { CStr::from_ptr(words(3)) };
     assert_eq!(words, c"Not Supported");
 }

@@ -1,4 +1,4 @@
-//! The devices and what they are.
+//! Implements device enumeration and identification.
 
 use std::ffi::c_char;
 
@@ -10,7 +10,7 @@ use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
 use crate::view::{Place, View, attribute};
 
-/// The device whose view satisfies `wanted`.
+/// Writes the handle of the first device whose view satisfies `wanted`.
 ///
 /// # Safety
 /// `place` is null or has room for a handle.
@@ -18,7 +18,7 @@ unsafe fn find(place: *mut nvmlDevice_t, wanted: impl Fn(&View) -> bool) -> Resu
     let library = library();
     for device in 0..library.devices()? {
         if wanted(library.view(device, Age::Any)?.as_ref()) {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds the contract.
             return unsafe { put(place, library.handle(device)?) };
         }
     }
@@ -27,21 +27,21 @@ unsafe fn find(place: *mut nvmlDevice_t, wanted: impl Fn(&View) -> bool) -> Resu
 
 pub unsafe fn nvmlDeviceGetCount_v2(place: *mut u32) -> Result {
     let count = library().devices()?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, count) }
 }
 
 pub unsafe fn nvmlDeviceGetHandleByIndex_v2(index: u32, place: *mut nvmlDevice_t) -> Result {
     let handle = library().handle(index)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, handle) }
 }
 
 pub unsafe fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, place: *mut nvmlDevice_t) -> Result {
     library().check()?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     let wanted = unsafe { text(uuid) }?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { find(place, |view| view.uuid().as_deref() == Some(wanted)) }
 }
 
@@ -52,7 +52,7 @@ pub unsafe fn nvmlDeviceGetHandleByUUIDV(
     const ASCII: u32 = 1;
     const BINARY: u32 = 2;
     library().check()?;
-    // SAFETY: null, or a structure of the program's.
+    // SAFETY: null, or a valid structure of the caller.
     let Some(uuid) = (unsafe { uuid.as_ref() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
@@ -61,7 +61,7 @@ pub unsafe fn nvmlDeviceGetHandleByUUIDV(
     }
     let wanted = match uuid.type_ {
         ASCII => {
-            // SAFETY: the type says which of the two it is, and both are plain bytes.
+            // SAFETY: the type selects this field of the union, and both fields are plain bytes.
             let bytes = unsafe { uuid.value.str_ };
             let bytes = bytes.iter().map(|byte| byte.cast_unsigned());
             let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
@@ -75,7 +75,7 @@ pub unsafe fn nvmlDeviceGetHandleByUUIDV(
         }
         _ => return Err(NvmlError::INVALID_ARGUMENT),
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { find(place, |view| wanted.is_some() && view.uuid() == wanted) }
 }
 
@@ -84,9 +84,9 @@ pub unsafe fn nvmlDeviceGetHandleByPciBusId_v2(
     place: *mut nvmlDevice_t,
 ) -> Result {
     library().check()?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     let wanted = Place::parse(unsafe { text(id) }?).ok_or(NvmlError::INVALID_ARGUMENT)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { find(place, |view| view.place() == Some(wanted)) }
 }
 
@@ -94,7 +94,7 @@ pub unsafe fn nvmlDeviceGetName(device: nvmlDevice_t, place: *mut c_char, length
     let library = library();
     let view = library.view(library.device(device)?, Age::Any)?;
     let name = view.text(facts::NAME).ok_or(NvmlError::NOT_SUPPORTED)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put_text(place, length, name) }
 }
 
@@ -102,23 +102,23 @@ pub unsafe fn nvmlDeviceGetUUID(device: nvmlDevice_t, place: *mut c_char, length
     let library = library();
     let view = library.view(library.device(device)?, Age::Any)?;
     let uuid = view.uuid().ok_or(NvmlError::NOT_SUPPORTED)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put_text(place, length, &uuid) }
 }
 
 pub unsafe fn nvmlDeviceGetIndex(device: nvmlDevice_t, place: *mut u32) -> Result {
     let index = library().device(device)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, index) }
 }
 
-/// The guest has no device files, so devices are numbered as they are counted.
+/// Returns the device's index, since the guest has no device files with minor numbers.
 pub unsafe fn nvmlDeviceGetMinorNumber(device: nvmlDevice_t, place: *mut u32) -> Result {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { nvmlDeviceGetIndex(device, place) }
 }
 
-/// What is told of whatever is at a place.
+/// Returns PCI information with the address only.
 fn at(place: Place) -> nvmlPciInfo_t {
     let Place {
         domain,
@@ -152,11 +152,11 @@ pub(super) fn pci(device: nvmlDevice_t) -> Result<nvmlPciInfo_t> {
 
 pub unsafe fn nvmlDeviceGetPciInfo_v3(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> Result {
     let info = pci(device)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, info) }
 }
 
-/// The structure of the first version, which `nvmlDeviceGetPciInfo` fills.
+/// Version 1 of `nvmlPciInfo_t`, which `nvmlDeviceGetPciInfo` fills.
 #[repr(C)]
 struct FirstPciInfo {
     bus_id: [c_char; 16],
@@ -166,7 +166,7 @@ struct FirstPciInfo {
     device_id: u32,
 }
 
-/// That of the second.
+/// Version 2 of `nvmlPciInfo_t`.
 #[repr(C)]
 pub(super) struct SecondPciInfo {
     first: FirstPciInfo,
@@ -194,7 +194,7 @@ pub(super) fn second(info: &nvmlPciInfo_t) -> SecondPciInfo {
 
 pub unsafe fn nvmlDeviceGetPciInfo(device: nvmlDevice_t, place: *mut nvmlPciInfo_t) -> Result {
     let info = pci(device)?;
-    // SAFETY: who calls this version has room for its structure, which begins like the later ones.
+    // SAFETY: the caller of this version has room for its structure, which is a prefix of the later ones.
     unsafe { put(place.cast(), first(&info)) }
 }
 
@@ -208,10 +208,10 @@ pub unsafe fn nvmlDeviceGetPciInfoExt(
     device: nvmlDevice_t,
     place: *mut nvmlPciInfoExt_t,
 ) -> Result {
-    /// A display controller (3D): the class code of every computing device.
+    /// Class code of a 3D display controller, which every compute device has.
     const CLASS: (u32, u32) = (3, 2);
     let pci = pci(device)?;
-    // SAFETY: null, or a structure of the program's.
+    // SAFETY: null, or a valid structure of the caller.
     let Some(info) = (unsafe { place.as_mut() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
@@ -232,7 +232,7 @@ pub unsafe fn nvmlDeviceGetPciInfoExt(
     Ok(())
 }
 
-/// An attribute of the device, as `cuDeviceGetAttribute` tells it.
+/// Returns an attribute of the device (`cuDeviceGetAttribute`).
 fn known(device: nvmlDevice_t, id: i32) -> Result<i32> {
     let library = library();
     let view = library.view(library.device(device)?, Age::Any)?;
@@ -248,14 +248,14 @@ pub unsafe fn nvmlDeviceGetCudaComputeCapability(
         known(device, attribute::COMPUTE_CAPABILITY_MAJOR)?,
         known(device, attribute::COMPUTE_CAPABILITY_MINOR)?,
     );
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         put(major, capability.0)?;
         put(minor, capability.1)
     }
 }
 
-/// The architecture that a compute capability belongs to.
+/// Returns the architecture of a compute capability.
 fn architecture(major: i32, minor: i32) -> nvmlDeviceArchitecture_t {
     match (major, minor) {
         (3, _) => 2,
@@ -277,13 +277,13 @@ pub unsafe fn nvmlDeviceGetArchitecture(
 ) -> Result {
     let major = known(device, attribute::COMPUTE_CAPABILITY_MAJOR)?;
     let minor = known(device, attribute::COMPUTE_CAPABILITY_MINOR)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, architecture(major, minor)) }
 }
 
 pub unsafe fn nvmlDeviceGetMemoryBusWidth(device: nvmlDevice_t, place: *mut u32) -> Result {
     let width = known(device, attribute::MEMORY_BUS_WIDTH)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, width.cast_unsigned()) }
 }
 
@@ -292,11 +292,11 @@ pub unsafe fn nvmlDeviceGetComputeMode(
     place: *mut nvmlComputeMode_t,
 ) -> Result {
     let mode = known(device, attribute::COMPUTE_MODE)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, mode.cast_unsigned()) }
 }
 
-/// No device is a part of another.
+/// Fails: no device is a MIG device.
 pub unsafe fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     device: nvmlDevice_t,
     _parent: *mut nvmlDevice_t,
@@ -305,7 +305,7 @@ pub unsafe fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     Err(NvmlError::INVALID_ARGUMENT)
 }
 
-/// No device has parts.
+/// Fails: no device has MIG devices.
 pub unsafe fn nvmlDeviceGetMigDeviceHandleByIndex(
     device: nvmlDevice_t,
     _index: u32,

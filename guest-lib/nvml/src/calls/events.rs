@@ -1,4 +1,4 @@
-//! Sets of events. A tenant's device announces no events, so a set is one that stays empty.
+//! Implements event sets. A tenant's devices report no events, so every set stays empty.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -10,9 +10,9 @@ use super::put;
 use crate::error::{NvmlError, Result};
 use crate::library::library;
 
-/// Handles of the sets that exist.
+/// Handles of the existing sets.
 static SETS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
-/// From one handle to the next.
+/// Distance between consecutive handles.
 const STEP: usize = 16;
 
 fn exists(set: nvmlEventSet_t) -> Result {
@@ -32,7 +32,7 @@ pub unsafe fn nvmlEventSetCreate(place: *mut nvmlEventSet_t) -> Result {
     let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
     let handle = sets.last().copied().unwrap_or(0) + STEP;
     sets.insert(handle);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, handle as nvmlEventSet_t) }
 }
 
@@ -46,7 +46,7 @@ pub unsafe fn nvmlEventSetFree(set: nvmlEventSet_t) -> Result {
     }
 }
 
-/// Waits as long as it is told to.
+/// Waits for the whole timeout, since no event ever arrives.
 pub unsafe fn nvmlEventSetWait_v2(
     set: nvmlEventSet_t,
     data: *mut nvmlEventData_t,

@@ -1,4 +1,4 @@
-//! Readings that come in structures: temperatures and field values.
+//! Implements readings in structures: temperatures and field values.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,14 +19,14 @@ pub unsafe fn nvmlDeviceGetTemperatureV(
 ) -> Result {
     let library = library();
     let device = library.device(device)?;
-    // SAFETY: null, or a structure of the program's.
+    // SAFETY: null, or a valid structure of the caller.
     let Some(reading) = (unsafe { place.as_mut() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
     if reading.version != version::<nvmlTemperature_t>(1) {
         return Err(NvmlError::VERSION_MISMATCH);
     }
-    // There is one sensor.
+    // The only sensor is NVML_TEMPERATURE_GPU.
     if reading.sensorType != 0 {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
@@ -45,7 +45,7 @@ pub unsafe fn nvmlDeviceGetTemperatureV(
     }
 }
 
-/// Each field has a result of its own.
+/// Reads fields. Each field has its own return code.
 pub unsafe fn nvmlDeviceGetFieldValues(
     device: nvmlDevice_t,
     count: i32,
@@ -62,7 +62,7 @@ pub unsafe fn nvmlDeviceGetFieldValues(
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     for at in 0..count {
-        // SAFETY: the program has an array of so many structures.
+        // SAFETY: the caller's array has `count` structures.
         let value = unsafe { &mut *values.add(at) };
         value.timestamp = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
         value.latencyUsec = 0;
@@ -78,7 +78,7 @@ pub unsafe fn nvmlDeviceGetFieldValues(
     Ok(())
 }
 
-/// The type and the bits of a field; a scope is the number of a link.
+/// Returns the type and the bits of a field; `scope` is the number of an NVLink.
 fn field(view: &View, id: u32, scope: u32) -> Result<(nvmlValueType_t, u64)> {
     let field = FIELDS.iter().find(|field| field.id == id);
     let field = field.ok_or(NvmlError::NOT_SUPPORTED)?;

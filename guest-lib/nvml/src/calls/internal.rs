@@ -1,5 +1,5 @@
-//! The table of internal functions that `nvidia-smi` asks for, and without which it refuses to work: its size and
-//! what is called of it are as observed on the native library of driver 580, from outside.
+//! Exports the table of internal functions that `nvidia-smi` requires. The table's size and the functions that are
+//! called were observed from outside on the native library of driver 580.
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -14,11 +14,11 @@ use crate::library::library;
 const ID: u128 = 0xc4fe_3e6c_c98f_6c4e_a327_ee69_6e12_f7c4;
 const WORDS: usize = 270;
 
-/// Addresses of functions; word 0 is the size in bytes.
+/// Table of function addresses; word 0 is the size in bytes.
 #[repr(transparent)]
 struct Table([*const c_void; WORDS]);
 
-// SAFETY: the words are constants.
+// SAFETY: the words are never written.
 unsafe impl Sync for Table {}
 
 static TABLE: Table = {
@@ -33,16 +33,16 @@ extern "C" fn unused() -> nvmlReturn_t {
     NvmlError::NOT_SUPPORTED.0
 }
 
-/// A message for the native library's own log, formatted as `printf` does: of no use to anybody here.
+/// Ignores a `printf`-style message for the native library's log.
 extern "C" fn tell() -> nvmlReturn_t {
     0
 }
 
-/// Where the device of an index is on its bus, as `0000:00:06.0`.
+/// Writes the PCI bus id of the device with this index, as `0000:00:06.0`.
 unsafe extern "C" fn bus_id(index: u32, place: *mut [c_char; 16]) -> nvmlReturn_t {
     let answer = || {
         let pci = pci(library().handle(index)?)?;
-        // SAFETY: null, or room for a legacy bus id, as `nvmlPciInfo_t` has it.
+        // SAFETY: null, or room for the `busIdLegacy` of `nvmlPciInfo_t`.
         unsafe { put(place, pci.busIdLegacy) }
     };
     let answered: Result = answer();
@@ -51,11 +51,11 @@ unsafe extern "C" fn bus_id(index: u32, place: *mut [c_char; 16]) -> nvmlReturn_
 
 pub unsafe fn nvmlInternalGetExportTable(place: *mut *const c_void, id: *const [u8; 16]) -> Result {
     library().check()?;
-    // SAFETY: null, or an identifier of the program's.
+    // SAFETY: null, or a valid identifier of the caller.
     let id = unsafe { id.as_ref() }.ok_or(NvmlError::INVALID_ARGUMENT)?;
     if u128::from_be_bytes(*id) != ID {
         return Err(NvmlError::NOT_FOUND);
     }
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, (&raw const TABLE.0).cast()) }
 }

@@ -1,4 +1,4 @@
-//! NVLinks: those that lead to switches and to the tenant's devices. Others are not active.
+//! Implements NVLink queries. Only links to switches and to the tenant's devices are active.
 
 use nvml_wrapper_sys::bindings::*;
 use wormhole_ring::control::facts::Link;
@@ -9,8 +9,9 @@ use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
 use crate::view::View;
 
-/// Where a switch is of which nothing is told: what NVML gives in virtual machines that have GPUs without their switches.
-/// NCCL finds no such place and takes it for a switch (`ncclTopoGetXmlFromGpu` in its src/graph/xml.cc).
+/// Returns the PCI address of an unknown switch, as NVML returns it in virtual machines that have GPUs but not their
+/// switches. NCCL does not find a device at this address and treats it as a switch (`ncclTopoGetXmlFromGpu` in its
+/// src/graph/xml.cc).
 fn nowhere() -> nvmlPciInfo_t {
     nvmlPciInfo_t {
         busIdLegacy: characters("FFFFFFF:FF:FF.0"),
@@ -27,7 +28,7 @@ pub(super) fn is_active(view: &View, number: u32) -> bool {
     matches!(view.link(number), Some(Link::Switch | Link::Device(_)))
 }
 
-/// A link of a device.
+/// Returns a link of a device.
 fn link(device: nvmlDevice_t, number: u32) -> Result<Link> {
     let library = library();
     let view = library.view(library.device(device)?, Age::Any)?;
@@ -47,7 +48,7 @@ pub unsafe fn nvmlDeviceGetNvLinkState(
     place: *mut nvmlEnableState_t,
 ) -> Result {
     let is_active = link(device, number)? != Link::Inactive;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, u32::from(is_active)) }
 }
 
@@ -61,7 +62,7 @@ pub unsafe fn nvmlDeviceGetNvLinkRemoteDeviceType(
         Link::Device(_) => nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
         Link::Inactive | Link::Failed(_) => return Err(NvmlError::NOT_SUPPORTED),
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, kind) }
 }
 
@@ -79,7 +80,7 @@ pub unsafe fn nvmlDeviceGetNvLinkRemotePciInfo(
     place: *mut nvmlPciInfo_t,
 ) -> Result {
     let info = remote(device, number)?;
-    // SAFETY: who calls this version has room for the structure of its time, the second.
+    // SAFETY: the caller of this version has room for version 2 of the structure.
     unsafe { put(place.cast(), second(&info)) }
 }
 
@@ -89,6 +90,6 @@ pub unsafe fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     place: *mut nvmlPciInfo_t,
 ) -> Result {
     let info = remote(device, number)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, info) }
 }

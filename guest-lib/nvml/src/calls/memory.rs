@@ -1,4 +1,4 @@
-//! The tenant's memory and processes.
+//! Implements queries of the tenant's memory and processes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
 use crate::view::{Memory, Process, View};
 
-/// Of instances of a device's part, of which there are none.
+/// GPU and compute instance id of a process outside MIG devices.
 const NO_INSTANCE: u32 = u32::MAX;
 
 fn now(device: nvmlDevice_t) -> Result<Arc<View>> {
@@ -21,8 +21,8 @@ fn memory(device: nvmlDevice_t) -> Result<Memory> {
     now(device)?.memory().ok_or(NvmlError::NOT_SUPPORTED)
 }
 
-/// What the host has no room for, and no process of the tenant holds, counts as used, as the driver's own part does
-/// natively.
+/// Returns total, free and used memory. Memory that is neither free on the host nor allocated by the tenant counts as
+/// used, like the driver's reserved memory in the native library.
 pub unsafe fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, place: *mut nvmlMemory_t) -> Result {
     let Memory { total, free, .. } = memory(device)?;
     let info = nvmlMemory_t {
@@ -30,7 +30,7 @@ pub unsafe fn nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, place: *mut nvmlMemo
         free,
         used: total - free,
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, info) }
 }
 
@@ -39,11 +39,11 @@ pub unsafe fn nvmlDeviceGetMemoryInfo_v2(
     place: *mut nvmlMemory_v2_t,
 ) -> Result {
     let Memory { total, used, free } = memory(device)?;
-    // SAFETY: null, or a structure of the program's.
+    // SAFETY: null, or a valid structure of the caller.
     let Some(info) = (unsafe { place.as_mut() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
-    // The native library does not answer VERSION_MISMATCH here.
+    // The native library does not return VERSION_MISMATCH here.
     if info.version != version::<nvmlMemory_v2_t>(2) {
         return Err(NvmlError::FUNCTION_NOT_FOUND);
     }
@@ -57,17 +57,17 @@ pub unsafe fn nvmlDeviceGetMemoryInfo_v2(
     Ok(())
 }
 
-/// Writes the processes, if all of them fit; else how many there are.
+/// Writes the number of processes to `count` and the processes to `places`; fails if they do not fit.
 ///
 /// # Safety
-/// `count` is null or an integer; `places` is null or has room for so many structures.
+/// `count` is null or points to an integer; `places` is null or has room for that many structures.
 unsafe fn put_processes<T>(
     processes: &[Process],
     count: *mut u32,
     places: *mut T,
     entry: impl Fn(&Process) -> T,
 ) -> Result {
-    // SAFETY: null or an integer, says the caller.
+    // SAFETY: null or an integer, as the caller guarantees.
     let Some(count) = (unsafe { count.as_mut() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
@@ -77,7 +77,7 @@ unsafe fn put_processes<T>(
         return Err(NvmlError::INSUFFICIENT_SIZE);
     }
     for (at, process) in processes.iter().enumerate() {
-        // SAFETY: below the room that the caller says there is.
+        // SAFETY: the index is less than the number of structures for which the caller guarantees room.
         unsafe { places.add(at).write(entry(process)) };
     }
     Ok(())
@@ -103,7 +103,7 @@ macro_rules! lists {
     ($($name:ident: $type:ty = $processes:ident as $entry:ident,)*) => {$(
         pub unsafe fn $name(device: nvmlDevice_t, count: *mut u32, places: *mut $type) -> Result {
             let processes = $processes(device)?;
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds the contract.
             unsafe { put_processes(&processes, count, places, $entry) }
         }
     )*};
@@ -125,7 +125,7 @@ fn computing(device: nvmlDevice_t) -> Result<Vec<Process>> {
     Ok(now(device)?.processes())
 }
 
-/// Tenants have neither graphics nor an MPS server.
+/// Returns no processes: tenants have neither graphics nor an MPS server.
 fn none(device: nvmlDevice_t) -> Result<Vec<Process>> {
     library().device(device)?;
     Ok(Vec::new())
@@ -135,10 +135,10 @@ pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
     device: nvmlDevice_t,
     place: *mut nvmlProcessDetailList_t,
 ) -> Result {
-    /// Of the modes, 0 is computing, 1 graphics and 2 MPS.
+    /// Number of modes: 0 is compute, 1 graphics and 2 MPS.
     const MODES: u32 = 3;
     let processes = computing(device)?;
-    // SAFETY: null, or a structure of the program's.
+    // SAFETY: null, or a valid structure of the caller.
     let Some(list) = (unsafe { place.as_mut() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
@@ -157,7 +157,7 @@ pub unsafe fn nvmlDeviceGetRunningProcessDetailList(
         computeInstanceId: NO_INSTANCE,
         usedGpuCcProtectedMemory: 0,
     };
-    // SAFETY: the array has room for as many as the structure says.
+    // SAFETY: the structure's count is the size of the array.
     unsafe {
         put_processes(
             processes,

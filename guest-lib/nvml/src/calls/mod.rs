@@ -1,4 +1,4 @@
-//! The functions that the library answers by itself, by subject.
+//! Implements the functions whose results the library computes itself, one module per subject.
 
 #![allow(non_snake_case, reason = "NVML's own names")]
 
@@ -23,7 +23,7 @@ pub use self::system::*;
 pub use self::topology::*;
 use crate::error::{NvmlError, Result};
 
-/// Writes a value to where the program wants it.
+/// Writes a value to an output parameter.
 ///
 /// # Safety
 /// `place` is null or has room for a value.
@@ -31,12 +31,12 @@ unsafe fn put<T>(place: *mut T, value: T) -> Result {
     if place.is_null() {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    // SAFETY: not null, and so has room, says the caller.
+    // SAFETY: not null, so it has room, as the caller guarantees.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// Writes a string with its terminator, if all of it fits.
+/// Writes a string with its terminator; fails if it does not fit.
 ///
 /// # Safety
 /// `place` is null or has room for `length` bytes.
@@ -57,27 +57,27 @@ unsafe fn put_text(place: *mut c_char, length: u32, text: &str) -> Result {
     Ok(())
 }
 
-/// A string of the program's.
+/// Borrows a string argument.
 ///
 /// # Safety
-/// `text` is null or a string that lives during the call it was passed to.
+/// `text` is null or a string that stays valid during the call.
 unsafe fn text<'t>(text: *const c_char) -> Result<&'t str> {
     if text.is_null() {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    // SAFETY: a string, says the caller.
+    // SAFETY: the caller guarantees a string.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|_| NvmlError::NOT_FOUND)
 }
 
-/// The number that the `version` of a structure begins with: `NVML_STRUCT_VERSION`.
+/// Returns the value of a structure's `version` field: `NVML_STRUCT_VERSION`.
 const fn version<T>(number: u32) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "structures are small")]
     let bytes = size_of::<T>() as u32;
     bytes | number << 24
 }
 
-/// Copies a string into an array of characters, cut where it does not fit.
+/// Copies a string into an array of characters, truncated if it does not fit.
 fn characters<const N: usize>(text: &str) -> [c_char; N] {
     let mut characters = [0; N];
     for (place, byte) in characters.iter_mut().take(N - 1).zip(text.bytes()) {

@@ -1,4 +1,4 @@
-//! The library itself and the system.
+//! Implements initialization, error strings, versions and queries of the system.
 
 use std::ffi::{CStr, c_char};
 
@@ -9,9 +9,9 @@ use super::{characters, put, put_text, version};
 use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
 
-/// The driver that this library stands for. A host with a driver tells its own version.
+/// Driver version that this library reports if the host has no driver.
 const DRIVER: &str = "580.00";
-/// The major version of NVML that goes before it.
+/// Major version of NVML, which precedes the driver version.
 const NVML: &str = "13";
 
 pub unsafe fn nvmlInitWithFlags(_flags: u32) -> Result {
@@ -67,13 +67,13 @@ pub unsafe fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char {
 pub unsafe fn nvmlSystemGetDriverVersion(place: *mut c_char, length: u32) -> Result {
     let view = library().view(0, Age::Any)?;
     let own = view.text(facts::DRIVER_VERSION);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put_text(place, length, own.unwrap_or(DRIVER)) }
 }
 
-/// As the native library, this one tells before it is initialized.
+/// Returns the version, also before initialization, like the native library.
 pub unsafe fn nvmlSystemGetNVMLVersion(place: *mut c_char, length: u32) -> Result {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put_text(place, length, &format!("{NVML}.{DRIVER}")) }
 }
 
@@ -81,12 +81,12 @@ pub unsafe fn nvmlSystemGetCudaDriverVersion(place: *mut i32) -> Result {
     let view = library().view(0, Age::Any)?;
     let number = view.number(facts::CUDA_VERSION);
     let number = number.and_then(|number| i32::try_from(number).ok());
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, number.ok_or(NvmlError::FUNCTION_NOT_FOUND)?) }
 }
 
 pub unsafe fn nvmlSystemGetCudaDriverVersion_v2(place: *mut i32) -> Result {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { nvmlSystemGetCudaDriverVersion(place) }
 }
 
@@ -98,7 +98,7 @@ pub unsafe fn nvmlSystemGetDriverBranch(
     let own = view.text(facts::DRIVER_VERSION).unwrap_or(DRIVER);
     let branch = own.split('.').next().unwrap_or(own);
     let branch = format!("r{branch}_00");
-    // SAFETY: null, or a structure of the program's.
+    // SAFETY: null, or a valid structure of the caller.
     let Some(info) = (unsafe { place.as_mut() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
@@ -112,7 +112,7 @@ pub unsafe fn nvmlSystemGetDriverBranch(
     Ok(())
 }
 
-/// Of a process of this guest, which the library can look up as any program could.
+/// Reads the name of a process of this guest from `/proc`.
 pub unsafe fn nvmlSystemGetProcessName(pid: u32, place: *mut c_char, length: u32) -> Result {
     library().check()?;
     if length == 0 {
@@ -121,38 +121,38 @@ pub unsafe fn nvmlSystemGetProcessName(pid: u32, place: *mut c_char, length: u32
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NvmlError::NOT_FOUND)?;
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
     let name = String::from_utf8_lossy(first);
-    // It is cut where it does not fit.
+    // Truncates a name that does not fit.
     let room = name.floor_char_boundary(length as usize - 1);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put_text(place, length, &name[..room]) }
 }
 
-/// There are no S-class units.
+/// Returns 0: there are no S-class units.
 pub unsafe fn nvmlUnitGetCount(place: *mut u32) -> Result {
     library().check()?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, 0) }
 }
 
-/// Nor host interface cards of theirs.
+/// Returns 0: there are no host interface cards.
 pub unsafe fn nvmlSystemGetHicVersion(count: *mut u32, _entries: *mut nvmlHwbcEntry_t) -> Result {
     library().check()?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(count, 0) }
 }
 
 pub unsafe fn nvmlGetExcludedDeviceCount(place: *mut u32) -> Result {
     library().check()?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, 0) }
 }
 
-/// The guest computes without confidential computing, whatever the host does.
+/// Reports that confidential computing is off in the guest, regardless of the host.
 pub unsafe fn nvmlSystemGetConfComputeSettings(
     place: *mut nvmlSystemConfComputeSettings_t,
 ) -> Result {
     library().check()?;
-    // SAFETY: null, or a structure of the program's.
+    // SAFETY: null, or a valid structure of the caller.
     let Some(settings) = (unsafe { place.as_mut() }) else {
         return Err(NvmlError::INVALID_ARGUMENT);
     };
@@ -176,7 +176,7 @@ pub unsafe fn nvmlSystemGetConfComputeState(place: *mut nvmlConfComputeSystemSta
         ccFeature: 0,
         devToolsMode: 0,
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, state) }
 }
 
@@ -188,7 +188,7 @@ pub unsafe fn nvmlSystemGetConfComputeCapabilities(
         cpuCaps: 0,
         gpusCaps: 0,
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, none) }
 }
 
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn every_code_has_words_of_its_own() {
         let text = |code| {
-            // SAFETY: what is returned is a string that is never freed.
+            // SAFETY: the function returns a static string.
             unsafe { CStr::from_ptr(nvmlErrorString(code)) }
                 .to_str()
                 .unwrap()
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn before_initialization_the_library_tells_its_own_version_alone() {
         let mut buffer = [0x55; 32];
-        // SAFETY: the buffer has that many bytes.
+        // SAFETY: the buffer has at least as many bytes as each call passes.
         unsafe {
             nvmlSystemGetNVMLVersion(buffer.as_mut_ptr(), 32).unwrap();
             let short = nvmlSystemGetNVMLVersion(buffer.as_mut_ptr(), 9);

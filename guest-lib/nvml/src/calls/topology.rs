@@ -1,4 +1,4 @@
-//! How devices are connected.
+//! Implements topology queries: common ancestors, peer-to-peer status and fabric.
 
 use nvml_wrapper_sys::bindings::{
     nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_ATOMICS as ATOMICS,
@@ -11,7 +11,7 @@ use super::{put, version};
 use crate::error::{NvmlError, Result};
 use crate::library::{Age, library};
 
-/// Of two devices the numbers, if both exist.
+/// Returns the numbers of two devices if both exist.
 fn both(device: nvmlDevice_t, other: nvmlDevice_t) -> Result<(u32, u32)> {
     let library = library();
     Ok((library.device(device)?, library.device(other)?))
@@ -23,11 +23,12 @@ pub unsafe fn nvmlDeviceOnSameBoard(
     place: *mut i32,
 ) -> Result {
     let (device, other) = both(device, other)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, i32::from(device == other)) }
 }
 
-/// How the host connects its devices is not told, and of one device with itself it is not either, as natively.
+/// Fails with NOT_SUPPORTED: the host's topology is not available to guests. The native library also fails for a device
+/// and itself.
 pub unsafe fn nvmlDeviceGetTopologyCommonAncestor(
     device: nvmlDevice_t,
     other: nvmlDevice_t,
@@ -37,7 +38,7 @@ pub unsafe fn nvmlDeviceGetTopologyCommonAncestor(
     Err(NvmlError::NOT_SUPPORTED)
 }
 
-/// As far as is told, no device is near another.
+/// Returns no devices, since the host's topology is not available to guests.
 pub unsafe fn nvmlDeviceGetTopologyNearestGpus(
     device: nvmlDevice_t,
     _level: nvmlGpuTopologyLevel_t,
@@ -45,12 +46,14 @@ pub unsafe fn nvmlDeviceGetTopologyNearestGpus(
     _devices: *mut nvmlDevice_t,
 ) -> Result {
     library().device(device)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(count, 0) }
 }
 
-/// Devices of a tenant reach each other as `cuDeviceCanAccessPeer` says: what connects those that do, and which atomic
-/// operations pass, is what the host's NVML says. Of PCI nothing is told. A device reaches itself in every other way.
+/// Returns the P2P status of two devices. Only devices that can access each other (`cuDeviceCanAccessPeer`) have one;
+/// for
+/// NVLink and atomics it comes from the host's NVML. PCI is never supported. A device supports every other capability
+/// with itself.
 pub unsafe fn nvmlDeviceGetP2PStatus(
     device: nvmlDevice_t,
     other: nvmlDevice_t,
@@ -69,11 +72,11 @@ pub unsafe fn nvmlDeviceGetP2PStatus(
         _ => Some(nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK),
     };
     let status = said.unwrap_or(nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED);
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, status) }
 }
 
-/// A guest has no part in the host's fabric.
+/// Fabric information of every device: guests do not access the host's fabric.
 const NO_FABRIC: nvmlGpuFabricInfo_t = nvmlGpuFabricInfo_t {
     clusterUuid: [0; 16],
     status: 0,
@@ -87,7 +90,7 @@ pub unsafe fn nvmlDeviceGetGpuFabricInfo(
     place: *mut nvmlGpuFabricInfo_t,
 ) -> Result {
     library().device(device)?;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract.
     unsafe { put(place, NO_FABRIC) }
 }
 
@@ -99,7 +102,7 @@ pub unsafe fn nvmlDeviceGetGpuFabricInfoV(
     if place.is_null() {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    // SAFETY: a structure of the program's, which begins with its version.
+    // SAFETY: not null, so it points to a structure, which begins with its version.
     let given = unsafe { place.cast::<u32>().read() };
     let nvmlGpuFabricInfo_t {
         clusterUuid,
@@ -116,7 +119,7 @@ pub unsafe fn nvmlDeviceGetGpuFabricInfoV(
             state,
             healthMask: 0,
         };
-        // SAFETY: the version says that this is the structure.
+        // SAFETY: the version identifies this structure.
         return unsafe { put(place.cast(), info) };
     }
     if given != version::<nvmlGpuFabricInfo_v3_t>(3) {

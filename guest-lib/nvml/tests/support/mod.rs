@@ -1,4 +1,4 @@
-//! The library as programs load it, and a backend inside the test process that answers it.
+//! Loads the library as programs do, and runs a backend inside the test process.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -13,7 +13,7 @@ use libloading::Library;
 use wormhole_idl::Nvml;
 use wormhole_ring::control::{HEADER_BYTES, Header, Message};
 
-/// The shared library beside this test.
+/// Returns the path of the shared library beside this test.
 pub fn library() -> PathBuf {
     let mut folder = std::env::current_exe().expect("the test has a path");
     folder.pop();
@@ -30,26 +30,26 @@ pub fn table() -> Nvml {
     Nvml::load(folder.as_ref()).expect("the table")
 }
 
-/// A function of the library.
+/// Returns a function of the library.
 pub fn function<F: Copy>(library: &Library, name: &str) -> F {
-    // SAFETY: the callers know the prototypes.
+    // SAFETY: the callers pass the prototype of the function.
     let found = unsafe { library.get::<F>(name.as_bytes()) };
     *found.unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A backend, and how it answers.
+/// A backend with configurable answers.
 #[derive(Clone, Default)]
 pub struct Backend {
     pub facts: Arc<Mutex<String>>,
     pub devices: Arc<AtomicU32>,
-    /// Streams that were opened so far.
+    /// Number of streams opened so far.
     pub streams: Arc<AtomicU32>,
-    /// Questions that came so far.
+    /// Number of queries received so far.
     pub questions: Arc<AtomicU32>,
 }
 
 impl Backend {
-    /// Starts one, and leads the library of this process to it.
+    /// Starts a backend and sets WORMHOLE_CONTROL of this process to it.
     pub fn start(facts: &str) -> Self {
         let backend = Self::default();
         backend.devices.store(1, Ordering::Relaxed);
@@ -70,12 +70,12 @@ impl Backend {
         backend
     }
 
-    /// Facts of the devices, with an empty line between them; of those beyond the last the same as of that.
+    /// Sets the facts of the devices, separated by empty lines. Further devices have the facts of the last one.
     pub fn say(&self, facts: &str) {
         facts.clone_into(&mut self.facts.lock().expect("not poisoned"));
     }
 
-    /// Answers until the stream ends, each time in two parts.
+    /// Answers queries until the stream ends, each in two parts.
     fn serve(&self, mut stream: UnixStream) {
         let mut header = [0; HEADER_BYTES];
         while stream.read_exact(&mut header).is_ok() {
